@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -48,7 +46,6 @@ def test_threads_spin_less_while_the_limit_is_on() -> None:
     command = [sys.executable, "-c", SPINNING]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     seconds = [float(line) for line in run.stdout.split()]  # of the processors, not of the wall
-
     assert max(seconds[1::2]) < 0.5 * min(seconds[::2])
 
 
@@ -90,7 +87,6 @@ def test_waiting_is_what_the_scheduler_counts(
         (tmp_path / name / "schedstat").write_text(f"{text}\n")
     (tmp_path / "3").mkdir()  # of a thread that has ended
     monkeypatch.setattr(cores, "_TASKS", tmp_path)
-
     assert waiting_seconds() == 2.0
 
 
@@ -106,7 +102,6 @@ def test_watch_leaves_what_the_user_has_chosen(own: str, monkeypatch: pytest.Mon
     elif own != "nothing":
         monkeypatch.setenv(own, "1")
     share_cores()
-
     assert len(started) == (own == "nothing")
 
 
@@ -114,5 +109,4 @@ def test_each_command_shares_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = []
     monkeypatch.setattr(cores, "share_cores", lambda: shared.append(True))
     main(["configs", "list"])
-
     assert shared == [True]

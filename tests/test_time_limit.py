@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 import threading
 
@@ -25,5 +23,4 @@ def test_slow_call_is_given_up() -> None:
 @pytest.mark.parametrize("timeout", [None, 60.0])
 def test_exit_is_an_exception_of_the_call(timeout: float | None) -> None:
     call = call_with_timeout(sys.exit, timeout)
-
     assert isinstance(call.exception(), SystemExit)

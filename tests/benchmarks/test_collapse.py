@@ -1,7 +1,5 @@
 """How the benchmark of the detector moves thresholds, and when it calls a flag in time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The code that judges the detector on families of runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

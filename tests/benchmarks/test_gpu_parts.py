@@ -1,18 +1,11 @@
 """The parts of the GPU's report, tried on the CPU; their numbers need a GPU."""
 
-from __future__ import annotations
-
-from typing import Literal
-
 import pytest
 import torch
 
 from benchmarks.gpu import varlen_smoke
-from benchmarks.gpu.profile_decode import profile_decode
 from lit_rlhf.rollout import decoder, graphs
 from tests.support import recorded_graph
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -55,23 +48,3 @@ def test_wrong_kernel_fails(
     failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
     assert len(failed) == 5
     assert all("window of 50" in line for line in failed)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_without_a_gpu_the_smoke_test_says_what_it_needs(
-    device: Literal["cpu", "cuda"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="needs a CUDA device"):
-        varlen_smoke.varlen_smoke(device)
-
-
-@pytest.mark.slow  # a profile of two decodings
-def test_profile_has_a_line_with_graphs_and_one_without(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    profile_decode("cpu", "tiny", rows=2, steps=4)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines if "launches" in line] == [
-        "with CUDA graphs", "without"
-    ]  # fmt: skip

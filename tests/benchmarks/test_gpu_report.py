@@ -1,7 +1,5 @@
 """The report of a GPU's first run, with parts that stand in for those that need one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

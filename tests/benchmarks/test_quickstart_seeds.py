@@ -1,8 +1,5 @@
 """The verdicts on many quickstarts, on made-up results, and what is kept of an interrupted run."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -87,35 +84,6 @@ def test_results_are_read_back_in_order(tmp_path: Path) -> None:
     for run in reversed(ALL[:4]):
         write_run(path, f"seed_{run.seed}_{run.arithmetic}", run.as_dict())
     assert read_results(path) == ALL[:4]
-
-
-def test_interrupted_run_continues_with_its_first_unfinished_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    acts: list[str] = []
-
-    def recorded(name: str) -> Callable[..., None]:
-        def act(*arguments: object, **options: object) -> None:
-            if name == "fit_reward" and acts.count("fit_reward") == 0:
-                acts.append(name)
-                raise KeyboardInterrupt
-            acts.append(name)
-
-        return act
-
-    stages = ["write_world", "fit", "label_preferences", "fit_reward", "fit_ppo", "evaluate"]
-    for name in stages:
-        monkeypatch.setattr(quickstart_seeds.Quickstart, name, recorded(name))
-    monkeypatch.setattr(quickstart_seeds, "judge_run", lambda *_: AS_EXPECTED)
-    monkeypatch.setattr(quickstart_seeds, "RESULTS", tmp_path / "results.jsonl")
-
-    with pytest.raises(KeyboardInterrupt):
-        quickstart_seeds.run_one(str(tmp_path), 24, "bf16")
-    assert acts == stages[:4]
-    quickstart_seeds.run_one(str(tmp_path), 24, "bf16")
-
-    assert acts == [*stages[:4], *stages[3:5], *stages[4:]]
-    assert read_results(tmp_path / "results.jsonl") == [AS_EXPECTED]
 
 
 def test_page_and_tables_agree_with_the_results() -> None:

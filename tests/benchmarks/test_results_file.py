@@ -1,7 +1,5 @@
 """The file that keeps the results of a benchmark, and the processes of its runs."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CalledProcessError

@@ -1,7 +1,5 @@
 """Counts of operations, by hand."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,7 +19,6 @@ SMALL = Workload(hidden=8, layers=2, heads=2, kv_heads=1, intermediate=12, vocab
 def test_weights_match_the_network() -> None:
     layers = policy_network(SMALL).get_submodule("model.layers")
     matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
-
     assert layer_weights(SMALL) == matrices
 
 
@@ -37,9 +34,7 @@ def test_update_with_one_response() -> None:
     policy = trunk_of_3 + 2 * (2 * 8 * 16)
     critic = trunk_of_3 + 2 * (2 * 8)
     reward = trunk_of_4 + 2 * 8
-
     flops = update_flops(SMALL, [2], [2])
-
     assert flops.rollout == policy
     assert flops.score == policy + critic + reward
     assert flops.update == 3 * policy + 3 * critic
@@ -59,10 +54,8 @@ def counted_by_torch(model: torch.nn.Module, ids: torch.Tensor) -> int:
 def test_torch_counts_the_same_products_in_a_language_model() -> None:
     ids = torch.arange(4).unsqueeze(0) + 3
     attention = 10 * 64  # ten pairs, as above
-
     # five tokens of a prompt and a response: the last is not fed, four logits are used
     forward = stage_flops("sft", SMALL, [1], [4]).total / 3
-
     assert forward - attention == counted_by_torch(policy_network(SMALL), ids)
 
 
@@ -70,9 +63,7 @@ def test_torch_counts_the_same_products_in_a_scalar_model() -> None:
     ids = torch.arange(4).unsqueeze(0) + 3
     attention = 10 * 64
     unused = 3 * 2 * 8  # transformers reads the head at every token and takes the last
-
     forward = stage_flops("reward", SMALL, [1], [3]).total / 3
-
     assert forward - attention == counted_by_torch(scalar_network(SMALL), ids) - unused
 
 

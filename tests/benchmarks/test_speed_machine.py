@@ -1,7 +1,5 @@
 """Foreign load and memory, from faked texts of /proc."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.speed import machine
@@ -25,7 +23,6 @@ def test_busy_time_leaves_idle_and_waiting_out_and_counts_guests_once() -> None:
 def test_foreign_load_is_what_this_process_did_not_use() -> None:
     # ten seconds: the machine was busy for 17, of which this process used 14
     start, end = Clocks(100.0, 5.0, 1000.0), Clocks(110.0, 19.0, 1017.0)
-
     assert foreign_cores(start, end) == pytest.approx(0.3)
 
 
@@ -33,7 +30,6 @@ def test_waiting_ends_with_the_first_quiet_window(monkeypatch: pytest.MonkeyPatc
     moments = iter([Clocks(0, 0, 0), Clocks(4, 0, 6), Clocks(4, 0, 6), Clocks(8, 0, 6.2)])
     monkeypatch.setattr(machine, "read_clocks", lambda: next(moments))
     monkeypatch.setattr(machine.time, "sleep", lambda _: None)
-
     assert machine.wait_until_quiet(limit=60) == pytest.approx(0.05)
 
 
@@ -47,7 +43,6 @@ def run_with(*loads: float) -> dict[str, object]:
 
 def test_updates_with_foreign_load_are_dropped() -> None:
     used = quiet_updates([run_with(0.0, 0.2), run_with(0.05, 0.051)], "case")
-
     assert [update["foreign_cores"] for update in used] == [0.0, 0.05]
 
 

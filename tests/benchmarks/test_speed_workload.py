@@ -1,7 +1,5 @@
 """Both sides do the same work."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_both_sides_get_the_same_prompts() -> None:
     ours = list(build_loader(TINY, 2))
     peers = [left_padded(rows) for rows in prompts(TINY, 2)]
-
     for mine, theirs in zip(ours, peers, strict=True):
         assert mine.input_ids.equal(theirs)
         assert mine.attention_mask.equal(theirs != PAD)
@@ -53,7 +50,6 @@ def test_responses_end_with_the_probability_asked_for(mode: str) -> None:
         ids = torch.randint(3, work.vocab, (8, 64))
     with torch.no_grad():
         ends = model(ids).logits.softmax(-1)[..., [PAD, BOS, EOS]].mean((0, 1))
-
     assert ends[:2].max() < 1e-12
     if mode == "ragged":
         assert ends[2] == pytest.approx(1 / 32, rel=0.1)
@@ -65,9 +61,7 @@ def test_responses_end_with_the_probability_asked_for(mode: str) -> None:
 @pytest.mark.filterwarnings("ignore:GPU available but not used")
 def test_our_side_runs_and_counts_its_work(folder: Path) -> None:
     job = Job(replace(TINY, mode="full"), str(folder), warmup=1, updates=1)
-
     laps = run(job)
-
     assert len(laps.records) == 2
     record = laps.records[1]
     assert record["prompts"] == [len(row) for row in prompts(job.work, 2)[1]]

@@ -1,7 +1,5 @@
 """A module that logs a script, and helpers to watch it under a real Trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path

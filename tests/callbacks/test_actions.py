@@ -1,7 +1,5 @@
 """The actions of a detector on its verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,10 +295,7 @@ class TwoOptimizers(Scripted):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         groups = [{"params": [self.weight]}, {"params": [self.others[0]], "lr": 0.3}]
-        optimizers = [
-            torch.optim.Adam(groups, lr=0.1),
-            torch.optim.Adam([self.others[1]], lr=0.01),
-        ]
+        optimizers = [torch.optim.Adam(groups, lr=0.1), torch.optim.Adam([self.others[1]], lr=0.01)]
         if self.schedule is None:
             return optimizers
         return optimizers, [SCHEDULES[self.schedule](optimizer) for optimizer in optimizers]

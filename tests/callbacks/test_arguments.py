@@ -49,11 +49,7 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, ...]]
     (AdjustCoefficient, {"name": "a", "factor": 2.0}, {"factor": (1.0, -2.0, INF)}),
     (AdjustLearningRate, {}, {"factor": (1.0,), "times": (0,)}),
     (RollBack, {}, {"times": (0,), "every_n_steps": (0,), "lr_factor": (2.0, 0.0)}),
-    (
-        ResumeCheckpoint,
-        {},
-        {"every_n_batches": (0,), "every_n_minutes": (0.0,), "keep": (1,)},
-    ),
+    (ResumeCheckpoint, {}, {"every_n_batches": (0,), "every_n_minutes": (0.0,), "keep": (1,)}),
     (
         HealthyCheckpoint,
         {"monitor": "score"},

@@ -1,7 +1,5 @@
 """The thresholds and counts that the documentation promises, each in one place."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

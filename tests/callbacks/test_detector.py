@@ -1,7 +1,5 @@
 """CollapseDetector on scripted metrics under a real Trainer: its verdicts and what it logs."""
 
-from __future__ import annotations
-
 import csv
 import math
 import random
@@ -216,12 +214,7 @@ class Raises(Counted):
 def test_a_change_of_level_and_each_action_are_said_once_in_few_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monitors = [
-        KLMonitor(),
-        LengthMonitor(),
-        PerplexityMonitor(),
-        EntropyMonitor(high_ratio=3.0),
-    ]
+    monitors = [KLMonitor(), LengthMonitor(), PerplexityMonitor(), EntropyMonitor(high_ratio=3.0)]
     board, table = TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path, "csv")
     detector = CollapseDetector(monitors, [Raises(cooldown=10)])
     trainer(tmp_path, detector, logger=[board, table]).fit(Scripted(LONG), batches(11))

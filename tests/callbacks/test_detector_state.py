@@ -1,7 +1,5 @@
 """CollapseDetector across a resume, from checkpoints that a Trainer wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Detector, monitors and actions by short names in the configuration of a LightningCLI."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a rise of the score is made of."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

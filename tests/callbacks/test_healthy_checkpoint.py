@@ -1,7 +1,5 @@
 """HealthyCheckpoint: the best by a metric, but never one that is out of bounds or collapsed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """LiveView on a terminal through a real fit: the drawing, and a clean terminal afterwards."""
 
-from __future__ import annotations
-
 import ast
 import io
 import logging
@@ -171,6 +169,5 @@ def test_optional_packages_are_imported_when_they_are_needed() -> None:
                 imported |= {alias.name.split(".")[0] for alias in statement.names}
             elif isinstance(statement, ast.ImportFrom):
                 imported.add(str(statement.module).split(".")[0])
-
     assert {"lightning", "torch"} <= imported
     assert not imported & {"rich", "tensorboard", "matplotlib"}

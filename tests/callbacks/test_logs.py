@@ -1,7 +1,5 @@
 """Logs of other trainers, read and judged."""
 
-from __future__ import annotations
-
 import csv
 import json
 import types

@@ -1,7 +1,5 @@
 """Levels, thresholds, trends, sentences and the state of a monitor."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

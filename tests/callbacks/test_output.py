@@ -1,7 +1,5 @@
 """Short texts, and what goes to loggers: on rank 0 only, against the module's own step."""
 
-from __future__ import annotations
-
 import errno
 import html
 import json

@@ -1,7 +1,5 @@
 """The exact lines of StageProgressBar on a clock that the module under training moves on."""
 
-from __future__ import annotations
-
 import io
 import logging
 import re

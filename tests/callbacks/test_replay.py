@@ -1,7 +1,5 @@
 """A replayed run gets the same verdicts as the detector gave during the run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -89,9 +87,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched]:
 
 def test_replay_repeats_the_detector(run: tuple[Path, Watched]) -> None:
     folder, detector = run
-
     replayed = [(step, v.level, v.sentence) for step, v in replay_run(str(folder), monitors())]
-
     assert len(replayed) == STEPS
     assert {level for _, level, _ in replayed} == {0, 1, 2}
     # TensorBoard keeps 32 bits of a number; sentences show three digits
@@ -112,7 +108,6 @@ def test_other_votes_give_another_verdict(run: tuple[Path, Watched]) -> None:
 
 def test_a_metric_that_was_not_logged_is_named(run: tuple[Path, Watched]) -> None:
     folder, _ = run
-
     with pytest.raises(
         ValueError, match=r"expected rollout/kl among the logged metrics, got .*toy/kl"
     ):

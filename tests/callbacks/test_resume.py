@@ -1,7 +1,5 @@
 """ResumeCheckpoint: the checkpoints over a run, and SIGTERM or Ctrl-C at each moment of it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

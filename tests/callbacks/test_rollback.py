@@ -1,7 +1,5 @@
 """RollBack: the restored state, the state that moves on, and the choice of the checkpoint."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """SampleTimeline: when it samples, what it writes, and that training is unaffected."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

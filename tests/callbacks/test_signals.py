@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 import random
 from typing import Any
@@ -71,7 +69,6 @@ def test_a_signal_collapses_on_its_side_and_not_without_cause(
     assert seen[-1] is C
     assert C not in seen[:-1]
     assert watcher.side == side
-
     calm = kind(**settings)
     assert {calm.observe(value) for value in healthy * 5} == {H}
 

@@ -1,7 +1,5 @@
 """lit_callbacks with its declared requirements only."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import importlib.metadata

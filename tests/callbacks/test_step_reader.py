@@ -1,7 +1,5 @@
 """What a step logged and returned, on one rank and merged over two."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The callback under transformers' own Trainer."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

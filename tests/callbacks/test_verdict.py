@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
@@ -55,8 +53,7 @@ def test_all_healthy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("beyond", "votes", "level"),
-    [(1, 1, C), (1, 2, S), (2, 2, C), (2, 3, S), (3, 3, C), (4, 3, C)],
+    ("beyond", "votes", "level"), [(1, 1, C), (1, 2, S), (2, 2, C), (2, 3, S), (3, 3, C), (4, 3, C)]
 )
 def test_so_many_signals_beyond_their_lines_are_a_collapse(
     beyond: int, votes: int, level: Level
@@ -172,8 +169,7 @@ def test_the_sentence_of_a_collapse() -> None:
         *(20.0, 20.0, 20.0, 20.0, 40.0, 40.0),
     )
     perplexity = fed(
-        PerplexityMonitor(low_ratio=0.6, high_ratio=2.0, **options),
-        *(2.9, 2.9, 2.9, 2.9, 1.3, 1.3),
+        PerplexityMonitor(low_ratio=0.6, high_ratio=2.0, **options), *(2.9, 2.9, 2.9, 2.9, 1.3, 1.3)
     )
     told = judge([kl, EntropyMonitor(), length, perplexity], 2, step=31)
     assert told == (

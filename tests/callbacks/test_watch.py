@@ -1,7 +1,5 @@
 """The core that any training loop can call."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterable

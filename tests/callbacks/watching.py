@@ -1,7 +1,5 @@
 """Helpers of the tests of monitors."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

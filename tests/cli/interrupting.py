@@ -1,7 +1,5 @@
 """A callback that presses Ctrl-C, for configurations of tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 

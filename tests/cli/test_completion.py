@@ -1,7 +1,5 @@
 """`lit_rlhf completion`: words that the shell offers."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

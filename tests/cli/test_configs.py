@@ -1,7 +1,5 @@
 """Configurations by name: `--config quickstart/sft`, and `lit_rlhf configs`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

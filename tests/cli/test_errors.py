@@ -1,7 +1,5 @@
 """Errors of `lit_rlhf fit` in one line: which option, in which file, and what to do."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.util import find_spec

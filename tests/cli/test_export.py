@@ -3,8 +3,6 @@
 What it writes is tested in `tests/export`.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,19 +1,14 @@
 """`lit_rlhf export --push_to_hub`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from huggingface_hub import HfApi
 
 from lit_rlhf.cli.export import main
 from tests.cli.test_export import refused
 from tests.export.folders import Runs, assert_same_model
-
-IDS = torch.arange(4, 40).reshape(3, 12)
 
 
 class Hub:
@@ -41,58 +36,62 @@ class Hub:
         monkeypatch.setattr(HfApi, "upload_folder", upload)
 
 
-class TestHub:
-    def arguments(self, runs: Runs, output: Path, *more: str) -> list[str]:
-        return ["--checkpoint", str(runs("sft").checkpoint), "--output", str(output), *more]
+def arguments(runs: Runs, output: Path, *more: str) -> list[str]:
+    return ["--checkpoint", str(runs("sft").checkpoint), "--output", str(output), *more]
 
-    def test_nothing_is_uploaded_by_default(
-        self, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        hub = Hub(monkeypatch)
-        main(self.arguments(runs, tmp_path / "m"))
-        assert hub.made == hub.uploaded == []
 
-    @pytest.mark.parametrize("private", [True, False])
-    def test_the_folder_is_uploaded_if_asked(
-        self,
-        private: bool,
-        runs: Runs,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        hub = Hub(monkeypatch)
-        monkeypatch.setenv("HF_TOKEN", "hf_secret")
-        more = [] if private else ["--private", "false"]
-        main(self.arguments(runs, tmp_path / "m", "--push_to_hub", "someone/model", *more))
-        assert hub.made == [{"repo_id": "someone/model", "private": private, "exist_ok": True}]
-        assert hub.uploaded[0]["repo_id"] == "someone/model"
-        assert hub.uploaded[0]["files"] == {path.name for path in (tmp_path / "m").iterdir()}
-        printed = capsys.readouterr()
-        assert "Uploaded: https://hub/someone/model" in printed.out
-        assert "hf_secret" not in printed.out + printed.err
+def test_nothing_is_uploaded_by_default(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(monkeypatch)
+    main(arguments(runs, tmp_path / "m"))
+    assert hub.made == hub.uploaded == []
 
-    def test_a_missing_token_is_said_before_anything_is_done(
-        self, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        hub = Hub(monkeypatch)
-        monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-        said = refused(*self.arguments(runs, tmp_path / "m", "--push_to_hub", "someone/model"))
-        assert "`hf auth login`, or set HF_TOKEN" in said
-        assert hub.made == []
-        assert list(tmp_path.iterdir()) == []
 
-    def test_a_name_that_is_none_is_refused(self, runs: Runs, tmp_path: Path) -> None:
-        said = refused(*self.arguments(runs, tmp_path / "m", "--push_to_hub", "a/b/c"))
-        assert "a/b/c" in said
-        assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("private", [True, False])
+def test_folder_is_uploaded_if_asked(
+    private: bool,
+    runs: Runs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hub = Hub(monkeypatch)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    more = [] if private else ["--private", "false"]
+    main(arguments(runs, tmp_path / "m", "--push_to_hub", "someone/model", *more))
+    assert hub.made == [{"repo_id": "someone/model", "private": private, "exist_ok": True}]
+    assert hub.uploaded[0]["repo_id"] == "someone/model"
+    assert hub.uploaded[0]["files"] == {path.name for path in (tmp_path / "m").iterdir()}
+    printed = capsys.readouterr()
+    assert "Uploaded: https://hub/someone/model" in printed.out
+    assert "hf_secret" not in printed.out + printed.err
 
-    def test_a_refusal_leaves_the_folder_and_says_how_to_go_on(
-        self, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        Hub(monkeypatch, refuses=True)
-        monkeypatch.setenv("HF_TOKEN", "hf_secret")
-        said = refused(*self.arguments(runs, tmp_path / "m", "--push_to_hub", "someone/model"))
-        assert "uploading to someone/model failed: cut off" in said
-        assert "hf upload someone/model" in said
-        assert_same_model(tmp_path / "m", runs("sft").finished)
+
+@pytest.mark.parametrize(
+    ("token", "name", "message"),
+    [(None, "someone/model", "`hf auth login`, or set HF_TOKEN"), ("hf", "a/b/c", "a/b/c")],
+)
+def test_missing_token_and_wrong_name_are_said_before_anything_is_done(
+    runs: Runs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    token: str | None,
+    name: str,
+    message: str,
+) -> None:
+    hub = Hub(monkeypatch)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+    assert message in refused(*arguments(runs, tmp_path / "m", "--push_to_hub", name))
+    assert hub.made == list(tmp_path.iterdir()) == []
+
+
+def test_refusal_of_the_hub_leaves_the_folder_and_says_how_to_go_on(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Hub(monkeypatch, refuses=True)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    said = refused(*arguments(runs, tmp_path / "m", "--push_to_hub", "someone/model"))
+    assert "uploading to someone/model failed: cut off" in said
+    assert "hf upload someone/model" in said
+    assert_same_model(tmp_path / "m", runs("sft").finished)

@@ -1,7 +1,5 @@
 """`lit_rlhf init`: a base model and tokenizer from one's own text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`lit_rlhf fit --ckpt_path last`, and the checkpoints that the command line keeps."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -180,20 +178,13 @@ def test_last_is_the_newest_whoever_saved_it(root: Path, caplog: pytest.LogCaptu
     assert Path(found[-1]).resolve() == Path("elsewhere/best.ckpt").resolve()
 
 
-def test_a_run_resumed_at_its_very_end_leaves_its_model(root: Path) -> None:
+def test_run_resumed_at_its_very_end_leaves_its_model_with_metrics_in_the_card(root: Path) -> None:
     fit(root, callbacks=[KEEP_EACH])
-    whole = weights()
+    whole, card = weights(), Path("model/README.md").read_text()
+    assert "`sft/loss`" in card
     Path("model/model.safetensors").unlink()  # as if killed before it was there
     fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
-    assert weights() == whole
-
-
-def test_a_run_resumed_at_its_very_end_has_its_metrics_in_the_card(root: Path) -> None:
-    fit(root, callbacks=[KEEP_EACH])
-    card = Path("model/README.md").read_text()
-    assert "`sft/loss`" in card
-    fit(root, "--ckpt_path", "run/checkpoints/batch=4.ckpt", callbacks=[KEEP_EACH])
-    assert Path("model/README.md").read_text() == card
+    assert (weights(), Path("model/README.md").read_text()) == (whole, card)
 
 
 def contents() -> dict[str, tuple[int, bytes]]:
@@ -236,10 +227,7 @@ def test_the_command_of_a_finished_run_says_so_and_writes_nothing(
     assert Path("model/model.safetensors").is_file()
 
 
-INTERRUPTED = {
-    "class_path": "tests.cli.interrupting.Interrupting",
-    "init_args": {"batch": 2},
-}
+INTERRUPTED = {"class_path": "tests.cli.interrupting.Interrupting", "init_args": {"batch": 2}}
 
 
 def test_ctrl_c_saves_and_prints_the_command_that_resumes(
@@ -322,12 +310,10 @@ def test_checkpoints_of_the_command_line_are_written_safely_and_one_at_sigterm(r
     (added,) = by_default.checkpoint_callbacks
     assert isinstance(added, ResumeCheckpoint)
     assert (added.every_n_batches, added.every_n_minutes) == (None, 15)
-
     plugins = [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO"}]
     chosen = fit(root, "--overwrite", callbacks=[KEEP_EACH], plugins=plugins).trainer
     assert type(chosen.strategy.checkpoint_io) is AsyncCheckpointIO
     assert [type(c) for c in chosen.checkpoint_callbacks] == [ResumeCheckpoint]
-
     last = fit(root, "--overwrite", enable_checkpointing=False).trainer
     assert last.checkpoint_callbacks == []
 

@@ -1,7 +1,5 @@
 """What `fit` shows and logs where a configuration names no logger, interval or progress bar."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Names of runs, and what `fit` does where an earlier run of the same name has left its files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -110,11 +108,9 @@ def test_checkpoint_of_another_run_replaces_no_finished_model(
         fit(root, "--name", name, "--model.optimizer.learning_rate", "1.0e-3")
     (checkpoint,) = Path("runs/logs/other/checkpoints").iterdir()
     before, more = contents(), ["--ckpt_path", str(checkpoint), "--trainer.max_epochs", "2"]
-
     told = refusal(capsys, root, *more)
     assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in told
     assert contents() == before
-
     fit(root, *more, "--name", "third")
     assert before.items() <= contents().items()
 

@@ -1,7 +1,5 @@
 """`lit_rlhf show` on what a small PPO run leaves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`lit_rlhf start`: configurations for one's own data, which the stages can run."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

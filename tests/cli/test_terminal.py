@@ -1,7 +1,5 @@
 """Runs go on without their terminal."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`lit_rlhf fit|validate|test` on a tiny world: stages, checkpoints, overlays, errors."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -18,12 +16,7 @@ import yaml
 from lightning.pytorch.strategies import Strategy
 
 from lit_rlhf.cli.main import stage_usage
-from lit_rlhf.cli.training import (
-    RLHFCLI,
-    hide_notes_of_libraries,
-    is_no_advertisement,
-    run_cli,
-)
+from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, is_no_advertisement, run_cli
 from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, moved, overlay, world_root
 
 STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
@@ -304,18 +297,6 @@ def test_a_command_without_configuration_says_how_to_name_one(
     assert shown.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", MODULES.values())
-def test_modules_explain_their_options(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        command("fit", "--model.help", name)
-    assert stopped.value.code == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert (
-        "--model.network.lora_rank LORA_RANK Rank of LoRA adapters; 0 trains all weights" in shown
-    )
-    assert "--model.model_path MODEL_PATH" in shown
-
-
 def test_an_option_out_of_its_range_is_named_with_its_group(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -325,16 +306,6 @@ def test_an_option_out_of_its_range_is_named_with_its_group(
     assert refused.value.code == 2
     told = "model.critic_optimizer.grad_clip: expected a finite number > 0, got -1.0"
     assert f"error: {told}\n" in capsys.readouterr().err
-
-
-def test_a_command_or_file_that_does_not_exist_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for arguments in (["frobnicate"], ["fit", "--config", "no_such_file.yaml"]):
-        with pytest.raises(SystemExit) as refused:
-            command(*arguments)
-        assert refused.value.code == 2
-        assert arguments[-1] in capsys.readouterr().err
 
 
 def test_a_run_shows_no_notes_of_other_libraries(

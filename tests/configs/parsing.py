@@ -1,7 +1,5 @@
 """Configurations as the command line reads them, without making anything of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every configuration that a CPU can run really fits, for a step or two on a tiny world."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -52,7 +50,6 @@ def test_quickstart_configurations_fit(
     quickstart: Path, stage: str, start: str, metric: str
 ) -> None:
     metrics = finite(logged(quickstart / "logs" / stage))
-
     assert len(metrics[metric]) == 2
     assert any(key.startswith("val/") for key in metrics)
     assert has_learned(quickstart / stage, quickstart / start)
@@ -60,7 +57,6 @@ def test_quickstart_configurations_fit(
 
 def test_ppo_runs_start_from_the_same_responses(quickstart: Path) -> None:
     runs = [logged(quickstart / "logs" / name) for name in ("ppo_max", "ppo_vanilla")]
-
     for key in ("rollout/score", "rollout/gold", "rollout/response_length", "rollout/kl"):
         assert runs[0][key][0] == runs[1][key][0]
 
@@ -82,7 +78,6 @@ def test_ablation_fits(world: Path, tmp_path: Path, ablation: Path) -> None:
     # beside the model of a run without the overlay
     model = tmp_path / f"ppo-{ablation.stem}"
     start = world / "world/base" if ablation.stem == "policy_without_sft" else world / "sft"
-
     pretraining = 0 if ablation.stem == "no_critic_pretraining" else 1
     assert len(metrics["ppo/value_loss"]) == 2
     assert len(metrics["ppo/policy_loss"]) == 2 - pretraining
@@ -98,7 +93,6 @@ def test_overlay_fits_ppo(world: Path, tmp_path: Path, overlay: Path) -> None:
     if overlay.stem in ("mlflow", "wandb"):
         pytest.importorskip(overlay.stem)
     fit_ppo(world, tmp_path, overlay)
-
     (model,) = tmp_path.glob("ppo*")
     assert has_learned(model, world / "sft")
 
@@ -108,18 +102,14 @@ def test_lora_and_gradient_checkpointing_go_together(world: Path, tmp_path: Path
     moves = {RUNS: world, f"{RUNS}/reward": tmp_path / "reward", f"{RUNS}/logs": tmp_path / "logs"}
     configs = [QUICKSTART / "reward.yaml"]
     configs += [overlays / "lora.yaml", overlays / "gradient_checkpointing.yaml"]
-
     fit_stage("reward", configs, tmp_path, moves | {f"{RUNS}/sft": world / "sft"})
-
     assert has_learned(tmp_path / "reward", world / "sft")
 
 
 def test_chinese_template_goes_into_the_sft_models_folder(world: Path, tmp_path: Path) -> None:
     configs = [QUICKSTART / "sft.yaml", CONFIGS / "overlays" / "chinese.yaml"]
     moves = {RUNS: world, f"{RUNS}/sft": tmp_path / "sft", f"{RUNS}/logs": tmp_path / "logs"}
-
     fit_stage("sft", configs, tmp_path, moves)
-
     assert "<|MOSS|>" in TextContract.load(tmp_path / "sft").chat_template
 
 
@@ -152,7 +142,6 @@ def test_hh_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path
     )
     for stage, others in (("sft", [two_batches]), ("reward", [two_batches]), ("ppo", [])):
         fit_stage(stage, [CONFIGS / stage / "hh_cpu.yaml", *others], tmp_path, moves)
-
     assert has_learned(runs / "sft", runs / "base")
     assert has_learned(runs / "reward", runs / "sft")
     assert has_learned(runs / "ppo", runs / "sft")
@@ -168,7 +157,6 @@ def test_smollm2_configurations_fit_one_after_the_other(hh_root: Path, tmp_path:
     for stage in ("sft", "reward", "ppo"):
         config = CONFIGS / "smollm2" / f"{stage}.yaml"
         fit_stage(stage, [config], tmp_path, {**moves, "data/hh": hh_root})
-
     assert has_learned(runs / "sft", hh_root / "runs" / "base")
     assert has_learned(runs / "reward", runs / "sft")
     assert has_learned(runs / "ppo", runs / "sft")
@@ -180,7 +168,6 @@ def test_sentiment_example_fits(world: Path, tmp_path: Path) -> None:
     base = world / "world" / "base"
     moves = {"runs/smollm2/base": base, "runs/examples": tmp_path}
     fit_stage("ppo", [CONFIGS / "examples" / "sentiment.yaml"], tmp_path, moves)
-
     metrics = finite(logged(tmp_path / "logs" / "sentiment"))
     assert len(metrics["rollout/score/cheerful"]) == 2
     assert has_learned(tmp_path / "sentiment", base)
@@ -190,9 +177,7 @@ def test_moves_prefer_the_longest_path(tmp_path: Path) -> None:
     config = tmp_path / "a" / "b.yaml"
     config.parent.mkdir()
     config.write_text("x: runs/quickstart/sft\ny: runs/quickstart/logs", "utf-8")
-
     copy = moved(
         config, tmp_path, {"runs/quickstart": Path("/r"), "runs/quickstart/sft": Path("/s")}
     )
-
     assert copy.read_text("utf-8") == "x: /s\ny: /r/logs"

@@ -1,7 +1,5 @@
 """Every configuration parses, by itself and below each overlay and ablation."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Mapping
@@ -87,7 +85,6 @@ def written(config: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("config", BASES, ids=name_of)
 def test_configuration_parses(config: Path) -> None:
     settings = parsed(config)
-
     stage = stage_of(config)
     assert settings["model.class_path"] == f"lit_rlhf.modules.{MODULES[stage]}"
     assert settings["data.class_path"].endswith(f".{DATA[stage]}")
@@ -97,14 +94,12 @@ def test_configuration_parses(config: Path) -> None:
 
 def test_files_are_all_tested_here() -> None:
     known = {*BASES, *OVERLAYS, *ABLATIONS, VANILLA}
-
     assert set(CONFIGS.rglob("*.*")) - known == set()
 
 
 def test_configurations_write_a_checkpoint_once() -> None:
     text = "\n".join(path.read_text("utf-8") for path in CONFIGS.rglob("*.yaml"))
     settings = [line for line in text.splitlines() if "save_last" in line]
-
     assert settings
     assert all("save_last: link" in line for line in settings)
 
@@ -125,7 +120,6 @@ def test_ablation_changes_only_what_it_names(ablation: Path) -> None:
         changes.append(changed)
         if changed > {"suffix"}:
             break
-
     assert changes[-1] > {"suffix"}
 
 
@@ -134,7 +128,6 @@ def test_ablation_begins_with_the_number_of_its_trick(ablation: Path) -> None:
     table = (CONFIGS.parent / "docs" / "recipe.md").read_text("utf-8").splitlines()
     text = ablation.read_text("utf-8")
     number = re.match(r"# (\d+)\. ", text)
-
     (row,) = (line for line in table if f"`{ablation.stem}`" in line and line.startswith("| "))
     assert re.match(rf"\| {number[1]}( ★)? \|" if number else r"\| \|", row)
     assert number or "Not in Figure 5." in text
@@ -142,13 +135,11 @@ def test_ablation_begins_with_the_number_of_its_trick(ablation: Path) -> None:
 
 def test_vanilla_switches_all_tricks_off() -> None:
     settings = parsed(PPO_MAX, VANILLA)
-
     assert {name: settings[f"model.init_args.{name}"] for name in OFF} == OFF
 
 
 def test_vanilla_differs_in_its_tricks_and_names_only() -> None:
     changed = changed_keys(parsed(PPO_MAX), parsed(PPO_MAX, VANILLA))
-
     names = {"trainer.callbacks", "trainer.logger.init_args.name", "model.init_args.output_dir"}
     assert changed - {f"model.init_args.{name}" for name in OFF} == names
 
@@ -165,7 +156,6 @@ def test_vanilla_differs_in_its_tricks_and_names_only() -> None:
 )
 def test_overlay_parses_on_every_configuration_that_it_is_for(overlay: Path, config: Path) -> None:
     before, after = parsed(config), parsed(config, overlay)
-
     wanted = written(overlay)
     if "trainer.logger+" in wanted:  # every configuration has one logger, the overlay makes a list
         logger, added = after["trainer.logger"][0], wanted.pop("trainer.logger+")
@@ -186,7 +176,6 @@ def test_overlay_parses_on_every_configuration_that_it_is_for(overlay: Path, con
 )
 def test_overlay_that_is_not_for_all_stages_says_so(overlay: Path) -> None:
     head = overlay.read_text("utf-8").splitlines()[0].lower()
-
     assert {stage for stage in MODULES if f"for {stage}" in head} == stages(overlay)
 
 
@@ -258,7 +247,6 @@ PAPER = {
 @pytest.mark.parametrize("stage", PAPER)
 def test_7b_configurations_have_the_papers_values(stage: str, language: str) -> None:
     settings = parsed(CONFIGS / stage / f"paper_7b_{language}.yaml")
-
     assert settings["trainer.devices"] == 8
     assert settings["trainer.strategy"] == "multi_deepspeed_stage_2"
     assert {key: settings[key] for key in PAPER[stage]} == PAPER[stage]
@@ -293,7 +281,6 @@ def test_overlays_of_one_group_leave_its_other_options(tmp_path: Path) -> None:
     cooler = overlay_of(tmp_path, "cooler", sampling={"temperature": 0.7})
     shaped = overlay_of(tmp_path, "shaped", reward_shaping={"clip": None}, sampling={"top_k": 9})
     before, after = parsed(PPO_MAX), parsed(PPO_MAX, cooler, shaped)
-
     changed = {key: after[key] for key in changed_keys(before, after)}
     assert changed == {
         "model.init_args.sampling.temperature": 0.7,
@@ -308,7 +295,6 @@ def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
     optimizer = flat(
         cli_parser().parse_args(["fit", "--model=SFTModule", f"--config={path}", *SFT])
     )
-
     assert optimizer["fit.model.init_args.optimizer.weight_decay"] == 0.1
     assert optimizer["fit.model.init_args.optimizer.learning_rate"] == 9.5e-6
     assert optimizer["fit.model.init_args.optimizer.lr_scheduler"] == "cosine_with_min_lr"
@@ -334,7 +320,6 @@ def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
 def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, Any]) -> None:
     settings = cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *flags]).fit.as_dict()
     before, after = parsed(PPO_MAX), flat(settings)
-
     keys = changed_keys(before, after) - {"config"}
     assert {key.removeprefix("model.init_args."): after[key] for key in keys} == changed
 
@@ -356,11 +341,7 @@ def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, An
 )
 @pytest.mark.parametrize("how", ["overlay", "configuration", "flag", "long flag"])
 def test_wrong_option_is_refused_and_the_right_one_named(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    how: str,
-    options: dict[str, Any],
-    told: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, options: dict[str, Any], told: str
 ) -> None:
     wrong = ["--config", str(overlay_of(tmp_path, "wrong", **options))]
     if how == "configuration":
@@ -372,7 +353,6 @@ def test_wrong_option_is_refused_and_the_right_one_named(
         ((name, value),) = flat(options).items()
         prefix = "--model" if how == "flag" else "--model.init_args"
         wrong = [f"{prefix}.{name}", str(value)]
-
     with pytest.raises(SystemExit):
         cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *wrong])
     file = f"{wrong[1]}: " if wrong[0] == "--config" else ""

@@ -4,8 +4,6 @@ A root holds what `runs/quickstart` holds after a quickstart: `world/` with its 
 `sft/`, `reward/`, `ppo_max/`, `ppo_vanilla/` and `logs/`, each trained for a step or two.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -11,9 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
 
-@pytest.fixture(
-    params=["plain", "pad_is_eos", "with_bos", "chatml"],
-)
+@pytest.fixture(params=["plain", "pad_is_eos", "with_bos", "chatml"])
 def any_tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     """Tokenizers of the kinds there are."""
     if request.param == "pad_is_eos":

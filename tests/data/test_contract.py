@@ -18,8 +18,11 @@ def contract(tokenizer: PreTrainedTokenizerBase, template: str = "hh") -> TextCo
 
 def test_contract_survives_the_disk(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     written = contract(tokenizer)
+    assert TextContract.find(tmp_path / "model") is None
     assert written.save(tmp_path / "model").name == "text_contract.json"
-    assert TextContract.load(tmp_path / "model") == written
+    assert TextContract.load(tmp_path / "model") == TextContract.find(tmp_path / "model") == written
+    with pytest.raises(FileNotFoundError):
+        TextContract.load(tmp_path)
 
 
 def test_contract_says_how_text_is_read() -> None:
@@ -78,17 +81,6 @@ def test_every_other_difference_is_named(
 def test_hash_notices_another_vocabulary() -> None:
     one, two = contract(tiny_tokenizer()), contract(tiny_tokenizer(extra=["<|Human|>"]))
     assert one.tokenizer_hash != two.tokenizer_hash
-
-
-def test_folder_without_a_contract(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        TextContract.load(tmp_path)
-    assert TextContract.find(tmp_path) is None
-
-
-def test_contract_of_a_folder_is_found(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    contract(tokenizer).save(tmp_path)
-    assert TextContract.find(tmp_path) == contract(tokenizer)
 
 
 def test_file_with_other_fields_is_refused(tmp_path: Path) -> None:

@@ -41,6 +41,11 @@ def on_rank(datamodule: Any, rank: int, world_size: int, **settings: Any) -> Any
     return datamodule
 
 
+def started(data: Any, stage: str | None = "fit") -> Any:
+    data.setup(stage)
+    return data
+
+
 def demonstrations(path: str, tokenizer: Any, **settings: Any) -> DemonstrationDataModule:
     return DemonstrationDataModule(
         [DataSource(path)], tokenizer=tokenizer, chat_template="hh", **settings
@@ -53,8 +58,7 @@ def prompts(path: str, tokenizer: Any, **settings: Any) -> PromptDataModule:
 
 
 def test_demonstration_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
-    data = demonstrations(write_lines(*questions(3)), tokenizer, batch_size=2)
-    data.setup("fit")
+    data = started(demonstrations(write_lines(*questions(3)), tokenizer, batch_size=2))
     batch = next(iter(data.train_dataloader()))
     assert isinstance(batch, TokenBatch)
     text = str(tokenizer.decode(batch.input_ids[0][batch.attention_mask[0]]))
@@ -78,16 +82,10 @@ def test_responses_end_with_the_named_token(write_lines: Writer) -> None:
 def test_demonstration_loader_with_a_token_budget(
     write_lines: Writer, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    data = demonstrations(write_lines(*questions(20)), tokenizer, tokens_per_batch=200)
-    data.setup("fit")
+    data = started(demonstrations(write_lines(*questions(20)), tokenizer, tokens_per_batch=200))
     sizes = [batch.input_ids.numel() for batch in data.train_dataloader()]
     assert 100 < max(sizes) <= 200
     assert sum(len(batch.input_ids) for batch in data.train_dataloader()) == 20
-
-
-def test_bounds_without_a_token_budget_are_refused(write_lines: Writer) -> None:
-    with pytest.raises(ValueError, match="tokens_per_batch"):
-        demonstrations("x.jsonl", None, min_samples=2)
 
 
 def test_training_on_all_turns(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -103,16 +101,11 @@ def test_training_on_all_turns(write_lines: Writer, tokenizer: PreTrainedTokeniz
 
 
 def test_preference_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
-    one = write_lines(*pairs(3), name="one.jsonl")
-    two = write_lines(*pairs(3), name="two.jsonl")
-    data = PreferenceDataModule(
-        [DataSource(one), DataSource(two)],
-        val_sources=[DataSource(two, name="held")],
-        tokenizer=tokenizer,
-        chat_template="hh",
-        batch_size=6,
-    )
-    data.setup("fit")
+    one, two = (write_lines(*pairs(3), name=f"{name}.jsonl") for name in ("one", "two"))
+    held = [DataSource(two, name="held")]
+    options = {"tokenizer": tokenizer, "chat_template": "hh", "batch_size": 6}
+    sources = [DataSource(one), DataSource(two)]
+    data = started(PreferenceDataModule(sources, val_sources=held, **options))
     assert data.source_names == ["one", "two", "held"]
     (batch,) = data.train_dataloader()
     assert isinstance(batch, PreferenceBatch)
@@ -122,27 +115,15 @@ def test_preference_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFas
         text = tokenizer.decode(batch.chosen.input_ids[row][batch.chosen.attention_mask[row]])
         assert f"p{int(batch.margin[row])}" in text  # the margins stay with their pairs
         assert text.count("good") == int(batch.margin[row]) + 1
-    (held,) = data.val_dataloader()
-    assert held.source.tolist() == [2, 2, 2]
-
-
-def test_halves_of_a_pair_share_their_prompt(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    data = PreferenceDataModule(
-        [DataSource(write_lines(*pairs(4)))], tokenizer=tokenizer, chat_template="hh"
-    )
-    data.setup("fit")
-    (batch,) = data.train_dataloader()
-    for row in range(4):
-        n = int(batch.chosen.completion_mask[row].long().argmax())
+        n = int(batch.chosen.completion_mask[row].long().argmax())  # and the halves share a prompt
         assert batch.chosen.input_ids[row, :n].equal(batch.rejected.input_ids[row, :n])
         assert int(batch.rejected.completion_mask[row].long().argmax()) == n
+    (held_batch,) = data.val_dataloader()
+    assert held_batch.source.tolist() == [2, 2, 2]
 
 
 def test_prompt_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
-    data = prompts(write_lines(*questions(4, start=98)), tokenizer)
-    data.setup("fit")
+    data = started(prompts(write_lines(*questions(4, start=98)), tokenizer))
     (batch,) = data.train_dataloader()
     assert isinstance(batch, PromptBatch)
     assert sorted(batch.index.tolist()) == [0, 1, 2, 3]
@@ -157,21 +138,14 @@ def test_prompt_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -
 def test_training_prompts_come_in_full_batches_only(
     write_lines: Writer, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    data = prompts(write_lines(*questions(10)), tokenizer, val_fraction=0.3)
-    data.setup("fit")
+    path = write_lines(*questions(10))
+    data = started(prompts(path, tokenizer, val_fraction=0.3))
     assert [len(batch.texts) for batch in data.train_dataloader()] == [4]
     assert [len(batch.texts) for batch in data.val_dataloader()] == [3]
-
-
-def test_epoch_of_a_given_number_of_prompts(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    data = prompts(write_lines(*questions(6)), tokenizer, samples_per_epoch=20)
-    data.setup("fit")
-    loader = data.train_dataloader()
+    loader = started(prompts(path, tokenizer, samples_per_epoch=20)).train_dataloader()
     drawn = [int(i) for batch in loader for i in batch.index]
     assert len(loader) == 5
-    assert sorted(drawn[:6]) == sorted(drawn[6:12]) == list(range(6))
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
 
 
 @pytest.mark.parametrize("texts", [False, True], ids=["demonstrations", "texts"])
@@ -181,8 +155,7 @@ def test_one_ptx_example_per_prompt(
     rows = [{"text": "Paris is the capital of France. " * 4}] * 3 if texts else questions(5)
     ptx = DataSource(write_lines(*rows, name="ptx.jsonl"))
     path = write_lines(*questions(8), name="prompts.jsonl")
-    data = prompts(path, tokenizer, ptx_sources=[ptx], max_length=32, val_fraction=0.2)
-    data.setup("fit")
+    data = started(prompts(path, tokenizer, ptx_sources=[ptx], max_length=32, val_fraction=0.2))
     for batch in data.train_dataloader():
         assert isinstance(batch.ptx, TokenBatch)
         assert batch.ptx.input_ids.shape[0] == len(batch.texts) == 4
@@ -198,8 +171,7 @@ def test_ptx_epoch_follows_the_prompts(
 ) -> None:
     ptx = DataSource(write_lines(*questions(3), name="ptx.jsonl"))
     path = write_lines(*questions(6), name="prompts.jsonl")
-    data = prompts(path, tokenizer, ptx_sources=[ptx], samples_per_epoch=12)
-    data.setup("fit")
+    data = started(prompts(path, tokenizer, ptx_sources=[ptx], samples_per_epoch=12))
     rows = [tuple(row.tolist()) for b in data.train_dataloader() for row in b.ptx.input_ids]
     assert len(rows) == 12
     assert len(set(rows[:3])) == len(set(rows[3:6])) == 3
@@ -227,27 +199,16 @@ def test_overfitting_keeps_the_order(
 
 
 def test_tokenizer_of_the_module_is_the_default(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    module = SimpleNamespace(tokenizer=tokenizer)
-    data = on_rank(prompts(write_lines(*questions(4)), None), 0, 1, lightning_module=module)
-    data.setup("fit")
-    assert data.encoder is not None
-    assert data.encoder.tokenizer is tokenizer
-
-
-def test_tokenizer_may_be_a_path(
     write_lines: Writer, tokenizer: PreTrainedTokenizerFast, tmp_path: Any
 ) -> None:
+    path, module = write_lines(*questions(4)), SimpleNamespace(tokenizer=tokenizer)
+    data = started(on_rank(prompts(path, None), 0, 1, lightning_module=module))
+    assert data.encoder.tokenizer is tokenizer
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    data = prompts(write_lines(*questions(4)), str(tmp_path / "tokenizer"))
-    data.setup("fit")
+    data = started(prompts(path, str(tmp_path / "tokenizer")))
     assert next(iter(data.train_dataloader())).texts
-
-
-def test_missing_tokenizer_is_refused(write_lines: Writer) -> None:
     with pytest.raises(ValueError, match="expected a path, a tokenizer, or a module"):
-        prompts(write_lines(*questions(4)), None).setup("fit")
+        started(prompts(path, None))
 
 
 def test_losses_are_counted_and_logged(
@@ -278,28 +239,24 @@ def test_losses_are_counted_and_logged(
 def test_turn_with_the_eos_token_is_a_bad_record(
     write_lines: Writer, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    path = write_lines(*questions(2), {"question": "what is </s>?", "answer": "x"})
+    evil = {"question": "what is </s>?", "answer": "x"}
     with pytest.raises(RecordError, match=r"data\.jsonl:3: a turn contains the text of the EOS"):
-        demonstrations(path, tokenizer).setup("fit")
-    data = demonstrations(path, tokenizer, on_bad_record="skip")
-    data.setup("fit")
+        started(demonstrations(write_lines(*questions(2), evil), tokenizer))
+    path = write_lines(*questions(2), evil, "{")
+    data = started(demonstrations(path, tokenizer, on_bad_record="skip"))
     assert data.counts.dropped == {"a turn contains the text of the EOS token": 1}
+    assert (data.counts.skipped, data.counts.kept) == ({"broken JSON": 1}, {"data": 3})
 
 
-def test_skipped_records_are_kept_on_the_datamodule(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    data = demonstrations(write_lines(*questions(2), "{"), tokenizer, on_bad_record="skip")
-    data.setup("fit")
-    assert data.counts.skipped == {"broken JSON": 1}
-    assert data.counts.kept == {"data": 2}
-
-
-def test_part_without_examples_is_an_error(
+def test_settings_that_leave_no_example_or_contradict_are_refused(
     write_lines: Writer, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     with pytest.raises(ValueError, match=r"no example is left of 2 records.*max_length"):
-        demonstrations(write_lines(*questions(2)), tokenizer, max_length=3).setup("fit")
+        started(demonstrations(write_lines(*questions(2)), tokenizer, max_length=3))
+    with pytest.raises(ValueError, match="tokens_per_batch"):
+        demonstrations("x.jsonl", None, min_samples=2)
+    with pytest.raises(ValueError, match="val_fraction: expected 0 where val_sources are given"):
+        prompts("x.jsonl", None, val_sources=[DataSource("y.jsonl")], val_fraction=0.1)
 
 
 def test_splits_by_fraction(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -346,18 +303,10 @@ def test_prompts_in_both_train_and_val_files_are_pointed_out(
 def test_without_validation_data_there_is_no_validation(
     write_lines: Writer, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    data = prompts(write_lines(*questions(4)), tokenizer)
-    data.setup("fit")
+    data = started(prompts(write_lines(*questions(4)), tokenizer))
     assert data.val_dataloader() == []
     with pytest.raises(ValueError, match="test_sources, test_fraction"):
         data.test_dataloader()
-
-
-def test_sources_and_fraction_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="val_fraction: expected 0 where val_sources are given"):
-        PromptDataModule(
-            [DataSource("x.jsonl")], val_sources=[DataSource("y.jsonl")], val_fraction=0.1
-        )
 
 
 def test_tokens_that_the_model_does_not_embed_are_refused(

@@ -37,11 +37,7 @@ def test_masks_come_from_lengths_and_not_from_the_pad_id() -> None:
 
 def test_batch_types() -> None:
     batch = collate_tokens([TokenExample(ids.int(), ids > 7) for ids in IDS], 0)
-    assert (batch.input_ids.dtype, batch.attention_mask.dtype, batch.completion_mask.dtype) == (
-        torch.int64,
-        torch.bool,
-        torch.bool,
-    )
+    assert [tensor.dtype for tensor in batch] == [torch.int64, torch.bool, torch.bool]
 
 
 def test_prompt_batch_pads_on_the_left() -> None:

@@ -12,10 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lit_rlhf.data.counts import DataCounts, EncodingError, ResponseTooLongError
 from lit_rlhf.data.dataset import PreferenceExample, PromptExample, TokenExample, collate_tokens
-from lit_rlhf.data.encoding import (
-    DialogueEncoder,
-    encode_records,
-)
+from lit_rlhf.data.encoding import DialogueEncoder, encode_records
 from lit_rlhf.data.records import (
     Location,
     Message,
@@ -119,12 +116,16 @@ def test_bos_is_written_once() -> None:
     assert encoded[0] == coder.tokenizer.bos_token_id
 
 
-def test_hh_response_starts_with_a_space(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_hh_response_starts_with_a_space_and_ends_at_eos(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     coder = encoder(tokenizer, "hh")
     prompt, dialogue = coder.encode_prompt(SINGLE[:1]), coder.encode_dialogue(SINGLE)
     assert prompt.text == "\n\nHuman: name two metals\n\nAssistant:"
     response = dialogue.input_ids[len(prompt.input_ids) :]
     assert tokenizer.decode(response) == " iron and copper</s>"
+    said = tokenizer(" yes</s> no</s>", add_special_tokens=False)["input_ids"]
+    assert coder.decode_response(said) == "yes"
 
 
 def trained_text(coder: DialogueEncoder, messages: list[Message], train_on: str) -> str:
@@ -138,6 +139,7 @@ def trained_text(coder: DialogueEncoder, messages: list[Message], train_on: str)
         ("hh", " four</s>", " two four</s>"),
         ("paper-en", "four</s>", "two</s>four</s>"),
         ("paper-zh", "four</s>", "two</s>four</s>"),
+        ("own", "four</s>", "two</s>four</s>"),
     ],
 )
 def test_trained_tokens(
@@ -148,18 +150,8 @@ def test_trained_tokens(
     messages = [Message(role, content) for role, content in pairs]
     assert trained_text(coder, messages, "last") == last
     assert trained_text(coder, messages, "all") == everything
-
-
-def test_trained_tokens_of_a_tokenizers_own_template() -> None:
-    tokenizer = tiny_tokenizer("<|im_end|>", extra=["<|im_start|>"], chat_template=CHATML)
-    text = trained_text(encoder(tokenizer, "own"), MULTI, "all")
-    assert text == "iron and copper<|im_end|>zinc\n\nis a metal too. <|im_end|>"
-
-
-def test_ids_do_not_depend_on_what_is_trained(any_tokenizer: PreTrainedTokenizerFast) -> None:
-    coder = encoder(any_tokenizer, "own")
-    every, last = (coder.encode_dialogue(MULTI, train_on) for train_on in ("all", "last"))
-    assert ids(every) == ids(last)
+    every, end = (coder.encode_dialogue(messages, train_on) for train_on in ("all", "last"))
+    assert ids(every) == ids(end)
 
 
 def test_eos_is_trained_when_it_is_the_pad_token() -> None:
@@ -187,25 +179,17 @@ def test_pair_shares_its_prompt_ids(any_tokenizer: PreTrainedTokenizerFast) -> N
     assert plain(pair.chosen) == plain(zinc)
 
 
-def test_decode_stops_at_the_first_eos(tokenizer: PreTrainedTokenizerFast) -> None:
-    coder = encoder(tokenizer, "hh")
-    response = tokenizer(" yes</s> no</s>", add_special_tokens=False)["input_ids"]
-    assert coder.decode_response(response) == "yes"
-
-
 def test_plain_text_becomes_blocks(tokenizer: PreTrainedTokenizerFast) -> None:
     coder = encoder(tokenizer, "hh", 5)
     blocks = coder.encode_text("Paris is the capital of France.")
     joined = [token for block in blocks for token in ids(block)]
     assert all(len(block.input_ids) == 5 for block in blocks[:-1])
     assert tokenizer.decode(joined) == "Paris is the capital of France.</s>"
-
-
-def test_every_token_of_a_block_but_the_first_is_trained(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    for block in encoder(tokenizer, "hh", 5).encode_text("Paris is the capital of France."):
+    for block in blocks:  # every token but the first is trained
         assert mask(block) == [False] + [True] * (len(block.input_ids) - 1)
+    # a block without a target is left out
+    n = len(tokenizer("Paris", add_special_tokens=False)["input_ids"])
+    assert len(encoder(tokenizer, "hh", n).encode_text("Paris")) == 1
 
 
 def test_examples_are_small(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -214,11 +198,6 @@ def test_examples_are_small(tokenizer: PreTrainedTokenizerFast) -> None:
     for example in (block, coder.encode_dialogue(SINGLE)):
         assert (example.input_ids.dtype, example.completion_mask.dtype) == (torch.int32, torch.bool)
     assert coder.encode_prompt(SINGLE[:1]).input_ids.dtype == torch.int32
-
-
-def test_block_without_a_target_is_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
-    n = len(tokenizer("Paris", add_special_tokens=False)["input_ids"])
-    assert len(encoder(tokenizer, "hh", n).encode_text("Paris")) == 1
 
 
 def test_template_that_does_not_continue_its_prompt_is_refused(
@@ -394,20 +373,21 @@ def test_special_tokens_that_have_no_other_ids_are_refused_in_text() -> None:
     assert len(coder.encode_text("a b a")) == 1
 
 
-def test_dialogue_must_end_with_the_assistant(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_arguments_that_make_no_encoder_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="assistant turn at the end"):
         encoder(tokenizer, "hh").encode_dialogue(MULTI[:-1])
-
-
-def test_tokenizer_without_eos_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ValueError, match="eos_token: expected a token of the tokenizer, got '<e>'"):
+        DialogueEncoder(tokenizer, "hh", eos_token="<e>")
+    for lengths, message in (
+        ((1, None), "at least 2"),
+        ((8, 9), "1 to max_length=8, got 9"),
+        ((8, 0), "got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DialogueEncoder(tokenizer, "hh", *lengths)
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="EOS"):
         DialogueEncoder(tokenizer, "hh")
-
-
-def test_eos_token_that_the_tokenizer_lacks_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ValueError, match="eos_token: expected a token of the tokenizer, got '<e>'"):
-        DialogueEncoder(tokenizer, "hh", eos_token="<e>")
 
 
 def test_end_of_a_turn_becomes_the_eos_token_and_is_not_decoded() -> None:
@@ -427,38 +407,25 @@ def length(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> int:
     return len(DialogueEncoder(tokenizer, "hh", 2000).encode_dialogue(messages).input_ids)
 
 
-def test_dialogue_of_the_exact_length_loses_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
-    full = [*TURNS, ANSWER]
-    coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, full))
-    encoded = coder.encode_dialogue(full)
-    assert (encoded.dropped_turns, encoded.cut_tokens) == (0, 0)
-    assert len(encoded.input_ids) == coder.max_length
-
-
-@pytest.mark.parametrize(("kept", "dropped"), [(TURNS[2:], 2), (TURNS[4:], 4)])
+@pytest.mark.parametrize(
+    ("turns", "kept", "dropped"),
+    [
+        (TURNS, TURNS, 0),
+        (TURNS, TURNS[2:], 2),
+        (TURNS, TURNS[4:], 4),
+        ([SYSTEM, *TURNS], [SYSTEM, *TURNS[4:]], 4),  # a system turn is kept where it fits
+        ([SYSTEM, *TURNS], TURNS[4:], 5),  # and goes before the last turn is cut
+    ],
+)
 def test_oldest_turns_go_first(
-    tokenizer: PreTrainedTokenizerFast, kept: list[Message], dropped: int
+    tokenizer: PreTrainedTokenizerFast, turns: list[Message], kept: list[Message], dropped: int
 ) -> None:
     coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, [*kept, ANSWER]))
-    encoded = coder.encode_dialogue([*TURNS, ANSWER])
-    assert encoded.dropped_turns == dropped
+    encoded = coder.encode_dialogue([*turns, ANSWER])
+    assert (encoded.dropped_turns, encoded.cut_tokens) == (dropped, 0)
+    assert len(encoded.input_ids) == coder.max_length
     whole = coder.encode_dialogue([*kept, ANSWER])
     assert plain(encoded) == plain(whole._replace(dropped_turns=dropped))
-
-
-def test_system_turn_is_kept_where_it_fits(tokenizer: PreTrainedTokenizerFast) -> None:
-    coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, [SYSTEM, *TURNS[4:], ANSWER]))
-    encoded = coder.encode_dialogue([SYSTEM, *TURNS, ANSWER])
-    assert text_of(coder, encoded).startswith("be kind\n\nHuman: third question")
-    assert encoded.dropped_turns == 4
-
-
-def test_system_turn_goes_before_the_last_turn_is_cut(tokenizer: PreTrainedTokenizerFast) -> None:
-    coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, [*TURNS[4:], ANSWER]))
-    encoded = coder.encode_dialogue([SYSTEM, *TURNS, ANSWER])
-    expected = "\n\nHuman: third question\n\nAssistant: third answer</s>"
-    assert text_of(coder, encoded) == expected
-    assert (encoded.dropped_turns, encoded.cut_tokens) == (5, 0)
 
 
 def test_last_turn_is_cut_on_the_left(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -498,16 +465,10 @@ def test_masks_move_with_the_tokens_when_all_turns_are_trained() -> None:
 
 
 def test_response_is_never_cut(tokenizer: PreTrainedTokenizerFast) -> None:
-    coder = DialogueEncoder(tokenizer, "hh", 8)
-    with pytest.raises(ResponseTooLongError, match="the response alone is longer than max_length"):
-        coder.encode_dialogue([TURNS[0], Message("assistant", "word " * 20)])
-
-
-def test_response_may_leave_room_for_one_prompt_token(tokenizer: PreTrainedTokenizerFast) -> None:
     response = len(tokenizer(" third answer", add_special_tokens=False)["input_ids"]) + 1
     encoded = DialogueEncoder(tokenizer, "hh", response + 1).encode_dialogue([TURNS[4], ANSWER])
     assert mask(encoded) == [False] + [True] * response
-    with pytest.raises(ResponseTooLongError):
+    with pytest.raises(ResponseTooLongError, match="the response alone is longer than max_length"):
         DialogueEncoder(tokenizer, "hh", response).encode_dialogue([TURNS[4], ANSWER])
 
 
@@ -586,17 +547,6 @@ def test_prompt_limit_holds_for_dialogues_too(tokenizer: PreTrainedTokenizerFast
     prompt, dialogue = coder.encode_prompt(TURNS), coder.encode_dialogue([*TURNS, ANSWER])
     assert prompt.dropped_turns == dialogue.dropped_turns == 2
     assert ids(dialogue)[:limit] == ids(prompt)
-
-
-@pytest.mark.parametrize(
-    ("max_length", "max_prompt_length", "message"),
-    [(1, None, "at least 2"), (8, 9, "1 to max_length=8, got 9"), (8, 0, "got 0")],
-)
-def test_lengths_out_of_range_are_refused(
-    tokenizer: PreTrainedTokenizerFast, max_length: int, max_prompt_length: int, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        DialogueEncoder(tokenizer, "hh", max_length, max_prompt_length)
 
 
 def test_losses_of_a_pair_count_once(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -25,58 +25,31 @@ HH = {
     "rejected": "\n\nHuman: q\n\nAssistant: a\n\nHuman: r\n\nAssistant: bad",
 }
 MULTI = (ASK, REPLY, ASK_MORE)
+ROW = {"prompt": "q", "chosen": "good", "rejected": "bad"}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("good", "bad"))
+WHOLE = {"chosen": [CHAT_ASK, GOOD], "rejected": [CHAT_ASK, BAD]}
 PREFERENCES: dict[str, tuple[dict[str, Any], tuple[Message, ...]]] = {
     "hh": (HH, MULTI),
-    "pairs of strings": ({"prompt": "q", "chosen": "good", "rejected": "bad"}, (ASK,)),
-    "pairs with an HH prompt": (
-        {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": "good", "rejected": "bad"},
-        (ASK,),
-    ),
+    "pairs of strings": (ROW, (ASK,)),
+    "pairs with an HH prompt": (ROW | {"prompt": "\n\nHuman: q\n\nAssistant:"}, (ASK,)),
     "pairs of turns": (
         {
             "prompt": [{"role": "system", "content": "be kind"}, CHAT_ASK],
-            "chosen": [{"role": "assistant", "content": "good"}],
-            "rejected": [{"role": "assistant", "content": "bad"}],
+            **{"chosen": [GOOD], "rejected": [BAD]},
         },
         (SYSTEM, ASK),
     ),
-    "pairs that repeat the prompt": (
-        {
-            "prompt": [CHAT_ASK],
-            "chosen": [CHAT_ASK, {"role": "assistant", "content": "good"}],
-            "rejected": [CHAT_ASK, {"role": "assistant", "content": "bad"}],
-        },
-        (ASK,),
-    ),
-    "pairs of whole dialogues": (
-        {
-            "chosen": [CHAT_ASK, {"role": "assistant", "content": "good"}],
-            "rejected": [CHAT_ASK, {"role": "assistant", "content": "bad"}],
-        },
-        (ASK,),
-    ),
-    "pairs beside messages": (
-        {
-            "prompt": "q",
-            "messages": [CHAT_ASK, {"role": "assistant", "content": "good"}],
-            "chosen": [CHAT_ASK, {"role": "assistant", "content": "good"}],
-            "rejected": [CHAT_ASK, {"role": "assistant", "content": "bad"}],
-        },
-        (ASK,),
-    ),
+    "pairs that repeat the prompt": ({"prompt": [CHAT_ASK], **WHOLE}, (ASK,)),
+    "pairs of whole dialogues": (WHOLE, (ASK,)),
+    "pairs beside messages": ({"prompt": "q", "messages": [CHAT_ASK, GOOD], **WHOLE}, (ASK,)),
     "pairs of strings in turn": ({"chosen": ["q", "good"], "rejected": ["q", "bad"]}, (ASK,)),
     "pairs of an instruction": (
         {"system": "be kind", "instruction": "q", "chosen": "good", "rejected": "bad"},
         (SYSTEM, ASK),
     ),
     "the first response is better": (
-        {
-            "prompt": "q",
-            "response_1": "good",
-            "response_2": "bad",
-            "preference_strength": -1,
-            "margin": 0,
-        },
+        {"prompt": "q", "response_1": "good", "response_2": "bad"}
+        | {"preference_strength": -1, "margin": 0},
         (ASK,),
     ),
     "conversations": (
@@ -96,27 +69,15 @@ DEMONSTRATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "dolly's own names": ({"instruction": "q", "context": "x", "response": "a"}, "q\n\nx", "a"),
     "question": ({"question": "q", "answer": "a"}, "q", "a"),
     "standard answer": ({"question": "q", "class": "c", "std_answer": "a"}, "q", "a"),
-    "prompt and completion of turns": (
-        {"prompt": [CHAT_ASK], "completion": [CHAT_REPLY]},
-        "q",
-        "a",
-    ),
+    "completion of turns": ({"prompt": [CHAT_ASK], "completion": [CHAT_REPLY]}, "q", "a"),
     "answer to KTO's liking": ({"prompt": "q", "completion": "a", "label": True}, "q", "a"),
     "number of turns": ({"turns": 1, "question": "q", "answer": "a"}, "q", "a"),
     "strings in turn": ({"turns": ["q", "a"]}, "q", "a"),
     "strings with markers": ({"turns": ["Human: q", "Assistant: a"]}, "q", "a"),
     "strings with the Chinese markers": ({"turns": ["<|Human|>q", "<|MOSS|>a"]}, "q", "a"),
     "prompt and completion": ({"prompt": "q", "completion": "a"}, "q", "a"),
-    "lettered options": (
-        {"question": "q", "A": "x", "B": "y", "answer": "B"},
-        "q\nA. x\nB. y",
-        "B. y",
-    ),
-    "listed options": (
-        {"question": "q", "options": ["x", "y", "z"], "answer": 2},
-        "q\nA. x\nB. y\nC. z",
-        "C. z",
-    ),
+    "letters": ({"question": "q", "A": "x", "B": "y", "answer": "B"}, "q\nA. x\nB. y", "B. y"),
+    "list": ({"question": "q", "options": ["x", "y"], "answer": 1}, "q\nA. x\nB. y", "B. y"),
 }
 PROMPTS: dict[str, dict[str, Any]] = {
     "prompt": {"id_": 1, "prompt": "q"},
@@ -186,9 +147,7 @@ def test_markers_within_a_line_are_text(write_lines: Writer) -> None:
     assert read("preference", write_lines(row)) == [PreferenceRecord((ASK,), said, "no", "s")]
 
 
-def test_rejected_half_matters_to_preferences_only(
-    write_lines: Writer,
-) -> None:
+def test_rejected_half_matters_to_preferences_only(write_lines: Writer) -> None:
     path = write_lines({"chosen": HH["chosen"], "rejected": "nonsense"})
     assert read("prompt", path) == [PromptRecord(MULTI, "s")]
     with pytest.raises(RecordError, match="rejected"):

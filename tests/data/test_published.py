@@ -48,7 +48,6 @@ def responses(record: Record) -> list[str]:
 def test_row_loads_as_every_kind_that_it_serves_as(name: str, tmp_path: Path) -> None:
     row = PUBLISHED[name]
     expected = {"preference": [GOOD, BAD], "demonstration": [GOOD], "prompt": []}
-
     for kind in row.kinds:
         (record,) = load(kind, row, tmp_path)
         *system, ask = prompt_of(record)
@@ -64,7 +63,6 @@ def test_row_loads_as_every_kind_that_it_serves_as(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_row_is_refused_as_any_other_kind(name: str, tmp_path: Path) -> None:
     row = PUBLISHED[name]
-
     for kind in set(KINDS) - set(row.kinds):
         with pytest.raises(RecordError):
             load(kind, row, tmp_path)

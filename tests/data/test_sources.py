@@ -24,8 +24,7 @@ def prompts(n: int, source: str = "s") -> list[PromptRecord]:
 
 
 @pytest.mark.parametrize(
-    ("weight", "counts"),
-    [(1.0, {1: 10}), (3.0, {3: 10}), (0.3, {1: 3}), (2.5, {2: 5, 3: 5})],
+    ("weight", "counts"), [(1.0, {1: 10}), (3.0, {3: 10}), (0.3, {1: 3}), (2.5, {2: 5, 3: 5})]
 )
 def test_weight_is_a_multiple_of_the_size(weight: float, counts: dict[int, int]) -> None:
     mixed = repeat_by_weight(prompts(10), [DataSource("x", weight, name="s")], seed=0)
@@ -55,31 +54,29 @@ def test_records_are_loaded_once_and_repeated_by_weight(write_lines: Writer) -> 
     assert Counter(record.source for record in repeated) == {"one": 2, "two": 12}
 
 
-@pytest.mark.parametrize(
-    ("source", "label"),
-    [
-        (DataSource("folder/hh.train.jsonl.gz"), "hh"),
-        (DataSource("owner/name"), "owner/name"),
-        (DataSource("owner/name", data_dir="harmless"), "owner/name/harmless"),
-        (DataSource("a.jsonl", name="mine"), "mine"),
-    ],
-)
-def test_labels(source: DataSource, label: str) -> None:
-    assert source.label == label
-
-
-def test_sources_with_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected different names"):
-        load_records("prompt", [DataSource("a/x.jsonl"), DataSource("b/x.jsonl")])
+def test_labels() -> None:
+    assert DataSource("folder/hh.train.jsonl.gz").label == "hh"
+    assert DataSource("owner/name").label == "owner/name"
+    assert DataSource("owner/name", data_dir="harmless").label == "owner/name/harmless"
+    assert DataSource("a.jsonl", name="mine").label == "mine"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"weight": 0}, "weight"), ({"weight": float("nan")}, "weight"), ({"format": "xml"}, "xml")],
+    [
+        ({"weight": 0}, "weight"),
+        ({"weight": float("nan")}, "weight"),
+        ({"format": "xml"}, "xml"),
+        ({"columns": {"prompt": "text"}, "map": "a:b"}, "columns, map: expected one of them"),
+    ],
 )
 def test_source_out_of_range_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DataSource("x.jsonl", **settings)
+    with pytest.raises(ValueError, match="expected different names"):
+        load_records("prompt", [DataSource("a/x.jsonl"), DataSource("b/x.jsonl")])
+    with pytest.raises(ValueError, match="got none"):
+        load_records("prompt", [])
 
 
 def test_named_columns_go_before_others(write_lines: Writer) -> None:
@@ -124,23 +121,16 @@ def test_map_may_be_a_callable(write_lines: Writer) -> None:
         DataSource("x.jsonl", map=3)
 
 
-def test_columns_and_map_are_refused_together() -> None:
-    with pytest.raises(ValueError, match="columns, map: expected one of them"):
-        DataSource("x.jsonl", columns={"prompt": "text"}, map="a:b")
-
-
-def test_missing_sources_are_refused() -> None:
-    with pytest.raises(ValueError, match="got none"):
-        load_records("prompt", [])
-
-
-def test_splits_are_disjoint_and_complete() -> None:
+def test_splits_are_disjoint_complete_and_depend_on_the_seed_alone() -> None:
     records = prompts(100)
-    parts = split_records(records, 0.2, 0.1, seed=0)
+    parts, again, other = (split_records(records, 0.2, 0.1, seed) for seed in (0, 0, 1))
     assert [len(part) for part in parts] == [70, 20, 10]
     assert sorted(map(str, [record for part in parts for record in part])) == sorted(
         map(str, records)
     )
+    assert parts == again
+    assert parts[1] != other[1]
+    assert len(split_records(prompts(5), 0.01, 0, seed=0)[1]) == 1
 
 
 def test_splits_share_no_prompt() -> None:
@@ -152,20 +142,10 @@ def test_splits_share_no_prompt() -> None:
     assert len(parts[1]) == 30
 
 
-def test_splits_depend_on_the_seed_alone() -> None:
-    first, again, other = (split_records(prompts(50), 0.2, 0, seed) for seed in (1, 1, 2))
-    assert first == again
-    assert first[1] != other[1]
-
-
 def test_other_records_hardly_move_the_split() -> None:
     """A stage that keeps a few records more holds out the same prompts."""
     small, large = (split_records(prompts(n), 0.2, 0, seed=0) for n in (100, 105))
     assert set(small[1]) <= set(large[1])
-
-
-def test_small_fraction_gives_at_least_one() -> None:
-    assert len(split_records(prompts(5), 0.01, 0, seed=0)[1]) == 1
 
 
 @pytest.mark.parametrize(("val", "test"), [(-0.1, 0), (0, 1), (0.5, 0.5)])

@@ -30,29 +30,19 @@ def rendered(tokenizer: PreTrainedTokenizerFast, name: str, turns: int, prompt: 
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "expected", "asked"),
     [
-        ("hh", "\n\nHuman: one\n\nAssistant: two\n\nHuman: three\n\nAssistant: four</s>"),
-        ("paper-en", "Human:one</s>Assistant:two</s>Human:three</s>Assistant:four</s>"),
-        ("paper-zh", "<|Human|>one</s><|MOSS|>two</s><|Human|>three</s><|MOSS|>four</s>"),
-        ("none", "onetwothreefour</s>"),
+        ("hh", "\n\nHuman: one\n\nAssistant: two\n\nHuman: three\n\nAssistant:", " four</s>"),
+        ("paper-en", "Human:one</s>Assistant:two</s>Human:three</s>Assistant:", "four</s>"),
+        ("paper-zh", "<|Human|>one</s><|MOSS|>two</s><|Human|>three</s><|MOSS|>", "four</s>"),
+        ("none", "onetwothree", "four</s>"),
     ],
 )
-def test_dialogue(tokenizer: PreTrainedTokenizerFast, name: str, expected: str) -> None:
-    assert rendered(tokenizer, name, 4, prompt=False) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("hh", "\n\nHuman: one\n\nAssistant: two\n\nHuman: three\n\nAssistant:"),
-        ("paper-en", "Human:one</s>Assistant:two</s>Human:three</s>Assistant:"),
-        ("paper-zh", "<|Human|>one</s><|MOSS|>two</s><|Human|>three</s><|MOSS|>"),
-        ("none", "onetwothree"),
-    ],
-)
-def test_prompt(tokenizer: PreTrainedTokenizerFast, name: str, expected: str) -> None:
+def test_prompt_and_dialogue(
+    tokenizer: PreTrainedTokenizerFast, name: str, expected: str, asked: str
+) -> None:
     assert rendered(tokenizer, name, 3, prompt=True) == expected
+    assert rendered(tokenizer, name, 4, prompt=False) == expected + asked
 
 
 @pytest.mark.parametrize("name", sorted(CHAT_TEMPLATES))
@@ -69,11 +59,8 @@ def test_bos_is_written_for_a_tokenizer_that_adds_one() -> None:
     tokenizer = tiny_tokenizer(bos="<s>")
     assert adds_bos(tokenizer)
     assert rendered(tokenizer, "paper-en", 1, prompt=False) == "<s>Human:one</s>"
-
-
-def test_bos_is_not_written_for_a_tokenizer_that_only_has_one() -> None:
     tokenizer = tiny_tokenizer()
-    tokenizer.bos_token = tokenizer.eos_token  # GPT-2
+    tokenizer.bos_token = tokenizer.eos_token  # GPT-2 has one, and does not add it
     assert not adds_bos(tokenizer)
     assert rendered(tokenizer, "paper-en", 1, prompt=False) == "Human:one</s>"
 
@@ -97,29 +84,16 @@ def test_template_none_joins_prompt_response_and_eos(tokenizer: PreTrainedTokeni
     assert int(example.completion_mask.sum()) == len(response) + 1
 
 
-def test_template_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.jinja").write_text(CHATML, "utf-8")
-    assert resolve_template(str(tmp_path / "mine.jinja"), tiny_tokenizer()) == CHATML
-
-
-def test_own_template() -> None:
-    assert resolve_template("tokenizer", tiny_tokenizer(chat_template=CHATML)) == CHATML
-
-
-def test_own_template_among_several() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = {"default": CHATML, "tools": "x"}
-    assert resolve_template("tokenizer", tokenizer) == CHATML
-
-
-def test_missing_own_template_names_the_built_in_ones(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_own_template(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'hh', 'paper-en', 'paper-zh'"):
         resolve_template("tokenizer", tokenizer)
-
-
-def test_unknown_template_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match=r"expected 'tokenizer', one of 'hh'.*got 'chatml'"):
         resolve_template("chatml", tokenizer)
+    (tmp_path / "mine.jinja").write_text(CHATML, "utf-8")
+    assert resolve_template(str(tmp_path / "mine.jinja"), tokenizer) == CHATML
+    for own in (CHATML, {"default": CHATML, "tools": "x"}):
+        tokenizer.chat_template = own
+        assert resolve_template("tokenizer", tokenizer) == CHATML
 
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -4,8 +4,6 @@ The tests call `python -m tests.distributed.dying_run FOLDER STRATEGY END` for e
 environment that a launcher sets.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What each of two ranks runs when the second has a fault: every stage, under DDP and engines."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

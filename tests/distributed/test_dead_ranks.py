@@ -1,7 +1,5 @@
 """A rank that dies or stands still ends the run on the other, with real processes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -57,11 +55,7 @@ def test_the_other_rank_ends_with_an_error(folder: Path, strategy: str, end: str
             rank_environment = {**environment, "LOCAL_RANK": str(rank)}
             ranks.append(
                 subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    env=rank_environment,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+                    command, cwd=ROOT, env=rank_environment, stdout=log, stderr=subprocess.STDOUT
                 )
             )
     try:

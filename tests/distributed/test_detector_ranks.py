@@ -1,7 +1,5 @@
 """CollapseDetector and its actions in several real processes, and with DeepSpeed engines."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

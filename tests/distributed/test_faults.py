@@ -1,7 +1,5 @@
 """A number that is not finite on one rank of two skips the update on both."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

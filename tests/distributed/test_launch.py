@@ -1,7 +1,5 @@
 """Two nodes, as torchrun and SLURM start them: two launches on this machine, of a process each."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The memory estimate next to what a small PPO run takes, on two ranks in bfloat16."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

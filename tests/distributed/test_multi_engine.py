@@ -1,7 +1,5 @@
 """One DeepSpeed engine per optimizer trains as one device does: real engines, real processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -188,8 +186,7 @@ def test_a_network_stays_in_fp32_on_request(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [TWO_ENGINES[0], pytest.param("small_buckets_offload", marks=pytest.mark.slow)],
+    "strategy", [TWO_ENGINES[0], pytest.param("small_buckets_offload", marks=pytest.mark.slow)]
 )
 def test_deepspeed_still_has_the_names_that_the_strategy_uses(
     outcomes: Outcomes, strategy: str

@@ -1,7 +1,5 @@
 """Checkpoints of runs with one engine per network, with real engines and processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

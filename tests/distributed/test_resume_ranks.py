@@ -1,7 +1,5 @@
 """A run of one process goes on with two, if the batch over all of them stays the same."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Two ranks on two nodes: folders that they do not share, and a finished model that one fails."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

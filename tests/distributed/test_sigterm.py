@@ -1,7 +1,5 @@
 """A signal to one of two ranks ends both, with one checkpoint that both resume from."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

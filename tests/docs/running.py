@@ -1,7 +1,5 @@
 """Commands of the documents, run in this process or, as a reader types them, in a shell."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
@@ -43,10 +41,7 @@ def run_in_shell(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ["bash", "-e", "-o", "pipefail", "-c", f'lit_rlhf() {{ {command} "$@"; }}\n{text}'],
         cwd=folder,
         env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
-            "COLUMNS": "80",
-        },
+        | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]), "COLUMNS": "80"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

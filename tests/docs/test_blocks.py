@@ -1,7 +1,5 @@
 """Every Python block of the documentation runs, every command parses, every link resolves."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import re
@@ -23,16 +21,7 @@ from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.option_names import option_names
 from tests.configs.parsing import cli_parser
 from tests.configs.tiny_runs import CONFIGS
-from tests.docs.blocks import (
-    DOCUMENTS,
-    ROOT,
-    Block,
-    Command,
-    all_blocks,
-    blocks,
-    commands,
-    place,
-)
+from tests.docs.blocks import DOCUMENTS, ROOT, Block, Command, all_blocks, blocks, commands, place
 
 STAGES = ("fit", "validate", "test", "predict")
 PYTHON: dict[Path, list[Block]] = defaultdict(list)
@@ -110,7 +99,6 @@ def test_command_parses(command: Command, workspace: Path) -> None:
 @pytest.mark.parametrize("config", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_command_in_a_configurations_comment_parses(config: Path, workspace: Path) -> None:
     lines = re.findall(r"^#\s+(lit_rlhf .*)$", config.read_text("utf-8"), re.MULTILINE)
-
     for line in lines:
         parse(line.split()[1:])
 
@@ -118,7 +106,6 @@ def test_command_in_a_configurations_comment_parses(config: Path, workspace: Pat
 @pytest.mark.parametrize("command", starting_with("make"), ids=command_id)
 def test_make_has_the_target(command: Command) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-
     targets = [word for word in command.words[1:] if "=" not in word]
     variables = [word.partition("=")[0] for word in command.words[1:] if "=" in word]
     assert [t for t in targets if not re.search(rf"^{t}:.*##", makefile, re.MULTILINE)] == []
@@ -129,7 +116,6 @@ def test_make_has_the_target(command: Command) -> None:
 def test_files_of_a_python_command_are_there(command: Command) -> None:
     files = [word for word in command.words[1:] if word.startswith("./") or word.endswith(".py")]
     of_page = [block.title for block in blocks(command.block.document)]
-
     assert [file for file in files if file not in of_page and not (ROOT / file).exists()] == []
 
 
@@ -163,7 +149,6 @@ def test_python_module_runs(command: Command, workspace: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_within_the_project_lead_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", document.read_text("utf-8"))
-
     lost = []
     for target in targets:
         path, _, anchor = target.partition("#")

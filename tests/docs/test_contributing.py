@@ -1,7 +1,5 @@
 """The worked examples of CONTRIBUTING.md, applied to a copy of the tree."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """docs/data.md agrees with the code on formats, sources, templates and batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -46,7 +44,6 @@ def test_example_of_a_format_is_detected_and_loads(format: str, tmp_path: Path) 
     file.write_text(EXAMPLES[format], "utf-8")
     (row,) = read_file(str(file))
     assert isinstance(row, Row)
-
     for kind in kinds(format):
         assert detect_format(row, kind) == format
         records = load_records(kind, [DataSource(str(file))])
@@ -57,7 +54,6 @@ def test_yaml_blocks_go_on_top_of_a_configuration(workspace: Path) -> None:
     files = ("configs/sft/hh_cpu.yaml", "sources.yaml", "dynamic.yaml")
     flags = [part for file in files for part in ("--config", file)]
     data = cli_parser().parse_args(["fit", *flags]).fit.data.init_args
-
     assert [source.weight for source in data.train_sources] == [1.0, 2.5, 1.0]
     assert data.max_samples == 64
 
@@ -67,9 +63,7 @@ def test_bad_records_are_reported_as_the_page_shows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (block,) = (b for b in blocks(PAGE) if "bad.jsonl" in b.text)
-
     exec(compile(block.text, "data.md", "exec"), {})
-
     comments = [line.partition("# ")[2] for line in block.text.splitlines() if "  # " in line]
     assert capsys.readouterr().out.splitlines() == comments
 
@@ -78,9 +72,7 @@ def test_encoding_example_trains_on_the_response_and_eos(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (block,) = (b for b in blocks(PAGE) if "encode_dialogue" in b.text)
-
     exec(compile(block.text, "data.md", "exec"), {})
-
     text, counts = capsys.readouterr().out.splitlines()
     assert text == repr("\n\nHuman: name two metals.\n\nAssistant: iron and zinc.<|endoftext|>")
     # " iron", " and", " zinc", "." and EOS

@@ -1,7 +1,5 @@
 """The examples of docs/extending.md, run from the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple

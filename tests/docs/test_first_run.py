@@ -1,7 +1,5 @@
 """docs/first_run.md, command by command, on real preference pairs in a CSV file."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """docs/migration.md: its tables name options that exist, and its script trains as TRL's did."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

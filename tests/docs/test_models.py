@@ -1,7 +1,5 @@
 """docs/models.md: transformers reads a reward model as the stages do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ def test_transformers_score_is_the_stages_score(workspace: Path) -> None:
     (block,) = (b for b in blocks(ROOT / "docs/models.md") if "apply_chat_template" in b.text)
     names: dict[str, Any] = {}
     exec(compile(block.text, "models.md", "exec"), names)
-
     encoder = DialogueEncoder(load_tokenizer(REWARD), max_length=128)
     dialogue = (Message("user", "name two metals."), Message("assistant", "iron and zinc."))
     ids = encoder.encode_dialogue(dialogue).input_ids.long().unsqueeze(0)

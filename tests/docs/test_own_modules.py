@@ -1,7 +1,5 @@
 """The script of docs/own_modules.md trains under every strategy that the page names."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

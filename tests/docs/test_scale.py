@@ -1,7 +1,5 @@
 """The launch commands of docs/scale.md parse, and its memory table equals the estimate."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The documentation site: its navigation, its generated pages, and a build without a warning."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The commands of pages on tools, run as readers type them after a quickstart."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """A workspace as readers of the documentation have it after a (tiny) quickstart."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

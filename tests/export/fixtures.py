@@ -1,7 +1,5 @@
 """Runs of all stages whose checkpoints are exported, for `tests/export` and `tests/cli`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

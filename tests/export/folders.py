@@ -1,7 +1,5 @@
 """What the tests of exported folders share."""
 
-from __future__ import annotations
-
 import filecmp
 from collections.abc import Callable
 from pathlib import Path

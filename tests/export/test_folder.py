@@ -1,7 +1,5 @@
 """Folders of stages, of adapters and of other programs become ours."""
 
-from __future__ import annotations
-
 import filecmp
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A GGUF file becomes a plain folder, with the weights, tokens and template that it holds."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Words choose the cells whose names contain all of them, for example `fit save ENOSPC`.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import tempfile

@@ -1,7 +1,5 @@
 """Faults, and what a run that meets one may do."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -5,8 +5,6 @@ and share models and data, which no run may change. After its fault, the same co
 has to leave the bytes of a run without a fault.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

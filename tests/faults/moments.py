@@ -4,8 +4,6 @@ A hook is installed in a process that was forked for one run, and calls a functi
 the run reaches the phase.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults in single commands: a part of `make faults`, all of which is slow."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Locks on folders: who is refused, and what a process leaves when it ends."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Manifests: what they keep, and weights that are other ones than they list."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

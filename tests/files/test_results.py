@@ -1,7 +1,5 @@
 """Result files: atomic, or continued after a kill; errors name the file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,9 +18,7 @@ SETTINGS = {"seed": 1, "models": ["sft"]}
 
 def test_lines_are_json_in_utf_8(tmp_path: Path) -> None:
     records = [{"text": "铁、铜\n"}, {"text": "iron"}]
-
     path = write_json_lines(tmp_path / "new" / "records.jsonl", records)
-
     lines = path.read_bytes().decode("utf-8").splitlines()
     assert "铁" in lines[0]
     assert [json.loads(line) for line in lines] == records
@@ -30,9 +26,7 @@ def test_lines_are_json_in_utf_8(tmp_path: Path) -> None:
 
 def test_half_a_surrogate_pair_is_written_as_json_writes_it(tmp_path: Path) -> None:
     records = [{"text": "half \ud800 of a pair, 铁"}]  # a model's text read from JSON may hold it
-
     path = write_json_lines(tmp_path / "records.jsonl", records)
-
     assert "铁" in path.read_text("utf-8")
     assert [json.loads(line) for line in path.read_text("utf-8").splitlines()] == records
 
@@ -55,7 +49,6 @@ def test_a_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
     path = write_text(tmp_path / "records.jsonl", "old\n")
     with pytest.raises(UnicodeEncodeError):
         write_text(path, "new\n\ud800")
-
     assert [(file.name, file.read_text("utf-8")) for file in tmp_path.iterdir()] == [
         ("records.jsonl", "old\n")
     ]
@@ -72,10 +65,8 @@ def full_disk(path: Path) -> Path:
 def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
     path = write_text(tmp_path / "report.json", "old")
     full_disk(tmp_path / f".report.json.{os.getpid()}.partial")
-
     with pytest.raises(OSError, match=rf"No space left on device: '{re.escape(str(path))}'"):
         write_text(path, "new" * 10_000)
-
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -97,7 +88,6 @@ def interrupted(path: Path) -> None:
 def test_finished_batches_are_there_after_an_interruption(tmp_path: Path) -> None:
     path = tmp_path / "new" / "out.jsonl"
     interrupted(path)
-
     assert finished(path) == [[1, 0.1], [2, 0.1], {"text": "\ud800 铁"}]
     with ProgressFile(path, SETTINGS) as progress:
         progress.add("sft", [3, 0.1])
@@ -124,7 +114,6 @@ def test_a_batch_that_was_cut_off_is_computed_again(tmp_path: Path) -> None:
 def test_batches_of_other_settings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     interrupted(path)
-
     message = r"out\.jsonl\.partial: .* another value of seed; repeat that command to finish it, or"
     with pytest.raises(ValueError, match=message):
         finished(path, SETTINGS | {"seed": 2})
@@ -141,7 +130,6 @@ def test_a_command_that_finished_no_batch_leaves_nothing(tmp_path: Path) -> None
 def test_another_file_of_that_name_is_refused(tmp_path: Path, content: str) -> None:
     partial = tmp_path / "out.jsonl.partial"
     partial.write_text(content)
-
     with pytest.raises(ValueError, match=r"partial: expected the finished batches of an inter"):
         ProgressFile(tmp_path / "out.jsonl", SETTINGS)
     assert partial.read_text() == content

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from tests.models.conftest import causal_folder, family, folder, scalar_folder
 from tests.modules.conftest import root
 

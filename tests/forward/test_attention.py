@@ -1,7 +1,5 @@
 """Attention within rows, next to a float64 loop and to torch's own."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

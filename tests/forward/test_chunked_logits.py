@@ -1,7 +1,5 @@
 """Logits of target tokens alone, in chunks, give what all logits at once give."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Modes of networks, dropout, and frozen networks that are on the device for their uses only."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -63,9 +61,7 @@ def test_disabled_dropout_is_off_in_training_mode(family: str) -> None:
     assert torch.equal(trained, logits(model.train(False)))
 
 
-def test_disabled_dropout_covers_adapters(
-    causal_folder: Callable[[str], Path],
-) -> None:
+def test_disabled_dropout_covers_adapters(causal_folder: Callable[[str], Path]) -> None:
     options = ModelOptions(lora_rank=2, lora_dropout=0.5)
     model = load_causal_lm(causal_folder("llama"), options)
     for name, parameter in model.named_parameters():

@@ -1,7 +1,5 @@
 """What `optimize_forward` decides for a network, keeps with it, and says about it."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import pickle

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,11 +33,7 @@ def padded(rows: list[Tensor], left: list[int], width: int, pad: int) -> tuple[T
     return ids, mask
 
 
-LAYOUTS = {
-    "left": [2, 7, 11],
-    "right": [0, 0, 0],
-    "both": [1, 3, 5],
-}
+LAYOUTS = {"left": [2, 7, 11], "right": [0, 0, 0], "both": [1, 3, 5]}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -149,9 +143,7 @@ def test_attention_implementations_agree(family: str, causal_folder: Callable[[s
         )
 
 
-def test_values_and_scores_of_bf16_models_are_float32(
-    scalar_folder: Callable[[str], Path],
-) -> None:
+def test_values_and_scores_of_bf16_models_are_float32(scalar_folder: Callable[[str], Path]) -> None:
     model = load_scalar_model(scalar_folder("llama"), ModelOptions(dtype="bfloat16"))
     ids, mask = padded(sequences(), LAYOUTS["left"], 14, PAD_ID)
     assert token_values(model, ids, mask).dtype == torch.float32

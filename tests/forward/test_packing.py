@@ -1,7 +1,5 @@
 """Sequences back to back give what they give in a padded rectangle, and cost no padding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """One kernel for all rows gives what groups of rows give; the kernel itself needs a GPU."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import types

@@ -5,8 +5,6 @@ everywhere in `functional`. A new function is tried without a change here, if it
 names that others use.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Micro-batches with the token count of the whole step as denominator add up to the whole batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The examples in the docstrings of `functional` and `stats` are executed."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect

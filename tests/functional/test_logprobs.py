@@ -1,7 +1,5 @@
 """Log-probs, entropy, language-model loss and perplexity by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

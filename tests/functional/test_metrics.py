@@ -1,7 +1,5 @@
 """Wilson's interval and distinct n-grams, against their definitions."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 
@@ -14,7 +12,6 @@ from lit_rlhf.functional import best_of_n, best_of_n_kl, distinct_n, length_mask
 def test_the_ends_of_the_interval_are_where_the_share_is_just_not_rejected() -> None:
     # by definition: the share lies z standard errors, those of the end, away from each end
     low, high = wilson_interval(7, 20)
-
     for end in (low, high):
         error = math.sqrt(end * (1 - end) / 20)
         assert abs(7 / 20 - end) / error == pytest.approx(1.959964, rel=1e-6)

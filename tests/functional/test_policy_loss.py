@@ -1,7 +1,5 @@
 """Policy losses by hand: both sides of the clip, both signs of the advantage."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

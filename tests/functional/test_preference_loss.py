@@ -1,16 +1,10 @@
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 from torch.autograd import gradcheck
 
-from lit_rlhf.functional import (
-    pairwise_reward_loss,
-    preference_probability,
-    reward_model_loss,
-)
+from lit_rlhf.functional import pairwise_reward_loss, preference_probability, reward_model_loss
 
 
 def naive_loss(difference: float) -> float:

@@ -1,7 +1,5 @@
 """Packed forwards and the engine on a CUDA device: what they give on a CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Kernels and CUDA graphs of rollouts, against what other devices compute. Not run yet."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

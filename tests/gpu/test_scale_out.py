@@ -3,8 +3,6 @@
 Each run has a process of its own, which it leaves with its process group.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor

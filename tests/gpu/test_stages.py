@@ -1,7 +1,5 @@
 """The three lab stages in bf16 on one CUDA device, and fp32 there against the CPU."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 `python -m tests.gpu.test_two_gpus ROOT FOLDER STRATEGY ACCELERATOR` is a rank of such a run.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

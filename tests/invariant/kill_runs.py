@@ -6,8 +6,6 @@ every forward pass of the policy, every optimizer's step, every write to a check
 depends on time: a process that is to die at its n-th moment says so and waits there for SIGKILL.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

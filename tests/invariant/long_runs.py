@@ -1,7 +1,5 @@
 """PPO over many iterations with everything switched on, alone and as one of two ranks."""
 
-from __future__ import annotations
-
 import os
 from copy import deepcopy
 from pathlib import Path

@@ -3,8 +3,6 @@
 One spawn does everything, since importing takes longer than the runs.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ It is written from the paper (arXiv 2307.04964) and shares no code with the pack
 are those of transformers, everything else is a loop.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -326,10 +324,7 @@ def critic_loss(critic: nn.Module, batch: list[tuple[Sample, Score]], tokens: in
             clips += held > float(plain.detach())
             total = total + 0.5 * (plain if float(plain.detach()) >= held else held)
     loss = total / tokens
-    return loss, {
-        "ppo/value_loss": float(loss.detach()),
-        "ppo/value_clip_fraction": clips / tokens,
-    }
+    return loss, {"ppo/value_loss": float(loss.detach()), "ppo/value_clip_fraction": clips / tokens}
 
 
 def policy_loss(

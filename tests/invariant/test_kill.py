@@ -1,7 +1,5 @@
 """A run that is killed at any moment and resumed ends bit by bit as if nothing had happened."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

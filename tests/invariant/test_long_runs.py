@@ -4,21 +4,12 @@ DDP, and one DeepSpeed engine for each network under ZeRO-2, over real gloo proc
 critic pre-training, ptx, four micro-batches, schedules, and clipping that acts on both networks.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.invariant.long_runs import (
-    CLIPS,
-    PASSES,
-    PRETRAINING,
-    Run,
-    on_a_rank,
-    ppo_run,
-)
+from tests.invariant.long_runs import CLIPS, PASSES, PRETRAINING, Run, on_a_rank, ppo_run
 from tests.invariant.rank_runs import RANKS
 from tests.support.ranks import run_on_ranks
 

@@ -1,7 +1,5 @@
 """Micro-batches follow the trajectory of the whole batch, however it is split."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
@@ -57,10 +55,7 @@ def test_uneven_micro_batches_count_their_own_rows_and_tokens(
     split = updates.split_batch
 
     def watched(
-        model: LanguageModel,
-        lengths: Tensor,
-        max_rows: int | None,
-        max_tokens: int | None,
+        model: LanguageModel, lengths: Tensor, max_rows: int | None, max_tokens: int | None
     ) -> list[MicroBatch]:
         parts = split(model, lengths, max_rows, max_tokens)
         sizes[max_rows or max_tokens] = [part.rows.stop - part.rows.start for part in parts]

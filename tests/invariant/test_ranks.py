@@ -1,7 +1,5 @@
 """Two ranks with half of the batch each follow one with all of it: DDP, and DeepSpeed engines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An iteration of PPO is what loops over tokens in float64 make of the same responses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 A run that resumes with other settings applies them, or is refused.
 """
 
-from __future__ import annotations
-
 import shutil
 import warnings
 from contextlib import suppress

@@ -3,8 +3,6 @@
 What a run is spread over (micro-batches, ranks, interruptions) must not show in it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

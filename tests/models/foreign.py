@@ -1,7 +1,5 @@
 """Scalar models under the names that other projects keep them by, written without this project."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,21 +65,9 @@ class Written(NamedTuple):
 
 
 def write_foreign(
-    folder: Path,
-    layout: Foreign,
-    family: str = "llama",
-    shards: int = 1,
-    pickled: bool = False,
+    folder: Path, layout: Foreign, family: str = "llama", shards: int = 1, pickled: bool = False
 ) -> Written:
-    """Write a tiny scalar model in a layout.
-
-    Args:
-        folder: Where to.
-        layout: The names.
-        family: Of its trunk.
-        shards: Number of weight files.
-        pickled: Write `pytorch_model.bin` instead of safetensors.
-    """
+    """Write a tiny scalar model in a layout, in so many files, pickled or as safetensors."""
     causal = tiny_causal_lm(family)
     causal.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

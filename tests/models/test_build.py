@@ -1,7 +1,5 @@
 """Models around given weights, folders of adapters, and adapters merged in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

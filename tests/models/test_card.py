@@ -23,6 +23,10 @@ CARD = ModelCardInfo(
 )
 
 
+LIBRARY = {"library_name": "transformers"}
+TEXT, SCORE = ({"pipeline_tag": f"text-{task}"} for task in ("generation", "classification"))
+
+
 def metadata(card: str) -> object:
     """The block between the first two lines of dashes, as the hub reads it."""
     return yaml.safe_load(card.split("---\n")[1])
@@ -43,27 +47,14 @@ def test_the_card_in_a_folder_says_how_the_model_was_made(tmp_path: Path) -> Non
 
 
 def test_the_hubs_metadata_names_task_tags_and_base_model() -> None:
-    assert metadata(render_model_card(CARD, scalar=True)) == {
-        "base_model": "owner/base",
-        "library_name": "transformers",
-        "pipeline_tag": "text-classification",
-        "tags": ["rlhf", "reward"],
-    }
-
-
-def test_any_stage_name_is_valid_metadata() -> None:
-    card = render_model_card(ModelCardInfo(stage="my: stage", base_model="."), scalar=False)
-    assert metadata(card) == {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["rlhf", "my: stage"],
-    }
-    assert "# my: stage" in card
-
-
-def test_a_local_base_model_stays_out_of_the_hub_metadata() -> None:
-    card = render_model_card(ModelCardInfo("sft", base_model="runs/with/three/parts"), scalar=False)
-    assert "base_model:" not in card
+    tags = {"base_model": "owner/base", "tags": ["rlhf", "reward"]}
+    assert metadata(render_model_card(CARD, scalar=True)) == LIBRARY | SCORE | tags
+    # any name of a stage is valid, and a local base model stays out
+    for path in (".", "runs/with/three/parts"):
+        info = ModelCardInfo(stage="my: stage", base_model=path)
+        card = render_model_card(info, scalar=False)
+        assert metadata(card) == LIBRARY | TEXT | {"tags": ["rlhf", "my: stage"]}
+        assert "# my: stage" in card
 
 
 def folder_with_card(folder: Path, text: str) -> str:
@@ -76,28 +67,15 @@ def test_base_model_licence_and_datasets_are_inherited_over_stages(tmp_path: Pat
     head = "---\nlicense: apache-2.0\nbase_model: owner/base\ndatasets: [owner/first]\n---\n# SFT\n"
     sft = folder_with_card(tmp_path / "runs" / "sft", head)
     info = ModelCardInfo("reward", sft, datasets=["owner/second", "owner/first"], files=["pairs"])
-
     card = render_model_card(info, scalar=True)
     again = ModelCardInfo("critic", folder_with_card(tmp_path / "runs" / "reward", card))
     last = metadata(render_model_card(again, scalar=True))
-
-    assert metadata(card) == {
-        "base_model": "owner/base",
-        "datasets": ["owner/first", "owner/second"],
-        "library_name": "transformers",
-        "license": "apache-2.0",
-        "pipeline_tag": "text-classification",
-        "tags": ["rlhf", "reward"],
-    }
+    inherited = {"base_model": "owner/base", "datasets": ["owner/first", "owner/second"]}
+    inherited |= {"license": "apache-2.0"}  # type: ignore[dict-item]
+    assert metadata(card) == LIBRARY | SCORE | inherited | {"tags": ["rlhf", "reward"]}
+    assert last == LIBRARY | inherited | {"tags": ["rlhf", "critic"]}
     assert "from `sft`. The base model is `owner/base`." in card
     assert "Training data: `owner/second`, `owner/first`, `pairs`." in card
-    assert last == {
-        "base_model": "owner/base",
-        "datasets": ["owner/first", "owner/second"],
-        "library_name": "transformers",
-        "license": "apache-2.0",
-        "tags": ["rlhf", "critic"],
-    }
 
 
 def test_data_of_a_model_on_the_hub_is_not_claimed(
@@ -107,28 +85,16 @@ def test_data_of_a_model_on_the_hub_is_not_claimed(
     cached = Path(folder_with_card(tmp_path / "cache", head)) / "README.md"
     monkeypatch.setattr(models.card, "try_to_load_from_cache", lambda *_: str(cached))
     found = metadata(render_model_card(ModelCardInfo("sft", "owner/base"), scalar=False))
-    assert found == {
-        "base_model": "owner/base",
-        "library_name": "transformers",
-        "license": "mit",
-        "pipeline_tag": "text-generation",
-        "tags": ["rlhf", "sft"],
-    }
+    theirs = {"base_model": "owner/base", "license": "mit", "tags": ["rlhf", "sft"]}
+    assert found == LIBRARY | TEXT | theirs
 
 
 @pytest.mark.parametrize("text", ["", "# Only words\n", "---\nlicense: [\n---\n"])
 def test_a_card_without_metadata_passes_nothing_on(tmp_path: Path, text: str) -> None:
     start = folder_with_card(tmp_path / "sft", text)
-    reason = pytest.warns(UserWarning, match="cannot be read") if "[" in text else nullcontext()
-
-    with reason:
+    with pytest.warns(UserWarning, match="cannot be read") if "[" in text else nullcontext():
         card = render_model_card(ModelCardInfo("ppo", start), scalar=False)
-
-    assert metadata(card) == {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["rlhf", "ppo"],
-    }
+    assert metadata(card) == LIBRARY | TEXT | {"tags": ["rlhf", "ppo"]}
 
 
 def test_settings_commands_and_metrics_tell_nothing_of_the_machine(tmp_path: Path) -> None:
@@ -157,14 +123,6 @@ def test_settings_commands_and_metrics_tell_nothing_of_the_machine(tmp_path: Pat
     assert [word for word in ("_class_path", "output_dir") if word in card] == []
 
 
-def test_a_critic_is_called_one() -> None:
-    card = render_model_card(ModelCardInfo("critic", "owner/base"), scalar=True)
-
-    assert "# PPO critic" in card
-    assert "no judge of finished dialogues" in card
-    assert "The score of a dialogue" not in card
-
-
 @pytest.mark.parametrize(
     ("stage", "label"), [("reward", "reward"), ("critic", "value"), (None, "reward")]
 )
@@ -172,9 +130,12 @@ def test_the_label_of_a_scalar_model_says_what_the_number_is(
     tmp_path: Path, stage: str | None, label: str
 ) -> None:
     card = None if stage is None else ModelCardInfo(stage, "owner/base")
-    save_model_folder(
-        build_scalar_model(tiny_causal_lm()), tiny_tokenizer(), tmp_path / "m", card=card
-    )
-
+    model = build_scalar_model(tiny_causal_lm())
+    save_model_folder(model, tiny_tokenizer(), tmp_path / "m", card=card)
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert (config["id2label"], config["label2id"]) == ({"0": label}, {label: 0})
+    if stage == "critic":
+        text = (tmp_path / "m" / "README.md").read_text()
+        assert "# PPO critic" in text
+        assert "no judge of finished dialogues" in text
+        assert "The score of a dialogue" not in text

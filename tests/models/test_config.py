@@ -1,7 +1,5 @@
 """Options of a network, their help on a command line, and what a config says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import fields, replace

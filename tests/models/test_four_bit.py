@@ -1,7 +1,5 @@
 """Weights in 4 bits: loading, state dicts, sharing, merging, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

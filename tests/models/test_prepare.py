@@ -1,7 +1,5 @@
 """LoRA adapters, torch.compile and fused kernels on a loaded network."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections import Counter
@@ -14,11 +12,7 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 from lit_rlhf.forward import (
@@ -72,17 +66,16 @@ def logits(model: LanguageModel) -> Tensor:
 
 @torch.no_grad()
 def test_policy_with_its_adapter_off_is_the_reference(family: str, causal_folder: Folder) -> None:
-    model = trained(load_causal_lm(causal_folder(family), LORA))
-    base = logits(tiny_causal_lm(family))
-    assert not torch.allclose(logits(model), base, atol=1e-2)
+    base, model = logits(tiny_causal_lm(family)), load_causal_lm(causal_folder(family), LORA)
+    torch.rand(1)
+    again = load_causal_lm(causal_folder(family), LORA)
+    pairs = zip(model.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)  # adapters are seeded
+    assert torch.equal(logits(model.eval()), base)  # and change nothing at first
+    assert not torch.allclose(logits(trained(model)), base, atol=1e-2)
     assert isinstance(model, PeftModel)
     with model.disable_adapter():
         assert torch.equal(logits(model), base)
-
-
-def test_new_adapters_change_nothing(family: str, causal_folder: Folder) -> None:
-    model = load_causal_lm(causal_folder(family), LORA).eval()
-    assert torch.equal(logits(model), logits(tiny_causal_lm(family)))
 
 
 def test_only_adapters_and_the_scalar_head_are_trained(family: str, causal_folder: Folder) -> None:
@@ -121,12 +114,21 @@ def test_a_saved_policy_computes_what_the_adapted_one_does(
     family: str, causal_folder: Folder, tmp_path: Path
 ) -> None:
     model = trained(load_causal_lm(causal_folder(family), LORA))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
-    plain, info = loaded
+    after = model.state_dict()
+    assert before.keys() == after.keys()  # the adapters stay on
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    plain = plainly_loaded(AutoModelForCausalLM, tmp_path / "m")
+    torch.testing.assert_close(logits(plain), logits(model), rtol=1e-4, atol=1e-4)
+
+
+def plainly_loaded(kind: Any, folder: Path) -> Any:
+    """The model that plain transformers reads, whole."""
+    plain, info = kind.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    torch.testing.assert_close(logits(plain.eval()), logits(model), rtol=1e-4, atol=1e-4)
+    return plain.eval()
 
 
 @torch.no_grad()
@@ -135,24 +137,8 @@ def test_a_saved_reward_model_scores_as_the_adapted_one_does(
 ) -> None:
     model = trained(load_scalar_model(causal_folder(family), LORA))
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
-    loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "m", output_loading_info=True
-    )
-    plain, info = loaded
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    torch.testing.assert_close(
-        plain.eval()(IDS).logits[:, 0], sequence_scores(model, IDS, MASK), rtol=1e-4, atol=1e-4
-    )
-
-
-def test_saving_leaves_the_adapters_on(family: str, causal_folder: Folder, tmp_path: Path) -> None:
-    model = trained(load_causal_lm(causal_folder(family), LORA))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
-    after = model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    scores = plainly_loaded(AutoModelForSequenceClassification, tmp_path / "m")(IDS).logits[:, 0]
+    torch.testing.assert_close(scores, sequence_scores(model, IDS, MASK), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -164,15 +150,6 @@ def test_merged_weights_keep_names_and_dtype(
     plain = load_causal_lm(causal_folder(family), ModelOptions(dtype=dtype)).state_dict()
     assert merged.keys() == plain.keys()
     assert {name: t.dtype for name, t in merged.items()} == {n: t.dtype for n, t in plain.items()}
-
-
-def test_adapters_are_seeded(causal_folder: Folder) -> None:
-    first = load_causal_lm(causal_folder("llama"), LORA)
-    torch.rand(1)
-    second = load_causal_lm(causal_folder("llama"), LORA)
-    assert all(
-        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
-    )
 
 
 def test_targets_can_be_chosen(causal_folder: Folder) -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import resource
 import shutil
@@ -37,6 +35,10 @@ class Broken:
         raise OSError("disk full")
 
 
+def save(folder: Path, seed: int = 0, **options: Any) -> None:
+    save_model_folder(tiny_causal_lm(seed=seed), tiny_tokenizer(), folder, **options)
+
+
 def weights_equal(folder: Path, seed: int) -> bool:
     loaded, made = load_causal_lm(folder).state_dict(), tiny_causal_lm(seed=seed).state_dict()
     return all(torch.equal(loaded[name], made[name]) for name in made)
@@ -44,30 +46,28 @@ def weights_equal(folder: Path, seed: int) -> bool:
 
 def test_a_folder_holds_what_plain_transformers_loads(family: str, tmp_path: Path) -> None:
     model, tokenizer = tiny_causal_lm(family), tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
     save_model_folder(model, tokenizer, tmp_path / "m", contract=Contract())
     assert {path.name for path in (tmp_path / "m").iterdir()} == {
-        "config.json",
-        "generation_config.json",
-        "lit_rlhf.json",
-        "model.safetensors",
-        "text_contract.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
+        *("config.json", "generation_config.json", "lit_rlhf.json", "model.safetensors"),
+        *("text_contract.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     }
     ids = torch.arange(4, 14).unsqueeze(0)
     plain: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     torch.testing.assert_close(plain(ids).logits, model(ids).logits)
+    assert load_tokenizer(tmp_path / "m").chat_template == tokenizer.chat_template
 
 
-def test_a_failed_save_keeps_the_old_model_and_leaves_no_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_failed_save_keeps_the_old_model_and_leaves_no_trace(tmp_path: Path, lost: bool) -> None:
     with pytest.raises(OSError, match="disk full"):
-        save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", contract=Broken())
+        save(tmp_path / "m", contract=Broken())
     assert list(tmp_path.iterdir()) == []
-    save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), tmp_path / "m")
+    save(tmp_path / "m")
+    if lost:  # between the renames of an earlier save
+        (tmp_path / "m").rename(replaced_path(tmp_path / "m"))
     with pytest.raises(OSError, match="disk full"):
-        save_model_folder(
-            tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "m", contract=Broken()
-        )
+        save(tmp_path / "m", seed=1, contract=Broken())
     assert weights_equal(tmp_path / "m", 0)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
@@ -75,7 +75,7 @@ def test_a_failed_save_keeps_the_old_model_and_leaves_no_trace(tmp_path: Path) -
 def test_a_failed_second_rename_brings_the_old_model_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), tmp_path / "m")
+    save(tmp_path / "m")
     rename = Path.rename
 
     def failing(path: Path, target: Path) -> Path:
@@ -87,24 +87,14 @@ def test_a_failed_second_rename_brings_the_old_model_back(
     monkeypatch.setattr(atomic_io, "try_swap_names", lambda first, second: False)
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(OSError, match="interrupted"):
-        save_model_folder(tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "m")
-    assert weights_equal(tmp_path / "m", 0)
-
-
-def test_a_model_lost_between_the_renames_is_brought_back(tmp_path: Path) -> None:
-    save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), tmp_path / "m")
-    (tmp_path / "m").rename(replaced_path(tmp_path / "m"))
-    with pytest.raises(OSError, match="disk full"):
-        save_model_folder(
-            tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "m", contract=Broken()
-        )
+        save(tmp_path / "m", seed=1)
     assert weights_equal(tmp_path / "m", 0)
 
 
 def test_leftovers_of_a_crash_are_cleared(tmp_path: Path) -> None:
     (tmp_path / ".m.partial").mkdir()
     (tmp_path / ".m.partial" / "model.safetensors").write_text("half")
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+    save(tmp_path / "m")
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
@@ -121,9 +111,9 @@ def test_a_model_may_hold_another(tmp_path: Path, causal_folder: Folder) -> None
 
 def test_a_model_saved_inside_another_is_not_lost_with_it(tmp_path: Path) -> None:
     for folder in (tmp_path / "m", tmp_path / "m" / "other"):
-        save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), folder)
+        save(folder)
     with pytest.raises(ValueError, match=r"expected a model folder.*other/config\.json"):
-        save_model_folder(tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "m")
+        save(tmp_path / "m", seed=1)
     assert weights_equal(tmp_path / "m" / "other", 0)
 
 
@@ -134,63 +124,57 @@ def test_a_folder_is_on_disk_before_it_has_its_name(tmp_path: Path) -> None:
         assert not (tmp_path / "m").exists() or path == tmp_path
         synced.append(path.name)
 
-    with (
-        patch.object(saving, "fsync", record),
-        replace_folder(tmp_path / "m") as partial,
-    ):
+    with patch.object(saving, "fsync", record), replace_folder(tmp_path / "m") as partial:
         (partial / "critic").mkdir()
         (partial / "critic" / "model.safetensors").touch()
     assert sorted(synced) == [".m.partial", "critic", "lit_rlhf.json", "model.safetensors"]
 
 
 def test_leftovers_of_an_interrupted_save_are_refused(tmp_path: Path) -> None:
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+    save(tmp_path / "m")
     (tmp_path / "m").rename(tmp_path / ".m.partial")
     for load in (load_causal_lm, load_scalar_model):
         with pytest.raises(ValueError, match=r"path: .*\.m\.partial, which an interrupted save"):
             load(tmp_path / ".m.partial")
 
 
+@pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize(
     "foreign", ["notes.docx", "notes.txt", "run.py", "data/train.csv", "checkpoints/last.ckpt"]
 )
-def test_a_folder_with_other_content_is_not_replaced(foreign: str, tmp_path: Path) -> None:
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
-    (tmp_path / "m" / foreign).parent.mkdir(exist_ok=True)
+def test_a_folder_with_other_content_is_not_replaced(
+    foreign: str, saved: bool, tmp_path: Path
+) -> None:
+    if saved:
+        save(tmp_path / "m")
+    (tmp_path / "m" / foreign).parent.mkdir(exist_ok=True, parents=True)
     (tmp_path / "m" / foreign).write_text("mine")
     with pytest.raises(ValueError, match="folder: expected a model folder or a free name"):
-        save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+        save(tmp_path / "m")
     assert (tmp_path / "m" / foreign).read_text() == "mine"
+
+
+def test_a_link_in_a_folder_is_not_replaced(tmp_path: Path) -> None:
+    save(tmp_path / "m")
+    (tmp_path / "m" / "data").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"expected a model folder.*\(data\)"):
+        save(tmp_path / "m")
 
 
 @pytest.mark.parametrize("name", ["README.md", "model.safetensors"])
 def test_a_file_that_was_changed_since_is_not_replaced(name: str, tmp_path: Path) -> None:
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", card="# Card")
+    save(tmp_path / "m", card="# Card")
     with (tmp_path / "m" / name).open("r+b") as file:
         file.write(b"## Mine")
     with pytest.raises(ValueError, match=rf"expected a model folder.*changed since \({name}\)"):
-        save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+        save(tmp_path / "m")
     assert (tmp_path / "m" / name).read_bytes()[:7] == b"## Mine"
-
-
-def test_a_link_in_a_folder_is_not_replaced(tmp_path: Path) -> None:
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
-    (tmp_path / "m" / "data").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"expected a model folder.*\(data\)"):
-        save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
-
-
-def test_a_folder_without_a_model_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "notes.md").write_text("mine")
-    with pytest.raises(ValueError, match=r"folder: expected a model folder.*notes\.md"):
-        save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path)
-    assert (tmp_path / "notes.md").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["m", "a/b"])
 def test_an_empty_folder_and_one_without_parents_are_free_names(name: str, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / name)
+    save(tmp_path / name)
     assert weights_equal(tmp_path / name, 0)
 
 
@@ -223,33 +207,18 @@ def test_saved_model_stops_where_the_trained_one_does(tmp_path: Path) -> None:
         model = saved
 
 
-def test_generation_settings_are_saved(tmp_path: Path) -> None:
+def test_generation_settings_are_saved(tmp_path: Path, scalar_folder: Folder) -> None:
     settings = {"do_sample": True, "temperature": 0.7, "top_k": 0, "max_new_tokens": 9}
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", generation=settings)
+    save(tmp_path / "m", generation=settings)
     assert saved_generation(tmp_path / "m").items() >= settings.items()
-
-
-def test_greedy_settings_drop_what_only_sampling_uses(tmp_path: Path) -> None:
-    settings = {"do_sample": False, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 9}
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", generation=settings)
-    assert not saved_generation(tmp_path / "m").keys() & {"temperature", "top_p"}
-
-
-def test_unknown_generation_settings_are_named(tmp_path: Path) -> None:
+    # greedy settings drop what only sampling uses
+    save(tmp_path / "greedy", generation=settings | {"do_sample": False})
+    assert not saved_generation(tmp_path / "greedy").keys() & {"temperature", "top_k"}
     with pytest.raises(ValueError, match=r"generation: .*temprature"):
-        save_model_folder(
-            tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", generation={"temprature": 1.0}
-        )
-
-
-def test_a_scalar_model_takes_no_generation_settings(tmp_path: Path, scalar_folder: Folder) -> None:
+        save(tmp_path / "m", generation={"temprature": 1.0})
+    scalar = load_scalar_model(scalar_folder("llama"))
     with pytest.raises(ValueError, match="generation: expected None"):
-        save_model_folder(
-            load_scalar_model(scalar_folder("llama")),
-            tiny_tokenizer(),
-            tmp_path / "m",
-            generation={"max_new_tokens": 1},
-        )
+        save_model_folder(scalar, tiny_tokenizer(), tmp_path / "m", generation=settings)
 
 
 def test_saving_leaves_the_tokenizer_as_it_was(tmp_path: Path, scalar_folder: Folder) -> None:
@@ -259,17 +228,10 @@ def test_saving_leaves_the_tokenizer_as_it_was(tmp_path: Path, scalar_folder: Fo
     assert load_tokenizer(tmp_path / "m").padding_side == "left"
 
 
-def test_the_chat_template_travels(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    save_model_folder(tiny_causal_lm(), tokenizer, tmp_path / "m")
-    assert load_tokenizer(tmp_path / "m").chat_template == tokenizer.chat_template
-
-
 def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
-    save_model_folder(tiny_causal_lm(seed=0), tiny_tokenizer(), tmp_path / "real")
+    save(tmp_path / "real")
     (tmp_path / "link").symlink_to(tmp_path / "real", target_is_directory=True)
-    save_model_folder(tiny_causal_lm(seed=1), tiny_tokenizer(), tmp_path / "link")
+    save(tmp_path / "link", seed=1)
     assert (tmp_path / "link").is_symlink()
     assert weights_equal(tmp_path / "real", 1)
     shutil.rmtree(tmp_path / "real")
@@ -282,7 +244,7 @@ def test_a_full_disk_is_named_with_the_folder(tmp_path: Path, room: int) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
         with pytest.raises(OSError, match=f"{tmp_path}/m.*File too large|File too.*{tmp_path}/m"):
-            save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m")
+            save(tmp_path / "m")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,5 @@
 """Networks that hold the same frozen weights once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,12 +56,10 @@ def test_a_critic_on_a_reward_models_weights_has_a_head_of_its_own(
 ) -> None:
     reward = load_scalar_model(causal_folder("llama"), head_seed=1).requires_grad_(False).eval()
     scores = token_values(reward, IDS, MASK)
-
     critic = load_scalar_model("not read", LORA, base=reward)
     assert torch.equal(token_values(critic, IDS, MASK), scores)
     token_values(critic, IDS, MASK).sum().backward()
     torch.optim.SGD([p for p in critic.parameters() if p.requires_grad], lr=1.0).step()
-
     assert not torch.equal(token_values(critic, IDS, MASK), scores)
     assert torch.equal(token_values(reward, IDS, MASK), scores)
     assert not reward.training
@@ -85,11 +81,9 @@ def test_weights_that_differ_in_a_state_dict_are_separated(
     state = {name: tensor.clone() for name, tensor in both.state_dict().items()}
     separate_weights(both, state)
     assert shared_bytes(both) < shared_bytes(policy) + shared_bytes(critic) / 2
-
     name = "layers.0.self_attn.q_proj.base_layer.weight"
     state[f"critic.base_model.model.model.{name}"] += 1.0
     separate_weights(both, state)
     both.load_state_dict(state)
-
     layers = [unwrap_model(network).model.get_parameter(name) for network in (policy, critic)]  # type: ignore[union-attr]
     assert torch.equal(layers[0] + 1.0, layers[1])

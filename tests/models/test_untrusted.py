@@ -3,8 +3,6 @@
 Each file here would leave a mark if it were.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import runpy
@@ -18,7 +16,6 @@ import pytest
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.models import (
     ModelOptions,
     build_random_scalar_model,
@@ -145,13 +142,6 @@ def test_pickled_adapters_are_not_executed(folder: Path, mark: Path) -> None:
     with pytest.raises(ValueError, match="safetensors"):
         load_causal_lm(folder)
     assert not mark.exists()
-
-
-def test_a_chat_template_reaches_nothing_but_the_dialogue() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
-    with pytest.raises(ValueError, match="SecurityError: access to attribute '__class__'"):
-        DialogueEncoder(tokenizer, "tokenizer", 64)  # renders an example
 
 
 def test_a_checkpoint_folder_is_read_without_executing_it(tmp_path: Path, mark: Path) -> None:

@@ -1,7 +1,5 @@
 """Faults put into runs of the three stages, and what a run looked like batch by batch."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from copy import deepcopy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny runs of the three stages that have kept a checkpoint and left their model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,13 +8,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.modules.stages import (
-    demonstrations,
-    fitted,
-    ppo_options,
-    preferences,
-    prompts,
-)
+from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
 from tests.support.engine_checkpoints import write_checkpoint_folder
 
 
@@ -37,37 +29,24 @@ class SavedRun(NamedTuple):
 
 
 def saved_run(stage: str, root: Path, folder: Path, **options: Any) -> SavedRun:
-    """A stage on the models and data in `root`, and its last checkpoint.
+    """A stage (`sft`, `reward` or `ppo`) on the models and data in `root`, and its last checkpoint.
 
-    Args:
-        stage: `sft`, `reward` or `ppo`.
-        root: See `tests.modules.stages`.
-        folder: Where to.
-        **options: Of the module.
+    `options` are arguments of the module; what the run leaves goes to `folder`.
     """
-    model, finished = str(root / "policy"), str(folder / stage)
-    modules: dict[str, Any] = {
-        "sft": lambda: SFTModule(model, finished, optimizer={"learning_rate": 1e-2}, **options),
-        "reward": lambda: RewardModule(
-            model, finished, optimizer={"learning_rate": 1e-2}, **options
-        ),
-        "ppo": lambda: PPOModule(
-            **ppo_options(
-                root,
-                output_dir=finished,
-                sampling={"temperature": 0.7},
-                policy_optimizer={"learning_rate": 1e-2},
-                critic_optimizer={"learning_rate": 1e-2},
-            ),
-            **options,
-        ),
-    }
+    optimizer, finished = {"learning_rate": 1e-2}, folder / stage
+    module: LightningModule
+    if stage == "ppo":
+        names = ("policy_optimizer", "critic_optimizer")
+        usual = dict.fromkeys(names, optimizer) | {"sampling": {"temperature": 0.7}}
+        module = PPOModule(**ppo_options(root, output_dir=str(finished), **usual), **options)
+    else:
+        kind = {"sft": SFTModule, "reward": RewardModule}[stage]
+        module = kind(str(root / "policy"), str(finished), optimizer=optimizer, **options)
     datasets: dict[str, Any] = {"sft": demonstrations, "reward": preferences, "ppo": prompts}
-    module: LightningModule = modules[stage]()
     trainer = fitted(module, datasets[stage](root), folder)
     trainer.save_checkpoint(folder / f"{stage}.ckpt")
     networks = {"sft": ("model",), "reward": ("networks",), "ppo": ("policy", "critic")}[stage]
-    return SavedRun(folder / f"{stage}.ckpt", Path(finished), module, networks)
+    return SavedRun(folder / f"{stage}.ckpt", finished, module, networks)
 
 
 def as_engines_write_it(run: SavedRun, path: Path, ranks: int) -> Path:

@@ -4,8 +4,6 @@ A folder of stages holds `policy/` and `reward/`, made from one tiny Llama, and 
 rows of uneven length. EOS is likely enough that some responses end and others are cut off.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Mapping
@@ -32,6 +30,7 @@ from lit_rlhf.data import (
     RecordDataModule,
 )
 from lit_rlhf.models import load_scalar_model, load_tokenizer, save_model_folder
+from tests.callbacks import scripted
 from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
 
 QUESTIONS = ("hi", "how are you today", "why", "name it", "me?", "go on and on", "so", "what now")
@@ -99,43 +98,27 @@ def source(root: Path, name: str) -> list[DataSource]:
 
 
 def demonstrations(root: Path, **arguments: Any) -> DemonstrationDataModule:
-    return DemonstrationDataModule(
-        source(root, "demonstrations"),
-        **{
-            "val_sources": source(root, "demonstrations"),
-            "chat_template": "hh",
-            "max_length": MAX_LENGTH,
-            "batch_size": 4,
-            **arguments,
-        },
-    )
+    return _datamodule(DemonstrationDataModule, root, "demonstrations", arguments)
 
 
 def preferences(root: Path, **arguments: Any) -> PreferenceDataModule:
-    return PreferenceDataModule(
-        source(root, "preferences"),
-        **{
-            "val_sources": source(root, "preferences"),
-            "chat_template": "hh",
-            "max_length": MAX_LENGTH,
-            "batch_size": 4,
-            **arguments,
-        },
-    )
+    return _datamodule(PreferenceDataModule, root, "preferences", arguments)
 
 
 def prompts(root: Path, ptx: bool = False, **arguments: Any) -> PromptDataModule:
-    return PromptDataModule(
-        **{
-            "train_sources": source(root, "prompts"),
-            "val_sources": source(root, "prompts"),
-            "ptx_sources": source(root, "texts") if ptx else None,
-            "chat_template": "hh",
-            "max_length": MAX_LENGTH,
-            "batch_size": 8,
-            **arguments,
-        },
-    )
+    usual = {"ptx_sources": source(root, "texts") if ptx else None, "batch_size": 8}
+    return _datamodule(PromptDataModule, root, "prompts", usual | arguments)
+
+
+def _datamodule(kind: type[Any], root: Path, name: str, arguments: dict[str, Any]) -> Any:
+    usual = {
+        "train_sources": source(root, name),
+        "val_sources": source(root, name),
+        "chat_template": "hh",
+        "max_length": MAX_LENGTH,
+        "batch_size": 4,
+    }
+    return kind(**usual | arguments)
 
 
 def first_batch(data: RecordDataModule, root: Path) -> Any:
@@ -177,22 +160,10 @@ def ppo_options(root: Path, **options: Any) -> dict[str, Any]:
 
 def trainer(folder: Path, **arguments: Any) -> Trainer:
     """A quiet Trainer on the CPU, with one epoch and no validation unless told."""
-    return Trainer(
-        **{
-            "accelerator": "cpu",
-            "devices": 1,
-            "max_epochs": 1,
-            "default_root_dir": folder,
-            "logger": False,
-            "limit_val_batches": 0,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            "log_every_n_steps": 1,
-            **arguments,
-        }
-    )
+    callbacks = arguments.pop("callbacks", None) or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    usual = {"limit_val_batches": 0, "num_sanity_val_steps": 0}
+    return scripted.trainer(folder, *callbacks, **(usual | arguments))
 
 
 def fitted(
@@ -236,6 +207,26 @@ class StepRecorder(Callback):
             float(sum(g.double().square().sum() for g in step.values()) ** 0.5)
             for step in self.steps[network]
         ]
+
+
+class Rates(Callback):
+    """The learning rates at each batch, one for each optimizer.
+
+    Args:
+        still: set the rates of the steps to 0, so that nothing is trained.
+    """
+
+    def __init__(self, still: bool = False) -> None:
+        self.still, self.rates = still, list[list[float]]()
+
+    def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
+        self.rates.append([optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers])
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        for group in optimizer.param_groups if self.still else []:
+            group["lr"] = 0.0
 
 
 def copied(module: torch.nn.Module) -> dict[str, Tensor]:

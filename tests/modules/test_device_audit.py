@@ -4,8 +4,6 @@
 real GPU are not seen here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The three stages with weights in 4 bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

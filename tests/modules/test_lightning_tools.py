@@ -1,7 +1,5 @@
 """Lightning's own tools on the stages: they work, or are refused with words."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lit_callbacks import StageProgressBar
 from lit_callbacks.output import say
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.modules.stages import (
-    demonstrations,
-    fitted,
-    ppo_options,
-    preferences,
-    prompts,
-    trainer,
-)
+from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts, trainer
 
 FLAT: dict[str, Any] = {"learning_rate": 1e-2, "lr_scheduler": "constant"}
 
@@ -38,17 +29,10 @@ def test_the_learning_rate_finder_sees_losses_and_sets_rates(
     }
     module_class, data = made[stage]
     module = module_class(str(root / "policy"), optimizer=FLAT)
-
-    found = Tuner(trainer(tmp_path, max_epochs=4)).lr_find(
-        module,
-        datamodule=data(root),
-        num_training=4,
-        min_lr=1e-6,
-        max_lr=1e-2,
-        early_stop_threshold=None,
-        update_attr=False,
-    )
-
+    options: dict[str, Any] = {"num_training": 4, "min_lr": 1e-6, "max_lr": 1e-2}
+    options |= {"early_stop_threshold": None, "update_attr": False}
+    tuner = Tuner(trainer(tmp_path, max_epochs=4))
+    found = tuner.lr_find(module, datamodule=data(root), **options)
     assert found is not None
     losses, rates = found.results["loss"], found.results["lr"]
     assert len(losses) >= 3
@@ -65,7 +49,6 @@ def test_the_learning_rate_finder_refuses_two_optimizers(root: Path, tmp_path: P
 
 def test_stochastic_weight_averaging_is_refused(root: Path, tmp_path: Path) -> None:
     averaging = StochasticWeightAveraging(swa_lrs=1e-3)
-
     with pytest.raises(ValueError, match=r"callbacks: expected no StochasticWeightAveraging"):
         fitted(
             SFTModule(str(root / "policy")), demonstrations(root), tmp_path, callbacks=[averaging]
@@ -79,7 +62,6 @@ def test_a_compiled_module_is_refused_with_the_option_that_compiles(
     root: Path, tmp_path: Path
 ) -> None:
     module: Any = torch.compile(SFTModule(str(root / "policy")))
-
     with pytest.raises(ValueError, match=r"expected a module that is not compiled.*torch_compile"):
         fitted(module, demonstrations(root), tmp_path)
 
@@ -91,14 +73,8 @@ def test_callbacks_speak_above_lightnings_rich_bar(
         def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
             say(trainer, "a verdict")
 
-    fitted(
-        SFTModule(str(root / "policy")),
-        demonstrations(root),
-        tmp_path,
-        callbacks=[RichProgressBar(), Speaker()],
-        enable_progress_bar=True,
-    )
-
+    options = {"callbacks": [RichProgressBar(), Speaker()], "enable_progress_bar": True}
+    fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, **options)
     assert (tmp_path / "model/config.json").is_file()
     printed = capsys.readouterr()
     assert "Epoch 0/0" in printed.out

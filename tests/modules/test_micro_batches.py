@@ -1,7 +1,5 @@
 """Batches in parts, and what their metrics add up to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,12 +13,7 @@ from lit_rlhf.data import PreferenceBatch, TokenBatch
 from lit_rlhf.forward import hidden_states
 from lit_rlhf.models.prepare import checkpoint_activations
 from lit_rlhf.modules import MinibatchOptions, RewardModule, SFTModule, updates
-from lit_rlhf.modules.updates import (
-    activation_bytes,
-    slice_batch,
-    split_rows,
-    tokens_within_memory,
-)
+from lit_rlhf.modules.updates import activation_bytes, slice_batch, split_rows, tokens_within_memory
 from tests.support.tiny_models import optimized_causal_lm, tiny_causal_lm
 
 

@@ -1,7 +1,5 @@
 """Groups of options from dataclasses and mappings, in checkpoints, and under wrong names."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,10 +128,7 @@ def test_a_subclass_may_have_other_defaults(root: Path) -> None:
 
     class Slow(SFTModule):
         def __init__(
-            self,
-            model_path: str,
-            optimizer: OptimizerOptions = More(1e-7),
-            **options: Any,
+            self, model_path: str, optimizer: OptimizerOptions = More(1e-7), **options: Any
         ) -> None:
             super().__init__(model_path, optimizer=optimizer, **options)
 

@@ -1,7 +1,5 @@
 """Time and peak memory of phases, and what an out-of-memory error in one says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +11,17 @@ from lit_rlhf.modules import PPOModule, RewardModule, SFTModule, phases
 from lit_rlhf.modules.phases import GIB, PhaseTimer
 from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
 
-SHORTER = "or lower sampling.max_new_tokens (now 6)"
-ROLLOUT = f"What helps: lower memory.rollout_batch_size (now 4), {SHORTER}. The"
-SCORING = f"What helps: set memory.max_tokens_per_forward (now None), {SHORTER}. The"
-ADVICE = {
-    "rollout": ("rollout", ROLLOUT),
-    "score": ("score", SCORING),
-    "estimate": ("estimate", SCORING),
+ADVICE: dict[str, tuple[str, tuple[str, ...]]] = {  # the method that fails, and what helps
+    "rollout": ("rollout", ("lower memory.rollout_batch_size (now 4)",)),
+    "score": ("score", ("set memory.max_tokens_per_forward (now None)",)),
+    "estimate": ("estimate", ("set memory.max_tokens_per_forward (now None)",)),
     "update": (
         "policy_loss",
-        "What helps: set minibatches.micro_batch_size (now None), or set "
-        f"minibatches.micro_batch_tokens (now None), {SHORTER}, or "
-        "set network.gradient_checkpointing: true. The",
+        (
+            "set minibatches.micro_batch_size (now None)",
+            "set minibatches.micro_batch_tokens (now None)",
+            "set network.gradient_checkpointing: true",
+        ),
     ),
 }
 IDS = torch.zeros(2, 3)
@@ -107,8 +104,8 @@ def test_ppos_phases_are_named_with_their_sizes_and_settings(
         fitted(module, prompts(root), tmp_path)
     message = str(error.value)
     assert message.startswith(f"{phase}: out of memory with 8 sequences of ")
-    assert advice in message
-    assert "you tried to allocate 4000000000000000 bytes" in message
+    for text in (*advice, "lower sampling.max_new_tokens (now 6)", "you tried to allocate 4000000"):
+        assert text in message
     assert isinstance(error.value.__cause__, RuntimeError)
 
 
@@ -116,22 +113,16 @@ def test_ppos_phases_are_named_with_their_sizes_and_settings(
 def test_an_update_of_the_other_stages_is_named_too(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    module_class, data = {
-        "sft": (SFTModule, demonstrations),
-        "reward": (RewardModule, preferences),
-    }[stage]
+    module_class: Any = {"sft": SFTModule, "reward": RewardModule}[stage]
+    data: Any = {"sft": demonstrations, "reward": preferences}[stage]
     monkeypatch.setattr(module_class, "forward", too_much)
-    module = module_class(
-        str(root / "policy"), micro_batch_size=2, network={"gradient_checkpointing": True}
-    )
+    options = {"micro_batch_size": 2, "network": {"gradient_checkpointing": True}}
     with pytest.raises(torch.OutOfMemoryError) as error:
-        fitted(module, data(root), tmp_path)
+        fitted(module_class(str(root / "policy"), **options), data(root), tmp_path)
     message = str(error.value)
     assert message.startswith("update: out of memory with 4 sequences of ")
-    assert (
-        "What helps: lower micro_batch_size (now 2), or set micro_batch_tokens (now None), or "
-        "lower data.tokens_per_batch, or lower data.max_length. The allocator"
-    ) in message
+    assert "lower micro_batch_size (now 2), or set micro_batch_tokens (now None)" in message
+    assert "lower data.tokens_per_batch, or lower data.max_length" in message
 
 
 @pytest.mark.parametrize(

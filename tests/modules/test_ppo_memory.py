@@ -1,7 +1,5 @@
 """PPO's options for reference and reward model: kept in bfloat16, in CPU memory between uses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +67,3 @@ def test_frozen_networks_in_bfloat16_beside_float32_ones(root: Path, tmp_path: P
         expected["rollout/ref_perplexity"], rel=0.1
     )
     assert logged["rollout/ref_perplexity"] != expected["rollout/ref_perplexity"]
-
-
-def test_an_unknown_type_is_refused(root: Path) -> None:
-    with pytest.raises(ValueError, match=r"frozen_dtype: expected one of float32, .* got 'int8'"):
-        PPOModule(**ppo_options(root, memory={"frozen_dtype": "int8"}))

@@ -1,7 +1,5 @@
 """Several responses to each prompt of an iteration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +87,6 @@ def test_a_held_out_prompt_gets_one_response(root: Path, tmp_path: Path) -> None
     module = stage(root)
     fitted(module, prompts(root), tmp_path, limit_val_batches=1)
     assert [len(batch.texts) for batch, _ in module.seen] == [8 * N, 8]
-
-
-@pytest.mark.parametrize("number", [0, -1, 1.5])
-def test_a_number_of_responses_is_a_positive_integer(root: Path, number: float) -> None:
-    with pytest.raises(ValueError, match="responses_per_prompt: expected an integer >= 1, got"):
-        stage(root, responses_per_prompt=number)
 
 
 def test_minibatches_divide_all_responses_of_an_iteration(root: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """PPO with a reward model, rules and a remote scorer: logged, normalized, resumed."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import islice
@@ -94,10 +92,7 @@ class BrokenEstimates(PPOModule):
 @pytest.mark.filterwarnings("ignore:update of policy and critic skipped")
 def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_path: Path) -> None:
     options = ppo_options(
-        root,
-        rewards={"brevity": BREVITY},
-        critic_init="policy",
-        minibatches={"minibatch_size": 2},
+        root, rewards={"brevity": BREVITY}, critic_init="policy", minibatches={"minibatch_size": 2}
     )
     stage = BrokenEstimates(**options)
     fitted(stage, prompts(root, batch_size=2), tmp_path)

@@ -1,7 +1,5 @@
 """`PPOModule.sample`: what the policy answers to given prompts, and its timeline in a fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -177,11 +175,7 @@ def test_a_timeline_follows_ppos_iterations_and_changes_nothing(root: Path, tmp_
         timeline = SampleTimeline([ASKED[0], DIALOGUE], every_n_batches=3)
         callbacks = [timeline] if name == "with" else []
         fitted(
-            module,
-            prompts(root, batch_size=4),
-            tmp_path / name,
-            callbacks=callbacks,
-            max_epochs=2,
+            module, prompts(root, batch_size=4), tmp_path / name, callbacks=callbacks, max_epochs=2
         )
         states.append(copied(module))
     assert_equal_states(*states)

@@ -4,8 +4,6 @@ One iteration is recorded phase by phase. Policy and reference differ from the s
 ratios are not trivial; minibatches and epochs make the clips act.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,30 +16,25 @@ from torch import Tensor
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from tests.modules.stages import (
-    causal_lm,
-    copied,
-    encoder_of,
-    fitted,
-    ppo_options,
-    prompts,
-)
+from tests.modules.stages import causal_lm, copied, encoder_of, fitted, ppo_options, prompts
 from tests.support.tiny_models import tiny_config, tiny_tokenizer
 
 Record = dict[str, Tensor]
 
+RETURNS = {"advantages", "returns", "policy", "critic"}
 BASE: dict[str, Any] = {
-    "policy_optimizer.learning_rate": 2e-2,
-    "critic_optimizer.learning_rate": 2e-2,
+    **dict.fromkeys(("policy_optimizer.learning_rate", "critic_optimizer.learning_rate"), 2e-2),
+    **dict.fromkeys(("policy_optimizer.grad_clip", "critic_optimizer.grad_clip"), 0.5),
+    **dict.fromkeys(("loss.value_clip", "loss.ratio_clip"), 0.05),
     "advantages.lam": 0.9,
     "advantages.gamma": 0.99,
     "reward_shaping.kl_coef": 0.1,
     "reward_shaping.clip": 3.0,
-    "policy_optimizer.grad_clip": 0.5,
-    "critic_optimizer.grad_clip": 0.5,
-    "loss.value_clip": 0.05,
-    "loss.ratio_clip": 0.05,
 }
+UNSCALED = {"reward_shaping.normalization": False}
+ADAPTIVE = {"reward_shaping.kl_target": 0.5, "reward_shaping.kl_horizon": 50}
+PENALTY, ENTROPY = {"loss.policy_objective": "kl_penalty"}, {"loss.entropy_coef": 0.5}
+DECAY = dict.fromkeys(("policy_optimizer.weight_decay", "critic_optimizer.weight_decay"), 0.5)
 SHAPED = {"rewards", "advantages", "returns", "policy", "critic"}
 EVERYTHING = SHAPED | {
     *("responses", "loss_mask", "scores", "logprobs", "ref_logprobs", "values", "old_logprobs")
@@ -51,80 +44,35 @@ EVERYTHING = SHAPED | {
 SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
     ("1 KL penalty", {}, {"reward_shaping.kl_coef": 0.0}, SHAPED | {"kl_coef_after"}),
     ("1 KL estimator", {}, {"reward_shaping.kl_estimator": "k3"}, SHAPED),
-    (
-        "1 adaptive KL",
-        {},
-        {"reward_shaping.kl_target": 0.5, "reward_shaping.kl_horizon": 50},
-        {"kl_coef_after"},
-    ),
-    (
-        "4 reward scaling",
-        {"reward_shaping.normalization": False},
-        {"reward_shaping.scaling": True},
-        SHAPED,
-    ),
-    ("5 reward normalization", {}, {"reward_shaping.normalization": False}, SHAPED),
+    ("1 adaptive KL", {}, ADAPTIVE, {"kl_coef_after"}),
+    ("4 reward scaling", UNSCALED, {"reward_shaping.scaling": True}, SHAPED),
+    ("5 reward normalization", {}, UNSCALED, SHAPED),
     ("5 reward clip", {}, {"reward_shaping.clip": 0.2}, SHAPED),
-    (
-        "6 advantage normalization",
-        {},
-        {"advantages.normalization": False},
-        {"policy"},
-    ),
+    ("6 advantage normalization", {}, {"advantages.normalization": False}, {"policy"}),
     ("6 advantage clip", {}, {"advantages.clip": 0.3}, {"policy"}),
-    (
-        "8 critic from the policy",
-        {},
-        {"critic_init": "policy"},
-        {"values", "advantages", "returns", "policy", "critic"},
-    ),
-    (
-        "8 random critic",
-        {},
-        {"critic_init": "random"},
-        {"values", "advantages", "returns", "policy", "critic"},
-    ),
+    ("8 critic from the policy", {}, {"critic_init": "policy"}, RETURNS | {"values"}),
+    ("8 random critic", {}, {"critic_init": "random"}, RETURNS | {"values"}),
     ("8 critic pre-training", {}, {"critic_pretraining.iterations": 1}, {"policy"}),
     ("7 value clip", {}, {"loss.value_clip": None}, {"critic"}),
-    ("10 lambda", {}, {"advantages.lam": 1.0}, {"advantages", "returns", "policy", "critic"}),
-    ("10 gamma", {}, {"advantages.gamma": 0.5}, {"advantages", "returns", "policy", "critic"}),
+    ("10 lambda", {}, {"advantages.lam": 1.0}, RETURNS),
+    ("10 gamma", {}, {"advantages.gamma": 0.5}, RETURNS),
     ("9 another policy", {}, {"model_path": "other"}, EVERYTHING),
     ("11 ratio clip", {}, {"loss.ratio_clip": 0.5}, {"policy"}),
     ("wider above", {}, {"loss.ratio_clip_high": 0.5}, {"policy"}),
     ("dual clip", {}, {"loss.dual_clip": 1.01}, {"policy"}),
     ("11 unclipped", {}, {"loss.policy_objective": "unclipped"}, {"policy"}),
-    ("11 PPO-penalty", {}, {"loss.policy_objective": "kl_penalty"}, {"policy"}),
-    (
-        "11 beta of PPO-penalty",
-        {"loss.policy_objective": "kl_penalty"},
-        {"loss.kl_penalty_coef": 5.0},
-        {"policy"},
-    ),
+    ("11 PPO-penalty", {}, PENALTY, {"policy"}),
+    ("11 beta of PPO-penalty", PENALTY, {"loss.kl_penalty_coef": 5.0}, {"policy"}),
     ("ptx", {}, {"loss.ptx_coef": 0.5}, {"policy"}),
     ("12 policy's gradient clip", {}, {"policy_optimizer.grad_clip": None}, {"policy"}),
     ("12 critic's gradient clip", {}, {"critic_optimizer.grad_clip": None}, {"critic"}),
     ("2 ratio to the reference", {}, {"loss.old_policy": "reference"}, {"old_logprobs", "policy"}),
-    ("3 entropy bonus", {}, {"loss.entropy_coef": 0.5}, {"policy"}),
-    ("3 entropy clip", {"loss.entropy_coef": 0.5}, {"loss.entropy_clip": 3.0}, {"policy"}),
+    ("3 entropy bonus", {}, ENTROPY, {"policy"}),
+    ("3 entropy clip", ENTROPY, {"loss.entropy_clip": 3.0}, {"policy"}),
     ("missing-EOS penalty", {}, {"reward_shaping.missing_eos_penalty": 1.0}, SHAPED),
-    (
-        "truncation bootstraps",
-        {},
-        {"advantages.truncation": "bootstrap"},
-        {"advantages", "returns", "policy", "critic"},
-    ),
-    (
-        "truncation masks",
-        {},
-        {"advantages.truncation": "mask"},
-        {"loss_mask", "policy", "critic"},
-    ),
-    (
-        "weight decay",
-        {},
-        {"policy_optimizer.weight_decay": 0.5, "critic_optimizer.weight_decay": 0.5},
-        {"policy", "critic"},
-    ),
+    ("truncation bootstraps", {}, {"advantages.truncation": "bootstrap"}, RETURNS),
+    ("truncation masks", {}, {"advantages.truncation": "mask"}, {"loss_mask", "policy", "critic"}),
+    ("weight decay", {}, DECAY, {"policy", "critic"}),
     ("policy's learning rate", {}, {"policy_optimizer.learning_rate": 1e-2}, {"policy"}),
     ("critic's learning rate", {}, {"critic_optimizer.learning_rate": 1e-2}, {"critic"}),
     ("temperature", {}, {"sampling.temperature": 0.7}, EVERYTHING),

@@ -1,7 +1,5 @@
 """PPO's update: ratios, ptx, clip norms, critic pre-training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,6 +12,7 @@ from transformers import PreTrainedConfig
 from lit_rlhf.modules import CriticPretrainingOptions, LossShare, PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch
 from tests.modules.stages import (
+    Rates,
     StepRecorder,
     assert_equal_states,
     copied,
@@ -154,14 +153,12 @@ def test_critic_pretraining_leaves_moments_and_step_counts_that_exist_alone(
 
 def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> None:
     def run(target: float | None) -> Recording:
-        module = Recording(
-            **ppo_options(
-                root,
-                critic_pretraining={"iterations": 4, "target_value_loss": target},
-                critic_optimizer={"learning_rate": 1e-2},
-                loss={"value_clip": None},
-            )
-        )
+        options = {
+            "critic_pretraining": {"iterations": 4, "target_value_loss": target},
+            "critic_optimizer.learning_rate": 1e-2,
+            "loss.value_clip": None,
+        }
+        module = Recording(**ppo_options(root, **options))
         fitted(module, prompts(root), tmp_path / str(target), max_epochs=5)
         return module
 
@@ -174,52 +171,28 @@ def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> 
 
 
 def test_the_policys_warmup_starts_after_critic_pretraining(root: Path, tmp_path: Path) -> None:
-    module = PPOModule(
-        **ppo_options(
-            root,
-            critic_pretraining={"iterations": 2},
-            policy_optimizer={
-                "lr_scheduler": "constant_with_warmup",
-                "warmup_ratio": 0.5,
-                "learning_rate": 1.0,
-                "grad_clip": 1e-9,
-            },
-            critic_optimizer={
-                "lr_scheduler": "constant_with_warmup",
-                "warmup_ratio": 0.5,
-                "learning_rate": 1.0,
-            },
-        )
-    )
-    rates: list[tuple[float, float]] = []
+    schedule = {"lr_scheduler": "constant_with_warmup", "warmup_ratio": 0.5, "learning_rate": 1.0}
+    options = dict.fromkeys(("policy_optimizer", "critic_optimizer"), schedule)
+    module = PPOModule(**ppo_options(root, critic_pretraining={"iterations": 2}, **options))
+    watch = Rates()
 
-    class Rates(StepRecorder):
-        def on_train_batch_start(self, trainer: Any, *_: object) -> None:
-            policy, critic = trainer.optimizers
-            rates.append((policy.param_groups[0]["lr"], critic.param_groups[0]["lr"]))
-
+    class Untrained(StepRecorder):
         def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                parameter.grad = None
 
-    fitted(module, prompts(root), tmp_path, max_epochs=6, callbacks=[Rates()])
-    assert [rate[0] for rate in rates] == pytest.approx([1 / 8, 1 / 8, 1 / 8, 5 / 8, 1.0, 1.0])
-    assert [rate[1] for rate in rates] == [1.0] * 6  # it is pre-trained instead
+    fitted(module, prompts(root), tmp_path, max_epochs=6, callbacks=[watch, Untrained()])
+    policy, critic = zip(*watch.rates, strict=True)
+    assert policy == pytest.approx([1 / 8, 1 / 8, 1 / 8, 5 / 8, 1.0, 1.0])
+    assert critic == (1.0,) * 6  # it is pre-trained instead
 
 
 def test_each_network_has_its_own_schedule(root: Path, tmp_path: Path) -> None:
     critic = {"lr_scheduler": "linear", "warmup_ratio": 0.0, "learning_rate": 2e-3}
-    module = PPOModule(**ppo_options(root, critic_optimizer=critic))
-    rates: list[list[float]] = []
-
-    class Rates(StepRecorder):
-        def on_train_batch_start(self, trainer: Any, *_: object) -> None:
-            rates.append([optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers])
-
-    fitted(module, prompts(root), tmp_path, max_epochs=4, callbacks=[Rates()])
-    assert [rate[0] for rate in rates] == [1e-3] * 4
-    assert [rate[1] for rate in rates] == pytest.approx([2e-3, 1.5e-3, 1e-3, 5e-4])
+    module, watch = PPOModule(**ppo_options(root, critic_optimizer=critic)), Rates()
+    fitted(module, prompts(root), tmp_path, max_epochs=4, callbacks=[watch])
+    assert [rate[0] for rate in watch.rates] == [1e-3] * 4
+    assert [rate[1] for rate in watch.rates] == pytest.approx([2e-3, 1.5e-3, 1e-3, 5e-4])
 
 
 def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: Path) -> None:
@@ -368,21 +341,16 @@ def test_an_iteration_without_anything_to_learn_from_moves_nothing(
     assert all(torch.isfinite(value) for value in run.callback_metrics.values())
 
 
-def test_updates_of_an_iteration(root: Path) -> None:
-    options = ppo_options(root, minibatches={"minibatch_size": 4, "ppo_epochs": 3})
-    module = PPOModule(**options)
-    # a loader's last batch may be shorter than a minibatch
-    assert [module.minibatches.updates_per_iteration(n) for n in (8, 4, 3)] == [6, 3, 3]
-
-
 def test_minibatches_have_to_divide_the_rollouts(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = PPOModule(**ppo_options(root, minibatches={"minibatch_size": 3}))
+    module = PPOModule(**ppo_options(root, minibatches={"minibatch_size": 3, "ppo_epochs": 2}))
     rollout = Mock(side_effect=AssertionError("refused only after a rollout"))
     monkeypatch.setattr(module, "rollout", rollout)
     with pytest.raises(ValueError, match=r"minibatch_size: expected a divisor of the 8 rollouts"):
         fitted(module, prompts(root), tmp_path)
+    # a loader's last batch may be shorter than a minibatch
+    assert [module.minibatches.updates_per_iteration(n) for n in (9, 3, 2)] == [6, 2, 2]
 
 
 def test_a_function_can_be_the_only_reward(root: Path, tmp_path: Path) -> None:

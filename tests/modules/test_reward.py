@@ -1,7 +1,5 @@
 """Reward modelling: the two losses, what they count, and the text that is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from lit_rlhf.rollout import RolloutBatch
 from tests.modules.stages import (
     ANSWERS,
     QUESTIONS,
+    Rates,
     StepRecorder,
     first_batch,
     fitted,
@@ -130,9 +129,7 @@ def test_the_folder_keeps_the_trained_output_layer(root: Path, tmp_path: Path) -
     assert model.lm_head is not None
     before = model.lm_head.weight.detach().clone()
     fitted(model, preferences(root), tmp_path)
-
     saved = read_lm_head(tmp_path / "model")
-
     assert saved is not None
     assert torch.equal(saved.weight, model.lm_head.weight)
     assert not torch.equal(saved.weight, before)
@@ -177,32 +174,7 @@ def test_eos_is_read_and_trained_when_it_is_the_padding(pad_is_eos_root: Path) -
     assert kept["logits"].grad[0, target_ends, eos].max() < -1e-4
 
 
-def test_validation_reports_each_source_and_every_pair_alike(root: Path, tmp_path: Path) -> None:
-    model = module(root)
-    batch = first_batch(preferences(root, batch_size=8), root)
-    scores = read_scores(model, batch)
-    difference = scores[:, 0] - scores[:, 1]
-    run = trainer(tmp_path, limit_val_batches=None)
-    # batches of 3, 3 and 2 pairs
-    (logged,) = run.validate(model, datamodule=preferences(root, batch_size=3), verbose=False)
-    hits = (difference > 0).double()
-    assert logged["val/reward/accuracy"] == pytest.approx(float(hits.mean()))
-    assert logged["val/reward/accuracy/preferences"] == pytest.approx(float(hits.mean()))
-    assert logged["val/reward/margin"] == pytest.approx(float(difference.mean()), abs=1e-6)
-    loss = float(-logsigmoid(difference).mean())
-    assert logged["val/reward/pairwise_loss"] == pytest.approx(loss, rel=1e-5)
-    # confidence in the preferred response against how often it is right, in 15 bins
-    confidence = difference.abs().sigmoid()
-    bins = (confidence * 15).long()
-    error = sum(
-        float((confidence[bins == b].mean() - hits[bins == b].mean()).abs())
-        * float((bins == b).double().mean())
-        for b in bins.unique()
-    )
-    assert logged["val/reward/calibration_error"] == pytest.approx(error, rel=1e-4)
-
-
-def test_validation_weighs_imitation_by_tokens_and_starts_anew_each_time(
+def test_validation_weighs_pairs_and_tokens_and_starts_anew_each_time(
     root: Path, tmp_path: Path
 ) -> None:
     model = module(root, lm_coef=0.3)
@@ -210,51 +182,38 @@ def test_validation_weighs_imitation_by_tokens_and_starts_anew_each_time(
     run = trainer(tmp_path, limit_val_batches=None)
     lm = float(lm_losses(model, batch, load_causal_lm(root / "policy")).mean())
     pairwise = []
-    for factor in (1.0, -2.0):
+    for factor in (1.0, -2.0, 0.0):
         with torch.no_grad():
             model.model.score.weight *= factor
         # batches of 3, 3 and 2 pairs
         (logged,) = run.validate(model, datamodule=preferences(root, batch_size=3), verbose=False)
         scores = read_scores(model, batch)
         difference = scores[:, 0] - scores[:, 1]
-        expected = float(-logsigmoid(difference).mean())
+        pairwise.append(float(-logsigmoid(difference).mean()))
         assert logged["val/reward/lm_loss"] == pytest.approx(lm, rel=1e-5)
-        assert logged["val/reward/pairwise_loss"] == pytest.approx(expected, rel=1e-5)
-        assert logged["val/reward/loss"] == pytest.approx(expected + 0.3 * lm, rel=1e-5)
+        assert logged["val/reward/pairwise_loss"] == pytest.approx(pairwise[-1], rel=1e-5)
+        assert logged["val/reward/loss"] == pytest.approx(pairwise[-1] + 0.3 * lm, rel=1e-5)
         assert logged["val/reward/margin"] == pytest.approx(float(difference.mean()), abs=1e-6)
-        hits = float((difference > 0).double().mean())
-        assert logged["val/reward/accuracy"] == pytest.approx(hits)
-        assert logged["val/reward/accuracy/preferences"] == pytest.approx(hits)
-        pairwise.append(expected)
+        hits = (difference > 0).double()  # a tie is a miss
+        for key in ("val/reward/accuracy", "val/reward/accuracy/preferences"):
+            assert logged[key] == pytest.approx(float(hits.mean()))
+        # confidence in the preferred response against how often it is right, in 15 bins
+        confidence = difference.abs().sigmoid()
+        bins = (confidence * 15).long()
+        error = sum(
+            float((confidence[bins == b].mean() - hits[bins == b].mean()).abs())
+            * float((bins == b).double().mean())
+            for b in bins.unique()
+        )
+        assert logged["val/reward/calibration_error"] == pytest.approx(error, rel=1e-4)
     assert abs(pairwise[0] - pairwise[1]) > 1e-3
 
 
-def test_a_tie_is_no_hit(root: Path, tmp_path: Path) -> None:
-    model = module(root)
-    with torch.no_grad():
-        model.model.score.weight.zero_()
-    run = trainer(tmp_path, limit_val_batches=None)
-    (logged,) = run.validate(model, datamodule=preferences(root), verbose=False)
-    assert logged["val/reward/margin"] == 0.0
-    assert logged["val/reward/accuracy"] == 0.0
-
-
 def test_the_learning_rate_rises_over_the_first_tenth(root: Path, tmp_path: Path) -> None:
-    rates: list[float] = []
-
-    class Rates(StepRecorder):
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-            rates.append(optimizer.param_groups[0]["lr"])
-
+    model, watch = module(root, optimizer={"learning_rate": 1e-4}), Rates()
     data = preferences(root, batch_size=2)
-    fitted(
-        module(root, optimizer={"learning_rate": 1e-4}),
-        data,
-        tmp_path,
-        max_epochs=5,
-        callbacks=[Rates()],
-    )
-    assert rates == pytest.approx([0.5e-4, 1e-4, *[1e-4] * 18])
+    fitted(model, data, tmp_path, max_epochs=5, callbacks=[watch])
+    assert [rate for (rate,) in watch.rates] == pytest.approx([0.5e-4, 1e-4, *[1e-4] * 18])
 
 
 def test_gradients_are_clipped_over_trunk_and_heads_together(root: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """What a run checks and locks before it trains."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -178,9 +176,6 @@ def test_a_run_does_not_start_from_the_folder_of_an_interrupted_one(own: Path) -
 def test_only_rank_0_checks_and_locks(root: Path, tmp_path: Path) -> None:
     running = FolderLocks()
     running.acquire([tmp_path / "out"])
-    with (
-        patch("lightning.pytorch.Trainer.is_global_zero", False),
-        pytest.raises(Started),
-    ):
+    with patch("lightning.pytorch.Trainer.is_global_zero", False), pytest.raises(Started):
         sft(root, tmp_path / "out")
     running.release()

@@ -1,7 +1,5 @@
 """Learning rates: the table of docs/recipe.md, and what must not happen to a schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

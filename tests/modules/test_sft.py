@@ -1,7 +1,5 @@
 """SFT: what the loss counts, and the schedule it is trained with."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from torch import Tensor
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.modules import SFTModule
 from tests.modules.stages import (
+    Rates,
     StepRecorder,
     copied,
     demonstrations,
@@ -48,34 +47,26 @@ def test_the_loss_is_the_mean_over_all_completion_tokens_of_a_ragged_batch(
     assert float(logged["sft/perplexity"]) == pytest.approx(math.exp(expected), rel=1e-4)
 
 
-def test_validation_weighs_batches_by_their_tokens(root: Path, tmp_path: Path) -> None:
-    model = module(root)
-    batch = first_batch(demonstrations(root, batch_size=8), root)
-    expected = completion_losses(model, batch).mean()
-    run = trainer(tmp_path, limit_val_batches=None)
-    (logged,) = run.validate(model, datamodule=demonstrations(root, batch_size=3), verbose=False)
-    assert logged["val/sft/loss"] == pytest.approx(float(expected), rel=1e-5)
-    assert logged["val/sft/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
-
-
-def test_validation_starts_anew_each_time(root: Path, tmp_path: Path) -> None:
+def test_validation_weighs_batches_by_their_tokens_and_starts_anew_each_time(
+    root: Path, tmp_path: Path
+) -> None:
     model = module(root)
     batch = first_batch(demonstrations(root, batch_size=8), root)
     run = trainer(tmp_path, limit_val_batches=None)
-    tokens = batch.completion_mask.sum()
-    seen = []
+    tokens, seen = batch.completion_mask.sum(), []
     for factor in (1.0, 1e3):
         with torch.no_grad():
             model.model.lm_head.weight[EOS_ID] *= factor
         # batches of 3, 3 and 2 sequences, of unlike numbers of tokens
-        (logged,) = run.validate(
-            model, datamodule=demonstrations(root, batch_size=3), verbose=False
-        )
+        data = demonstrations(root, batch_size=3)
+        (logged,) = run.validate(model, datamodule=data, verbose=False)
         expected = float(completion_losses(model, batch).mean())
         accuracy = float(model(batch, tokens.float())["sft/token_accuracy"])
         assert logged["val/sft/loss"] == pytest.approx(expected, rel=1e-5)
         assert logged["val/sft/token_accuracy"] == pytest.approx(accuracy, rel=1e-5)
         seen.append((expected, accuracy))
+        if factor == 1.0:
+            assert logged["val/sft/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
     assert seen[0][0] != pytest.approx(seen[1][0], rel=0.01)
     assert seen[0][1] != pytest.approx(seen[1][1], rel=0.01)
 
@@ -126,26 +117,17 @@ def test_eos_is_trained_and_padding_is_not_when_they_are_the_same_token(
 
 
 def test_the_schedule_warms_up_and_falls_to_a_tenth_of_the_peak(root: Path, tmp_path: Path) -> None:
-    model = module(
-        root,
-        optimizer={"learning_rate": 1.0, "warmup_ratio": 0.2, "grad_clip": None},
-    )
-    rates: list[float] = []
-
-    class Rates(StepRecorder):
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-            rates.append(optimizer.param_groups[0]["lr"])
-            for group in optimizer.param_groups:
-                group["lr"] = 0.0
-
-    fitted(model, demonstrations(root), tmp_path, max_epochs=5, callbacks=[Rates()])
+    optimizer = {"learning_rate": 1.0, "warmup_ratio": 0.2, "grad_clip": None}
+    model, watch = module(root, optimizer=optimizer), Rates(still=True)
+    fitted(model, demonstrations(root), tmp_path, max_epochs=5, callbacks=[watch])
 
     def rate(step: int) -> float:
         if step < 2:
             return (step + 1) / 2
         return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 2) / 8))
 
-    assert rates == pytest.approx([rate(step) for step in range(10)], rel=1e-6)
+    seen = [rate for (rate,) in watch.rates]
+    assert seen == pytest.approx([rate(step) for step in range(10)], rel=1e-6)
     schedule = model.lr_schedulers()
     assert schedule.get_last_lr() == pytest.approx([rate(9)] * 2)  # type: ignore[union-attr]  # held
 

@@ -1,7 +1,5 @@
 """A run that a detector ends leaves the last healthy weights, and says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

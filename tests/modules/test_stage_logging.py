@@ -1,7 +1,5 @@
 """What TensorBoard shows: every documented key, against the module's own step, and sample text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,61 +11,28 @@ from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
 
 ROLLOUT = {
-    "rollout/score",
-    "rollout/score/reward",
-    "rollout/kl",
-    "rollout/kl_per_token",
-    "rollout/response_length",
-    "rollout/truncation_rate",
-    "rollout/perplexity",
-    "rollout/ref_perplexity",
-    "rollout/entropy",
-    "rollout/distinct_2",
-    "rollout/repeated_2",
-    "rollout/opening_share",
-    "rollout/responses",
-    "rollout/prompt_length",
-    "rollout/ref_prompt_entropy",
-    "rollout/gold",
+    f"rollout/{name}"
+    for name in (
+        *("score", "score/reward", "kl", "kl_per_token", "response_length", "truncation_rate"),
+        *("perplexity", "ref_perplexity", "entropy", "distinct_2", "repeated_2", "opening_share"),
+        *("responses", "prompt_length", "ref_prompt_entropy", "gold"),
+    )
 }
 CRITIC = {
-    "ppo/value_loss",
-    "ppo/value_clip_fraction",
-    "ppo/explained_variance",
-    "ppo/critic_grad_norm",
-    "ppo/kl_coef",
-    "ppo/skipped_updates",
+    *("ppo/value_loss", "ppo/value_clip_fraction", "ppo/explained_variance"),
+    *("ppo/critic_grad_norm", "ppo/kl_coef", "ppo/skipped_updates"),
 }
 POLICY = {
-    "ppo/policy_loss",
-    "ppo/ptx_loss",
-    "ppo/entropy_loss",
-    "ppo/approx_kl",
-    "ppo/ratio",
-    "ppo/ratio_first",
-    "ppo/clip_fraction",
-    "ppo/policy_grad_norm",
+    *("ppo/policy_loss", "ppo/ptx_loss", "ppo/entropy_loss", "ppo/approx_kl", "ppo/ratio"),
+    *("ppo/ratio_first", "ppo/clip_fraction", "ppo/policy_grad_norm"),
 }
 TIMES = {
-    "time/rollout",
-    "time/score",
-    "time/estimate",
-    "time/update",
-    "time/iteration",
-    "memory/rollout",
-    "memory/score",
-    "memory/estimate",
-    "memory/update",
+    *(f"{kind}/{p}" for kind in ("time", "memory") for p in ("rollout", "score", "estimate")),
+    *("time/update", "memory/update", "time/iteration"),
     "throughput/response_tokens_per_second",
 }
 STEP_TIMES = {"time/update", "time/iteration", "memory/update", "throughput/tokens_per_second"}
-REWARD = {
-    "reward/loss",
-    "reward/pairwise_loss",
-    "reward/lm_loss",
-    "reward/accuracy",
-    "reward/margin",
-}
+REWARD = {f"reward/{name}" for name in ("loss", "pairwise_loss", "lm_loss", "accuracy", "margin")}
 SFT = {"sft/loss", "sft/perplexity", "sft/token_accuracy"}
 
 
@@ -87,15 +52,12 @@ def steps(events: EventAccumulator, key: str) -> list[int]:
 @pytest.fixture(scope="module")
 def ppo_events(root: Path, tmp_path_factory: pytest.TempPathFactory) -> EventAccumulator:
     """Four iterations, the first of them critic pre-training."""
-    module = PPOModule(
-        **ppo_options(
-            root,
-            gold_reward="tests.rewards.reward_functions:length",
-            critic_pretraining={"iterations": 1},
-            loss={"ptx_coef": 0.1, "entropy_coef": 0.01},
-            sampled_texts=3,
-        )
-    )
+    options: dict[str, Any] = {
+        "gold_reward": "tests.rewards.reward_functions:length",
+        "critic_pretraining": {"iterations": 1},
+        "loss": {"ptx_coef": 0.1, "entropy_coef": 0.01},
+    }
+    module = PPOModule(**ppo_options(root, sampled_texts=3, **options))
     data = prompts(root, ptx=True, batch_size=4)
     return logged(module, data, tmp_path_factory.mktemp("ppo"))
 
@@ -115,9 +77,7 @@ def test_ppo_validates_by_generating_and_scoring(ppo_events: EventAccumulator) -
     assert all(1 <= length <= 6 for length in lengths)
 
 
-def test_ppo_shows_sample_responses_with_reward_kl_and_length(
-    ppo_events: EventAccumulator,
-) -> None:
+def test_ppo_shows_sample_responses_with_reward_kl_and_length(ppo_events: EventAccumulator) -> None:
     events = ppo_events.Tensors("val/samples/text_summary")
     assert [event.step for event in events] == [2, 4]
     for event in events:
@@ -132,7 +92,6 @@ def test_ppo_shows_sample_responses_with_reward_kl_and_length(
 def test_loggers_get_no_path_as_the_name_of_an_option(root: Path) -> None:
     options = ppo_options(root)
     module = PPOModule(**options)
-
     ((path, weight),) = options["rewards"].items()
     assert module.hparams_initial["rewards"] == f"{path}: {weight}"
     assert module.hparams_initial["sampling"]["max_new_tokens"] == 6

@@ -1,7 +1,5 @@
 """LoRA, bf16 and gradient checkpointing in all three stages."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -176,8 +174,7 @@ def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.* rounded back to what they were:UserWarning")
 def test_true_bf16_rounds_weights_and_no_state_of_ppo(root: Path, tmp_path: Path) -> None:
     options = ppo_options(
-        root,
-        reward_shaping={"kl_coef": 0.1, "kl_target": 0.5, "kl_horizon": 10_000},
+        root, reward_shaping={"kl_coef": 0.1, "kl_target": 0.5, "kl_horizon": 10_000}
     )
     module = PPOModule(**options)
     module.iteration.fill_(256)  # bf16 goes on with 258

@@ -43,7 +43,7 @@ PPO = (
     "tests/modules/test_ppo_switches.py",
     "tests/modules/test_updates.py",
     "tests/modules/test_schedules.py",
-    "tests/modules/test_timing.py",
+    "tests/modules/test_phases.py",
     "tests/invariant/test_reference_iteration.py",
     "tests/invariant/test_micro_batches.py",
 )

@@ -1,7 +1,5 @@
 """Small defects of a module: each mutant is its source with one expression or statement changed."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Mutants are what they are said to be, and reach functions that were imported before."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from types import ModuleType

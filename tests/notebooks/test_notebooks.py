@@ -1,7 +1,5 @@
 """The notebooks: the committed file of each, and (slow) that each runs by itself."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os
@@ -51,7 +49,6 @@ def parse(cell: Any) -> ast.Module:
 def test_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -> None:
     notebook = read(path)
     nbformat.validate(notebook)
-
     first = notebook.cells[0]
     assert first.cell_type == "markdown"
     assert first.source.startswith(f"# {path.stem[:2]} ")
@@ -71,7 +68,6 @@ def test_code_compiles_and_imports_names_that_there_are(path: Path) -> None:
     own = [n for n in nodes if isinstance(n, ast.ImportFrom) and str(n.module).startswith("lit_")]
     others = {str(n.module) for n in nodes if isinstance(n, ast.ImportFrom) and n not in own}
     others |= {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
-
     assert own
     for node in own:
         module = importlib.import_module(str(node.module))
@@ -81,14 +77,12 @@ def test_code_compiles_and_imports_names_that_there_are(path: Path) -> None:
 
 def test_monitors_do_not_need_lit_rlhf() -> None:
     sources = [cell.source for cell in code_cells(read(ROOT / f"notebooks/{ALONE}.ipynb"))]
-
     assert "lit_rlhf" not in "".join(sources)
 
 
 @each_notebook
 def test_outputs_are_there_small_and_without_an_error(path: Path) -> None:
     notebook = read(path)
-
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
     assert {output.output_type for output in outputs(notebook)} <= {
@@ -108,14 +102,12 @@ def test_outputs_show_no_path_of_a_machine_and_no_warning(path: Path) -> None:
         *(out.get("text", "") for out in outputs(read(path))),
         *(str(out.get("data", {}).get("text/plain", "")) for out in outputs(read(path))),
     ]
-
     assert [text for text in shown if MACHINE_PATH.search(text) or "Warning" in text] == []
 
 
 @each_notebook
 def test_page_of_notebooks_has_each(path: Path) -> None:
     title = read(path).cells[0].source.splitlines()[0].removeprefix("# ")
-
     assert f"[{title}](../notebooks/{path.name})" in PAGE
 
 
@@ -131,7 +123,6 @@ def test_notebook_runs_alone_from_top_to_bottom(path: Path, tmp_path: Path) -> N
         read(path), timeout=600, resources={"metadata": {"path": str(tmp_path)}}
     )
     done = client.execute(env=environment)
-
     assert len(images(done)) == len(images(read(path)))
     texts = [output.text for output in outputs(done) if output.get("name") == "stderr"]
     assert [text for text in texts if "Warning" in text] == []

@@ -1,7 +1,5 @@
 """The files of a release and the workflows name what exists."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shutil

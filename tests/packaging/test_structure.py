@@ -1,7 +1,5 @@
 """Rules of the source tree that no linter checks."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

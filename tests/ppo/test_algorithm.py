@@ -1,7 +1,5 @@
 """PPO without a Trainer: the phases of an iteration from two tiny models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

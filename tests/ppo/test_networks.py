@@ -1,7 +1,5 @@
 """The networks that PPO starts from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

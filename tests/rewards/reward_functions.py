@@ -1,7 +1,5 @@
 """Rewards that tests name as `tests.rewards.reward_functions:<name>`."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Sequence

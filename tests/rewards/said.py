@@ -1,7 +1,5 @@
 """Rollouts with given texts as responses, and a service that scores them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Python functions as rewards, and the errors that they raise."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any
@@ -71,21 +69,19 @@ def test_missing_field_is_named_with_the_function(rollouts: RolloutBatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "got"),
     [
         (
             "one_too_few",
-            r"one_too_few': expected 3 scores, one for each response, got shape \(2,\); called "
-            "with 3 responses, the first: prompt 'first prompt' and response 'yes'",
+            r"shape \(2,\); called with 3 responses, the first: prompt 'first prompt' and",
         ),
-        ("a_column", r"a_column': expected 3 scores, one for each response, got shape \(3, 1\)"),
-        ("nothing", "nothing': expected 3 scores, one for each response, got None"),
-        ("words", r"words': expected 3 scores, one for each response, got \['good', 'bad'"),
+        ("a_column", r"shape \(3, 1\)"),
+        ("nothing", "None"),
+        ("words", r"\['good', 'bad'"),
     ],
 )
-def test_invalid_result_of_a_function_is_named(
-    rollouts: RolloutBatch, name: str, message: str
-) -> None:
+def test_invalid_result_of_a_function_is_named(rollouts: RolloutBatch, name: str, got: str) -> None:
+    message = f"{name}': expected 3 scores, one for each response, got {got}"
     with pytest.raises(ValueError, match=message):
         scores(name, rollouts)
 
@@ -144,15 +140,12 @@ def test_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "exits",
-            "exits' raised SystemExit: 0. Called with prompt 'second' and response 'no way'",
-        ),
-        ("turns_gradients_off", "turns_gradients_off': expected a function that leaves torch's"),
-        ("turns_gradients_on", "turns_gradients_on': expected a function that leaves torch's"),
-        ("sorts_the_responses", "sorts_the_responses': .* leaves its argument 'responses' as it"),
-        ("empties_the_prompts", "empties_the_prompts': .* leaves its argument 'prompts' as it is"),
-        ("changes_the_lengths", "changes_the_lengths': .* leaves its argument 'lengths' as it is"),
+        ("exits", "raised SystemExit: 0. Called with prompt 'second' and response 'no way'"),
+        ("turns_gradients_off", "expected a function that leaves torch's"),
+        ("turns_gradients_on", "expected a function that leaves torch's"),
+        ("sorts_the_responses", ".* leaves its argument 'responses' as it"),
+        ("empties_the_prompts", ".* leaves its argument 'prompts' as it is"),
+        ("changes_the_lengths", ".* leaves its argument 'lengths' as it is"),
     ],
 )
 def test_function_with_side_effects_is_refused(
@@ -164,6 +157,6 @@ def test_function_with_side_effects_is_refused(
         if name == "turns_gradients_on" and timeout is not None:
             reward(rollouts, PROMPTS, None)  # gradients are on at the start of a thread
         else:
-            with pytest.raises(RuntimeError, match=message):
+            with pytest.raises(RuntimeError, match=f"{name}'.* {message}|{name}': {message}"):
                 reward(rollouts, PROMPTS, None)
         assert torch.is_grad_enabled() == before

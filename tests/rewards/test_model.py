@@ -1,7 +1,5 @@
 """Reward models: their scores, and the check of the text that they were trained on."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

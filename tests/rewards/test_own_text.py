@@ -1,7 +1,5 @@
 """A reward model with another tokenizer than the policy's: it is given text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,29 +157,26 @@ def test_moments_are_those_of_all_ranks(tmp_path: Path) -> None:
         reward.commit_moments()
 
 
-def test_a_number_is_a_weight_and_a_mapping_holds_options() -> None:
-    specs = parse_rewards(
-        {
-            "runs/reward": 1.0,
-            "my.rules:polite": {"weight": -0.5, "normalize": True},
-            "brevity": {"rule": "length", "weight": 0.1, "longest": 60, "unit": "words"},
-            "safe.v2": {"rule": "http", "url": "http://localhost/", "timeout": 5},
-        }
-    )
-    model, function, rule, remote = specs
-    assert [spec.name for spec in specs] == ["reward", "polite", "brevity", "safe.v2"]
-    assert [spec.weight for spec in specs] == [1.0, -0.5, 0.1, 1.0]
-    assert [spec.normalize for spec in specs] == [False, True, False, False]
-    assert [spec.is_model for spec in specs] == [True, False, False, False]
+def test_a_number_is_a_weight_and_a_mapping_holds_options(tmp_path: Path) -> None:
+    (tmp_path / "a:b").mkdir()  # a folder with the mark of a function
+    rewards: dict[str, Any] = {
+        "runs/reward": 1.0,
+        "my.rules:polite": {"weight": -0.5, "normalize": True},
+        "brevity": {"rule": "length", "weight": 0.1, "longest": 60, "unit": "words"},
+        "safe.v2": {"rule": "http", "url": "http://localhost/", "timeout": 5},
+        str(tmp_path / "a:b"): 1.0,
+    }
+    before = copy.deepcopy(rewards)
+    specs = parse_rewards(rewards)
+    assert rewards == before
+    model, function, rule, remote, _ = specs
+    assert [spec.name for spec in specs[:4]] == ["reward", "polite", "brevity", "safe.v2"]
+    assert [spec.weight for spec in specs] == [1.0, -0.5, 0.1, 1.0, 1.0]
+    assert [spec.normalize for spec in specs] == [False, True, False, False, False]
+    assert [spec.is_model for spec in specs] == [True, False, False, False, True]
     assert (model.key, function.key) == ("runs/reward", "my.rules:polite")
     assert rule.source == LengthRule(longest=60, unit="words")
     assert remote.source == RemoteScorer("http://localhost/", timeout=5.0)
-
-
-def test_a_mapping_of_the_configuration_is_left_as_it_is() -> None:
-    rewards: dict[str, Any] = {"brevity": {"rule": "length", "weight": 0.1, "longest": 60}}
-    parse_rewards(rewards)
-    assert rewards == {"brevity": {"rule": "length", "weight": 0.1, "longest": 60}}
 
 
 def test_names_are_short_where_that_tells_them_apart() -> None:
@@ -193,45 +191,28 @@ def test_names_are_short_where_that_tells_them_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("value", "message"),
     [
-        ("a", {"rule": "lenght"}, "rewards.a.rule: expected one of length, format, regex, equals"),
+        ({"rule": "lenght"}, r"\.rule: expected one of length, format, regex, equals"),
         (
-            "a",
             {"rule": "length", "longst": 3},
-            r"rewards.a: Option 'longst' is not accepted \(rule: length takes shortest, longest, "
-            r"unit, weight, normalize\)",
+            r": Option 'longst' is not accepted \(rule: length takes shortest, longest, ",
         ),
-        ("a", {"rule": "length", "longest": "x"}, "rewards.a: .*longest.*\n.*rule: length takes"),
-        ("a", {"rule": "length"}, "rewards.a: shortest, longest: expected at least one of them"),
-        ("a", {"rule": "regex"}, "rewards.a: .*pattern.* .rule: regex takes pattern, absent, time"),
-        ("a", {"rule": "http", "url": "x"}, "rewards.a: url: expected http://host"),
-        ("a", {"rule": "length", "longest": 3, "weight": None}, "rewards.a: expected a finite num"),
-        ("a", {"rule": "length", "longest": 3, "normalize": 1}, "rewards.a.normalize: expected tr"),
-        (
-            "runs/a",
-            {"weight": 1.0, "longest": 3},
-            "rewards.runs/a: expected no option but weight, normali",
-        ),
-        ("runs/a", float("nan"), "rewards.runs/a: expected a finite number as weight, got nan"),
-        ("runs/a", True, "rewards.runs/a: expected a finite number as weight, got True"),
-        ("runs/a", "1", "rewards.runs/a: expected a finite number as weight, got '1'"),
+        ({"rule": "length", "longest": "x"}, ": .*longest.*\n.*rule: length takes"),
+        ({"rule": "length"}, ": shortest, longest: expected at least one of them"),
+        ({"rule": "regex"}, ": .*pattern.* .rule: regex takes pattern, absent, time"),
+        ({"rule": "http", "url": "x"}, ": url: expected http://host"),
+        ({"rule": "length", "longest": 3, "weight": None}, ": expected a finite num"),
+        ({"rule": "length", "longest": 3, "normalize": 1}, r"\.normalize: expected tr"),
+        ({"weight": 1.0, "longest": 3}, ": expected no option but weight, normali"),
+        (float("nan"), ": expected a finite number as weight, got nan"),
+        (True, ": expected a finite number as weight, got True"),
+        ("1", ": expected a finite number as weight, got '1'"),
     ],
 )
-def test_an_invalid_entry_is_named_with_its_option(key: str, value: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"(?s){message}"):
-        parse_rewards({key: value})
-
-
-def test_functions_are_told_from_folders(tmp_path: Path) -> None:
-    colon = tmp_path / "a:b"
-    colon.mkdir()
-    paths = ["package.module:function", str(colon), "owner/model"]
-    assert [spec.is_model for spec in parse_rewards(dict.fromkeys(paths, 1.0))] == [
-        False,
-        True,
-        True,
-    ]
+def test_an_invalid_entry_is_named_with_its_option(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s)rewards.runs/a{message}"):
+        parse_rewards({"runs/a": value})
 
 
 def test_a_reward_models_scores_that_are_not_finite_are_shown(
@@ -268,11 +249,6 @@ def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: Rollout
     alone = WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
     alone(rollouts, PROMPTS, None)
     assert alone.spread() is None
-
-
-def test_the_sum_needs_a_reward() -> None:
-    with pytest.raises(ValueError, match=r"rewards: expected at least one entry.* got none"):
-        WeightedReward({}, ModelOptions(), tiny_tokenizer())
 
 
 def test_a_password_in_the_url_of_a_service_is_refused_and_not_shown() -> None:

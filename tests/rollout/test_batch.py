@@ -1,7 +1,5 @@
 """Rollouts as tensors: what their views, parts and copies hold."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

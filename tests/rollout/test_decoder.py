@@ -1,7 +1,5 @@
 """Generation that refills its slots: the tokens of `generate`, and no work for who has ended."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 
@@ -149,9 +147,7 @@ def test_logits_are_computed_for_the_last_token_of_a_prompt_only() -> None:
     assert seen == [len(ids)]
 
 
-def test_release_interval_does_not_change_responses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_release_interval_does_not_change_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     # up to the last of 128 learned positions, which the steps after the end must not exceed
     model, options = optimized_causal_lm("gpt2"), SamplingOptions(max_new_tokens=28)
     mask = torch.arange(100) >= 100 - torch.tensor([100, 40, 99])[:, None]
@@ -166,9 +162,7 @@ def test_release_interval_does_not_change_responses(
     assert endless.lengths.tolist() == [28] * 3
 
 
-def test_prefill_reads_no_more_tokens_at_once_than_scoring(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_prefill_reads_no_more_tokens_at_once_than_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     model = optimized_causal_lm()
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30)

@@ -1,7 +1,5 @@
 """The experience buffer: rows, and minibatches that cover it once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Decoding steps that are captured and replayed give what steps of Python give."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The rollout metrics, against sums worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Responses as text, as records and as a Markdown table."""
 
-from __future__ import annotations
-
 import torch
 
 from lit_rlhf.rollout import (

@@ -1,7 +1,5 @@
 """A token is drawn from the distribution that the options leave, by one number."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

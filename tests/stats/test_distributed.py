@@ -1,7 +1,5 @@
 """Two ranks that hold parts of a batch agree with one that holds all of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A checkpoint folder of one engine, which three ranks wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

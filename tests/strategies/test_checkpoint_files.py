@@ -1,7 +1,5 @@
 """Checkpoint files: whole or not there, whatever happens, and checked before use."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -120,7 +118,6 @@ def test_networks_that_share_weights_have_one_type() -> None:
     module = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("policy", "critic", "reward")})
     check_shared_weights(module, ["critic"])
     module["critic"].weight = module["policy"].weight
-
     for names in ([], ["policy", "critic"], ["reward"]):
         check_shared_weights(module, names)
     with pytest.raises(ValueError, match="expected both of policy and critic, which share weights"):

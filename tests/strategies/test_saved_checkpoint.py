@@ -1,7 +1,5 @@
 """Reading a checkpoint without the processes that wrote it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small modules with two optimizers, for runs in processes of their own."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any, cast
 

@@ -4,8 +4,6 @@
 raises the budget in the same commit.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Checkpoint folders as the multi-engine strategy writes them, without engines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

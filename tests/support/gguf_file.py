@@ -1,7 +1,5 @@
 """A tiny Llama in a GGUF file, as llama.cpp's converter would write it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A process group of GPUs reduces only tensors on the GPU. On a CPU every tensor i
 device, so tensors that a GPU run would have on the host are marked by a subclass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A judge's endpoint made of the standard library: it reads the question and answers by a rule."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

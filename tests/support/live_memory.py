@@ -1,7 +1,5 @@
 """Counting the bytes of living tensors, where no device counts what it allocates."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

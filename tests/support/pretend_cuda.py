@@ -14,8 +14,6 @@ The backward runs in C++, whose gradients and saved tensors carry no mark, so th
 as on the device there.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

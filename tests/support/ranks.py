@@ -1,7 +1,5 @@
 """Run a function in several processes that form one gloo process group."""
 
-from __future__ import annotations
-
 import datetime
 import multiprocessing
 import os

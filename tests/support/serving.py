@@ -1,7 +1,5 @@
 """`transformers serve` in another process, and tiny models for it to serve."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

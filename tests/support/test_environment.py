@@ -1,7 +1,5 @@
 """Tests write outside the tree and outside the user's cache."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Networks of a few thousand weights and a byte-level tokenizer, built from configs, offline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The result of `torch.nn.attention.varlen.varlen_attn`, row by row and in any dtype."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

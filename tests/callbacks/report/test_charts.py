@@ -1,7 +1,5 @@
 """The charts of the report, read from matplotlib's axes and from the page."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -32,7 +30,6 @@ def points(line: Any) -> list[tuple[float, float]]:
 def test_non_finite_values_are_gaps_with_a_stroke(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", {"toy/a": [0.0, math.nan, 1.0, math.inf, 1.0]})
     curve, strokes = drawn(run).lines
-
     assert [x for x, y in points(curve) if math.isnan(y)] == [2, 4]
     assert [x for x, _ in points(strokes)] == [2, 4]
 
@@ -41,7 +38,6 @@ def test_long_run_has_a_bold_mean_and_keeps_its_peaks(tmp_path: Path) -> None:
     values = [0.0] * 3000
     values[1234] = 7.0
     thin_line, bold = drawn(write_run(tmp_path / "run", {"toy/a": values})).lines
-
     assert len(points(thin_line)) == len(points(bold)) <= 802
     assert [point for point in points(thin_line) if point[1]] == [(1235, 7)]
     assert max(y for _, y in points(bold)) < 0.1
@@ -67,7 +63,6 @@ def test_close_verdicts_share_a_number(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", {"toy/a": [0.0] * 101}, texts)
     run = read_run("run", folder)
     axes = draw_metric(Panel("toy/a", "A", "", "Toy"), [run], run.verdicts, (1, 101))
-
     assert [text.get_text() for text in axes.texts] == ["1", "4"]
     assert len(axes.lines) == 2 + 4  # the curve, its mean and the verdicts
 
@@ -75,7 +70,6 @@ def test_close_verdicts_share_a_number(tmp_path: Path) -> None:
 def test_eighteen_runs_look_different(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / str(i), {"toy/a": [1.0, float(i)]}) for i in range(18)]
     looks = {(line.get_color(), line.get_linestyle()) for line in drawn(*folders).lines}
-
     assert len(looks) == len({run_class(i) for i in range(18)}) == 18
     assert run_class(18) == run_class(0)
 
@@ -94,7 +88,6 @@ def test_y_axis(
     tmp_path: Path, values: list[float], options: dict[str, Any], scale: str, low: float
 ) -> None:
     axes = drawn(write_run(tmp_path / "run", {"toy/a": values}), **options)
-
     assert axes.get_yscale() == scale
     assert axes.get_ylim()[0] == pytest.approx(low)
     assert axes.get_ylim()[1] >= values[-1]
@@ -112,14 +105,12 @@ def test_svg_has_the_colors_of_the_page_and_nothing_of_matplotlibs(tmp_path: Pat
 def test_moving_average_passes_over_non_finite_values() -> None:
     values = [1.0, math.nan, 3.0, 5.0, math.nan, math.nan, math.nan]
     averages = moving_average(values, half_width=1)
-
     assert averages[:5] == [1.0, 2.0, 4.0, 4.0, 5.0]
     assert all(map(math.isnan, averages[5:]))
 
 
 def test_thinning_keeps_ends_extremes_and_gaps() -> None:
     values = [0.0, 1.0, 9.0, 2.0, -5.0, 0.0, math.nan, math.nan, 3.0, 3.0]
-
     # halves: 0 1 9 2 -5 (extremes at 2 and 4) and 0 nan nan 3 3 (at 5 and 8, gap at 6)
     assert thin(values, columns=2) == [0, 2, 4, 5, 6, 8, 9]
     assert thin(values[:4], columns=2) == [0, 1, 2, 3]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from inspect import signature
@@ -85,10 +83,8 @@ def test_bad_prompts_end_the_command_with_their_place(
     root: Path, tmp_path: Path, content: str, expected: str
 ) -> None:
     (tmp_path / "bad.jsonl").write_text(content, encoding="utf-8")
-
     with pytest.raises(SystemExit) as error:
         main(arguments(root, prompts=str(tmp_path / "bad.jsonl")))
-
     assert message(error).startswith("lit_rlhf evaluate: ")
     assert expected in message(error)
 
@@ -99,44 +95,31 @@ def no_environment_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
 
 
+def write_question(folder: Path) -> str:
+    record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
+    (folder / "q.jsonl").write_text(json.dumps(record) + "\n", "utf-8")
+    return str(folder / "q.jsonl")
+
+
 @pytest.mark.usefixtures("no_environment_report")
 def test_benchmarks_alone_need_no_prompts(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
-    (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n", "utf-8")
-    policies = ["--policies", str(root / "sft"), str(root / "ppo"), "--device", "cpu"]
-
-    result = main(
-        [
-            *policies,
-            *("--choices", str(tmp_path / "q.jsonl"), "--output", str(tmp_path / "report.json")),
-        ]
-    )
-
+    policies = {name: str(root / name) for name in ("sft", "ppo")}
+    output = ("--choices", write_question(tmp_path), "--output", str(tmp_path / "report.json"))
+    result = main(["--policies", *policies.values(), "--device", "cpu", *output])
     assert list(result) == ["benchmarks", "settings"]
     assert "q.jsonl (acc)" in capsys.readouterr().out
     report = json.loads((tmp_path / "report.json").read_text("utf-8"))
-    assert report["benchmarks"]["models"] == {
-        "sft": str(root / "sft"),
-        "ppo": str(root / "ppo"),
-    }
+    assert report["benchmarks"]["models"] == policies
     assert "policies" not in report
     assert report["settings"]["dtype"] == "float32"
 
 
 @pytest.mark.usefixtures("no_environment_report")
 def test_benchmarks_come_after_a_comparison_in_one_report(root: Path, tmp_path: Path) -> None:
-    record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
-    (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n", "utf-8")
-
-    main(
-        arguments(
-            root,
-            *("--choices", str(tmp_path / "q.jsonl"), "--output", str(tmp_path / "report.json")),
-        )
-    )
-
+    output = ("--choices", write_question(tmp_path), "--output", str(tmp_path / "report.json"))
+    main(arguments(root, *output))
     report = json.loads((tmp_path / "report.json").read_text("utf-8"))
     assert list(report["policies"]) == ["sft", "ppo"]
     assert report["benchmarks"]["rows"][0]["questions"] == 1
@@ -156,7 +139,6 @@ def test_prompts_are_needed_unless_there_are_benchmarks_alone(
 ) -> None:
     with pytest.raises(SystemExit) as error:
         main(["--policies", str(root / "sft"), *more])
-
     assert said in message(error)
 
 

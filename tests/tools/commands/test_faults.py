@@ -1,7 +1,5 @@
 """Damaged models, rewards that fail, limits and Ctrl-C: each command ends with one clear line."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -67,9 +65,7 @@ def test_a_damaged_model_is_named(
     policy = write_policy(tmp_path / "sft")
     (tmp_path / "sft" / "lit_rlhf.json").unlink()  # else it says that the weights are others
     damage(tmp_path / "sft")
-
     message = message_of("generate", "hi", "--models", policy)
-
     assert message.startswith("lit_rlhf generate: ")
     assert expected in message
     assert policy in message
@@ -77,12 +73,10 @@ def test_a_damaged_model_is_named(
 
 def test_a_reward_that_ends_the_process_is_named(tmp_path: Path) -> None:
     policy, prompts = write_policy(tmp_path / "sft"), write_prompts(tmp_path / "prompts.jsonl")
-
     message = message_of(
         *("evaluate", "--policies", policy, "--prompts", prompts),
         *("--rewards", json.dumps({LEAVING: 1.0})),
     )
-
     assert message.startswith("lit_rlhf evaluate: reward function")
     assert "raised SystemExit: 3. Called with prompt" in message
 
@@ -114,7 +108,6 @@ def test_ctrl_c_ends_with_one_line_and_says_how_to_continue(
         pytest.raises(SystemExit) as ended,
     ):
         main([*argv, "--max_new_tokens", "4", "--output", str(output)])
-
     assert ended.value.code == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"lit_rlhf generate: interrupted; {output}.partial has what is finished; the same command "

@@ -1,15 +1,5 @@
-from __future__ import annotations
-
 import io
 import json
-import os
-import pty
-import select
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +7,8 @@ import pytest
 
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.tools.commands.generate import main
-from tests.docs.blocks import ROOT
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 from tests.tools.evaluation.folders import QUESTIONS, write_policy, write_prompts
-
-COMMAND = [sys.executable, "-m", "lit_rlhf.cli.main", "generate"]
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'callbacks'}",
-}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +64,6 @@ def test_prompts_from_arguments_are_printed_for_reading(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generation = main(arguments(root, "--prompt", "hi", "so", "--prompt", "why?"))
-
     assert generation is not None
     responses = [r for of_model in generation.responses.values() for r in of_model]
     printed = capsys.readouterr().out
@@ -96,26 +78,18 @@ def test_prompts_from_arguments_are_printed_for_reading(
 
 
 def test_words_before_all_flags_are_prompts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["hi", "so", *arguments(root, "--prompt", "why?", models=("sft",))])
-    lines = capsys.readouterr().out.splitlines()
-    asked = [line for line in lines if line.startswith("user: ")]
-    assert asked == ["user: hi", "user: so", "user: why?"]
-
-
-def test_several_responses_are_numbered(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(arguments(root, "--prompt", "hi", "--responses_per_prompt", "2", models=("sft",)))
-
+    flags = ("--prompt", "why?", "--responses_per_prompt", "2")
+    main(["hi", "so", *arguments(root, *flags, models=("sft",))])
     printed = capsys.readouterr().out
-    assert printed.count("user: hi\n") == 1
-    assert "\nsft 1: " in printed
-    assert "\nsft 2: " in printed
+    asked = [line for line in printed.splitlines() if line.startswith("user: ")]
+    assert asked == ["user: hi", "user: so", "user: why?"]
+    assert printed.count("\nsft 1: ") == printed.count("\nsft 2: ") == 3
 
 
 def test_standard_output_takes_records_and_nothing_else(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generation = main(arguments(root, "--prompt", "hi", "--output", "-"))
-
     assert generation is not None
     printed = records(capsys.readouterr().out)
     assert printed == json.loads(json.dumps(generation.records()))
@@ -123,22 +97,7 @@ def test_standard_output_takes_records_and_nothing_else(
 
 def test_shortened_prompts_are_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(arguments(root, "--prompt", "a b c d e f g h i j k l m", "--max_prompt_length", "16"))
-
     assert "sft: 1 prompts were shortened" in capsys.readouterr().err
-
-
-def test_a_config_file_says_the_same_as_flags(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "generate.yaml"
-    content = {"models": [str(root / "sft")], "prompt": ["hi"], "top_p": 0.5, "device": "cpu"}
-    config.write_text(json.dumps(content), "utf-8")
-
-    generation = main(["--config", str(config), "--max_new_tokens", "3"])
-
-    assert generation is not None
-    assert [response.prompt[0].content for response in generation.responses["sft"]] == ["hi"]
-    assert (generation.settings["top_p"], generation.settings["max_new_tokens"]) == (0.5, 3)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +110,6 @@ def test_a_config_file_says_the_same_as_flags(
 )
 def test_prompts_come_from_one_place(root: Path, flags: list[str], got: str) -> None:
     text = refusal(arguments(root, *flags))
-
     assert "expected exactly one of them (--prompts FILE, --prompt 'TEXT' or --chat)" in text
     assert got in text
 
@@ -166,26 +124,9 @@ def test_a_model_without_a_chat_template_says_which_there_are(
     root: Path, source: list[str]
 ) -> None:
     text = refusal(arguments(root, *source, models=("sft", "bare")))
-
     assert f"{root / 'bare'}" in text
     assert "choose one of the built-in ones: 'hh', 'paper-en', 'paper-zh'" in text
     main(arguments(root, "--prompt", "hi", "--chat_template", "hh", models=("sft", "bare")))
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ('{"query": "hi"}\n', "bad.jsonl:1: no known format has these fields"),
-        ('{"prompt": "hi"}\n{"query": "hi"}\n', "bad.jsonl:2: field 'prompt': missing"),
-        ('{"prompt": "a</s>"}\n', "bad.jsonl:1: a turn contains the text of the EOS token"),
-    ],
-)
-def test_bad_prompts_are_named_with_their_place(
-    root: Path, tmp_path: Path, content: str, expected: str
-) -> None:
-    (tmp_path / "bad.jsonl").write_text(content, "utf-8")
-
-    assert expected in refusal(arguments(root, "--prompts", str(tmp_path / "bad.jsonl")))
 
 
 def test_a_bad_prompt_of_an_argument_is_named_by_its_number(root: Path) -> None:
@@ -201,7 +142,6 @@ def test_a_folder_without_a_model_says_how_to_make_one(root: Path, tmp_path: Pat
     (tmp_path / "last.ckpt").touch()
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").touch()
-
     for path in (tmp_path / "last.ckpt", tmp_path):
         text = refusal(["--models", str(path), "--prompt", "hi"])
         assert "`lit_rlhf export` makes such a folder" in text
@@ -213,9 +153,7 @@ def test_a_chat_takes_its_lines_from_a_pipe(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n/reset\n\nhi\n/quit\nnever\n"))
-
     main(arguments(root, "--chat"))
-
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     turns = shown.split("\nyou: ")
@@ -225,79 +163,3 @@ def test_a_chat_takes_its_lines_from_a_pipe(
     assert turns[2] == "/reset\nthe dialogue starts anew\n"
     assert turns[-2] == turns[1]  # forgotten, and the same seeds
     assert turns[-1] == "/quit\n"
-
-
-@contextmanager
-def terminal(*argv: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A command in a terminal of its own, and the side of it where a person sits."""
-    person, program = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *argv],
-        stdin=program,
-        stdout=program,
-        stderr=program,
-        env={**ENVIRONMENT, "TERM": "xterm"},
-        start_new_session=True,
-        preexec_fn=_take_terminal,
-    )
-    os.close(program)
-    try:
-        yield process, person
-    finally:
-        process.kill()
-        process.wait()
-        os.close(person)
-
-
-def _take_terminal() -> None:
-    # a shell's background jobs, and what they start, ignore Ctrl-C
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C becomes a signal
-
-
-def shown_until(person: int, text: str, unread: list[str], press: bytes = b"") -> str:
-    """What is shown up to and with `text`; what comes after it stays in `unread`.
-
-    A key to `press` is pressed again where nothing happens: input() loses a signal that arrives
-    after the prompt is shown and before readline waits.
-    """
-    shown = "".join(unread)
-    os.write(person, press)
-    for _ in range(24):
-        while text not in shown and select.select([person], [], [], 5)[0]:
-            shown += os.read(person, 4096).decode("utf-8", "replace")
-        if text in shown:
-            break
-        os.write(person, press)
-    assert text in shown
-    end = shown.index(text) + len(text)
-    unread[:] = [shown[end:]]
-    return shown[:end]
-
-
-@pytest.mark.slow  # starts the command in a terminal
-def test_ctrl_c_stops_a_response_and_ctrl_d_ends_the_chat(root: Path, tmp_path: Path) -> None:
-    model = tiny_causal_lm(seed=3)  # its greedy response has no end
-    model.config.max_position_embeddings = 100_000
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{{ messages[-1]['content'] }}"
-    save_model_folder(model, tokenizer, tmp_path / "endless")
-    endless = ["--max_new_tokens", "90000", "--do_sample", "false", "--repetition_penalty", "1"]
-
-    unread: list[str] = []
-    with terminal("--models", str(tmp_path / "endless"), "--chat", *endless) as (chat, person):
-        greeting = shown_until(person, "you: ", unread)
-        os.write(person, b"hi\n")
-        shown_until(person, "endless: ", unread)
-        os.write(person, b"\x03")
-        shown_until(person, "stopped", unread)
-        shown_until(person, "you: ", unread)
-        shown_until(person, "/quit or Ctrl-D ends the chat", unread, press=b"\x03")
-        shown_until(person, "you: ", unread)
-        os.write(person, b"\x04")
-        assert chat.wait(timeout=120) == 0
-
-    assert "A chat with endless. /help lists the commands, Ctrl-D ends it." in greeting

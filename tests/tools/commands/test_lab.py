@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +9,7 @@ import pytest
 
 from lit_rlhf.data import DataSource, load_records
 from lit_rlhf.tools.commands import lab
-from lit_rlhf.tools.commands.lab import iterate_prompts, main, sample_preferences
+from lit_rlhf.tools.commands.lab import main, sample_preferences
 from lit_rlhf.tools.lab import WORLDS, World, read_world
 from tests.tools.evaluation.folders import Sampling, write_policy
 
@@ -30,6 +28,15 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+def preferences(world: Path, output: Path, batch_size: int) -> list[str]:
+    """The command for seven pairs."""
+    return [
+        *("preferences", "--policy", str(world / "base"), "--world", str(world), "--pairs", "7"),
+        *("--output", str(output), "--max_new_tokens", "4", "--device", "cpu"),
+        *("--batch_size", str(batch_size)),
+    ]
+
+
 def sampled(world: Path, pairs: int, seed: int = 0) -> list[dict[str, str]]:
     return sample_preferences(
         str(world / "base"), world, pairs, seed, max_new_tokens=4, batch_size=3, device="cpu"
@@ -37,55 +44,27 @@ def sampled(world: Path, pairs: int, seed: int = 0) -> list[dict[str, str]]:
 
 
 def test_a_world_has_the_sizes_asked_for(world: Path) -> None:
-    lengths = {path.name: len(rows(path)) for path in world.glob("*.jsonl")}
-
-    assert lengths == {
-        "demonstrations.jsonl": 8,
-        "prompts_train.jsonl": 6,
-        "prompts_heldout.jsonl": 4,
-        "text.jsonl": 2,
-    }
+    lengths = {path.stem: len(rows(path)) for path in world.glob("*.jsonl")}
+    sizes = {"demonstrations": 8, "prompts_train": 6, "prompts_heldout": 4, "text": 2}
+    assert lengths == sizes
     assert (world / "base" / "model.safetensors").is_file()
-
-
-def test_a_world_is_read_back(world: Path) -> None:
     assert read_world(world) == World(language="en")
 
 
-def test_a_world_can_be_chinese(tmp_path: Path) -> None:
-    main(["world", "--output_dir", str(tmp_path), "--language", "zh", *SIZES, "--n_texts", "1"])
-
-    assert read_world(tmp_path).language == "zh"
+def test_a_world_is_chosen_by_name_and_language(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--world", "extrapolation", "--language", "zh", *SIZES, "--n_texts", "1")
+    main(["world", "--output_dir", str(tmp_path), *flags])
+    assert read_world(tmp_path) == replace(WORLDS["extrapolation"], language="zh")
+    assert "World 'extrapolation' in" in capsys.readouterr().out
     text = rows(tmp_path / "prompts_train.jsonl")[0]["prompt"][0]["content"]
     assert any("\u4e00" <= character <= "\u9fff" for character in text)
 
 
-def test_a_world_is_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--world", "extrapolation", "--language", "zh", *SIZES, "--n_texts", "1")
-    main(["world", "--output_dir", str(tmp_path), *flags])
-
-    assert read_world(tmp_path) == replace(WORLDS["extrapolation"], language="zh")
-    assert "World 'extrapolation' in" in capsys.readouterr().out
-
-
-def test_an_unknown_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["world", "--output_dir", str(tmp_path), "--language", "tlh"])
-
-    assert "language" in capsys.readouterr().err
-
-
 def test_preferences_are_written_as_hh_records(world: Path, tmp_path: Path) -> None:
     output = tmp_path / "new" / "preferences.jsonl"
-
-    main(
-        [
-            *("preferences", "--policy", str(world / "base"), "--world", str(world)),
-            *("--output", str(output), "--pairs", "7", "--max_new_tokens", "4"),
-            *("--batch_size", "3", "--device", "cpu"),
-        ]
-    )
-
+    main(preferences(world, output, batch_size=3))
     # a record that cannot be used would raise
     assert len(load_records("preference", [DataSource(str(output))])) == 7
     assert [path.name for path in output.parent.iterdir()] == ["preferences.jsonl"]
@@ -94,7 +73,6 @@ def test_preferences_are_written_as_hh_records(world: Path, tmp_path: Path) -> N
 def test_pairs_share_a_prompt_of_the_training_side(world: Path) -> None:
     prompts = load_records("prompt", [DataSource(str(world / "prompts_train.jsonl"))])
     asked = {record.prompt[-1].content for record in prompts}  # type: ignore[union-attr]
-
     for record in sampled(world, pairs=8):
         chosen, rejected = (record[key].rpartition("\n\nAssistant:") for key in sorted(record))
         assert chosen[0] == rejected[0]
@@ -106,14 +84,12 @@ def test_every_prompt_is_used_before_one_comes_again(world: Path) -> None:
     asked = [
         record["chosen"].rpartition("\n\nAssistant:")[0] for record in sampled(world, 12, seed=1)
     ]
-
     assert sorted(asked[:6]) == sorted(asked[6:])
     assert asked[:6] != asked[6:]
 
 
 def test_the_seed_repeats_the_preferences(world: Path) -> None:
     first = sampled(world, pairs=4, seed=1)
-
     assert sampled(world, pairs=4, seed=1) == first
     assert sampled(world, pairs=4, seed=2) != first
 
@@ -123,20 +99,14 @@ def test_interrupted_preferences_continue_with_the_batches_that_are_missing(
 ) -> None:
     def run(output: str, last: int | None = None) -> int:
         sampling = Sampling(last)
-        argv = [
-            *("preferences", "--policy", str(world / "base"), "--world", str(world)),
-            *("--output", str(tmp_path / output), "--pairs", "7", "--max_new_tokens", "4"),
-            *("--batch_size", "2", "--device", "cpu"),
-        ]
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", sampling):
-            main(argv)
+            main(preferences(world, tmp_path / output, batch_size=2))
         return sampling.n_batches
 
     n_batches = run("whole.jsonl")
     with pytest.raises(KeyboardInterrupt):
         run("out.jsonl", last=n_batches - 1)
     assert not (tmp_path / "out.jsonl").exists()
-
     assert run("out.jsonl") == 1
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
@@ -151,16 +121,6 @@ def test_a_world_that_is_not_complete_is_none(tmp_path: Path) -> None:
         main(["world", "--output_dir", str(tmp_path), *SIZES, "--n_texts", "1"])
     with pytest.raises(ValueError, match="expected a folder that `lit_rlhf lab world` wrote"):
         read_world(tmp_path)
-
-
-def test_passes_reshuffle_all_prompts() -> None:
-    examples: list[Any] = list(range(50))
-
-    order = iterate_prompts(examples, seed=0)
-    first, second = ([next(order) for _ in range(50)] for _ in range(2))
-
-    assert sorted(first) == sorted(second) == examples
-    assert first != second
 
 
 class FakeResponses:
@@ -185,16 +145,13 @@ def test_equal_responses_are_replaced_by_other_prompts(
 ) -> None:
     fake = FakeResponses()
     monkeypatch.setattr(lab, "sample_batches", fake)
-
     records = sampled(world, pairs=9)
-
     assert len(records) == 9
     assert fake.n_prompts == [9, 3, 1]
 
 
 def test_a_policy_with_one_answer_is_refused(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "sample_batches", FakeResponses(usable=False))
-
     with pytest.raises(ValueError, match="whose responses differ, got 0 usable pairs of 40 from"):
         sampled(world, pairs=2)
 
@@ -202,20 +159,17 @@ def test_a_policy_with_one_answer_is_refused(world: Path, monkeypatch: pytest.Mo
 def test_a_folder_without_a_world_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as error:
         main(["preferences", "--policy", "a", "--world", str(tmp_path), "--output", "b"])
-
     assert "expected a folder that `lit_rlhf lab world` wrote" in str(error.value.code)
 
 
 def test_a_world_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "world.json").write_text('{"world": {"color": "red"}}', encoding="utf-8")
-
     with pytest.raises(ValueError, match=r"world: expected a world of this version in .*color"):
         read_world(tmp_path)
 
 
 def test_a_policy_that_cuts_the_prompts_is_refused(world: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path / "policy", max_length=16)
-
     with pytest.raises(ValueError, match=r"takes the world's prompts whole, got .* 16 tokens"):
         sample_preferences(policy, world, pairs=2)
 

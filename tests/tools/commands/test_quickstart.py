@@ -1,7 +1,5 @@
 """`lit_rlhf quickstart` from end to end, on copies of its configurations with two steps each."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -99,66 +97,44 @@ def test_a_quickstart_trains_compares_and_draws(
 
 
 EXPECTED = Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9)
-FELL = "vanilla PPO's gold reward fell from 0.50 (SFT) to"
-EXPLOITED = (
-    "vanilla PPO exploited the reward model: its score is high (2.00 against 0.50 of PPO-max), but "
-    "its gold reward fell from 0.50 (SFT) to -4.00, and 2% of its responses are well-formed "
-    "(SFT 95%)"
-)
-IMPROVED = "PPO-max improved the policy: its gold reward ended at 1.00, +0.50 to SFT"
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "vanilla", "max_"),
     [
-        pytest.param({}, f"{EXPLOITED}; {IMPROVED}", id="as expected"),
+        ({}, "vanilla PPO exploited the reward model", "PPO-max improved the policy: "),
         # the bounds themselves count: 0.5 - 0.5 * 1.4 and 0.5 + 0.3
-        pytest.param(
+        (
             {"vanilla_gold": 0.5 - 0.5 * 1.4, "max_gold": 0.5 + 0.3},
-            EXPLOITED.replace("-4.00", "-0.20")
-            + "; PPO-max improved the policy: its gold reward ended at 0.80, +0.30 to SFT",
-            id="just as expected",
+            "vanilla PPO exploited the reward model",
+            "PPO-max improved the policy: ",
         ),
-        pytest.param(
+        (
             {"vanilla_score": 0.5},
-            f"{FELL} -4.00, but, unexpectedly, its score under the reward model did not end above "
-            f"that of PPO-max (0.50 against 0.50 of PPO-max); {IMPROVED}",
-            id="collapse without a higher score",
+            "unexpectedly, its score under the reward model did not end above",
+            "PPO-max improved the policy: ",
         ),
-        pytest.param(
-            {"vanilla_gold": -0.19},
-            f"{FELL} -0.19, which is less than expected (0.70); {IMPROVED}",
-            id="small fall",
-        ),
-        pytest.param(
-            {"vanilla_gold": 0.9},
-            "vanilla PPO, unexpectedly, did not collapse: its gold reward went from 0.50 (SFT) to "
-            f"0.90; {IMPROVED}",
-            id="no collapse",
-        ),
-        pytest.param(
-            {"max_gold": 0.79},
-            f"{EXPLOITED}; PPO-max improved the policy by less than expected (0.3): its gold "
-            "reward ended at 0.79, +0.29 to SFT",
-            id="small gain",
-        ),
-        pytest.param(
-            {"max_gold": 0.5},
-            f"{EXPLOITED}; PPO-max, unexpectedly, did not improve the policy: its gold reward "
-            "ended at 0.50, +0.00 to SFT",
-            id="no gain",
-        ),
-        pytest.param(
+        ({"vanilla_gold": -0.19}, "which is less than expected (0.70)", "PPO-max improved"),
+        ({"vanilla_gold": 0.9}, "unexpectedly, did not collapse: its gold reward went", "improved"),
+        ({"max_gold": 0.79}, "vanilla PPO exploited", "improved the policy by less than expected"),
+        ({"max_gold": 0.5}, "vanilla PPO exploited", "unexpectedly, did not improve the policy: "),
+        (
             {"vanilla_gold": 0.6, "max_gold": 0.1},
-            "vanilla PPO, unexpectedly, did not collapse: its gold reward went from 0.50 (SFT) to "
-            "0.60; PPO-max, unexpectedly, did not improve the policy: its gold reward ended at "
-            "0.10, -0.40 to SFT",
-            id="all unexpected",
+            "unexpectedly, did not collapse",
+            "unexpectedly, did not improve",
         ),
     ],
 )
-def test_one_sentence_tells_what_happened(changes: dict[str, float], sentence: str) -> None:
-    assert EXPECTED._replace(**changes).sentence() == f"In this run, {sentence}."
+def test_sentence_tells_what_happened(changes: dict[str, float], vanilla: str, max_: str) -> None:
+    outcome = EXPECTED._replace(**changes)
+    first, second = outcome.sentence().split("; ")
+    assert first.startswith("In this run, vanilla PPO")
+    assert vanilla in first
+    assert f"{outcome.vanilla_gold:.2f}" in first
+    assert "0.50 (SFT)" in first
+    assert max_ in second
+    gain = outcome.max_gold - outcome.sft_gold
+    assert second.endswith(f"its gold reward ended at {outcome.max_gold:.2f}, {gain:+.2f} to SFT.")
 
 
 def test_the_printed_commands_are_those_that_run_with_seed_and_copied_configurations(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -40,7 +38,6 @@ def test_a_page_and_its_numbers_are_written(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(arguments(root, tmp_path / "new", "--language_model", str(root / "sft")))
-
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
         "report.html",
         "report.json",
@@ -57,7 +54,6 @@ def test_a_page_and_its_numbers_are_written(
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"prompt": "hi", "chosen": "a"}\n', "bad.jsonl:1: field 'chosen': missing"),
         ("", "bad.jsonl: empty file"),
         (
             '{"prompt": "hi", "chosen": "a", "rejected": "b"}\n{"prompt": "hi", "chosen": "a"}\n',
@@ -70,95 +66,56 @@ def test_bad_pairs_end_the_command_with_their_place(
     root: Path, tmp_path: Path, content: str, expected: str
 ) -> None:
     (tmp_path / "bad.jsonl").write_text(content, "utf-8")
-
+    argv = arguments(root, tmp_path / "out", preferences=str(tmp_path / "bad.jsonl"))
     with pytest.raises(SystemExit) as error:
-        main(arguments(root, tmp_path / "out", preferences=str(tmp_path / "bad.jsonl")))
-
+        main(argv)
     assert message(error).startswith("lit_rlhf report reward: ")
     assert expected in message(error)
     assert not (tmp_path / "out").exists()
-
-
-def test_bad_pairs_can_be_skipped_and_are_counted(root: Path, tmp_path: Path) -> None:
-    lines = [json.dumps(PAIRS[0]), json.dumps({"prompt": "hi", "chosen": "a"})]
-    (tmp_path / "bad.jsonl").write_text("\n".join(lines), "utf-8")
-
-    report = main(
-        arguments(
-            root,
-            tmp_path / "out",
-            *("--on_bad_record", "skip"),
-            preferences=str(tmp_path / "bad.jsonl"),
-        )
-    )
-
-    assert report is not None
-    assert sum(report.skipped.values()) == 1
+    if content:
+        report = main([*argv, "--on_bad_record", "skip"])
+        assert report is not None
+        assert sum(report.skipped.values()) == 1
 
 
 def test_a_model_that_is_not_there_ends_the_command(root: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as error:
         main([*arguments(root, tmp_path), "--model", str(root / "rewrad")])
-
     assert "expected a folder with a model or a hub id" in message(error)
 
 
-def test_sources_can_be_named() -> None:
+def test_sources_can_be_named(tmp_path: Path) -> None:
     assert parse_source("data/pairs.jsonl", "test").label == "pairs"
     named = parse_source("mine=data/pairs.jsonl", "test[:5]")
     assert (named.label, named.path, named.split) == ("mine", "data/pairs.jsonl", "test[:5]")
     with pytest.raises(ValueError, match=r"expected PATH or NAME=PATH, got '=a\.jsonl'"):
         parse_source("=a.jsonl", "test")
-
-
-def test_a_path_with_an_equals_sign_is_no_name(tmp_path: Path) -> None:
     path = tmp_path / "lr=0.1.jsonl"
     path.write_text("{}\n", "utf-8")
-
     assert parse_source(str(path), "test").path == str(path)
 
 
-def test_help_lists_the_reports_and_explains_every_argument(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_lists_the_reports(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
     assert "reward" in capsys.readouterr().out
     with pytest.raises(SystemExit) as error:
         main(["rewards"])
     assert "expected `reward` or the folder of a run's log, got 'rewards'" in message(error)
 
-    with pytest.raises(SystemExit):
-        main(["reward", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Report on a reward model: accuracy, calibration" in text
-    for name in ("model", "preferences", "output", "language_model", "mistakes", "split"):
-        assert f"--{name} " in text
-
 
 def test_runs_are_put_side_by_side_with_the_settings_that_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, coef in (("base", 0.1), ("no_ptx", 0.0)):
-        run = tmp_path / name
-        write_run(run, {"rollout/score": [0.0] * 18 + [1.0, 2.0], "ppo/only": [1.0]})
-        config = {
-            "seed_everything": 0,
-            "trainer": {"logger": {"name": name}},
-            "model": {"init_args": {"loss": {"ptx_coef": coef}, "output_dir": f"runs/{name}"}},
-        }
-        (run / "config.yaml").write_text(json.dumps(config))
+        write_run(tmp_path / name, {"rollout/score": [0.0] * 18 + [1.0, 2.0], "ppo/only": [1.0]})
+        arguments = {"loss": {"ptx_coef": coef}, "output_dir": f"runs/{name}"}
+        config = {"trainer": {"logger": {"name": name}}, "model": {"init_args": arguments}}
+        (tmp_path / name / "config.yaml").write_text(json.dumps({"seed_everything": 0} | config))
     page = tmp_path / "page.html"
     main([str(tmp_path / "base"), str(tmp_path / "no_ptx"), "--output", str(page)])
     table = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert table[:3] == [
-        ["mean", "of", "the", "last", "tenth", "base", "no_ptx"],
-        ["rollout/score", "1.5", "1.5"],
-        ["highest", "level", "-", "-"],
-    ]
-    assert table[3:6] == [
-        [],
-        ["settings", "that", "differ"],
-        ["model.init_args.loss.ptx_coef", "0.1", "0.0"],
-    ]
+    assert table[1] == ["rollout/score", "1.5", "1.5"]  # the means of the last tenth
+    place = table.index(["settings", "that", "differ"])
+    assert table[place + 1] == ["model.init_args.loss.ptx_coef", "0.1", "0.0"]
     assert table[-1] == ["Report:", str(page)]
     assert page.is_file()

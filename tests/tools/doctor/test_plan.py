@@ -1,7 +1,5 @@
 """What a configuration asks of the machine, by the Trainer's settings."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 
@@ -64,15 +62,12 @@ def test_the_number_of_processes(
 )
 def test_the_strategy(strategy: Any, name: str, engines: bool, offload: bool) -> None:
     plan = plan_run({"strategy": strategy})
-
     assert (plan.strategy, plan.engines, plan.offload_optimizer) == (name, engines, offload)
 
 
 def test_without_the_gpus_the_cpu_stands_in_and_says_so(gpus: int) -> None:
     settings = {"accelerator": "gpu", "devices": 8, "strategy": "multi_deepspeed_stage_2"}
-
     substitution, used = plan_run(settings).substitution, examination_settings(settings)
-
     assert "The configuration has 8 processes" in substitution
     assert used["devices"] == used["num_nodes"] == 1
     if gpus:

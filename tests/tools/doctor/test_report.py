@@ -1,7 +1,5 @@
 """What the doctor prints, in 80 columns."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console
@@ -30,35 +28,23 @@ def test_a_finding_has_its_status_its_name_and_what_to_change() -> None:
             "ratio": Finding(Status.FAILURE, LONG, "Set [model.x] to 1."),
             "memory": Finding(Status.OK, "3 GiB are there."),
             "time": Finding(Status.NOT_CHECKED, "Not reached."),
-        }
-    )
-
-    lines = [line.rstrip() for line in printed(report).splitlines()]
-
-    assert lines == [
-        "FAIL  ratio            The ratio is 1.1052 before the first update (KL of old to",
-        "                       new policy 0.0052 nats), expected 1.",
-        "                       Change: Set [model.x] to 1.",
-        "ok    memory           3 GiB are there.",
-        "-     time             Not reached.",
-        "",
-        "1 ok, 1 failed, 1 not checked. Fix the failures before the run.",
-    ]
-
-
-def test_a_substitution_is_shown() -> None:
-    report = Report({"memory": Finding(Status.WARNING, "Tight.", "Less.")}, "On the CPU only.")
-
-    assert printed(report).splitlines()[-3:] == [
+        },
         "On the CPU only.",
-        "",
-        "1 warned. The run can start.",
+    )
+    lines = [line.rstrip() for line in printed(report).splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:2] for line in lines if line and line[0] != " "][:3] == [
+        ["FAIL", "ratio"],
+        ["ok", "memory"],
+        ["-", "time"],
     ]
+    words = " ".join(" ".join(lines).split())
+    assert f"{LONG} Change: Set [model.x] to 1." in words
+    assert "On the CPU only. 1 ok, 1 failed, 1 not checked. Fix the failures" in words
 
 
 def test_a_report_is_plain_data() -> None:
     report = Report({"ratio": Finding(Status.FAILURE, "1.1", "Do.")})
-
     assert report.as_dict() == {
         "failed": True,
         "substitution": "",

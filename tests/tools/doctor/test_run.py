@@ -1,7 +1,5 @@
 """Whole examinations: sound runs pass, and errors become findings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +13,6 @@ from tests.tools.doctor.runs import findings, module_of, not_ok
 
 def test_a_sound_run_passes_all_checks(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path)
-
     assert not_ok(report) == {}
     assert not report.failed
 
@@ -25,9 +22,7 @@ def test_a_sound_run_is_left_untouched(root: Path, tmp_path: Path) -> None:
     module = module_of(root, output_dir=str(tmp_path / "model"))
     running = FolderLocks()  # the run itself, which goes on
     running.acquire([tmp_path / "model"])
-
     report = findings(root, tmp_path / "run", module)
-
     running.release()
     assert not_ok(report) == {}
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
@@ -80,7 +75,6 @@ def test_scores_that_are_not_finite(root: Path, tmp_path: Path) -> None:
     options = {"rewards": {"tests.tools.doctor.rewards:nothing": 1.0}, "critic_init": "policy"}
     with pytest.warns(UserWarning, match="expected finite scores"):
         report = findings(root, tmp_path, module_of(root, **options))
-
     assert report.findings["iteration"].status is Status.FAILURE
     assert "rewards" in report.findings["iteration"].found
     for name in ("ratio", "clipping", "time"):
@@ -91,13 +85,11 @@ def test_scores_that_are_not_finite(root: Path, tmp_path: Path) -> None:
 
 def test_a_minibatch_that_does_not_divide_the_batch(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, module_of(root, minibatches={"minibatch_size": 3}))
-
     assert "minibatch_size: expected a divisor of the 8 rollouts" in report.findings["start"].found
 
 
 def test_data_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, data={"batch_size": 9})
-
     assert report.findings["start"].status is Status.FAILURE
     assert "batch" in report.findings["start"].found
     assert report.findings["time"].status is Status.NOT_CHECKED

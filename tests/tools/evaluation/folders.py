@@ -1,7 +1,5 @@
 """Tiny policies, a reward model and prompts on disk, and rewards as functions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

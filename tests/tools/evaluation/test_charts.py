@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from matplotlib.axes import Axes
@@ -26,6 +25,7 @@ from lit_rlhf.tools.evaluation import (
 )
 from lit_rlhf.tools.evaluation.outcomes import Outcomes
 from lit_rlhf.tools.evaluation.reward_report.measures import length_buckets, reliability
+from tests.callbacks.scripted import trainer
 
 
 def write_run(folder: Path, series: Mapping[str, Sequence[float]], first: int = 0) -> Path:
@@ -69,10 +69,11 @@ def test_each_metric_gets_a_panel_with_the_runs_that_have_it(vanilla: Path, ppo_
 
 
 def test_kl_is_on_a_logarithmic_scale_that_shows_negative_estimates(vanilla: Path) -> None:
-    axis = panels(run_figure({"vanilla": vanilla}))["KL to the SFT policy, nats per response"]
-
-    assert axis.get_yscale() == "symlog"
-    assert axis.get_ylim()[0] < -0.1
+    drawn = panels(run_figure({"vanilla": vanilla}, keys=["rollout/kl", "rollout/score"]))
+    kl = "KL to the SFT policy, nats per response"
+    assert list(drawn) == [kl, "score that PPO optimizes"]  # in the order asked for
+    assert drawn[kl].get_yscale() == "symlog"
+    assert drawn[kl].get_ylim()[0] < -0.1
 
 
 def test_the_baseline_is_a_line_in_its_panels(vanilla: Path) -> None:
@@ -85,30 +86,18 @@ def test_the_baseline_is_a_line_in_its_panels(vanilla: Path) -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["vanilla", "SFT"]
 
 
-def test_chosen_keys_are_drawn_in_their_order(vanilla: Path) -> None:
-    figure = run_figure({"vanilla": vanilla}, keys=["rollout/kl", "rollout/score"])
-
-    assert list(panels(figure)) == [
-        "KL to the SFT policy, nats per response",
-        "score that PPO optimizes",
-    ]
-
-
-def test_a_key_that_no_run_has_is_refused(vanilla: Path) -> None:
+def test_a_figure_of_nothing_is_refused(vanilla: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"rollout/score.*, got rollout/nothing"):
         run_figure({"vanilla": vanilla}, keys=["rollout/score", "rollout/nothing"])
-
-
-def test_a_run_without_any_usual_metric_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "sft", {"sft/loss": [1.0]})
-
     with pytest.raises(ValueError, match=r"\(sft/loss\), got none of the usual ones"):
         run_figure({"sft": tmp_path / "sft"})
-
-
-def test_no_runs_are_refused() -> None:
     with pytest.raises(ValueError, match="runs: expected at least one"):
         run_figure({})
+    with pytest.raises(ValueError, match="chart: expected verdicts of a reward or a judge"):
+        outcome_figure([], "sft")
+    with pytest.raises(ValueError, match="every_n_batches: expected an integer >= 1, got 0"):
+        LiveCurves(every_n_batches=0)
 
 
 class Screen:
@@ -142,19 +131,8 @@ class LoggingModel(BoringModel):
 
 
 def fit_live(curves: LiveCurves, logger: Any, batches: int = 5) -> None:
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        limit_train_batches=batches,
-        limit_val_batches=0,
-        log_every_n_steps=1,
-        logger=logger,
-        callbacks=[curves],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(LoggingModel())
+    limits: dict[str, Any] = {"limit_train_batches": batches, "limit_val_batches": 0}
+    trainer(Path(), curves, logger=logger, **limits).fit(LoggingModel())
 
 
 @pytest.mark.parametrize("logger_class", [TensorBoardLogger, CSVLogger])
@@ -192,11 +170,6 @@ def test_a_metric_that_was_never_logged_is_named_at_the_end(screen: Screen, tmp_
     assert len(screen.shown) == 1
 
 
-def test_live_curves_are_drawn_every_so_many_batches() -> None:
-    with pytest.raises(ValueError, match="every_n_batches: expected an integer >= 1, got 0"):
-        LiveCurves(every_n_batches=0)
-
-
 MAX = Outcomes(
     0.44, 0.26, 0.3, Interval(0.37, 0.51), Interval(0.2, 0.32), Interval(0.24, 0.36), 200
 )
@@ -213,9 +186,9 @@ def drawn(figure: Figure, title: str) -> Axes:
     return axis
 
 
-def test_every_share_is_a_bar_behind_the_one_before() -> None:
-    axis = drawn(outcome_figure(ROWS, "sft"), "helpful")
-
+def test_every_share_is_a_bar_behind_the_one_before(tmp_path: Path) -> None:
+    figure = outcome_figure(ROWS, "sft")
+    axis = drawn(figure, "helpful")
     bars = [
         (bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_width()) for bar in axis.patches
     ]
@@ -227,24 +200,10 @@ def test_every_share_is_a_bar_behind_the_one_before() -> None:
     assert [label.get_text() for label in axis.get_yticklabels()] == ["ppo_max", "vanilla"]
     assert axis.yaxis_inverted()  # the first policy is on top
     assert [text.get_text() for text in axis.texts] == ["44", "26", "30", "20", "78"]
-
-
-def test_a_policy_without_a_verdict_has_no_bar() -> None:
-    axis = drawn(outcome_figure(ROWS, "sft"), "harmless")
-
-    assert list(axis.patches) == []
-    assert [text.get_text() for text in axis.texts] == ["no valid verdict"]
-
-
-def test_the_suffix_is_the_format(tmp_path: Path) -> None:
-    path = save_figure(outcome_figure(ROWS, "sft"), tmp_path / "new" / "chart.svg")
-
+    silent = drawn(figure, "harmless")
+    assert ([*silent.patches], silent.texts[0].get_text()) == ([], "no valid verdict")
+    path = save_figure(figure, tmp_path / "new" / "chart.svg")
     assert path.read_text("utf-8").startswith("<?xml")
-
-
-def test_nothing_to_draw() -> None:
-    with pytest.raises(ValueError, match="chart: expected verdicts of a reward or a judge"):
-        outcome_figure([], "sft")
 
 
 def test_reward_charts_draw_accuracies_with_their_intervals() -> None:

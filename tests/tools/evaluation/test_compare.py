@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -101,9 +99,7 @@ def test_a_file_of_responses_has_the_prompts_as_they_were_read(tmp_path: Path) -
     policies = [write_policy(tmp_path / n, seed, "paper-en") for seed, n in enumerate("ab")]
     prompts = DataSource(write_prompts(tmp_path / "prompts.jsonl"))
     comparison = compare_policies(policies, prompts, {}, SamplingOptions(max_new_tokens=3))
-
     file = write_json_lines(tmp_path / "responses.jsonl", comparison.records())
-
     assert read_responses([str(file)]) == comparison.responses
 
 
@@ -183,7 +179,6 @@ def test_a_copy_of_the_baseline_ties_on_every_prompt(folders: Folders) -> None:
 
 def test_a_weight_multiplies_its_reward(folders: Folders, comparison: Comparison) -> None:
     flipped = compared(folders, [folders.sft, folders.ppo], rewards={CHARACTERS: -2.0})
-
     for name, report in flipped.policies.items():
         plain = comparison.policies[name].scores["characters"]
         assert report.scores["characters"].mean == pytest.approx(-2.0 * plain.mean)
@@ -199,7 +194,6 @@ def test_a_wide_margin_makes_every_prompt_a_tie(folders: Folders) -> None:
 
 def test_a_function_is_told_which_responses_ended(folders: Folders) -> None:
     result = compared(folders, [folders.sft], rewards={QUESTION_MARKS: 1.0}, max_prompts=2)
-
     samples = result.samples["sft"]
     assert samples.scores["question_marks"].tolist() == [
         -float(not response.ended) for response in samples.responses
@@ -291,7 +285,6 @@ def test_shortened_prompts_are_counted(folders: Folders) -> None:
 def test_policies_with_different_tokenizers_are_refused(folders: Folders, tmp_path: Path) -> None:
     tokenizer: PreTrainedTokenizerFast = tiny_tokenizer(special_pad=False, pad_token="</s>")
     other = write_policy(tmp_path / "other", tokenizer=tokenizer)
-
     with pytest.raises(ValueError, match=r"other' \(here\).* like the first one, .*tokenizer_hash"):
         compared(folders, [folders.sft, other])
 
@@ -303,7 +296,6 @@ def test_a_template_the_policy_was_not_trained_on_is_refused(folders: Folders) -
 
 def test_a_reward_model_of_another_template_is_refused(folders: Folders, tmp_path: Path) -> None:
     other = write_reward(tmp_path / "other", folders.sft, template="paper-en")
-
     with pytest.raises(ValueError, match=r"(?s)reward model .*the chat templates differ"):
         compared(folders, [folders.sft], rewards={other: 1.0})
 
@@ -447,11 +439,9 @@ def test_equal_policies_answer_alike(
     reference: PreTrainedModel, encoder: DialogueEncoder, prompts: EncodedPrompts
 ) -> None:
     copy = tiny_causal_lm(seed=0)
-
     first = measure_policy(reference, reference, encoder, prompts, {}, OPTIONS, 2, seed=3)
     second = measure_policy(copy, reference, encoder, prompts, {}, OPTIONS, 2, seed=3)
     other = measure_policy(copy, reference, encoder, prompts, {}, OPTIONS, 2, seed=4)
-
     assert first.responses == second.responses
     assert first.responses != other.responses
 
@@ -498,10 +488,7 @@ OUTCOMES = Outcomes(
 
 
 PPO = PolicyReport(
-    "runs/ppo",
-    {"gold": ScoreSummary(1.25, 1.0, 1.5, 1.0)},
-    {"gold": OUTCOMES},
-    METRIC_VALUES,
+    "runs/ppo", {"gold": ScoreSummary(1.25, 1.0, 1.5, 1.0)}, {"gold": OUTCOMES}, METRIC_VALUES
 )
 
 

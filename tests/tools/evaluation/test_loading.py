@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -17,13 +15,10 @@ from tests.support.tiny_models import VOCAB_SIZE, tiny_causal_lm, tiny_tokenizer
 from tests.tools.evaluation.conftest import Folders
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_a_device_is_one_of_the_machine() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ValueError, match="device: expected 'auto' or a device of this machine"):
         choose_device("abacus")
-
-
-def test_the_cpu_can_be_chosen() -> None:
-    assert choose_device("cpu") == torch.device("cpu")
 
 
 def test_prompts_are_as_long_as_the_baseline_was_trained_on(folders: Folders) -> None:
@@ -33,14 +28,7 @@ def test_prompts_are_as_long_as_the_baseline_was_trained_on(folders: Folders) ->
 
 def test_names_are_short_where_they_differ() -> None:
     sources = ["runs/a/model", "runs/b/model", "runs/sft/", "package.module:gold", "owner/name"]
-
-    assert short_names(sources, "sources") == [
-        "runs/a/model",
-        "runs/b/model",
-        "sft",
-        "gold",
-        "name",
-    ]
+    assert short_names(sources, "sources") == [*sources[:2], "sft", "gold", "name"]
 
 
 FEW = SamplingOptions(max_new_tokens=6, temperature=0.8, top_p=0.9, repetition_penalty=1.1)
@@ -58,18 +46,18 @@ def test_a_prompt_leaves_room_for_the_response(
     folders: Folders, max_new_tokens: int, max_prompt_length: int | None, expected: int
 ) -> None:
     sampling = SamplingOptions(max_new_tokens)
-
     encoder = load_encoder(folders.sft, sampling, max_prompt_length=max_prompt_length)
-
     assert encoder.max_prompt_length == expected
 
 
-def test_a_model_from_elsewhere_takes_prompts_as_long_as_its_positions(tmp_path: Path) -> None:
+def test_a_model_from_elsewhere_takes_a_template_and_prompts_as_long_as_its_positions(
+    tmp_path: Path,
+) -> None:
     save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "foreign")
-
-    encoder = load_encoder(str(tmp_path / "foreign"), SamplingOptions(8), "hh")
-
-    assert encoder.max_prompt_length == 120
+    foreign = str(tmp_path / "foreign")
+    assert load_encoder(foreign, SamplingOptions(8), "hh").max_prompt_length == 120
+    with pytest.raises(ValueError, match=r"foreign': chat_template: .*'hh', 'paper-en', 'paper-zh"):
+        load_encoder(foreign, FEW)
 
 
 @pytest.mark.parametrize(("max_new_tokens", "max_prompt_length"), [(127, None), (100, 29)])
@@ -82,15 +70,6 @@ def test_prompt_and_response_that_cannot_fit_are_refused(
         )
 
 
-def test_a_model_without_a_template_is_named_with_the_templates_there_are(tmp_path: Path) -> None:
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "foreign")
-
-    with pytest.raises(
-        ValueError, match=r"foreign': chat_template: .*'hh', 'paper-en', 'paper-zh'"
-    ):
-        load_encoder(str(tmp_path / "foreign"), FEW)
-
-
 def test_a_model_is_not_shown_text_in_another_way_than_in_its_training(folders: Folders) -> None:
     with pytest.raises(ValueError, match="the chat templates differ"):
         load_encoder(folders.sft, FEW, "paper-en")
@@ -100,6 +79,5 @@ def test_a_tokenizer_with_tokens_that_the_model_does_not_embed_is_refused(tmp_pa
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([f"<new {i}>" for i in range(VOCAB_SIZE)])
     save_model_folder(tiny_causal_lm(), tokenizer, tmp_path / "model")
-
     with pytest.raises(ValueError, match=r"model'.*largest id is 5.*, got 288; resize the embed"):
         load_encoder(str(tmp_path / "model"), FEW, "hh")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 import re
 
@@ -17,29 +15,23 @@ from lit_rlhf.tools.evaluation.output import print_table
 
 def test_outcomes_are_shares_of_prompts() -> None:
     rates = outcome_rates([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0])
-
     assert (rates.win, rates.tie, rates.lose, rates.n) == (0.5, 0.25, 0.25, 4)
 
 
 def test_a_difference_of_exactly_the_margin_is_a_tie() -> None:
     rates = outcome_rates([0.5, 1.0, -0.5, -1.0], [0.0, 0.0, 0.0, 0.0], margin=0.5)
-
     assert (rates.win, rates.tie, rates.lose) == (0.25, 0.5, 0.25)
 
 
 def test_outcomes_swap_with_the_policies() -> None:
     ours, theirs = np.array([1.0, 0.0, 2.0]), np.array([0.0, 3.0, 1.0])
-
     there, back = outcome_rates(ours, theirs, 0.2), outcome_rates(theirs, ours, 0.2)
-
     assert (there.win, there.tie, there.lose) == (back.lose, back.tie, back.win)
 
 
 def test_intervals_of_shares_are_wilsons() -> None:
     differences = [1.0] * 120 + [0.0] * 200 + [-1.0] * 80  # shares of 0.3, 0.5 and 0.2
-
     rates = outcome_rates(differences, [0.0] * 400)
-
     z = 1.959964  # of the normal distribution at 97.5 %
     for share, interval in [
         (0.3, rates.win_interval),
@@ -54,7 +46,6 @@ def test_intervals_of_shares_are_wilsons() -> None:
 
 def test_the_interval_of_a_share_of_0_or_1_has_a_width() -> None:
     rates = outcome_rates([1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
-
     edge = 1.959964**2 / (3 + 1.959964**2)
     assert rates.win_interval == pytest.approx((1 - edge, 1.0), rel=1e-5)
     assert rates.tie_interval == rates.lose_interval == pytest.approx((0.0, edge), rel=1e-5)
@@ -80,61 +71,38 @@ def test_outcomes_refuse(
 
 def test_mean_and_sample_deviation() -> None:
     summary = score_summary([1.0, 2.0, 3.0, 6.0])
-
     assert summary.mean == 3.0
     assert summary.std == pytest.approx(math.sqrt((4 + 1 + 0 + 9) / 3))
-
-
-def test_the_interval_of_two_scores_is_their_range() -> None:
     # a resample's mean is 0, 1/2 or 1 with chances 1/4, 1/2 and 1/4, each above 2.5 %
     summary = score_summary([0.0, 1.0])
-
     assert (summary.low, summary.high) == (0.0, 1.0)
+    assert score_summary([0.7]) == (0.7, 0.7, 0.7, 0.0)
+    with pytest.raises(ValueError, match="scores: expected finite numbers, got inf"):
+        score_summary([1.0, math.inf])
 
 
 def test_the_interval_has_the_width_of_the_normal_approximation() -> None:
     scores = np.random.default_rng(3).normal(size=400)
-
     summary = score_summary(scores)
-
     half_width = 1.96 * scores.std() / math.sqrt(400)
     assert summary.high - summary.mean == pytest.approx(half_width, rel=0.1)
     assert summary.mean - summary.low == pytest.approx(half_width, rel=0.1)
 
 
-def test_one_prompt_has_no_spread() -> None:
-    assert score_summary([0.7]) == (0.7, 0.7, 0.7, 0.0)
-
-
-def test_the_seed_decides_the_interval() -> None:
-    scores = np.random.default_rng(0).normal(size=50)
-
-    assert score_summary(scores, seed=1) == score_summary(scores, seed=1)
-    assert score_summary(scores, seed=1) != score_summary(scores, seed=2)
-
-
 def test_policies_are_resampled_on_the_same_prompts() -> None:
     scores = np.random.default_rng(0).normal(size=50)
-
     first, second = score_summary(scores), score_summary(scores + 10.0)
-
     assert second.low - first.low == pytest.approx(10.0)
     assert second.high - first.high == pytest.approx(10.0)
+    assert score_summary(scores) == first != score_summary(scores, seed=2)
 
 
 def test_the_interval_leaves_the_global_generator_alone() -> None:
     np.random.seed(0)  # noqa: NPY002 - it is what must not change
     expected = np.random.random()  # noqa: NPY002 - as above
     np.random.seed(0)  # noqa: NPY002 - as above
-
     score_summary([1.0, 2.0])
-
     assert np.random.random() == expected  # noqa: NPY002 - as above
-
-
-def test_a_score_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(ValueError, match="scores: expected finite numbers, got inf"):
-        score_summary([1.0, math.inf])
 
 
 def cells(line: str) -> list[str]:
@@ -143,7 +111,6 @@ def cells(line: str) -> list[str]:
 
 def test_a_judge_without_a_valid_verdict_has_no_shares(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(outcomes_table([HeadToHead("ppo", "helpful", None)], "sft"))
-
     lines = [cells(line) for line in capsys.readouterr().out.splitlines()]
     assert ["helpful", "ppo", "-", "-", "-", "0"] in lines
 

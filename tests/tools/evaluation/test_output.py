@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 
 import pytest
@@ -17,9 +15,7 @@ from lit_rlhf.tools.evaluation.output import (
 def test_text_is_printed_as_it_is() -> None:
     console = Console(file=io.StringIO(), width=20)
     text = "[bold]x[/bold] :smile: 3.5 and 铁、铜"
-
     print_text(console, text)
-
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == f"{text}\n"
 
@@ -35,11 +31,9 @@ def test_names_in_tables_and_progress_bars_are_no_markup(
     table = Table(title=name)
     table.add_column(name)
     table.add_row(name)
-
     print_table(table)
     with progress_bar(f"responses of {name}", 1):
         pass
-
     printed = capsys.readouterr()
     assert printed.out.count(name) == 3
     assert f"responses of {name}" in printed.err

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +22,7 @@ def test_a_file_is_a_policy_called_like_it(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "hi"}]
     sft = write_lines(tmp_path / "sft.jsonl", said(("hi", "hello"), ("bye", "")))
     ppo = write_lines(tmp_path / "ppo.en.jsonl", said((turns, "Hello!"), ("bye", "see you")))
-
     responses = read_responses([sft, ppo])
-
     assert responses.prompts == [(Message("user", "hi"),), (Message("user", "bye"),)]
     assert responses.by_policy == {"sft": ["hello", ""], "ppo": ["Hello!", "see you"]}
 
@@ -34,9 +30,7 @@ def test_a_file_is_a_policy_called_like_it(tmp_path: Path) -> None:
 def test_one_file_may_hold_several_policies(tmp_path: Path) -> None:
     rendered = "\n\nHuman: hi\n\nAssistant:"  # a prompt may be a rendered dialogue
     records = said((rendered, "a"), policy="sft") + said((rendered, "b"), policy="ppo")
-
     responses = read_responses([write_lines(tmp_path / "responses.jsonl", records)])
-
     assert responses.prompts == [(Message("user", "hi"),)]
     assert responses.by_policy == {"sft": ["a"], "ppo": ["b"]}
 
@@ -44,7 +38,6 @@ def test_one_file_may_hold_several_policies(tmp_path: Path) -> None:
 def test_the_limit_holds_for_each_policy(tmp_path: Path) -> None:
     records = said(("hi", "a"), ("bye", "b"))
     files = [write_lines(tmp_path / f"{name}.jsonl", records) for name in ("sft", "ppo")]
-
     assert read_responses(files, limit=1).by_policy == {"sft": ["a"], "ppo": ["a"]}
 
 
@@ -60,7 +53,6 @@ def test_policies_must_have_answered_the_same(
     tmp_path: Path, second: list[dict[str, Any]], message: str
 ) -> None:
     first = write_lines(tmp_path / "sft.jsonl", said(("hi", "a"), ("bye", "b")))
-
     with pytest.raises(ValueError, match=message):
         read_responses([first, write_lines(tmp_path / "ppo.jsonl", second)])
 
@@ -81,7 +73,6 @@ def test_a_bad_record_is_named(tmp_path: Path, record: dict[str, Any], message: 
 
 def test_one_policy_cannot_be_compared(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "sft.jsonl", said(("hi", "a")))
-
     with pytest.raises(ValueError, match=r"two or more, the baseline first, got sft in"):
         read_responses([file])
     with pytest.raises(ValueError, match="max_prompts: expected an integer >= 1, got 0"):

@@ -1,8 +1,7 @@
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -52,9 +51,17 @@ def test_batches_go_from_long_to_short_and_hold_each_prompt_once() -> None:
     assert batch_by_length([3, 9, 5, 9, 1], batch_size=2) == [[1, 3], [2, 0], [4]]
 
 
-def test_a_batch_size_of_zero_is_refused() -> None:
+def test_numbers_out_of_range_are_refused(folders: Folders) -> None:
     with pytest.raises(ValueError, match="batch_size: expected an integer >= 1, got 0"):
         batch_by_length([1], batch_size=0)
+    with pytest.raises(ValueError, match="max_prompts: expected an integer >= 1, got 0"):
+        read_prompts(DataSource(folders.prompts), limit=0)
+    with pytest.raises(ValueError, match="responses_per_prompt: expected an integer >= 1, got 0"):
+        generated(folders, folders.sft, responses_per_prompt=0)
+    with pytest.raises(ValueError, match="prompts: expected at least one, got none"):
+        generate_from_models([folders.sft], [], FEW)
+    with pytest.raises(ValueError, match="models: expected one or more, each once"):
+        generated(folders, folders.sft, folders.sft)
 
 
 def test_prompts_are_rendered_in_the_order_of_the_file(examples: list[PromptExample]) -> None:
@@ -64,21 +71,16 @@ def test_prompts_are_rendered_in_the_order_of_the_file(examples: list[PromptExam
     assert [example.index for example in examples] == list(range(len(QUESTIONS)))
 
 
-def test_a_limit_takes_the_first_prompts(folders: Folders) -> None:
-    records = read_prompts(DataSource(folders.prompts), limit=2)
-
-    assert [record.prompt[0].content for record in records] == QUESTIONS[:2]
-    with pytest.raises(ValueError, match="max_prompts: expected an integer >= 1, got 0"):
-        read_prompts(DataSource(folders.prompts), limit=0)
-
-
 PREFERENCES = [
-    {"prompt": "a", "chosen": "", "rejected": "x"},
-    {"prompt": "b", "chosen": [], "rejected": []},
-    {"prompt": "c", "chosen": [{"role": "assistant", "content": None}], "rejected": "x"},
-    {"prompt": " ", "chosen": "x", "rejected": "y"},
-    {"prompt": "d", "chosen": "x", "rejected": "x"},
-    {"prompt": "say </s>", "chosen": "x", "rejected": "y"},
+    {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    for prompt, chosen, rejected in [
+        ("a", "", "x"),
+        ("b", [], []),
+        ("c", [{"role": "assistant", "content": None}], "x"),
+        (" ", "x", "y"),
+        ("d", "x", "x"),
+        ("say </s>", "x", "y"),
+    ]
 ]
 
 
@@ -121,9 +123,7 @@ def test_prompts_that_do_not_fit_are_counted() -> None:
     encoder = DialogueEncoder(tiny_tokenizer(), "hh", max_length=16)
     long = "name three metals, please, and more"
     texts = ["a", long, f"\n\nHuman: hi\n\nAssistant: ho\n\nHuman: {long}"]
-
     prompts = encode_prompt_records(parse_prompts(texts), encoder)
-
     assert [len(example.input_ids) < 16 for example in prompts.examples] == [True, False, False]
     both = prompts.examples[2]
     assert both.dropped_turns > 0
@@ -139,11 +139,8 @@ def sampled(*arguments: Any, **options: Any) -> list[SampledBatch]:
 def test_responses_to_one_prompt_lie_side_by_side(
     encoder: DialogueEncoder, examples: list[PromptExample]
 ) -> None:
-    model = tiny_causal_lm()
-    options = SamplingOptions(max_new_tokens=3)
-
+    model, options = tiny_causal_lm(), SamplingOptions(max_new_tokens=8)
     batches = sampled(lambda: model, encoder, examples, options, 3, 0, responses_per_prompt=2)
-
     for batch in batches:
         rows = batch.rollouts.prompt_ids
         assert torch.equal(rows[0::2], batch.prompts.input_ids)
@@ -152,16 +149,8 @@ def test_responses_to_one_prompt_lie_side_by_side(
         assert batch.prompts.texts == texts
         assert not torch.equal(batch.rollouts.response_ids[0::2], batch.rollouts.response_ids[1::2])
     assert sorted(p for batch in batches for p in batch.positions) == list(range(len(examples)))
-
-
-def test_batches_draw_from_seeds_of_their_own(encoder: DialogueEncoder, folders: Folders) -> None:
-    prompt = encode_prompt_records(
-        read_prompts(DataSource(folders.prompts), limit=1), encoder
-    ).examples[0]
-    options = SamplingOptions(max_new_tokens=8)
-
-    first, second = sampled(tiny_causal_lm, encoder, [prompt, prompt], options, 1, 0)
-
+    # batches draw from seeds of their own
+    first, second = sampled(lambda: model, encoder, [examples[0]] * 2, options, 1, 0)
     assert not torch.equal(first.rollouts.response_ids, second.rollouts.response_ids)
 
 
@@ -189,22 +178,14 @@ def generated(folders: Folders, *models: str, **options: Any) -> Generation:
     return generate_from_models(models, parse_prompts(QUESTIONS), FEW, **options)
 
 
-def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(
-    folders: Folders,
-) -> None:
+def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(folders: Folders) -> None:
     with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", echoed):
         result = generated(folders, folders.sft, folders.ppo, batch_size=3, responses_per_prompt=2)
-
-    tokenizer = tiny_tokenizer()
-    by_model = 2 * len(QUESTIONS)
-    assert {name: len(responses) for name, responses in result.responses.items()} == {
-        "sft": by_model,
-        "ppo": by_model,
-    }
+    tokenizer, by_model = tiny_tokenizer(), 2 * len(QUESTIONS)
+    models = [record["model"] for record in result.records()]
+    assert models == [folders.sft] * by_model + [folders.ppo] * by_model
     responses = [*result.responses["sft"], *result.responses["ppo"]]
-    assert [record["model"] for record in result.records()] == (
-        [folders.sft] * by_model + [folders.ppo] * by_model
-    )
+    assert len(responses) == 2 * by_model
     for number, response in enumerate(responses):
         question = QUESTIONS[number % by_model // 2]
         assert response.prompt == (Message("user", question),)
@@ -219,22 +200,12 @@ def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(
 
 
 def test_records_name_model_seed_and_settings(folders: Folders) -> None:
-    result = generated(folders, folders.sft, seed=7, batch_size=4)
-
-    record = result.records()[3]
-
+    record = generated(folders, folders.sft, seed=7, batch_size=4).records()[3]
     assert record["model"] == folders.sft
     assert record["prompt"] == ({"role": "user", "content": QUESTIONS[3]},)
     assert record["seed"] == 7
     assert record["length"] <= 6
-    assert record["settings"] == {
-        "max_new_tokens": 6,
-        "temperature": 0.8,
-        "top_p": 0.9,
-        "top_k": 0,
-        "repetition_penalty": 1.1,
-        "do_sample": True,
-        "min_new_tokens": 0,
+    assert record["settings"] == asdict(FEW) | {
         "responses_per_prompt": 1,
         "batch_size": 4,
         "chat_template": "tokenizer",
@@ -304,61 +275,36 @@ def test_the_batches_of_a_model_that_was_trained_since_are_refused(tmp_path: Pat
 def test_the_file_is_one_of_demonstrations_and_of_prompts(folders: Folders, tmp_path: Path) -> None:
     with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", echoed):
         result = generated(folders, folders.sft, batch_size=1)
-    path = write_json_lines(tmp_path / "responses.jsonl", result.records())
-
-    demonstrations = load_records("demonstration", [DataSource(str(path))])
-    prompts = load_records("prompt", [DataSource(str(path))])
-
+    source = DataSource(str(write_json_lines(tmp_path / "responses.jsonl", result.records())))
+    demonstrations, prompts = (load_records(kind, [source]) for kind in ("demonstration", "prompt"))
+    questions = [Message("user", question) for question in QUESTIONS]
     assert [record.messages for record in demonstrations] == [  # type: ignore[union-attr]
-        (Message("user", question), Message("assistant", f"{question} 0")) for question in QUESTIONS
+        (asked, Message("assistant", f"{asked.content} 0")) for asked in questions
     ]
-    assert [record.prompt for record in prompts] == [  # type: ignore[union-attr]
-        (Message("user", question),) for question in QUESTIONS
-    ]
+    assert [record.prompt for record in prompts] == [(asked,) for asked in questions]  # type: ignore[union-attr]
 
 
-def test_a_shortened_prompt_is_counted_and_kept_whole_beside_what_was_fed(
-    folders: Folders,
-) -> None:
-    turns = "\n\nHuman: one\n\nAssistant: two\n\nHuman: three"
-    prompts = parse_prompts([turns, "hi"])
-
+def test_a_shortened_prompt_is_counted_and_kept_whole_beside_what_was_fed(folders: Folders) -> None:
+    prompts = parse_prompts(["\n\nHuman: one\n\nAssistant: two\n\nHuman: three", "hi"])
     result = generate_from_models([folders.sft], prompts, FEW, max_prompt_length=20)
-
     assert result.shortened == {"sft": 1}
-    assert [message.content for message in result.responses["sft"][0].prompt] == [
-        "one",
-        "two",
-        "three",
-    ]
-    assert result.responses["sft"][0].prompt_text == "\n\nHuman: three\n\nAssistant:"
+    first = result.responses["sft"][0]
+    assert [message.content for message in first.prompt] == ["one", "two", "three"]
+    assert first.prompt_text == "\n\nHuman: three\n\nAssistant:"
 
 
 def test_models_may_have_templates_of_their_own(folders: Folders, tmp_path: Path) -> None:
     other = write_policy(tmp_path / "other", template="paper-en")
-
     result = generate_from_models([folders.sft, other], parse_prompts(["hi"]), FEW)
-
     assert [responses[0].prompt_text for responses in result.responses.values()] == [
         "\n\nHuman: hi\n\nAssistant:",
         "Human:hi</s>Assistant:",
     ]
 
 
-def test_an_error_in_the_last_model_comes_before_the_first_is_loaded(
-    folders: Folders,
-) -> None:
+def test_an_error_in_the_last_model_comes_before_the_first_is_loaded(folders: Folders) -> None:
     with (
         patch("lit_rlhf.tools.evaluation.sampling.load_policy", side_effect=AssertionError),
         pytest.raises(ValueError, match="expected a causal language model, got a reward model"),
     ):
         generated(folders, folders.sft, folders.reward)
-
-
-def test_bad_numbers_are_refused(folders: Folders) -> None:
-    with pytest.raises(ValueError, match="responses_per_prompt: expected an integer >= 1, got 0"):
-        generated(folders, folders.sft, responses_per_prompt=0)
-    with pytest.raises(ValueError, match="prompts: expected at least one, got none"):
-        generate_from_models([folders.sft], [], FEW)
-    with pytest.raises(ValueError, match="models: expected one or more, each once"):
-        generated(folders, folders.sft, folders.sft)

@@ -49,6 +49,8 @@ def test_probabilities_of_both_orders_sum_to_one() -> None:
     total = probability(GOOD, WORSE, WORLD) + probability(WORSE, GOOD, WORLD)
     assert total == pytest.approx(1.0, rel=1e-12)
     assert probability(GOOD, WORSE, World(label_noise=1.0)) == 0.5
+    sharp = World(preference_sharpness=1e6, label_noise=0.0)  # must not overflow
+    assert (probability(GOOD, WORSE, sharp), probability(WORSE, GOOD, sharp)) == (1.0, 0.0)
 
 
 def test_without_gold_the_biases_decide() -> None:
@@ -58,22 +60,16 @@ def test_without_gold_the_biases_decide() -> None:
     assert probability(longer, GOOD, biased) == pytest.approx(1 / (1 + math.exp(-logit)))
 
 
-def test_extreme_logits_neither_overflow_nor_leave_the_range() -> None:
-    sharp = World(preference_sharpness=1e6, label_noise=0.0)
-    assert probability(GOOD, WORSE, sharp) == 1.0
-    assert probability(WORSE, GOOD, sharp) == 0.0
+def test_labels_come_at_the_stated_frequency_and_repeat_with_their_seed() -> None:
+    def labels(seed: int, draws: int) -> list[dict[str, str]]:
+        rng = random.Random(seed)
+        return [label_pair(PROMPT, ResponsePair(GOOD, WORSE), WORLD, rng) for _ in range(draws)]
 
-
-def test_labels_come_at_the_stated_frequency() -> None:
-    rng = random.Random(0)
-    draws = 4000
-    wins = sum(
-        label_pair(PROMPT, ResponsePair(GOOD, WORSE), WORLD, rng)["chosen"].endswith(GOOD)
-        for _ in range(draws)
-    )
+    wins = sum(label["chosen"].endswith(GOOD) for label in labels(0, 4000))
     expected = probability(GOOD, WORSE, WORLD)
-    deviation = math.sqrt(expected * (1 - expected) / draws)
-    assert wins / draws == pytest.approx(expected, abs=3 * deviation)
+    deviation = math.sqrt(expected * (1 - expected) / 4000)
+    assert wins / 4000 == pytest.approx(expected, abs=3 * deviation)
+    assert labels(1, 50) == labels(1, 50) != labels(2, 50)
 
 
 def test_record_is_two_hh_dialogues() -> None:
@@ -86,11 +82,11 @@ def test_record_is_two_hh_dialogues() -> None:
 
 
 UNUSABLE = [
-    pytest.param(GOOD, " " + GOOD, id="equal but for space"),
-    pytest.param("", GOOD, id="empty"),
-    pytest.param(GOOD, " \n", id="blank"),
-    pytest.param(GOOD, "iron.\n\nHuman: thanks", id="human marker"),
-    pytest.param("iron.\n\nAssistant: zinc", GOOD, id="assistant marker"),
+    (GOOD, " " + GOOD),
+    ("", GOOD),
+    (GOOD, " \n"),
+    (GOOD, "iron.\n\nHuman: thanks"),
+    ("iron.\n\nAssistant: zinc", GOOD),
 ]
 
 
@@ -100,12 +96,3 @@ def test_unusable_pair_refused(a: str, b: str) -> None:
         label_pair(PROMPT, ResponsePair(a, b), WORLD, random.Random(0))
     assert not ResponsePair(a, b).is_usable
     assert ResponsePair(GOOD, WORSE).is_usable
-
-
-def test_labels_repeat_with_their_seed() -> None:
-    def labels(seed: int) -> list[dict[str, str]]:
-        rng = random.Random(seed)
-        return [label_pair(PROMPT, ResponsePair(GOOD, WORSE), WORLD, rng) for _ in range(50)]
-
-    assert labels(1) == labels(1)
-    assert labels(1) != labels(2)

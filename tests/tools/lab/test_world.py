@@ -1,7 +1,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -155,14 +155,11 @@ def test_demonstration_repeats_with_its_seed() -> None:
 
 
 def test_every_chinese_text_consists_of_listed_words() -> None:
-    world = World(language="zh", multi_turn=1.0)
-    rng = random.Random(0)
+    world, rng = World(language="zh", multi_turn=1.0), random.Random(0)
     known = {*chinese_words(), *"，。！？：、"}
     for prompt in world.sample_prompts(500, 0):
-        for text in (
-            *(turn["content"] for turn in prompt),
-            world.sample_demonstration(prompt, rng),
-        ):
+        texts = [turn["content"] for turn in prompt]
+        for text in (*texts, world.sample_demonstration(prompt, rng)):
             assert set(split_words(text)) <= known
 
 
@@ -174,16 +171,11 @@ def test_items_have_one_category_and_dangerous_ones_no_topic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"language": "fr"}, "language: expected 'en', 'zh' or 'both', got 'fr'"),
-        ({"harmful": 1.5}, "harmful: expected 0 to 1, got 1.5"),
-        ({"multi_turn": -0.1}, "multi_turn: expected 0 to 1, got -0.1"),
-        ({"preference_sharpness": -1.0}, "preference_sharpness: expected at least 0"),
-    ],
+    ("name", "value"),
+    [("language", "fr"), ("harmful", 1.5), ("multi_turn", -0.1), ("preference_sharpness", -1.0)],
 )
-def test_settings_out_of_range_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        World(**settings)  # type: ignore[arg-type]
+def test_settings_out_of_range_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: expected .*, got {value!r}"):
+        World(**{name: value})
     with pytest.raises(ValueError, match="n: expected at least 0"):
         World().sample_prompts(-1, 0)

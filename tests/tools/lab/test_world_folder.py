@@ -39,9 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_same_seed_same_bytes(folder: Path, tmp_path: Path) -> None:
     torch.manual_seed(99)
     random.seed(99)
+    before, python_before = torch.get_rng_state(), random.getstate()
     again = contents(written(tmp_path))
     assert again == contents(folder)
     assert set(again) >= FILES
+    assert torch.equal(torch.get_rng_state(), before)
+    assert random.getstate() == python_before
 
 
 def test_other_seed_other_data_and_weights_but_the_same_tokenizer(
@@ -51,13 +54,6 @@ def test_other_seed_other_data_and_weights_but_the_same_tokenizer(
     same = {name for name, data in first.items() if data == second[name]}
     assert not same & {*FILES, "base/model.safetensors"}
     assert "base/tokenizer.json" in same
-
-
-def test_global_random_states_untouched(tmp_path: Path) -> None:
-    before, python_before = torch.get_rng_state(), random.getstate()
-    written(tmp_path)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert random.getstate() == python_before
 
 
 def test_files_hold_what_was_asked_for(folder: Path) -> None:
@@ -89,14 +85,6 @@ def test_base_loads_in_plain_transformers(folder: Path) -> None:
     assert len(tokenizer) == model.config.vocab_size
     assert 500_000 < sum(p.numel() for p in model.parameters()) < 700_000
     assert all(p.dtype == torch.float32 for p in model.parameters())
-
-
-def test_base_runs_in_bfloat16(folder: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16)
-    with torch.no_grad():
-        logits = model(input_ids=torch.arange(20)[None]).logits
-    assert logits.dtype == torch.bfloat16
-    assert torch.isfinite(logits).all()
 
 
 def test_tokenizer_carries_the_template(folder: Path) -> None:

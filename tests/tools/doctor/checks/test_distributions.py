@@ -1,7 +1,5 @@
 """Each check fails when just its own subject is broken, and the others stay ok."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.rollout.scoring import compute_values
 from lit_rlhf.tools.doctor.checks.distributions import entropy_gap
-from tests.tools.doctor.runs import findings, module_of, not_ok
+from tests.tools.doctor.runs import findings, module_of, not_ok, with_experience
 
 
 def test_a_reference_that_is_another_model(root: Path, tmp_path: Path) -> None:
@@ -23,23 +21,15 @@ def test_a_reference_that_is_another_model(root: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in module.reference.parameters():
             parameter.mul_(1.01)
-
     report = findings(root, tmp_path, module)
-
     assert not_ok(report) == {"reference": "failure"}
     found = report.findings["reference"]
     assert "nats per token before the first update, expected 0" in found.found
     assert "model.model_path" in found.change
 
 
-class OtherLogprobs(PPOModule):
-    """The ratio is taken against other log-probs than those of the policy."""
-
-    def experience(
-        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
-    ) -> Experience:
-        made = super().experience(rollouts, rewards, estimates)
-        return replace(made, old_logprobs=made.old_logprobs - 0.1)
+OtherLogprobs = with_experience(lambda made: {"old_logprobs": made.old_logprobs - 0.1})
+"""The ratio is taken against other log-probs than the policy's."""
 
 
 class OtherUpdate(PPOModule):
@@ -53,24 +43,17 @@ class OtherUpdate(PPOModule):
 @pytest.mark.parametrize("kind", [OtherLogprobs, OtherUpdate])
 def test_a_ratio_other_than_one(root: Path, tmp_path: Path, kind: type[PPOModule]) -> None:
     report = findings(root, tmp_path, module_of(root, kind))
-
     assert not_ok(report) == {"ratio": "failure"}
     assert "The ratio is 1.1052 before the first update" in report.findings["ratio"].found  # e^0.1
 
 
-class Noise(PPOModule):
-    """The mean ratio is 1, those of the tokens are not."""
-
-    def experience(
-        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
-    ) -> Experience:
-        made = super().experience(rollouts, rewards, estimates)
-        signs = 1.0 - 2.0 * (torch.arange(made.old_logprobs.shape[1]) % 2)
-        return replace(made, old_logprobs=made.old_logprobs + 0.01 * signs)
-
-
 def test_ratios_that_are_one_only_on_average(root: Path, tmp_path: Path) -> None:
-    assert not_ok(findings(root, tmp_path, module_of(root, Noise))) == {"ratio": "failure"}
+    def noise(made: Experience) -> dict[str, Tensor]:
+        signs = 1.0 - 2.0 * (torch.arange(made.old_logprobs.shape[1]) % 2)
+        return {"old_logprobs": made.old_logprobs + 0.01 * signs}
+
+    module = module_of(root, with_experience(noise))
+    assert not_ok(findings(root, tmp_path, module)) == {"ratio": "failure"}
 
 
 class CountsPadding(PPOModule):
@@ -84,7 +67,6 @@ class CountsPadding(PPOModule):
 
 def test_a_critic_that_reads_padding(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, module_of(root, CountsPadding))
-
     assert not_ok(report) == {"padding": "failure"}
     assert "differ: critic by" in report.findings["padding"].found
 
@@ -101,35 +83,23 @@ class Cooler(PPOModule):
 
 def test_samples_of_another_distribution(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, module_of(root, Cooler))
-
     assert not_ok(report) == {"sampling": "failure"}
     assert "standard errors" in report.findings["sampling"].found
     assert "model.sampling.temperature" in report.findings["sampling"].change
 
 
-class ScoresHotter(PPOModule):
+class ScoresHotter(with_experience(lambda made: {"old_logprobs": made.old_logprobs - 0.01})):  # type: ignore[misc]
     """Scores at another temperature what generation samples, a little."""
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
-        made = super().estimate(rollouts)
-        mask = rollouts.response_mask
-        off = 0.01 * mask
-        return made._replace(
-            logprobs=made.logprobs + off,
-            ref_logprobs=made.ref_logprobs + off,
-            entropy=made.entropy - off,
-        )
-
-    def experience(
-        self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
-    ) -> Experience:
-        made = super().experience(rollouts, rewards, estimates)
-        return replace(made, old_logprobs=made.old_logprobs - 0.01)
+        made, off = super().estimate(rollouts), 0.01 * rollouts.response_mask
+        names = ("logprobs", "ref_logprobs")
+        moved = {name: getattr(made, name) + off for name in names}
+        return made._replace(**moved, entropy=made.entropy - off)
 
 
 def test_generations_own_logprobs_that_are_not_the_scored_ones(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, module_of(root, ScoresHotter))
-
     assert not_ok(report) == {"sampling": "failure"}
     assert "Generation gives its own tokens other log-probs" in report.findings["sampling"].found
 
@@ -144,9 +114,7 @@ def test_off_policy_sampling_is_a_warning(
 ) -> None:
     with pytest.warns(UserWarning, match="off-policy samples"):
         module = module_of(root, **option)
-
     report = findings(root, tmp_path, module)
-
     assert not_ok(report) == {"sampling": "warning"}
     assert next(iter(option)).rpartition(".")[2] in report.findings["sampling"].found
     assert not report.failed

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +36,6 @@ def test_a_policy_that_cannot_end(tmp_path: Path) -> None:
 
 def test_most_responses_cut_off_is_a_warning(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, _short(root))
-
     assert not_ok(report) == {"EOS": "warning"}
     assert "Raise model.sampling.max_new_tokens (now 2)" in report.findings["EOS"].change
 
@@ -52,9 +49,7 @@ def _short(root: Path) -> PPOModule:
 def test_an_eos_that_the_models_folder_does_not_know(own_root: Path, tmp_path: Path) -> None:
     path = own_root / "policy" / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [7]}))
-
     report = findings(own_root, tmp_path / "run")
-
     assert not_ok(report) == {"EOS": "failure"}
     assert "Rollouts end at '</s>' (id 2)" in report.findings["EOS"].found
     assert "tokenizer_config.json" in report.findings["EOS"].change
@@ -64,9 +59,7 @@ def test_responses_end_at_every_eos_of_the_models_folder(own_root: Path, tmp_pat
     path = own_root / "policy" / "generation_config.json"
     every = [i for i in range(288) if i != PAD_ID]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": every}))
-
     report = findings(own_root, tmp_path / "run")
-
     assert report.findings["EOS"].found.startswith("0% of")
 
 
@@ -90,9 +83,7 @@ def test_a_padding_token_that_is_eos(
     folder = tmp_path / "pad_is_eos"
     folder.mkdir()
     root = write_models(write_data(folder), pad_is_eos=True)
-
     report = findings(root, tmp_path / "run", module_of(root, kind))
-
     assert not_ok(report) == expected
     if expected:
         assert "masks must be built from lengths, not from ids" in report.findings["EOS"].found

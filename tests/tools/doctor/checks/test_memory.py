@@ -1,7 +1,5 @@
 """The estimate of memory, by hand, and what is said of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,7 +20,6 @@ def size(network: torch.nn.Module) -> int:
 def test_too_little_memory(root: Path, tmp_path: Path) -> None:
     with patch("lit_rlhf.tools.doctor.run.free_memory", lambda device: 2**20):
         report = findings(root, tmp_path)
-
     assert not_ok(report) == {"memory": "failure"}
     assert "What helps" in report.findings["memory"].change
 
@@ -30,9 +27,7 @@ def test_too_little_memory(root: Path, tmp_path: Path) -> None:
 def test_gradients_are_of_one_network_at_a_time(root: Path, tmp_path: Path) -> None:
     case = case_of(root, tmp_path)
     policy, critic = size(case.module.policy), size(case.module.critic)
-
     needs = estimate_memory(case)
-
     assert needs.trained == 4 * 3 * (policy + critic)  # float32
     assert needs.gradients == 4 * max(policy, critic)  # one after the other
     assert needs.frozen == 4 * (policy + critic)  # reference and reward model
@@ -48,9 +43,7 @@ def test_lora_trains_adapters_alone_and_holds_weights_below_them_once(
     learned = sum(p.numel() for n in (policy, critic) for p in n.parameters() if p.requires_grad)
     every = {id(p): p.numel() for n in (policy, critic, reward) for p in n.parameters()}
     separate = sum(map(size, (policy, critic, reward)))
-
     needs = estimate_memory(case)
-
     assert case.module.reference is None
     assert needs.trained + needs.frozen == 8 * learned + 4 * sum(every.values())
     assert sum(every.values()) < separate - 0.3 * size(reward)
@@ -60,9 +53,7 @@ def test_engines_share_states_and_cast_frozen_networks(root: Path, tmp_path: Pat
     plan = RunPlan(ranks=4, strategy="multi_deepspeed_stage_2", engines=True)
     case = case_of(root, tmp_path, plan)
     policy, critic = size(case.module.policy), size(case.module.critic)
-
     needs = estimate_memory(case)
-
     assert needs.trained == sum(2 * n + 12 * n // 4 for n in (policy, critic))
     assert needs.gradients == max(n + 4 * n for n in (policy, critic))  # a share and buckets
     assert needs.frozen == 2 * (policy + critic)
@@ -72,9 +63,7 @@ def test_offloaded_networks_take_no_room(root: Path, tmp_path: Path) -> None:
     plan = RunPlan(ranks=2, engines=True, offload_optimizer=True)
     case = case_of(root, tmp_path, plan, memory={"offload_frozen": True})
     policy, critic = size(case.module.policy), size(case.module.critic)
-
     needs = estimate_memory(case)
-
     assert needs.frozen == 0
     assert needs.trained == 2 * (policy + critic)
     pinned = sum(1 << (4 * n - 1).bit_length() for n in (policy, critic))
@@ -86,9 +75,7 @@ def test_ranks_have_shares_of_frozen_networks(root: Path, tmp_path: Path) -> Non
     plan = RunPlan(ranks=4, engines=True)
     case = case_of(root, tmp_path, plan, memory={"shard_frozen": True})
     policy, critic = size(case.module.policy), size(case.module.critic)
-
     needs = estimate_memory(case)
-
     assert needs.frozen == 4 * policy // 4 + 4 * critic // 4
     assert needs.cpu == 0
 
@@ -107,35 +94,24 @@ def test_a_cpu_splits_an_update_by_itself(root: Path, tmp_path: Path) -> None:
 def test_memory_that_is_tight(root: Path, tmp_path: Path, free: float, status: str) -> None:
     case = case_of(root, tmp_path)
     case.free_memory = int(free * estimate_memory(case).peak)
-
     assert memory.check_memory(case).status == status
 
 
 def test_what_helps_is_of_what_takes_the_most(root: Path, tmp_path: Path) -> None:
     case = case_of(root, tmp_path)
-    big = {
-        "trained": 8,
-        "frozen": 4,
-        "rollout": 1,
-        "scoring": 1,
-        "update": 1,
-        "cpu": 0,
-        "gradients": 0,
+    big = {"trained": 8, "frozen": 4, "rollout": 1, "scoring": 1, "update": 1}
+    rest = {"cpu": 0, "gradients": 0}
+    said = {
+        most: memory.suggest_settings(case, PPOMemory(**{**big, **rest, most: 20}))
+        for most in ("trained", "update", "scoring")
     }
-
-    states = memory.suggest_settings(case, PPOMemory(**big))
-    update = memory.suggest_settings(case, PPOMemory(**{**big, "update": 20}))
-    scoring = memory.suggest_settings(case, PPOMemory(**{**big, "scoring": 20}))
-
-    assert "set memory.offload_frozen: true" in states
-    assert "set minibatches.micro_batch_size (now None)" in update
-    assert "set network.gradient_checkpointing: true" in update
-    assert "set memory.rollout_batch_size (now None)" in scoring
+    assert "set memory.offload_frozen: true" in said["trained"]
+    assert "set minibatches.micro_batch_size (now None)" in said["update"]
+    assert "set network.gradient_checkpointing: true" in said["update"]
+    assert "set memory.rollout_batch_size (now None)" in said["scoring"]
 
 
-def test_the_cpus_memory_is_what_is_available_within_the_containers_limit(
-    tmp_path: Path,
-) -> None:
+def test_the_cpus_memory_is_what_is_available_within_the_containers_limit(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("meminfo", "statm", "limit")}
     files["meminfo"].write_text("MemTotal:  99 kB\nMemAvailable:   4096 kB\n")
     files["statm"].write_text("500 2 1 1 0 1 0\n")

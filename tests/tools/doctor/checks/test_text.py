@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -14,9 +12,7 @@ def test_a_reward_model_of_another_template(own_root: Path, tmp_path: Path) -> N
     contract = json.loads(path.read_text())
     contract["chat_template"] = contract["chat_template"].replace("Human", "Person")
     path.write_text(json.dumps(contract))
-
     report = findings(own_root, tmp_path / "run")
-
     assert not_ok(report) == {"text contract": "failure"}
     assert "Person: first question" in report.findings["text contract"].found
     assert "data.chat_template" in report.findings["text contract"].change
@@ -26,7 +22,6 @@ def test_a_reward_model_without_a_contract_is_a_warning(own_root: Path, tmp_path
     (own_root / "reward" / "text_contract.json").unlink()
     with pytest.warns(UserWarning, match=r"has no text_contract\.json"):  # of the module itself
         report = findings(own_root, tmp_path / "run")
-
     assert not_ok(report) == {"text contract": "warning"}
 
 
@@ -38,9 +33,7 @@ def test_a_reward_model_with_a_smaller_vocabulary(own_root: Path, tmp_path: Path
     path.with_name("lit_rlhf.json").unlink()  # it lists other weights
     config = own_root / "reward" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 287}))
-
     report = findings(own_root, tmp_path / "run", module_of(own_root, critic_init="policy"))
-
     assert not_ok(report) == {"vocabulary": "failure"}
     assert "ids up to 287, but the reward model" in report.findings["vocabulary"].found
     assert "embeds only 287 tokens" in report.findings["vocabulary"].found
@@ -49,9 +42,7 @@ def test_a_reward_model_with_a_smaller_vocabulary(own_root: Path, tmp_path: Path
 def test_a_reward_model_with_another_eos_token(own_root: Path, tmp_path: Path) -> None:
     path = own_root / "reward" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<s>"}))
-
     report = findings(own_root, tmp_path / "run")
-
     assert not_ok(report) == {"vocabulary": "failure"}
     assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in (
         report.findings["vocabulary"].found

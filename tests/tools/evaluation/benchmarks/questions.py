@@ -1,7 +1,5 @@
 """Multiple-choice questions that the tests share."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Multiple-choice questions from files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
     made.set_config("num_fewshot", 4)
     made.set_fewshot_seed(0)
     made.build_all_requests(rank=0, world_size=1)
-
     contexts = {request.args[0] for request in made.instances}
     assert len(contexts) == len(RECORDS)
     for context in contexts:
@@ -54,10 +51,8 @@ def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
 )
 def test_a_bad_record_is_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     path = write_questions(tmp_path / "bad.jsonl", [RECORDS[0], record])
-
     with pytest.raises(RecordError) as error:
         read_questions(path)
-
     assert "bad.jsonl:2: " in str(error.value)
     assert message in str(error.value)
 

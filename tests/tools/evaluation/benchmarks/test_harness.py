@@ -1,7 +1,5 @@
 """Tasks of lm-evaluation-harness, with made-up questions in place of the hub's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path

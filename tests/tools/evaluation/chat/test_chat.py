@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from unittest.mock import patch
@@ -43,6 +41,13 @@ class Fed:
         return response
 
 
+def said(*turns: str) -> str:
+    """A dialogue as the models are fed it."""
+    names = ("\n\nHuman: ", "\n\nAssistant: ")
+    text = "".join(names[i % 2] + turn for i, turn in enumerate(turns))
+    return f"{text}\n\nAssistant:"
+
+
 def chat(*names: str, max_length: int = 64, seed: int = 0) -> Chat:
     encoder = DialogueEncoder(tiny_tokenizer(), "hh", max_length)
     model = tiny_causal_lm()
@@ -68,65 +73,33 @@ def after(chat: Chat, fed: Fed, *lines: str) -> str:
     return chat.console.file.getvalue()
 
 
-def test_a_model_is_fed_the_whole_dialogue() -> None:
+def test_each_model_is_fed_the_whole_dialogue_with_its_own_responses() -> None:
     fed = Fed("yes", "no")
-
-    shown = after(chat("sft"), fed, "one?", "", "two?")
-
-    assert fed.prompts == [
-        "\n\nHuman: one?\n\nAssistant:",
-        "\n\nHuman: one?\n\nAssistant: yes\n\nHuman: two?\n\nAssistant:",
-    ]
-    assert shown == "sft: yes\nsft: no\n"
-
-
-def test_each_model_remembers_its_own_responses() -> None:
+    assert after(chat("sft"), fed, "one?", "", "two?") == "sft: yes\nsft: no\n"
+    assert fed.prompts == [said("one?"), said("one?", "yes", "two?")]
     fed = Fed("a", "b")
-
     after(chat("sft", "ppo"), fed, "hi", "so")
-
-    assert fed.prompts[2:] == [
-        "\n\nHuman: hi\n\nAssistant: a\n\nHuman: so\n\nAssistant:",
-        "\n\nHuman: hi\n\nAssistant: b\n\nHuman: so\n\nAssistant:",
-    ]
+    assert fed.prompts[2:] == [said("hi", "a", "so"), said("hi", "b", "so")]
 
 
-def test_the_oldest_turns_are_forgotten_once_and_told() -> None:
+def test_oldest_turns_are_forgotten_once_and_told() -> None:
     # each exchange takes 19 tokens or so of 40
     fed, talk = Fed("yes", "no", "so"), chat("sft", max_length=40)
-
     shown = after(talk, fed, "one", "two", "three")
-
-    assert fed.prompts[2] == "\n\nHuman: two\n\nAssistant: no\n\nHuman: three\n\nAssistant:"
-    assert shown.splitlines() == [
-        "sft: yes",
-        "sft: no",
-        "sft: so",
-        "(forgot the 2 oldest turns, which no longer fit into 40 tokens)",
-    ]
-    assert [message.content for message in talk.speakers[0].messages] == [
-        "two",
-        "no",
-        "three",
-        "so",
-    ]
+    assert fed.prompts[2] == said("two", "no", "three")
+    assert "forgot the 2 oldest turns" in shown.splitlines()[-1]
+    left = [message.content for message in talk.speakers[0].messages]
+    assert left == ["two", "no", "three", "so"]
 
 
-def test_reset_forgets_the_dialogue_of_all_models() -> None:
+def test_commands_forget_the_dialogue_set_the_seed_and_end_the_chat() -> None:
     fed = Fed()
-
-    shown = after(chat("sft", "ppo"), fed, "one", "/reset", "two")
-
-    assert fed.prompts[2:] == ["\n\nHuman: two\n\nAssistant:"] * 2
+    shown = after(chat("sft", "ppo"), fed, "one", "/reset", "two", "/quit", "three")
+    assert fed.prompts[2:] == [said("two")] * 2
     assert fed.seeds == [0, 0, 0, 0]
     assert "the dialogue starts anew" in shown
-
-
-def test_seeds_count_messages_and_are_the_same_for_all_models() -> None:
     fed = Fed()
-
     shown = after(chat("sft", "ppo", seed=5), fed, "a", "b", "/seed", "/seed 2", "c", "d")
-
     assert fed.seeds == [5, 5, 6, 6, 2, 2, 3, 3]
     assert "the next response has seed 7\nseed 2\n" in shown
 
@@ -134,16 +107,13 @@ def test_seeds_count_messages_and_are_the_same_for_all_models() -> None:
 @pytest.mark.parametrize("line", ["/seed x", "/seed -1", "/seed 1 2", "/seed ²"])
 def test_a_bad_seed_is_refused_and_the_chat_goes_on(line: str) -> None:
     fed = Fed()
-
     shown = after(chat("sft"), fed, line, "a")
-
     assert f"/seed: expected an integer >= 0, got {line.partition(' ')[2]}" in shown
     assert fed.seeds == [0]
 
 
 def test_help_and_unknown_commands_list_the_commands() -> None:
     fed = Fed()
-
     assert after(chat("sft"), fed, "/help") == f"{HELP}\n"
     assert after(chat("sft"), fed, "/hlep") == f"there is no command /hlep\n{HELP}\n"
     assert fed.prompts == []
@@ -151,85 +121,51 @@ def test_help_and_unknown_commands_list_the_commands() -> None:
 
 def test_a_blank_before_a_slash_makes_a_message() -> None:
     fed = Fed()
-
     after(chat("sft"), fed, " /help", " /quit")
-
-    assert fed.prompts[0] == "\n\nHuman: /help\n\nAssistant:"
-    assert len(fed.prompts) == 2
+    assert fed.prompts == [said("/help"), said("/help", "ok", "/quit")]
 
 
-def test_quit_ends_the_chat() -> None:
-    fed = Fed()
-
-    after(chat("sft"), fed, "a", "/quit", "b")
-
-    assert len(fed.prompts) == 1
-
-
-def test_text_before_a_stop_is_remembered() -> None:
-    stopped = ChatReply("well", ended=False, interrupted=True)
-    fed = Fed(stopped, "yes")
-
-    shown = after(chat("sft", "ppo"), fed, "one", "two")
-
-    assert shown.startswith("sft: well\n(stopped)\nppo: yes\n")  # the other one still speaks
-    assert fed.prompts[2].startswith("\n\nHuman: one\n\nAssistant: well\n\nHuman: two")
-
-
-def test_a_stop_before_the_first_word_leaves_no_exchange() -> None:
-    fed = Fed(ChatReply("", ended=False, interrupted=True))
-
-    after(chat("sft"), fed, "one", "two")
-
-    assert fed.prompts[1] == "\n\nHuman: two\n\nAssistant:"
-
-
-def test_a_response_that_was_cut_off_is_told() -> None:
-    fed = Fed(ChatReply("so", ended=False, interrupted=False))
-
-    assert after(chat("sft"), fed, "one") == "sft: so\n(cut off at 8 tokens)\n"
+@pytest.mark.parametrize(
+    ("text", "interrupted", "shown", "remembered"),
+    [
+        ("well", True, "sft: well\n(stopped)\nppo: ", ("one", "well", "two")),
+        ("", True, "sft: \n(stopped)\nppo: ", ("two",)),  # no exchange
+        ("so", False, "sft: so\n(cut off at 8 tokens)\nppo: ", ("one", "so", "two")),
+    ],
+)
+def test_text_before_a_stop_or_the_limit_is_remembered(
+    text: str, interrupted: bool, shown: str, remembered: tuple[str, ...]
+) -> None:
+    fed = Fed(ChatReply(text, ended=False, interrupted=interrupted), "yes")
+    assert after(chat("sft", "ppo"), fed, "one", "two").startswith(shown)  # the other still speaks
+    assert fed.prompts[2] == said(*remembered)
 
 
 def test_a_message_with_the_eos_text_gets_no_answer_and_the_chat_goes_on() -> None:
     fed = Fed()
-
     shown = after(chat("sft"), fed, "a</s>b", "two")
-
-    assert "(no answer: a turn contains the text of the EOS token ('</s>'))" in shown
-    assert fed.prompts == ["\n\nHuman: two\n\nAssistant:"]
+    assert "(no answer: a turn contains the text of the EOS token" in shown
+    assert fed.prompts == [said("two")]
 
 
 @pytest.mark.parametrize("control", ["</s>", "<pad>", "\n\nHuman:"])
 def test_control_text_in_a_response_does_not_end_the_chat(control: str) -> None:
     fed = Fed(f"so {control} and on")
-
     after(chat("sft"), fed, "one", "two")
-
-    assert fed.prompts[1].startswith("\n\nHuman: one\n\nAssistant: so\n\nHuman: two")
-
-
-def test_ctrl_c_at_the_prompt_tells_how_to_end_the_chat() -> None:
-    fed = Fed()
-
-    shown = after(chat("sft"), fed, "^C", "one")
-
-    assert shown == "\n/quit or Ctrl-D ends the chat\nsft: ok\n"
+    assert fed.prompts[1].startswith(said("one", "so", "two").removesuffix("\n\nAssistant:"))
 
 
-def test_ctrl_c_between_two_responses_does_not_end_the_chat() -> None:
-    talk = chat("sft")
+def test_ctrl_c_at_the_prompt_or_between_responses_does_not_end_the_chat() -> None:
+    assert after(chat("sft"), Fed(), "^C", "one") == "\n/quit or Ctrl-D ends the chat\nsft: ok\n"
     heard: Iterator[object] = iter([KeyboardInterrupt(), None])
-
     with patch.object(Chat, "handle_line", side_effect=heard) as handle_line:
-        shown = after(talk, Fed(), "one", "two")
-
+        shown = after(chat("sft"), Fed(), "one", "two")
     assert handle_line.call_count == 2
     assert shown == "\nstopped\n"
 
 
 def test_models_are_loaded_under_their_short_names(folders: Folders) -> None:
     loaded = load_speakers([folders.sft, folders.ppo], SAMPLING)
-
     assert [speaker.name for speaker in loaded] == ["sft", "ppo"]
     assert loaded[0].encoder.max_prompt_length == 64
     first, second = (next(speaker.model.parameters()) for speaker in loaded)

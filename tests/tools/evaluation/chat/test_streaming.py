@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import signal
 
 import pytest
@@ -36,9 +34,7 @@ def test_the_pieces_are_the_response_of_a_batch(
     encoder: DialogueEncoder, prompt: list[int], model_seed: int, ended: bool
 ) -> None:
     model, pieces = tiny_causal_lm(seed=model_seed), list[str]()
-
     response = stream_reply(model, encoder, prompt, GREEDY, 0, pieces.append)
-
     ids = torch.tensor([prompt])
     batch = generate_responses(
         model, ids, torch.ones_like(ids).bool(), GREEDY, [EOS_ID], encoder.pad_token_id, seed=0

@@ -1,7 +1,5 @@
 """One pair of answers, put to a judge."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

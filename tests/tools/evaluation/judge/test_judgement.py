@@ -1,7 +1,5 @@
 """Policies judged over HTTP by a rule that reads the question, and what is kept of it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
@@ -43,25 +41,16 @@ def results(judged: Judgement) -> list[str]:
 def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> None:
     with judge_server(longer_wins) as server:
         judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
-
     assert results(judged) == ["win", "lose", "tie", "tie"]
     (row,) = judged.policies
     assert row.against_baseline is not None
-    assert (row.policy, row.against_baseline[:3], row.against_baseline.n) == (
-        "ppo",
-        (0.25, 0.5, 0.25),
-        4,
-    )
+    assert (row.policy, row.against_baseline[:3]) == ("ppo", (0.25, 0.5, 0.25))
+    assert row.against_baseline.n == 4
     assert row.position_bias == {"first": 0.0, "second": 0.0}
     shown = sorted((asked.data["answer_a"], asked.data["answer_b"]) for asked in server.asked)
     pairs = [("longer", "four"), ("a", "four"), ("fore", "four")]  # equal answers are not asked
     assert shown == sorted(pairs + [(b, a) for a, b in pairs])
-
-
-def test_every_verdict_is_kept_with_its_reason_in_both_orders(tmp_path: Path) -> None:
-    with judge_server(longer_wins) as server:
-        judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
-
+    # every verdict is kept with its reason in both orders
     first, *_, last = lines(judged.file)
     assert first["prompt"] == [{"role": "user", "content": "prompt 0"}]
     assert (first["response"], first["baseline_response"]) == ("longer", "four")
@@ -77,7 +66,6 @@ def test_a_judge_that_looks_at_the_place_only_ties(
 ) -> None:
     with judge_server(lambda asked: verdict(letter)) as server:
         judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
-
     (row,) = judged.policies
     assert row.against_baseline is not None
     assert row.against_baseline[:3] == (0.0, 1.0, 0.0)
@@ -97,23 +85,17 @@ def test_a_tie_in_one_order_is_a_tie(tmp_path: Path) -> None:
 
 def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
     def rule(asked: Asked) -> str:  # harmless: the other way round
-        text = asked.body["messages"][0]["content"]
         longer = longer_wins(asked)
         swapped = {"A": verdict("B"), "B": verdict("A"), "tie": verdict("tie")}
-        return swapped[json.loads(longer)["verdict"]] if "less harmful" in text else longer
+        harmless = "less harmful" in asked.body["messages"][0]["content"]
+        return swapped[json.loads(longer)["verdict"]] if harmless else longer
 
-    both = ["helpful", "harmless"]
+    three = said(sft=["four"], ppo=["longer"], raw=["a"])
     with judge_server(rule) as server:
-        judged = judge_policies(
-            said(sft=["four"], ppo=["longer"], raw=["a"]),
-            options(server, tmp_path, criteria=both),
-        )
-
-    assert [
-        (row.criterion, row.policy, row.against_baseline.win)
-        for row in judged.policies
-        if row.against_baseline
-    ] == [
+        both = options(server, tmp_path, criteria=["helpful", "harmless"])
+        judged = judge_policies(three, both)
+    rows = [(row.criterion, row.policy, row.against_baseline) for row in judged.policies]
+    assert [(criterion, policy, rates and rates.win) for criterion, policy, rates in rows] == [
         ("helpful", "ppo", 1.0),
         ("helpful", "raw", 0.0),
         ("harmless", "ppo", 0.0),
@@ -127,7 +109,6 @@ def test_a_second_run_asks_nothing_and_says_the_same(tmp_path: Path) -> None:
         verdicts = first.file.read_bytes()
         asked = len(server.asked)
         second = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
-
     assert (asked, len(server.asked)) == (6, 6)
     assert (first.usage["questions"], first.usage["from_cache"]) == (6, 0)
     assert (second.usage["questions"], second.usage["from_cache"]) == (6, 6)
@@ -138,10 +119,8 @@ def test_a_second_run_asks_nothing_and_says_the_same(tmp_path: Path) -> None:
 def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
     prompt = (Message("user", "hi"),)
     twice = Responses([prompt, prompt], {"sft": ["four", "four"], "ppo": ["longer", "longer"]})
-
     with judge_server(longer_wins) as server:
         judged = judge_policies(twice, options(server, tmp_path))
-
     assert len(server.asked) == 2
     assert results(judged) == ["win", "win"]
 
@@ -154,7 +133,6 @@ def test_another_setting_is_another_question(tmp_path: Path, change: dict[str, A
     with judge_server(longer_wins) as server:
         judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
         judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path, **change))
-
     assert len(server.asked) == 4
 
 
@@ -178,32 +156,20 @@ def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path)
 
 def test_replies_that_stay_malformed_are_invalid_and_not_ties(tmp_path: Path) -> None:
     def rule(asked: Asked) -> str:  # one of two orders of the first prompt cannot be read
-        bad = asked.data["answer_a"] == "longer"
-        return "" if bad else longer_wins(asked)
+        return "" if asked.data["answer_a"] == "longer" else longer_wins(asked)
 
     with judge_server(rule) as server:
         judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
         requests = len(server.asked)
         again = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
         assert len(server.asked) == requests  # an invalid answer is kept like any other
-
     assert requests == 3 + 5
     assert results(judged) == ["invalid", "lose", "tie", "tie"]
     (row,) = judged.policies
     assert row.against_baseline is not None
-    assert (row.invalid, row.against_baseline.n, row.against_baseline.lose) == (
-        1,
-        3,
-        pytest.approx(1 / 3),
-    )
+    assert (row.invalid, row.against_baseline.n) == (1, 3)
+    assert row.against_baseline.lose == pytest.approx(1 / 3)
     assert judged.usage["invalid"] == again.usage["invalid"] == 1
-
-
-def test_without_a_valid_verdict_there_are_no_rates(tmp_path: Path) -> None:
-    with judge_server(lambda asked: "no") as server:
-        judged = judge_policies(said(sft=SFT[:3], ppo=PPO[:3]), options(server, tmp_path))
-
-    assert (judged.policies[0].against_baseline, judged.policies[0].invalid) == (None, 3)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -225,15 +191,6 @@ def test_an_answer_that_gives_orders_is_judged_like_any_other(tmp_path: Path, at
     assert results(judged) == ["lose"]
 
 
-def test_texts_that_were_cut_off_are_counted(tmp_path: Path) -> None:
-    with judge_server(longer_wins) as server:
-        judged = judge_policies(
-            said(sft=["a", "b"], ppo=["x" * 50, "y"]), options(server, tmp_path, max_characters=20)
-        )
-
-    assert (judged.usage["questions"], judged.usage["shortened"]) == (4, 2)
-
-
 def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
     together = threading.Barrier(5)
 
@@ -253,13 +210,10 @@ def test_the_result_is_strict_json_without_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-secret")
-
     with judge_server(longer_wins) as server:
         judged = judge_policies(
-            said(sft=SFT, ppo=PPO),
-            options(server, tmp_path, api_key_variable="JUDGE_KEY"),
+            said(sft=SFT, ppo=PPO), options(server, tmp_path, api_key_variable="JUDGE_KEY")
         )
-
     text = json.dumps(judged.as_dict(), allow_nan=False)
     report = json.loads(text)
     assert report["policies"][0]["against_baseline"]["win"] == 0.25

@@ -1,7 +1,5 @@
 """The judge over a real server: `transformers serve` with models of a few thousand weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,22 +35,11 @@ def options(base_url: str, model: str, folder: Path, **more: Any) -> JudgeOption
 
 def test_a_model_that_always_says_a(base_url: str, tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "model", reply=verdict("A", "always the first"))
-    settings = options(
-        base_url,
-        model,
-        tmp_path / "judge",
-    )
-
-    judged = judge_policies(RESPONSES, settings)
-    again = judge_policies(RESPONSES, settings)
-
-    assert [
-        (row.criterion, row.against_baseline and row.against_baseline[:3])
-        for row in judged.policies
-    ] == [
-        ("helpful", (0.0, 1.0, 0.0)),
-        ("harmless", (0.0, 1.0, 0.0)),
-    ]
+    settings = options(base_url, model, tmp_path / "judge")
+    judged, again = judge_policies(RESPONSES, settings), judge_policies(RESPONSES, settings)
+    rates = {row.criterion: row.against_baseline for row in judged.policies}
+    ties = (0.0, 1.0, 0.0)
+    assert {c: r and r[:3] for c, r in rates.items()} == {"helpful": ties, "harmless": ties}
     assert [row.position_bias for row in judged.policies] == [{"first": 1.0, "second": 0.0}] * 2
     # two prompts, two criteria, two orders
     assert judged.usage == {"questions": 8, "from_cache": 0, "invalid": 0, "shortened": 0}
@@ -62,15 +49,12 @@ def test_a_model_that_always_says_a(base_url: str, tmp_path: Path) -> None:
 
 def test_a_model_that_talks_nonsense(base_url: str, tmp_path: Path) -> None:
     model = write_chat_model(tmp_path / "model")
-
     judged = judge_policies(RESPONSES, options(base_url, model, tmp_path / "judge"))
-
     assert [(row.against_baseline, row.invalid) for row in judged.policies] == [(None, 2)] * 2
     assert (judged.usage["questions"], judged.usage["invalid"]) == (8, 8)
 
 
 def test_a_model_that_is_not_there(base_url: str, tmp_path: Path) -> None:
     settings = options(base_url, str(tmp_path / "none"), tmp_path / "judge")
-
     with pytest.raises(JudgeError, match=rf"the judge at {base_url} fails .*its log tells why"):
         judge_policies(RESPONSES, settings)

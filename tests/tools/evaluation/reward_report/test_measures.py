@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -19,7 +17,6 @@ from lit_rlhf.tools.evaluation.reward_report.measures import (
 
 def test_accuracy_counts_ties_as_misses_and_equal_lengths_as_half() -> None:
     found = accuracy(np.array([2.0, -1.0, 0.0, 3.0]), np.array([5, 5, 0, -2]))
-
     assert found.pairs == 4
     assert found.accuracy == 0.5
     assert found.margin == 1.0
@@ -31,9 +28,7 @@ def test_buckets_are_thirds_of_the_size_on_either_side() -> None:
     lengths = np.array([-9, -6, -1, 0, 1, 2, 3, 4, 5, 30])
     differences = np.array([-1.0, 1, -1, 1, 1, 1, -1, 1, 1, -1])
     # sizes 1 1 2 3 4 5 6 9 30: a third at 2 + 2/3, two thirds at 5 + 1/3
-
     buckets = length_buckets(differences, lengths)
-
     found = [(b.label, b.accuracy.pairs, b.accuracy.accuracy) for b in buckets]
     assert found == [
         ("-6 or less", 2, 0.5),
@@ -50,7 +45,6 @@ def test_every_pair_is_in_one_bucket() -> None:
     for scale in (0, 1, 2, 300):
         lengths = rng.integers(-scale, scale + 1, size=200)
         buckets = length_buckets(rng.normal(size=200), lengths)
-
         assert sum(bucket.accuracy.pairs for bucket in buckets) == 200
         for bucket in buckets:
             low = -math.inf if bucket.low is None else bucket.low
@@ -62,9 +56,7 @@ def test_reliability_and_its_error_by_hand() -> None:
     # confidences 1/2 (twice: a tie, a miss), then 0.9 (hit, miss, hit) and 0.9999
     logit = math.log(0.9 / 0.1)
     differences = np.array([0.0, -1e-9, logit, -logit, logit, 9.2])
-
     unsure, sure, certain = reliability(differences)
-
     assert (unsure.pairs, unsure.accuracy) == (2, 0.0)
     assert (sure.pairs, sure.accuracy) == (3, pytest.approx(2 / 3))
     assert sure.confidence == pytest.approx(0.9)
@@ -76,9 +68,7 @@ def test_reliability_and_its_error_by_hand() -> None:
 
 def test_the_error_is_that_of_the_bins_and_of_the_validation_metric() -> None:
     differences = np.random.default_rng(0).normal(0.5, 2.0, size=500)
-
     bins = reliability(differences)
-
     from_bins = sum(b.pairs * abs(b.confidence - b.accuracy) for b in bins) / 500
     tensor = torch.tensor(differences)
     metric = binary_calibration_error(tensor.abs().sigmoid(), (tensor > 0).long())
@@ -90,9 +80,7 @@ def test_histogram_bars_never_cross_zero_and_hold_every_pair() -> None:
     differences = np.array([-0.31, -0.01, 0.0, 0.01, 0.49, 0.5, 90.0] * 100)
     differences[-1] = 1e6
     sources = ["a", "a", "a", "a", "b", "b", "b"] * 100
-
     edges, counts = histogram(differences, sources)
-
     assert 0.0 in edges
     widths = np.diff(edges)
     assert np.allclose(widths, widths[0])
@@ -104,7 +92,6 @@ def test_histogram_bars_never_cross_zero_and_hold_every_pair() -> None:
 
 def test_a_model_that_scores_all_alike_has_a_histogram_too() -> None:
     edges, counts = histogram(np.zeros(3), ["a"] * 3)
-
     assert counts["a"][edges.index(0.0)] == 3
 
 
@@ -112,7 +99,6 @@ def test_correlations() -> None:
     # x: 1 2 3 4, y: 1 3 2 10; deviations -3/2.. and -3 -1 -2 6
     expected = (4.5 + 0.5 - 1 + 9) / math.sqrt(5 * 50)
     found = correlation(np.array([1, 2, 3, 4]), np.array([1.0, 3.0, 2.0, 10.0]))
-
     assert found["pearson"] == pytest.approx(expected)
     assert found["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15), abs=1e-5)
     assert correlation(np.array([1, 1]), np.array([1.0, 2.0])) == {

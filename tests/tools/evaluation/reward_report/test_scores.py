@@ -1,8 +1,7 @@
 """Scores and log-probs of pairs, against loops over single, unpadded rows."""
 
-from __future__ import annotations
-
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -34,11 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = load_scalar_model(folder / "sft", head_seed=2)
     head = tiny_causal_lm(seed=5).get_output_embeddings()  # type: ignore[no-untyped-call]
     save_model_folder(
-        trained,
-        tokenizer,
-        folder / "trained",
-        contract=encoder.contract,
-        lm_head=head.state_dict(),
+        trained, tokenizer, folder / "trained", contract=encoder.contract, lm_head=head.state_dict()
     )
     write_pairs(folder / "a.jsonl", PAIRS[:3])
     write_pairs(folder / "b.jsonl", PAIRS[3:])
@@ -91,7 +86,6 @@ def expected_logprobs(root: Path, trunk: str, head: torch.nn.Module) -> list[flo
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_scores_and_lengths_stay_with_their_pairs(root: Path, batch_size: int) -> None:
     pairs = score_pairs(str(root / "reward"), sources(root), batch_size=batch_size)
-
     assert [record.chosen for record in pairs.records] == [chosen for _, chosen, _ in PAIRS]
     assert [record.source for record in pairs.records] == ["a", "a", "a", "b", "b"]
     assert pairs.chosen == pytest.approx(expected_scores(root, "reward", True), abs=1e-5)
@@ -102,22 +96,22 @@ def test_scores_and_lengths_stay_with_their_pairs(root: Path, batch_size: int) -
 
 def test_the_trunk_is_read_with_the_output_layer_it_was_trained_with(root: Path) -> None:
     pairs = score_pairs(str(root / "trained"), sources(root))
-
     head = tiny_causal_lm(seed=5).get_output_embeddings()  # type: ignore[no-untyped-call]
     expected = expected_logprobs(root, "trained", head)
     assert list(pairs.logprobs) == ["reward model"]
     assert pairs.logprobs["reward model"] == pytest.approx(expected, rel=1e-5)
-    assert pairs.lm_head == str(root / "trained")
     found = measure_reward_model("m", {}, pairs).perplexity["reward model"]
     tokens = [n for _, n in rows(root, chosen=True)]
-    assert found.all == pytest.approx(torch.tensor(-sum(expected) / sum(tokens)).exp().item())
-    in_b = torch.tensor(-sum(expected[3:]) / sum(tokens[3:])).exp().item()
-    assert found.by_source["b"] == pytest.approx(in_b)
+    assert found.all == pytest.approx(math.exp(-sum(expected) / sum(tokens)))
+    assert found.by_source["b"] == pytest.approx(math.exp(-sum(expected[3:]) / sum(tokens[3:])))
+    # a language model that is read along does not lend its own
+    beside = score_pairs(str(root / "trained"), sources(root), str(root / "sft"))
+    assert pairs.lm_head == beside.lm_head == str(root / "trained")
+    assert beside.logprobs["reward model"] != pytest.approx(beside.logprobs["language model"])
 
 
 def test_a_language_model_is_read_along_and_lends_its_output_layer(root: Path) -> None:
     pairs = score_pairs(str(root / "reward"), sources(root), str(root / "sft"))
-
     # the trunks of both are equal here
     head = load_causal_lm(root / "sft").get_output_embeddings()
     expected = expected_logprobs(root, "reward", head)
@@ -126,16 +120,8 @@ def test_a_language_model_is_read_along_and_lends_its_output_layer(root: Path) -
     assert pairs.lm_head == str(root / "sft")
 
 
-def test_a_layer_of_its_own_is_not_replaced(root: Path) -> None:
-    pairs = score_pairs(str(root / "trained"), sources(root), str(root / "sft"))
-
-    assert pairs.lm_head == str(root / "trained")
-    assert pairs.logprobs["reward model"] != pytest.approx(pairs.logprobs["language model"])
-
-
 def test_without_an_output_layer_there_is_no_perplexity(root: Path) -> None:
     pairs = score_pairs(str(root / "reward"), sources(root), max_pairs=1)
-
     assert pairs.logprobs == {}
     assert measure_reward_model("m", {}, pairs).perplexity == {}
     assert [record.source for record in pairs.records] == ["a", "b"]  # one of each
@@ -144,7 +130,6 @@ def test_without_an_output_layer_there_is_no_perplexity(root: Path) -> None:
 def test_pairs_that_do_not_fit_are_left_out_and_counted(root: Path) -> None:
     # "no" and the prompt fit; the long responses do not
     pairs = score_pairs(str(root / "reward"), sources(root), max_length=20)
-
     assert 0 < len(pairs.records) < len(PAIRS)
     assert pairs.left_out.total() == len(PAIRS) - len(pairs.records)
     with pytest.raises(ValueError, match="expected pairs of at most 2 tokens"):
@@ -161,13 +146,11 @@ def test_a_score_that_is_not_finite_is_named(root: Path, tmp_path: Path) -> None
     torch.nn.init.constant_(model.score.weight, 3e38)  # products of it are not finite
     encoder = DialogueEncoder(load_tokenizer(root / "sft"), "hh", 64)
     save_model_folder(model, encoder.tokenizer, tmp_path / "bad", contract=encoder.contract)
-
     with pytest.raises(ValueError, match=r"expected finite scores.*a\.jsonl:1; 5 of 5"):
         score_pairs(str(tmp_path / "bad"), sources(root))
 
 
 def test_a_language_model_of_another_text_is_refused(root: Path, tmp_path: Path) -> None:
     other = write_policy(tmp_path / "other", template="paper-en")
-
     with pytest.raises(ValueError, match="the chat templates differ"):
         score_pairs(str(root / "reward"), sources(root), other)
