@@ -26,6 +26,7 @@ from lit_rlhf.forward.lower import (
     share_lower_layers,
 )
 from lit_rlhf.forward.networks import (
+    PLAN_ATTRIBUTE,
     ForwardPlan,
     LanguageModel,
     ModuleT,
@@ -61,6 +62,7 @@ from lit_rlhf.forward.packing import PackedLayout
 __all__ = [
     "CHUNK_SIZE",
     "KEPT_BYTES",
+    "PLAN_ATTRIBUTE",
     "AttentionInputs",
     "AttentionLayout",
     "ForwardPlan",

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lit_rlhf.forward import (
+    PLAN_ATTRIBUTE,
     LanguageModel,
     ModuleT,
     forward_plan,
@@ -28,7 +29,6 @@ from lit_rlhf.forward import (
     trunk_of,
     unwrap_model,
 )
-from lit_rlhf.forward.networks import PLAN_ATTRIBUTE
 from lit_rlhf.models.config import ModelOptions
 
 LIGER_LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
