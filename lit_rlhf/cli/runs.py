@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lit_callbacks import RECORDS_FILE, default_checkpoint_dir
 from lit_rlhf.cli.command import UsageError
+from lit_rlhf.files import lock_path, read_manifest
 from lit_rlhf.modules import RUN_KEY, StageModule, folders_during, run_id
 from lit_rlhf.strategies import NAME_KEY, find_newest_checkpoint, read_lightning_state
 
@@ -111,36 +112,19 @@ class DeleteEarlierRun(Callback):
                 path.unlink(missing_ok=True)
 
 
-class FinishedRecord:
-    """The file in a finished run's log folder: which command it was, and where its model is."""
+def hash_command(settings: Namespace) -> str:
+    """Hash of the settings of a command, apart from how its run starts."""
+    kept = settings.as_dict()
+    for name in ("config", "ckpt_path", "allow_changes", "overwrite"):
+        kept.pop(name, None)
+    text = json.dumps(kept, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
-    def __init__(self, trainer: Trainer, settings: Namespace) -> None:
-        self._path = default_checkpoint_dir(trainer).parent / "finished.json"
-        kept = settings.as_dict()
-        for name in ("config", "ckpt_path", "allow_changes", "overwrite"):  # how a run starts
-            kept.pop(name, None)
-        text = json.dumps(kept, sort_keys=True, default=str)
-        self._hash = hashlib.sha256(text.encode()).hexdigest()
 
-    def find_model(self) -> str | None:
-        """Folder of the model, if this command has finished before; `None` otherwise."""
-        try:
-            record = json.loads(self._path.read_text(encoding="utf-8"))
-            weights = any(Path(record["model"]).glob("*.safetensors"))
-            finished = weights and record["command"] == self._hash
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return str(record["model"]) if finished else None
-
-    def delete(self) -> None:
-        """Delete the file."""
-        self._path.unlink(missing_ok=True)
-
-    def write(self, model: Path) -> None:
-        """Record that the run has finished and left its model in a folder."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        record = {"command": self._hash, "model": str(model)}
-        self._path.write_text(json.dumps(record), encoding="utf-8")
+def has_finished(folder: Path, command: str) -> bool:
+    """Whether a folder has the finished model of a command, and no run writes to it."""
+    same = read_manifest(folder).get("command") == command
+    return same and any(folder.glob("*.safetensors")) and not lock_path(folder).exists()
 
 
 def find_last_checkpoint(trainer: Trainer) -> str | None:

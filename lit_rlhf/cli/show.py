@@ -37,8 +37,7 @@ def describe(path: Path) -> dict[str, Any]:
         return describe_checkpoint(path)
     if not (path / MANIFEST).exists():
         raise ValueError(
-            f"paths: expected a folder that a stage or export has written, got {path} without "
-            f"{MANIFEST}"
+            f"paths: expected a folder that lit_rlhf has written, got {path} without {MANIFEST}"
         )
     return {"finished": not lock_path(path).exists(), **describe_folder(path)}
 

@@ -29,10 +29,11 @@ from lit_rlhf.cli.errors import end_with_message, find_mistake
 from lit_rlhf.cli.main import STAGE_COMMANDS
 from lit_rlhf.cli.runs import (
     DeleteEarlierRun,
-    FinishedRecord,
     check_checkpoint_class,
     checkpoint_folders,
     find_last_checkpoint,
+    has_finished,
+    hash_command,
     name_run,
     occupied_folders,
 )
@@ -267,7 +268,6 @@ class RLHFCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Resolve `--ckpt_path last`."""
-        self._finished = FinishedRecord(self.trainer, self._given["fit"])
         given = self.config_init["fit"]
         if given.get("ckpt_path") == "last":
             given["ckpt_path"] = find_last_checkpoint(self.trainer)
@@ -280,20 +280,20 @@ class RLHFCLI(LightningCLI):
         A run that a detector ended as collapsed ends with `_COLLAPSED_STATUS`.
         """
         given, trainer = self._given["fit"], self.trainer
-        finished = self._finished.find_model() if given.ckpt_path == "last" else None
-        if finished is not None:
-            rank_zero_info(
-                f"The run is finished, and its model is in {finished}: nothing is trained or "
-                "written. To train again, leave out --ckpt_path last."
-            )
-            return
+        if isinstance(model, StageModule):
+            model.trainer = trainer  # its default folder is that of the Trainer's log
+            model.command = hash_command(given)
+            if given.ckpt_path == "last" and has_finished(model.finished_dir, model.command):
+                rank_zero_info(
+                    f"The run is finished, and its model is in {model.finished_dir}: nothing is "
+                    "trained or written. To train again, leave out --ckpt_path last."
+                )
+                return
         writes = trainer.is_global_zero and not is_dry_run(trainer)
         # A checkpoint from elsewhere begins another run, which must not replace one that is there.
         resumes = given.ckpt_path == "last" or _lies_in(given.ckpt_path, folders_during(trainer))
         if writes and not resumes:
             self._make_room(model, given.overwrite)
-        if writes:
-            self._finished.delete()
         if isinstance(model, StageModule):
             model.allow_changes = given.allow_changes
         try:
@@ -309,8 +309,6 @@ class RLHFCLI(LightningCLI):
         if find_collapse(trainer) is not None:
             # Lightning ends all processes if one that it has launched ends with an error.
             raise SystemExit(_COLLAPSED_STATUS if trainer.is_global_zero else 0)
-        if writes and trainer.checkpoint_callbacks and isinstance(model, StageModule):
-            self._finished.write(model.finished_dir)
 
     def _make_room(self, model: LightningModule, overwrite: bool) -> None:
         """Refuse folders with an earlier run, or have its files deleted when this one trains."""

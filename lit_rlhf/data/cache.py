@@ -13,7 +13,6 @@ import os
 import pickle
 import tempfile
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +35,15 @@ from lit_rlhf.data.counts import DataCounts, EncodingError, OnBadRecord, Respons
 from lit_rlhf.data.dataset import Example, PreferenceExample, PromptExample, TokenExample
 from lit_rlhf.data.encoding import DialogueEncoder, encode_records, locate
 from lit_rlhf.data.records import Location, PreferenceRecord, PromptRecord, Record
-from lit_rlhf.files import PARTIAL, delete, file_crc32, fsync
+from lit_rlhf.files import (
+    PARTIAL,
+    code_versions,
+    delete,
+    fsync,
+    hash_files,
+    listed_files,
+    write_manifest,
+)
 from lit_rlhf.limits import end_with_parent
 
 MIN_CACHED_RECORDS = 1000
@@ -341,8 +348,9 @@ def _write_entry(
         for example in examples:
             counts.add(example)
         report = {"counts": vars(counts), "read": {name: vars(own) for name, own in read.items()}}
-        report["checksums"] = _checksums(hidden, report)
         (hidden / _REPORT_FILE).write_text(json.dumps(report), encoding="utf-8")
+        made = {"stage": "data", "part": part, "records": len(records)}
+        write_manifest(hidden, {"made": made, "versions": code_versions()})
         for path in (*hidden.iterdir(), hidden):
             fsync(path)
         try:
@@ -360,9 +368,9 @@ def _open_entry(entry: Path) -> EncodedPart | None:
     if not entry.is_dir():
         return None
     try:
+        if not (listed := listed_files(entry)) or listed != hash_files(entry):
+            raise ValueError("hashes differ")
         report = json.loads((entry / _REPORT_FILE).read_text("utf-8"))
-        if report.pop("checksums", None) != _checksums(entry, report):
-            raise ValueError("checksums differ")
         read = {name: _load_counts(values) for name, values in report["read"].items()}
         examples = _select_examples(_map_files(entry))
         return EncodedPart(examples, _load_counts(report["counts"]), read)
@@ -371,12 +379,6 @@ def _open_entry(entry: Path) -> EncodedPart | None:
         with suppress(OSError):  # of another user, or another process deletes it too
             delete(entry)
         return None
-
-
-def _checksums(folder: Path, report: object) -> dict[str, int]:
-    """CRC-32 of the files of an entry and of its report."""
-    files = {file.name: file_crc32(file) for file in sorted(folder.glob("*.arrow"))}
-    return {**files, _REPORT_FILE: zlib.crc32(json.dumps(report).encode())}
 
 
 def _load_counts(values: Mapping[str, Any]) -> DataCounts:

@@ -17,13 +17,18 @@ from lit_callbacks import name_file
 def write_text(path: str | Path, text: str) -> Path:
     """Write a text file atomically, and return its path: readers see the old file or the new one.
 
-    The text is written as UTF-8 to a hidden file in the same folder, which then takes the name. A
-    failed write raises OSError with the path, and leaves the old file as it was. Missing folders
-    are created.
+    The text is written as UTF-8 to a hidden file in the same folder, which then takes the name; a
+    device or pipe is written directly. A failed write raises OSError with the path, and leaves the
+    old file as it was. Missing folders are created.
     """
     # One rename is enough here. `move_into_place` is for what has to survive a power failure.
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target}: expected a file or a free name, got a folder")
+    if target.exists() and not target.is_file():  # a device or a pipe, which stays one
+        target.write_text(text, encoding="utf-8", newline="\n")
+        return target
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with name_file(target):
@@ -63,7 +68,9 @@ class ProgressFile:
     """
 
     def __init__(self, output: str | Path | None, settings: Mapping[str, Any]) -> None:
-        self.path = None if output is None else Path(f"{output}.partial")
+        # a device or a pipe has no file beside it
+        to_file = output is not None and (Path(output).is_file() or not Path(output).exists())
+        self.path = Path(f"{output}.partial") if to_file else None
         self._settings = json.loads(json.dumps(settings))  # a tuple comes back as a list
         self._batches: dict[str, list[Any]] = {}
         self._file: BufferedWriter | None = None

@@ -13,7 +13,7 @@ from torch import distributed
 
 from lit_callbacks import Collapse, default_checkpoint_dir, find_collapse
 from lit_rlhf.data import DataSource, PromptDataModule, RecordDataModule
-from lit_rlhf.files import FolderLocks, hash_weights, lock_path
+from lit_rlhf.files import FolderLocks, hash_weights, lock_path, write_manifest
 from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
 from lit_rlhf.modules.option_names import dotted_arguments
 from lit_rlhf.modules.resuming import last_metrics
@@ -200,6 +200,8 @@ def save_finished(module: StageModule) -> None:
         if trainer.is_global_zero:
             with replace_folder(folder) as partial:
                 module.write_finished(partial)
+                if module.collapse is None:
+                    write_manifest(partial, {"command": module.command})
             rank_zero_info(f"{module.stage}: saved the model to {folder}")
 
 

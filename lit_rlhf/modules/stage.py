@@ -112,6 +112,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         self.timer = PhaseTimer(self)
         self.folders = RunFolders()
         self.allow_changes = False
+        self.command: str | None = None
         self.resume = Resume()
         self.collapse: Collapse | None = None  # what ended the run
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(

@@ -19,6 +19,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.cli.training import RLHFCLI, run_cli
+from lit_rlhf.files import read_manifest
 from lit_rlhf.modules import SFTModule
 from lit_rlhf.strategies import AtomicCheckpointIO
 from tests.configs.parsing import parsed
@@ -53,6 +54,12 @@ def _quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
         warnings.filterwarnings("ignore", "The dirpath has changed from")
         yield
+
+
+def forget() -> None:
+    """Make the finished model one of an unknown command."""
+    manifest = read_manifest("model")
+    Path("model/lit_rlhf.json").write_text(json.dumps({**manifest, "command": None}))
 
 
 def fit(root: Path, *flags: str, model: str = "SFTModule", **trainer: Any) -> RLHFCLI:
@@ -105,12 +112,21 @@ def test_last_starts_from_the_beginning_and_then_from_the_newest_checkpoint(
     assert checkpoints() == ["batch=3.ckpt", "batch=4.ckpt"]
     whole = weights()
     Path("run/checkpoints/batch=4.ckpt").unlink()  # as if killed after the third batch
-    Path("run/finished.json").unlink()
+    forget()
     with caplog.at_level("INFO"):
         fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
     assert "Restored all states from the checkpoint at run/checkpoints/batch=3.ckpt" in caplog.text
     assert weights() == whole
     assert checkpoints() == ["batch=3.ckpt", "batch=4.ckpt"]
+
+
+def test_finished_run_without_an_output_folder_is_found(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            fit(root, "--ckpt_path", "last", "--model.output_dir", "null")
+    assert caplog.text.count("The run is finished, and its model is in run/model") == 1
 
 
 def test_a_damaged_last_is_refused_and_the_one_before_offered(
@@ -172,7 +188,7 @@ def test_last_is_the_newest_whoever_saved_it(root: Path, caplog: pytest.LogCaptu
         fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
         assert "Restored all states from the checkpoint at run/checkpoints/epoch=0" in caplog.text
         os.utime("elsewhere/best.ckpt", (10**10, 10**10))
-        Path("run/finished.json").unlink()
+        forget()
         fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
     found = re.findall(r"Restored all states from the checkpoint at (\S+)", caplog.text)
     assert Path(found[-1]).resolve() == Path("elsewhere/best.ckpt").resolve()
@@ -288,7 +304,7 @@ def test_a_run_that_was_stopped_as_collapsed_has_a_status_of_its_own(root: Path)
         fit(root, callbacks=callbacks)
     assert ended.value.code == 3
     assert "stopped as collapsed" in Path("model/README.md").read_text()
-    assert not Path("run/finished.json").exists()
+    assert read_manifest("model").get("command") is None
 
 
 def test_last_of_another_class_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

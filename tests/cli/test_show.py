@@ -76,3 +76,15 @@ def test_other_paths_are_refused(name: str, message: str) -> None:
     Path("other.json").write_text("[]")
     with pytest.raises(SystemExit, match=message):
         main([name])
+
+
+def test_entry_of_the_cache_says_which_part_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr("lit_rlhf.data.cache.MIN_CACHED_RECORDS", 1)
+    root = write_models(write_data(tmp_path))
+    prompts(root, tokenizer=str(root / "policy")).setup("fit")
+    entry = next((tmp_path / "lit_rlhf").glob("train-*"))
+    found = shown(capsys, entry)
+    assert (found["stage"], found["part"], found["records"]) == ("data", "train", 8)

@@ -158,3 +158,16 @@ def test_without_an_output_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.M
         progress.add("sft", [1])
         assert progress.batches("sft") == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with ProgressFile(pipe, SETTINGS) as progress:
+        progress.add("sft", [1])
+        write_text(pipe, "all")
+    assert os.read(reader, 100) == b"all"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
