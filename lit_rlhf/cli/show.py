@@ -11,14 +11,17 @@ import yaml
 
 from lit_rlhf.cli.command import Command
 
-PATHS_HELP = "Folders of models, checkpoints, and JSON files of evaluations."
+PATHS_HELP = (
+    "Folders of models and cached data, checkpoints, evaluations (.json), responses (.jsonl)."
+)
+_OF_RESPONSES = ("model", "policy", "seed", "settings")
 
 
 def show(paths: list[str]) -> None:
     """Show what models, checkpoints or evaluations were made from, and whether they are whole.
 
     Args:
-        paths: Folders of models, checkpoints, and JSON files of evaluations.
+        paths: Folders of models and cached data, checkpoints, evaluations and files of responses.
     """
     found = {path: describe(Path(path)) for path in paths}
     print(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=100), end="")
@@ -33,6 +36,8 @@ def describe(path: Path) -> dict[str, Any]:
         raise ValueError(f"paths: expected a model, checkpoint or evaluation, got no file {path}")
     if path.suffix == ".json":
         return describe_evaluation(path)
+    if path.suffix == ".jsonl":
+        return describe_responses(path)
     if path.is_file() or is_checkpoint_folder(path):
         return describe_checkpoint(path)
     if not (path / MANIFEST).exists():
@@ -83,6 +88,17 @@ def describe_evaluation(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         expected = "paths: expected the JSON file of an evaluation with responses"
         raise ValueError(f"{expected}, got {path}") from error
+
+
+def describe_responses(path: Path) -> dict[str, Any]:
+    """Whose responses a file has, and how they were sampled, as far as the file says so."""
+    try:
+        records = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        told = [{key: r[key] for key in _OF_RESPONSES if key in r} for r in records]
+        different = list({json.dumps(t): t for t in told}.values())
+        return {"responses": sum("response" in r for r in records), "of": different}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"paths: expected a file of responses, got {path}: {error}") from error
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import yaml
 
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.cli.show import main
-from lit_rlhf.files import hash_weights, lock_path
+from lit_rlhf.files import hash_weights, lock_path, write_json_lines
 from lit_rlhf.modules import PPOModule
 from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
 
@@ -24,6 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, Any]:
+    capsys.readouterr()  # what libraries have said so far
     main([str(path)])
     found: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
     return dict(found[str(path)])
@@ -88,3 +89,17 @@ def test_entry_of_the_cache_says_which_part_it_is(
     entry = next((tmp_path / "lit_rlhf").glob("train-*"))
     found = shown(capsys, entry)
     assert (found["stage"], found["part"], found["records"]) == ("data", "train", 8)
+
+
+def test_file_of_responses_says_how_they_were_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"model": "m", "response": "a", "seed": 1, "settings": {"top_k": 2}}
+    write_json_lines(tmp_path / "r.jsonl", [record, record, {**record, "model": "n"}])
+    found = shown(capsys, tmp_path / "r.jsonl")
+    assert found["responses"] == 3
+    of = {"seed": 1, "settings": {"top_k": 2}}
+    assert found["of"] == [{"model": "m", **of}, {"model": "n", **of}]
+    (tmp_path / "r.jsonl").write_text("no")
+    with pytest.raises(SystemExit, match="expected a file of responses"):
+        main([str(tmp_path / "r.jsonl")])
