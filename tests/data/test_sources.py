@@ -8,6 +8,7 @@ from typing import Any
 import datasets
 import pytest
 
+from lit_rlhf.data import Row
 from lit_rlhf.data.records import Message, PromptRecord, RecordError
 from lit_rlhf.data.sources import (
     DataSource,
@@ -97,6 +98,15 @@ def split_lines(row: dict[str, Any]) -> list[dict[str, Any]] | dict[str, Any] | 
     """A function for `map`: one prompt per line, none for an empty text."""
     prompts = [{"prompt": line} for line in row["text"].splitlines()]
     return prompts if len(prompts) > 1 else prompts[0] if prompts else None
+
+
+def test_named_columns_replace_a_field_of_the_name_and_may_lack_in_later_rows(
+    write_lines: Writer,
+) -> None:
+    path = write_lines({"prompt": "own", "text": "asked", "id": 1}, {"prompt": "own"})
+    rows = DataSource(path, columns={"prompt": "text"}).read_rows()
+    fields = [row.fields for row in rows if isinstance(row, Row)]
+    assert fields == [{"prompt": "asked", "id": 1}, {"prompt": None}]
 
 
 def test_map_gives_one_record_several_or_none(write_lines: Writer) -> None:

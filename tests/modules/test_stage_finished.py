@@ -17,8 +17,9 @@ from transformers import (
     GenerationConfig,
 )
 
-from lit_rlhf.data import TextContract
+from lit_rlhf.data import DataSource, PromptDataModule, TextContract
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.modules.finished import training_sources
 from tests.modules.stages import (
     demonstrations,
     first_batch,
@@ -220,3 +221,8 @@ def test_a_run_that_is_interrupted_while_it_saves_leaves_no_half_of_a_model(
     with patch.object(PPOModule, "write_network", interrupted), pytest.raises(InterruptedError):
         fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".model.lock"]
+
+
+def test_training_data_of_ppo_are_prompts_and_texts() -> None:
+    data = PromptDataModule([DataSource("a.jsonl")], ptx_sources=[DataSource("b.jsonl")])
+    assert [source.path for source in training_sources(data)] == ["a.jsonl", "b.jsonl"]

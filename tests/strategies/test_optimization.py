@@ -62,12 +62,12 @@ def test_gradients_of_several_buckets_and_dtypes_are_averaged(
     monkeypatch.setattr(optimization, "world_size", lambda: 2)
     monkeypatch.setattr(optimization, "global_sum", lambda used: 2 * used)
     monkeypatch.setattr(optimization.distributed, "all_reduce", add_other_rank)
-    sizes, dtypes = (3, 2, 4, 1, 7, 2), [torch.float32] * 5 + [torch.float64]
+    sizes, dtypes = (3, 2, 7, 1, 2, 2), [torch.float32] * 5 + [torch.float64]
     parameters = [torch.zeros(n, dtype=d) for n, d in zip(sizes, dtypes, strict=True)]
     for i, parameter in enumerate(parameters):
         parameter.grad = torch.full_like(parameter, 2.0 * i)
     optimization.average_gradients(parameters)
-    assert reduced == [5, 5, 7, 2]
+    assert reduced == [5, 7, 3, 2]  # the last has another type
     for i, parameter in enumerate(parameters):
         assert parameter.grad is not None
         assert parameter.grad.tolist() == [i + 2.0] * sizes[i]
