@@ -59,35 +59,36 @@ def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> 
     return Interval(max(0.0, (center - half) / scale), min(1.0, (center + half) / scale))
 
 
-def best_of_n(scores: Tensor, values: Tensor, n: int) -> Tensor:
-    """Expected value of the best by `scores` of `n` samples, over all subsets of `N` samples.
+def best_of_n(proxies: Tensor, values: Tensor, n: int) -> Tensor:
+    """Expected value of the best by `proxies` of `n` samples, over all subsets of `N` samples.
 
     The unbiased estimate of Nakano et al. 2021 (arXiv 2112.09332, Appendix I): of `N` samples in
     ascending order, the i-th (from 1) is the best of C(i - 1, n - 1) of the C(N, n) subsets. Equal
     scores share their weights.
 
     Args:
-        scores: What the best is chosen by, `[..., N]`.
-        values: What is measured of it, `[..., N]`, for instance the scores of another judge.
+        proxies: Scores that the best is chosen by, `[B, N]`.
+        values: What is measured of it, `[B, N]`, for instance the scores of another judge.
         n: Samples to choose from, 1 to `N`.
 
     Returns:
-        `[...]` float64.
+        `[B]` float64.
 
     Examples:
-        >>> scores, values = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 0.3, 0.9])
-        >>> round(float(best_of_n(scores, values, 2)), 4)  # 0.3 of one pair, 0.9 of two
+        >>> proxies, values = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.0, 0.3, 0.9]])
+        >>> round(float(best_of_n(proxies, values, 2)), 4)  # 0.3 of one pair, 0.9 of two
         0.7
     """
-    n_samples = scores.shape[-1]
+    check_tensors(2, proxies=proxies, values=values)
+    n_samples = proxies.shape[-1]
     if not 1 <= n <= n_samples:
         raise ValueError(f"n: expected a number from 1 to {n_samples} samples, got {n}")
     chances = torch.tensor(
         [0.0, *(math.comb(i, n) / math.comb(n_samples, n) for i in range(1, n_samples + 1))],
         dtype=torch.float64,
     )  # that the best is among the i lowest
-    below = (scores.unsqueeze(-1) > scores.unsqueeze(-2)).sum(-1)
-    up_to = (scores.unsqueeze(-1) >= scores.unsqueeze(-2)).sum(-1)
+    below = (proxies.unsqueeze(-1) > proxies.unsqueeze(-2)).sum(-1)
+    up_to = (proxies.unsqueeze(-1) >= proxies.unsqueeze(-2)).sum(-1)
     weights = (chances[up_to] - chances[below]) / (up_to - below)
     return (weights * values.double()).sum(-1)
 
@@ -101,6 +102,7 @@ def best_of_n_kl(n: int) -> float:
         >>> best_of_n_kl(1)
         0.0
     """
+    check_count("n", n)
     return math.log(n) - (n - 1) / n
 
 

@@ -86,7 +86,7 @@ def test_best_of_n_is_the_mean_over_all_subsets(scores: list[float], n: int) -> 
 
 
 def test_best_of_n_by_hand() -> None:
-    scores, values = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0.9, 0.0, 0.3])
+    scores, values = torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([[0.9, 0.0, 0.3]])
     # of the three pairs, two have the best sample and one has the second
     assert float(best_of_n(scores, values, 2)) == pytest.approx((2 * 0.9 + 0.3) / 3)
     assert float(best_of_n(scores, values, 1)) == pytest.approx(0.4)
