@@ -160,6 +160,7 @@ def hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(path)
         raise OSError("not looked up")
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries again
     monkeypatch.setattr("lit_rlhf.models.config.AutoConfig.from_pretrained", look_up)
     monkeypatch.setattr("lit_rlhf.models.loading.AutoTokenizer.from_pretrained", look_up)
     monkeypatch.setattr("lit_rlhf.sandbox.cached_file", Mock(side_effect=OSError))
