@@ -317,8 +317,8 @@ class Monitor:
     def thresholds(self) -> Thresholds:
         """The current thresholds; infinite where there is none (yet)."""
         return Thresholds(
-            low=self._threshold(-1, self.low, self.low_ratio),
-            high=self._threshold(+1, self.high, self.high_ratio),
+            low=self.threshold_of(-1, self.low, self.low_ratio),
+            high=self.threshold_of(+1, self.high, self.high_ratio),
         )
 
     def standard_error(self, value: float) -> float:
@@ -331,7 +331,8 @@ class Monitor:
         """The value that a ratio stands for."""
         return baseline * ratio
 
-    def _threshold(self, sign: int, fixed: float | None, ratio: float | None) -> float:
+    def threshold_of(self, sign: int, fixed: float | None, ratio: float | None) -> float:
+        """The effective threshold of one side; `sign` is -1 for the low one and 1 for the high."""
         # before there is a baseline, it is guessed
         enough = len(self.normal) >= min(EARLY, self.baseline_steps)
         conditions, baseline = [], median(self.normal) if enough else None

@@ -111,8 +111,9 @@ class KLPerTokenMonitor(Monitor):
             self._first.append(value)
         return super().observe(value, responses)
 
-    def _threshold(self, sign: int, fixed: float | None, ratio: float | None) -> float:
-        return super()._threshold(sign, fixed, ratio) + self.start
+    def threshold_of(self, sign: int, fixed: float | None, ratio: float | None) -> float:
+        """The effective threshold of one side, from where the run began."""
+        return super().threshold_of(sign, fixed, ratio) + self.start
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""

@@ -137,7 +137,11 @@ def test_judge_compares_two_policies(fresh_workspace: Path, number: int) -> None
     with judge_server(longer_wins) as server:
         own = ["--judge.base_url", server.base_url, "--max_prompts", "1", "--output", "report.json"]
         run(*typed("judging.md")[number], *own)
-    assert len(report("report.json")["judge"]["policies"]) == 2
+    found = report("report.json")
+    if "--best_of" in typed("judging.md")[number]:
+        assert [row["n"] for row in found["best_of"]] == [1, 4, 16]
+    else:
+        assert len(found["judge"]["policies"]) == 2
 
 
 def test_judge_in_python_judges(tmp_path: Path) -> None:

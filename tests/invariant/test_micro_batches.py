@@ -32,10 +32,10 @@ def test_a_batch_with_much_to_keep_is_split_without_being_asked(
     whole = run(tmp_path / "whole")
     rows: list[int] = []
 
-    def forward(model: LanguageModel, ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(model: LanguageModel, ids: Tensor, mask: Tensor, *lower: Tensor | None) -> Tensor:
         if torch.is_grad_enabled():
             rows.append(len(ids))
-        return hidden_states(model, ids, mask)
+        return hidden_states(model, ids, mask, *lower)
 
     for place in ("modules.reward", "forward.outputs"):
         monkeypatch.setattr(f"lit_rlhf.{place}.hidden_states", forward)

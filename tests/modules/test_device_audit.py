@@ -140,6 +140,21 @@ def test_a_fit_stays_on_its_device_and_rarely_waits(
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
+@pytest.mark.parametrize("critic_init", ["reward", "shared"])
+def test_kept_states_and_a_shared_trunk_stay_on_the_device(
+    root: Path, tmp_path: Path, critic_init: str
+) -> None:
+    options = {"network.trained_layers": 1, "critic_init": critic_init}
+    batches = {"minibatches.micro_batch_size": 2, "minibatches.ppo_epochs": 1}
+    module = PPOModule(**ppo_options(root, **options, **batches))
+    audit = audited_fit(module, stage_data("ppo", root), tmp_path)
+    assert audit.refused == []
+    assert all(is_on_device(parameter) for parameter in module.critic.parameters())
+    for phase, most in WAITS.items():
+        assert audit.n_waits(phase) <= most * audit.calls[phase], audit.waits[phase]
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
 @pytest.mark.parametrize("place", ["offload_frozen", "shard_frozen"])
 def test_offloaded_networks_under_autocast_stay_within_the_same_waits(
     root: Path, tmp_path: Path, place: str
