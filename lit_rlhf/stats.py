@@ -40,7 +40,7 @@ def global_sum(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.bool:
         raise ValueError("tensor: expected a numeric dtype, got torch.bool")
     total = tensor.detach().clone()
-    if _is_distributed():
+    if world_size() > 1:
         distributed.all_reduce(total)
     return total
 
@@ -99,7 +99,7 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
         [[1, 2]]
     """
     tensor = tensor.detach()
-    if not _is_distributed():
+    if world_size() == 1:
         return tensor
     n_ranks = distributed.get_world_size()
     n_rows = torch.tensor(len(tensor), device=tensor.device)
@@ -150,7 +150,8 @@ def world_size() -> int:
         >>> world_size()  # a single process
         1
     """
-    return distributed.get_world_size() if _is_distributed() else 1
+    started = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if started else 1
 
 
 def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
@@ -164,7 +165,7 @@ def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
         [2.0, 1.0, 2.0]
     """
     moments = masked_moments(values, mask)
-    if not _is_distributed():
+    if world_size() == 1:
         return moments
     packed = torch.stack(moments)
     of_ranks = [torch.empty_like(packed) for _ in range(distributed.get_world_size())]
@@ -174,12 +175,8 @@ def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
     return reduce(merged_moments, (Moments(*numbers.unbind()) for numbers in of_ranks))
 
 
-def _is_distributed() -> bool:
-    return distributed.is_available() and distributed.is_initialized()
-
-
 class FixedDtypeBuffers(nn.Module):
-    """A module whose buffers, and those of its submodules, keep their dtype when it is cast.
+    """A module whose buffers, with its submodules', keep their dtype when it is cast.
 
     Casts such as `.bfloat16()` or Lightning's true half precision are for weights. A running count
     in bfloat16 would stop at 256, a coefficient that adapts by 0.1 % per step would never change,

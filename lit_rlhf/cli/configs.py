@@ -39,7 +39,7 @@ _COMMANDS = {
     "data/zh": "put your own data into data/zh (docs/data.md)",
     "data/en/pretraining.jsonl": "put plain text of your own into data/en/pretraining.jsonl",
 }
-"""What writes the paths that configurations read and no stage writes."""
+"""Commands that write the paths that configurations read and no stage writes."""
 _NAMES_HELP = "Names of configurations, as `lit_rlhf configs list` shows them."
 
 

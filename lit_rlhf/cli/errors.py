@@ -17,9 +17,7 @@ import lit_rlhf.modules
 from lit_rlhf.cli.command import find_unknown_option, is_parser_error, read_settings, summarize
 from lit_rlhf.cli.configs import find_preparation
 from lit_rlhf.files import FolderInUseError
-from lit_rlhf.modules import TooManySkippedUpdates
-from lit_rlhf.modules.option_names import option_names
-from lit_rlhf.modules.phases import is_out_of_memory
+from lit_rlhf.modules import TooManySkippedUpdates, is_out_of_memory, option_names
 from lit_rlhf.rewards import RewardError
 from lit_rlhf.suggestions import did_you_mean
 

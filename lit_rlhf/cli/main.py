@@ -53,7 +53,7 @@ _HINTS = {
     "train": "lit_rlhf fit --config NAME trains a stage",
     "version": "lit_rlhf --version",
 }
-"""What to give instead of commands that others have."""
+"""Names of our commands for names that other tools use."""
 INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
 _STAGE_HELP = """\
 usage: lit_rlhf {name} --config NAME [--config NAME ...] [OPTIONS]

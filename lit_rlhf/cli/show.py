@@ -63,7 +63,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
 
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:
-    """What a checkpoint says about its run, and whether it is damaged."""
+    """Description of a checkpoint: its run, and whether it is damaged."""
     from lit_rlhf.modules import SETTINGS_KEY, VERSION_KEY
     from lit_rlhf.strategies import checkpoint_problem, read_lightning_state
 

@@ -281,7 +281,7 @@ class RLHFCLI(LightningCLI):
         """
         given, trainer = self._given["fit"], self.trainer
         if isinstance(model, StageModule):
-            model.trainer = trainer  # its default folder is that of the Trainer's log
+            model.trainer = trainer  # its default folder is the Trainer's log folder
             model.command = hash_command(given)
             if given.ckpt_path == "last" and has_finished(model.finished_dir, model.command):
                 rank_zero_info(

@@ -12,7 +12,7 @@ from lit_rlhf.data.dataset import Example, TokenExample
 from lit_rlhf.data.records import Location, RecordError
 
 OnBadRecord = Literal["error", "skip"]
-"""What to do about a bad record: raise its error, or count it and continue."""
+"""Handler of a bad record: raise its error, or count it and continue."""
 
 MAX_SHOWN = 5
 """Number of bad records that a log message shows."""

@@ -25,7 +25,7 @@ class TokenExample(NamedTuple):
         input_ids: Token ids. Shape `(L,)`, int32 to halve the memory of a dataset.
         completion_mask: True on the tokens that are trained on as targets. Shape `(L,)`, bool.
         dropped_turns: Number of oldest turns left out to fit the length, the system turn included.
-        cut_tokens: Tokens cut on the left of the last human turn because it alone was too long.
+        cut_tokens: Tokens cut on the left of the last human turn as it was too long by itself.
         escaped_tokens: Control tokens in plain text that were encoded as ordinary text.
     """
 
@@ -79,7 +79,7 @@ class PromptExample(NamedTuple):
         input_ids: Token ids. Shape `(P,)`, int32 to halve the memory of a dataset.
         text: The rendered prompt: the text of the ids.
         dropped_turns: Number of oldest turns left out to fit the length, the system turn included.
-        cut_tokens: Tokens cut on the left of the last turn because it alone was too long.
+        cut_tokens: Tokens cut on the left of the last turn as it was too long by itself.
         index: Position in its dataset, set by `PromptDataset`.
         ptx: The pretraining example that goes with the prompt, set by `PromptDataset`.
         fields: The fields of its record by name; empty for a prompt without a record.

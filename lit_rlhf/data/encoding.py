@@ -119,7 +119,7 @@ class DialogueEncoder:
         """Encode a prompt of at most `max_prompt_length` tokens.
 
         The oldest turns are dropped until the prompt fits. A system turn is kept as long as it fits
-        beside the last turn. If the last turn alone is too long, it is cut on the left.
+        beside the last turn. If the last turn by itself is too long, it is cut on the left.
         """
         self._check_contents(messages)
         prompt = self._fit_prompt(

@@ -253,7 +253,7 @@ def split_dialogue(text: str) -> _Turns | None:
 
 
 class _Parts(NamedTuple):
-    """What a parser finds in a row, not yet checked.
+    """Fields that a parser finds in a row, not yet checked.
 
     Attributes:
         prompt: The turns before the response.

@@ -44,7 +44,7 @@ def load_gguf_model(
         tokenizer = cast(
             PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(**source, padding_side="left")
         )
-    # the reader has no error of its own: an unknown architecture is a ValueError, a truncated file
+    # the reader has no own error: an unknown architecture is a ValueError, a truncated file
     # one of struct, a missing key a KeyError
     except (OSError, ValueError, KeyError, struct.error) as error:
         raise ValueError(

@@ -41,7 +41,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
     """Log-prob of each token under the logits that predict it, `[B, T]` nats.
 
     `logits` `[B, T, V]` are shifted already: position t predicts token t of `token_ids` `[B, T]`.
-    The log-probs are those of the distribution at the sampling temperature.
+    The log-probs are under the distribution at the sampling temperature.
 
     Examples:
         >>> logits = torch.tensor([[[0.25, 0.75]]]).log()

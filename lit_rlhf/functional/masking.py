@@ -171,7 +171,7 @@ def masked_whiten(
     Mean and variance are constants for autograd. Values that are all equal are only shifted. The
     result has the shape and dtype of `values`, and is 0 outside the mask.
 
-    By default the moments are those of the kept values; others may be over all ranks.
+    By default the moments are of the kept values; others may be over all ranks.
 
     Examples:
         >>> values, mask = torch.tensor([2.0, 6.0, 99.0]), torch.tensor([True, True, False])

@@ -36,7 +36,7 @@ SIZES = {
 """Largest sizes of a network that a config is believed; each is many times the largest known."""
 
 WRONG_VALUES = (TypeError, AttributeError, KeyError, AssertionError, RecursionError)
-"""What libraries raise for a configuration with values that they do not expect."""
+"""Errors of libraries for a configuration with values that they do not expect."""
 
 HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
 
@@ -106,8 +106,8 @@ class ModelOptions:
 def check_model_path(path: str | Path) -> None:
     """Refuse a path that is neither a folder nor can be a hub id.
 
-    transformers takes any string that is no folder for a hub id: for a mistyped folder it asks the
-    network, several times, and then reports a missing repository.
+    transformers takes any string that is not a folder for a hub id: for a mistyped folder it asks
+    the network, several times, and then reports a missing repository.
     """
     if not isinstance(path, str | Path):
         raise ValueError(
@@ -148,7 +148,7 @@ def check_model_folder(folder: Path) -> None:
         return
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
-            f"path: expected a folder with a whole model, got {folder} with a LoRA adapter alone; "
+            f"path: expected a folder with a whole model, got {folder} with only a LoRA adapter; "
             "`lit_rlhf export` merges it into its base model"
         )
     # the multi-engine strategy saves a checkpoint as a folder

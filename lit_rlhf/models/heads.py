@@ -103,7 +103,7 @@ def init_scalar_head(in_features: int, seed: int) -> nn.Linear:
 
 
 def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
-    """Copy the output layer of `causal_lm`, with weights of its own even if the model ties them."""
+    """Copy the output layer of `causal_lm`, with its own weights even if the model ties them."""
     layer = causal_lm.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(layer, nn.Linear):
         raise ValueError(

@@ -198,7 +198,7 @@ def _load_trunk_and_head(
 ) -> tuple[PreTrainedModel, nn.Linear | None]:
     """A causal language model or scalar model, and the head that it still has to get, if any."""
     config = read_config(path, options)
-    # a model with code of its own knows the name of its head
+    # a model with custom code knows the name of its head
     own_code = options.trust_remote_code and hasattr(config, "auto_map")
     stored = None if own_code else find_stored_head(path, config, pickled_weights)
     if stored is None and not is_classifier(config):

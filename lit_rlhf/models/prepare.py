@@ -139,7 +139,7 @@ def use_fused_kernels(model: ModuleT) -> ModuleT:
         if isinstance(bound, MethodType) and bound.__func__ is not plain:
             vars(layer)["forward"] = MethodType(_on_cuda(bound.__func__, plain), layer)
         elif functions.keys() & set(plain.__code__.co_names) and plain.__globals__ is names:
-            # the same forward with other functions, such as that of rotary positions, in its scope
+            # the same forward with other functions, such as for rotary positions, in its scope
             rewired = FunctionType(
                 plain.__code__,
                 names | functions,

@@ -80,7 +80,7 @@ def save_model_folder(
         max_shard_size: Size of the largest weight file, for instance `5GB`.
         head_format: Project under whose names a scalar model is saved.
         lm_head: Weight (and bias) of the output layer that a scalar model's trunk was trained with.
-            It goes to a file of its own, or to the model's under TRL's names.
+            It goes to its own file, or to the model's under TRL's names.
     """
     if is_4bit(model):
         model = merge_adapters(model)  # transformers would save the layers in 4 bits
@@ -108,7 +108,7 @@ def save_adapter_folder(
 ) -> None:
     """Save only a model's adapters, as peft loads them on top of the model below them.
 
-    A scalar model's head is saved with them. The arguments are those of `save_model_folder`.
+    A scalar model's head is saved with them. The arguments are as for `save_model_folder`.
     """
     with replace_folder(folder) as partial:
         # otherwise peft asks the base model, even on the hub, whether its vocabulary has grown

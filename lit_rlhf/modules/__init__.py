@@ -11,13 +11,14 @@ from lit_rlhf.modules.option_names import (
     dotted_arguments,
     merge_options,
     option_groups,
+    option_names,
 )
 from lit_rlhf.modules.options import (
     CriticPretrainingOptions,
     MinibatchOptions,
     OptimizerOptions,
 )
-from lit_rlhf.modules.phases import PhaseTimer, suggest_change
+from lit_rlhf.modules.phases import PhaseTimer, is_out_of_memory, suggest_change
 from lit_rlhf.modules.ppo import (
     ROLLOUT_MEMORY,
     SCORING_MEMORY,
@@ -85,9 +86,11 @@ __all__ = [
     "folders_during",
     "generation_settings",
     "is_dry_run",
+    "is_out_of_memory",
     "iteration_generator",
     "merge_options",
     "option_groups",
+    "option_names",
     "run_id",
     "suggest_change",
     "tokens_within_memory",

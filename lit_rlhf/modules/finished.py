@@ -35,7 +35,7 @@ class RunFolders(Callback):
         self._training = False
 
     def lock(self, trainer: Trainer, finished: Path) -> None:
-        """Lock the folder of the finished model and those of logs and checkpoints."""
+        """Lock the folders of the finished model, of logs and of checkpoints."""
         self._training = False
         self._locks.acquire([finished, *folders_during(trainer)])
 
@@ -90,7 +90,7 @@ def check_finished_dir(
     for name, path in kept.items():
         if target in (path.resolve(), *path.resolve().parents):
             raise ValueError(
-                f"output_dir: expected a folder for the finished model alone, got {finished}, "
+                f"output_dir: expected a folder for the finished model only, got {finished}, "
                 f"which is or contains {name}; the finished model would replace it"
             )
     try:
@@ -161,7 +161,7 @@ def folders_during(trainer: Trainer) -> list[Path]:
 
 
 def log_folder(trainer: Trainer) -> Path:
-    """`Trainer.log_dir`, for one rank alone: that property communicates between ranks."""
+    """`Trainer.log_dir`, for one rank only: that property communicates between ranks."""
     logger = trainer.logger
     folder = logger and (logger.log_dir or logger.save_dir)
     return Path(folder or trainer.default_root_dir)

@@ -91,7 +91,7 @@ def dotted_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(cls: type) -> Iterator[inspect.Parameter]:
-    """Parameters of a class, and those of its bases as long as a `**` parameter passes them on."""
+    """Parameters of a class, and of its bases as long as a `**` parameter passes them on."""
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue

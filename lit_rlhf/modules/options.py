@@ -4,7 +4,7 @@ A group is a frozen dataclass that checks its ranges. It is the type of one para
 so YAML nests it (`init_args: {sampling: {temperature: 0.7}}`), the command line takes it by dotted
 names (`--model.sampling.temperature 0.7`), and Python passes the dataclass or a mapping of some of
 its fields. Other groups: `lit_rlhf.models.ModelOptions`, how networks are loaded,
-`lit_rlhf.rollout.SamplingOptions`, how responses are sampled, and those of `lit_rlhf.ppo`.
+`lit_rlhf.rollout.SamplingOptions`, how responses are sampled, and the groups of `lit_rlhf.ppo`.
 
 Each default is in one place: here, or in the signature of a module where stages differ.
 """
@@ -83,7 +83,7 @@ class MinibatchOptions:
             does not depend on it.
         micro_batch_tokens: Most tokens, without padding, per forward and backward; `None`: no
             limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A longer
-            rollout is computed alone. The gradient does not depend on it.
+            rollout is computed by itself. The gradient does not depend on it.
     """
 
     ppo_epochs: int = 1

@@ -89,7 +89,7 @@ from lit_rlhf.stats import (
     world_size,
 )
 
-# metrics beside those of `RolloutMetrics` that an iteration logs even if it is skipped
+# metrics beside the ones of `RolloutMetrics` that an iteration logs even if it is skipped
 OF_AN_ITERATION = ("rollout/score", "rollout/reward", "ppo/explained_variance")
 FROZEN = ("reference.", "reward.functions.")  # keys of the state dict that checkpoints leave out
 # what to change when a phase runs out of memory

@@ -48,7 +48,7 @@ VALUES_PER_TENSOR = 64  # of a frozen network, for its checksum
 
 
 class Change(Enum):
-    """What to do when a setting differs from the checkpoint's."""
+    """Response to a setting that differs from the checkpoint's."""
 
     APPLIES = "the configured value applies"
     NEEDS_CONSENT = "needs `--allow_changes`"
@@ -56,7 +56,7 @@ class Change(Enum):
 
 
 class Rule(NamedTuple):
-    """What a change of some settings, or groups of them, means, and why or from when."""
+    """Consequence of a change of some settings, or groups of them, and why or from when."""
 
     names: tuple[str, ...]
     change: Change
@@ -424,7 +424,7 @@ class Resume(Callback):
             if isinstance(default, OptimizerOptions)
         ]
         trained = trained_networks(module)
-        # a critic on the policy's trunk has no optimizer of its own
+        # a critic on the policy's trunk has no own optimizer
         networks = zip(groups[: len(trained)], trained, self._configured, strict=True)
         for group, (optimizer, schedule), configured in networks:
             fields = {name.removeprefix(f"{group}.") for name in names if name.startswith(group)}

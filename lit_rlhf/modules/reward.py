@@ -66,7 +66,7 @@ class RewardModule(StageModule):
         micro_batch_size: Most pairs per forward and backward; `None`: no limit.
         micro_batch_tokens: Most tokens, without padding, of the pairs per forward and backward;
             `None`: no limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A
-            longer pair is computed alone.
+            longer pair is computed by itself.
         head_seed: Seed of the weights of a new scalar head.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at

@@ -37,7 +37,7 @@ class SFTModule(StageModule):
         micro_batch_size: Most sequences per forward and backward; `None`: no limit.
         micro_batch_tokens: Most tokens, without padding, per forward and backward; `None`: no
             limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A longer
-            sequence is computed alone.
+            sequence is computed by itself.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
             which training stops.

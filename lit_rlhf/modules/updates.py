@@ -33,7 +33,7 @@ MAX_NAMES = 4  # of quantities in a message
 HELP = "a lower learning rate or clip norm, float32 weights, or a look at data and rewards."
 
 ACTIVATION_BYTES = 2**30
-"""What the activations of a micro-batch may take on a CPU where no size is set: 1 GiB."""
+"""Most that the activations of a micro-batch may take on a CPU where no size is set: 1 GiB."""
 
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 
@@ -318,7 +318,7 @@ def activation_bytes(model: LanguageModel) -> int:
     are the inputs of the layers, and one layer in full.
     """
     network = unwrap_model(model)
-    with suppress(ValueError):  # without a trunk of its own it computes all logits: they count
+    with suppress(ValueError):  # without its own trunk it computes all logits: they count
         network = trunk_of(model)
     matmuls = [m for m in network.modules() if isinstance(m, nn.Linear | Conv1D)]
     widths = 1.5 * sum(sum(m.weight.shape) for m in matmuls)

@@ -32,7 +32,7 @@ OPTIONAL_ARGUMENTS = ("terminated", "lengths")
 class RewardFunction(Protocol):
     """A user's reward: rendered prompts and decoded responses in, one score each out.
 
-    It may be an `async def`, which is awaited in an event loop of its own for each call.
+    It may be an `async def`, which is awaited in a new event loop for each call.
 
     A parameter `terminated` gets which responses ended with EOS (a list of bool), `lengths` the
     tokens of each response, EOS included (a list of int). A parameter of any other name gets the
@@ -111,7 +111,7 @@ class CallableReward(nn.Module):
     ) -> Tensor:
         """Score rollouts `[B]` float32; a score that is not finite is reported by a warning.
 
-        The arguments are those of `WeightedReward`; the callable gets all responses at once.
+        The arguments are as for `WeightedReward`; the callable gets all responses at once.
         """
         samples = decode_samples(rollouts, prompts, self.tokenizer, records)
         if not any(samples.records):
@@ -171,7 +171,7 @@ class CallableReward(nn.Module):
         grad_enabled = torch.is_grad_enabled()
         try:
             returned = self.function(prompts, responses, **optional, **self._fields(samples))
-            if inspect.isawaitable(returned):  # in a thread of its own: a notebook has a loop
+            if inspect.isawaitable(returned):  # in a new thread: a notebook has a loop
                 with ThreadPoolExecutor(1) as thread:
                     returned = thread.submit(asyncio.run, _wait(returned)).result()
         finally:

@@ -56,7 +56,7 @@ class ResponseEncoder:
         """Encode prompts with their responses as ids `(L,)` int32; one that did not end has no EOS.
 
         Control tokens of the reward model are ordinary text to the policy. They are removed, or a
-        response could write a turn of its own.
+        response could write its own turn.
         """
         encoded = []
         for turns, response, ended in zip(dialogues, responses, terminated, strict=True):
@@ -132,7 +132,7 @@ class ModelReward(nn.Module):
     ) -> Tensor:
         """Score rollouts by the scalar head at each response's last token, `[B]` float32.
 
-        The arguments are those of `WeightedReward`; the model reads only token ids.
+        The arguments are as for `WeightedReward`; the model reads only token ids.
         """
         with on_device(self.model, rollouts.response_ids.device) as model:
             return torch.cat(

@@ -28,7 +28,7 @@ LARGEST_SCORE = torch.finfo(torch.float32).max
 VARIABLE = re.compile(r"\$[A-Za-z_]\w*")
 SECRET_NAME = re.compile("auth|cred|key|passw|secret|sig|token", re.IGNORECASE)
 SECRET_VALUE = re.compile(r"(?=.*[A-Za-z])(?=.*\d)\S{20,}")
-"""What is taken for a secret in a URL's query: by the parameter's name, or by its length."""
+"""Recognizes a secret in a URL's query: by the parameter's name, or by its length."""
 
 
 class TransientError(Exception):

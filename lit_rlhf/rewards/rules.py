@@ -301,7 +301,7 @@ class _Search:
 def _compile(pattern: str) -> Any:  # noqa: ANN401  # regex has no type information
     """Compile a pattern of Python's `re` with the `regex` package."""
     try:
-        # re decides which patterns are legal, as regex has a syntax of its own beyond it. re warns
+        # re decides which patterns are legal, as regex has more syntax. re warns
         # about brackets that look like nested sets or [:alpha:], which regex does not read alike.
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)

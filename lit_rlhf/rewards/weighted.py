@@ -75,7 +75,7 @@ COMMON_OPTIONS = ("weight", "normalize")
 class RewardSpec:
     """One entry of `rewards`: a reward function or reward model, and its weight.
 
-    `key` is its name in checkpoints (a rule's own name, or that of `reward_key`), and `name` a
+    `key` is its name in checkpoints (a rule's own name, or `reward_key`'s), and `name` a
     short one for metrics and messages. `source` is the callable, rule or loaded reward model, or
     the key for a path; `rule` names a ready-made one in `RULES`.
     """

@@ -54,7 +54,7 @@ class Decoder:
 
     Sequences in progress occupy the first `n` slots without a gap, in the same order in the cache
     and in every tensor of the state. A step computes with as many rows as there are sequences or,
-    as a CUDA graph, with the next power of two. The arguments are those of `generate_responses`;
+    as a CUDA graph, with the next power of two. The arguments are as for `generate_responses`;
     the plan of the model has chunked logits.
     """
 
@@ -352,6 +352,7 @@ class DecodeLayout:
         self.width = width
         self.slots = torch.arange(len(lengths), device=cache.device)
         self.columns = lengths  # a new token's position is the number of tokens before it
+        # by window, the keys that each token attends to, [n, 1, 1, width]
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
@@ -366,7 +367,14 @@ class DecodeLayout:
             return varlen_attention(by_token, *self._rows).unsqueeze(1)
         keys, values = (buffer[:, : self.width].transpose(1, 2) for buffer in (keys, values))
         cached = inputs._replace(key=keys, value=values)
-        return cached_attention(cached, self._attention_mask(inputs.window)).transpose(1, 2)
+        window = inputs.window
+        if window not in self._masks:  # once for all layers
+            columns = torch.arange(self.width, device=self.columns.device)
+            mask = columns <= self.columns[:, None]
+            if window is not None:
+                mask &= columns > self.columns[:, None] - window
+            self._masks[window] = mask[:, None, None]
+        return cached_attention(cached, self._masks[window]).transpose(1, 2)
 
     @cached_property
     def _rows(self) -> tuple[RowOffsets, RowOffsets, Tensor]:
@@ -375,16 +383,6 @@ class DecodeLayout:
         capacity = self.cache.capacity
         slots = RowOffsets(offsets * capacity, capacity)
         return RowOffsets(offsets, 1), slots, self.columns.int() + 1
-
-    def _attention_mask(self, window: int | None) -> Tensor:
-        """Keys that each token attends to, `[n, 1, 1, width]` bool; once for all layers."""
-        if window not in self._masks:
-            columns = torch.arange(self.width, device=self.columns.device)
-            mask = columns <= self.columns[:, None]
-            if window is not None:
-                mask &= columns > self.columns[:, None] - window
-            self._masks[window] = mask[:, None, None]
-        return self._masks[window]
 
 
 @contextmanager

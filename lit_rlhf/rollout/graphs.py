@@ -68,7 +68,7 @@ class RowGraphs:
 
         In a capture it would be an error, too. But torch's allocator (read in 2.13) takes a capture
         that fails for still under way, and no longer reuses memory that several streams have used,
-        such as that of gradients in reduction.
+        such as for gradients in reduction.
         """
         try:
             with refuse_waits():
@@ -134,7 +134,7 @@ def capture_graph(function: Callable[[], None], pool: Any) -> tuple[Callable[[],
     if torch.cuda.mem_get_info()[0] < CAPTURE_MEMORY:
         torch.cuda.empty_cache()
     with torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
-        # thread_local: NCCL's watchdog queries events from a thread of its own, which would end a
+        # thread_local: NCCL's watchdog queries events from its own thread, which would end a
         # global capture
         graph.capture_begin(pool or torch.cuda.graph_pool_handle(), "thread_local")
         try:

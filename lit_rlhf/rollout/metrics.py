@@ -19,19 +19,6 @@ from lit_rlhf.stats import all_gather_rows, global_sum
 OPENING = 4  # tokens at the start of a response that are compared
 
 
-def response_openings(token_ids: Tensor, mask: Tensor) -> Tensor:
-    """The first `OPENING` tokens of each response, `[B, OPENING]`; -1 behind its end."""
-    first = token_ids.masked_fill(~mask, -1)[:, :OPENING]
-    return functional.pad(first, (0, OPENING - first.shape[1]), value=-1)
-
-
-def response_bigrams(token_ids: Tensor, mask: Tensor) -> Tensor:
-    """All bigrams of the responses with the row that each is in, `[m, 3]`."""
-    rows = torch.arange(len(token_ids), device=token_ids.device)[:, None].expand_as(token_ids)
-    inside = mask[:, :-1] & mask[:, 1:]
-    return torch.stack([rows[:, 1:], token_ids[:, :-1], token_ids[:, 1:]], -1)[inside]
-
-
 class RolloutMetrics:
     """The `rollout/*` metrics of all responses that were added, on all ranks.
 
@@ -52,7 +39,7 @@ class RolloutMetrics:
         "rollout/opening_share",
         "rollout/responses",
     )
-    """The metrics of any responses; those of scores are added to them."""
+    """The metrics of any responses; the means of scores are added to them."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -76,7 +63,11 @@ class RolloutMetrics:
         """
         scores = scores or {}
         self._scores = tuple(scores)
-        own_bigrams = response_bigrams(response_ids, response_mask)
+        # all bigrams of the responses, [m, 3] with the row that each is in
+        rows = torch.arange(len(response_ids), device=response_ids.device)[:, None]
+        triples = [rows.expand_as(response_ids)[:, 1:], response_ids[:, :-1], response_ids[:, 1:]]
+        inside = response_mask[:, :-1] & response_mask[:, 1:]
+        own_bigrams = torch.stack(triples, -1)[inside]
         bigrams = own_bigrams[:, 1:]
         batch = {
             "logprobs": masked_sum(logprobs, response_mask),
@@ -96,7 +87,10 @@ class RolloutMetrics:
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         known = bigrams if self._bigrams is None else torch.cat([self._bigrams, bigrams])
         self._bigrams = torch.unique(known, dim=0)
-        self._openings.append(response_openings(response_ids, response_mask))
+        opening = response_ids.masked_fill(~response_mask, -1)[:, :OPENING]
+        # -1 behind the end of a response
+        padding = (0, OPENING - opening.shape[1])
+        self._openings.append(functional.pad(opening, padding, value=-1))
 
     def compute(self) -> dict[str, Tensor]:
         """Compute the metrics of all ranks, each of which has to call it after as many updates.

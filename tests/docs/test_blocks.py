@@ -17,8 +17,7 @@ import yaml
 
 from lit_rlhf.cli.main import COMMANDS as TOOLS
 from lit_rlhf.cli.main import main
-from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from lit_rlhf.modules.option_names import option_names
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule, option_names
 from tests.configs.parsing import cli_parser
 from tests.configs.tiny_runs import CONFIGS
 from tests.docs.blocks import DOCUMENTS, ROOT, Block, Command, all_blocks, blocks, commands, place

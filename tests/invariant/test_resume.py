@@ -16,8 +16,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lit_callbacks import AdjustLearningRate, ResumeCheckpoint, Verdict
 from lit_rlhf.data import DemonstrationDataModule, PreferenceDataModule, PromptDataModule
 from lit_rlhf.models import load_causal_lm, load_scalar_model
-from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule
-from lit_rlhf.modules.option_names import option_names
+from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule, option_names
 from lit_rlhf.modules.resuming import RULES, rule_of
 from lit_rlhf.strategies import find_newest_checkpoint
 from tests.modules.stages import (

@@ -222,7 +222,7 @@ def test_a_checkpoint_or_an_adapter_says_how_it_becomes_a_folder(
         with pytest.raises(ValueError, match=r"path: .*`lit_rlhf export` makes such a folder"):
             load(str(path))
     (adapter / "adapter_config.json").touch()
-    with pytest.raises(ValueError, match="a LoRA adapter alone; `lit_rlhf export` merges it"):
+    with pytest.raises(ValueError, match="only a LoRA adapter; `lit_rlhf export` merges it"):
         load(str(adapter))
     (tmp_path / "empty").mkdir()
     for nothing in (tmp_path / "empty", Path("gpt2-missing")):  # a Path is never a hub id

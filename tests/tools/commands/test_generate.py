@@ -146,7 +146,7 @@ def test_a_folder_without_a_model_says_how_to_make_one(root: Path, tmp_path: Pat
         text = refusal(["--models", str(path), "--prompt", "hi"])
         assert "`lit_rlhf export` makes such a folder" in text
     text = refusal(["--models", str(tmp_path / "adapter"), "--prompt", "hi"])
-    assert "LoRA adapter alone; `lit_rlhf export` merges it into its base model" in text
+    assert "only a LoRA adapter; `lit_rlhf export` merges it into its base model" in text
 
 
 def test_a_chat_takes_its_lines_from_a_pipe(
