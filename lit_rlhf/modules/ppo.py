@@ -230,7 +230,7 @@ class PPOModule(PPO, StageModule):
             merge_options(cls, "memory", memory),
             responses_per_prompt,
         )
-        check_sampling(options.sampling)
+        check_on_policy_sampling(options.sampling)
         check_kl_estimator(options.reward_shaping)
         # Without dropout, rollout, scoring and update compute the log-probs of one policy, and
         # the first ratio is 1.
@@ -675,7 +675,7 @@ def is_trial(trainer: Trainer) -> bool:
     return is_dry_run(trainer) or isinstance(trainer.logger, DummyLogger)
 
 
-def check_sampling(sampling: SamplingOptions) -> None:
+def check_on_policy_sampling(sampling: SamplingOptions) -> None:
     """Refuse greedy responses, and warn of samples that do not come from the policy as scored."""
     if not sampling.do_sample:
         raise ValueError(

@@ -251,7 +251,7 @@ class RecordDataModule(LightningDataModule, ABC):
             )
         return tokenizer
 
-    def check_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def check_embedded_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Check, before anything is encoded, that all networks of the module embed every token."""
         module = getattr(self.trainer, "lightning_module", None)
         largest = max(tokenizer.get_vocab().values())
@@ -277,7 +277,7 @@ class RecordDataModule(LightningDataModule, ABC):
     def _make_encoder(self) -> None:
         if self.encoder is None:
             tokenizer = self._load_tokenizer()
-            self.check_vocabulary(tokenizer)
+            self.check_embedded_tokens(tokenizer)
             self.encoder = DialogueEncoder(
                 tokenizer,
                 self.chat_template,
