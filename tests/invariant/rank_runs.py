@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from lit_rlhf.modules import RewardModule, SFTModule
 from lit_rlhf.rollout import Experience
-from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, optimization
 from tests.invariant.reference import TRUNCATIONS, run_iteration
 from tests.invariant.trajectories import SAMPLES, Scripted, trajectory, validated
 from tests.modules.stages import (
@@ -80,6 +80,7 @@ class Batches(Callback):
 def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     """Everything that this rank saw; by scenario."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+    optimization.BUCKET_SIZE = 2000  # gradients take several buckets, as those of large networks
     shared = {"devices": RANKS, "use_distributed_sampler": False}
     results: dict[str, Any] = {}
     with host_tensors_in_collectives() as results["host tensors"]:
@@ -189,6 +190,7 @@ def traffic(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
     module = Scripted(**options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "all_reduce", spy)
+        patch.setattr(optimization, "BUCKET_SIZE", 2**25)  # one bucket
         fitted(
             module,
             prompts(root, batch_size=4),
