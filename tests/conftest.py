@@ -17,8 +17,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-# A suite that a shell starts in the background ignores Ctrl-C, which some tests send.
+# A suite that a shell starts in the background ignores Ctrl-C, and one under nohup a closed
+# terminal; some tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 torch.set_num_threads(1)  # whatever the user has set
 
