@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from lit_rlhf.functional import best_of_n
+from lit_rlhf.tools.evaluation.outcomes import score_summary
 
 VERSION = "1, 2026-11-24"
 CHOOSING_SEEDS = (0, 1)
 DECIDING_SEEDS = (10, 11, 12)
 BEST_OF = (1, 2, 4, 8)
-DRAWS = 2000
 SAMPLES = 4
 
 
@@ -41,10 +41,8 @@ class Difference(NamedTuple):
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
     """Difference `first - second` of means over prompts, `[N]` or `[N, samples]` each."""
     a, b = (values.reshape(len(values), -1).mean(1) for values in (first, second))
-    difference = a - b
-    rows = np.random.default_rng(0).integers(len(difference), size=(DRAWS, len(difference)))
-    low, high = np.quantile(difference[rows].mean(1), [0.025, 0.975])
-    return Difference(float(difference.mean()), float(low), float(high))
+    summary = score_summary(a - b)
+    return Difference(summary.mean, summary.low, summary.high)
 
 
 def best_of(n: int, proxy: np.ndarray, values: np.ndarray) -> np.ndarray:
