@@ -31,6 +31,8 @@ from lit_rlhf.files import write_json_lines, write_text
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "known_truth.jsonl"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 POLICIES = ("sft", "ppo_vanilla", "ppo_max")
+PTX_COEF = 0.1
+"""Weight of the language-model loss in configs/ppo."""
 RULE = "benchmarks.known_truth.rule"
 CURVES = ("rollout/score", "rollout/gold", "rollout/kl", "rollout/response_length")
 CURVES += ("rollout/perplexity", "rollout/distinct_2", "rollout/truncation_rate")
@@ -45,7 +47,7 @@ class Recipe:
     Attributes:
         demonstrations: Prompts of SFT; of `candidates` samples the best by the labels' rule.
         candidates: Samples of the base model for each of these prompts.
-        candidate_temperature: Their temperature. At 1, 12 % are valid; at 0.7 with `top_p` 0.9, 37 %.
+        candidate_temperature: Their temperature; at 1, 12 % are valid, here 37 %.
         candidate_top_p: Their nucleus.
         pairs: Preferences of the reward model; deliberately few.
         iterations: Iterations of PPO, of 16 prompts each.
@@ -177,8 +179,11 @@ class Seed:
             options["head_seed"] = self.seed
         return self.train(stage, stage, start, options, data, {"max_epochs": 3})
 
-    def fit_ppo(self, name: str) -> Step:
-        """A step that trains a policy: PPO-max, or vanilla PPO with all tricks off."""
+    def fit_ppo(self, name: str, ptx: str = "") -> Step:
+        """A step that trains a policy: PPO-max, or vanilla PPO with all tricks off.
+
+        `ptx` is a file of text for the language-model loss (Eq. 17).
+        """
         recipe = self.recipe
         rate = {"learning_rate": recipe.learning_rate}
         options: dict[str, Any] = {
@@ -189,7 +194,7 @@ class Seed:
             "critic_optimizer": rate,
             "seed": self.seed,
         }
-        if name == "ppo_max":
+        if name.startswith("ppo_max"):
             options["reward_shaping"] = {"kl_coef": recipe.kl_coef, "clip": 3.0}
             options["critic_pretraining"] = {"iterations": recipe.pretraining}
         else:
@@ -202,6 +207,9 @@ class Seed:
             "samples_per_epoch": 16 * recipe.iterations,
             "seed": self.seed,
         }
+        if ptx:
+            options.setdefault("loss", {})["ptx_coef"] = PTX_COEF
+            data["ptx_sources"] = [{"path": ptx}]
         # The detector only watches: the whole run is to be seen.
         trainer = {
             "callbacks": [{"class_path": "lit_callbacks.CollapseDetector"}],

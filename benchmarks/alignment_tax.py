@@ -1,0 +1,231 @@
+"""What PPO costs on a benchmark, and whether PPO-ptx mitigates it: Figure 12 with SmolLM2-135M.
+
+    python -m benchmarks.alignment_tax run MODELS BASE TEXT QUESTIONS
+    python -m benchmarks.alignment_tax report
+
+`MODELS` is the folder of a seed of `benchmarks.known_truth`, whose SFT and reward model all arms
+start from; `TEXT` is plain text, and `QUESTIONS` a file of MMLU with the fields `question`, `A` to
+`D`, `answer`, `subject` and `split`. Each arm is trained with and without the language-model loss
+on the first nine tenths of the text; the rest measures perplexity. Finished steps are not repeated.
+
+The rule, fixed before the runs: an effect is the paired difference of a seed's arms on the same
+questions or text, with Student's 95 % interval of its mean over the seeds. PPO costs accuracy if
+the interval of its arm against SFT lies below 0, and ptx mitigates if the interval of the arm with
+ptx against the one without lies above 0; for the logarithm of perplexity the other way round.
+Otherwise it is undecided.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import fsspec
+import torch
+from jsonargparse import auto_cli
+
+from benchmarks.known_truth.__main__ import Recipe, Seed
+from benchmarks.pretrained import Step, run_step, say
+from benchmarks.reproduce.judging import T_975
+from benchmarks.results_file import read_run, read_runs, table, write_run
+from lit_rlhf.files import write_json_lines, write_text
+from lit_rlhf.forward import target_logprobs
+from lit_rlhf.models import load_causal_lm, load_tokenizer
+
+RESULTS = Path(__file__).resolve().parent / "results" / "alignment_tax.jsonl"
+PAGE_TEXT = Path(__file__).with_name("alignment_tax_page.md")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "alignment_tax.md"
+RECIPE = Recipe()
+SEEDS = (20, 21, 22)
+ARMS = ("ppo_vanilla", "ppo_vanilla_ptx", "ppo_max", "ppo_max_ptx")
+LABELS = {
+    "ppo_vanilla": "vanilla PPO",
+    "ppo_vanilla_ptx": "vanilla PPO-ptx",
+    "ppo_max": "PPO-max",
+    "ppo_max_ptx": "PPO-max-ptx",
+}
+COMPARISONS = (
+    ("ppo_vanilla", "sft"),
+    ("ppo_vanilla_ptx", "ppo_vanilla"),
+    ("ppo_max", "sft"),
+    ("ppo_max_ptx", "ppo_max"),
+)
+QUESTIONS = 400
+BLOCK, BLOCKS = 128, 64
+"""Tokens of a block of text, and how many blocks measure perplexity."""
+
+
+def write_questions(source: Path, target: Path) -> None:
+    """Draw `QUESTIONS` of the test split, and write them as `evaluate --choices` reads them."""
+    with fsspec.open(source, "rt", compression="infer") as file:
+        rows = [row for row in map(json.loads, file) if row["split"] == "test"]
+    drawn = random.Random(0).sample(rows, QUESTIONS)
+    write_json_lines(
+        target,
+        [
+            {
+                "question": row["question"],
+                "choices": [row[letter] for letter in "ABCD"],
+                "answer": row["answer"],
+                "subject": row["subject"],
+            }
+            for row in drawn
+        ],
+    )
+
+
+def split_text(source: Path, training: Path, unseen: Path) -> None:
+    """Cut the text at nine tenths: to train on and to measure."""
+    with fsspec.open(source, "rt", compression="infer") as file:
+        lines = [line for line in map(str.strip, file) if len(line) >= 200]
+    cut = len(lines) * 9 // 10
+    write_json_lines(training, [{"text": line} for line in lines[:cut]])
+    write_json_lines(unseen, [{"text": line} for line in lines[cut:]])
+
+
+def log_perplexity(model: str, text: str) -> float:
+    """Mean negative log-likelihood per token of the first `BLOCKS` blocks of unseen text."""
+    lines = [json.loads(line)["text"] for line in Path(text).read_text("utf-8").splitlines()]
+    tokenizer, network = load_tokenizer(model), load_causal_lm(model).eval()
+    ids = torch.tensor(tokenizer("\n".join(lines))["input_ids"][: BLOCK * BLOCKS])
+    blocks = ids[: len(ids) // BLOCK * BLOCK].view(-1, BLOCK)
+    mask = torch.ones_like(blocks)
+    predicted = mask.clone()
+    predicted[:, 0] = 0
+    with torch.inference_mode():
+        parts = zip(blocks.split(8), mask.split(8), predicted.split(8), strict=True)
+        total = sum(target_logprobs(network, *part).sum().item() for part in parts)
+    return -total / int(predicted.sum())
+
+
+def run(
+    models: str,
+    base: str,
+    text: str,
+    questions: str,
+    output_dir: str = "runs/alignment_tax",
+    seeds: tuple[int, ...] = SEEDS,
+    recipe: Recipe = RECIPE,
+    threads: int = 2,
+    results: str = str(RESULTS),
+) -> None:
+    """Train the arms that are missing, and measure them beside SFT.
+
+    Args:
+        models: Folder of a seed of `benchmarks.known_truth`.
+        base: Folder of SmolLM2-135M-Instruct.
+        text: File of plain text.
+        questions: File of MMLU.
+        output_dir: Folder for all files of the runs.
+        seeds: Seeds of the rollouts, the critic's head and the order of the data.
+        recipe: That of `models`.
+        threads: Threads of a step.
+        results: File of the results.
+    """
+    root = Path(output_dir).resolve()
+    asked, training, unseen = (root / name for name in ("mmlu.jsonl", "text.jsonl", "unseen.jsonl"))
+    root.mkdir(parents=True, exist_ok=True)
+    write_questions(Path(questions), asked)
+    split_text(Path(text), training, unseen)
+    for seed in seeds:
+        runs = Seed(root, base, seed, recipe)
+        for name in ("sft", "reward"):
+            link = Path(runs.path(name))
+            if not link.exists():
+                link.symlink_to(Path(models, name).resolve())
+        steps = [runs.fit_ppo(arm, str(training) if arm.endswith("ptx") else "") for arm in ARMS]
+        steps.append(measure(runs, asked, unseen))
+        result = read_run(Path(results), f"seed_{seed}") or {}
+        for step in steps:
+            if step.name not in result:
+                say(f"seed {seed}: {step.name}; output: {runs.root / 'output' / step.name}.txt")
+                result[step.name] = run_step(step, runs.root, threads)
+                write_run(Path(results), f"seed_{seed}", result)
+
+
+def measure(runs: Seed, questions: Path, unseen: Path) -> Step:
+    """A step that asks SFT and all arms the questions, and then reads the unseen text."""
+    output = runs.path("benchmarks.json")
+    command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
+    command += [runs.path(policy) for policy in ("sft", *ARMS)]
+    command += ["--choices", str(questions), "--output", output]
+
+    def collect() -> dict[str, Any]:
+        report = json.loads(Path(output).read_text("utf-8"))["benchmarks"]
+        whole = next(row for row in report["rows"] if row["part"] == "")
+        return {
+            name: {
+                "accuracy": whole["scores"][name]["value"],
+                "difference": whole["scores"][name]["difference"],
+                "stderr": whole["scores"][name]["difference_stderr"],
+                "log_perplexity": log_perplexity(runs.path(name), str(unseen)),
+            }
+            for name in ("sft", *ARMS)
+        }
+
+    return Step("measure", 1, command, collect)
+
+
+def interval(effects: list[float]) -> tuple[float, float, float]:
+    """Mean of an effect over the seeds, and Student's 95 % interval of it: low, mean, high."""
+    half = T_975[len(effects) - 2] * stdev(effects) / math.sqrt(len(effects))
+    return fmean(effects) - half, fmean(effects), fmean(effects) + half
+
+
+def judge(effects: list[float], sign: int) -> str:
+    """Whether the interval lies on the side of `sign`, on the other side, or on both."""
+    low, _, high = interval(effects)
+    if low * sign > 0 and high * sign > 0:
+        return "yes"
+    return "no" if low * sign < 0 and high * sign < 0 else "undecided"
+
+
+def report() -> None:
+    """Write the page from the committed results."""
+    write_text(PAGE, format_page(read_runs(RESULTS)))
+
+
+def format_page(results: dict[str, dict[str, Any]]) -> str:
+    """Format the page: scores of each seed, and the comparisons."""
+    measured = [result["measure"]["result"] for result in results.values() if "measure" in result]
+    names = {"sft": "SFT", **LABELS}
+    scores = [
+        [
+            names[arm],
+            *(f"{100 * row[arm]['accuracy']:.1f}" for row in measured),
+            *(f"{math.exp(row[arm]['log_perplexity']):.2f}" for row in measured),
+        ]
+        for arm in names
+    ]
+    rows = []
+    for arm, other in COMPARISONS:
+        ptx = arm.endswith("ptx")
+        accuracy = [row[arm]["accuracy"] - row[other]["accuracy"] for row in measured]
+        text = [row[arm]["log_perplexity"] - row[other]["log_perplexity"] for row in measured]
+        low, mean, high = interval(accuracy)
+        text_low, text_mean, text_high = (math.exp(value) for value in interval(text))
+        rows.append(
+            [
+                f"{names[arm]} against {names[other]}",
+                "ptx mitigates" if ptx else "PPO costs",
+                f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]",
+                judge(accuracy, 1 if ptx else -1),
+                f"x {text_mean:.3f} [{text_low:.3f}, {text_high:.3f}]",
+                judge(text, -1 if ptx else 1),
+            ]
+        )
+    seeds = [name.removeprefix("seed_") for name in results]
+    head = ["policy", *(f"MMLU %, seed {s}" for s in seeds), *(f"perplexity, {s}" for s in seeds)]
+    columns = ["comparison", "claim", "MMLU, points", "holds", "perplexity", "holds"]
+    text = PAGE_TEXT.read_text("utf-8")
+    return text.format(
+        questions=QUESTIONS, scores=table(head, scores), comparisons=table(columns, rows)
+    )
+
+
+if __name__ == "__main__":
+    auto_cli([run, report])

@@ -1,0 +1,79 @@
+"""The benchmark of the alignment tax: its rule, its data and its page."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import alignment_tax
+from benchmarks.alignment_tax import format_page, interval, judge, split_text, write_questions
+from lit_rlhf.tools.evaluation.benchmarks.choices import read_questions
+
+
+def test_interval_is_students() -> None:
+    # standard deviation 0.01, standard error 0.01 / sqrt(3), quantile 4.303
+    assert interval([0.01, 0.02, 0.03]) == pytest.approx((-0.004843, 0.02, 0.044843), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("effects", "sign", "expected"),
+    [
+        ([-0.02, -0.021, -0.022], -1, "yes"),
+        ([0.02, 0.021, 0.022], -1, "no"),
+        ([0.02, 0.021, 0.022], 1, "yes"),
+        ([-0.01, 0.01, 0.02], 1, "undecided"),
+    ],
+)
+def test_judge_asks_for_an_interval_on_one_side(
+    effects: list[float], sign: int, expected: str
+) -> None:
+    assert judge(effects, sign) == expected
+
+
+def test_questions_are_of_the_test_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alignment_tax, "QUESTIONS", 2)
+    row = {"subject": "law", "question": "?", **dict(zip("ABCD", "wxyz", strict=True))}
+    rows = [
+        {**row, "split": split, "answer": answer}
+        for split, answer in (("dev", "A"), ("test", "B"), ("test", "D"))
+    ]
+    with gzip.open(tmp_path / "mmlu.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    write_questions(tmp_path / "mmlu.jsonl.gz", tmp_path / "asked.jsonl")
+    asked = read_questions(str(tmp_path / "asked.jsonl"))
+    assert sorted(question.answer for question in asked) == [1, 3]
+    assert asked[0].choices == ("w", "x", "y", "z")
+
+
+def test_text_is_measured_on_lines_that_no_arm_trains_on(tmp_path: Path) -> None:
+    lines = [f"{number} " + "word " * 60 for number in range(20)]
+    (tmp_path / "text.txt").write_text("\n".join(["too short", *lines]))
+    split_text(tmp_path / "text.txt", tmp_path / "train.jsonl", tmp_path / "unseen.jsonl")
+    training, unseen = (
+        {json.loads(line)["text"] for line in (tmp_path / name).read_text().splitlines()}
+        for name in ("train.jsonl", "unseen.jsonl")
+    )
+    assert (len(training), len(unseen), training & unseen) == (18, 2, set())
+
+
+def test_page_compares_the_arms_within_a_seed() -> None:
+    accuracy = {"sft": 0.25, "ppo_vanilla": 0.20, "ppo_vanilla_ptx": 0.24, "ppo_max": 0.25}
+    results = {
+        f"seed_{seed}": {
+            "measure": {
+                "result": {
+                    arm: {
+                        "accuracy": accuracy.get(arm, 0.25) + seed / 100,
+                        "log_perplexity": 2.0 if arm == "sft" else 2.0 + seed / 10,
+                    }
+                    for arm in ("sft", *alignment_tax.ARMS)
+                }
+            }
+        }
+        for seed in (1, 2, 3)
+    }
+    page = format_page(results)
+    assert "vanilla PPO against SFT | PPO costs | -5.0 [-5.0, -5.0] | yes" in page
+    assert "vanilla PPO-ptx against vanilla PPO | ptx mitigates | +4.0 [+4.0, +4.0] | yes" in page
+    assert "PPO-max against SFT | PPO costs | +0.0 [+0.0, +0.0] | undecided" in page
