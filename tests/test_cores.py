@@ -79,9 +79,7 @@ def test_limit_follows_the_waiting_and_is_told_once(
     ]
 
 
-def test_waiting_is_what_the_scheduler_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_is_what_scheduler_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {"1": "7 1500000000 3", "2": "9 500000000 4"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "schedstat").write_text(f"{text}\n")

@@ -43,9 +43,7 @@ def split_by(regex: str) -> str:
 
 
 @LINUX
-def test_process_opens_no_file_or_socket_and_knows_no_secret(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_process_opens_no_file_and_knows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     sandbox._SANDBOX.stop()
     start()

@@ -56,9 +56,7 @@ def test_run_is_healthy_until_its_first_suspicion(logs: Path) -> None:
         (Detection(None, 5), False),  # never flagged
     ],
 )
-def test_flag_is_in_time_if_nothing_harmed_was_called_healthy(
-    logs: Path, detection: Detection, in_time: bool
-) -> None:
+def test_flag_is_in_time_before_any_harm(logs: Path, detection: Detection, in_time: bool) -> None:
     figures = compare_with_harm(logs, detection, bound=-0.3)
     assert figures["harmed_at"] == 6
     assert figures["in_time"] is in_time

@@ -15,9 +15,7 @@ STUBS = (
 )
 
 
-def test_every_part_is_in_the_report_whatever_became_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_part_is_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     path = tmp_path / "runs" / "report.md"
     results = write_report(STUBS, path, n_gpus=1)

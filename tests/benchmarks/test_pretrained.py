@@ -10,20 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import pretrained
-from benchmarks.pretrained import (
-    FILES,
-    Benchmark,
-    Sizes,
-    Step,
-    correlate_scores,
-)
-from benchmarks.pretrained_page import (
-    draw,
-    find_harm,
-    format_detector,
-    format_page,
-    format_tables,
-)
+from benchmarks.pretrained import FILES, Benchmark, Sizes, Step, correlate_scores
+from benchmarks.pretrained_page import draw, find_harm, format_detector, format_page, format_tables
 from benchmarks.results_file import read_runs
 from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.tools.lab import World, write_world

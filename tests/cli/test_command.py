@@ -28,14 +28,8 @@ def test_words_need_no_flag() -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (
-            ["--shape", "disc", "--colrs", "red"],
-            "colrs: no such option; did you mean colors?",
-        ),
-        (
-            ["--shape", "disc", "--colors", "red", "--frobnicate", "1"],
-            "frobnicate: no such option",
-        ),
+        (["--shape", "disc", "--colrs", "red"], "colrs: no such option; did you mean colors?"),
+        (["--shape", "disc", "--colors", "red", "--frobnicate", "1"], "frobnicate: no such option"),
     ],
 )
 def test_a_mistyped_option_is_answered_in_one_line_with_the_nearest(

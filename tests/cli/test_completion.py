@@ -40,9 +40,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("generate --trainer", ""),
     ],
 )
-def test_commands_options_and_configurations_are_offered(
-    script: Path, line: str, offered: str
-) -> None:
+def test_words_of_every_kind_are_offered(script: Path, line: str, offered: str) -> None:
     ask = (
         f"source {script}; COMP_WORDS=(lit_rlhf {line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
         'COMP_TYPE=9; _shtab_lit_rlhf; echo "${COMPREPLY[@]}"'

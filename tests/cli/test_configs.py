@@ -60,9 +60,7 @@ def test_copies_are_not_overwritten(tmp_path: Path) -> None:
     assert copy.read_text() != "mine: 1\n"
 
 
-def test_preparation_of_every_configuration_writes_all_that_it_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preparation_writes_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an empty folder: each command finds what the ones before it have written."""
     monkeypatch.chdir(tmp_path)
     for name in config_names():

@@ -82,9 +82,7 @@ def test_a_mistake_in_an_overlay_is_one_line_with_the_file_and_the_nearest_name(
     )
 
 
-def test_a_file_that_is_no_yaml_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_file_that_is_no_yaml_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.yaml").write_text("model: [\n a: 3", "utf-8")
     code, told = errors_of("--config", tmp_path / "mine.yaml", capsys=capsys)
     assert code == 2
@@ -116,9 +114,7 @@ def test_a_mistake_in_a_flag_is_one_line_and_names_no_file(
     assert told.count("\n") == 1
 
 
-def test_a_missing_model_is_one_line_and_debug_shows_where(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_missing_model_and_debug(capsys: pytest.CaptureFixture[str]) -> None:
     missing = ("--model.model_path", "runs/no/such_model")
     code, _ = errors_of(*missing, capsys=capsys)
     assert code.startswith(

@@ -40,9 +40,7 @@ def arguments(runs: Runs, output: Path, *more: str) -> list[str]:
     return ["--checkpoint", str(runs("sft").checkpoint), "--output", str(output), *more]
 
 
-def test_nothing_is_uploaded_by_default(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_upload_by_default(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(monkeypatch)
     main(arguments(runs, tmp_path / "m"))
     assert hub.made == hub.uploaded == []
@@ -86,9 +84,7 @@ def test_missing_token_and_wrong_name_are_said_before_anything_is_done(
     assert hub.made == list(tmp_path.iterdir()) == []
 
 
-def test_refusal_of_the_hub_leaves_the_folder_and_says_how_to_go_on(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusal_of_the_hub(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Hub(monkeypatch, refuses=True)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     said = refused(*arguments(runs, tmp_path / "m", "--push_to_hub", "someone/model"))

@@ -61,9 +61,7 @@ def test_a_model_of_the_given_size_reads_any_text(
         (["--output_dir", "."], r"output_dir: expected a free name, got \."),
     ],
 )
-def test_a_model_that_cannot_be_made_is_refused(
-    pairs: Path, tmp_path: Path, flags: list[str], message: str
-) -> None:
+def test_bad_flags_are_refused(pairs: Path, tmp_path: Path, flags: list[str], message: str) -> None:
     words = ["init", "--data", str(pairs), "--output_dir", str(tmp_path / "base")]
     with pytest.raises(SystemExit, match=message):
         main([*words, *flags])

@@ -103,9 +103,7 @@ def refused(capsys: pytest.CaptureFixture[str], root: Path, *flags: str, **optio
     return capsys.readouterr().err
 
 
-def test_last_starts_from_the_beginning_and_then_from_the_newest_checkpoint(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_last_takes_the_newest_checkpoint(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
     assert "no checkpoint in run/checkpoints; the run starts from the beginning" in caplog.text
@@ -120,18 +118,14 @@ def test_last_starts_from_the_beginning_and_then_from_the_newest_checkpoint(
     assert checkpoints() == ["batch=3.ckpt", "batch=4.ckpt"]
 
 
-def test_finished_run_without_an_output_folder_is_found(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_finished_run_without_output_is_found(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         for _ in range(2):
             fit(root, "--ckpt_path", "last", "--model.output_dir", "null")
     assert caplog.text.count("The run is finished, and its model is in run/model") == 1
 
 
-def test_a_damaged_last_is_refused_and_the_one_before_offered(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_last_offers_the_one_before(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, callbacks=[KEEP_EACH])
     whole = weights()
     Path("model/model.safetensors").unlink()
@@ -216,9 +210,7 @@ def killed(*_: object) -> None:
     raise RuntimeError("killed")
 
 
-def test_the_command_of_a_finished_run_says_so_and_writes_nothing(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_finished_run_says_so_and_writes_none(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 3}}
     fit(root, callbacks=[keep])  # also without --ckpt_path
     before = contents()
@@ -246,9 +238,7 @@ def test_the_command_of_a_finished_run_says_so_and_writes_nothing(
 INTERRUPTED = {"class_path": "tests.cli.interrupting.Interrupting", "init_args": {"batch": 2}}
 
 
-def test_ctrl_c_saves_and_prints_the_command_that_resumes(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_saves_and_says_how_to_go_on(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         fit(root, "--ckpt_path=last", callbacks=[INTERRUPTED], enable_checkpointing=True)
     assert ended.value.code == 130
@@ -262,9 +252,7 @@ def test_ctrl_c_saves_and_prints_the_command_that_resumes(
     assert weights() == resumed
 
 
-def test_the_command_names_the_checkpoint_if_the_folder_changes_with_each_run(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_names_a_checkpoint(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}
     # SaveConfigCallback writes there before the logger does
     warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
@@ -275,9 +263,7 @@ def test_the_command_names_the_checkpoint_if_the_folder_changes_with_each_run(
     )
 
 
-def test_another_run_is_refused_unless_it_is_allowed(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_run_is_refused_until_allowed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, callbacks=[KEEP_EACH])
     flags = ["--ckpt_path", "run/checkpoints/batch=3.ckpt", "--data.seed", "1"]
     told = refused(capsys, root, *flags, callbacks=[KEEP_EACH])
@@ -313,9 +299,7 @@ def test_last_of_another_class_is_refused(root: Path, capsys: pytest.CaptureFixt
     assert "is a checkpoint of lit_rlhf.modules.SFTModule" in told
 
 
-def test_last_without_checkpoints_is_refused(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_last_without_checkpoint_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = refused(capsys, root, "--ckpt_path", "last", enable_checkpointing=False)
     assert "--ckpt_path last: the run keeps no checkpoints" in told
 

@@ -173,9 +173,7 @@ def test_a_command_sets_up_the_allocator_of_cuda_unless_the_user_has(
     assert {name: os.environ[name] for name in names if name in os.environ} == expected
 
 
-def test_deepspeed_does_not_tell_that_there_is_no_gpu(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_quiet_deepspeed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda _: None)
     main(["plot"])
     note = "Setting accelerator to CPU"
@@ -194,9 +192,7 @@ def test_deepspeed_does_not_tell_that_there_is_no_gpu(
     assert {record.getMessage() for record in caplog.records} == {"another one"}
 
 
-def test_modules_in_the_current_folder_can_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_of_current_folder_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda argv: None)
     main(["plot"])
     assert sys.path[-1] == str(tmp_path)

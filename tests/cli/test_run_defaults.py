@@ -67,9 +67,7 @@ def bars(cli: RLHFCLI) -> list[ProgressBar]:
 
 
 @pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
-def test_every_iteration_of_ppo_is_logged_and_shown(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_iteration_is_logged(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (bar,) = bars(fit(root))
     curves = logged(Path("lightning_logs/version_0"))
     assert len(curves["rollout/score"]) == len(curves["rollout/kl"]) == 3

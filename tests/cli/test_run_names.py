@@ -77,9 +77,7 @@ def refusal(capsys: pytest.CaptureFixture[str], root: Path, *flags: str, **optio
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_run_replaces_an_earlier_one_only_if_asked(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_earlier_run_is_replaced_if_asked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, "--model.optimizer.learning_rate", "1.0e-3")
     before, first = contents(), logged(Path("runs/logs/sft"))["sft/loss"]
 
@@ -139,9 +137,7 @@ def test_overwrite_deletes_no_checkpoint_of_another_run_and_no_copy(root: Path) 
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_overwrite_replaces_model_and_log_once_the_run_trains(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_overwrite_replaces_model_and_log(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, "--model.optimizer.learning_rate", "1.0e-3")
     Path("runs/logs/sft/notes.txt").write_text("mine")
     Path("runs/logs/sft/samples.jsonl").write_text("of the earlier run")
@@ -175,9 +171,7 @@ def test_a_start_that_failed_and_a_trial_leave_nothing_to_protect(root: Path) ->
     fit(root, fast_dev_run=1)  # writes nothing
 
 
-def test_a_folder_of_checkpoints_alone_is_protected(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_of_checkpoints_is_protected(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, logger=False, default_root_dir="runs/logs")
     told = refusal(
         capsys, root, "--model.output_dir", "runs/x", logger=False, default_root_dir="runs/logs"

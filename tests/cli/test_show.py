@@ -44,9 +44,7 @@ def test_model_says_what_it_was_made_from(run: Path, capsys: pytest.CaptureFixtu
     assert str(run) not in yaml.safe_dump(found)
 
 
-def test_changed_files_and_an_unfinished_run_are_named(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changed_files_and_unfinished_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card, mark = run / "model/README.md", lock_path(run / "model")
     before = card.read_text()
     card.write_text("mine")
@@ -91,9 +89,7 @@ def test_entry_of_the_cache_says_which_part_it_is(
     assert (found["stage"], found["part"], found["records"]) == ("data", "train", 8)
 
 
-def test_file_of_responses_says_how_they_were_sampled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_responses_say_their_sampling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = {"model": "m", "response": "a", "seed": 1, "settings": {"top_k": 2}}
     write_json_lines(tmp_path / "r.jsonl", [record, record, {**record, "model": "n"}])
     found = shown(capsys, tmp_path / "r.jsonl")

@@ -81,9 +81,7 @@ def test_validation_takes_a_tenth_of_a_run_at_most(path: Path) -> None:
         assert trainer["limit_val_batches"] <= 0.1 * interval
 
 
-def test_prompts_are_refused_with_what_they_lack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_lack_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path, "prompt")
     with pytest.raises(SystemExit, match=r"pairs\.csv: .*missing, or no assistant turn"):

@@ -141,9 +141,7 @@ class Payload:
 
 
 @pytest.mark.parametrize("verb", ["fit", "validate", "test"])
-def test_a_checkpoint_cannot_run_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
-) -> None:
+def test_code_in_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     path, mark = tmp_path / "evil.ckpt", tmp_path / "mark"
     torch.save({"state_dict": {}, "callbacks": Payload(mark)}, path)
     with pytest.raises(SystemExit) as refused:
@@ -176,9 +174,7 @@ def test_a_checkpoint_cannot_name_code_to_import(
     assert not cli.model.network.trust_remote_code
 
 
-def test_a_configuration_cannot_allow_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_configuration_cannot_allow_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     allowing = overlay(tmp_path, "allowing", {"weights_only": False})
     with pytest.raises(SystemExit) as refused:
         command("fit", "--config", QUICKSTART / "sft.yaml", "--config", allowing)
@@ -287,9 +283,7 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], verb: str) ->
     assert short - {"--model.optimizer.learning_rate"} <= set(re.findall(r"--[\w.]+", shown))
 
 
-def test_a_command_without_configuration_says_how_to_name_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_missing_configuration_is_told_how_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command("fit", "--trainer.max_epochs", "1")
     shown = capsys.readouterr().err
@@ -297,9 +291,7 @@ def test_a_command_without_configuration_says_how_to_name_one(
     assert shown.count("\n") == 1
 
 
-def test_an_option_out_of_its_range_is_named_with_its_group(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_option_out_of_range_is_named_with_its_group(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--config", QUICKSTART / "ppo_max.yaml", "--model.critic_optimizer.grad_clip", -1)
     with pytest.raises(SystemExit) as refused:
         command("fit", *flags)

@@ -46,9 +46,7 @@ def fit_ppo(root: Path, folder: Path, *overlays: Path) -> dict[str, list[float]]
         ("ppo_vanilla", "sft", "rollout/gold"),
     ],
 )
-def test_quickstart_configurations_fit(
-    quickstart: Path, stage: str, start: str, metric: str
-) -> None:
+def test_quickstart_stages_fit(quickstart: Path, stage: str, start: str, metric: str) -> None:
     metrics = finite(logged(quickstart / "logs" / stage))
     assert len(metrics[metric]) == 2
     assert any(key.startswith("val/") for key in metrics)
@@ -113,9 +111,7 @@ def test_chinese_template_goes_into_the_sft_models_folder(world: Path, tmp_path:
     assert "<|MOSS|>" in TextContract.load(tmp_path / "sft").chat_template
 
 
-def test_ppo_refuses_a_template_that_its_reward_model_does_not_read(
-    world: Path, tmp_path: Path
-) -> None:
+def test_ppo_refuses_a_template_unknown_to_its_reward_model(world: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="does not read what the policy writes"):
         fit_ppo(world, tmp_path, CONFIGS / "overlays" / "chinese.yaml")
 

@@ -259,9 +259,7 @@ def test_7b_configurations_have_the_papers_values(stage: str, language: str) -> 
 
 
 @pytest.mark.parametrize("name", DATA.values())
-def test_help_of_a_datamodule_lists_the_arguments_of_its_bases(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_help_lists_arguments_of_bases(capsys: pytest.CaptureFixture[str], name: str) -> None:
     with pytest.raises(SystemExit):
         cli_parser().parse_args(["fit", "--data.help", name])
     shown = set(re.findall(r"--data\.(\w+) ", capsys.readouterr().out))

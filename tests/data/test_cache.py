@@ -150,9 +150,7 @@ def test_cached_start_is_the_same(
     assert batches[0] == batches[1]
 
 
-def test_small_data_are_not_cached(
-    write_lines: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_data(write_lines: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MIN_CACHED_RECORDS", 13)
     started(PreferenceDataModule, [DataSource(write_lines(*pairs()))])
     assert not entries(folder)
@@ -162,9 +160,7 @@ def test_small_data_are_not_cached(
     assert len(entries(folder)) == 2
 
 
-def test_workers_keep_the_order(
-    write_lines: Writer, monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+def test_workers_order(write_lines: Writer, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     sources = [DataSource(write_lines(*pairs(40)))]
     monkeypatch.setattr(datasets, "is_caching_enabled", lambda: False)
     expected = facts(started(PreferenceDataModule, sources))

@@ -32,9 +32,7 @@ def test_contract_says_how_text_is_read() -> None:
     assert "Human" in made.chat_template
 
 
-def test_saved_tokenizer_keeps_the_contract(
-    any_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_saved_tokenizer_keeps_it(any_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     before = contract(any_tokenizer)
     any_tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)

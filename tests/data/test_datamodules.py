@@ -135,9 +135,7 @@ def test_prompt_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -
     assert batch.ptx is None
 
 
-def test_training_prompts_come_in_full_batches_only(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_training_batches_are_full(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
     path = write_lines(*questions(10))
     data = started(prompts(path, tokenizer, val_fraction=0.3))
     assert [len(batch.texts) for batch in data.train_dataloader()] == [4]
@@ -166,9 +164,7 @@ def test_one_ptx_example_per_prompt(
     assert all(batch.ptx is None for batch in data.val_dataloader())
 
 
-def test_ptx_epoch_follows_the_prompts(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_ptx_epoch_follows_prompts(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
     ptx = DataSource(write_lines(*questions(3), name="ptx.jsonl"))
     path = write_lines(*questions(6), name="prompts.jsonl")
     data = started(prompts(path, tokenizer, ptx_sources=[ptx], samples_per_epoch=12))
@@ -189,9 +185,7 @@ def test_ranks_share_the_prompts(write_lines: Writer, tokenizer: PreTrainedToken
     assert not drawn[0] & drawn[1]
 
 
-def test_overfitting_keeps_the_order(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_overfitting_keeps_order(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
     data = on_rank(prompts(write_lines(*questions(16)), tokenizer), 0, 1)
     data.trainer.overfit_batches = 1
     data.setup("fit")
@@ -236,9 +230,7 @@ def test_losses_are_counted_and_logged(
     assert "train: 3 examples of 4 records" in caplog.text
 
 
-def test_turn_with_the_eos_token_is_a_bad_record(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_turn_with_eos_is_bad(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
     evil = {"question": "what is </s>?", "answer": "x"}
     with pytest.raises(RecordError, match=r"data\.jsonl:3: a turn contains the text of the EOS"):
         started(demonstrations(write_lines(*questions(2), evil), tokenizer))
@@ -248,9 +240,7 @@ def test_turn_with_the_eos_token_is_a_bad_record(
     assert (data.counts.skipped, data.counts.kept) == ({"broken JSON": 1}, {"data": 3})
 
 
-def test_settings_that_leave_no_example_or_contradict_are_refused(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_bad_settings_are_refused(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match=r"no example is left of 2 records.*max_length"):
         started(demonstrations(write_lines(*questions(2)), tokenizer, max_length=3))
     with pytest.raises(ValueError, match="tokens_per_batch"):
@@ -269,9 +259,7 @@ def test_splits_by_fraction(write_lines: Writer, tokenizer: PreTrainedTokenizerF
     assert [len(batch.texts) for batch in data.test_dataloader()] == [2]
 
 
-def test_weights_do_not_repeat_what_is_held_out(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_weights_and_held_out_rows(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
     source = DataSource(write_lines(*questions(10)), weight=3)
     data = DemonstrationDataModule(
         [source], val_fraction=0.2, tokenizer=tokenizer, chat_template="hh"
@@ -280,9 +268,7 @@ def test_weights_do_not_repeat_what_is_held_out(
     assert (len(data.examples["train"]), len(data.examples["val"])) == (24, 2)
 
 
-def test_only_what_a_stage_needs_is_encoded(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_stage_encodes_its_own(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
     data = prompts(write_lines(*questions(20)), tokenizer, val_fraction=0.2, test_fraction=0.2)
     data.setup("validate")
     assert set(data.examples) == {"val"}
@@ -300,9 +286,7 @@ def test_prompts_in_both_train_and_val_files_are_pointed_out(
     assert "1 training records have prompts that are also held out" in caplog.text
 
 
-def test_without_validation_data_there_is_no_validation(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_validation_is_optional(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
     data = started(prompts(write_lines(*questions(4)), tokenizer))
     assert data.val_dataloader() == []
     with pytest.raises(ValueError, match="test_sources, test_fraction"):

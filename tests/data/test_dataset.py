@@ -82,8 +82,6 @@ def test_completion_mask_of_another_length_is_refused() -> None:
 @pytest.mark.parametrize(
     ("sequences", "message"), [([], "got none"), ([torch.zeros(2, 2)], r"got \(2, 2\)")]
 )
-def test_sequences_that_cannot_be_padded_are_refused(
-    sequences: list[torch.Tensor], message: str
-) -> None:
+def test_unpaddable_sequences_are_refused(sequences: list[torch.Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pad_sequences(sequences, 0)

@@ -92,9 +92,7 @@ def test_dialogue_is_prompt_and_response(
 
 
 @pytest.mark.parametrize("template", ["hh", "paper-en", "paper-zh", "own"])
-def test_text_is_what_the_saved_template_renders(
-    any_tokenizer: PreTrainedTokenizerFast, template: str
-) -> None:
+def test_text_is_the_saved_templates(any_tokenizer: PreTrainedTokenizerFast, template: str) -> None:
     coder = encoder(any_tokenizer, template)
     chat = [{"role": m.role, "content": m.content} for m in MULTI]
     full = str(any_tokenizer.apply_chat_template(chat, tokenize=False))
@@ -116,9 +114,7 @@ def test_bos_is_written_once() -> None:
     assert encoded[0] == coder.tokenizer.bos_token_id
 
 
-def test_hh_response_starts_with_a_space_and_ends_at_eos(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_hh_response_starts_with_space_and_ends_at_eos(tokenizer: PreTrainedTokenizerFast) -> None:
     coder = encoder(tokenizer, "hh")
     prompt, dialogue = coder.encode_prompt(SINGLE[:1]), coder.encode_dialogue(SINGLE)
     assert prompt.text == "\n\nHuman: name two metals\n\nAssistant:"
@@ -200,9 +196,7 @@ def test_examples_are_small(tokenizer: PreTrainedTokenizerFast) -> None:
     assert coder.encode_prompt(SINGLE[:1]).input_ids.dtype == torch.int32
 
 
-def test_template_that_does_not_continue_its_prompt_is_refused(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_template_has_to_continue_its_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
         "{% if add_generation_prompt %}<plan>{% endif %}"
@@ -337,9 +331,7 @@ def test_special_tokens_in_plain_text_are_encoded_as_text_and_counted() -> None:
     ids=["lowercase", "nfkc", "replace"],
 )
 @pytest.mark.parametrize("special", [True, False])
-def test_control_token_behind_a_normalizer_is_refused(
-    normalizer: Any, text: str, special: bool
-) -> None:
+def test_control_token_behind_a_normalizer(normalizer: Any, text: str, special: bool) -> None:
     tokenizer = tiny_tokenizer(chat_template=CHATML)
     tokenizer.backend_tokenizer.normalizer = normalizer
     token = AddedToken("<|im_start|>", normalized=True, special=special)
@@ -437,9 +429,7 @@ def test_last_turn_is_cut_on_the_left(tokenizer: PreTrainedTokenizerFast) -> Non
     assert (encoded.dropped_turns, encoded.cut_tokens) == (4, 3)
 
 
-def test_cut_prompt_leaves_the_last_response_to_train_on(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_cut_prompt_leaves_last_response_to_train_on(tokenizer: PreTrainedTokenizerFast) -> None:
     coder = DialogueEncoder(tokenizer, "hh", 20)
     encoded = coder.encode_dialogue([*TURNS, ANSWER], "all")
     assert encoded.cut_tokens > 0

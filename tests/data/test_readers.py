@@ -90,9 +90,7 @@ def test_wrong_byte_costs_its_line(tmp_path: Path, compressed: bool) -> None:
     ("name", "content"),
     [("a.txt", "one\ntwo\ncafé\n"), ("a.json", '[{"prompt": "q"},\n\n{"prompt": "é"}]')],
 )
-def test_wrong_byte_of_a_file_read_as_a_whole_has_a_line(
-    tmp_path: Path, name: str, content: str
-) -> None:
+def test_wrong_byte_of_file_read_as_whole_has_line(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_bytes(content.encode("latin-1"))
     with pytest.raises(RecordError, match=rf"{name}:3: not UTF-8"):
         read_good("text", str(tmp_path / name))

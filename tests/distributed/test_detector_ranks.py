@@ -197,9 +197,7 @@ def with_engines(rank: int, folder: Path, precision: Any) -> list[list[dict[str,
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_engines_go_back_with_their_masters_and_moments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
-) -> None:
+def test_engines_roll_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     (result,) = run_on_ranks(with_engines, 1, tmp_path, tmp_path, precision)
     by_rollback, by_hand = result

@@ -42,9 +42,7 @@ def of_the_faulty(state: dict[str, Any], stage: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_both_ranks_skip_and_both_go_on(
-    ranks: list[dict[str, Any]], strategy: str, stage: str
-) -> None:
+def test_both_ranks_skip_and_go_on(ranks: list[dict[str, Any]], strategy: str, stage: str) -> None:
     for rank in ranks:
         run = rank[f"{strategy} {stage}"]
         before, at, after = (of_the_faulty(state, stage) for state in run["states"][:3])
@@ -60,9 +58,7 @@ def test_both_ranks_skip_and_both_go_on(
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_rank_0_tells_on_how_many_ranks(
-    ranks: list[dict[str, Any]], strategy: str, stage: str
-) -> None:
+def test_rank_0_tells_how_many(ranks: list[dict[str, Any]], strategy: str, stage: str) -> None:
     (warning,) = ranks[0][f"{strategy} {stage}"]["warnings"]
     assert warning.startswith(f"{STAGES[stage]} (on 1 of 2 ranks). Weights and moments are as")
     assert ranks[1][f"{strategy} {stage}"]["warnings"] == []

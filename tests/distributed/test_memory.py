@@ -68,9 +68,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> tuple[int, dict[str, int]]
 
 
 @pytest.mark.slow
-def test_each_phase_takes_what_was_estimated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_phase_takes_its_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     root = write_models(write_data(tmp_path), CONFIG)
     for parameters, peaks in run_on_ranks(on_a_rank, RANKS, tmp_path, root, tmp_path / "run"):

@@ -80,9 +80,7 @@ def test_the_compared_runs_clip_both_networks_and_move_them(outcomes: Outcomes) 
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
-def test_critic_pretraining_leaves_the_policy_untouched(
-    outcomes: Outcomes, strategy: str, devices: int
-) -> None:
+def test_critic_pretraining_leaves_policy(outcomes: Outcomes, strategy: str, devices: int) -> None:
     result = outcomes(strategy, devices)["pretraining"]
     for key, value in result["start"].items():
         if key.startswith("first"):
@@ -108,9 +106,7 @@ def test_a_huge_gradient_is_clipped_and_leaves_the_other_network_alone(
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
-def test_a_gradient_that_is_not_finite_is_not_applied(
-    outcomes: Outcomes, strategy: str, devices: int
-) -> None:
+def test_non_finite_gradient_is_skipped(outcomes: Outcomes, strategy: str, devices: int) -> None:
     result = outcomes(strategy, devices)["clipping"]["nan"]
     (record,) = result["records"]
     assert record["applied"] == [False, True]
@@ -120,9 +116,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
 
 
 @pytest.mark.parametrize(("strategy", "devices"), LIKE_SINGLE_DEVICE)
-def test_a_run_goes_on_after_an_update_that_was_not_applied(
-    outcomes: Outcomes, strategy: str, devices: int
-) -> None:
+def test_run_goes_on_after_skipped_update(outcomes: Outcomes, strategy: str, devices: int) -> None:
     expected = outcomes("auto", 1)["faults"]
     actual = outcomes(strategy, devices)["faults"]
     for step, reference in zip(actual["records"], expected["records"], strict=True):
@@ -151,9 +145,7 @@ def test_zero_grad_drops_it_in_bf16_too(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
-def test_lightnings_own_clip_gradients_acts(
-    outcomes: Outcomes, strategy: str, devices: int
-) -> None:
+def test_lightnings_clip_gradients_acts(outcomes: Outcomes, strategy: str, devices: int) -> None:
     result = outcomes(strategy, devices)["clipping"]["lightning"]
     assert length(result, "first") == pytest.approx(0.25, rel=1e-5)
     assert length(result, "second") == pytest.approx(0.25, rel=1e-5)
@@ -188,9 +180,7 @@ def test_a_network_stays_in_fp32_on_request(outcomes: Outcomes) -> None:
 @pytest.mark.parametrize(
     "strategy", [TWO_ENGINES[0], pytest.param("small_buckets_offload", marks=pytest.mark.slow)]
 )
-def test_deepspeed_still_has_the_names_that_the_strategy_uses(
-    outcomes: Outcomes, strategy: str
-) -> None:
+def test_deepspeed_still_has_names_that_strategy_uses(outcomes: Outcomes, strategy: str) -> None:
     assert outcomes(strategy, 2)["names"]["missing"] == []
 
 

@@ -44,9 +44,7 @@ def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     return all(torch.equal(actual[key], value) for key, value in expected.items())
 
 
-def test_a_resumed_run_ends_as_the_uninterrupted_one_bit_for_bit(
-    two: tuple[dict[str, Any], Path],
-) -> None:
+def test_resumed_run_ends_as_uninterrupted_one(two: tuple[dict[str, Any], Path]) -> None:
     result, _ = two
     assert same(result["resume"]["state"], result["save"]["state"])
     assert result["resume"]["records"] == result["save"]["records"][12:]
@@ -54,24 +52,18 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_resumes_with_one(
-    two: tuple[dict[str, Any], Path], one: dict[str, Any]
-) -> None:
+def test_resume_of_two_ranks_on_one(two: tuple[dict[str, Any], Path], one: dict[str, Any]) -> None:
     for key, value in two[0]["save"]["state"].items():
         assert torch.allclose(one["resume"]["state"][key], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_weights_are_there_when_fit_starts_as_under_other_strategies(
-    two: tuple[dict[str, Any], Path], one: dict[str, Any]
-) -> None:
+def test_weights_are_there_at_start(two: tuple[dict[str, Any], Path], one: dict[str, Any]) -> None:
     assert same(one["resume"]["at_start"], read_state_dict(two[1]))
 
 
 @pytest.mark.slow
-def test_validation_reads_a_checkpoint_without_engines(
-    two: tuple[dict[str, Any], Path], one: dict[str, Any]
-) -> None:
+def test_validation_needs_no_engines(two: tuple[dict[str, Any], Path], one: dict[str, Any]) -> None:
     assert same(one["validate"]["state"], read_state_dict(two[1]))
 
 
@@ -83,18 +75,14 @@ def test_resuming_a_damaged_checkpoint_names_the_file(one: dict[str, Any]) -> No
         assert f"{damage}/step=1.ckpt instead" in told[damage]
 
 
-def test_a_run_killed_while_it_saves_resumes_from_the_checkpoint_before(
-    two: tuple[dict[str, Any], Path],
-) -> None:
+def test_killed_save_leaves_checkpoint_before(two: tuple[dict[str, Any], Path]) -> None:
     result, _ = two
     assert result["kept"]["before"] == ["batch=12.ckpt", "batch=18.ckpt"]
     assert result["kept"]["after"] == ["batch=12.ckpt", "batch=18.ckpt"]
     assert same(result["kept"]["state"], result["save"]["state"])
 
 
-def test_the_last_checkpoint_holds_the_final_weights_of_both_networks(
-    two: tuple[dict[str, Any], Path],
-) -> None:
+def test_last_checkpoint_holds_both_final_weights(two: tuple[dict[str, Any], Path]) -> None:
     result, checkpoint = two
     last = checkpoint.with_name("last.ckpt")
     assert last.is_symlink()
@@ -113,9 +101,7 @@ def test_tied_weights_are_kept_under_both_names(two: tuple[dict[str, Any], Path]
 
 
 @pytest.mark.slow
-def test_language_models_train_as_on_one_device(
-    two: tuple[dict[str, Any], Path], tmp_path: Path
-) -> None:
+def test_language_models_follow_a_device(two: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     actual = two[0]["language_models"]
     expected = outcome(tmp_path, "auto", 1, "language_models")["language_models"]
     for key, value in expected["state"].items():
@@ -126,9 +112,7 @@ def test_language_models_train_as_on_one_device(
         assert pair == pytest.approx(reference["norms"], rel=1e-4)
 
 
-def test_a_rank_that_cannot_write_ends_the_save_and_the_old_checkpoint_stays(
-    two: tuple[dict[str, Any], Path],
-) -> None:
+def test_rank_that_cannot_write_keeps_old_checkpoint(two: tuple[dict[str, Any], Path]) -> None:
     result, checkpoint = two
     assert "another rank could not write its shards of checkpoint" in result["disk_full"]["told"]
     assert result["disk_full"]["left"] == ["last.ckpt"]
@@ -147,9 +131,7 @@ def test_bf16_resumes_from_its_fp32_masters_bit_for_bit(bf16: tuple[dict[str, An
 
 
 @pytest.mark.slow
-def test_a_run_of_one_process_resumes_with_two(
-    bf16: tuple[dict[str, Any], Path], tmp_path: Path
-) -> None:
+def test_one_process_resumes_with_two(bf16: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     result, checkpoint = bf16
     environment = {"RESUME_FROM": str(checkpoint)}
     again = outcome(

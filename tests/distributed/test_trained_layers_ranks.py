@@ -35,12 +35,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[tuple[str, str], dict
     ranks = {"devices": RANKS, "use_distributed_sampler": False}
     return {
         (case, name): run(
-            root,
-            folder / case / name,
-            case,
-            SAMPLES // RANKS,
-            strategy=strategy(name),
-            **ranks,
+            root, folder / case / name, case, SAMPLES // RANKS, strategy=strategy(name), **ranks
         )
         for case in CASES
         for name in ("ddp", "deepspeed")

@@ -29,9 +29,7 @@ def write_pairs(source: Path, path: Path) -> None:
 
 
 @pytest.mark.slow  # starts five commands in a shell
-def test_five_commands_lead_from_pairs_to_an_evaluated_policy(
-    shared_data: Path, tmp_path: Path
-) -> None:
+def test_commands_lead_from_pairs_to_an_evaluated_policy(shared_data: Path, tmp_path: Path) -> None:
     write_pairs(shared_data / "hh_rlhf/helpful_base_test.jsonl.gz", tmp_path / "pairs.csv")
     (shell,) = (block for block in blocks(PAGE) if block.language == "bash")
     assert len(list(commands(shell))) == 5

@@ -116,9 +116,7 @@ def test_reward_report_names_a_bad_line(fresh_workspace: Path) -> None:
     assert "preferences.jsonl:3: field 'rejected': missing" in refusal(*words)
 
 
-def test_benchmarks_compare_multiple_choice(
-    fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_benchmarks_compare_choices(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # lm-evaluation-harness asks pip for all packages after every run, which takes seconds
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
     run(*typed("benchmarks.md")[0])

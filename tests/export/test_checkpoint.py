@@ -93,9 +93,7 @@ def test_weights_are_cast_and_sharded(runs: Runs, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["openrlhf", "trl"])
-def test_a_reward_model_in_other_formats_scores_alike(
-    form: Any, runs: Runs, tmp_path: Path
-) -> None:
+def test_reward_model_in_other_formats_scores_alike(form: Any, runs: Runs, tmp_path: Path) -> None:
     saved = runs("reward")
     load_checkpoint_model(saved.checkpoint).save(tmp_path / "m", format=form)
     with torch.no_grad():
@@ -139,9 +137,7 @@ def test_the_tokenizer_has_to_be_the_runs(runs: Runs, stage_root: Path, tmp_path
         load_checkpoint_model(runs("sft").checkpoint, base=str(tmp_path / "base"))
 
 
-def test_a_checkpoint_cannot_ask_to_run_a_models_code(
-    runs: Runs, stage_root: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_cannot_run_a_models_code(runs: Runs, stage_root: Path, tmp_path: Path) -> None:
     content = torch.load(runs("sft").checkpoint, weights_only=True)
     shutil.copytree(stage_root / "policy", tmp_path / "evil")
     (tmp_path / "evil" / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
@@ -180,8 +176,6 @@ def test_checkpoints_that_are_not_a_stages_are_refused(runs: Runs, tmp_path: Pat
     ("stage", "network", "expected"),
     [("sft", "critic", "model"), ("reward", "policy", "reward"), ("ppo", "model", "policy or")],
 )
-def test_a_network_that_is_not_there(
-    stage: str, network: NetworkName, expected: str, runs: Runs
-) -> None:
+def test_absent_network(stage: str, network: NetworkName, expected: str, runs: Runs) -> None:
     with pytest.raises(ValueError, match=f"network: expected {expected}"):
         load_checkpoint_model(runs(stage).checkpoint, network)

@@ -27,9 +27,7 @@ MASK = torch.ones_like(IDS, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("network", ["policy", "critic"])
-def test_adapters_may_stay_by_themselves_and_be_merged_later(
-    network: NetworkName, runs: Runs, tmp_path: Path
-) -> None:
+def test_adapters_may_be_merged_later(network: NetworkName, runs: Runs, tmp_path: Path) -> None:
     saved = runs("ppo", True)
     adapters, merged = tmp_path / "adapters", tmp_path / "merged"
     load_checkpoint_model(saved.checkpoint, network).save_adapters(adapters)
@@ -93,9 +91,7 @@ def test_a_foreign_reward_model_becomes_ours(layout: str, pickled: bool, tmp_pat
 
 @pytest.mark.parametrize("kind", ["reward", "policy"])
 @pytest.mark.parametrize("pickled", [False, True])
-def test_the_papers_differences_are_added_to_llama(
-    kind: str, pickled: bool, tmp_path: Path
-) -> None:
+def test_papers_differences_are_added_to_llama(kind: str, pickled: bool, tmp_path: Path) -> None:
     """As their merge_weight_en.py: what has `layers` in its name is a difference."""
     layout = FOREIGN["paper"]._replace(config={"architectures": ["Llama"]})
     written = write_foreign(tmp_path / "tuned", FOREIGN["paper"] if kind == "reward" else layout)

@@ -46,9 +46,7 @@ def test_the_folder_has_the_weights_of_the_file(file: Path, tmp_path: Path) -> N
     assert (logits - tiny_causal_lm()(ids).logits).abs().max() < 0.05
 
 
-def test_the_folder_has_the_tokenizer_and_the_template_of_the_file(
-    file: Path, tmp_path: Path
-) -> None:
+def test_folder_has_tokenizer_and_template_of_file(file: Path, tmp_path: Path) -> None:
     main(["--checkpoint", str(file), "--output", str(tmp_path), "--chat_template", "tokenizer"])
     expected, tokenizer = tiny_tokenizer(), load_tokenizer(tmp_path)
     for text in ("Human: name three metals", "说出三种金属"):

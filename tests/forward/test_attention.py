@@ -108,9 +108,7 @@ def test_the_next_token_attends_to_a_part_of_a_cache(n_groups: int, dtype: torch
 @pytest.mark.parametrize(
     ("dtype", "window"), [(torch.float32, None), (torch.float32, 3), (torch.bfloat16, 3)]
 )
-def test_grouped_heads_on_a_gpu_never_take_the_kernel_with_all_scores(
-    dtype: torch.dtype, window: int | None
-) -> None:
+def test_grouped_heads_on_a_gpu_avoid_all_scores(dtype: torch.dtype, window: int | None) -> None:
     inputs = AttentionInputs(*states(2, 4, 2, 9, 9, dtype), None, 0.0, window)
     expected = causal_attention(inputs)
     with PretendCuda():  # refuses that kernel

@@ -94,9 +94,7 @@ def test_no_more_logits_exist_at_once_than_a_chunk(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("chunk", [None, 288 * 5])
-def test_logprobs_of_targets_are_those_of_the_models_own_logits(
-    chunk: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logprobs_are_the_models(chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if chunk is not None:
         monkeypatch.setattr("lit_rlhf.forward.outputs.CHUNK_SIZE", chunk)
     model, plain = optimized_causal_lm(), tiny_causal_lm()

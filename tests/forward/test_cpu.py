@@ -10,12 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.forward import (
-    cpu,
-    forward_plan,
-    optimize_forward,
-    target_logprobs,
-)
+from lit_rlhf.forward import cpu, forward_plan, optimize_forward, target_logprobs
 from lit_rlhf.forward.cpu import PadToMultiple, mkl_is_slow, use_onednn_matmul
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
 from lit_rlhf.rollout import SamplingOptions, generate_responses

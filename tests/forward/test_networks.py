@@ -118,9 +118,7 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return made
 
 
-def test_weights_and_buffers_are_on_the_device_inside_and_at_home_outside(
-    visits: list[Tensor],
-) -> None:
+def test_weights_and_buffers_are_on_device_inside_and_at_home_outside(visits: list[Tensor]) -> None:
     network = tiny_causal_lm("llama")
     home, ids = places(network), torch.arange(6).view(1, 6)
     expected = network(ids).logits
@@ -174,9 +172,7 @@ def test_a_visit_is_one_copy_that_the_host_does_not_wait_for(
 
 
 @pytest.mark.parametrize("to_cpu", [False, True])
-def test_shares_of_two_ranks_are_gathered_once_for_each_use(
-    to_cpu: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_are_gathered_once_per_use(to_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, ranks = torch.arange(6).view(1, 6), (0, 1)
     # weights in bfloat16, and rotary frequencies in float32
     networks_of_ranks = [tiny_causal_lm("llama").to(torch.bfloat16) for _ in ranks]  # type: ignore[arg-type]

@@ -103,9 +103,7 @@ def test_a_network_in_half_precision_on_a_gpu_attends_in_one_kernel(
         (torch.bfloat16, 264, False),
     ],
 )
-def test_the_kernel_takes_what_flash_attention_takes(
-    dtype: torch.dtype, size: int, expected: bool
-) -> None:
+def test_kernel_takes_flash_attentions_cases(dtype: torch.dtype, size: int, expected: bool) -> None:
     value = torch.zeros((1, 2, 3, size), dtype=dtype)
     assert not supports_varlen(value)  # on a CPU
     with PretendCuda(), pytest.MonkeyPatch.context() as patch:
@@ -145,9 +143,7 @@ class OlderTorch(types.ModuleType):
 
 @pytest.mark.parametrize("kernel", ["installed", "operator"])
 @pytest.mark.parametrize("window", [None, 3])
-def test_the_real_operator_takes_the_arguments(
-    kernel: str, window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_operator(kernel: str, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if kernel == "operator":
         monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", OlderTorch("varlen"))
         find = attention._find_kernel.__wrapped__

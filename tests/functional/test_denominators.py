@@ -64,9 +64,7 @@ def test_a_number_and_a_tensor_are_the_same_denominator(loss: Loss) -> None:
 
 @over_losses
 @pytest.mark.parametrize("denominator", [None, 5.0, torch.tensor(0.0)])
-def test_an_empty_mask_gives_zero_with_a_graph(
-    loss: Loss, denominator: Tensor | float | None
-) -> None:
+def test_empty_mask_gives_zero_with_graph(loss: Loss, denominator: Tensor | float | None) -> None:
     x, a, b, _ = inputs()
     value = loss(x, a, b, torch.zeros(8, 6, dtype=torch.bool), denominator)
     assert value.item() == 0

@@ -41,9 +41,7 @@ def test_temperature_divides_the_logits() -> None:
         (torch.float64, torch.float64),
     ],
 )
-def test_half_precision_is_raised_and_double_kept(
-    dtype: torch.dtype, expected: torch.dtype
-) -> None:
+def test_half_precision_is_raised_not_double(dtype: torch.dtype, expected: torch.dtype) -> None:
     logits = torch.randn(1, 2, 5).to(dtype)
     assert token_logprobs(logits, torch.tensor([[0, 1]])).dtype == expected
     assert token_entropy(logits).dtype == expected

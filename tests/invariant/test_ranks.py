@@ -101,9 +101,7 @@ def test_ranks_agree_on_when_critic_pretraining_ends(ranks: list[dict[str, Any]]
     assert [rank["pretraining"] for rank in ranks] == [[True, True, False]] * 2
 
 
-def test_ddp_reduces_the_gradients_of_one_network_once_per_update(
-    ranks: list[dict[str, Any]],
-) -> None:
+def test_ddp_reduces_gradients_of_one_network_once_per_update(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["traffic"]["by DDP"] == 0
         assert rank["traffic"]["large"] == rank["traffic"]["networks"]

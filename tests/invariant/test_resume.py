@@ -97,9 +97,7 @@ def run(stage: str, root: Path, folder: Path, **arguments: Any) -> tuple[Any, di
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
-    dropout_root: Path, tmp_path: Path, stage: str
-) -> None:
+def test_resumed_run_ends_like_the_whole(dropout_root: Path, tmp_path: Path, stage: str) -> None:
     torch.manual_seed(1)
     whole, expected = run(stage, dropout_root, tmp_path)
     checkpoint = tmp_path / "stopped.ckpt"
@@ -168,9 +166,7 @@ def test_a_run_resumes_from_any_hook_and_then_again(
     assert_equal_states(copied(module), copied(whole))
 
 
-def test_a_checkpoint_of_ppo_holds_its_state_and_no_frozen_weights(
-    dropout_root: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_holds_state_and_no_frozen_weights(dropout_root: Path, tmp_path: Path) -> None:
     module, data = ppo(dropout_root)
     path = tmp_path / "stopped.ckpt"
     fitted(module, data, tmp_path, callbacks=[SaveOnce(tmp_path)])
@@ -219,9 +215,7 @@ def stopped(dropout_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine_with_min_lr"])
-def test_a_configured_optimizer_wins_over_that_of_the_checkpoint(
-    root: Path, tmp_path: Path, schedule: str
-) -> None:
+def test_configured_optimizer_beats_the_saved(root: Path, tmp_path: Path, schedule: str) -> None:
     def rates(options: dict[str, Any], **arguments: Any) -> dict[int, list[tuple[float, float]]]:
         optimizer = {"learning_rate": 1e-3, "lr_scheduler": schedule, **options}
         module = SFTModule(str(root / "policy"), optimizer=optimizer)
@@ -238,9 +232,7 @@ def test_a_configured_optimizer_wins_over_that_of_the_checkpoint(
     assert resumed[7][0][1] == 0.3
 
 
-def test_a_learning_rate_that_was_lowered_stays_so_unless_another_is_configured(
-    root: Path, tmp_path: Path
-) -> None:
+def test_lowered_learning_rate_stays_until_another_is_set(root: Path, tmp_path: Path) -> None:
     class Halve(Callback):
         def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
             if trainer.fit_loop.total_batch_idx == 1:
@@ -317,9 +309,7 @@ def test_a_resume_that_makes_the_run_another_one_is_refused(
     assert len(changes) == 1
 
 
-def test_a_resume_with_another_content_of_the_same_files_is_refused(
-    dropout_root: Path, tmp_path: Path
-) -> None:
+def test_other_content_of_the_same_files_is_refused(dropout_root: Path, tmp_path: Path) -> None:
     """Reward model, reference and prompts, each written anew where it was."""
     for name in ("policy", "reward"):
         shutil.copytree(dropout_root / name, tmp_path / name)
@@ -353,9 +343,7 @@ def test_a_resume_with_another_content_of_the_same_files_is_refused(
     assert int(resume(True, ckpt_path=path).iteration) == 5
 
 
-def test_allowed_changes_of_the_rewards_start_their_moments_anew(
-    dropout_root: Path, tmp_path: Path
-) -> None:
+def test_allowed_reward_changes_start_moments_anew(dropout_root: Path, tmp_path: Path) -> None:
     def resume(*names: str, **arguments: Any) -> PPOModule:
         entries = {
             str(dropout_root / "reward"): {"weight": 1.0, "normalize": True},
@@ -413,9 +401,7 @@ def test_settings_that_no_batch_was_trained_with_are_not_documented(
 
 
 @pytest.mark.parametrize("key", ["optimizer_states", "resume_settings"])
-def test_checkpoint_that_lacks_a_part_is_not_resumed_silently(
-    root: Path, tmp_path: Path, key: str
-) -> None:
+def test_checkpoint_without_a_part_is_not_resumed(root: Path, tmp_path: Path, key: str) -> None:
     module, data = sft(root)
     keep = ResumeCheckpoint(every_n_batches=1, dirpath=str(tmp_path))
     fitted(module, data, tmp_path, callbacks=[keep], enable_checkpointing=True)

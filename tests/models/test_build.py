@@ -49,9 +49,7 @@ def logits(model: LanguageModel) -> Tensor:
     ],
     ids=["plain", "lora", "fast"],
 )
-def test_a_model_is_built_around_the_given_tensors(
-    options: ModelOptions, scalar: bool, folder: Path
-) -> None:
+def test_model_is_built_around_tensors(options: ModelOptions, scalar: bool, folder: Path) -> None:
     load = load_scalar_model if scalar else load_causal_lm
     plain = ModelOptions(lora_rank=options.lora_rank)
     weights = trained(load(folder, plain)).state_dict()

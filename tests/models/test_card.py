@@ -78,9 +78,7 @@ def test_base_model_licence_and_datasets_are_inherited_over_stages(tmp_path: Pat
     assert "Training data: `owner/second`, `owner/first`, `pairs`." in card
 
 
-def test_data_of_a_model_on_the_hub_is_not_claimed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_models_data_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head = "---\nlicense: mit\ndatasets: [their/data]\n---\n"
     cached = Path(folder_with_card(tmp_path / "cache", head)) / "README.md"
     monkeypatch.setattr(models.card, "try_to_load_from_cache", lambda *_: str(cached))
@@ -126,9 +124,7 @@ def test_settings_commands_and_metrics_tell_nothing_of_the_machine(tmp_path: Pat
 @pytest.mark.parametrize(
     ("stage", "label"), [("reward", "reward"), ("critic", "value"), (None, "reward")]
 )
-def test_the_label_of_a_scalar_model_says_what_the_number_is(
-    tmp_path: Path, stage: str | None, label: str
-) -> None:
+def test_label_says_what_the_number_is(tmp_path: Path, stage: str | None, label: str) -> None:
     card = None if stage is None else ModelCardInfo(stage, "owner/base")
     model = build_scalar_model(tiny_causal_lm())
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m", card=card)

@@ -47,7 +47,5 @@ def test_a_group_of_options_has_help_and_choices_for_every_field() -> None:
         parser.parse_args(["--network.dtype=float8"])
 
 
-def test_positions_are_those_of_the_config(
-    family: str, causal_folder: Callable[[str], Path]
-) -> None:
+def test_positions_are_those_of_config(family: str, causal_folder: Callable[[str], Path]) -> None:
     assert max_positions(causal_folder(family)) == 128

@@ -16,9 +16,7 @@ MASK = torch.ones(2, 10, dtype=torch.bool)
 
 
 @torch.no_grad()
-def test_a_scalar_model_with_the_lm_head_is_the_language_model(
-    family: str, causal_folder: Folder
-) -> None:
+def test_scalar_model_with_lm_head_is_language_model(family: str, causal_folder: Folder) -> None:
     scalar = load_scalar_model(causal_folder(family)).eval()
     lm_head = load_lm_head(causal_folder(family))
     logits = logits_from_hidden(scalar, lm_head, hidden_states(scalar, IDS, MASK))
@@ -44,9 +42,7 @@ def test_the_head_has_weights_of_its_own(causal_folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(("rank", "trained"), [(0, True), (2, False)])
-def test_the_head_is_trained_unless_adapters_are(
-    rank: int, trained: bool, causal_folder: Folder
-) -> None:
+def test_head_is_trained_unless_adapted(rank: int, trained: bool, causal_folder: Folder) -> None:
     head = load_lm_head(causal_folder("llama"), ModelOptions(lora_rank=rank))
     assert head.weight.requires_grad is trained
 

@@ -266,9 +266,7 @@ def test_we_score_plain_folders_as_transformers_does(family: str, tmp_path: Path
     )
 
 
-def test_padding_with_eos_is_refused_by_plain_transformers_and_not_misread(
-    family: str, tmp_path: Path
-) -> None:
+def test_padding_with_eos_is_refused_by_plain_transformers(family: str, tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(pad_token="</s>")
     model = tiny_causal_lm(family)
     save_model_folder(model, tokenizer, tmp_path / "causal")

@@ -39,9 +39,7 @@ IDS = torch.arange(4, 24).reshape(2, 10)
 MASK = torch.ones(2, 10, dtype=torch.bool)
 
 
-def test_weights_of_another_account_are_said_to_be_unreadable(
-    causal_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_weights(causal_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """safetensors says that there is no such file."""
 
     def refuse(*_: object, **__: object) -> None:
@@ -54,9 +52,7 @@ def test_weights_of_another_account_are_said_to_be_unreadable(
         load_causal_lm(folder)
 
 
-def test_loaded_models_are_the_saved_ones_in_training_mode(
-    family: str, causal_folder: Folder
-) -> None:
+def test_loaded_models_are_saved_ones_in_training_mode(family: str, causal_folder: Folder) -> None:
     loaded = load_causal_lm(causal_folder(family))
     scalar = load_scalar_model(causal_folder(family))
     assert all(module.training for model in (loaded, scalar) for module in model.modules())
@@ -88,9 +84,7 @@ def test_a_scalar_model_keeps_its_trained_head(scalar_folder: Folder) -> None:
     assert torch.equal(weights[0], weights[1])
 
 
-def test_a_random_scalar_model_is_seeded_and_shares_no_weights(
-    family: str, causal_folder: Folder
-) -> None:
+def test_random_scalar_model_is_seeded_and_apart(family: str, causal_folder: Folder) -> None:
     folder = causal_folder(family)
     first, same, other = (build_random_scalar_model(folder, seed=s) for s in (1, 1, 2))
     values = [token_values(model.eval(), IDS, MASK) for model in (first, same, other)]
@@ -115,9 +109,7 @@ def test_bf16_weights_load(family: str, causal_folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_gradient_checkpointing_recomputes_the_same_gradients(
-    family: str, rank: int, causal_folder: Folder
-) -> None:
+def test_checkpointing_keeps_gradients(family: str, rank: int, causal_folder: Folder) -> None:
     gradients, calls = [], []
     for checkpointing in (False, True):
         options = ModelOptions(gradient_checkpointing=checkpointing, lora_rank=rank)
@@ -178,9 +170,7 @@ LOADERS = [load_causal_lm, load_scalar_model, build_random_scalar_model, load_to
     ],
 )
 @pytest.mark.parametrize("load", LOADERS)
-def test_a_path_that_is_neither_folder_nor_hub_id_is_refused(
-    path: str, load: Callable[[str], object], hub_is_asked: list[str]
-) -> None:
+def test_bad_path(path: str, load: Callable[[str], object], hub_is_asked: list[str]) -> None:
     with pytest.raises(ValueError, match=r"path: expected a folder .* not of the form of a hub id"):
         load(path)
     assert hub_is_asked == []
@@ -202,18 +192,14 @@ def test_a_folder_that_is_missing_in_one_that_is_there_is_no_hub_id(
 
 @pytest.mark.parametrize("path", ["gpt2", "Qwen/Qwen3-0.6B", "a/b_c", "_a/b.c-d"])
 @pytest.mark.parametrize("load", LOADERS)
-def test_possible_hub_id_is_looked_up(
-    path: str, load: Callable[[str], object], hub_is_asked: list[str]
-) -> None:
+def test_hub_id_sought(path: str, load: Callable[[str], object], hub_is_asked: list[str]) -> None:
     with pytest.raises(ValueError, match="not looked up"):
         load(path)
     assert hub_is_asked == [path]
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_a_checkpoint_or_an_adapter_says_how_it_becomes_a_folder(
-    load: Callable[[str], object], tmp_path: Path
-) -> None:
+def test_checkpoint_says_how_to_merge(load: Callable[[str], object], tmp_path: Path) -> None:
     run, engines, adapter = (tmp_path / name for name in ("run", "engines.ckpt", "adapter"))
     for path in (run, engines, adapter):
         path.mkdir()
@@ -356,9 +342,7 @@ def test_the_tokenizer_pads_on_the_left_with_its_own_token(causal_folder: Folder
         ({}, "</s>"),
     ],
 )
-def test_a_missing_padding_token_is_found_in_the_vocabulary(
-    special: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
+def test_padding_token_is_found(special: dict[str, Any], expected: str, tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(pad_token=None, special_pad="<pad>" in str(special))
     tokenizer.add_special_tokens(special)
     model = tiny_causal_lm()
@@ -383,9 +367,7 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("configured", "ids"), [(None, [EOS_ID]), (5, [EOS_ID, 5]), ([7, 5], [EOS_ID, 5, 7])]
 )
-def test_generation_ends_at_the_eos_tokens_of_folder_and_tokenizer(
-    configured: int | list[int] | None, ids: list[int]
-) -> None:
+def test_generation_ends_at_each_eos(configured: int | list[int] | None, ids: list[int]) -> None:
     model = tiny_causal_lm("llama")
     assert model.generation_config is not None
     model.generation_config.eos_token_id = configured

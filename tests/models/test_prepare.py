@@ -91,9 +91,7 @@ def test_only_adapters_and_the_scalar_head_are_trained(family: str, causal_folde
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_all_that_is_trained_is_float32_over_bfloat16(
-    family: str, autocast: bool, causal_folder: Folder
-) -> None:
+def test_trained_weights_are_float32(family: str, autocast: bool, causal_folder: Folder) -> None:
     options = ModelOptions(lora_rank=2, dtype="bfloat16")
     load = (load_causal_lm, load_scalar_model)
     policy, critic = (trained(loader(causal_folder(family), options)) for loader in load)
@@ -110,9 +108,7 @@ def test_all_that_is_trained_is_float32_over_bfloat16(
         assert all(g is not None for g in gradients)
 
 
-def test_a_saved_policy_computes_what_the_adapted_one_does(
-    family: str, causal_folder: Folder, tmp_path: Path
-) -> None:
+def test_saved_policy_computes_the_same(family: str, causal_folder: Folder, tmp_path: Path) -> None:
     model = trained(load_causal_lm(causal_folder(family), LORA))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
@@ -132,9 +128,7 @@ def plainly_loaded(kind: Any, folder: Path) -> Any:
 
 
 @torch.no_grad()
-def test_a_saved_reward_model_scores_as_the_adapted_one_does(
-    family: str, causal_folder: Folder, tmp_path: Path
-) -> None:
+def test_saved_reward_model_is_alike(family: str, causal_folder: Folder, tmp_path: Path) -> None:
     model = trained(load_scalar_model(causal_folder(family), LORA))
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
     scores = plainly_loaded(AutoModelForSequenceClassification, tmp_path / "m")(IDS).logits[:, 0]
@@ -142,9 +136,7 @@ def test_a_saved_reward_model_scores_as_the_adapted_one_does(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_merged_weights_keep_names_and_dtype(
-    family: str, dtype: str, causal_folder: Folder
-) -> None:
+def test_merged_weights_keep_their_dtype(family: str, dtype: str, causal_folder: Folder) -> None:
     options = ModelOptions(lora_rank=2, dtype=dtype)
     merged = merged_state_dict(trained(load_causal_lm(causal_folder(family), options)))
     plain = load_causal_lm(causal_folder(family), ModelOptions(dtype=dtype)).state_dict()
@@ -165,9 +157,7 @@ def batch(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
-def test_the_trunk_is_compiled_after_its_forwards_were_compared(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trunk_is_compiled_after_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
 
     def compile_module(trunk: PreTrainedModel, **arguments: Any) -> None:
@@ -221,9 +211,7 @@ def test_an_unknown_backend_is_named(folder: Path) -> None:
         load_causal_lm(folder, ModelOptions(torch_compile="tpu"))
 
 
-def test_fused_kernels_without_their_package_say_what_to_install(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fused_kernels_name_their_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
     with pytest.raises(ValueError, match=r"fused_kernels: .*pip install liger-kernel"):
         load_causal_lm(folder, ModelOptions(fused_kernels=True))
@@ -300,8 +288,6 @@ def test_fused_kernels_run_on_the_device_only(folder: Path, liger: list[str]) ->
         assert torch.equal(hidden_states(model, ids, mask), expected)
 
 
-def test_an_architecture_without_fused_kernels_is_named(
-    causal_folder: Folder, liger: list[str]
-) -> None:
+def test_architecture_without_kernels_is_named(causal_folder: Folder, liger: list[str]) -> None:
     with pytest.raises(ValueError, match=r"fused_kernels: expected .* among llama, got 'gemma'"):
         load_causal_lm(causal_folder("gemma"), ModelOptions(fused_kernels=True))

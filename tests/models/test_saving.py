@@ -72,9 +72,7 @@ def test_a_failed_save_keeps_the_old_model_and_leaves_no_trace(tmp_path: Path, l
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_a_failed_second_rename_brings_the_old_model_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_rename_restores_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "m")
     rename = Path.rename
 
@@ -142,9 +140,7 @@ def test_leftovers_of_an_interrupted_save_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "foreign", ["notes.docx", "notes.txt", "run.py", "data/train.csv", "checkpoints/last.ckpt"]
 )
-def test_a_folder_with_other_content_is_not_replaced(
-    foreign: str, saved: bool, tmp_path: Path
-) -> None:
+def test_folder_of_other_content_is_kept(foreign: str, saved: bool, tmp_path: Path) -> None:
     if saved:
         save(tmp_path / "m")
     (tmp_path / "m" / foreign).parent.mkdir(exist_ok=True, parents=True)

@@ -26,9 +26,7 @@ def shared_bytes(*networks: torch.nn.Module) -> int:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_critic_on_the_policys_weights_is_one_with_its_own(
-    causal_folder: Callable[[str], Path], family: str
-) -> None:
+def test_critic_on_policy_is_whole(causal_folder: Callable[[str], Path], family: str) -> None:
     folder = causal_folder(family)
     policy = load_causal_lm(folder, LORA)
     with torch.no_grad():
@@ -51,9 +49,7 @@ def test_a_critic_on_the_policys_weights_is_one_with_its_own(
     assert not {id(p) for p in trained} & {id(p) for p in policy.parameters()}
 
 
-def test_a_critic_on_a_reward_models_weights_has_a_head_of_its_own(
-    causal_folder: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_critic_on_reward_has_a_head(causal_folder: Callable[[str], Path], tmp_path: Path) -> None:
     reward = load_scalar_model(causal_folder("llama"), head_seed=1).requires_grad_(False).eval()
     scores = token_values(reward, IDS, MASK)
     critic = load_scalar_model("not read", LORA, base=reward)
@@ -72,9 +68,7 @@ def test_trained_weights_are_not_shared(causal_folder: Callable[[str], Path]) ->
         load_scalar_model(causal_folder("llama"), LORA, base=policy)
 
 
-def test_weights_that_differ_in_a_state_dict_are_separated(
-    causal_folder: Callable[[str], Path],
-) -> None:
+def test_different_weights_are_separated(causal_folder: Callable[[str], Path]) -> None:
     policy = load_causal_lm(causal_folder("llama"), LORA)
     critic = load_scalar_model(causal_folder("llama"), LORA, base=policy)
     both = torch.nn.ModuleDict({"policy": policy, "critic": critic})

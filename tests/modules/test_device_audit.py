@@ -141,9 +141,7 @@ def test_a_fit_stays_on_its_device_and_rarely_waits(
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
 @pytest.mark.parametrize("critic_init", ["reward", "shared"])
-def test_kept_states_and_a_shared_trunk_stay_on_the_device(
-    root: Path, tmp_path: Path, critic_init: str
-) -> None:
+def test_kept_states_stay_on_the_device(root: Path, tmp_path: Path, critic_init: str) -> None:
     options = {"network.trained_layers": 1, "critic_init": critic_init}
     batches = {"minibatches.micro_batch_size": 2, "minibatches.ppo_epochs": 1}
     module = PPOModule(**ppo_options(root, **options, **batches))
@@ -156,9 +154,7 @@ def test_kept_states_and_a_shared_trunk_stay_on_the_device(
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
 @pytest.mark.parametrize("place", ["offload_frozen", "shard_frozen"])
-def test_offloaded_networks_under_autocast_stay_within_the_same_waits(
-    root: Path, tmp_path: Path, place: str
-) -> None:
+def test_offloaded_networks_wait_no_more_often(root: Path, tmp_path: Path, place: str) -> None:
     network = {"dtype": "bfloat16", "gradient_checkpointing": True}
     minibatches = {"micro_batch_size": 2, "ppo_epochs": 1}
     memory = {place: True}
@@ -258,9 +254,7 @@ def test_an_index_on_the_host_is_found() -> None:
         assert audit.n_waits("start") == 2  # the other one is `equal`
 
 
-def test_a_metric_on_the_host_is_found(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metric_on_the_host(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def host_means(metrics: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         return {key: value.detach().cpu() for key, value in metrics.items()}
 

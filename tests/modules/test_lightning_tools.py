@@ -20,9 +20,7 @@ FLAT: dict[str, Any] = {"learning_rate": 1e-2, "lr_scheduler": "constant"}
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_the_learning_rate_finder_sees_losses_and_sets_rates(
-    root: Path, tmp_path: Path, stage: str
-) -> None:
+def test_learning_rate_finder_sets_rates(root: Path, tmp_path: Path, stage: str) -> None:
     made: dict[str, tuple[Any, Any]] = {
         "sft": (SFTModule, demonstrations),
         "reward": (RewardModule, preferences),
@@ -58,9 +56,7 @@ def test_stochastic_weight_averaging_is_refused(root: Path, tmp_path: Path) -> N
 
 # of torch.compile itself, which looks at the module's properties
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_a_compiled_module_is_refused_with_the_option_that_compiles(
-    root: Path, tmp_path: Path
-) -> None:
+def test_compiled_module_is_refused_with_option_that_compiles(root: Path, tmp_path: Path) -> None:
     module: Any = torch.compile(SFTModule(str(root / "policy")))
     with pytest.raises(ValueError, match=r"expected a module that is not compiled.*torch_compile"):
         fitted(module, demonstrations(root), tmp_path)

@@ -74,9 +74,7 @@ def test_activations_are_estimated_from_the_widths_of_matmuls(family: str) -> No
     assert 0.6 < estimate / sum(saved.values()) < 1.6
 
 
-def test_a_model_without_a_trunk_of_its_own_counts_its_logits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_model_without_trunk_of_its_own_counts_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_causal_lm()
     trunk = activation_bytes(model)
     monkeypatch.setattr(type(model), "base_model", property(lambda self: self))

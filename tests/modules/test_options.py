@@ -62,9 +62,7 @@ def test_on_policy_sampling_is_the_default_and_silent(root: Path) -> None:
     assert PPOModule(**ppo_options(root)).sampling.off_policy_options == ()
 
 
-def test_a_reward_model_of_another_template_is_refused_with_both_renderings(
-    root: Path, tmp_path: Path
-) -> None:
+def test_reward_model_of_another_template_is_refused(root: Path, tmp_path: Path) -> None:
     module = PPOModule(**ppo_options(root))
     start = {name: weight.clone() for name, weight in module.policy.state_dict().items()}
     with pytest.raises(ValueError, match="does not read what the policy writes") as refused:
@@ -77,9 +75,7 @@ def test_a_reward_model_of_another_template_is_refused_with_both_renderings(
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_the_contract_is_checked_whatever_the_model_is_used_for(
-    root: Path, tmp_path: Path, command: str
-) -> None:
+def test_contract_is_checked_for_every_use(root: Path, tmp_path: Path, command: str) -> None:
     from tests.modules.stages import source, trainer
 
     data = prompts(root, chat_template="paper-en", test_sources=source(root, "prompts"))
@@ -160,17 +156,13 @@ def test_defaults_are_ppo_max_of_the_paper(root: Path) -> None:
         ),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(
-    root: Path, options: dict[str, Any], message: str
-) -> None:
+def test_contradictions_are_refused(root: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PPOModule(**ppo_options(root, **options))
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_an_estimator_whose_gradient_is_not_that_of_kl_is_a_warning(
-    root: Path, estimator: str
-) -> None:
+def test_estimator_whose_gradient_is_not_that_of_kl_is_warning(root: Path, estimator: str) -> None:
     options = {"reward_shaping.kl_estimator": estimator}
     with pytest.warns(UserWarning, match=f"^reward_shaping.kl_estimator={estimator}: as a reward"):
         PPOModule(**ppo_options(root, **options))
@@ -185,9 +177,7 @@ def test_an_entropy_bound_that_no_token_reaches_is_a_warning(root: Path) -> None
     PPOModule(**ppo_options(root, loss={"entropy_clip": 35.0}))  # no bonus, no bound
 
 
-def test_a_missing_ptx_source_is_said_once(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_ptx_source(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     said = "ppo: no data.ptx_sources, so there is no language-model loss (Eq. 17)"
     for ptx, coef, times in ((False, 0.1, 1), (True, 0.1, 0), (False, 0.0, 0)):
         caplog.clear()
@@ -208,9 +198,7 @@ def test_max_iterations_is_the_length_of_the_run(root: Path, tmp_path: Path) -> 
     assert int(again.iteration) == 3  # and not one more
 
 
-def test_lightnings_max_steps_is_refused_with_what_to_set_instead(
-    root: Path, tmp_path: Path
-) -> None:
+def test_lightnings_max_steps_is_refused_with_advice(root: Path, tmp_path: Path) -> None:
     refusal = r"trainer.max_steps: expected -1 \(off\), got 12: .* set model.max_iterations"
     with pytest.raises(ValueError, match=refusal):
         fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path, max_steps=12)

@@ -66,9 +66,7 @@ def test_a_phases_peak_holds_what_was_freed_in_it_and_not_what_came_before() -> 
     assert peaks["after"] - peaks["small"] == pytest.approx(0, abs=0.2 * size)
 
 
-def test_where_the_mark_cannot_be_reset_the_peak_is_the_processs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unreset_mark_gives_processs_peak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     if phases.STATUS.exists():
         monkeypatch.setattr(phases, "CLEAR_REFS", tmp_path)  # a folder cannot be written

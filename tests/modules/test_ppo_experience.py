@@ -111,9 +111,7 @@ def test_draws_depend_on_seed_iteration_and_rank() -> None:
 
 
 @pytest.mark.parametrize("plain", [PLAIN, {}])  # with normalized scores, too
-def test_scores_of_a_cut_off_response_miss_the_penalty(
-    root: Path, batch: PromptBatch, plain: dict[str, Any]
-) -> None:
+def test_cut_off_scores_miss_penalty(root: Path, batch: PromptBatch, plain: dict[str, Any]) -> None:
     rollouts = rollouts_of(batch, [True, False, False], [3, 4, 1])
     estimates, scores = estimates_of(rollouts), torch.tensor([100.0, 200.0, 300.0])
     rewards = []
@@ -126,9 +124,7 @@ def test_scores_of_a_cut_off_response_miss_the_penalty(
     torch.testing.assert_close(rewards[0] - rewards[1], expected, rtol=0, atol=1e-4)
 
 
-def test_rewards_are_the_score_at_the_end_minus_kl_at_each_token(
-    root: Path, batch: PromptBatch
-) -> None:
+def test_rewards_are_score_at_end_minus_kl_at_each_token(root: Path, batch: PromptBatch) -> None:
     rollouts = rollouts_of(batch, [True, False], [3, 2])
     estimates, scores = estimates_of(rollouts), torch.tensor([1.0, -2.0])
     module = PPOModule(**ppo_options(root, reward_shaping={"kl_coef": 0.5}, **PLAIN))
@@ -261,9 +257,7 @@ def test_an_update_whitens_each_minibatch_by_itself(root: Path, tmp_path: Path) 
         assert float(advantages.var(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_the_ratio_is_taken_against_the_rollout_policy_or_the_reference(
-    root: Path, batch: PromptBatch
-) -> None:
+def test_ratio_is_taken_against_rollout_policy_or_reference(root: Path, batch: PromptBatch) -> None:
     rollouts = rollouts_of(batch, [True, False], [3, 2])
     estimates, rewards = estimates_of(rollouts), torch.zeros(2, 3)
     for old_policy, expected in (
@@ -334,9 +328,7 @@ def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) ->
 
 
 @pytest.mark.parametrize("pretraining", [0, 1])
-def test_coefficient_waits_for_the_policy_to_be_trained(
-    pretraining: int, root: Path, tmp_path: Path
-) -> None:
+def test_coefficient_waits_for_training(pretraining: int, root: Path, tmp_path: Path) -> None:
     options = ppo_options(
         root,
         reward_shaping={"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100},
@@ -374,9 +366,7 @@ def test_the_coefficient_of_the_iteration_is_logged_and_kl_of_a_response_moves_i
 
 
 @pytest.mark.parametrize("coef", [0.0, 0.1])
-def test_the_entropy_is_computed_for_its_bonus_alone(
-    root: Path, tmp_path: Path, coef: float
-) -> None:
+def test_entropy_is_computed_for_its_bonus_alone(root: Path, tmp_path: Path, coef: float) -> None:
     options = {"loss.entropy_coef": coef, "loss.entropy_clip": 1.0}
     logged = fitted(PPOModule(**ppo_options(root, **options)), prompts(root), tmp_path)
     assert ("ppo/entropy_loss" in logged.callback_metrics) == (coef > 0)
@@ -395,9 +385,7 @@ def test_the_critic_has_no_dropout(tmp_path: Path) -> None:
     assert torch.equal(one[rollouts.response_mask], other[rollouts.response_mask])
 
 
-def test_each_iteration_has_draws_of_its_own_and_each_validation_the_same(
-    root: Path, tmp_path: Path
-) -> None:
+def test_iterations_draw_anew_and_validations_alike(root: Path, tmp_path: Path) -> None:
     seeds: list[int] = []
     iterations: list[int] = []
 

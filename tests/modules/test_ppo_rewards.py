@@ -159,9 +159,7 @@ class Seen(PPOModule):
         return super().score(rollouts, batch)
 
 
-def test_the_answer_of_its_record_reaches_the_reward_of_a_prompt(
-    root: Path, tmp_path: Path
-) -> None:
+def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Path) -> None:
     options = ppo_options(
         root,
         rewards={

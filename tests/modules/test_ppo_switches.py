@@ -167,9 +167,7 @@ def test_a_switch_changes_what_it_should_and_nothing_else(
     assert differing == changed
 
 
-def test_the_same_options_give_the_same_iteration(
-    recorded: Callable[[dict[str, Any]], Record],
-) -> None:
+def test_same_options_give_same_iteration(recorded: Callable[[dict[str, Any]], Record]) -> None:
     one, again = recorded({}), recorded({"sampled_texts": 3})
     assert all(torch.equal(one[name], again[name]) for name in one)
 

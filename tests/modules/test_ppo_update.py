@@ -101,9 +101,7 @@ def test_the_first_ratio_is_one_and_the_first_kl_zero_despite_dropout(
     assert abs(float(logged["rollout/kl"])) < 1e-4
 
 
-def test_critic_pretraining_leaves_the_policy_alone_and_ends_by_count(
-    root: Path, tmp_path: Path
-) -> None:
+def test_critic_pretraining_keeps_the_policy_and_ends(root: Path, tmp_path: Path) -> None:
     module = Recording(**ppo_options(root, critic_pretraining={"iterations": 2}))
     start = copied(module.policy)
     policies, states, steps, critics = [], [], [], []
@@ -131,9 +129,7 @@ def test_critic_pretraining_leaves_the_policy_alone_and_ends_by_count(
     assert "ppo/policy_loss" in module.updates[2]
 
 
-def test_critic_pretraining_leaves_moments_and_step_counts_that_exist_alone(
-    root: Path, tmp_path: Path
-) -> None:
+def test_critic_pretraining_keeps_moments_and_step_counts(root: Path, tmp_path: Path) -> None:
     module = PPOModule(**ppo_options(root))
     seen: list[list[dict[str, Tensor]]] = []
 
@@ -233,9 +229,7 @@ def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: P
         torch.testing.assert_close(gradient, ppo[name] + 0.5 * extra, rtol=1e-3, atol=2e-5)
 
 
-def test_a_huge_critic_gradient_leaves_the_policys_step_unchanged(
-    root: Path, tmp_path: Path
-) -> None:
+def test_huge_critic_gradient_leaves_policys_step_unchanged(root: Path, tmp_path: Path) -> None:
     plain, huge = PPOModule(**ppo_options(root)), HugeReturns(**ppo_options(root))
     recorders = StepRecorder(), StepRecorder()
     runs = [
@@ -252,9 +246,7 @@ def test_a_huge_critic_gradient_leaves_the_policys_step_unchanged(
 
 
 @pytest.mark.parametrize("bound", [None, 0.1])
-def test_each_network_is_clipped_by_its_own_bound(
-    root: Path, tmp_path: Path, bound: float | None
-) -> None:
+def test_networks_are_clipped_apart(root: Path, tmp_path: Path, bound: float | None) -> None:
     steps = StepRecorder()
     module = Recording(
         **ppo_options(
@@ -273,9 +265,7 @@ def test_each_network_is_clipped_by_its_own_bound(
         assert mean > 0.2
 
 
-def test_eos_is_trained_and_padding_is_not_when_they_are_the_same_token(
-    pad_is_eos_root: Path,
-) -> None:
+def test_eos_is_trained_and_padding_is_not_when_they_are_same_token(pad_is_eos_root: Path) -> None:
     module = PPOModule(**ppo_options(pad_is_eos_root))
     eos = module.tokenizer.eos_token_id
     assert eos == module.tokenizer.pad_token_id
@@ -323,9 +313,7 @@ def captured(module: PPOModule, rollouts: RolloutBatch) -> tuple[Tensor, Tensor]
     return kept["logits"], kept["read"]
 
 
-def test_an_iteration_without_anything_to_learn_from_moves_nothing(
-    root: Path, tmp_path: Path
-) -> None:
+def test_iteration_without_anything_to_learn_from_moves_nothing(root: Path, tmp_path: Path) -> None:
     class NothingEnds(Recording):
         def rollout(self, *arguments: Any, **options: Any) -> RolloutBatch:
             rollouts = super().rollout(*arguments, **options)

@@ -174,9 +174,7 @@ def test_eos_is_read_and_trained_when_it_is_the_padding(pad_is_eos_root: Path) -
     assert kept["logits"].grad[0, target_ends, eos].max() < -1e-4
 
 
-def test_validation_weighs_pairs_and_tokens_and_starts_anew_each_time(
-    root: Path, tmp_path: Path
-) -> None:
+def test_validation_weighs_pairs_and_tokens_anew(root: Path, tmp_path: Path) -> None:
     model = module(root, lm_coef=0.3)
     batch = first_batch(preferences(root, batch_size=8), root)
     run = trainer(tmp_path, limit_val_batches=None)

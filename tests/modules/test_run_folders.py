@@ -115,9 +115,7 @@ def test_a_model_of_another_program_is_not_replaced(own: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Experiment logs directory")  # CSVLogger's, once it may run
 @pytest.mark.parametrize("held", ["out", "logs/one", "logs/one/checkpoints", "other"])
-def test_a_second_run_in_a_folder_is_refused_before_it_writes(
-    root: Path, tmp_path: Path, held: str
-) -> None:
+def test_second_run_in_a_folder_is_refused(root: Path, tmp_path: Path, held: str) -> None:
     logger = CSVLogger(tmp_path, name="logs", version="one")
     checkpoints = [ResumeCheckpoint(dirpath=str(tmp_path / "other"))]
     options: dict[str, Any] = {"logger": logger, "callbacks": checkpoints}
@@ -139,9 +137,7 @@ def test_a_second_run_in_a_folder_is_refused_before_it_writes(
         sft(root, tmp_path / "out", **options)
 
 
-def test_a_run_that_ends_leaves_no_lock_and_an_interrupted_one_a_mark(
-    root: Path, tmp_path: Path
-) -> None:
+def test_run_that_ends_leaves_no_lock_and_interrupted_one_mark(root: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     with pytest.raises(Started):  # nothing is trained yet
         sft(root, output)

@@ -103,9 +103,7 @@ def test_the_rates_are_those_of_the_table(root: Path, tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("warmup_ratio", [0.0, 0.1, 1.0])
-def test_no_update_is_at_rate_0_and_none_climbs_after_the_warmup(
-    name: str, warmup_ratio: float
-) -> None:
+def test_no_rate_is_0_and_none_climbs_after_warmup(name: str, warmup_ratio: float) -> None:
     options = OptimizerOptions(1e-3, lr_scheduler=name, warmup_ratio=warmup_ratio)
     warmup = round(40 * warmup_ratio)
     factors = [learning_rate_factor(options, update, 40, warmup) for update in range(100)]

@@ -35,9 +35,7 @@ def completion_losses(model: SFTModule, batch: TokenBatch) -> Tensor:
     return torch.cat(losses)
 
 
-def test_the_loss_is_the_mean_over_all_completion_tokens_of_a_ragged_batch(
-    root: Path, tmp_path: Path
-) -> None:
+def test_loss_is_the_mean_over_all_completion_tokens(root: Path, tmp_path: Path) -> None:
     model = module(root)
     batch = first_batch(demonstrations(root, batch_size=8), root)
     assert len(set(batch.completion_mask.sum(1).tolist())) > 3
@@ -47,9 +45,7 @@ def test_the_loss_is_the_mean_over_all_completion_tokens_of_a_ragged_batch(
     assert float(logged["sft/perplexity"]) == pytest.approx(math.exp(expected), rel=1e-4)
 
 
-def test_validation_weighs_batches_by_their_tokens_and_starts_anew_each_time(
-    root: Path, tmp_path: Path
-) -> None:
+def test_validation_weighs_batches_by_tokens_anew(root: Path, tmp_path: Path) -> None:
     model = module(root)
     batch = first_batch(demonstrations(root, batch_size=8), root)
     run = trainer(tmp_path, limit_val_batches=None)
@@ -88,9 +84,7 @@ def test_token_accuracy_counts_completion_tokens_ranked_first(root: Path) -> Non
     assert float(share) == pytest.approx(hits / tokens)
 
 
-def test_eos_is_trained_and_padding_is_not_when_they_are_the_same_token(
-    pad_is_eos_root: Path,
-) -> None:
+def test_eos_is_trained_and_padding_is_not_when_they_are_same_token(pad_is_eos_root: Path) -> None:
     model = module(pad_is_eos_root)
     assert model.tokenizer.pad_token_id == model.tokenizer.eos_token_id
     eos = model.tokenizer.eos_token_id

@@ -117,9 +117,7 @@ def test_only_what_is_trained_is_given_to_the_optimizer(root: Path) -> None:
     assert 0 < n_trained == len(given) < len(list(module.parameters()))
 
 
-def test_the_warmup_is_rounded_up_and_the_schedule_falls_to_its_smallest_rate(
-    root: Path, tmp_path: Path
-) -> None:
+def test_warmup_is_rounded_up_and_the_rate_falls_to_its_least(root: Path, tmp_path: Path) -> None:
     optimizer = {"learning_rate": 1e-3, "lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.3}
     optimizer |= {"warmup_ratio": 0.15}  # 1.5 of ten steps
     (module, data), watch = stage("sft", root, optimizer=optimizer), Rates()
@@ -134,9 +132,7 @@ def test_the_warmup_is_rounded_up_and_the_schedule_falls_to_its_smallest_rate(
 # --- metrics over ranks
 
 
-def test_metrics_of_a_step_take_one_reduction_on_the_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_metrics_of_step_take_one_reduction_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     reduced: list[torch.Tensor] = []
     for name in COLLECTIVES:
         monkeypatch.setattr(distributed, name, lambda tensor: reduced.append(tensor))
@@ -153,9 +149,7 @@ def test_metrics_of_a_step_take_one_reduction_on_the_device(
         assert (tensor.device.type, tensor.dtype) == ("meta", torch.float64)
 
 
-def test_sums_of_a_validation_set_are_not_rounded_with_the_weights(
-    root: Path, tmp_path: Path
-) -> None:
+def test_sums_of_validation_set_are_not_rounded_with_weights(root: Path, tmp_path: Path) -> None:
     """A number in bfloat16 has three digits."""
     module, data = SFTModule(str(root / "policy")), demonstrations(root, batch_size=1)
     run = trainer(tmp_path, precision="bf16-true", limit_val_batches=None)
@@ -166,9 +160,7 @@ def test_sums_of_a_validation_set_are_not_rounded_with_the_weights(
     assert float(run.callback_metrics["val/sft/loss"]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_metrics_of_a_model_are_neither_detectors_nor_the_machines(
-    root: Path, tmp_path: Path
-) -> None:
+def test_metrics_of_model_are_neither_detectors_nor_machines(root: Path, tmp_path: Path) -> None:
     module = SFTModule(str(root / "policy"))
     detector = CollapseDetector([Monitor("sft/loss", high=1e9)])
     run = fitted(module, demonstrations(root), tmp_path, callbacks=[detector])
@@ -193,9 +185,7 @@ def test_float16_weights_are_refused_for_training(
         fitted(module, demonstrations(root), tmp_path, precision=precision)
 
 
-def test_bfloat16_weights_are_trained_with_a_warning_of_how_many_can_move(
-    root: Path, tmp_path: Path
-) -> None:
+def test_bfloat16_weights_warn_of_how_many_can_move(root: Path, tmp_path: Path) -> None:
     rates = {"learning_rate": 5e-7, "warmup_ratio": 0.1, "lr_scheduler": "linear"}
     options = ppo_options(root, network={"dtype": "bfloat16"}, policy_optimizer=rates)
     module = PPOModule(**options)
@@ -225,9 +215,7 @@ def test_trained_weights_in_float32_are_nothing_to_warn_of(root: Path, tmp_path:
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(1e-6, 1), (0.002, 2), (0.004, 3), (1.0, 4)])
-def test_a_weight_moves_if_a_step_of_either_sign_is_not_rounded_back(
-    rate: float, expected: int
-) -> None:
+def test_weight_moves_if_a_step_is_not_rounded_back(rate: float, expected: int) -> None:
     """Next to 1 there are 1 + 2^-7 and 1 - 2^-8; a step of half that way, and ties go to even."""
     weights = torch.tensor([[1e-4, 1.0], [1.5, 100.0]], dtype=torch.bfloat16)
     assert count_movable(weights, rate) == expected

@@ -44,9 +44,7 @@ def stopping() -> CollapseEarlyStopping:
     return detector
 
 
-def test_the_last_healthy_weights_are_left_and_card_and_folder_say_so(
-    root: Path, tmp_path: Path
-) -> None:
+def test_last_healthy_weights_are_left_and_said(root: Path, tmp_path: Path) -> None:
     module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "out"))
     sabotage = Sabotage()
     run = fitted(
@@ -85,9 +83,7 @@ def test_policy_and_critic_are_both_those_of_the_healthy_step(root: Path, tmp_pa
     assert (tmp_path / "out" / "critic" / "model.safetensors").is_file()
 
 
-def test_without_healthy_weights_nothing_is_left_under_the_finished_name(
-    root: Path, tmp_path: Path
-) -> None:
+def test_without_healthy_weights_no_model_is_left(root: Path, tmp_path: Path) -> None:
     module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "out"))
     data, callbacks = demonstrations(root, batch_size=1), [Sabotage(), stopping()]
     with pytest.warns(UserWarning, match="no healthy weights were kept: .*out is not written"):

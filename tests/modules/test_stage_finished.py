@@ -67,9 +67,7 @@ def test_language_models_load_in_plain_transformers(chain: dict[str, Any], root:
 
 
 @pytest.mark.parametrize("name", ["reward", "ppo/critic"])
-def test_scalar_models_load_in_plain_transformers(
-    chain: dict[str, Any], root: Path, name: str
-) -> None:
+def test_scalar_models_load_in_transformers(chain: dict[str, Any], root: Path, name: str) -> None:
     plain = AutoModelForSequenceClassification.from_pretrained(chain["folder"] / name)
     assert plain.config.num_labels == 1
     module = chain["reward"].model if name == "reward" else chain["ppo"].critic
@@ -139,9 +137,7 @@ def test_cards_and_labels_name_the_network_and_no_path(
 
 
 @pytest.mark.parametrize("name", ["sft", "reward"])
-def test_the_cards_code_runs(
-    chain: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cards_code_runs(chain: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = chain["folder"] / name
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(folder)
@@ -177,9 +173,7 @@ def test_a_trial_leaves_a_finished_model_alone(root: Path, tmp_path: Path, finis
 
 
 @pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
-def test_the_trials_of_a_tuner_leave_a_finished_model_alone(
-    root: Path, tmp_path: Path, finished: Path, method: str
-) -> None:
+def test_tuner_keeps_a_model_alone(root: Path, tmp_path: Path, finished: Path, method: str) -> None:
     before = content(finished)
     options = {"learning_rate": 1e-2, "lr_scheduler": "constant"}
     module, data = SFTModule(str(root / "policy"), optimizer=options), demonstrations(root)
@@ -205,9 +199,7 @@ def test_a_sanity_check_saves_nothing(root: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_a_run_that_is_interrupted_while_it_saves_leaves_no_half_of_a_model(
-    root: Path, tmp_path: Path
-) -> None:
+def test_run_interrupted_while_saving_leaves_no_half_model(root: Path, tmp_path: Path) -> None:
     """A policy without its critic would look like a finished one."""
     write = PPOModule.write_network
 

@@ -104,9 +104,7 @@ def test_weights_below_adapters_are_held_once(root: Path, tmp_path: Path, init: 
     assert_equal_states(copied(again), runs[0])
 
 
-def test_a_critic_keeps_its_weights_when_the_reward_model_is_another(
-    root: Path, tmp_path: Path
-) -> None:
+def test_critic_keeps_its_weights_when_reward_model_is_another(root: Path, tmp_path: Path) -> None:
     module, data = stage("ppo", root, network={"lora_rank": 2})
     run = fitted(module, data, tmp_path)
     run.save_checkpoint(tmp_path / "ppo.ckpt")

@@ -151,18 +151,14 @@ MOVING = {
         ("values", "values of the critic"),
     ],
 )
-def test_an_estimate_that_is_not_finite_skips_the_iteration(
-    root: Path, tmp_path: Path, field: str, named: str
-) -> None:
+def test_non_finite_estimate_is_skipped(root: Path, tmp_path: Path, field: str, named: str) -> None:
     module = FaultyEstimates((1,), field, **ppo_options(root, **MOVING))
     where = "update of policy and critic skipped at iteration 2: non-finite: " + named
     seen = course(module, prompts(root, batch_size=4), tmp_path, where, max_epochs=2)
     assert_skipped_iteration(seen)
 
 
-def test_a_reward_that_is_not_finite_skips_the_iteration(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_infinite_reward_skips(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.rewards.reward_functions.calls", 0)
     source = "tests.rewards.reward_functions:nan_in_the_second_call"
     options = ppo_options(root, rewards={source: 1.0}, critic_init="policy", **MOVING)
@@ -189,9 +185,7 @@ class NaNWeight(Callback):
                 weight[0] = self.kept
 
 
-def test_a_weight_of_the_policy_that_is_not_finite_skips_the_iteration_and_is_named(
-    root: Path, tmp_path: Path
-) -> None:
+def test_non_finite_weight_skips_the_iteration_and_is_named(root: Path, tmp_path: Path) -> None:
     options = {
         "network.attn_implementation": "eager",  # transformers samples, and raises an error of NaN
         "minibatches.minibatch_size": 2,
@@ -255,9 +249,7 @@ def test_a_detector_sees_it_and_can_roll_back(root: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("at", [(0, 1), (1,)])
-def test_run_whose_last_update_was_skipped_saves_no_model(
-    root: Path, tmp_path: Path, at: tuple[int, ...]
-) -> None:
+def test_skipped_last_update_saves_nothing(root: Path, tmp_path: Path, at: tuple[int, ...]) -> None:
     module, data = faulty_stage("sft", root, at=at)
     with (
         pytest.warns(UserWarning, match="update of the model skipped"),
@@ -276,9 +268,7 @@ def test_weights_that_are_not_finite_are_refused_at_the_start(root: Path, tmp_pa
         fitted(module, demonstrations(root), tmp_path)
 
 
-def test_weights_of_a_checkpoint_that_are_not_finite_are_refused(
-    root: Path, tmp_path: Path
-) -> None:
+def test_weights_of_checkpoint_that_are_not_finite_are_refused(root: Path, tmp_path: Path) -> None:
     keep = ResumeCheckpoint(every_n_batches=2, dirpath=str(tmp_path))
     module = SFTModule(str(root / "policy"))
     fitted(module, demonstrations(root), tmp_path, callbacks=[keep], enable_checkpointing=True)
@@ -330,9 +320,7 @@ def assert_skipped_iteration(seen: Course) -> None:
     assert [m["step"] for m in seen.metrics] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_training_stops_after_the_set_number_and_names_the_last_checkpoint(
-    root: Path, tmp_path: Path
-) -> None:
+def test_training_stops_after_the_set_number(root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     saving = ModelCheckpoint(folder, "{epoch}")
     module, data = faulty_stage("sft", root, at=(4, 5, 6), max_skipped_in_a_row=3)

@@ -106,9 +106,7 @@ def test_tests_of_a_module_are_found_by_its_name(module: str, tests: str) -> Non
     assert find_tests(module) == (tests,)
 
 
-def test_changed_lines_are_those_that_differ_from_the_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_lines_differ_from_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.mutation.__main__.ROOT", tmp_path)
     for name, value in {"HOME": tmp_path, "GIT_CONFIG_NOSYSTEM": 1}.items():
         monkeypatch.setenv(name, str(value))

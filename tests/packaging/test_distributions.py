@@ -71,9 +71,7 @@ def test_wheels_hold_every_source_file(root_wheel: Path, callbacks_wheel: Path) 
         assert expected <= names
 
 
-def test_uninstalling_one_leaves_the_files_of_the_other(
-    root_wheel: Path, callbacks_wheel: Path, tmp_path: Path
-) -> None:
+def test_uninstalling_keeps_other(root_wheel: Path, callbacks_wheel: Path, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip"]
     installed = ["install", "--no-deps", "--no-index", "--quiet", "--target", str(tmp_path)]
     subprocess.run([*pip, *installed, str(root_wheel), str(callbacks_wheel)], check=True)
@@ -98,9 +96,7 @@ def test_license_is_in_both_wheels(root_wheel: Path, callbacks_wheel: Path) -> N
         assert metadata(wheel).get_all("License-File") == ["LICENSE"]
 
 
-def test_source_archive_builds_the_same_wheel(
-    root_sdist: Path, root_wheel: Path, tmp_path: Path
-) -> None:
+def test_source_archive_builds_a_wheel(root_sdist: Path, root_wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(root_sdist) as archive:
         # Python before 3.11.4 has no filters and ignores the attribute
         archive.extraction_filter = getattr(tarfile, "data_filter", None)

@@ -115,9 +115,7 @@ def plain_losses(module: PPOModule, part: Experience, tokens: Tensor) -> tuple[T
         ("llama", SHARED | {"network.trained_layers": None}),
     ],
 )
-def test_gradients_are_those_of_whole_forwards(
-    roots: dict[str, Path], family: str, options: dict[str, Any]
-) -> None:
+def test_gradients_are_whole(roots: dict[str, Path], family: str, options: dict[str, Any]) -> None:
     root = roots[family]
     module = module_of(root, **options)
     module.double()
@@ -238,9 +236,7 @@ def test_what_cannot_be_is_refused(roots: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("options", [SEPARATE, SHARED])
-def test_the_doctor_finds_nothing(
-    roots: dict[str, Path], tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_doctor_approves(roots: dict[str, Path], tmp_path: Path, options: dict[str, Any]) -> None:
     root, options = roots["llama"], {"network.trained_layers": 1, **options}
     # the tiny model of three layers rarely ends
     assert not_ok(findings(root, tmp_path, runs.module_of(root, **options))).keys() <= {"EOS"}

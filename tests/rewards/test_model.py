@@ -64,9 +64,7 @@ def test_reward_model_without_a_contract_is_compared_by_its_tokenizer(folder: Pa
         reward.check_contract(other)
 
 
-def test_reward_model_without_tokenizer_and_contract_is_refused(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_reward_model_without_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
     ModelReward(str(folder / "reward_1"), ModelOptions()).model.save_pretrained(str(tmp_path))
     with pytest.raises(ValueError, match=f"expected a tokenizer at {re.escape(str(tmp_path))}"):
         ModelReward(str(tmp_path), ModelOptions()).check_contract(contract())

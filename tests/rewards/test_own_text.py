@@ -55,9 +55,7 @@ def score(path: str, text: str) -> float:
 
 
 @pytest.mark.parametrize("limit", [None, 1])
-def test_responses_are_scored_as_the_models_own_template_renders_them(
-    path: str, limit: int | None
-) -> None:
+def test_responses_are_scored_in_the_models_own_template(path: str, limit: int | None) -> None:
     reward = WeightedReward({path: 2.0}, ModelOptions(), tiny_tokenizer()).eval()
     rollouts = said(["yes", "no way"], [True, False])
     expected = [

@@ -64,9 +64,7 @@ def test_service_scores_requests_of_the_batch_size(fields: list[str]) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 0])
-def test_transient_failures_are_retried_with_growing_pauses(
-    status: int, pauses: list[float]
-) -> None:
+def test_transient_failures_are_retried_after_pauses(status: int, pauses: list[float]) -> None:
     with (
         service(first([(status, b"busy")] * 3)) as (url, requests),
         pytest.warns(UserWarning, match="in attempt . of 4; the next one is in") as warned,
@@ -268,9 +266,7 @@ def test_redirect_is_not_followed(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 404])
-def test_answer_that_is_too_long_is_not_read_to_its_end(
-    status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_answer_is_not_read_to_its_end(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     body = b'{"scores": [1, 2, 3]}'
     monkeypatch.setattr(remote, "MAX_BODY", len(body))
     head = f"HTTP/1.1 {status} OK\r\n\r\n".encode()

@@ -53,9 +53,7 @@ def test_length_is_counted_in_tokens_words_or_characters() -> None:
         ("suffix", "Thanks", ["No. Thanks", "Thanks\n"], ["Thanks.", ""]),
     ],
 )
-def test_a_format_holds_or_not(
-    kind: Any, text: str | None, good: list[str], bad: list[str]
-) -> None:
+def test_format_holds_or_not(kind: Any, text: str | None, good: list[str], bad: list[str]) -> None:
     expected = [1.0] * len(good) + [0.0] * len(bad)
     assert FormatRule(kind, text)([], good + bad) == expected
 

@@ -215,9 +215,7 @@ def test_an_invalid_entry_is_named_with_its_option(value: Any, message: str) -> 
         parse_rewards({"runs/a": value})
 
 
-def test_a_reward_models_scores_that_are_not_finite_are_shown(
-    folder: Path, rollouts: RolloutBatch
-) -> None:
+def test_non_finite_scores_of_a_model_are_shown(folder: Path, rollouts: RolloutBatch) -> None:
     path = str(folder / "reward_1")
     weighted = WeightedReward({path: 1.0}, ModelOptions(), tiny_tokenizer())
     (model,) = weighted.models

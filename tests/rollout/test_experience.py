@@ -32,9 +32,7 @@ def buffer() -> Experience:
     ("index", "prompt", "response"),
     [([0, 1, 2], 4, 5), ([1, 2], 4, 2), ([2], 2, 1), ([0], 1, 5), ([2, 0], 2, 5)],
 )
-def test_selected_rows_keep_their_numbers_and_lose_shared_padding(
-    index: list[int], prompt: int, response: int
-) -> None:
+def test_selected_rows_lose_shared_padding(index: list[int], prompt: int, response: int) -> None:
     whole = buffer()
     part = whole.select(torch.tensor(index))
     assert len(part) == len(index)

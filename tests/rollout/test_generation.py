@@ -150,9 +150,7 @@ def greedy(model: PreTrainedModel, prompt: Tensor, n_tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
-def test_greedy_responses_do_not_depend_on_padding_and_slots(
-    family: str, batch_size: int | None
-) -> None:
+def test_greedy_responses_ignore_padding_and_slots(family: str, batch_size: int | None) -> None:
     model = optimized_causal_lm(family)
     options = replace(OPTIONS, do_sample=False)
     rollouts = sampled(model, options, eos=(), batch_size=batch_size)
@@ -278,9 +276,7 @@ def samples(
 
 @pytest.mark.parametrize("temperature", [0.7, 1.6])
 @over_decoders
-def test_pairs_of_tokens_have_the_products_of_their_probabilities(
-    build: Build, temperature: float
-) -> None:
+def test_pairs_of_tokens_have_product_probabilities(build: Build, temperature: float) -> None:
     drawn = samples(8, temperature, n_tokens=2, n_samples=6000, build=build)
     first = next_token_probabilities(8, [5, 6], temperature)
     second = torch.stack(
@@ -356,9 +352,7 @@ def test_adapters_are_merged_in_float32_and_the_weights_are_the_same_after(
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "autocast", "disabled"])
-def test_adapters_stay_apart_where_merging_would_lose_them(
-    adapted: LanguageModel, case: str
-) -> None:
+def test_adapters_stay_apart_if_merging_lost_them(adapted: LanguageModel, case: str) -> None:
     ids, mask = prompts()
     if case == "bfloat16":
         for name, parameter in adapted.named_parameters():

@@ -128,9 +128,7 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
     ]
 
 
-def test_a_size_is_captured_after_a_call_and_a_network_after_one_without_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_size_is_captured_after_call_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, int]] = []
 
     def capture(function: Any, pool: Any) -> tuple[Any, Any]:
@@ -183,9 +181,7 @@ class FakeCuda:
 
 
 @pytest.mark.parametrize("free", [8 << 30, 1 << 30])
-def test_a_capture_leaves_the_cache_of_torch_as_it_is(
-    free: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_capture_leaves_cache_of_torch_as_it_is(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda(monkeypatch, free)
     replay, pool = graphs.capture_graph(partial(cuda.calls.append, "function"), None)
     replay()

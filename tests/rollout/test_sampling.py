@@ -64,9 +64,7 @@ def test_each_option_leaves_what_it_says() -> None:
         ({"min_new_tokens": 8}, ("min_new_tokens",)),  # as long as it can be
     ],
 )
-def test_options_that_leave_the_policy_are_named(
-    changes: dict[str, Any], expected: tuple[str, ...]
-) -> None:
+def test_off_policy_options_are_named(changes: dict[str, Any], expected: tuple[str, ...]) -> None:
     assert replace(OPTIONS, **changes).off_policy_options == expected
 
 

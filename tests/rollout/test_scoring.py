@@ -8,12 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lit_rlhf.forward import optimize_forward
-from lit_rlhf.models import (
-    ModelOptions,
-    load_causal_lm,
-    load_scalar_model,
-    save_model_folder,
-)
+from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, save_model_folder
 from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.rollout import (
     PolicyStatistics,
@@ -73,9 +68,7 @@ def distributions(model: PreTrainedModel, rollouts: RolloutBatch, row: int, t: i
 
 @pytest.mark.parametrize("pad", [PAD_ID, EOS_ID])
 @pytest.mark.parametrize("max_tokens", [None, 3])
-def test_logprobs_and_entropy_are_those_of_each_step_alone(
-    family: str, pad: int, max_tokens: int | None
-) -> None:
+def test_logprobs_and_entropy_are_each_steps(family: str, pad: int, max_tokens: int | None) -> None:
     model = optimized_causal_lm(family)
     rollouts = rollouts_of(model, pad)
     statistics = compute_policy_statistics(model, rollouts, TEMPERATURE, max_tokens)
@@ -185,9 +178,7 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
         assert not field.requires_grad
 
 
-def test_the_reference_of_a_policy_with_adapters_is_the_policy_without_them(
-    folder: Path, rollouts: RolloutBatch
-) -> None:
+def test_reference_of_an_adapted_policy_lacks_them(folder: Path, rollouts: RolloutBatch) -> None:
     policy = load_causal_lm(folder, ModelOptions(lora_rank=2))
     plain = compute_logprobs(load_causal_lm(folder), rollouts)
     with torch.no_grad():
@@ -212,9 +203,7 @@ def test_parts_of_a_rollout_give_what_the_whole_gives(folder: Path, rollouts: Ro
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_statistics_of_sampling_are_reused_at_their_own_temperature_alone(
-    folder: Path, rollouts: RolloutBatch
-) -> None:
+def test_statistics_are_reused_at_equal_temperature(folder: Path, rollouts: RolloutBatch) -> None:
     policy, critic = optimized_causal_lm(seed=1), load_scalar_model(folder)
     known = PolicyStatistics(torch.full((2, 4), -7.0), torch.full((2, 4), 5.0), TEMPERATURE)
     sampled = rollouts._replace(statistics=known)

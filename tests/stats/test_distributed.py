@@ -74,9 +74,7 @@ def test_whitening_on_two_ranks_is_whitening_on_one(ranks: list[dict[str, Any]])
     torch.testing.assert_close(together, masked_whiten(batch(), MASK))
 
 
-def test_whitening_by_each_ranks_own_moments_would_be_another_thing(
-    ranks: list[dict[str, Any]],
-) -> None:
+def test_whitening_by_ranks_own_moments_is_another_thing(ranks: list[dict[str, Any]]) -> None:
     alone = torch.cat([masked_whiten(batch()[rows], MASK[rows]) for rows in ROWS])
     together = torch.cat([result["whitened"] for result in ranks])
     assert (alone - together).abs().max() > 0.01

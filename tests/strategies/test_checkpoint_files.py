@@ -70,9 +70,7 @@ def largest_file(size: int) -> Generator[None, None, None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_saved_checkpoint_is_alone_in_its_folder_and_replaces_the_one_before(
-    tmp_path: Path,
-) -> None:
+def test_saved_checkpoint_is_alone_in_its_folder_and_replaces_one_before(tmp_path: Path) -> None:
     path = tmp_path / "new" / "last.ckpt"
     for step in (1, 2):
         assert step_of(saved(path, step)) == step
@@ -81,9 +79,7 @@ def test_a_saved_checkpoint_is_alone_in_its_folder_and_replaces_the_one_before(
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads Linux' list of open files")
-def test_it_is_on_disk_before_it_takes_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_on_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -166,9 +162,7 @@ def test_a_full_file_system_is_named_and_leaves_the_checkpoint_before(tmp_path: 
 
 
 @pytest.mark.parametrize("cut", [*range(0, 10_000, 1250), -100, -1])
-def test_a_checkpoint_cut_off_anywhere_is_refused_and_the_one_before_offered(
-    tmp_path: Path, cut: int
-) -> None:
+def test_cut_off_checkpoint_is_refused_and_another_offered(tmp_path: Path, cut: int) -> None:
     older = saved(tmp_path / "step=1.ckpt", 1)
     path = saved(tmp_path / "step=2.ckpt", 2)
     path.write_bytes(path.read_bytes()[:cut])
@@ -301,9 +295,7 @@ def test_what_is_not_there_or_would_run_code_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plugin", [None, TorchCheckpointIO, AsyncCheckpointIO])
-def test_the_command_line_leaves_plugins_that_do_more_alone(
-    plugin: type[CheckpointIO] | None,
-) -> None:
+def test_command_line_leaves_plugins_that_do_more_alone(plugin: type[CheckpointIO] | None) -> None:
     plugins: list[Any] | None = None if plugin is None else [plugin()]
     trainer = Trainer(plugins=plugins, accelerator="cpu", logger=False, enable_checkpointing=False)
     use_atomic_checkpoints(trainer)
@@ -362,9 +354,7 @@ def test_other_things_are_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     assert "is not of format" in str(checkpoint_problem(tmp_path))
 
 
-def test_only_files_without_a_checksum_are_forced_to_disk_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_with_checksums_stay_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "last.ckpt"
     partial = partial_path(path)
     (partial / "policy").mkdir(parents=True)

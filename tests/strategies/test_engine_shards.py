@@ -46,9 +46,7 @@ def partitions(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_checksum_of_a_shard_is_that_of_its_file(
-    partitions: Any, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_checksum_is_that_of_the_file(partitions: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     partitions[0] = (partitions[0][0].to(dtype), {})  # safetensors orders by type
     crc32 = save_shard(partitions, tmp_path, 0, with_moments=True)
     assert crc32 == file_crc32(shard_file(tmp_path, 0))
@@ -69,9 +67,7 @@ def test_a_shard_that_is_damaged_on_its_way_to_the_disk_is_not_what_its_checksum
     assert crc32 != file_crc32(shard_file(tmp_path, 0))
 
 
-def test_weights_of_two_groups_come_back_from_two_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_groups_return_from_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = [torch.arange(1.0, 6.0), torch.arange(10.0, 18.0)]
     for rank in range(2):
         padded = [nn.functional.pad(group, (0, len(group) % 2)).chunk(2)[rank] for group in flat]

@@ -18,9 +18,7 @@ def stepped(parameter: torch.Tensor, max_norm: float | None) -> OptimizerStep:
 @pytest.mark.parametrize(
     ("max_norm", "moved"), [(None, [3.0, 4.0]), (10.0, [3.0, 4.0]), (2.5, [1.5, 2.0])]
 )
-def test_a_step_is_clipped_to_the_norm_and_clears_the_gradient(
-    max_norm: float | None, moved: list[float]
-) -> None:
+def test_step_is_clipped_and_clears_gradients(max_norm: float | None, moved: list[float]) -> None:
     parameter = torch.zeros(2, requires_grad=True)
     parameter.grad = torch.tensor([-3.0, -4.0])
     norm, applied = stepped(parameter, max_norm)
@@ -49,9 +47,7 @@ def test_arguments_that_would_train_wrongly_are_refused(monkeypatch: pytest.Monk
         backward(Probe(1.0), torch.zeros(()), cast("LightningOptimizer", None))
 
 
-def test_gradients_of_several_buckets_and_dtypes_are_averaged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gradients_of_all_buckets_and_dtypes_average(monkeypatch: pytest.MonkeyPatch) -> None:
     reduced: list[int] = []
 
     def add_other_rank(flat: torch.Tensor) -> None:

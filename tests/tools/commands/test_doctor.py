@@ -122,9 +122,7 @@ def test_failure_or_error_is_the_exit_status(
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_another_stage_is_a_usage_error(
-    standing: Path, capsys: pytest.CaptureFixture[str], stage: str
-) -> None:
+def test_other_stage_fails(standing: Path, capsys: pytest.CaptureFixture[str], stage: str) -> None:
     assert doctor("--config", str(QUICKSTART / f"{stage}.yaml")) == 2
     shown = capsys.readouterr().err
     assert "the doctor checks PPO runs, this configuration trains" in shown
@@ -132,9 +130,7 @@ def test_another_stage_is_a_usage_error(
     assert len(shown.splitlines()) < 6
 
 
-def test_gpus_that_are_not_there_are_stood_in_for(
-    sound: list[str], standing: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_absent_gpus(sound: list[str], standing: Path, capsys: pytest.CaptureFixture[str]) -> None:
     many = str(CONFIGS / "overlays" / "zero2_8xa100.yaml")
     small = ("--model.memory.rollout_batch_size", "4", "--data.batch_size", "8")
     assert doctor(*sound, "--config", many, *small, "--trainer.precision", "32-true") == 0
@@ -144,9 +140,7 @@ def test_gpus_that_are_not_there_are_stood_in_for(
     assert "The configuration has 8 processes" in shown
 
 
-def test_the_configuration_that_a_fit_has_saved_is_taken(
-    world: Path, tmp_path: Path, standing: Path
-) -> None:
+def test_saved_configuration_is_taken(world: Path, tmp_path: Path, standing: Path) -> None:
     moves = {RUNS: world, f"{RUNS}/logs": tmp_path / "logs", f"{RUNS}/ppo_max": tmp_path / "model"}
     fit_stage("ppo", [QUICKSTART / "ppo_max.yaml"], tmp_path, moves)
     (saved,) = tmp_path.glob("logs/**/config.yaml")

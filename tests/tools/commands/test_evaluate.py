@@ -34,9 +34,7 @@ def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
     return str(error.value.code)
 
 
-def test_a_comparison_is_printed_and_written(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comparison_reports(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report_file, responses_file = tmp_path / "new" / "report.json", tmp_path / "responses.jsonl"
 
     main(arguments(root, "--output", str(report_file), "--responses", str(responses_file)))
@@ -79,9 +77,7 @@ def test_responses_are_sampled_as_in_the_paper(
         ('{"prompt": "hi"}\n{"prompt": ""}\n', "bad.jsonl:2: field 'prompt'"),
     ],
 )
-def test_bad_prompts_end_the_command_with_their_place(
-    root: Path, tmp_path: Path, content: str, expected: str
-) -> None:
+def test_bad_prompts_are_placed(root: Path, tmp_path: Path, content: str, expected: str) -> None:
     (tmp_path / "bad.jsonl").write_text(content, encoding="utf-8")
     with pytest.raises(SystemExit) as error:
         main(arguments(root, prompts=str(tmp_path / "bad.jsonl")))
@@ -102,9 +98,7 @@ def write_question(folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("no_environment_report")
-def test_benchmarks_alone_need_no_prompts(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_benchmarks_alone(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policies = {name: str(root / name) for name in ("sft", "ppo")}
     output = ("--choices", write_question(tmp_path), "--output", str(tmp_path / "report.json"))
     result = main(["--policies", *policies.values(), "--device", "cpu", *output])
@@ -134,9 +128,7 @@ def test_benchmarks_come_after_a_comparison_in_one_report(root: Path, tmp_path: 
         (["--choices", "q.jsonl", "--chart", "chart.png"], "id with chart, got none"),
     ],
 )
-def test_prompts_are_needed_unless_there_are_benchmarks_alone(
-    root: Path, more: list[str], said: str
-) -> None:
+def test_prompts_are_needed_for_responses(root: Path, more: list[str], said: str) -> None:
     with pytest.raises(SystemExit) as error:
         main(["--policies", str(root / "sft"), *more])
     assert said in message(error)

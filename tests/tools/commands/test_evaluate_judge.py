@@ -68,9 +68,7 @@ def test_files_of_responses_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
     assert "50 [9, 91]" in printed
 
 
-def test_unreadable_replies_and_cut_texts_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unread_replies_and_cut_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def half(asked: Asked) -> str:
         return longer_wins(asked) if asked.data["answer_a"] != "four" else "hm"
 

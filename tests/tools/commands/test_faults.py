@@ -59,9 +59,7 @@ def message_of(*argv: str) -> str:
         (configure(intermediate_size=99), "expected weights of the sizes in the configuration"),
     ],
 )
-def test_a_damaged_model_is_named(
-    tmp_path: Path, damage: Callable[[Path], None], expected: str
-) -> None:
+def test_damaged_model(tmp_path: Path, damage: Callable[[Path], None], expected: str) -> None:
     policy = write_policy(tmp_path / "sft")
     (tmp_path / "sft" / "lit_rlhf.json").unlink()  # else it says that the weights are others
     damage(tmp_path / "sft")
@@ -98,9 +96,7 @@ def test_a_defect_keeps_its_traceback(tmp_path: Path) -> None:
         message_of("generate", "hi", "--models", policy)
 
 
-def test_ctrl_c_ends_with_one_line_and_says_how_to_continue(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_says_how_to_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy, output = write_policy(tmp_path / "sft"), tmp_path / "out.jsonl"
     argv = ["generate", "a", "b", "--models", policy, "--batch_size", "1", "--device", "cpu"]
     with (
@@ -115,9 +111,7 @@ def test_ctrl_c_ends_with_one_line_and_says_how_to_continue(
     )
 
 
-def test_an_error_that_ctrl_c_has_caused_is_an_interruption(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_after_ctrl_c_is_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object) -> None:
         try:
             raise KeyboardInterrupt

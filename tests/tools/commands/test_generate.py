@@ -60,9 +60,7 @@ def test_responses_to_a_file_of_prompts_are_written(
     assert capsys.readouterr().out == f"Responses: {output}\n"
 
 
-def test_prompts_from_arguments_are_printed_for_reading(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_of_arguments_are_printed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     generation = main(arguments(root, "--prompt", "hi", "so", "--prompt", "why?"))
     assert generation is not None
     responses = [r for of_model in generation.responses.values() for r in of_model]
@@ -86,9 +84,7 @@ def test_words_before_all_flags_are_prompts(root: Path, capsys: pytest.CaptureFi
     assert printed.count("\nsft 1: ") == printed.count("\nsft 2: ") == 3
 
 
-def test_standard_output_takes_records_and_nothing_else(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_output_takes_records(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     generation = main(arguments(root, "--prompt", "hi", "--output", "-"))
     assert generation is not None
     printed = records(capsys.readouterr().out)
@@ -120,9 +116,7 @@ def test_a_chat_has_no_file_of_responses(root: Path, flags: list[str]) -> None:
 
 
 @pytest.mark.parametrize("source", [["--prompt", "hi"], ["--chat"]])
-def test_a_model_without_a_chat_template_says_which_there_are(
-    root: Path, source: list[str]
-) -> None:
+def test_model_without_chat_template_says_which_there_are(root: Path, source: list[str]) -> None:
     text = refusal(arguments(root, *source, models=("sft", "bare")))
     assert f"{root / 'bare'}" in text
     assert "choose one of the built-in ones: 'hh', 'paper-en', 'paper-zh'" in text

@@ -51,9 +51,7 @@ def test_a_world_has_the_sizes_asked_for(world: Path) -> None:
     assert read_world(world) == World(language="en")
 
 
-def test_a_world_is_chosen_by_name_and_language(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_world_has_name_and_language(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--world", "extrapolation", "--language", "zh", *SIZES, "--n_texts", "1")
     main(["world", "--output_dir", str(tmp_path), *flags])
     assert read_world(tmp_path) == replace(WORLDS["extrapolation"], language="zh")
@@ -94,9 +92,7 @@ def test_the_seed_repeats_the_preferences(world: Path) -> None:
     assert sampled(world, pairs=4, seed=2) != first
 
 
-def test_interrupted_preferences_continue_with_the_batches_that_are_missing(
-    world: Path, tmp_path: Path
-) -> None:
+def test_interrupted_preferences_continue_where_they_were(world: Path, tmp_path: Path) -> None:
     def run(output: str, last: int | None = None) -> int:
         sampling = Sampling(last)
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", sampling):
@@ -140,9 +136,7 @@ class FakeResponses:
         return [{"positions": list(places), "pairs": pairs}]
 
 
-def test_equal_responses_are_replaced_by_other_prompts(
-    world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_responses_are_replaced(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeResponses()
     monkeypatch.setattr(lab, "sample_batches", fake)
     records = sampled(world, pairs=9)

@@ -60,9 +60,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.mark.slow  # trains all stages
-def test_a_quickstart_trains_compares_and_draws(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quickstart_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, configs = tmp_path / "run with a space", write_small_configs(tmp_path / "configs")
     command = cli.main
 
@@ -196,9 +194,7 @@ def test_steps_continue_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -
         main(["--output_dir", "q"])
 
 
-def test_an_interrupted_quickstart_is_replaced_from_its_beginning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_interrupted_quickstart_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = cli_quickstart.Steps(Path("q.json"), {"overwrite": False})
     for step in ("world", "sft"):
         steps.begin(step)
@@ -213,9 +209,7 @@ def test_a_folder_without_its_configurations_is_refused(tmp_path: Path) -> None:
         main(["--configs", str(tmp_path)])
 
 
-def test_in_the_default_folder_the_commands_name_configurations_that_work_anywhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_default_folders_commands_work_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[Sequence[str]] = []
     monkeypatch.setattr(cli, "main", commands.append)
     cli_quickstart.Quickstart(Path(cli_quickstart.DEFAULT_DIR)).fit_ppo(["ppo_max.yaml"])

@@ -34,9 +34,7 @@ def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
     return str(error.value.code)
 
 
-def test_a_page_and_its_numbers_are_written(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_page_and_numbers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(arguments(root, tmp_path / "new", "--language_model", str(root / "sft")))
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
         "report.html",
@@ -62,9 +60,7 @@ def test_a_page_and_its_numbers_are_written(
         ),
     ],
 )
-def test_bad_pairs_end_the_command_with_their_place(
-    root: Path, tmp_path: Path, content: str, expected: str
-) -> None:
+def test_bad_pairs_are_placed(root: Path, tmp_path: Path, content: str, expected: str) -> None:
     (tmp_path / "bad.jsonl").write_text(content, "utf-8")
     argv = arguments(root, tmp_path / "out", preferences=str(tmp_path / "bad.jsonl"))
     with pytest.raises(SystemExit) as error:
@@ -103,9 +99,7 @@ def test_help_lists_the_reports(capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected `reward` or the folder of a run's log, got 'rewards'" in message(error)
 
 
-def test_runs_are_put_side_by_side_with_the_settings_that_differ(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_put_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, coef in (("base", 0.1), ("no_ptx", 0.0)):
         write_run(tmp_path / name, {"rollout/score": [0.0] * 18 + [1.0, 2.0], "ppo/only": [1.0]})
         arguments = {"loss": {"ptx_coef": coef}, "output_dir": f"runs/{name}"}

@@ -132,11 +132,7 @@ def test_a_size_of_zero_is_refused() -> None:
     [(288, 128, 4, True), (288, 128, 4, False), (4096, 32, 2, True)],
 )
 def test_activations_next_to_the_tensors_of_a_llama(
-    vocabulary: int,
-    hidden: int,
-    layers: int,
-    checkpointing: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    vocabulary: int, hidden: int, layers: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = LlamaConfig(
         vocab_size=vocabulary,

@@ -36,9 +36,7 @@ def gpus(request: pytest.FixtureRequest) -> Any:
         ({"accelerator": "cuda", "devices": "3"}, {0: 3, 2: 3}),
     ],
 )
-def test_the_number_of_processes(
-    gpus: int, settings: dict[str, Any], ranks: dict[int, int]
-) -> None:
+def test_number_of_processes(gpus: int, settings: dict[str, Any], ranks: dict[int, int]) -> None:
     plan = plan_run(settings)
     assert (plan.ranks, plan.nodes) == (ranks[gpus], settings.get("num_nodes", 1))
 

@@ -103,9 +103,7 @@ def test_a_file_of_responses_has_the_prompts_as_they_were_read(tmp_path: Path) -
     assert read_responses([str(file)]) == comparison.responses
 
 
-def test_an_interrupted_comparison_continues_with_the_batches_that_are_missing(
-    folders: Folders, tmp_path: Path
-) -> None:
+def test_interrupted_comparison_samples_what_is_missing(folders: Folders, tmp_path: Path) -> None:
     def run(output: str, last: int | None = None, **options: Any) -> Comparison:
         sampling = Sampling(last)
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", sampling):
@@ -233,9 +231,7 @@ def test_python_objects_are_rewards(folders: Folders, tmp_path: Path) -> None:
     assert list(constant.samples["sft"].scores) == ["Constant", "characters"]
 
 
-def test_a_rule_compares_with_the_field_of_the_prompts_records(
-    folders: Folders, tmp_path: Path
-) -> None:
+def test_rule_compares_with_field_of_prompts_records(folders: Folders, tmp_path: Path) -> None:
     rows = [
         {"question": question, "known": " "[: row % 2] + "e"}
         for row, question in enumerate(QUESTIONS)

@@ -50,9 +50,7 @@ def test_a_prompt_leaves_room_for_the_response(
     assert encoder.max_prompt_length == expected
 
 
-def test_a_model_from_elsewhere_takes_a_template_and_prompts_as_long_as_its_positions(
-    tmp_path: Path,
-) -> None:
+def test_foreign_model_takes_template_and_prompts_of_its_positions(tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "foreign")
     foreign = str(tmp_path / "foreign")
     assert load_encoder(foreign, SamplingOptions(8), "hh").max_prompt_length == 120

@@ -24,9 +24,7 @@ def test_a_model_cannot_steer_the_terminal() -> None:
     assert remove_control_characters("a\x1b[2Jb\x07\r\x9b31mc\n\td") == "a[2Jb31mc\n\td"
 
 
-def test_names_in_tables_and_progress_bars_are_no_markup(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_names_in_tables_and_progress_bars_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     name = "[red]runs[/red]/[/] :smile:"
     table = Table(title=name)
     table.add_column(name)

@@ -95,9 +95,7 @@ def contents(records: Sequence[PromptRecord]) -> list[str]:
     return [record.prompt[-1].content for record in records]
 
 
-def test_prompts_need_no_answer_and_nothing_behind_the_limit_is_read(
-    preferences: DataSource,
-) -> None:
+def test_prompts_need_no_answer_and_nothing_behind_limit_is_read(preferences: DataSource) -> None:
     assert contents(read_prompts(preferences, limit=3)) == ["a", "b", "c"]
     with pytest.raises(RecordError, match=r"jsonl:4: field 'prompt'"):
         read_prompts(preferences, limit=4)
@@ -136,9 +134,7 @@ def sampled(*arguments: Any, **options: Any) -> list[SampledBatch]:
     return [record["batch"] for record in sample_batches(*arguments, describe, **options)]
 
 
-def test_responses_to_one_prompt_lie_side_by_side(
-    encoder: DialogueEncoder, examples: list[PromptExample]
-) -> None:
+def test_responses_side_by_side(encoder: DialogueEncoder, examples: list[PromptExample]) -> None:
     model, options = tiny_causal_lm(), SamplingOptions(max_new_tokens=8)
     batches = sampled(lambda: model, encoder, examples, options, 3, 0, responses_per_prompt=2)
     for batch in batches:
@@ -226,9 +222,7 @@ def test_the_seed_repeats_responses_and_is_the_same_for_every_model(folders: Fol
     assert texts(1) != first
 
 
-def test_an_interrupted_generation_continues_with_the_batches_that_are_missing(
-    folders: Folders, tmp_path: Path
-) -> None:
+def test_interrupted_generation_samples_what_is_missing(folders: Folders, tmp_path: Path) -> None:
     def run(output: str, sampling: Sampling, **options: Any) -> Generation:
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", sampling):
             return generated(

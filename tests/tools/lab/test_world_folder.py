@@ -47,9 +47,7 @@ def test_same_seed_same_bytes(folder: Path, tmp_path: Path) -> None:
     assert random.getstate() == python_before
 
 
-def test_other_seed_other_data_and_weights_but_the_same_tokenizer(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_other_seed_other_data_and_weights_but_same_tokenizer(folder: Path, tmp_path: Path) -> None:
     first, second = contents(folder), contents(written(tmp_path, seed=1))
     same = {name for name, data in first.items() if data == second[name]}
     assert not same & {*FILES, "base/model.safetensors"}

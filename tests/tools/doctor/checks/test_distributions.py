@@ -109,9 +109,7 @@ def test_generations_own_logprobs_that_are_not_the_scored_ones(root: Path, tmp_p
     [{"sampling.top_p": 0.9}, {"sampling.top_k": 20}, {"sampling.repetition_penalty": 1.2}],
     ids=lambda o: next(iter(o)),
 )
-def test_off_policy_sampling_is_a_warning(
-    root: Path, tmp_path: Path, option: dict[str, Any]
-) -> None:
+def test_off_policy_sampling_is_warning(root: Path, tmp_path: Path, option: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match="off-policy samples"):
         module = module_of(root, **option)
     report = findings(root, tmp_path, module)

@@ -77,9 +77,7 @@ class MasksByPadding(PPOModule):
 @pytest.mark.parametrize(
     ("kind", "expected"), [(PPOModule, {}), (MasksByPadding, {"EOS": "failure"})]
 )
-def test_a_padding_token_that_is_eos(
-    tmp_path: Path, kind: type[PPOModule], expected: dict[str, str]
-) -> None:
+def test_padding_with_eos(tmp_path: Path, kind: type[PPOModule], expected: dict[str, str]) -> None:
     folder = tmp_path / "pad_is_eos"
     folder.mkdir()
     root = write_models(write_data(folder), pad_is_eos=True)

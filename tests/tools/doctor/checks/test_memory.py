@@ -35,9 +35,7 @@ def test_gradients_are_of_one_network_at_a_time(root: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("init", ["policy", "reward"])
-def test_lora_trains_adapters_alone_and_holds_weights_below_them_once(
-    root: Path, tmp_path: Path, init: str
-) -> None:
+def test_lora_holds_weights_below_adapters_once(root: Path, tmp_path: Path, init: str) -> None:
     case = case_of(root, tmp_path, network={"lora_rank": 2}, critic_init=init)
     policy, critic, reward = case.module.policy, case.module.critic, case.module.reward
     learned = sum(p.numel() for n in (policy, critic) for p in n.parameters() if p.requires_grad)

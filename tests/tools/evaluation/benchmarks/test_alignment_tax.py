@@ -129,9 +129,7 @@ def test_differences_are_paired_where_questions_can_be() -> None:
         (answers(3.0, None, None), answers(2.0, 0.4, None), None),
     ],
 )
-def test_other_differences_are_of_independent_scores(
-    before: TaskResult, after: TaskResult, error: Any
-) -> None:
+def test_other_differences_are_unpaired(before: TaskResult, after: TaskResult, error: Any) -> None:
     (row,) = compare_results({"sft": {"b": [before]}, "ppo": {"b": [after]}})
     assert row.scores["ppo"] == BenchmarkScore(2.0, 0.4, -1.0, error)
 

@@ -75,9 +75,7 @@ def test_a_group_is_a_row_over_all_questions_with_its_parts_below(
     assert "1 examples before each" in printed
 
 
-def test_without_a_network_the_data_are_named(
-    policies: list[str], few_tasks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline(policies: list[str], few_tasks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise ConnectionError("Couldn't reach 'cais/mmlu' on the Hub")
 

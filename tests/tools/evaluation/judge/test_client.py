@@ -49,9 +49,7 @@ def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
         (Failure(500, "bug", AT_ONCE), 2, r"fails after 1 retries .*its log tells why.*bug"),
     ],
 )
-def test_a_lasting_failure_says_what_to_do(
-    tmp_path: Path, failure: Failure, requests: int, message: str
-) -> None:
+def test_lasting_failure(tmp_path: Path, failure: Failure, requests: int, message: str) -> None:
     with (
         judge_server(lambda asked: failure) as server,
         pytest.raises(JudgeError, match=f"the judge at {server.base_url} {message}"),
@@ -135,9 +133,7 @@ MALFORMED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", MALFORMED)
-def test_a_reply_of_another_form_is_an_invalid_verdict(
-    tmp_path: Path, fields: dict[str, Any]
-) -> None:
+def test_reply_of_another_form_is_invalid_verdict(tmp_path: Path, fields: dict[str, Any]) -> None:
     with judge_server(lambda asked: fields) as server:
         judged = judge_pair(server.base_url, tmp_path, max_attempts=2)
     assert len(server.asked) == 2 * 2
@@ -148,9 +144,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 
 
 @pytest.mark.parametrize("begun", [HEAD + b"\r\n", HEAD + b"slow: "])
-def test_a_server_that_sends_a_blank_now_and_then_ends_by_the_deadline(
-    tmp_path: Path, begun: bytes
-) -> None:
+def test_server_that_sends_blanks_ends_by_the_deadline(tmp_path: Path, begun: bytes) -> None:
     with blank_server(begun) as base_url:
         started = monotonic()
         with pytest.raises(JudgeError, match=r"did not reply within 0.3 seconds after 1 retries"):
@@ -158,9 +152,7 @@ def test_a_server_that_sends_a_blank_now_and_then_ends_by_the_deadline(
     assert monotonic() - started < 10
 
 
-def test_a_response_without_an_end_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_response_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "MAX_BODY", 10_000)
     with (
         judge_server(lambda asked: verdict("A", "x" * 10_000)) as server,

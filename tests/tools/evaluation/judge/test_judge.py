@@ -33,9 +33,7 @@ def test_a_failed_run_continues_where_it_stopped(tmp_path: Path) -> None:
     ("good", "concurrency", "stored"),
     [(0, 2, "."), (4, 1, "4 answers are in"), (4, 2, r"[34] answers are in")],
 )
-def test_a_failure_on_the_way_ends_the_run(
-    tmp_path: Path, good: int, concurrency: int, stored: str
-) -> None:
+def test_failure_on_way_ends_run(tmp_path: Path, good: int, concurrency: int, stored: str) -> None:
     prompts = [(Message("user", str(number)),) for number in range(100)]
     many = Responses(prompts, {"sft": ["four"] * 100, "ppo": ["longer"] * 100})
 

@@ -61,9 +61,7 @@ def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("letter", "first"), [("A", 1.0), ("B", 0.0)])
-def test_a_judge_that_looks_at_the_place_only_ties(
-    tmp_path: Path, letter: str, first: float
-) -> None:
+def test_judge_that_looks_at_place_only_ties(tmp_path: Path, letter: str, first: float) -> None:
     with judge_server(lambda asked: verdict(letter)) as server:
         judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
     (row,) = judged.policies
@@ -206,9 +204,7 @@ def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
     assert server.most_at_once == 5
 
 
-def test_the_result_is_strict_json_without_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_is_strict_json_without_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-secret")
     with judge_server(longer_wins) as server:
         judged = judge_policies(

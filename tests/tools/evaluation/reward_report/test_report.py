@@ -65,9 +65,7 @@ def test_the_page_needs_nothing_else(report: RewardReport, tmp_path: Path) -> No
     assert len(shown.root.all("section")) == 5
 
 
-def test_mistakes_come_with_their_text_the_worst_first(
-    report: RewardReport, tmp_path: Path
-) -> None:
+def test_mistakes_come_with_their_text_worst_first(report: RewardReport, tmp_path: Path) -> None:
     section = page(report, tmp_path).root.all("section")[4]
     assert "2 of 3 mistakes." in section.text  # the third is a tie
     first, second = section.all("article")
