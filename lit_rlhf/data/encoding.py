@@ -183,8 +183,8 @@ class DialogueEncoder:
         first, second = (self._join(fitted, response_ids, "last") for response_ids in responses)
         return PreferenceExample(first, second, margin, source)
 
-    def encode_text(self, text: str) -> list[TokenExample]:
-        """Encode a plain document into consecutive blocks of at most `max_length` tokens.
+    def encode_text(self, text: str, block: int | None = None) -> list[TokenExample]:
+        """Encode a plain document into consecutive blocks of `block` tokens, or `max_length`.
 
         They are trained on everywhere but at the first position. The document ends with the EOS
         token, and begins with the BOS token if the contract says so. A last block of one token is
@@ -205,7 +205,8 @@ class DialogueEncoder:
         ids = [*text_ids, self.eos_token_id]
         if self.contract.add_bos:
             ids.insert(0, int(self.tokenizer.bos_token_id))
-        blocks = [ids[i : i + self.max_length] for i in range(0, len(ids), self.max_length)]
+        size = block or self.max_length
+        blocks = [ids[i : i + size] for i in range(0, len(ids), size)]
         examples = [
             TokenExample(_to_tensor(block), torch.arange(len(block)) > 0)
             for block in blocks

@@ -146,6 +146,17 @@ def test_training_batches_are_full(write_lines: Writer, tokenizer: PreTrainedTok
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
 
 
+def test_ptx_text_is_cut_into_blocks_of_its_own_length(
+    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    ptx = [DataSource(write_lines({"text": "Paris " * 50}, name="ptx.jsonl"))]
+    path = write_lines(*questions(8), name="prompts.jsonl")
+    data = started(prompts(path, tokenizer, ptx_sources=ptx, max_length=64, ptx_max_length=16))
+    assert {len(example.input_ids) for example in data.ptx[:-1]} == {16}
+    with pytest.raises(ValueError, match="ptx_max_length: expected 2 to max_length=64, got 65"):
+        prompts(path, tokenizer, ptx_sources=ptx, max_length=64, ptx_max_length=65)
+
+
 @pytest.mark.parametrize("texts", [False, True], ids=["demonstrations", "texts"])
 def test_one_ptx_example_per_prompt(
     write_lines: Writer, tokenizer: PreTrainedTokenizerFast, texts: bool

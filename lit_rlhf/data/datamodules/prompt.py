@@ -36,7 +36,9 @@ class PromptDataModule(RecordDataModule):
             `samples_per_epoch / (batch_size * ranks)` iterations, rounded down, and the prompts are
             shuffled again and repeated as necessary. Default: every prompt once.
         ptx_sources: Pretraining data for the ptx loss (Eq. 17): plain text, cut into blocks of
-            `max_length` tokens, or demonstrations. Every prompt comes with one example.
+            `ptx_max_length` tokens, or demonstrations. Every prompt comes with one example.
+        ptx_max_length: Longest block of plain text; default `max_length`. Long blocks cost most of
+            an update: as many tokens as rollouts have are enough.
         **record_options: Arguments of `RecordDataModule`.
     """
 
@@ -48,20 +50,27 @@ class PromptDataModule(RecordDataModule):
         batch_size: int = 128,
         samples_per_epoch: int | None = None,
         ptx_sources: list[DataSource] | None = None,
+        ptx_max_length: int | None = None,
         **record_options: Any,
     ) -> None:
         super().__init__(train_sources, **record_options)
         if samples_per_epoch is not None and samples_per_epoch < 1:
             raise ValueError(f"samples_per_epoch: expected at least 1, got {samples_per_epoch}")
+        if ptx_max_length is not None and not 2 <= ptx_max_length <= self.max_length:
+            raise ValueError(
+                f"ptx_max_length: expected 2 to max_length={self.max_length}, got {ptx_max_length}"
+            )
         self.batch_size = batch_size
         self.samples_per_epoch = samples_per_epoch
         self.ptx_sources = ptx_sources or []
+        self.ptx_max_length = ptx_max_length or self.max_length
         self.sources["ptx"] = self.ptx_sources
         self.ptx: Sequence[TokenExample] = []
 
     def make_record_encoder(self) -> RecordEncoder:
         """Make the function that encodes a prompt or a ptx record."""
-        return partial(_encode_record, encoder=self.require_encoder())
+        encoder = self.require_encoder()
+        return partial(_encode_record, encoder=encoder, ptx_max_length=self.ptx_max_length)
 
     def open_part(self, part: Part, examples: Sequence[Any]) -> None:
         """Hand out the examples of a part; ptx examples come with the prompts."""
@@ -104,10 +113,12 @@ class PromptDataModule(RecordDataModule):
 
 
 def _encode_record(
-    record: PromptRecord | TextRecord | DemonstrationRecord, encoder: DialogueEncoder
+    record: PromptRecord | TextRecord | DemonstrationRecord,
+    encoder: DialogueEncoder,
+    ptx_max_length: int,
 ) -> Sequence[PromptExample | TokenExample]:
     if isinstance(record, PromptRecord):
         return [encoder.encode_prompt(record.prompt)._replace(fields=record.fields)]
     if isinstance(record, TextRecord):
-        return encoder.encode_text(record.text)
+        return encoder.encode_text(record.text, ptx_max_length)
     return [encoder.encode_dialogue(record.messages)]
