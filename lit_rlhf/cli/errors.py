@@ -37,7 +37,7 @@ _SECTIONS = {"model": lit_rlhf.modules, "data": lit_rlhf.data}
 _CLASSES = [
     f"{package.__name__}.{name}"
     for package in (lit_rlhf.modules, lit_rlhf.data, lit_callbacks)
-    for name in package.__all__
+    for name in getattr(package, "__all__", vars(package))
 ]
 
 

@@ -5,123 +5,58 @@ A preference takes four shapes on its way: a `Row` of a file with its location, 
 and plain text take the same way. The datamodules walk it from end to end.
 """
 
-from lit_rlhf.data.contract import CONTRACT_FILE, TextContract, tokenizer_hash
-from lit_rlhf.data.counts import (
-    DataCounts,
-    EncodingError,
-    OnBadRecord,
-    ResponseTooLongError,
-    describe_bad_records,
-)
-from lit_rlhf.data.datamodules import (
-    DemonstrationDataModule,
-    DynamicBatchDataModule,
-    PreferenceDataModule,
-    PromptDataModule,
-    RecordDataModule,
-)
-from lit_rlhf.data.dataset import (
-    PreferenceBatch,
-    PreferenceExample,
-    PromptBatch,
-    PromptExample,
-    TokenBatch,
-    TokenExample,
-    Turns,
-    collate_preferences,
-    collate_prompts,
-    collate_tokens,
-    pad_sequences,
-)
-from lit_rlhf.data.encoding import (
-    DialogueEncoder,
-    TrainOn,
-    encode_prompts,
-    encode_records,
-)
-from lit_rlhf.data.formats import FORMATS, Format, detect_format, parse_prompts, parse_row
-from lit_rlhf.data.loader import ResumableLoader
-from lit_rlhf.data.readers import is_file_path, read_file
-from lit_rlhf.data.records import (
-    DemonstrationRecord,
-    Location,
-    Message,
-    PreferenceRecord,
-    PromptRecord,
-    Record,
-    RecordError,
-    RecordKind,
-    Row,
-    TextRecord,
-)
-from lit_rlhf.data.samplers import (
-    EpochBatchSampler,
-    FixedBatchSampler,
-    PairedBatchSampler,
-    TokenBudgetBatchSampler,
-)
-from lit_rlhf.data.sources import (
-    DataSource,
-    load_records,
-    prompt_of,
-    split_records,
-)
-from lit_rlhf.data.templates import CHAT_TEMPLATES
-
-__all__ = [
-    "CHAT_TEMPLATES",
-    "CONTRACT_FILE",
-    "FORMATS",
-    "DataCounts",
-    "DataSource",
-    "DemonstrationDataModule",
-    "DemonstrationRecord",
-    "DialogueEncoder",
-    "DynamicBatchDataModule",
-    "EncodingError",
-    "EpochBatchSampler",
-    "FixedBatchSampler",
-    "Format",
-    "Location",
-    "Message",
-    "OnBadRecord",
-    "PairedBatchSampler",
-    "PreferenceBatch",
-    "PreferenceDataModule",
-    "PreferenceExample",
-    "PreferenceRecord",
-    "PromptBatch",
-    "PromptDataModule",
-    "PromptExample",
-    "PromptRecord",
-    "Record",
-    "RecordDataModule",
-    "RecordError",
-    "RecordKind",
-    "ResponseTooLongError",
-    "ResumableLoader",
-    "Row",
-    "TextContract",
-    "TextRecord",
-    "TokenBatch",
-    "TokenBudgetBatchSampler",
-    "TokenExample",
-    "TrainOn",
-    "Turns",
-    "collate_preferences",
-    "collate_prompts",
-    "collate_tokens",
-    "describe_bad_records",
-    "detect_format",
-    "encode_prompts",
-    "encode_records",
-    "is_file_path",
-    "load_records",
-    "pad_sequences",
-    "parse_prompts",
-    "parse_row",
-    "prompt_of",
-    "read_file",
-    "split_records",
-    "tokenizer_hash",
-]
+from lit_rlhf.data.contract import CONTRACT_FILE as CONTRACT_FILE
+from lit_rlhf.data.contract import TextContract as TextContract
+from lit_rlhf.data.contract import tokenizer_hash as tokenizer_hash
+from lit_rlhf.data.counts import DataCounts as DataCounts
+from lit_rlhf.data.counts import EncodingError as EncodingError
+from lit_rlhf.data.counts import OnBadRecord as OnBadRecord
+from lit_rlhf.data.counts import ResponseTooLongError as ResponseTooLongError
+from lit_rlhf.data.counts import describe_bad_records as describe_bad_records
+from lit_rlhf.data.datamodules import DemonstrationDataModule as DemonstrationDataModule
+from lit_rlhf.data.datamodules import DynamicBatchDataModule as DynamicBatchDataModule
+from lit_rlhf.data.datamodules import PreferenceDataModule as PreferenceDataModule
+from lit_rlhf.data.datamodules import PromptDataModule as PromptDataModule
+from lit_rlhf.data.datamodules import RecordDataModule as RecordDataModule
+from lit_rlhf.data.dataset import PreferenceBatch as PreferenceBatch
+from lit_rlhf.data.dataset import PreferenceExample as PreferenceExample
+from lit_rlhf.data.dataset import PromptBatch as PromptBatch
+from lit_rlhf.data.dataset import PromptExample as PromptExample
+from lit_rlhf.data.dataset import TokenBatch as TokenBatch
+from lit_rlhf.data.dataset import TokenExample as TokenExample
+from lit_rlhf.data.dataset import Turns as Turns
+from lit_rlhf.data.dataset import collate_preferences as collate_preferences
+from lit_rlhf.data.dataset import collate_prompts as collate_prompts
+from lit_rlhf.data.dataset import collate_tokens as collate_tokens
+from lit_rlhf.data.dataset import pad_sequences as pad_sequences
+from lit_rlhf.data.encoding import DialogueEncoder as DialogueEncoder
+from lit_rlhf.data.encoding import TrainOn as TrainOn
+from lit_rlhf.data.encoding import encode_prompts as encode_prompts
+from lit_rlhf.data.encoding import encode_records as encode_records
+from lit_rlhf.data.formats import FORMATS as FORMATS
+from lit_rlhf.data.formats import Format as Format
+from lit_rlhf.data.formats import detect_format as detect_format
+from lit_rlhf.data.formats import parse_prompts as parse_prompts
+from lit_rlhf.data.formats import parse_row as parse_row
+from lit_rlhf.data.loader import ResumableLoader as ResumableLoader
+from lit_rlhf.data.readers import is_file_path as is_file_path
+from lit_rlhf.data.readers import read_file as read_file
+from lit_rlhf.data.records import DemonstrationRecord as DemonstrationRecord
+from lit_rlhf.data.records import Location as Location
+from lit_rlhf.data.records import Message as Message
+from lit_rlhf.data.records import PreferenceRecord as PreferenceRecord
+from lit_rlhf.data.records import PromptRecord as PromptRecord
+from lit_rlhf.data.records import Record as Record
+from lit_rlhf.data.records import RecordError as RecordError
+from lit_rlhf.data.records import RecordKind as RecordKind
+from lit_rlhf.data.records import Row as Row
+from lit_rlhf.data.records import TextRecord as TextRecord
+from lit_rlhf.data.samplers import EpochBatchSampler as EpochBatchSampler
+from lit_rlhf.data.samplers import FixedBatchSampler as FixedBatchSampler
+from lit_rlhf.data.samplers import PairedBatchSampler as PairedBatchSampler
+from lit_rlhf.data.samplers import TokenBudgetBatchSampler as TokenBudgetBatchSampler
+from lit_rlhf.data.sources import DataSource as DataSource
+from lit_rlhf.data.sources import load_records as load_records
+from lit_rlhf.data.sources import prompt_of as prompt_of
+from lit_rlhf.data.sources import split_records as split_records
+from lit_rlhf.data.templates import CHAT_TEMPLATES as CHAT_TEMPLATES

@@ -9,66 +9,31 @@
   finished batches of one that is interrupted.
 """
 
-from lit_callbacks import name_file
-from lit_rlhf.files.atomic_io import (
-    PARTIAL,
-    REPLACED,
-    delete,
-    delete_partials,
-    file_crc32,
-    fsync,
-    move_into_place,
-    partial_path,
-    replaced_path,
-    save_durably,
-    try_swap_names,
-    undo_interrupted_replacement,
-)
-from lit_rlhf.files.locks import FolderInUseError, FolderLocks, lock_path
-from lit_rlhf.files.manifest import (
-    MANIFEST,
-    check_weights,
-    code_versions,
-    hash_files,
-    hash_weights,
-    listed_files,
-    read_manifest,
-    write_manifest,
-)
-from lit_rlhf.files.results import (
-    ProgressFile,
-    json_lines,
-    write_json_lines,
-    write_text,
-)
-
-__all__ = [
-    "MANIFEST",
-    "PARTIAL",
-    "REPLACED",
-    "FolderInUseError",
-    "FolderLocks",
-    "ProgressFile",
-    "check_weights",
-    "code_versions",
-    "delete",
-    "delete_partials",
-    "file_crc32",
-    "fsync",
-    "hash_files",
-    "hash_weights",
-    "json_lines",
-    "listed_files",
-    "lock_path",
-    "move_into_place",
-    "name_file",
-    "partial_path",
-    "read_manifest",
-    "replaced_path",
-    "save_durably",
-    "try_swap_names",
-    "undo_interrupted_replacement",
-    "write_json_lines",
-    "write_manifest",
-    "write_text",
-]
+from lit_callbacks import name_file as name_file
+from lit_rlhf.files.atomic_io import PARTIAL as PARTIAL
+from lit_rlhf.files.atomic_io import REPLACED as REPLACED
+from lit_rlhf.files.atomic_io import delete as delete
+from lit_rlhf.files.atomic_io import delete_partials as delete_partials
+from lit_rlhf.files.atomic_io import file_crc32 as file_crc32
+from lit_rlhf.files.atomic_io import fsync as fsync
+from lit_rlhf.files.atomic_io import move_into_place as move_into_place
+from lit_rlhf.files.atomic_io import partial_path as partial_path
+from lit_rlhf.files.atomic_io import replaced_path as replaced_path
+from lit_rlhf.files.atomic_io import save_durably as save_durably
+from lit_rlhf.files.atomic_io import try_swap_names as try_swap_names
+from lit_rlhf.files.atomic_io import undo_interrupted_replacement as undo_interrupted_replacement
+from lit_rlhf.files.locks import FolderInUseError as FolderInUseError
+from lit_rlhf.files.locks import FolderLocks as FolderLocks
+from lit_rlhf.files.locks import lock_path as lock_path
+from lit_rlhf.files.manifest import MANIFEST as MANIFEST
+from lit_rlhf.files.manifest import check_weights as check_weights
+from lit_rlhf.files.manifest import code_versions as code_versions
+from lit_rlhf.files.manifest import hash_files as hash_files
+from lit_rlhf.files.manifest import hash_weights as hash_weights
+from lit_rlhf.files.manifest import listed_files as listed_files
+from lit_rlhf.files.manifest import read_manifest as read_manifest
+from lit_rlhf.files.manifest import write_manifest as write_manifest
+from lit_rlhf.files.results import ProgressFile as ProgressFile
+from lit_rlhf.files.results import json_lines as json_lines
+from lit_rlhf.files.results import write_json_lines as write_json_lines
+from lit_rlhf.files.results import write_text as write_text

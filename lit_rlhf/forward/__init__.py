@@ -6,104 +6,49 @@ return hidden states, log-probs, values and scores follow that decision. They ra
 the argument's name, for wrong shapes and dtypes and for a model without the head that they need.
 """
 
-from lit_rlhf.forward.attention import (
-    AttentionInputs,
-    AttentionLayout,
-    RowOffsets,
-    cached_attention,
-    layout_arguments,
-    supports_varlen,
-    varlen_attention,
-    varlen_obstacle,
-)
-from lit_rlhf.forward.cpu import has_bfloat16, resident_bytes
-from lit_rlhf.forward.lower import (
-    KEPT_BYTES,
-    LowerStates,
-    decoder_layers,
-    freeze_lower_layers,
-    has_lower_layers_of,
-    share_lower_layers,
-)
-from lit_rlhf.forward.networks import (
-    PLAN_ATTRIBUTE,
-    ForwardPlan,
-    LanguageModel,
-    ModuleT,
-    Offloaded,
-    disable_dropout,
-    eval_mode,
-    forward_plan,
-    freeze,
-    on_device,
-    scalar_head_of,
-    stop_token_ids,
-    trunk_of,
-    unwrap_model,
-)
-from lit_rlhf.forward.optimize import head_matches_logits, optimize_forward
-from lit_rlhf.forward.outputs import (
-    CHUNK_SIZE,
-    LogitsFunction,
-    hidden_states,
-    logits_from_hidden,
-    map_target_logits,
-    response_logits,
-    response_values,
-    scores_from_hidden,
-    sequence_scores,
-    target_logprobs,
-    target_logprobs_from_hidden,
-    token_logits,
-    token_values,
-)
-from lit_rlhf.forward.packing import PackedLayout
-
-__all__ = [
-    "CHUNK_SIZE",
-    "KEPT_BYTES",
-    "PLAN_ATTRIBUTE",
-    "AttentionInputs",
-    "AttentionLayout",
-    "ForwardPlan",
-    "LanguageModel",
-    "LogitsFunction",
-    "LowerStates",
-    "ModuleT",
-    "Offloaded",
-    "PackedLayout",
-    "RowOffsets",
-    "cached_attention",
-    "decoder_layers",
-    "disable_dropout",
-    "eval_mode",
-    "forward_plan",
-    "freeze",
-    "freeze_lower_layers",
-    "has_bfloat16",
-    "has_lower_layers_of",
-    "head_matches_logits",
-    "hidden_states",
-    "layout_arguments",
-    "logits_from_hidden",
-    "map_target_logits",
-    "on_device",
-    "optimize_forward",
-    "resident_bytes",
-    "response_logits",
-    "response_values",
-    "scalar_head_of",
-    "scores_from_hidden",
-    "sequence_scores",
-    "share_lower_layers",
-    "stop_token_ids",
-    "supports_varlen",
-    "target_logprobs",
-    "target_logprobs_from_hidden",
-    "token_logits",
-    "token_values",
-    "trunk_of",
-    "unwrap_model",
-    "varlen_attention",
-    "varlen_obstacle",
-]
+from lit_rlhf.forward.attention import AttentionInputs as AttentionInputs
+from lit_rlhf.forward.attention import AttentionLayout as AttentionLayout
+from lit_rlhf.forward.attention import RowOffsets as RowOffsets
+from lit_rlhf.forward.attention import cached_attention as cached_attention
+from lit_rlhf.forward.attention import layout_arguments as layout_arguments
+from lit_rlhf.forward.attention import supports_varlen as supports_varlen
+from lit_rlhf.forward.attention import varlen_attention as varlen_attention
+from lit_rlhf.forward.attention import varlen_obstacle as varlen_obstacle
+from lit_rlhf.forward.cpu import has_bfloat16 as has_bfloat16
+from lit_rlhf.forward.cpu import resident_bytes as resident_bytes
+from lit_rlhf.forward.lower import KEPT_BYTES as KEPT_BYTES
+from lit_rlhf.forward.lower import LowerStates as LowerStates
+from lit_rlhf.forward.lower import decoder_layers as decoder_layers
+from lit_rlhf.forward.lower import freeze_lower_layers as freeze_lower_layers
+from lit_rlhf.forward.lower import has_lower_layers_of as has_lower_layers_of
+from lit_rlhf.forward.lower import share_lower_layers as share_lower_layers
+from lit_rlhf.forward.networks import PLAN_ATTRIBUTE as PLAN_ATTRIBUTE
+from lit_rlhf.forward.networks import ForwardPlan as ForwardPlan
+from lit_rlhf.forward.networks import LanguageModel as LanguageModel
+from lit_rlhf.forward.networks import ModuleT as ModuleT
+from lit_rlhf.forward.networks import Offloaded as Offloaded
+from lit_rlhf.forward.networks import disable_dropout as disable_dropout
+from lit_rlhf.forward.networks import eval_mode as eval_mode
+from lit_rlhf.forward.networks import forward_plan as forward_plan
+from lit_rlhf.forward.networks import freeze as freeze
+from lit_rlhf.forward.networks import on_device as on_device
+from lit_rlhf.forward.networks import scalar_head_of as scalar_head_of
+from lit_rlhf.forward.networks import stop_token_ids as stop_token_ids
+from lit_rlhf.forward.networks import trunk_of as trunk_of
+from lit_rlhf.forward.networks import unwrap_model as unwrap_model
+from lit_rlhf.forward.optimize import head_matches_logits as head_matches_logits
+from lit_rlhf.forward.optimize import optimize_forward as optimize_forward
+from lit_rlhf.forward.outputs import CHUNK_SIZE as CHUNK_SIZE
+from lit_rlhf.forward.outputs import LogitsFunction as LogitsFunction
+from lit_rlhf.forward.outputs import hidden_states as hidden_states
+from lit_rlhf.forward.outputs import logits_from_hidden as logits_from_hidden
+from lit_rlhf.forward.outputs import map_target_logits as map_target_logits
+from lit_rlhf.forward.outputs import response_logits as response_logits
+from lit_rlhf.forward.outputs import response_values as response_values
+from lit_rlhf.forward.outputs import scores_from_hidden as scores_from_hidden
+from lit_rlhf.forward.outputs import sequence_scores as sequence_scores
+from lit_rlhf.forward.outputs import target_logprobs as target_logprobs
+from lit_rlhf.forward.outputs import target_logprobs_from_hidden as target_logprobs_from_hidden
+from lit_rlhf.forward.outputs import token_logits as token_logits
+from lit_rlhf.forward.outputs import token_values as token_values
+from lit_rlhf.forward.packing import PackedLayout as PackedLayout

@@ -6,66 +6,33 @@ transformers load. Where a folder does not hold what is expected, they raise Val
 what it holds and what to do.
 """
 
-from lit_rlhf.models.build import ADAPTER_CONFIG, build_model, load_adapter_folder
-from lit_rlhf.models.card import ModelCardInfo
-from lit_rlhf.models.config import (
-    DTYPES,
-    DType,
-    ModelOptions,
-    check_embedding_size,
-    check_model_path,
-    is_classifier,
-    max_positions,
-    read_config,
-)
-from lit_rlhf.models.heads import VALUE_HEAD, add_value_head, read_lm_head
-from lit_rlhf.models.interop import HeadFormat, add_base_weights, find_stored_head
-from lit_rlhf.models.loading import (
-    build_random_scalar_model,
-    load_causal_lm,
-    load_lm_head,
-    load_scalar_model,
-    load_tokenizer,
-    pad_with_special_token,
-)
-from lit_rlhf.models.saving import (
-    check_replaceable,
-    merge_adapters,
-    replace_folder,
-    save_adapter_folder,
-    save_model_folder,
-)
-from lit_rlhf.models.sharing import separate_weights
-
-__all__ = [
-    "ADAPTER_CONFIG",
-    "DTYPES",
-    "VALUE_HEAD",
-    "DType",
-    "HeadFormat",
-    "ModelCardInfo",
-    "ModelOptions",
-    "add_base_weights",
-    "add_value_head",
-    "build_model",
-    "build_random_scalar_model",
-    "check_embedding_size",
-    "check_model_path",
-    "check_replaceable",
-    "find_stored_head",
-    "is_classifier",
-    "load_adapter_folder",
-    "load_causal_lm",
-    "load_lm_head",
-    "load_scalar_model",
-    "load_tokenizer",
-    "max_positions",
-    "merge_adapters",
-    "pad_with_special_token",
-    "read_config",
-    "read_lm_head",
-    "replace_folder",
-    "save_adapter_folder",
-    "save_model_folder",
-    "separate_weights",
-]
+from lit_rlhf.models.build import ADAPTER_CONFIG as ADAPTER_CONFIG
+from lit_rlhf.models.build import build_model as build_model
+from lit_rlhf.models.build import load_adapter_folder as load_adapter_folder
+from lit_rlhf.models.card import ModelCardInfo as ModelCardInfo
+from lit_rlhf.models.config import DTYPES as DTYPES
+from lit_rlhf.models.config import DType as DType
+from lit_rlhf.models.config import ModelOptions as ModelOptions
+from lit_rlhf.models.config import check_embedding_size as check_embedding_size
+from lit_rlhf.models.config import check_model_path as check_model_path
+from lit_rlhf.models.config import is_classifier as is_classifier
+from lit_rlhf.models.config import max_positions as max_positions
+from lit_rlhf.models.config import read_config as read_config
+from lit_rlhf.models.heads import VALUE_HEAD as VALUE_HEAD
+from lit_rlhf.models.heads import add_value_head as add_value_head
+from lit_rlhf.models.heads import read_lm_head as read_lm_head
+from lit_rlhf.models.interop import HeadFormat as HeadFormat
+from lit_rlhf.models.interop import add_base_weights as add_base_weights
+from lit_rlhf.models.interop import find_stored_head as find_stored_head
+from lit_rlhf.models.loading import build_random_scalar_model as build_random_scalar_model
+from lit_rlhf.models.loading import load_causal_lm as load_causal_lm
+from lit_rlhf.models.loading import load_lm_head as load_lm_head
+from lit_rlhf.models.loading import load_scalar_model as load_scalar_model
+from lit_rlhf.models.loading import load_tokenizer as load_tokenizer
+from lit_rlhf.models.loading import pad_with_special_token as pad_with_special_token
+from lit_rlhf.models.saving import check_replaceable as check_replaceable
+from lit_rlhf.models.saving import merge_adapters as merge_adapters
+from lit_rlhf.models.saving import replace_folder as replace_folder
+from lit_rlhf.models.saving import save_adapter_folder as save_adapter_folder
+from lit_rlhf.models.saving import save_model_folder as save_model_folder
+from lit_rlhf.models.sharing import separate_weights as separate_weights

@@ -5,94 +5,43 @@
   `lit_rlhf.rollout.SamplingOptions`.
 """
 
-from lit_rlhf.modules.finished import folders_during, is_dry_run
-from lit_rlhf.modules.option_names import (
-    check_names,
-    dotted_arguments,
-    merge_options,
-    option_groups,
-    option_names,
-)
-from lit_rlhf.modules.options import (
-    CriticPretrainingOptions,
-    MinibatchOptions,
-    OptimizerOptions,
-)
-from lit_rlhf.modules.phases import PhaseTimer, is_out_of_memory, suggest_change
-from lit_rlhf.modules.ppo import (
-    ROLLOUT_MEMORY,
-    SCORING_MEMORY,
-    UPDATE_MEMORY,
-    PPOModule,
-    ScoredResponses,
-    draw_seed,
-    generation_settings,
-    iteration_generator,
-)
-from lit_rlhf.modules.resuming import (
-    CONTRACT_KEY,
-    RUN_KEY,
-    SETTINGS_KEY,
-    VERSION_KEY,
-    ChangedRunError,
-    run_id,
-)
-from lit_rlhf.modules.reward import PreferenceShare, RewardModule
-from lit_rlhf.modules.sft import SFTModule
-from lit_rlhf.modules.stage import StageModule
-from lit_rlhf.modules.updates import (
-    TooManySkippedUpdates,
-    tokens_within_memory,
-    trained_networks,
-)
-from lit_rlhf.ppo import (
-    AdvantageOptions,
-    LossShare,
-    MemoryOptions,
-    PPOLossOptions,
-    RewardShapingOptions,
-    critic_source,
-)
-
-__all__ = [
-    "CONTRACT_KEY",
-    "ROLLOUT_MEMORY",
-    "RUN_KEY",
-    "SCORING_MEMORY",
-    "SETTINGS_KEY",
-    "UPDATE_MEMORY",
-    "VERSION_KEY",
-    "AdvantageOptions",
-    "ChangedRunError",
-    "CriticPretrainingOptions",
-    "LossShare",
-    "MemoryOptions",
-    "MinibatchOptions",
-    "OptimizerOptions",
-    "PPOLossOptions",
-    "PPOModule",
-    "PhaseTimer",
-    "PreferenceShare",
-    "RewardModule",
-    "RewardShapingOptions",
-    "SFTModule",
-    "ScoredResponses",
-    "StageModule",
-    "TooManySkippedUpdates",
-    "check_names",
-    "critic_source",
-    "dotted_arguments",
-    "draw_seed",
-    "folders_during",
-    "generation_settings",
-    "is_dry_run",
-    "is_out_of_memory",
-    "iteration_generator",
-    "merge_options",
-    "option_groups",
-    "option_names",
-    "run_id",
-    "suggest_change",
-    "tokens_within_memory",
-    "trained_networks",
-]
+from lit_rlhf.modules.finished import folders_during as folders_during
+from lit_rlhf.modules.finished import is_dry_run as is_dry_run
+from lit_rlhf.modules.option_names import check_names as check_names
+from lit_rlhf.modules.option_names import dotted_arguments as dotted_arguments
+from lit_rlhf.modules.option_names import merge_options as merge_options
+from lit_rlhf.modules.option_names import option_groups as option_groups
+from lit_rlhf.modules.option_names import option_names as option_names
+from lit_rlhf.modules.options import CriticPretrainingOptions as CriticPretrainingOptions
+from lit_rlhf.modules.options import MinibatchOptions as MinibatchOptions
+from lit_rlhf.modules.options import OptimizerOptions as OptimizerOptions
+from lit_rlhf.modules.phases import PhaseTimer as PhaseTimer
+from lit_rlhf.modules.phases import is_out_of_memory as is_out_of_memory
+from lit_rlhf.modules.phases import suggest_change as suggest_change
+from lit_rlhf.modules.ppo import ROLLOUT_MEMORY as ROLLOUT_MEMORY
+from lit_rlhf.modules.ppo import SCORING_MEMORY as SCORING_MEMORY
+from lit_rlhf.modules.ppo import UPDATE_MEMORY as UPDATE_MEMORY
+from lit_rlhf.modules.ppo import PPOModule as PPOModule
+from lit_rlhf.modules.ppo import ScoredResponses as ScoredResponses
+from lit_rlhf.modules.ppo import draw_seed as draw_seed
+from lit_rlhf.modules.ppo import generation_settings as generation_settings
+from lit_rlhf.modules.ppo import iteration_generator as iteration_generator
+from lit_rlhf.modules.resuming import CONTRACT_KEY as CONTRACT_KEY
+from lit_rlhf.modules.resuming import RUN_KEY as RUN_KEY
+from lit_rlhf.modules.resuming import SETTINGS_KEY as SETTINGS_KEY
+from lit_rlhf.modules.resuming import VERSION_KEY as VERSION_KEY
+from lit_rlhf.modules.resuming import ChangedRunError as ChangedRunError
+from lit_rlhf.modules.resuming import run_id as run_id
+from lit_rlhf.modules.reward import PreferenceShare as PreferenceShare
+from lit_rlhf.modules.reward import RewardModule as RewardModule
+from lit_rlhf.modules.sft import SFTModule as SFTModule
+from lit_rlhf.modules.stage import StageModule as StageModule
+from lit_rlhf.modules.updates import TooManySkippedUpdates as TooManySkippedUpdates
+from lit_rlhf.modules.updates import tokens_within_memory as tokens_within_memory
+from lit_rlhf.modules.updates import trained_networks as trained_networks
+from lit_rlhf.ppo import AdvantageOptions as AdvantageOptions
+from lit_rlhf.ppo import LossShare as LossShare
+from lit_rlhf.ppo import MemoryOptions as MemoryOptions
+from lit_rlhf.ppo import PPOLossOptions as PPOLossOptions
+from lit_rlhf.ppo import RewardShapingOptions as RewardShapingOptions
+from lit_rlhf.ppo import critic_source as critic_source

@@ -6,52 +6,26 @@ weighted sum of these (`WeightedReward`), which is what PPO trains on. The ready
 `RemoteScorer` are callables.
 """
 
-from lit_rlhf.rewards.functions import CallableReward, FunctionReward, RewardError, RewardFunction
-from lit_rlhf.rewards.model import ModelReward
-from lit_rlhf.rewards.remote import RemoteScorer, redact_url
-from lit_rlhf.rewards.rules import (
-    ContainsRule,
-    EqualsRule,
-    FormatRule,
-    LengthRule,
-    RegexRule,
-    SentimentRule,
-)
-from lit_rlhf.rewards.weighted import (
-    RULES,
-    RewardObject,
-    Rewards,
-    WeightedReward,
-    parse_rewards,
-    plain_rewards,
-    reward_key,
-    shorten_names,
-    split_rewards,
-    untrusted_rewards,
-)
-
-__all__ = [
-    "RULES",
-    "CallableReward",
-    "ContainsRule",
-    "EqualsRule",
-    "FormatRule",
-    "FunctionReward",
-    "LengthRule",
-    "ModelReward",
-    "RegexRule",
-    "RemoteScorer",
-    "RewardError",
-    "RewardFunction",
-    "RewardObject",
-    "Rewards",
-    "SentimentRule",
-    "WeightedReward",
-    "parse_rewards",
-    "plain_rewards",
-    "redact_url",
-    "reward_key",
-    "shorten_names",
-    "split_rewards",
-    "untrusted_rewards",
-]
+from lit_rlhf.rewards.functions import CallableReward as CallableReward
+from lit_rlhf.rewards.functions import FunctionReward as FunctionReward
+from lit_rlhf.rewards.functions import RewardError as RewardError
+from lit_rlhf.rewards.functions import RewardFunction as RewardFunction
+from lit_rlhf.rewards.model import ModelReward as ModelReward
+from lit_rlhf.rewards.remote import RemoteScorer as RemoteScorer
+from lit_rlhf.rewards.remote import redact_url as redact_url
+from lit_rlhf.rewards.rules import ContainsRule as ContainsRule
+from lit_rlhf.rewards.rules import EqualsRule as EqualsRule
+from lit_rlhf.rewards.rules import FormatRule as FormatRule
+from lit_rlhf.rewards.rules import LengthRule as LengthRule
+from lit_rlhf.rewards.rules import RegexRule as RegexRule
+from lit_rlhf.rewards.rules import SentimentRule as SentimentRule
+from lit_rlhf.rewards.weighted import RULES as RULES
+from lit_rlhf.rewards.weighted import RewardObject as RewardObject
+from lit_rlhf.rewards.weighted import Rewards as Rewards
+from lit_rlhf.rewards.weighted import WeightedReward as WeightedReward
+from lit_rlhf.rewards.weighted import parse_rewards as parse_rewards
+from lit_rlhf.rewards.weighted import plain_rewards as plain_rewards
+from lit_rlhf.rewards.weighted import reward_key as reward_key
+from lit_rlhf.rewards.weighted import shorten_names as shorten_names
+from lit_rlhf.rewards.weighted import split_rewards as split_rewards
+from lit_rlhf.rewards.weighted import untrusted_rewards as untrusted_rewards

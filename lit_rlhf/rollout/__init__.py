@@ -5,43 +5,21 @@ the `TokenStatistics` that an update needs: log-probs of policy and reference, e
 `Experience` is what the update reads, `RolloutMetrics` what is logged.
 """
 
-from lit_rlhf.rollout.batch import (
-    Experience,
-    PolicyStatistics,
-    RolloutBatch,
-    check_minibatch_size,
-    default_tokens_per_forward,
-    iterate_minibatches,
-    split_by_tokens,
-)
-from lit_rlhf.rollout.generation import generate_responses, using_generation_config
-from lit_rlhf.rollout.metrics import RolloutMetrics
-from lit_rlhf.rollout.samples import build_response_records, decode_responses, format_sample_table
-from lit_rlhf.rollout.sampling import SamplingOptions
-from lit_rlhf.rollout.scoring import (
-    TokenStatistics,
-    compute_logprobs,
-    compute_policy_statistics,
-    score_rollouts,
-)
-
-__all__ = [
-    "Experience",
-    "PolicyStatistics",
-    "RolloutBatch",
-    "RolloutMetrics",
-    "SamplingOptions",
-    "TokenStatistics",
-    "build_response_records",
-    "check_minibatch_size",
-    "compute_logprobs",
-    "compute_policy_statistics",
-    "decode_responses",
-    "default_tokens_per_forward",
-    "format_sample_table",
-    "generate_responses",
-    "iterate_minibatches",
-    "score_rollouts",
-    "split_by_tokens",
-    "using_generation_config",
-]
+from lit_rlhf.rollout.batch import Experience as Experience
+from lit_rlhf.rollout.batch import PolicyStatistics as PolicyStatistics
+from lit_rlhf.rollout.batch import RolloutBatch as RolloutBatch
+from lit_rlhf.rollout.batch import check_minibatch_size as check_minibatch_size
+from lit_rlhf.rollout.batch import default_tokens_per_forward as default_tokens_per_forward
+from lit_rlhf.rollout.batch import iterate_minibatches as iterate_minibatches
+from lit_rlhf.rollout.batch import split_by_tokens as split_by_tokens
+from lit_rlhf.rollout.generation import generate_responses as generate_responses
+from lit_rlhf.rollout.generation import using_generation_config as using_generation_config
+from lit_rlhf.rollout.metrics import RolloutMetrics as RolloutMetrics
+from lit_rlhf.rollout.samples import build_response_records as build_response_records
+from lit_rlhf.rollout.samples import decode_responses as decode_responses
+from lit_rlhf.rollout.samples import format_sample_table as format_sample_table
+from lit_rlhf.rollout.sampling import SamplingOptions as SamplingOptions
+from lit_rlhf.rollout.scoring import TokenStatistics as TokenStatistics
+from lit_rlhf.rollout.scoring import compute_logprobs as compute_logprobs
+from lit_rlhf.rollout.scoring import compute_policy_statistics as compute_policy_statistics
+from lit_rlhf.rollout.scoring import score_rollouts as score_rollouts

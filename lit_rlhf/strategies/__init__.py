@@ -11,40 +11,23 @@
   checkpoint beside it.
 """
 
-from lit_rlhf.strategies.checkpoint_files import (
-    NAME_KEY,
-    AtomicCheckpointIO,
-    checkpoint_problem,
-    find_newest_checkpoint,
-    is_checkpoint_folder,
-    use_atomic_checkpoints,
+from lit_rlhf.strategies.checkpoint_files import NAME_KEY as NAME_KEY
+from lit_rlhf.strategies.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
+from lit_rlhf.strategies.checkpoint_files import checkpoint_problem as checkpoint_problem
+from lit_rlhf.strategies.checkpoint_files import find_newest_checkpoint as find_newest_checkpoint
+from lit_rlhf.strategies.checkpoint_files import is_checkpoint_folder as is_checkpoint_folder
+from lit_rlhf.strategies.checkpoint_files import use_atomic_checkpoints as use_atomic_checkpoints
+from lit_rlhf.strategies.engine_optimizer import EngineOptimizer as EngineOptimizer
+from lit_rlhf.strategies.multi_engine import (
+    MultiEngineDeepSpeedStrategy as MultiEngineDeepSpeedStrategy,
 )
-from lit_rlhf.strategies.engine_optimizer import EngineOptimizer
-from lit_rlhf.strategies.multi_engine import MultiEngineDeepSpeedStrategy, register_strategies
-from lit_rlhf.strategies.optimization import OptimizerStep, backward, clipped_step
-from lit_rlhf.strategies.saved_checkpoint import (
-    SavedCheckpoint,
-    read_checkpoint,
-    read_lightning_state,
-    read_state_dict,
-)
-
-__all__ = [
-    "NAME_KEY",
-    "AtomicCheckpointIO",
-    "EngineOptimizer",
-    "MultiEngineDeepSpeedStrategy",
-    "OptimizerStep",
-    "SavedCheckpoint",
-    "backward",
-    "checkpoint_problem",
-    "clipped_step",
-    "find_newest_checkpoint",
-    "is_checkpoint_folder",
-    "read_checkpoint",
-    "read_lightning_state",
-    "read_state_dict",
-    "use_atomic_checkpoints",
-]
+from lit_rlhf.strategies.multi_engine import register_strategies
+from lit_rlhf.strategies.optimization import OptimizerStep as OptimizerStep
+from lit_rlhf.strategies.optimization import backward as backward
+from lit_rlhf.strategies.optimization import clipped_step as clipped_step
+from lit_rlhf.strategies.saved_checkpoint import SavedCheckpoint as SavedCheckpoint
+from lit_rlhf.strategies.saved_checkpoint import read_checkpoint as read_checkpoint
+from lit_rlhf.strategies.saved_checkpoint import read_lightning_state as read_lightning_state
+from lit_rlhf.strategies.saved_checkpoint import read_state_dict as read_state_dict
 
 register_strategies()

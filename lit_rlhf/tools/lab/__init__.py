@@ -3,40 +3,21 @@
 Importing the package loads no other part of the project, and not torch.
 """
 
-from lit_rlhf.tools.lab.gold import (
-    GoldTerms,
-    Request,
-    gold_reward,
-    gold_terms,
-    parse_request,
-    well_formed,
-)
-from lit_rlhf.tools.lab.preferences import ResponsePair, label_pair, label_probability
-from lit_rlhf.tools.lab.world import WORLDS, World, WorldName, is_held_out, render_prompt
-from lit_rlhf.tools.lab.world_folder import (
-    build_tokenizer,
-    read_world,
-    write_base_model,
-    write_world,
-)
-
-__all__ = [
-    "WORLDS",
-    "GoldTerms",
-    "Request",
-    "ResponsePair",
-    "World",
-    "WorldName",
-    "build_tokenizer",
-    "gold_reward",
-    "gold_terms",
-    "is_held_out",
-    "label_pair",
-    "label_probability",
-    "parse_request",
-    "read_world",
-    "render_prompt",
-    "well_formed",
-    "write_base_model",
-    "write_world",
-]
+from lit_rlhf.tools.lab.gold import GoldTerms as GoldTerms
+from lit_rlhf.tools.lab.gold import Request as Request
+from lit_rlhf.tools.lab.gold import gold_reward as gold_reward
+from lit_rlhf.tools.lab.gold import gold_terms as gold_terms
+from lit_rlhf.tools.lab.gold import parse_request as parse_request
+from lit_rlhf.tools.lab.gold import well_formed as well_formed
+from lit_rlhf.tools.lab.preferences import ResponsePair as ResponsePair
+from lit_rlhf.tools.lab.preferences import label_pair as label_pair
+from lit_rlhf.tools.lab.preferences import label_probability as label_probability
+from lit_rlhf.tools.lab.world import WORLDS as WORLDS
+from lit_rlhf.tools.lab.world import World as World
+from lit_rlhf.tools.lab.world import WorldName as WorldName
+from lit_rlhf.tools.lab.world import is_held_out as is_held_out
+from lit_rlhf.tools.lab.world import render_prompt as render_prompt
+from lit_rlhf.tools.lab.world_folder import build_tokenizer as build_tokenizer
+from lit_rlhf.tools.lab.world_folder import read_world as read_world
+from lit_rlhf.tools.lab.world_folder import write_base_model as write_base_model
+from lit_rlhf.tools.lab.world_folder import write_world as write_world
