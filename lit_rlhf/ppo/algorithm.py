@@ -113,6 +113,11 @@ class PPO(FixedDtypeBuffers):
         self.tokenizer = networks.tokenizer
         self.sampling = options.sampling
         self.reward_shaping = options.reward_shaping
+        if self.reward_shaping.spread_coef and len(self.reward.models) < 2:
+            raise ValueError(
+                f"reward_shaping.spread_coef={self.reward_shaping.spread_coef}: expected at least "
+                f"two reward models in rewards, got {len(self.reward.models)}"
+            )
         self.advantages = options.advantages
         self.loss = options.loss
         self.memory = options.memory
@@ -198,6 +203,8 @@ class PPO(FixedDtypeBuffers):
         scores = self.reparameterize(scores)
         # after Eq. 18, so that the penalty is in the units of the reward that is learned from
         scores = scores - self.reward_shaping.missing_eos_penalty * (~rollouts.terminated)
+        if self.reward_shaping.spread_coef and (spread := self.reward.spread()) is not None:
+            scores = scores - self.reward_shaping.spread_coef * spread
         return token_rewards(
             scores,
             estimates.logprobs,

@@ -42,6 +42,8 @@ class RewardShapingOptions:
             coefficient is fixed.
         kl_horizon: Rollouts over which the adaptive coefficient adapts.
         missing_eos_penalty: Subtracted from the score of a response that was cut off.
+        spread_coef: Subtracted from the score per unit of `rollout/score_spread`, the disagreement
+            of several reward models on the response: mean minus k standard deviations.
     """
 
     normalization: bool = True
@@ -52,11 +54,12 @@ class RewardShapingOptions:
     kl_target: float | None = None
     kl_horizon: int = 10000
     missing_eos_penalty: float = 0.0
+    spread_coef: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_fields(check_positive, self, "clip", "kl_target", "kl_horizon")
-        check_fields(check_not_negative, self, "kl_coef", "missing_eos_penalty")
+        check_fields(check_not_negative, self, "kl_coef", "missing_eos_penalty", "spread_coef")
         check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
         if self.scaling and self.normalization:
             raise ValueError(
