@@ -365,7 +365,6 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
     Options override the commands' settings of LightningCLI.
     """
     # jsonargparse finds a class by its short name (`--model PPOModule`) once it is imported
-    import lit_callbacks.live  # noqa: F401
     import lit_rlhf.data
     import lit_rlhf.modules  # noqa: F401
 

@@ -12,7 +12,6 @@ from lit_callbacks import (
     AdjustCoefficient,
     AdjustLearningRate,
     CollapseDetector,
-    LiveView,
     Monitor,
     ResumeCheckpoint,
     RollBack,
@@ -66,7 +65,6 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, ...]]
         },
     ),
     (StageProgressBar, {}, {"refresh_rate": (-1,), "metrics": ("kl",)}),
-    (LiveView, {}, {"width": (0,)}),
     (
         SampleTimeline,
         {"prompts": ["a"]},
