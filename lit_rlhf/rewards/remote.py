@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from time import monotonic, sleep
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +30,11 @@ VARIABLE = re.compile(r"\$[A-Za-z_]\w*")
 SECRET_NAME = re.compile("auth|cred|key|passw|secret|sig|token", re.IGNORECASE)
 SECRET_VALUE = re.compile(r"(?=.*[A-Za-z])(?=.*\d)\S{20,}")
 """Recognizes a secret in a URL's query: by the parameter's name, or by its length."""
+SECRET_PART = re.compile(
+    r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z\d]{16,}"
+    r"|[\dA-Fa-f]{8}(-[\dA-Fa-f]{4}){3}-[\dA-Fa-f]{12}"
+)
+"""Recognizes a secret in a URL's path: letters mixed with digits, or a UUID."""
 
 
 class TransientError(Exception):
@@ -45,9 +51,9 @@ class RemoteScorer:
 
     Args:
         url: URL of the service, http or https. It may begin with `user:$VARIABLE@`, which sends the
-            password in that environment variable (HTTP Basic), and parameters of its query may be
-            `name=$VARIABLE`. A password or token itself is refused, as configurations, checkpoints
-            and model cards hold the URL.
+            password in that environment variable (HTTP Basic); parameters of its query may be
+            `name=$VARIABLE`, and parts of its path `$VARIABLE`. A password or token itself is
+            refused, as configurations, checkpoints and model cards hold the URL.
         batch_size: Most responses per request.
         timeout: Seconds that an attempt may take, from connecting to the end of the answer.
         retries: Further attempts after the first.
@@ -76,6 +82,15 @@ class RemoteScorer:
             raise ValueError(
                 "url: expected the name of an environment variable in place of the password, as in "
                 f"https://user:$VARIABLE@host, got {redact_url(self.url)!r}"
+            )
+        if url.fragment:
+            raise ValueError(
+                f"url: expected no fragment, which is never sent, got {redact_url(self.url)!r}"
+            )
+        if url.path != (shown := _redact_path(url.path)):
+            raise ValueError(
+                "url: expected the name of an environment variable in place of what looks like a "
+                f"token, as in https://host/$VARIABLE/score, got {shown!r}"
             )
         for name, value in url.params.multi_items():
             secret = SECRET_NAME.search(name) or SECRET_VALUE.fullmatch(value)
@@ -165,7 +180,7 @@ class RemoteScorer:
         return status, answer
 
     def _expand_url(self) -> tuple[httpx2.URL, tuple[str, str] | None]:
-        """The URL with the secrets of its query but without user and password, and these two."""
+        """The URL with its secrets but without user and password, and these two."""
 
         def read(reference: str) -> str:
             variable = reference.removeprefix("$")
@@ -176,13 +191,15 @@ class RemoteScorer:
                 )
             return os.environ[variable]
 
+        def expand(text: str) -> str:
+            return quote(read(text), safe="") if VARIABLE.fullmatch(text) else text
+
         url = httpx2.URL(self.url)
+        path = "/".join(map(expand, url.raw_path.decode().partition("?")[0].split("/")))
         parts = [part.partition("=") for part in url.query.decode().split("&")]
-        query = "&".join(
-            name + sign + (quote(read(value), safe="") if VARIABLE.fullmatch(value) else value)
-            for name, sign, value in parts
-        )
-        target = url.copy_with(userinfo=b"", query=query.encode() if url.query else None)
+        query = "&".join(name + sign + expand(value) for name, sign, value in parts)
+        sent = f"{path}?{query}" if url.query else path
+        target = url.copy_with(userinfo=b"", raw_path=sent.encode())
         return target, (url.username, read(url.password)) if url.userinfo else None
 
     def _parse_scores(self, status: int, body: bytes, count: int, content: str) -> list[float]:
@@ -211,13 +228,30 @@ class RemoteScorer:
 
 
 def redact_url(url: str) -> str:
-    """Replace user, password and the values of a URL's query by `***`, for messages and reports.
+    """Replace what is or may be secret in a URL by `***`, for messages and reports.
 
-    Names of environment variables stay.
+    These are user, password, fragment, the values of the query, and parts of the path that look
+    like a secret. Names of environment variables stay.
     """
     # up to the last @: a password may contain a / or another @
     url = re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
-    return re.sub(r"([?&][^=&#]*=)(?!\$\w+(?:[&#]|$))[^&#]+", r"\1***", url)
+    url = re.sub("#.*", "#***", url, flags=re.DOTALL)
+    address, query, values = url.partition("?")
+    scheme, slashes, address = address.rpartition("://")
+    host, slash, path = address.partition("/")
+    values = re.sub(r"(^|&)([^=&#]*=)(?!\$\w+(?:[&#]|$))[^&#]+", r"\1\2***", values)
+    return scheme + slashes + host + slash + _redact_path(path) + query + values
+
+
+def _redact_path(path: str) -> str:
+    parts = path.split("/")
+    return "/".join(
+        "***"
+        if not VARIABLE.fullmatch(part)
+        and (SECRET_PART.search(part) or (part and SECRET_NAME.fullmatch(before)))
+        else part
+        for before, part in pairwise(["", *parts])
+    )
 
 
 def _post(

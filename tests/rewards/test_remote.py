@@ -181,6 +181,9 @@ def test_service_failure_is_not_searched_for_a_sample() -> None:
         ({"url": "http://host/s?a=1&API_Key=secret"}, r"value of 'API_Key'.*a=\*\*\*&API_Key=\*"),
         ({"url": "http://host?t=secret0123456789abcdef"}, r"as value of 't'.*\?t=\*\*\*'"),
         ({"url": "http://host?token=$A-secret"}, r"as value of 'token'.*\?token=\*\*\*'"),
+        ({"url": "http://host/b/secret0123456789/s"}, r"of what looks .*'/b/\*\*\*/s'"),
+        ({"url": "http://host/token/secret"}, r"of what looks .*'/token/\*\*\*'"),
+        ({"url": "http://host/score#secret"}, r"expected no fragment, .*/score#\*\*\*'"),
         ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
         ({"timeout": 0.0}, r"timeout: expected a finite number > 0, got 0\.0"),
         ({"retries": -1}, "retries: expected an integer >= 0, got -1"),
@@ -291,28 +294,37 @@ def test_incomplete_answer_is_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "secret", "shown", "sent"),
+    ("variable", "place", "secret", "shown", "sent"),
     [
         (
             "PASSWORD",
+            "",
             "secret",
             r"http://\*\*\*@127.* got status 403",
             b"Authorization: Basic " + base64.b64encode(b"me:secret"),
         ),
         (
             "TOKEN",
+            "?lang=en&token=$TOKEN",
             "secret/ &+",
             r"lang=\*\*\*&token=\$TOKEN: .* 403",
             b"POST /score?lang=en&token=secret%2F%20%26%2B HTTP/1.1\r\n",
         ),
+        (
+            "PART",
+            "/%20/$PART?lang=en",
+            "secret/?",
+            r"/%20/\$PART\?lang=\*\*\*: .* 403",
+            b"POST /score/%20/secret%2F%3F?lang=en HTTP/1.1\r\n",
+        ),
     ],
 )
 def test_credential_of_the_environment_is_sent_and_never_shown(
-    monkeypatch: pytest.MonkeyPatch, variable: str, secret: str, shown: str, sent: bytes
+    monkeypatch: pytest.MonkeyPatch, variable: str, place: str, secret: str, shown: str, sent: bytes
 ) -> None:
     with raw_service([b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"]) as (url, requests):
         login = url.replace("//", "//me:$PASSWORD@")
-        scorer = RemoteScorer(login if variable == "PASSWORD" else f"{url}?lang=en&token=$TOKEN")
+        scorer = RemoteScorer(url + place if place else login)
         with pytest.raises(RewardError, match=f"environment variable {variable}, which is not"):
             scorer(PROMPTS, TEXTS)
         monkeypatch.setenv(variable, secret)
@@ -324,10 +336,17 @@ def test_credential_of_the_environment_is_sent_and_never_shown(
     assert "secret" not in repr(scorer)
 
 
-def test_redact_url_hides_user_password_and_query() -> None:
+def test_redact_url_hides_what_may_be_secret() -> None:
+    uuid = "01234567-89ab-cdef-0123-456789abcdef"
     shown = {
-        "https://host?a=$TOKEN&b=x$TOKEN&c=&d#e": "https://host?a=$TOKEN&b=***&c=&d#e",
-        "https://host:1/a?b#c": "https://host:1/a?b#c",
+        "https://host?a=$TOKEN&b=x$TOKEN&c=&d#e": "https://host?a=$TOKEN&b=***&c=&d#***",
+        "https://host:1/a?b#c": "https://host:1/a?b#***",
+        f"https://host0123456789abcdef.org/{uuid}/v1?b=/c": (
+            "https://host0123456789abcdef.org/***/v1?b=***"
+        ),
+        "http://h/v2/Meta-Llama-3.1-8B-Instruct/key/$A": (
+            "http://h/v2/Meta-Llama-3.1-8B-Instruct/key/$A"
+        ),
         "https://me:p/w@x@host/a": "https://***@host/a",
         "me:secret@host": "***@host",
     }
