@@ -7,6 +7,7 @@ Nothing here changes a result by more than rounding. `optimize_forward` decides 
 from __future__ import annotations
 
 import mmap
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,9 @@ TOKEN_MULTIPLE = 64
 
 ROW_MULTIPLE = 8
 """Decoding steps read a multiple of this many rows where oneDNN multiplies."""
+
+KEPT_KERNELS = 128
+"""Compiled kernels of oneDNN that are kept, of each kind."""
 
 OWN_PAGES = Path("/proc/self/statm")
 CPU_INFO = Path("/proc/cpuinfo")
@@ -84,6 +88,17 @@ def _multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return output
 
 
+def limit_kept_kernels() -> None:
+    """Let a process keep fewer kernels of oneDNN, unless its environment says how many.
+
+    oneDNN and torch's binding keep 1,024 each, of up to half a MiB. A run meets new sizes of
+    matmuls all the time, so that it would grow by hundreds of MiB over hundreds of iterations. Both
+    read their limit at their first matmul; neither has a public function for it.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(KEPT_KERNELS))
+
+
 def use_onednn_matmul(network: nn.Module) -> None:
     """Turn the plain linear layers of `network` into `OneDNNLinear`; weights and names stay."""
     for module in network.modules():
@@ -107,8 +122,8 @@ def mkl_is_slow() -> bool:
 class PadToMultiple:
     """Pads the size of a forward to a multiple where oneDNN multiplies, so that sizes recur.
 
-    oneDNN compiles a kernel for each shape of a matmul, which takes half a millisecond, and caches
-    about a thousand of them. It multiplies on CPUs in less than float32, and in float32 in networks
+    oneDNN compiles a kernel for each shape of a matmul, which takes half a millisecond, and keeps
+    `KEPT_KERNELS` of them. It multiplies on CPUs in less than float32, and in float32 in networks
     that `use_onednn_matmul`, from `min_float32_size` on; `None`: never. 1 pads nothing.
     """
 

@@ -21,6 +21,7 @@ from lit_rlhf.forward.cpu import (
     ROW_MULTIPLE,
     TOKEN_MULTIPLE,
     PadToMultiple,
+    limit_kept_kernels,
     mkl_is_slow,
     use_onednn_matmul,
 )
@@ -39,6 +40,10 @@ from lit_rlhf.forward.packing import packed_states
 
 PROBE_LENGTHS = (12, 7, 9)
 """Tokens in the rows that the packed forward is compared with the padded one on."""
+
+
+class UnusableNetworkError(ValueError):
+    """A network that computes nothing finite from any tokens."""
 
 
 def optimize_forward(model: ModuleT) -> ModuleT:
@@ -61,7 +66,11 @@ def optimize_forward(model: ModuleT) -> ModuleT:
     any device and dtype that the network has later. A second call changes nothing.
 
     Of an output layer or another layer on its own, it only chooses the matmul.
+
+    Raises:
+        UnusableNetworkError: If the network computes NaN or infinity for all tokens of a probe.
     """
+    limit_kept_kernels()
     onednn_matmul = mkl_is_slow()
     if onednn_matmul:
         use_onednn_matmul(model)
@@ -118,6 +127,8 @@ def _install_packing(model: PreTrainedModel) -> str:
         return "its attention does not use transformers' attention interface"
     try:
         reason = "" if _packed_outputs_agree(trunk) else "its packed and padded outputs differ"
+    except UnusableNetworkError:  # no forward helps
+        raise
     # Whatever the model's own code raises on packed tokens: the padded forward is the one it knows.
     except Exception as error:
         reason = f"its packed forward raised {error!r}"
@@ -146,6 +157,12 @@ def _packed_outputs_agree(trunk: PreTrainedModel) -> bool:
             padded: Tensor = trunk(
                 input_ids=ids, attention_mask=mask.long(), use_cache=False
             ).last_hidden_state
+        if not bool(padded[mask].isfinite().any()):
+            raise UnusableNetworkError(
+                f"path: expected a model with finite outputs at {trunk.name_or_path}, got NaN or "
+                f"infinity for every token from {type(trunk).__name__}: a number in its "
+                "configuration or its weights is wrong"
+            )
         trunk.set_attn_implementation(ATTENTION_NAME)
         return _outputs_agree(packed_states(trunk, ids, mask)[mask], padded[mask])
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -213,6 +216,36 @@ def test_padding_rows_of_a_decoding_step_change_nothing(family: str) -> None:
         width = rollouts.response_ids.shape[1]
         assert torch.equal(rollouts.response_ids, expected[:, :width])
     assert set(read) == {8}
+
+
+GROWTH = """
+import runpy, sys, torch
+from pathlib import Path
+if sys.argv[2:]:
+    runpy.run_path(sys.argv[1])["limit_kept_kernels"]()
+weight, pages = torch.randn(256, 256), []
+for size in range(100, 500):
+    torch.ops.mkldnn._linear_pointwise(torch.randn(size, 256), weight, None, "none", [], "")
+    if size in (250, 499):
+        pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
+print((pages[1] - pages[0]) * 4 // 1024)
+"""
+
+
+@onednn
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_stops_growing_with_the_number_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+
+    def grown(*limited: str) -> int:  # MiB by 249 more sizes
+        command = [sys.executable, "-c", GROWTH, cpu.__file__, *limited]
+        return int(subprocess.run(command, check=True, capture_output=True).stdout)
+
+    assert grown() > 3 * max(grown("limited"), 10)
+    optimize_forward(nn.Linear(2, 2))
+    assert [os.environ[name] for name in names] == [str(cpu.KEPT_KERNELS)] * 2
 
 
 def test_sizes_are_padded_where_onednn_multiplies() -> None:

@@ -116,6 +116,13 @@ def test_others_stay_padded(change: Any, reason: str, caplog: pytest.LogCaptureF
     torch.testing.assert_close(hidden_states(model, ids, mask)[mask], expected[mask])
 
 
+def test_network_that_computes_nothing_finite_is_refused() -> None:
+    model = tiny_causal_lm()
+    model.base_model.norm.variance_epsilon = -1e6  # as of a wrong rms_norm_eps
+    with pytest.raises(ValueError, match=r"finite outputs at .* for every token from LlamaModel"):
+        optimize_forward(model)
+
+
 @pytest.fixture
 def flash_attention(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of an attention that transformers takes, and that fails where it is computed."""
