@@ -200,15 +200,16 @@ class JudgeClient:
             # replies are checked in any case.
             self._with_schema = False
             return self._complete(messages)
-        # ValueError, RecursionError: the body is not JSON, or is nested too deeply
-        except (openai.OpenAIError, ValueError, RecursionError) as error:
+        except openai.OpenAIError as error:
             raise JudgeError(_describe(error, self.options)) from error
+        except (ValueError, RecursionError) as error:
+            completion = error  # the body is not JSON, or is nested too deeply
         choices = getattr(completion, "choices", None)
         if not isinstance(choices, list) or not choices:
             raise JudgeError(
                 f"judge.base_url: {redact_url(str(self._client.base_url))} does not reply as an "
                 "OpenAI-compatible endpoint does; the address usually ends in /v1. It sent "
-                f"{str(completion)!r:.200}"
+                f"{str(completion) or 'nothing'!r:.200}"
             )
         return choices[0]
 

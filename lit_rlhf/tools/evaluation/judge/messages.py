@@ -201,6 +201,8 @@ def parse_reply(text: str) -> JudgeReply:
     Thoughts in `<think>` before the JSON object and a code fence around it are skipped.
     """
     answer = _THOUGHTS.sub("", text).strip()
+    if not answer:
+        raise MalformedReplyError("it is empty")
     fenced = _FENCE.match(answer)
     try:
         fields = json.loads(fenced[1] if fenced else answer, object_pairs_hook=_refuse_duplicates)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lit_rlhf.tools.evaluation.judge import JudgeError, JudgeOptions, client
+from tests.rewards.test_remote import raw_service
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins, verdict
 from tests.tools.evaluation.judge.one_pair import judge_pair
 
@@ -91,6 +92,16 @@ def test_a_password_in_the_address_is_not_shown(tmp_path: Path, status: int) -> 
 def test_a_server_that_is_no_judge(tmp_path: Path, reply: Any, path: str, message: str) -> None:
     with judge_server(lambda asked: reply) as server, pytest.raises(JudgeError, match=message):
         judge_pair(server.base_url.removesuffix("/v1") + path, tmp_path)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 100_000])
+def test_a_body_without_json_is_shown(tmp_path: Path, body: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with (
+        raw_service([head % len(body), body]) as (url, _),
+        pytest.raises(JudgeError, match=r"does not reply as an OpenAI.* It sent '.+'"),
+    ):
+        judge_pair(url, tmp_path)
 
 
 def test_openai_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

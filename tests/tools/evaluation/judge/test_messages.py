@@ -135,7 +135,8 @@ def test_a_reply_is_read(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "not only one JSON object"),
+        ("", "it is empty"),
+        ("<think>long</think> ", "it is empty"),
         ("A", "not only one JSON object"),
         ('The verdict: {"reason": "x", "verdict": "A"}', "not only one JSON object"),
         ('{"reason": "x", "verdict": "A"} {"reason": "x", "verdict": "B"}', "not only one JSON"),
