@@ -1,7 +1,8 @@
 """Profile decoding on a CUDA device: `python -m benchmarks.gpu.profile_decode`.
 
-Prints, with CUDA graphs and without, the time of a step, its launches and kernels, and the kernels
-that take most of the device's time. Attention and the draw's cumulative sum have their own lines.
+Prints, with CUDA graphs allowed and refused, the time of a step, its launches, graphs and kernels,
+and the kernels that take most of the device's time. Attention and the draw's cumulative sum have
+their own lines.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ class StepProfile(NamedTuple):
     Attributes:
         seconds: Time of a step, without the profiler.
         launches: Calls that start work on the device.
+        graphs: Those of them that start a CUDA graph; 0 where none ran.
         kernels: Name, number and microseconds of each kernel in a step, the longest first.
     """
 
     seconds: float
     launches: float
+    graphs: float
     kernels: list[tuple[str, float, float]]
 
 
@@ -57,10 +60,10 @@ def profile_decode(
     model = disable_dropout(optimize_forward(network))
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     print(f"{size} on {name}, {rows} rows, {steps} steps, torch {torch.__version__}")
-    print_profile("with CUDA graphs", profile_steps(model, work, rows, steps))
+    print_profile("graphs allowed", profile_steps(model, work, rows, steps))
     # a network whose capture failed once decodes without graphs from then on
     with patch("lit_rlhf.rollout.graphs.capture_graph", side_effect=RuntimeError("to compare")):
-        print_profile("without", profile_steps(model, work, rows, steps))
+        print_profile("graphs refused", profile_steps(model, work, rows, steps))
 
 
 def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -> StepProfile:
@@ -82,8 +85,11 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
         for name, (n, us) in counts[long].kernels.items()
         for n_before, us_before in [counts[short].kernels.get(name, (0, 0.0))]
     ]
-    launches = (counts[long].launches - counts[short].launches) / steps
-    return StepProfile(seconds / steps, launches, sorted(kernels, key=lambda k: -k[2]))
+    launches, graphs = (
+        (after - before) / steps
+        for before, after in zip(counts[short][:2], counts[long][:2], strict=True)
+    )
+    return StepProfile(seconds / steps, launches, graphs, sorted(kernels, key=lambda k: -k[2]))
 
 
 def print_profile(name: str, found: StepProfile) -> None:
@@ -91,7 +97,8 @@ def print_profile(name: str, found: StepProfile) -> None:
     n_kernels = sum(n for _, n, _ in found.kernels)
     busy = sum(us for _, _, us in found.kernels)
     print(
-        f"\n{name}: {found.seconds * 1e3:.2f} ms a step, {found.launches:.1f} launches, "
+        f"\n{name}, {found.graphs:.1f} CUDA graphs a step: {found.seconds * 1e3:.2f} ms, "
+        f"{found.launches:.1f} launches, "
         f"{n_kernels:.1f} kernels, {busy / 1e3:.2f} ms of the device"
     )
     for part in ("flash", "scan"):  # attention, and the cumulative sum of the draw
@@ -103,6 +110,7 @@ def print_profile(name: str, found: StepProfile) -> None:
 
 class _Counts(NamedTuple):
     launches: int
+    graphs: int
     kernels: dict[str, tuple[int, float]]
 
 
@@ -115,12 +123,13 @@ def _count(function: Callable[[], None], device: torch.device) -> _Counts:
         _synchronize(device)
     averages: list[Any] = list(recorded.key_averages())
     launches = sum(event.count for event in averages if event.key.startswith(LAUNCHES))
+    graphs = sum(event.count for event in averages if event.key.startswith("cudaGraphLaunch"))
     kernels = {
         event.key: (event.count, event.self_device_time_total)
         for event in averages
         if event.device_type == DeviceType.CUDA
     }
-    return _Counts(launches, kernels)
+    return _Counts(launches, graphs, kernels)
 
 
 def _time(function: Callable[[], None], device: torch.device) -> float:
