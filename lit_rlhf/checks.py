@@ -4,8 +4,6 @@ They look at shapes, dtypes and plain numbers only. To look at a tensor's values
 wait for the device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

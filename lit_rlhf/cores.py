@@ -8,8 +8,6 @@ therefore keeps spare threads asleep while the threads of this process wait for 
 threads that compute stays, and with it every bit of the results.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

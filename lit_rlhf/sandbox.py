@@ -9,8 +9,6 @@ Its configuration decides how much is built, and names modules by regular expres
 this process, which has imported torch, tries both (`try_in_fork`).
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

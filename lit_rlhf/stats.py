@@ -4,8 +4,6 @@ All functions are collectives, and so is `RunningMoments.update`: under `torch.d
 rank has to call them together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import reduce

@@ -1,7 +1,5 @@
 """The suggestion in errors about names that do not exist."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 

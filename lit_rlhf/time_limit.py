@@ -1,7 +1,5 @@
 """A time limit for calls of foreign code, such as reward functions and chat templates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread

@@ -1,7 +1,5 @@
 """Runs functions as commands: their parameters are flags, or keys of a YAML file."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

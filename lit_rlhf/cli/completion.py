@@ -1,7 +1,5 @@
 """`lit_rlhf completion`: a script that completes commands, options and configurations."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """`lit_rlhf configs`: the configurations that come with the project, found and copied by name."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence

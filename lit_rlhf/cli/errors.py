@@ -1,7 +1,5 @@
 """Errors of the stages' commands in one line: what is wrong, in which file, and what to do."""
 
-from __future__ import annotations
-
 import inspect
 import pydoc
 import re

@@ -1,7 +1,5 @@
 """`lit_rlhf export`: write a checkpoint or model as a folder that other programs load."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

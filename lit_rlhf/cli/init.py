@@ -1,7 +1,5 @@
 """`lit_rlhf init`: a small untrained base model, with a tokenizer trained on one's own text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

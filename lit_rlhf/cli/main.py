@@ -4,8 +4,6 @@ Importing this module imports no library, so that help, the version and a mistyp
 wait for torch.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging

@@ -5,8 +5,6 @@ both another name, and `suffix` in an overlay lengthens it, so that a run with t
 beside one without it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

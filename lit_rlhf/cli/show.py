@@ -1,7 +1,5 @@
 """`lit_rlhf show`: what models, checkpoints and evaluations were made from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`lit_rlhf start`: configurations of the stages for one's own data, and a look at its records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby

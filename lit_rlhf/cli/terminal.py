@@ -1,7 +1,5 @@
 """The terminal: help as wide as it, and runs that outlive a closed one or a full disk behind it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`lit_rlhf fit|validate|test`: a LightningCLI for the training stages."""
 
-from __future__ import annotations
-
 import logging
 import pydoc
 import re

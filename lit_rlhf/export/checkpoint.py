@@ -1,7 +1,5 @@
 """The model in a checkpoint, as the finished stage would have saved it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model in a folder, of a stage or of another program, as a finished stage would save it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast

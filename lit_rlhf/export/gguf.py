@@ -1,7 +1,5 @@
 """The model in a GGUF file, the format of llama.cpp, with its weights dequantized."""
 
-from __future__ import annotations
-
 import importlib.util
 import struct
 from pathlib import Path

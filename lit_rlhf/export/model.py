@@ -1,7 +1,5 @@
 """The model that is exported, with everything that is saved beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

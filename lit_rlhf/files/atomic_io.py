@@ -4,8 +4,6 @@ New content is written under a hidden name beside the final one, forced to disk,
 So a file under the final name is always complete, even after a crash or a power cut.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """Locks on folders, so that two runs do not write to the same one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

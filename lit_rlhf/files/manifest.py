@@ -4,8 +4,6 @@ It is the file `lit_rlhf.json` of every folder that `lit_rlhf.models.replace_fol
 that was made by a stage has there what its card says, so that neither can say what did not happen.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

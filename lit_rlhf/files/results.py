@@ -1,7 +1,5 @@
 """Result files: written atomically or batch by batch, with errors that name the file."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

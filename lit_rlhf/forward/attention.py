@@ -10,8 +10,6 @@ heads of keys and values (`A` is a multiple of `K`). In `varlen_attention`, whic
 lie back to back, `n` is the number of rows, and `N` and `C` count the tokens of all of them.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import suppress

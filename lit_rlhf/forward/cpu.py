@@ -4,8 +4,6 @@ Nothing here changes a result by more than rounding. `optimize_forward` decides 
 `docs/speed.md` has the measurements.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from contextlib import suppress
@@ -131,7 +129,7 @@ class PadToMultiple:
     min_float32_size: int | None = None
 
     @classmethod
-    def for_network(cls, network: nn.Module, multiple: int) -> PadToMultiple:
+    def for_network(cls, network: nn.Module, multiple: int) -> "PadToMultiple":
         """The padding for the largest linear layer of `network`, after `use_onednn_matmul`."""
         layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
         uses_onednn = any(isinstance(layer, OneDNNLinear) for layer in layers)

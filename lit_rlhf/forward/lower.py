@@ -3,8 +3,6 @@
 Notation: `B` rows, `L` columns, `H` hidden size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -98,7 +96,7 @@ class LowerStates:
         self._parts: list[Tensor] = []
 
     @classmethod
-    def of(cls, model: LanguageModel, mask: Tensor) -> LowerStates | None:
+    def of(cls, model: LanguageModel, mask: Tensor) -> "LowerStates | None":
         """For rows with the real tokens `mask`, `[B, L]`; `None` if nothing is to be kept."""
         n_layers = forward_plan(model).lower_layers
         width = next(model.parameters()).itemsize * trunk_of(model).config.hidden_size

@@ -1,7 +1,5 @@
 """Networks: their parts with and without LoRA adapters, their mode, their device and their plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

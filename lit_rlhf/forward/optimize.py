@@ -1,7 +1,5 @@
 """Choosing the fastest forward of a network that gives the same outputs, once, after loading."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -11,8 +11,6 @@ marks the real tokens; outputs elsewhere have no meaning. `target_mask`, `[B, L]
 tokens to predict. Each follows a real token, so column 0 has none.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ of similar length. Notation: `B` rows, `L` columns, `N` real tokens, `P` places 
 groups, `H` hidden size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any

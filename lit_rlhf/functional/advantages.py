@@ -4,8 +4,6 @@ Notation: `B` batch, `T` response tokens. Advantages and returns have no graph, 
 are constants of the losses.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

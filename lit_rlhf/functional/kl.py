@@ -3,8 +3,6 @@
 Notation: `B` batch, `T` tokens, `V` vocabulary. KL is in nats.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, get_args
 

@@ -4,8 +4,6 @@ Notation: `B` batch, `T` tokens, `V` vocabulary. Log-probs and entropies are in 
 bfloat16 logits are cast to float32 first; float32 and float64 keep their precision.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

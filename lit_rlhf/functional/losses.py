@@ -4,8 +4,6 @@ Notation: `B` batch, `T` response tokens. Old log-probs, old values, advantages 
 constants of every loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

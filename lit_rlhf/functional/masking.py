@@ -4,8 +4,6 @@ Masks are bool, True keeps. Elements outside a mask may hold anything, NaN inclu
 value and no gradient. Notation: `B` batch.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

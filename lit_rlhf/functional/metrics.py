@@ -3,8 +3,6 @@
 Notation: `B` batch, `T` response tokens.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Notation: `B` batch, `T` response tokens. Rewards have no graph, as they are con
 the losses.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

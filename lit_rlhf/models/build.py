@@ -1,7 +1,5 @@
 """Models from weights at hand, from a folder of adapters, and with their adapters merged in."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

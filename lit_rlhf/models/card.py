@@ -1,7 +1,5 @@
 """The model card of a saved model: how it was made."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

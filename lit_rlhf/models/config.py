@@ -1,7 +1,5 @@
 """Options of a network, and what the config in a model's folder says, before weights are loaded."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ numbers of `ModelOptions.dtype`. Embeddings, norms and heads stay in that type. 
 change, so state dicts leave them out, and they come from the model's folder.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Scalar heads on language models' trunks, and output layers beside scalar models."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping

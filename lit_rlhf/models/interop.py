@@ -21,8 +21,6 @@ embeddings, the last norm and the heads are whole (merge_weight_en.py and merge_
 OpenLMLab/MOSS-RLHF).
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

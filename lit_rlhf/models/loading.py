@@ -5,8 +5,6 @@ mode, with the fastest forward that `optimize_forward` finds; see `freeze` and `
 the modes that PPO needs.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Preparing a loaded network: LoRA adapters, the fastest forward, kernels and compilation."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

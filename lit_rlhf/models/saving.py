@@ -1,7 +1,5 @@
 """Saving a model as a Hugging Face folder that the next stage and plain transformers load."""
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

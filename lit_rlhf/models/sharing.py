@@ -7,8 +7,6 @@ active at a time, this keeps each network's forward, gradient checkpointing, eng
 as they are.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Names of a module's options, which are its arguments and the fields of those in groups."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace

@@ -9,8 +9,6 @@ its fields. Other groups: `lit_rlhf.models.ModelOptions`, how networks are loade
 Each default is in one place: here, or in the signature of a module where stages differ.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transformers import SchedulerType

@@ -1,7 +1,5 @@
 """Phases of a training step: time and peak memory, and what helps when memory runs out."""
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

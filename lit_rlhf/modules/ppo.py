@@ -6,8 +6,6 @@ methods of `PPO`, and `update`, which steps the optimizers.
 Notation: `B` responses, `T` tokens of the longest response.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

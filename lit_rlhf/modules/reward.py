@@ -1,7 +1,5 @@
 """Reward modelling by pairwise and language-model loss (Section 3.1 of arXiv 2307.04964)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, cast

@@ -6,8 +6,6 @@ a rate of 0. What follows the warm-up is a schedule of transformers. After the l
 update its rate is held: it neither rises again nor falls to 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Supervised fine-tuning on demonstrations (Section 5.1 of arXiv 2307.04964)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The base of SFT, reward modelling and PPO: optimizers, updates, checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self

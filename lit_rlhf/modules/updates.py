@@ -7,8 +7,6 @@ is skipped instead, on all ranks alike, and weights, moments and step counts sta
 run that skips too many steps in a row ends with an error.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

@@ -7,8 +7,6 @@ It needs no Trainer. `lit_rlhf.modules.PPOModule` adds optimizers, logging and c
 Notation: `B` responses, `T` tokens of the longest response.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The networks beside the policy: the reference, and the critic that PPO starts from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args

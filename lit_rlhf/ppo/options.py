@@ -3,8 +3,6 @@
 Each default is here and nowhere else.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 

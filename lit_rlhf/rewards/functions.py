@@ -3,8 +3,6 @@
 Notation: `B` responses.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import warnings

@@ -3,8 +3,6 @@
 Notation: `B` responses.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rewards from a service: JSON over HTTP, with a time limit and repeated attempts."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 Each is a callable like any `RewardFunction`; its fields are the options of a configuration.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

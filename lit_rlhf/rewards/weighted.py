@@ -5,8 +5,6 @@ of options. In Python, a callable or a loaded reward model may take the place of
 `B` responses.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -3,8 +3,6 @@
 Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -93,7 +91,7 @@ class RolloutBatch(NamedTuple):
             return None
         return self.statistics
 
-    def split(self, max_tokens_per_forward: int | None = None) -> Iterator[RolloutBatch]:
+    def split(self, max_tokens_per_forward: int | None = None) -> Iterator["RolloutBatch"]:
         """Split into consecutive samples of at most so many real tokens (or one sample) each.
 
         `None` takes 2048 on a CPU and 16384 on a GPU.
@@ -105,11 +103,11 @@ class RolloutBatch(NamedTuple):
         for rows in split_by_tokens(self.sequence_mask.sum(dim=1).tolist(), limit):
             yield self.select(rows)
 
-    def select(self, rows: slice) -> RolloutBatch:
+    def select(self, rows: slice) -> "RolloutBatch":
         """Select the samples at `rows`, with all columns."""
         return self.map(lambda tensor: tensor[rows])
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
+    def map(self, function: Callable[[Tensor], Tensor]) -> "RolloutBatch":
         """Apply `function` to every tensor."""
         statistics = self.statistics
         if statistics is not None:
@@ -155,7 +153,7 @@ class Experience:
         """Number of samples."""
         return len(self.loss_mask)
 
-    def select(self, index: Tensor) -> Experience:
+    def select(self, index: Tensor) -> "Experience":
         """Select the samples at `index`, without columns that are padding in all of them."""
         prompt_mask = self.rollouts.prompt_mask[index]
         response_mask = self.rollouts.response_mask[index]

@@ -5,8 +5,6 @@ sequences that have ended. Notation: `B` samples, `P` prompt tokens, `T` respons
 slots, `n` sequences in progress, `C` capacity of a slot in tokens, `K` key-value heads of size `D`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property

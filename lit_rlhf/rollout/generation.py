@@ -3,8 +3,6 @@
 Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

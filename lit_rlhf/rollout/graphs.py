@@ -1,7 +1,5 @@
 """CUDA graphs of a decoding step, which replay all of its kernels with a single launch."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

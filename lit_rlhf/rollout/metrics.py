@@ -4,8 +4,6 @@ Reward and losses look healthy during a collapse; KL, response length and perple
 (Section 5.2 of arXiv 2307.04964). Notation: `B` responses, `T` response tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

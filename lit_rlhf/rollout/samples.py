@@ -1,7 +1,5 @@
 """Rollouts as text for people: decoded responses, records for logs, a Markdown table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Notation: `n` sequences, `L` tokens of a sequence so far, `V` vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

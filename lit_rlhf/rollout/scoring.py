@@ -4,8 +4,6 @@ Every function here runs its networks without gradients and in evaluation mode. 
 samples, `T` response tokens.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ A checkpoint is either a single file, which Lightning's own strategies write, or
 folder has a manifest with the size and CRC-32 of each file.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """DeepSpeed's configuration of one engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 

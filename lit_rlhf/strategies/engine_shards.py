@@ -6,8 +6,6 @@ weights (master weights) and of each moment. The flat order does not depend on t
 so a run can resume with another number: each rank reads the ranges that its partitions cover.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Mapping
@@ -49,7 +47,7 @@ class EngineLayout:
     aliases: dict[str, str]
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> EngineLayout:
+    def from_json(cls, values: dict[str, Any]) -> "EngineLayout":
         """The layout that a manifest describes."""
         groups = tuple(
             tuple(ParameterSpec(name, tuple(shape)) for name, shape in group)

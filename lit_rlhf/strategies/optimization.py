@@ -16,8 +16,6 @@ reduce the gradients of all networks in every backward. An engine reduces its ne
 every backward, so that every rank must call `backward` equally often between two steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, cast

@@ -1,7 +1,5 @@
 """Reading a checkpoint of any strategy without the processes, or DeepSpeed, that wrote it."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass

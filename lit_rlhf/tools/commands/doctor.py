@@ -1,7 +1,5 @@
 """`lit_rlhf doctor`: check a PPO run before it starts."""
 
-from __future__ import annotations
-
 import json
 import logging
 import pydoc

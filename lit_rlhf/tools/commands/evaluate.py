@@ -1,7 +1,5 @@
 """`lit_rlhf evaluate`: compare policies by rewards, a judge and benchmarks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

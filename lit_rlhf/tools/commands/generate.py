@@ -1,7 +1,5 @@
 """`lit_rlhf generate`: sample responses to prompts, or chat."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`lit_rlhf lab`: write the built-in world, and sample labelled preferences in it."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """`lit_rlhf plot`: a figure of the course of PPO runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`lit_rlhf quickstart`: all stages on the built-in world, and a comparison of the models."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

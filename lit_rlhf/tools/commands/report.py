@@ -1,7 +1,5 @@
 """`lit_rlhf report`: one HTML page about training runs, or about a reward model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

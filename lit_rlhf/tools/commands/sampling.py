@@ -1,7 +1,5 @@
 """The options that `lit_rlhf evaluate` and `lit_rlhf generate` share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lit_rlhf.data import DataSource, OnBadRecord

@@ -1,7 +1,5 @@
 """`lit_rlhf watch`: judges the logs of any trainer for a collapse."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lit_callbacks.logs import watch_logs

@@ -1,7 +1,5 @@
 """The run that is examined, with the tensors of one iteration for the checks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -12,8 +12,6 @@ Transformer Models" (2022), Table 2, without the attention matrix, which `sdpa` 
 constants are measured on a CPU. CUDA, NCCL and fragmentation take some GB more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What a configuration asks of the machine, and settings of the Trainer that examines it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Findings of the checks, their report, and how they are shown on a terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """All checks of a run, inside a `Trainer.fit` of one batch that saves nothing."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """A chat in which every message goes to one or more models, which remember it separately."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias

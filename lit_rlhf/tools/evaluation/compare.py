@@ -3,8 +3,6 @@
 Notation: `N` prompts, `B` prompts per batch, `T` response tokens.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import math

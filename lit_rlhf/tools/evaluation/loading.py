@@ -1,7 +1,5 @@
 """Load what the tools run: policies and the encoders of their prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ Shares have Wilson's interval, mean scores the percentile bootstrap's.
 Notation: `N` prompts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Results go to standard output; progress goes to standard error.
 """
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Responses of policies to prompts as text: just sampled, or read from files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath

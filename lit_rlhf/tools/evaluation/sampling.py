@@ -3,8 +3,6 @@
 Notation: `B` prompts per batch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The check that gradients are clipped under the run's strategy."""
 
-from __future__ import annotations
-
 from lit_rlhf.tools.doctor.case import Case, NetworkStep
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 

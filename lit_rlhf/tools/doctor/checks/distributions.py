@@ -1,7 +1,5 @@
 """Checks that the distributions which PPO compares are the right ones, before the first update."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

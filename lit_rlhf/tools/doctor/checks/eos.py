@@ -1,7 +1,5 @@
 """The check that the policy can end a response, and learns to."""
 
-from __future__ import annotations
-
 import math
 
 import torch

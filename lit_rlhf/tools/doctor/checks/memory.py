@@ -1,7 +1,5 @@
 """The check that the run fits into the memory of its devices, by an estimate."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

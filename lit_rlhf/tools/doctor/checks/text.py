@@ -1,7 +1,5 @@
 """Checks that all models agree on tokens and on how text is rendered."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

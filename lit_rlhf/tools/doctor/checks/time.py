@@ -1,7 +1,5 @@
 """The check of how long the run takes, from the time of one iteration."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

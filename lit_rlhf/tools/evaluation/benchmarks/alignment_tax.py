@@ -1,7 +1,5 @@
 """The alignment tax: scores of several models on benchmarks, and their change from the first."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Multiple-choice questions from a file, and the task of lm-evaluation-harness that asks them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

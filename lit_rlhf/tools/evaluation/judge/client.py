@@ -1,7 +1,5 @@
 """Ask the judge one question at an OpenAI-compatible endpoint."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Replies are kept in a file, so that an interrupted run continues and nothing is paid for twice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Policies compared by the judge: from their responses to rates, a file of verdicts and tables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

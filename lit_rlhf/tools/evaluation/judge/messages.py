@@ -12,8 +12,6 @@ judge as an instruction:
   tokens finds none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -106,7 +104,7 @@ class Question(NamedTuple):
     answer_b: str
 
     @property
-    def swapped(self) -> Question:
+    def swapped(self) -> "Question":
         """The same question with the answers in the other order."""
         return self._replace(answer_a=self.answer_b, answer_b=self.answer_a)
 

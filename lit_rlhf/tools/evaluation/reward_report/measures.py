@@ -5,8 +5,6 @@ is the score of its chosen response minus that of its rejected one; the model is
 above 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The report as one HTML page that needs nothing else, and as a table for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report on a reward model, from its scores of preference pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

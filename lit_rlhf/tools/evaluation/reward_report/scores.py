@@ -3,8 +3,6 @@
 Notation: `N` pairs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
