@@ -34,7 +34,7 @@ from benchmarks.reproduce.table import (
     total_seconds,
 )
 from lit_callbacks.words import format_duration
-from lit_rlhf.cli.command import Command, run_group
+from lit_rlhf.command import Command, run_group
 
 
 def plan_experiment(

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import lit_rlhf
-from lit_rlhf.cli.command import Command, run_group
+from lit_rlhf.command import Command, run_group
 from lit_rlhf.suggestions import did_you_mean
 
 PACKAGE = Path(lit_rlhf.__file__).parent

@@ -12,8 +12,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 import lit_callbacks
 import lit_rlhf.data
 import lit_rlhf.modules
-from lit_rlhf.cli.command import find_unknown_option, is_parser_error, read_settings, summarize
 from lit_rlhf.cli.configs import find_preparation
+from lit_rlhf.command import find_unknown_option, is_parser_error, read_settings, summarize
 from lit_rlhf.files import FolderInUseError
 from lit_rlhf.modules import TooManySkippedUpdates, is_out_of_memory, option_names
 from lit_rlhf.rewards import RewardError

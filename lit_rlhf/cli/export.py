@@ -9,7 +9,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.text import Text
 
-from lit_rlhf.cli.command import Command
+from lit_rlhf.command import Command
 from lit_rlhf.export import (
     GGUF_SUFFIX,
     NetworkName,

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from lit_rlhf.cli.command import Command
+from lit_rlhf.command import Command
 from lit_rlhf.data import CHAT_TEMPLATES, DataSource, RecordError, load_records
 from lit_rlhf.models import replace_folder
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from lit_rlhf import __version__
-from lit_rlhf.cli.terminal import fold, outlive_terminal
 from lit_rlhf.suggestions import did_you_mean
+from lit_rlhf.terminal import fold, outlive_terminal
 
 STAGE_COMMANDS = {
     "fit": "train a stage by a configuration, YAML or named",

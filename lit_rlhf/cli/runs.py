@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_callbacks import RECORDS_FILE, default_checkpoint_dir
-from lit_rlhf.cli.command import UsageError
+from lit_rlhf.command import UsageError
 from lit_rlhf.files import lock_path, read_manifest
 from lit_rlhf.modules import RUN_KEY, StageModule, folders_during, run_id
 from lit_rlhf.strategies import NAME_KEY, find_newest_checkpoint, read_lightning_state

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from lit_rlhf.cli.command import Command
+from lit_rlhf.command import Command
 
 PATHS_HELP = (
     "Folders of models and cached data, checkpoints, evaluations (.json), responses (.jsonl)."

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import yaml
 
-from lit_rlhf.cli.command import Command
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.cli.init import init
+from lit_rlhf.command import Command
 from lit_rlhf.data import (
     DataCounts,
     DataSource,

@@ -21,7 +21,6 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_callbacks import PhaseSummary, ResumeCheckpoint, StageProgressBar, find_collapse
-from lit_rlhf.cli.command import CONFIG_FLAGS, CommandParser, UsageError, read_flags
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.cli.errors import end_with_message, find_mistake
 from lit_rlhf.cli.main import STAGE_COMMANDS
@@ -35,6 +34,7 @@ from lit_rlhf.cli.runs import (
     name_run,
     occupied_folders,
 )
+from lit_rlhf.command import CONFIG_FLAGS, CommandParser, UsageError, read_flags
 from lit_rlhf.modules import (
     ChangedRunError,
     StageModule,

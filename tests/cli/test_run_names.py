@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.cli.command import UsageError
 from lit_rlhf.cli.training import RLHFCLI, run_cli
+from lit_rlhf.command import UsageError
 from lit_rlhf.data import RecordError
 from tests.configs.parsing import parsed
 from tests.configs.tiny_runs import QUICKSTART, logged

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_rlhf.cli.command import Command
+from lit_rlhf.command import Command
 from lit_rlhf.data import DataSource, is_file_path
 from lit_rlhf.files import write_text
 from lit_rlhf.tools.commands.sampling import SamplingFlags
@@ -247,7 +247,5 @@ COMMAND = Command(EvaluateOptions, lists=LISTS)
 
 def main(argv: Sequence[str]) -> dict[str, Any]:
     """Entry point of `lit_rlhf evaluate`."""
-    options = COMMAND.run(argv, PROG)
-    # a command without arguments, so that its errors are reported in the same way
-    report: dict[str, Any] = Command(lambda: evaluate(options)).run((), PROG)
+    report: dict[str, Any] = COMMAND.run(argv, PROG, evaluate)
     return report

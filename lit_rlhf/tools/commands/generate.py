@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from lit_rlhf.cli.command import Command
+from lit_rlhf.command import Command
 from lit_rlhf.data import parse_prompts
 from lit_rlhf.files import json_lines
 from lit_rlhf.rollout import SamplingOptions
@@ -163,7 +163,5 @@ COMMAND = Command(GenerateOptions, lists=LISTS, flags=_FLAGS, first="prompt")
 
 def main(argv: Sequence[str]) -> Generation | None:
     """Entry point of `lit_rlhf generate`; words before the first flag are prompts."""
-    options = COMMAND.run(argv, PROG)
-    # a command without arguments, so that its errors are reported in the same way
-    generation: Generation | None = Command(lambda: generate(options)).run((), PROG)
+    generation: Generation | None = COMMAND.run(argv, PROG, generate)
     return generation

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_rlhf.cli.command import Command
+from lit_rlhf.command import Command
 
 _RUNS_HELP = (
     "Runs as FOLDER or NAME=FOLDER, before all flags even without --runs; it is the folder of a "

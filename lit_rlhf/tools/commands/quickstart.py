@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from lit_rlhf.cli.command import Command
 from lit_rlhf.cli.configs import CONFIGS, config_name
+from lit_rlhf.command import Command
 from lit_rlhf.tools.lab import WorldName
 
 DEFAULT_DIR = "runs/quickstart"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lit_callbacks.logs import watch_logs
 from lit_callbacks.monitors import Level
-from lit_rlhf.cli.command import Command
+from lit_rlhf.command import Command
 
 LOGS_HELP = (
     "Folders of runs, or files (.csv, .jsonl, trainer_state.json, .wandb), before all flags even "

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.cli.command import Command, run_group
+from lit_rlhf.command import Command, run_group
 
 
 def draw(shape: str, colors: list[str] | None = None, wide: bool = False) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import os, sys
-from lit_rlhf.cli.terminal import outlive_terminal
+from lit_rlhf.terminal import outlive_terminal
 
 outlive_terminal()
 for stream in (sys.stdout, sys.stderr):

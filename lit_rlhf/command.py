@@ -12,8 +12,8 @@ from typing import Any, Literal, NoReturn
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_rlhf.cli.terminal import fold
 from lit_rlhf.suggestions import did_you_mean
+from lit_rlhf.terminal import fold
 
 CONFIG_FLAGS = ("--config", "-c")
 _MOST_VALUES = 100_000  # of a configuration; a few lines of YAML stand for billions
@@ -229,8 +229,11 @@ class Command:
         )
         return parser
 
-    def run(self, argv: Sequence[str], prog: str) -> Any:  # noqa: ANN401  # of the function
-        """Call the function with arguments from the command line, or end with a message."""
+    def run(self, argv: Sequence[str], prog: str, then: Callable[[Any], Any] | None = None) -> Any:  # noqa: ANN401  # of the functions
+        """Call the function with arguments from the command line, or end with a message.
+
+        If there is one, `then` is called with its result.
+        """
         words = list(argv)
         if self.first and words and not words[0].startswith("-"):
             words.insert(0, f"--{self.first}")
@@ -239,7 +242,8 @@ class Command:
         try:
             given = parser.instantiate(parsed).as_dict()
             del given["config"]
-            return self.function(**given)
+            result = self.function(**given)
+            return result if then is None else then(result)
         except Exception as error:
             from lit_rlhf.cli.errors import end_with_message  # imports torch and Lightning
 
