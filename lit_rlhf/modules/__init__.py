@@ -19,10 +19,8 @@ from lit_rlhf.modules.phases import PhaseTimer as PhaseTimer
 from lit_rlhf.modules.phases import is_out_of_memory as is_out_of_memory
 from lit_rlhf.modules.phases import suggest_change as suggest_change
 from lit_rlhf.modules.ppo import ROLLOUT_MEMORY as ROLLOUT_MEMORY
-from lit_rlhf.modules.ppo import SCORING_MEMORY as SCORING_MEMORY
 from lit_rlhf.modules.ppo import UPDATE_MEMORY as UPDATE_MEMORY
 from lit_rlhf.modules.ppo import PPOModule as PPOModule
-from lit_rlhf.modules.ppo import ScoredResponses as ScoredResponses
 from lit_rlhf.modules.ppo import draw_seed as draw_seed
 from lit_rlhf.modules.ppo import generation_settings as generation_settings
 from lit_rlhf.modules.ppo import iteration_generator as iteration_generator
@@ -32,7 +30,6 @@ from lit_rlhf.modules.resuming import SETTINGS_KEY as SETTINGS_KEY
 from lit_rlhf.modules.resuming import VERSION_KEY as VERSION_KEY
 from lit_rlhf.modules.resuming import ChangedRunError as ChangedRunError
 from lit_rlhf.modules.resuming import run_id as run_id
-from lit_rlhf.modules.reward import PreferenceShare as PreferenceShare
 from lit_rlhf.modules.reward import RewardModule as RewardModule
 from lit_rlhf.modules.sft import SFTModule as SFTModule
 from lit_rlhf.modules.stage import StageModule as StageModule

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -37,7 +37,6 @@ from lit_rlhf.modules.resuming import fill_buffers, weights_checksum
 from lit_rlhf.modules.schedules import build_schedule, training_batch_size
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule, evaluation_prefix
 from lit_rlhf.modules.updates import (
-    MicroBatch,
     Share,
     find_non_finite,
     join_names,
@@ -99,23 +98,6 @@ UPDATE_MEMORY = (
     "sampling.max_new_tokens",
     "network.gradient_checkpointing",
 )
-
-
-class ScoredResponses(NamedTuple):
-    """`B` responses with their raw scores `[B]` and all else that is computed before the update."""
-
-    rollouts: RolloutBatch
-    scores: Tensor
-    estimates: TokenStatistics
-
-    def quantities(self) -> dict[str, Tensor]:
-        """The numbers that an update needs, by their names in messages."""
-        return {
-            "rewards": self.scores,
-            "log-probs of the policy": self.estimates.logprobs,
-            "log-probs of the reference": self.estimates.ref_logprobs,
-            "values of the critic": self.estimates.values,
-        }
 
 
 class PPOModule(PPO, StageModule):
@@ -334,11 +316,18 @@ class PPOModule(PPO, StageModule):
         with self.guard.iteration(self.trainer, "policy and critic", self.place()):
             self.guard.require_finite(weight_sums(self.policy, "the policy"))
             generator = iteration_generator(self.seed, int(self.iteration), self.global_rank)
-            scored = self.score_responses(batch, draw_seed(generator), self.timer)
-            rollouts, scores, estimates = scored
+            seed = draw_seed(generator)
+            rollouts, scores, estimates = self.score_responses(batch, seed, self.timer)
             lengths = rollouts.lengths
             metrics |= self.measure(batch, rollouts, scores, estimates).compute()
-            self.guard.require_finite(scored.quantities())
+            self.guard.require_finite(
+                {
+                    "rewards": scores,
+                    "log-probs of the policy": estimates.logprobs,
+                    "log-probs of the reference": estimates.ref_logprobs,
+                    "values of the critic": estimates.values,
+                }
+            )
             # Only iterations that are learned from count in the running moments of rewards.
             self.reward.commit_moments()
             rewards = self.shape_rewards(rollouts, scores, estimates)
@@ -359,7 +348,7 @@ class PPOModule(PPO, StageModule):
 
     def score_responses(
         self, batch: PromptBatch, seed: int, timer: PhaseTimer | None = None
-    ) -> ScoredResponses:
+    ) -> tuple[RolloutBatch, Tensor, TokenStatistics]:
         """The first three phases: sample responses, score them, and estimate log-probs and values.
 
         Without a timer, they are not part of a training step.
@@ -371,7 +360,7 @@ class PPOModule(PPO, StageModule):
             scores = self.score(rollouts, batch)
         with timer("estimate", rollouts.sequence_ids, SCORING_MEMORY):
             estimates = self.estimate(rollouts)
-        return ScoredResponses(rollouts, scores, estimates)
+        return rollouts, scores, estimates
 
     def measure_experience(self, rewards: Tensor, experience: Experience) -> dict[str, Tensor]:
         """Metrics of rewards and returns; warns if there is no token to learn from on any rank."""
@@ -488,7 +477,7 @@ class PPOModule(PPO, StageModule):
         for rows, weight in self.micro_batches(minibatch.rollouts.sequence_mask.sum(1)):
             yield minibatch.select(index[rows]), weight
 
-    def micro_batches(self, lengths: Tensor) -> list[MicroBatch]:
+    def micro_batches(self, lengths: Tensor) -> list[tuple[slice, float]]:
         """The micro-batches of rows with `lengths` `[B]` real tokens, by the module's options."""
         options = self.minibatches
         # the critic may be another network, but its trunk has the policy's size

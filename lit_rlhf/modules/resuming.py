@@ -45,6 +45,8 @@ VERSION_KEY = "lit_rlhf_version"
 RUN_KEY = "run"
 MACHINE_METRICS = ("time/", "memory/", "throughput/")  # of the machine, not of the model
 VALUES_PER_TENSOR = 64  # of a frozen network, for its checksum
+Configured = tuple[list[dict[str, Any]], list[float]]
+"""Settings of an optimizer's groups, and its schedule's peak learning rates, as configured."""
 
 
 class Change(Enum):
@@ -63,88 +65,42 @@ class Rule(NamedTuple):
     remark: str
 
 
-RULES = (
-    Rule(
-        ("optimizer", "policy_optimizer", "critic_optimizer"),
-        Change.APPLIES,
-        "from the first update; schedules stay at their position",
-    ),
-    Rule(
-        ("reward_shaping",),
-        Change.APPLIES,
-        "a new `kl_coef` replaces one that has adapted; an unchanged one continues from there",
-    ),
-    Rule(
-        ("sampling", "responses_per_prompt", "advantages", "loss", "minibatches"),
-        Change.APPLIES,
-        "from the first batch",
-    ),
-    Rule(("max_iterations",), Change.APPLIES, "schedules are planned anew, as with `max_epochs`"),
-    Rule(
-        ("memory", "network", "micro_batch_size", "micro_batch_tokens", "data.num_workers"),
-        Change.APPLIES,
-        "the same numbers within rounding",
-    ),
-    Rule(
-        (
-            "output_dir",
-            "gold_reward",
-            "reward_timeout",
-            "sampled_texts",
-            "max_skipped_in_a_row",
-            "data.val_sources",
-            "data.test_sources",
-        ),
-        Change.APPLIES,
-        "no influence on what is learned",
-    ),
-    Rule(
-        (
-            "network.lora_rank",
-            "network.lora_targets",
-            "network.load_in_4bit",
-            "network.trained_layers",
-        ),
-        Change.REFUSED,
-        "the weights would not fit",
-    ),
-    Rule(
-        ("model_path", "weights of the reference"),
-        Change.NEEDS_CONSENT,
-        "another reference, tokenizer or start",
-    ),
-    Rule(("rewards", "weights of the reward models"), Change.NEEDS_CONSENT, "another objective"),
-    Rule(("lm_coef",), Change.NEEDS_CONSENT, "another objective; 0 has no output layer to train"),
-    Rule(
-        ("critic_init", "head_seed", "critic_pretraining"),
-        Change.NEEDS_CONSENT,
-        "acts at the start of a run only",
-    ),
-    Rule(("seed",), Change.NEEDS_CONSENT, "other random numbers from here on"),
-    Rule(
-        (
-            "trainer.precision",
-            "network.dtype",
-            "network.lora_alpha",
-            "network.lora_dropout",
-            "memory.frozen_dtype",
-        ),
-        Change.NEEDS_CONSENT,
-        "other numbers for the same weights",
-    ),
-    Rule(("data",), Change.NEEDS_CONSENT, "other examples, or another order of them"),
-    Rule(("training examples",), Change.NEEDS_CONSENT, "the same files with another content"),
-    Rule(
-        ("batch size on all ranks",),
-        Change.NEEDS_CONSENT,
-        "the position in the data counts batches; a different number of ranks changes nothing if "
-        "`data.batch_size` makes up for it",
-    ),
-    Rule(
-        ("number of ranks",),
-        Change.NEEDS_CONSENT,
-        "compared with `data.tokens_per_batch` only, where a batch is a rank's",
-    ),
+RULES = tuple(
+    Rule(tuple(names.split(", ")), change, remark)
+    for change, remarks in {
+        Change.APPLIES: {
+            "optimizer, policy_optimizer, critic_optimizer": "from the first update; schedules "
+            "stay at their position",
+            "reward_shaping": "a new `kl_coef` replaces one that has adapted; an unchanged one "
+            "continues from there",
+            "sampling, responses_per_prompt, advantages, loss, minibatches": "from the first batch",
+            "max_iterations": "schedules are planned anew, as with `max_epochs`",
+            "memory, network, micro_batch_size, micro_batch_tokens, data.num_workers": "the same "
+            "numbers within rounding",
+            "output_dir, gold_reward, reward_timeout, sampled_texts, max_skipped_in_a_row, "
+            "data.val_sources, data.test_sources": "no influence on what is learned",
+        },
+        Change.REFUSED: {
+            "network.lora_rank, network.lora_targets, network.load_in_4bit, "
+            "network.trained_layers": "the weights would not fit",
+        },
+        Change.NEEDS_CONSENT: {
+            "model_path, weights of the reference": "another reference, tokenizer or start",
+            "rewards, weights of the reward models": "another objective",
+            "lm_coef": "another objective; 0 has no output layer to train",
+            "critic_init, head_seed, critic_pretraining": "acts at the start of a run only",
+            "seed": "other random numbers from here on",
+            "trainer.precision, network.dtype, network.lora_alpha, network.lora_dropout, "
+            "memory.frozen_dtype": "other numbers for the same weights",
+            "data": "other examples, or another order of them",
+            "training examples": "the same files with another content",
+            "batch size on all ranks": "the position in the data counts batches; a different "
+            "number of ranks changes nothing if `data.batch_size` makes up for it",
+            "number of ranks": "compared with `data.tokens_per_batch` only, where a batch is a "
+            "rank's",
+        },
+    }.items()
+    for names, remark in remarks.items()
 )
 """Rules by name of a setting or group; the longest name that fits wins."""
 
@@ -303,7 +259,7 @@ class Resume(Callback):
         self.saved_metrics: dict[str, float] = {}
         self._settings: dict[str, Any] | None = None  # of this run, for its checkpoints
         self._changes: list[ChangedSetting] = []  # since the checkpoint
-        self._configured: list[OptimizerSettings] = []
+        self._configured: list[Configured] = []
         self._random_state: dict[str, Any] = {}
         self._loader_states: list[dict[str, Any]] = []
 
@@ -381,7 +337,10 @@ class Resume(Callback):
         self.trained = False  # the trials of a Tuner end before this hook
         self._settings = None  # of an earlier fit
         self._configured = [
-            optimizer_settings(optimizer, schedule)
+            (
+                [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
+                [float(rate) for rate in schedule.base_lrs],
+            )
             for optimizer, schedule in trained_networks(pl_module)
         ]
 
@@ -461,25 +420,10 @@ def fill_buffers(module: nn.Module, saved: dict[str, Any]) -> dict[str, Any]:
     return {**saved, **added}
 
 
-class OptimizerSettings(NamedTuple):
-    """Settings of an optimizer's groups, and its schedule's peak learning rates, as configured."""
-
-    groups: list[dict[str, Any]]
-    base_lrs: list[float]
-
-
-def optimizer_settings(
-    optimizer: Optimizer | LightningOptimizer, schedule: LRScheduler
-) -> OptimizerSettings:
-    """The settings of an optimizer and its schedule now."""
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-    return OptimizerSettings(groups, [float(rate) for rate in schedule.base_lrs])
-
-
 def apply_optimizer_settings(
     optimizer: Optimizer | LightningOptimizer,
     schedule: LRScheduler,
-    configured: OptimizerSettings,
+    configured: Configured,
     fields: set[str],
 ) -> None:
     """Set what is configured, after a checkpoint's state has replaced it.
@@ -488,13 +432,14 @@ def apply_optimizer_settings(
     unless `learning_rate` is among the `fields` of `OptimizerOptions` that have changed.
     """
     rates = {"lr", "initial_lr"}
-    for group, settings in zip(optimizer.param_groups, configured.groups, strict=True):
+    groups, base_lrs = configured
+    for group, settings in zip(optimizer.param_groups, groups, strict=True):
         group |= {key: value for key, value in settings.items() if key not in rates}
         if "learning_rate" in fields:
             group["initial_lr"] = settings["initial_lr"]
     if not isinstance(schedule, LambdaLR):  # a subclass may build any
         return
-    bases = configured.base_lrs if "learning_rate" in fields else schedule.base_lrs
+    bases = base_lrs if "learning_rate" in fields else schedule.base_lrs
     factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
     lrs = [base * factor for base, factor in zip(bases, factors, strict=True)]
     schedule.load_state_dict({**schedule.state_dict(), "base_lrs": [*bases], "_last_lr": lrs})

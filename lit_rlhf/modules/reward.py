@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -36,17 +36,6 @@ from lit_rlhf.modules.updates import (
     trained_networks,
 )
 from lit_rlhf.stats import all_gather_rows, global_denominator, global_means, global_sum
-
-
-class PreferenceShare(NamedTuple):
-    """Outputs of `RewardModule` for a micro-batch of `B` pairs.
-
-    Metrics are 0-dim and add up over micro-batches. Differences of the scores, chosen minus
-    rejected, are `[B]` without a graph.
-    """
-
-    metrics: dict[str, Tensor]
-    differences: Tensor
 
 
 class RewardModule(StageModule):
@@ -114,8 +103,14 @@ class RewardModule(StageModule):
         """The output layer of the language-model loss; `None` if there is no such loss."""
         return self.networks["lm_head"] if self.lm_coef > 0 else None
 
-    def forward(self, batch: PreferenceBatch, pairs: Tensor, tokens: Tensor) -> PreferenceShare:
-        """Share of a micro-batch in the means over all `pairs` and chosen `tokens` of a step."""
+    def forward(
+        self, batch: PreferenceBatch, pairs: Tensor, tokens: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Share of a micro-batch in the means over all `pairs` and chosen `tokens` of a step.
+
+        Returns metrics, 0-dim, which add up over micro-batches, and the differences of the scores,
+        chosen minus rejected, `[B]` without a graph.
+        """
         chosen, rejected = batch.chosen, batch.rejected
         # One forward for both sides: packed, the padding of the shorter side costs nothing.
         n_rows, length = chosen.input_ids.shape
@@ -151,7 +146,7 @@ class RewardModule(StageModule):
         metrics["reward/loss"] = reward_model_loss(
             metrics["reward/pairwise_loss"], lm_loss, self.lm_coef
         )
-        return PreferenceShare(metrics, (chosen_scores - rejected_scores).detach())
+        return metrics, (chosen_scores - rejected_scores).detach()
 
     def training_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
         """One update on a batch of pairs; returns the loss over all ranks, for callbacks."""

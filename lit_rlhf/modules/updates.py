@@ -80,14 +80,6 @@ def trained_networks(module: LightningModule) -> list[TrainedNetwork]:
     return [TrainedNetwork(optimizer, cast(LRScheduler, schedule)) for optimizer, schedule in pairs]
 
 
-class Updated(NamedTuple):
-    """Summed metrics, the gradient norm (L2) before clipping, and whether a step was made."""
-
-    metrics: dict[str, Tensor]
-    grad_norm: Tensor
-    applied: bool
-
-
 class UpdateGuard:
     """Makes updates, skips those in which a number is not finite, and counts these.
 
@@ -111,8 +103,10 @@ class UpdateGuard:
         shares: Iterable[Share],
         max_norm: float | None,
         place: str,
-    ) -> Updated:
+    ) -> tuple[dict[str, Tensor], Tensor, bool]:
         """Clip and step, or skip the step where a loss or the gradient norm is not finite.
+
+        Returns summed metrics, the gradient norm before clipping, and whether a step was made.
 
         Gradients and metrics of the `shares` add up; losses are the metrics whose key ends with
         `loss`. Messages say what is updated (`network`) and where in the run (`place`).
@@ -134,7 +128,7 @@ class UpdateGuard:
             step = clipped_step(optimizer, max_norm)
             found = [] if step.applied else ["its gradient norm"]
         self._count_update(module.trainer, network, found, place)
-        return Updated(totals, *step)
+        return totals, *step
 
     @contextmanager
     def iteration(self, trainer: Trainer, networks: str, place: str) -> Iterator[None]:
@@ -248,13 +242,6 @@ def find_last_saved(callbacks: Iterable[Any]) -> str | None:
     return str(max(existing, key=lambda path: path.stat().st_mtime)) if existing else None
 
 
-class MicroBatch(NamedTuple):
-    """Rows of a rank's batch, with the factor of their loss: 1, or 0 for repeated rows."""
-
-    rows: slice
-    weight: float
-
-
 def slice_batch(batch: BatchT, rows: slice) -> BatchT:
     """Rows of a NamedTuple of tensors, lists and nested NamedTuples; `None` stays `None`."""
     return type(batch)(*(_slice_field(field, rows) for field in batch))
@@ -286,19 +273,20 @@ def split_rows(lengths: Tensor, max_rows: int | None, max_tokens: int | None) ->
 
 def split_batch(
     model: LanguageModel, lengths: Tensor, max_rows: int | None, max_tokens: int | None
-) -> list[MicroBatch]:
+) -> list[tuple[slice, float]]:
     """Split this rank's batch, with `lengths` `[B]`, into the same number of parts on every rank.
 
-    Every backward may wait for the other ranks, but ranks differ in tokens, and in the dynamic
-    batches of Section 4.2 in rows. A rank that has no rows left takes its first part again,
-    with weight 0. Without any limit, a CPU takes as many tokens as fit into `ACTIVATION_BYTES`.
+    A part is rows, and the factor of their loss: 1, or 0 for rows that a rank takes again, as it
+    has none left. Every backward may wait for the other ranks, but ranks differ in tokens, and in
+    the dynamic batches of Section 4.2 in rows. Without any limit, a CPU takes as many tokens as fit
+    into `ACTIVATION_BYTES`.
     """
     if max_rows is None and max_tokens is None and lengths.device.type == "cpu":
         max_tokens = tokens_within_memory(model)
-    parts = [MicroBatch(rows, 1.0) for rows in split_rows(lengths, max_rows, max_tokens)]
+    parts = [(rows, 1.0) for rows in split_rows(lengths, max_rows, max_tokens)]
     if max_rows is not None or max_tokens is not None:
         most = global_max(len(parts), lengths.device)
-        parts += [MicroBatch(parts[0].rows, 0.0)] * (most - len(parts))
+        parts += [(parts[0][0], 0.0)] * (most - len(parts))
     return parts
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lit_rlhf.forward import LanguageModel, hidden_states
 from lit_rlhf.modules import updates
-from lit_rlhf.modules.updates import MicroBatch
 from tests.invariant.trajectories import assert_same_trajectory, stage_run, trajectory
 from tests.modules.stages import StepRecorder, fitted
 
@@ -56,9 +55,9 @@ def test_uneven_micro_batches_count_their_own_rows_and_tokens(
 
     def watched(
         model: LanguageModel, lengths: Tensor, max_rows: int | None, max_tokens: int | None
-    ) -> list[MicroBatch]:
+    ) -> list[tuple[slice, float]]:
         parts = split(model, lengths, max_rows, max_tokens)
-        sizes[max_rows or max_tokens] = [part.rows.stop - part.rows.start for part in parts]
+        sizes[max_rows or max_tokens] = [rows.stop - rows.start for rows, _ in parts]
         return parts
 
     for user in ("sft", "reward", "ppo"):

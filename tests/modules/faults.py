@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor
 
-from lit_rlhf.modules import LossShare, PPOModule, PreferenceShare, RewardModule, SFTModule
+from lit_rlhf.modules import LossShare, PPOModule, RewardModule, SFTModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.modules.stages import copied, demonstrations, nested, preferences
 
@@ -49,12 +49,12 @@ class FaultyReward(RewardModule):
         super().__init__(model_path, **options)
         self.at, self.kind, self.batches = at, kind, 0
 
-    def forward(self, *arguments: Any) -> PreferenceShare:
+    def forward(self, *arguments: Any) -> tuple[dict[str, Any], Any]:
         metrics, differences = super().forward(*arguments)
         if self.batches in self.at:
             metrics["reward/loss"] = broken(metrics["reward/loss"], self.kind)
         self.batches += 1
-        return PreferenceShare(metrics, differences)
+        return metrics, differences
 
 
 class FaultyPPO(PPOModule):

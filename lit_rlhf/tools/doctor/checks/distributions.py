@@ -1,7 +1,6 @@
 """Checks that the distributions which PPO compares are the right ones, before the first update."""
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,21 +99,21 @@ def check_sampling(case: Case) -> Finding:
     assert case.batch is not None
     # log-probs that generation computed must not be compared with themselves
     scored = case.rescored or case.estimates
-    gap = entropy_gap(case.rollouts, scored)
+    gap, standard_errors = entropy_gap(case.rollouts, scored)
     options = case.module.sampling.off_policy_options
     if options:
         return warning(
             f"With {', '.join(options)} samples differ from the policy that is scored: their "
-            f"log-probs are {gap.mean:+.3f} nats per token away from minus its entropy. PPO's "
+            f"log-probs are {gap:+.3f} nats per token away from minus its entropy. PPO's "
             "ratio and KL are biased.",
             "Leave these options of model.sampling at their defaults.",
         )
     temperature = case.module.sampling.temperature
-    if abs(gap.standard_errors) > FAR:
+    if abs(standard_errors) > FAR:
         return failure(
             "The rollouts do not come from the distribution that they are scored with: their "
-            f"log-probs are {gap.mean:+.3f} nats per token away from minus its entropy "
-            f"({abs(gap.standard_errors):.0f} standard errors).",
+            f"log-probs are {gap:+.3f} nats per token away from minus its entropy "
+            f"({abs(standard_errors):.0f} standard errors).",
             f"rollout() must sample from softmax(logits / {temperature:g}), see "
             "model.sampling.temperature, over all tokens, as estimate() scores.",
         )
@@ -139,19 +138,15 @@ def check_sampling(case: Case) -> Finding:
     )
 
 
-class EntropyGap(NamedTuple):
-    """A mean over tokens in nats, and in its standard errors (0 for few tokens)."""
+def entropy_gap(rollouts: RolloutBatch, estimates: TokenStatistics) -> tuple[float, float]:
+    """Average the log-probs of sampled tokens plus the entropy: 0 in expectation if sampled.
 
-    mean: float
-    standard_errors: float
-
-
-def entropy_gap(rollouts: RolloutBatch, estimates: TokenStatistics) -> EntropyGap:
-    """Average the log-probs of sampled tokens plus the entropy: 0 in expectation if sampled."""
+    Returns the mean in nats, and in its standard errors (0 for few tokens).
+    """
     excess = (estimates.logprobs + estimates.entropy)[rollouts.response_mask].double()
     mean = float(excess.mean())
     error = float(excess.std(correction=0)) / len(excess) ** 0.5
-    return EntropyGap(mean, mean / error if len(excess) >= MIN_TOKENS and error > 0 else 0.0)
+    return mean, mean / error if len(excess) >= MIN_TOKENS and error > 0 else 0.0
 
 
 def generation_difference(case: Case) -> float:
