@@ -53,7 +53,6 @@ class SandboxError(ValueError):
     """
 
     def __init__(self, name: str, message: str = "") -> None:
-        """Initialize the error, see the attributes."""
         self.name = "" if name == "MemoryError" else name
         super().__init__(message)
 

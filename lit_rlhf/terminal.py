@@ -29,7 +29,7 @@ class LastingStream:
         except OSError:
             self._drop()
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401, D105  # whatever the stream has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever the stream has
         return getattr(self._stream, name)
 
     def _drop(self) -> None:

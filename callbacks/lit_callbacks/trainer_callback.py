@@ -46,7 +46,7 @@ class WatchCallback:
         self.stopped_by: Verdict | None = None
         """The verdict at which this callback ended training."""
 
-    def __getattr__(self, name: str) -> Callable[..., None]:  # noqa: D105  # see the class
+    def __getattr__(self, name: str) -> Callable[..., None]:  # see the class
         if name.startswith("on_"):  # the Trainer's other events
             return lambda *arguments, **options: None
         raise AttributeError(name)

@@ -156,7 +156,6 @@ class RLHFCLI(LightningCLI):
         args: ArgsType = None,
         **options: Any,
     ) -> None:
-        """Take LightningCLI's arguments, and do all that it does."""
         self._arguments = sys.argv[1:] if args is None else args
         self._parsers: list[RLHFArgumentParser] = []
         super().__init__(model_class, datamodule_class, args=args, **options)

@@ -189,7 +189,6 @@ class StoredExamples(Sequence[Any]):
         self._rows = rows.with_format("arrow")
 
     def __len__(self) -> int:
-        """Number of examples."""
         return len(self._rows)
 
     @overload

@@ -31,7 +31,6 @@ class EncodingError(ValueError):
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        """Initialize the error, see the attributes."""
         self.reason = reason
         self.detail = detail
         super().__init__(reason + (f" ({detail})" if detail else ""))

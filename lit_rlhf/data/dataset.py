@@ -235,7 +235,6 @@ class PromptDataset(Dataset[PromptExample]):
         self.ptx = ptx
 
     def __len__(self) -> int:
-        """Number of prompts."""
         return len(self.prompts)
 
     def __getitem__(self, index: Index) -> PromptExample:

@@ -58,7 +58,6 @@ class RecordError(ValueError):
     """
 
     def __init__(self, location: Location, reason: str, field: str = "", detail: str = "") -> None:
-        """Initialize the error, see the attributes."""
         self.location = location
         self.reason = reason
         self.field = field

@@ -56,7 +56,6 @@ class EpochBatchSampler(Sampler[list[Index]], ABC):
         """This rank's batches of the current epoch."""
 
     def __iter__(self) -> Iterator[list[Index]]:
-        """Iterate over this rank's batches of the current epoch."""
         return iter(self.batches())
 
     def _generator(self, *stream: int) -> np.random.Generator:
@@ -111,7 +110,6 @@ class FixedBatchSampler(EpochBatchSampler):
             )
 
     def __len__(self) -> int:
-        """Number of batches per rank and epoch."""
         global_size = self.batch_size * self.num_replicas
         return self.total // global_size if self.drop_last else math.ceil(self.total / global_size)
 
@@ -215,7 +213,6 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
             )
 
     def __len__(self) -> int:
-        """Number of batches per rank and epoch."""
         if self.drop_last:
             return self._count // self.num_replicas
         return math.ceil(self._count / self.num_replicas)
@@ -296,7 +293,6 @@ class PairedBatchSampler(EpochBatchSampler):
         self.second.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Number of batches per rank and epoch."""
         return len(self.first)
 
     def batches(self) -> list[list[Index]]:

@@ -70,7 +70,6 @@ class DataSource:
     drop_duplicates: bool = False
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         if isinstance(self.path, PathLike):
             self.path = fspath(self.path)
         # a mapping of splits, such as a DatasetDict, is iterable too

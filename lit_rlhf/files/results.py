@@ -77,7 +77,6 @@ class ProgressFile:
             self._read(self.path)
 
     def __enter__(self) -> Self:
-        """Return the file."""
         return self
 
     def __exit__(

@@ -84,7 +84,6 @@ class ModelOptions:
     torch_compile: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         # options come from YAML, command lines and checkpoints too, which mypy does not see
         check_choice("dtype", self.dtype, DTYPES)
         check_count("lora_rank", self.lora_rank, minimum=0)

@@ -61,7 +61,6 @@ class OptimizerOptions:
     grad_clip: float | None = 1.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_fields(check_positive, self, "learning_rate", "eps", "grad_clip")
         check_fields(check_not_negative, self, "weight_decay")
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
@@ -90,7 +89,6 @@ class MinibatchOptions:
     micro_batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_fields(
             check_count,
             self,
@@ -124,5 +122,4 @@ class CriticPretrainingOptions:
     target_value_loss: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_count("iterations", self.iterations, 0)

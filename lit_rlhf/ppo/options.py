@@ -55,7 +55,6 @@ class RewardShapingOptions:
     spread_coef: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_fields(check_positive, self, "clip", "kl_target", "kl_horizon")
         check_fields(check_not_negative, self, "kl_coef", "missing_eos_penalty", "spread_coef")
         check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
@@ -92,7 +91,6 @@ class AdvantageOptions:
     truncation: Truncation = "terminal"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_fields(check_unit_interval, self, "gamma", "lam")
         check_fields(check_positive, self, "clip")
         check_choice("truncation", self.truncation, get_args(Truncation))
@@ -137,7 +135,6 @@ class PPOLossOptions:
     ptx_coef: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_choice("policy_objective", self.policy_objective, get_args(PolicyObjective))
         check_choice("old_policy", self.old_policy, get_args(OldPolicy))
         check_fields(
@@ -183,7 +180,6 @@ class MemoryOptions:
     max_tokens_per_forward: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if self.frozen_dtype is not None:
             check_choice("frozen_dtype", self.frozen_dtype, DTYPES)
         check_fields(check_count, self, "rollout_batch_size", "max_tokens_per_forward")

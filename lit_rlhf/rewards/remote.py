@@ -67,7 +67,6 @@ class RemoteScorer:
     fields: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         try:
             url = httpx2.URL(self.url)
         except httpx2.InvalidURL:

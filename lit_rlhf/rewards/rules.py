@@ -42,7 +42,6 @@ class LengthRule:
     unit: Literal["tokens", "words", "characters"] = "tokens"
 
     def __post_init__(self) -> None:
-        """Check the range."""
         if self.shortest < 0 or (self.longest is not None and self.longest < self.shortest):
             raise ValueError(
                 "shortest, longest: expected 0 <= shortest <= longest, got "
@@ -79,7 +78,6 @@ class FormatRule:
     text: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that `text` is given exactly where it is needed."""
         needed = self.kind in ("prefix", "suffix")
         if needed != bool(self.text):
             wanted = "a text" if needed else "none"
@@ -119,7 +117,6 @@ class RegexRule:
     timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check the timeout, and compile the pattern."""
         check_positive("timeout", self.timeout)
         _compile(self.pattern)
 
@@ -152,7 +149,6 @@ class EqualsRule:
     timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check the timeout, and compile the pattern."""
         check_positive("timeout", self.timeout)
         if self.pattern is not None:
             _compile(self.pattern)
@@ -225,7 +221,6 @@ class SentimentRule:
     """
 
     def __post_init__(self) -> None:
-        """Read the lexicon."""
         _sentiment_analyzer()
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:

@@ -150,7 +150,6 @@ class Experience:
     critic_lower: Tensor | None = None
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.loss_mask)
 
     def select(self, index: Tensor) -> "Experience":

@@ -47,7 +47,6 @@ class SamplingOptions:
     min_new_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         check_count("max_new_tokens", self.max_new_tokens)
         check_count("top_k", self.top_k, minimum=0)
         check_positive("temperature", self.temperature)  # do_sample=False is greedy

@@ -149,11 +149,9 @@ class ShardReader:
         self.keys = set(self.shards[0].keys())
 
     def __enter__(self) -> Self:
-        """The reader itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the shards."""
         self.stack.close()
 
     def read_range(self, key: str, start: int, stop: int) -> Tensor:

@@ -73,7 +73,6 @@ class Quickstart:
     steps: Steps | None = None
 
     def __post_init__(self) -> None:
-        """Check that the configurations exist."""
         if not (self.configs / "sft.yaml").is_file():
             raise FileNotFoundError(f"configs: expected a folder with sft.yaml, got {self.configs}")
 

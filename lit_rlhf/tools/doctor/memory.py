@@ -99,7 +99,6 @@ class PPOSizes:
     trained_layers: int | None = None
 
     def __post_init__(self) -> None:
-        """Check that all numbers are positive."""
         names = ("gpus", "prompt_tokens", "response_tokens", "rollouts", "rows", "scored_tokens")
         check_fields(check_count, self, *names)
 

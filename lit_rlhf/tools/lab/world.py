@@ -47,7 +47,6 @@ class World:
     labels_see_form: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         # not by lit_rlhf.checks, which imports torch
         if self.language not in ("en", "zh", "both"):
             raise ValueError(f"language: expected 'en', 'zh' or 'both', got {self.language!r}")

@@ -64,7 +64,6 @@ class JudgeOptions:
     max_attempts: int = 3
 
     def __post_init__(self) -> None:
-        """Raise ValueError if an option is out of range."""
         for name in ("max_tokens", "max_characters", "concurrency", "max_attempts"):
             check_count(f"judge.{name}", getattr(self, name))
         check_count("judge.max_retries", self.max_retries, minimum=0)

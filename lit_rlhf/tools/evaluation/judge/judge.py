@@ -150,7 +150,6 @@ class Judge(AbstractContextManager["Judge"]):
         self.asked: set[str] = set()
 
     def __exit__(self, *error: object) -> None:
-        """Close connections and file."""
         self._client.close()
         self._cache.close()
 
