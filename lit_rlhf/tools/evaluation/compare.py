@@ -256,27 +256,9 @@ def compare_policies(
 ) -> Comparison:
     """Sample from several policies on the same prompts, and score and compare the responses.
 
-    The responses depend on `batch_size`. KL is measured from the first policy, the baseline.
-
-    Args:
-        policies: Folders or hub ids of causal language models, the baseline first.
-        prompts: Where the prompts come from.
-        rewards: As for PPO, also callables and loaded reward models. Each is reported by itself,
-            times its weight and never normalized. May be empty.
-        sampling: How responses are sampled.
-        model_options: How models are loaded.
-        device: Where to run; `None` is the CPU.
-        batch_size: Prompts per batch.
-        tie_margin: Largest difference of scores (times the weight) that counts as a tie.
-        chat_template: `tokenizer` for the policies' own, or the name of a built-in one.
-        max_prompt_length: Longest prompt in tokens; `None` decides as `load_shared_encoder` does.
-        max_prompts: Number of prompts to use, from the first; `None` uses all.
-        on_bad_record: What to do about a record without a usable prompt, see `read_prompts`.
-        seed: Seed of the sampling, the same for every policy, and of the bootstrap intervals.
-        responses: JSON lines file for all responses with their scores and KL. Until it is complete,
-            `<responses>.partial` keeps finished batches, from which the same call continues.
-        samples_per_prompt: Responses of each policy to each prompt. Scores are averaged over them.
-        best_of: Sizes for the best of n of the baseline, see `BestOf`.
+    The arguments are the options of `lit_rlhf evaluate`, where each is described. Rewards may also
+    be callables and loaded reward models, or be none. `responses` is a JSON lines file; until it is
+    complete, `<responses>.partial` keeps finished batches, from which the same call continues.
     """
     check_count("samples_per_prompt", samples_per_prompt)
     if best_of and not (rewards and 1 <= min(best_of) <= max(best_of) <= samples_per_prompt):

@@ -155,17 +155,8 @@ def sample_batches(
     Each batch has its own seed, derived from `seed`. Models that are given the same prompts, seed
     and batch size draw with the same seeds.
 
-    Args:
-        load_model: Returns the policy; not called if all batches are finished.
-        encoder: Its encoder.
-        examples: The prompts.
-        sampling: How to sample.
-        batch_size: Prompts per batch. The responses depend on it.
-        seed: Seed of the sampling.
-        describe: Converts a batch to JSON types.
-        responses_per_prompt: Responses to each prompt.
-        unfinished: The file of finished batches, to which each new one is added.
-        name: Name of the batches in the file.
+    `load_model` is not called if all batches are finished, `describe` converts a batch to JSON
+    types, and each new batch is added to the file `unfinished` under `name`.
 
     Yields:
         For each batch the positions of its prompts as `"positions"`, and its description; of the
@@ -241,22 +232,10 @@ def generate_from_models(
 ) -> Generation:
     """Sample responses to prompts from one or more models, one model after the other.
 
-    Args:
-        models: Folders or hub ids of causal language models. Each uses its own tokenizer and chat
-            template.
-        prompts: The prompts.
-        sampling: How responses are sampled.
-        model_options: How models are loaded.
-        device: Where to run; `None` is the CPU.
-        batch_size: Prompts per batch.
-        responses_per_prompt: Responses of each model to each prompt.
-        chat_template: `tokenizer` for the models' own, or the name of a built-in one.
-        max_prompt_length: Longest prompt in tokens; `None` decides as `load_encoder` does.
-        seed: Seed of the sampling, the same for every model.
-        output: JSON lines file for the responses. Until it is complete, `<output>.partial` keeps
-            finished batches, from which the same call continues.
-        on_bad_record: What to do about a prompt that a model's encoder refuses. One that one model
-            refuses is left out for all.
+    The arguments are the options of `lit_rlhf generate`, where each is described. A prompt that one
+    model's encoder refuses is left out for all with `on_bad_record="skip"`. Until `output`, a JSON
+    lines file, is complete, `<output>.partial` keeps finished batches, from which the same call
+    continues.
     """
     model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
     if not prompts:

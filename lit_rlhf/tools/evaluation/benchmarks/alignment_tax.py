@@ -83,18 +83,8 @@ def run_benchmarks(
 ) -> BenchmarkReport:
     """Run benchmarks on several models and compare them with the first.
 
-    The models read the texts as the benchmarks write them, without a chat template.
-
-    Args:
-        models: Folders or hub ids of causal language models.
-        tasks: Names of tasks, groups or tags of lm-evaluation-harness, which downloads their data.
-        choices: Files of multiple-choice questions (see `read_questions`). Nothing is downloaded.
-        model_options: How models are loaded.
-        device: Where to run; `None` is the CPU.
-        batch_size: Texts per forward.
-        shots: Examples before each question; `None` takes each benchmark's own number. For a file
-            they are drawn from its other questions.
-        max_questions: Number of questions to use of each task, from the first; `None` uses all.
+    The models read the texts as the benchmarks write them, without a chat template. The arguments
+    are the options of `lit_rlhf evaluate`, where each is described; `tasks` are its `--benchmarks`.
     """
     if not tasks and not choices:
         raise ValueError("benchmarks, choices: expected at least one of them, got none")

@@ -95,18 +95,7 @@ def score_pairs(
 ) -> ScoredPairs:
     """Score preference pairs with a reward model.
 
-    Args:
-        model: Folder or hub id of the reward model.
-        sources: Sources of the pairs.
-        language_model: Folder or hub id of the language model that the reward model started from.
-            Its log-probs are computed too, and its output layer serves a reward model without one.
-        options: Options for loading the models.
-        device: Device to run on; `None` for the CPU.
-        batch_size: Number of pairs per batch.
-        chat_template: `tokenizer` for the model's own, or the name of a built-in one.
-        max_length: Longest dialogue in tokens; `None` for the length in training, or 512.
-        max_pairs: Number of first pairs to use of each source; `None` for all.
-        on_bad_record: `error` or `skip`.
+    The arguments are the options of `lit_rlhf report reward`, where each is described.
     """
     if max_pairs is not None:
         check_count("max_pairs", max_pairs)
