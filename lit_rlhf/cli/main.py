@@ -109,7 +109,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         _check_configs(arguments)  # before Lightning is imported, which takes seconds
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    _use_expandable_segments()  # before torch is imported
+    # CUDA's allocator lets its blocks grow, as sizes of packed forwards differ from each other.
+    # Before torch is imported.
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     # Imports leave no garbage, and the collector would look through all they make several times:
     # a fifth of the time until a command starts.
     gc.disable()
@@ -200,23 +203,14 @@ def _refuse(message: str, cause: Exception | None = None) -> NoReturn:
     raise SystemExit(2) from cause
 
 
-def _use_expandable_segments() -> None:
-    """Let CUDA's allocator grow its blocks, as sizes of packed forwards differ from each other."""
-    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-
-
 def _hide_notes_of_loading() -> None:
     """Hide transformers' bars for models, which break the stages', and DeepSpeed's note."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
-    logging.getLogger("DeepSpeed").addFilter(_is_no_accelerator_note)
-
-
-def _is_no_accelerator_note(record: logging.LogRecord) -> bool:
-    """Tell DeepSpeed's note about its accelerator (0.19.8) from other messages."""
-    return "Setting accelerator to CPU" not in record.getMessage()
+    logging.getLogger("DeepSpeed").addFilter(
+        lambda record: "Setting accelerator to CPU" not in record.getMessage()  # DeepSpeed 0.19.8
+    )
 
 
 if __name__ == "__main__":

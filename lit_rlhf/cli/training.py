@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -288,7 +288,10 @@ class RLHFCLI(LightningCLI):
                 return
         writes = trainer.is_global_zero and not is_dry_run(trainer)
         # A checkpoint from elsewhere begins another run, which must not replace one that is there.
-        resumes = given.ckpt_path == "last" or _lies_in(given.ckpt_path, folders_during(trainer))
+        parents = Path(given.ckpt_path).resolve().parents if given.ckpt_path else ()
+        resumes = given.ckpt_path == "last" or any(
+            folder.resolve() in parents for folder in folders_during(trainer)
+        )
         if writes and not resumes:
             self._make_room(model, given.overwrite)
         if isinstance(model, StageModule):
@@ -336,12 +339,6 @@ class RLHFCLI(LightningCLI):
         words = [*_drop_flag(self._arguments, "--ckpt_path"), "--ckpt_path", value]
         words = [word for word in words if word != "--overwrite"]
         print(f"To resume: {shlex.join(['lit_rlhf', *words])}", flush=True)
-
-
-def _lies_in(path: str | None, folders: Iterable[Path]) -> bool:
-    """Whether a path is inside one of some folders; `None` is not."""
-    parents = [] if path is None else Path(path).resolve().parents
-    return any(folder.resolve() in parents for folder in folders)
 
 
 def _drop_flag(arguments: Sequence[str], name: str) -> list[str]:

@@ -320,7 +320,8 @@ def split_records(
         if not 0 <= value < 1:
             raise ValueError(f"{name}: expected 0 <= fraction < 1, got {value}")
     # A hash instead of a shuffle: a few records more or less hardly change the split of the others.
-    keys = [_hash_prompt(record, seed) for record in records]
+    turns = ([[turn.role, turn.content] for turn in prompt_of(record)] for record in records)
+    keys = [hashlib.sha256(json.dumps([seed, of]).encode("utf-8")).digest() for of in turns]
     order = sorted(set(keys))
     n_val, n_test = (
         max(1, round(fraction * len(order))) if fraction > 0 else 0
@@ -347,8 +348,3 @@ def prompt_of(record: Record) -> tuple[Message, ...]:
     if isinstance(record, TextRecord):
         return (Message("user", record.text),)
     return record.prompt
-
-
-def _hash_prompt(record: Record, seed: int) -> bytes:
-    turns = [[message.role, message.content] for message in prompt_of(record)]
-    return hashlib.sha256(json.dumps([seed, turns]).encode("utf-8")).digest()

@@ -31,7 +31,7 @@ class FolderLocks:
 
     def acquire(self, folders: Iterable[Path]) -> None:
         """Lock folders or free names, all or none; warn of a file system without locks."""
-        for path in dict.fromkeys(map(lock_path, folders)):
+        for path, folder in {lock_path(folder): folder for folder in folders}.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             # not per thread: the lock may be released in another thread
             lock: BaseFileLock = FileLock(path, blocking=False, thread_local=False)
@@ -41,7 +41,7 @@ class FolderLocks:
                 holder = path.read_text(encoding="utf-8")
                 self.interrupt()
                 raise FolderInUseError(
-                    f"{locked_folder(path)}: another run writes to this folder: {holder}. Wait for "
+                    f"{folder}: another run writes to this folder: {holder}. Wait for "
                     "its end, or give this run another folder"
                 ) from None
             except OSError as error:
@@ -74,8 +74,3 @@ def lock_path(folder: Path) -> Path:
     """File of the lock on a folder: `.NAME.lock` beside it."""
     folder = folder.resolve()
     return folder.with_name(f".{folder.name}.lock")
-
-
-def locked_folder(path: Path) -> Path:
-    """The folder whose `lock_path` is `path`."""
-    return path.with_name(path.name[1 : -len(".lock")])

@@ -78,9 +78,12 @@ def optimize_forward(model: ModuleT) -> ModuleT:
     if hasattr(inner, PLAN_ATTRIBUTE):
         return model
     reason = _install_packing(inner)
+    head = inner.get_output_embeddings()  # type: ignore[no-untyped-call]
     plan = ForwardPlan(
         packed=not reason,
-        chunked_logits=not reason and _head_is_separate(inner),
+        chunked_logits=not reason
+        and isinstance(head, nn.Module)
+        and head_matches_logits(inner, head),
         reason=reason,
         onednn_matmul=onednn_matmul,
         token_padding=PadToMultiple.for_network(inner.base_model, TOKEN_MULTIPLE),
@@ -186,11 +189,6 @@ def _count_lower_layers(model: PreTrainedModel) -> int:
         rank_zero_info(f"{type(model).__name__}: computes its lower layers anew, as {error!r}")
         return 0
     return lower.n_layers if torch.equal(actual, expected) else 0
-
-
-def _head_is_separate(model: PreTrainedModel) -> bool:
-    lm_head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    return isinstance(lm_head, nn.Module) and head_matches_logits(model, lm_head)
 
 
 @contextmanager

@@ -222,8 +222,10 @@ class WeightedReward(nn.Module):
         self._pending = {}
         # a score that is not finite on any rank makes all ranks skip the iteration; its moments
         # would stay NaN for ever
-        if self.training and keys and self._all_finite(names):
-            for name, key in keys.items():
+        if self.training and keys:
+            bad = torch.stack([(~torch.isfinite(self.raw_scores[name])).sum() for name in names])
+            all_finite = not global_sum(bad).any()
+            for name, key in keys.items() if all_finite else ():
                 self._pending[key] = deepcopy(self._moments(key))
                 self._pending[key].update(self.raw_scores[name])
         scores = []
@@ -233,11 +235,6 @@ class WeightedReward(nn.Module):
                 raw = normalized_scores(raw, moments.mean, moments.std, clip=None)
             scores.append(raw)
         return scores
-
-    def _all_finite(self, names: Sequence[str]) -> bool:
-        """Whether the raw scores of these entries are finite on all ranks; a collective."""
-        bad = torch.stack([(~torch.isfinite(self.raw_scores[name])).sum() for name in names])
-        return int(global_sum(bad).sum()) == 0
 
     def _moments(self, key: str) -> RunningMoments:
         moments = self.moments[key]

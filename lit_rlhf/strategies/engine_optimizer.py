@@ -49,7 +49,8 @@ class EngineOptimizer(Optimizer):
     def step(self, closure: Callable[[], object] | None = None) -> object:  # type: ignore[override]
         """Run `closure`, then the engine's step: clip, update, gather weights, clear gradients."""
         result = None if closure is None else closure()
-        if not has_gradients(self.engine):
+        # ZeRO counts a step's backwards from 0, and sets -1 in `step`
+        if self.engine.optimizer.micro_step_id < 0:
             raise RuntimeError(
                 f"optimizer of {self.name!r}: step without a backward for this optimizer; call "
                 "lit_rlhf.strategies.backward(module, loss, optimizer) first"
@@ -103,12 +104,6 @@ def group_states(optimizer: EngineOptimizer) -> list[tuple[Tensor, dict[str, Any
 def is_partitioned(value: object, master: Tensor) -> bool:
     """Whether an entry of an optimizer's state has one element per element of the partition."""
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape == master.shape
-
-
-def has_gradients(engine: DeepSpeedEngine) -> bool:
-    """Whether an engine has had a backward since its last step."""
-    # ZeRO counts a step's backwards from 0, and sets -1 in `step`.
-    return bool(engine.optimizer.micro_step_id >= 0)
 
 
 def drop_gradients(engine: DeepSpeedEngine) -> None:

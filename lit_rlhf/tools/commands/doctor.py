@@ -103,13 +103,6 @@ class DoctorCLI(RLHFCLI):
             self.start_error = original_error(error)
 
 
-def _examine_configuration(cli: DoctorCLI, display: Display) -> Report:
-    """Run all checks on what a configuration describes."""
-    if cli.start_error is not None:
-        return report_start_failure(cli.start_error, cli.plan, display)
-    return examine(cli.model, cli.datamodule, cli.trainer, cli.plan, display)
-
-
 def _help_text() -> str:
     """The text of `--help`."""
     checks = (*CHECKS_BEFORE, *CHECKS_DURING)
@@ -153,7 +146,10 @@ def main(argv: Sequence[str]) -> Report:
         )
         assert isinstance(cli, DoctorCLI)
         display = Display()
-        report = _examine_configuration(cli, display)
+        if cli.start_error is not None:
+            report = report_start_failure(cli.start_error, cli.plan, display)
+        else:
+            report = examine(cli.model, cli.datamodule, cli.trainer, cli.plan, display)
     display.show_summary(report)
     output: str | None = cli.config.output
     if output is not None:

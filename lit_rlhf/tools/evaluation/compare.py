@@ -386,7 +386,10 @@ def measure_policy(
             torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
             for dtype, values in (batch["tensors"][key] for batch in batches)
         ]
-        return _join_batches(parts, order)
+        if parts[0].dim() == 2:  # padded by zeros outside of the response mask
+            width = max(part.shape[1] for part in parts)
+            parts = [functional.pad(part, (0, width - part.shape[1])) for part in parts]
+        return torch.cat(parts)[order]
 
     logprobs, ref_logprobs = join("logprobs"), join("ref_logprobs")
     totals = RolloutMetrics()
@@ -455,14 +458,6 @@ def _measure_batch(
         },
         "tensors": {name: [str(values.dtype), values.tolist()] for name, values in tensors.items()},
     }
-
-
-def _join_batches(parts: Sequence[Tensor], order: Tensor) -> Tensor:
-    """Concatenate the rows of all batches, zero-padded outside of the response mask, and sort."""
-    if parts[0].dim() == 2:
-        width = max(part.shape[1] for part in parts)
-        parts = [functional.pad(part, (0, width - part.shape[1])) for part in parts]
-    return torch.cat(list(parts))[order]
 
 
 def _load_rewards(

@@ -72,19 +72,11 @@ def choice_task(path: str, questions: Sequence[ChoiceQuestion]) -> dict[str, Any
         "fewshot_split": "test",
         "output_type": "multiple_choice",
         # functions: as Jinja templates, braces in a question would be evaluated
-        "doc_to_text": _get_text,
-        "doc_to_choice": _get_letters,
+        "doc_to_text": lambda record: str(record["text"]),
+        "doc_to_choice": lambda record: list(record["letters"]),
         "doc_to_target": "answer",
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     }
-
-
-def _get_text(record: Mapping[str, Any]) -> str:
-    return str(record["text"])
-
-
-def _get_letters(record: Mapping[str, Any]) -> list[str]:
-    return list(record["letters"])
 
 
 def _parse_question(row: Row) -> ChoiceQuestion:

@@ -30,10 +30,18 @@ def report_html(report: RewardReport) -> str:
         histograms=_histograms(report),
         source_table=_source_table(report),
         length_chart=svg_address(length_chart(report.by_length)),
-        length_table=_length_table(report),
+        length_table=dict(
+            heads=["chosen - rejected, tokens", "pairs", "right", "95 % interval"],
+            rows={bucket.label: _accuracy_cells(bucket.accuracy) for bucket in report.by_length},
+        ),
         scatter_chart=svg_address(scatter_chart(report.length_differences, report.differences)),
         reliability_chart=svg_address(reliability_chart(report.reliability)),
-        reliability_table=_reliability_table(report),
+        reliability_table=dict(
+            heads=["sure", "pairs", "right", "95 % interval"],
+            rows={
+                f"{found.confidence:.1%}": _accuracy_cells(found) for found in report.reliability
+            },
+        ),
         correlation_text=_correlation_text,
         roles=_ROLES,
         language_model=LANGUAGE_MODEL,
@@ -113,20 +121,6 @@ def _source_table(report: RewardReport) -> dict[str, Any]:
             ]
             for name, found in rows.items()
         },
-    )
-
-
-def _length_table(report: RewardReport) -> dict[str, Any]:
-    return dict(
-        heads=["chosen - rejected, tokens", "pairs", "right", "95 % interval"],
-        rows={bucket.label: _accuracy_cells(bucket.accuracy) for bucket in report.by_length},
-    )
-
-
-def _reliability_table(report: RewardReport) -> dict[str, Any]:
-    return dict(
-        heads=["sure", "pairs", "right", "95 % interval"],
-        rows={f"{found.confidence:.1%}": _accuracy_cells(found) for found in report.reliability},
     )
 
 
