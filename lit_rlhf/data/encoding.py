@@ -254,10 +254,7 @@ class DialogueEncoder:
     def _tokenize(self, text: str, split_special_tokens: bool = False) -> list[int]:
         # The template has written the BOS token where it belongs; the tokenizer must not add one.
         encoded = self.tokenizer(
-            text,
-            add_special_tokens=False,
-            split_special_tokens=split_special_tokens,
-            verbose=False,
+            text, add_special_tokens=False, split_special_tokens=split_special_tokens, verbose=False
         )
         return list(encoded["input_ids"])
 

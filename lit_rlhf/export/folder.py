@@ -90,10 +90,7 @@ def load_folder_model(
 
 
 def load_model(
-    path: Path,
-    options: ModelOptions,
-    network: NetworkName | None,
-    delta_weights: bool = False,
+    path: Path, options: ModelOptions, network: NetworkName | None, delta_weights: bool = False
 ) -> LanguageModel:
     """Load a folder of weights as a scalar model or as a language model."""
     config = read_config(path, options)

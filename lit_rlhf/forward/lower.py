@@ -10,13 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lit_rlhf.forward.networks import (
-    LanguageModel,
-    Offloaded,
-    forward_plan,
-    trunk_of,
-    unwrap_model,
-)
+from lit_rlhf.forward.networks import LanguageModel, Offloaded, forward_plan, trunk_of, unwrap_model
 
 KEPT_BYTES = 2**30
 """Most bytes of outputs that are kept of a network; the update computes more of them again."""

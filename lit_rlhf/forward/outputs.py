@@ -145,11 +145,7 @@ def target_logprobs(
 
 
 def target_logprobs_from_hidden(
-    model: LanguageModel,
-    lm_head: nn.Module,
-    hidden: Tensor,
-    input_ids: Tensor,
-    target_mask: Tensor,
+    model: LanguageModel, lm_head: nn.Module, hidden: Tensor, input_ids: Tensor, target_mask: Tensor
 ) -> Tensor:
     """`target_logprobs` from hidden states `[B, L, H]`, see `logits_from_hidden`."""
     (logprobs,) = _map_in_chunks(

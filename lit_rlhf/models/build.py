@@ -9,10 +9,7 @@ import torch
 from peft import PeftConfig, PeftModel, TaskType
 from safetensors import safe_open
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models.config import ModelOptions, read_config
@@ -63,10 +60,7 @@ def build_model(
 
 
 def load_adapter_folder(
-    path: str | Path,
-    options: ModelOptions,
-    base: str | None = None,
-    pickled_weights: bool = False,
+    path: str | Path, options: ModelOptions, base: str | None = None, pickled_weights: bool = False
 ) -> PeftModel:
     """Load a folder of LoRA adapters, with the model below them, which may be named by `base`."""
     file = Path(path) / ADAPTER_WEIGHTS

@@ -71,10 +71,7 @@ class StoredHead(NamedTuple):
     @property
     def key_mapping(self) -> dict[str, str]:
         """Transformers' `key_mapping` (pattern to name) to its own sequence classifiers."""
-        return {
-            rf"^{re.escape(TRL_PREFIX)}": "",
-            rf"^{re.escape(self.name)}\.": "score.",
-        }
+        return {rf"^{re.escape(TRL_PREFIX)}": "", rf"^{re.escape(self.name)}\.": "score."}
 
     def to_linear(self) -> nn.Linear:
         """The head as a layer, which shares its weights."""

@@ -32,11 +32,7 @@ from lit_rlhf.modules.finished import (
     log_folder,
     model_card,
 )
-from lit_rlhf.modules.option_names import (
-    check_names,
-    merge_options,
-    plain_arguments,
-)
+from lit_rlhf.modules.option_names import check_names, merge_options, plain_arguments
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.phases import PhaseTimer
 from lit_rlhf.modules.resuming import Resume

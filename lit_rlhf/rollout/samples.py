@@ -33,13 +33,7 @@ def build_response_records(
     """
     kl = kl_estimate(statistics.logprobs, statistics.ref_logprobs).sum(1)
     return [
-        {
-            "response": response,
-            "score": score,
-            "kl": nats,
-            "length": length,
-            "truncated": not ended,
-        }
+        {"response": response, "score": score, "kl": nats, "length": length, "truncated": not ended}
         for response, score, nats, length, ended in zip(
             decode_responses(rollouts, tokenizer),
             scores.tolist(),

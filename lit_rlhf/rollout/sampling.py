@@ -8,11 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    RepetitionPenaltyLogitsProcessor,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from lit_rlhf.checks import check_count, check_number, check_positive
 from lit_rlhf.functional import tempered_logits

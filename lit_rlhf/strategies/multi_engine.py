@@ -16,22 +16,12 @@ from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision, Precision
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    DeepSpeedStrategy,
-    Strategy,
-    StrategyRegistry,
-)
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.optim import Optimizer
 
-from lit_rlhf.files import (
-    delete,
-    delete_partials,
-    partial_path,
-    save_durably,
-)
+from lit_rlhf.files import delete, delete_partials, partial_path, save_durably
 from lit_rlhf.stats import fail_together
 from lit_rlhf.strategies.checkpoint_files import (
     LIGHTNING_FILE,

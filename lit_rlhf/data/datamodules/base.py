@@ -12,13 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from lit_rlhf.data.cache import (
-    EncodedPart,
-    PartRecords,
-    RecordEncoder,
-    encode_part,
-    hash_part,
-)
+from lit_rlhf.data.cache import EncodedPart, PartRecords, RecordEncoder, encode_part, hash_part
 from lit_rlhf.data.counts import DataCounts, OnBadRecord
 from lit_rlhf.data.encoding import DialogueEncoder
 from lit_rlhf.data.loader import ResumableLoader

@@ -26,14 +26,7 @@ from lit_rlhf.tools.evaluation import (
     read_prompts,
     sample_batches,
 )
-from lit_rlhf.tools.lab import (
-    WORLDS,
-    ResponsePair,
-    WorldName,
-    label_pair,
-    read_world,
-    write_world,
-)
+from lit_rlhf.tools.lab import WORLDS, ResponsePair, WorldName, label_pair, read_world, write_world
 
 _MAX_ATTEMPTS = 20  # pairs sampled per pair asked for, before the policy is given up
 

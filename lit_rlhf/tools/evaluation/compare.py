@@ -44,12 +44,7 @@ from lit_rlhf.tools.evaluation.outcomes import (
     outcomes_table,
     score_summary,
 )
-from lit_rlhf.tools.evaluation.output import (
-    make_table,
-    print_table,
-    progress_bar,
-    to_json_types,
-)
+from lit_rlhf.tools.evaluation.output import make_table, print_table, progress_bar, to_json_types
 from lit_rlhf.tools.evaluation.responses import Responses, SampledResponse
 from lit_rlhf.tools.evaluation.sampling import (
     EncodedPrompts,

@@ -6,15 +6,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from lit_rlhf.checks import check_count
-from lit_rlhf.data import (
-    Location,
-    Message,
-    PromptRecord,
-    RecordError,
-    Row,
-    parse_row,
-    read_file,
-)
+from lit_rlhf.data import Location, Message, PromptRecord, RecordError, Row, parse_row, read_file
 
 Turns = tuple[Message, ...]
 """The turns of a prompt; the last one is the user's."""

@@ -101,9 +101,7 @@ def read_prompts(
 
 
 def encode_prompt_records(
-    records: Sequence[PromptRecord],
-    encoder: DialogueEncoder,
-    on_bad_record: OnBadRecord = "error",
+    records: Sequence[PromptRecord], encoder: DialogueEncoder, on_bad_record: OnBadRecord = "error"
 ) -> EncodedPrompts:
     """Encode prompts; those that are too long lose their oldest turns, or else their beginning.
 
@@ -114,10 +112,7 @@ def encode_prompt_records(
     examples: list[PromptExample] = []
     for record in records:
         encoded = encode_records(
-            [record],
-            lambda record: [encoder.encode_prompt(record.prompt)],
-            counts,
-            on_bad_record,
+            [record], lambda record: [encoder.encode_prompt(record.prompt)], counts, on_bad_record
         )
         for example in encoded:
             examples.append(example._replace(index=len(kept), fields=record.fields))

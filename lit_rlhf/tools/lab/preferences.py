@@ -58,10 +58,7 @@ def label_pair(prompt: str, pair: ResponsePair, world: World, rng: random.Random
         )
     first_wins = rng.random() < label_probability(prompt, pair, world)
     chosen, rejected = (pair.first, pair.second) if first_wins else (pair.second, pair.first)
-    return {
-        "chosen": f"{prompt} {chosen.strip()}",
-        "rejected": f"{prompt} {rejected.strip()}",
-    }
+    return {"chosen": f"{prompt} {chosen.strip()}", "rejected": f"{prompt} {rejected.strip()}"}
 
 
 def _utility(prompt: str, response: str, terminated: bool, world: World) -> float:

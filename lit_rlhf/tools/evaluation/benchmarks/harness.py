@@ -67,11 +67,7 @@ def load_harness_model(
 
 
 def run_harness_tasks(
-    model: HFLM,
-    tasks: Sequence[str],
-    manager: TaskManager,
-    shots: int | None,
-    limit: int | None,
+    model: HFLM, tasks: Sequence[str], manager: TaskManager, shots: int | None, limit: int | None
 ) -> dict[str, list[TaskResult]]:
     """Run tasks, groups or tags; a task's result is followed by those of its sub-tasks.
 

@@ -9,12 +9,7 @@ from rich.table import Table
 from lit_rlhf.files import write_json_lines
 from lit_rlhf.rewards import redact_url
 from lit_rlhf.tools.evaluation.judge.client import JudgeOptions
-from lit_rlhf.tools.evaluation.judge.judge import (
-    ANSWERS_FILE,
-    Judge,
-    position_bias,
-    verdict_rates,
-)
+from lit_rlhf.tools.evaluation.judge.judge import ANSWERS_FILE, Judge, position_bias, verdict_rates
 from lit_rlhf.tools.evaluation.judge.messages import Criterion, Question
 from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes, outcomes_table
 from lit_rlhf.tools.evaluation.output import make_table, print_table, to_json_types

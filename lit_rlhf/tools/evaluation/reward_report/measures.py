@@ -178,10 +178,7 @@ def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> dict[str, flo
     # torchmetrics warns of constant input and returns NaN.
     if len(x) < 2 or bool((x == x[0]).all()) or bool((y == y[0]).all()):
         return {"pearson": None, "spearman": None}
-    return {
-        "pearson": float(pearson_corrcoef(x, y)),
-        "spearman": float(spearman_corrcoef(x, y)),
-    }
+    return {"pearson": float(pearson_corrcoef(x, y)), "spearman": float(spearman_corrcoef(x, y))}
 
 
 def _confidence(differences: Floats) -> Floats:

@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.data import Message
-from lit_rlhf.functional import (
-    loss_perplexity,
-    pairwise_reward_loss,
-    preference_probability,
-)
+from lit_rlhf.functional import loss_perplexity, pairwise_reward_loss, preference_probability
 from lit_rlhf.tools.evaluation.outcomes import ScoreSummary, score_summary
 from lit_rlhf.tools.evaluation.output import to_json_types
 from lit_rlhf.tools.evaluation.reward_report.measures import (
