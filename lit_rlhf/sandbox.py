@@ -122,10 +122,9 @@ class _Sandbox:
 
 
 def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """The next line of a process's output; what there is of it if the process ends.
+    """The next line of a process's output, or what there is of it if the process ends.
 
-    Raises:
-        TimeoutError: If there is none in time, or it is too long.
+    None in time, or one that is too long, is a TimeoutError.
     """
     assert process.stdout is not None
     deadline = time.monotonic() + seconds
@@ -148,39 +147,22 @@ atexit.register(_SANDBOX.stop)
 
 
 def render_template(arguments: dict[str, Any]) -> str:
-    """Render a dialogue in the sandbox.
+    """Render a dialogue in the sandbox, or raise SandboxError.
 
-    Args:
-        arguments: Arguments of transformers' `render_jinja_template`, as plain data.
-
-    Raises:
-        SandboxError: If the template fails, or exceeds a limit.
+    `arguments` are those of transformers' `render_jinja_template`, as plain data.
     """
     return str(_SANDBOX.call("render", arguments))
 
 
 def check_tokenizer_file(path: str) -> None:
-    """Try the regular expressions of a model's tokenizer, before the tokenizer is loaded.
-
-    Args:
-        path: Folder or hub id of the model.
-
-    Raises:
-        ValueError: If they fail, or exceed a limit.
-    """
+    """Try the regular expressions of a model's tokenizer, before it is loaded; else ValueError."""
     try:
         file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
         content = {} if file is None else json.loads(Path(file).read_text("utf-8"))
         parts = {name: content.get(name) for name in _TOKENIZER_PARTS}
         parts["model"] = {**content.get("model", {}), "vocab": {}, "merges": []}
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ):  # loading it fails with a better message
-        return
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return  # loading it fails with a better message
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False)
     if _PROGRAMS.search(text):
         try:
@@ -196,11 +178,7 @@ def check_tokenizer_file(path: str) -> None:
 def check_tokenizer(parts: str) -> None:
     """Try regular expressions of a tokenizer in the sandbox, on texts that are hard for them.
 
-    Args:
-        parts: A `tokenizer.json` without its vocabulary.
-
-    Raises:
-        SandboxError: If they fail, or exceed a limit.
+    `parts` are a `tokenizer.json` without its vocabulary. A failure is a SandboxError.
     """
     _SANDBOX.call("split_hard_texts", json.loads(parts))
 
@@ -208,10 +186,8 @@ def check_tokenizer(parts: str) -> None:
 def try_in_fork(work: Callable[[], object]) -> None:
     """Do `work` in a fork of this process with limits (on Linux), which gives nothing back.
 
-    An exception there is not passed on, as this process meets it too and can say more about it.
-
-    Raises:
-        SandboxError: If a limit was exceeded.
+    An exception there is not passed on, as this process meets it too and can say more about it. An
+    exceeded limit is a SandboxError.
     """
     if sys.platform != "linux":
         return

@@ -70,11 +70,7 @@ def render(arguments: dict[str, Any]) -> str:
 
 
 def split_hard_texts(parts: dict[str, Any]) -> None:
-    """Encode and decode texts on which a regular expression that backtracks takes very long.
-
-    Args:
-        parts: The `tokenizer.json` without its vocabulary.
-    """
+    """Encode and decode texts on which a regular expression that backtracks takes very long."""
     model = parts.pop("model", None) or {}
     if model.get("type") == "WordPiece":  # takes long for long words, unless it says not to
         model = {**model, "vocab": {model["unk_token"]: 0}}

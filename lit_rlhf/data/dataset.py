@@ -21,12 +21,10 @@ Turns = Sequence[Mapping[str, str]]
 class TokenExample(NamedTuple):
     """One encoded sequence: a dialogue or a block of text.
 
-    Attributes:
-        input_ids: Token ids. Shape `(L,)`, int32 to halve the memory of a dataset.
-        completion_mask: True on the tokens that are trained on as targets. Shape `(L,)`, bool.
-        dropped_turns: Number of oldest turns left out to fit the length, the system turn included.
-        cut_tokens: Tokens cut on the left of the last human turn as it was too long by itself.
-        escaped_tokens: Control tokens in plain text that were encoded as ordinary text.
+    Ids are `(L,)`, int32 to halve the memory of a dataset; the mask `(L,)`, bool, is True on the
+    targets. To fit the length, so many of the oldest turns were dropped, the system turn included,
+    and tokens were cut on the left of a last human turn that was too long by itself. `escaped`
+    tokens are control tokens in plain text that were encoded as ordinary text.
     """
 
     input_ids: Tensor
@@ -44,11 +42,7 @@ class TokenExample(NamedTuple):
 class PreferenceExample(NamedTuple):
     """An encoded preference: two dialogues with the same prompt ids.
 
-    Attributes:
-        chosen: The preferred dialogue.
-        rejected: The other dialogue.
-        margin: By how much the chosen response is better; 0 if unknown.
-        source: Index of the pair's source in the datamodule's `source_names`.
+    The margin is 0 if unknown, and `source` an index into the datamodule's `source_names`.
     """
 
     chosen: TokenExample
@@ -73,17 +67,11 @@ class PreferenceExample(NamedTuple):
 
 
 class PromptExample(NamedTuple):
-    """An encoded prompt.
+    """An encoded prompt: ids `(P,)`, int32, and the rendered text that they are of.
 
-    Attributes:
-        input_ids: Token ids. Shape `(P,)`, int32 to halve the memory of a dataset.
-        text: The rendered prompt: the text of the ids.
-        dropped_turns: Number of oldest turns left out to fit the length, the system turn included.
-        cut_tokens: Tokens cut on the left of the last turn as it was too long by itself.
-        index: Position in its dataset, set by `PromptDataset`.
-        ptx: The pretraining example that goes with the prompt, set by `PromptDataset`.
-        fields: The fields of its record by name; empty for a prompt without a record.
-        turns: What is left of the prompt's turns, as chat templates take them.
+    For what was dropped and cut see `TokenExample`; `turns` are what is left, as chat templates
+    take them. `PromptDataset` sets the position in it (`index`) and the pretraining example that
+    goes with the prompt (`ptx`). `fields` are those of its record by name.
     """
 
     input_ids: Tensor
@@ -101,13 +89,10 @@ AnyExample = TypeVar("AnyExample", bound=Example)
 
 
 class TokenBatch(NamedTuple):
-    """Right-padded token sequences.
+    """Right-padded token sequences, `(B, L)`: int64 ids, and bool masks.
 
-    Attributes:
-        input_ids: Token ids. Shape `(B, L)`, int64.
-        attention_mask: True on real tokens. Shape `(B, L)`, bool.
-        completion_mask: True on the tokens that are trained on as targets, including the closing
-            EOS token; never on the first position, which nothing predicts. Shape `(B, L)`, bool.
+    The completion mask is True on the targets, the closing EOS token included, and never on the
+    first position, which nothing predicts.
     """
 
     input_ids: Tensor
@@ -116,14 +101,9 @@ class TokenBatch(NamedTuple):
 
 
 class PreferenceBatch(NamedTuple):
-    """Pairs of responses to the same prompts; row `i` of both halves is one pair.
+    """Pairs of dialogues with the same prompts; row `i` of both halves is one pair.
 
-    Attributes:
-        chosen: The preferred dialogues.
-        rejected: The other dialogues, with the same prompt tokens.
-        margin: Margin of every pair, 0 if the data have none. Shape `(B,)`, float32.
-        source: Index of every pair's source in the datamodule's `source_names`. Shape `(B,)`,
-            int64.
+    Margins, 0 if the data have none, are `(B,)` float32, and sources `(B,)` int64.
     """
 
     chosen: TokenBatch
@@ -133,16 +113,10 @@ class PreferenceBatch(NamedTuple):
 
 
 class PromptBatch(NamedTuple):
-    """Left-padded prompts, ready for generation.
+    """Left-padded prompts, ready for generation, see `PromptExample`.
 
-    Attributes:
-        input_ids: Prompt token ids. Shape `(B, P)`, int64.
-        attention_mask: True on real tokens. Shape `(B, P)`, bool.
-        texts: The rendered prompts: the texts of the ids.
-        index: Position of every prompt in its dataset. Shape `(B,)`, int64.
-        fields: The fields of every prompt's record by name.
-        ptx: One pretraining example per prompt if the datamodule has `ptx_sources`, else None.
-        turns: What is left of every prompt's turns.
+    Ids are `(B, P)` int64, the mask `(B, P)` bool, and positions in the dataset (`index`) `(B,)`
+    int64. `ptx` is one example per prompt if the datamodule has `ptx_sources`, else None.
     """
 
     input_ids: Tensor

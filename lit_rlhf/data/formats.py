@@ -101,18 +101,10 @@ _COMPARISONS = (
 
 
 def detect_format(row: Row, kind: RecordKind, columns: Collection[str] = ()) -> str:
-    """Detect the format of a file from the fields of its first row.
+    """Detect the format of a file, a key of `FORMATS`, from the fields of its first row.
 
-    Args:
-        row: The row.
-        kind: The kind of record that is wanted.
-        columns: The fields that the user named. A named prompt is preferred to a dialogue.
-
-    Returns:
-        A key of `FORMATS`.
-
-    Raises:
-        RecordError: If no format has these fields; the message lists the known formats.
+    A prompt among the `columns` that the user named is preferred to a dialogue. The RecordError of
+    a row whose fields no format has lists the formats.
     """
     # Parquet files hold a null for every field that a row lacks.
     keys = {key for key, value in row.fields.items() if value is not None}
@@ -159,20 +151,11 @@ def _detect_preference(row: Row, keys: set[str]) -> str | None:
 
 
 def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
-    """Parse a row into records.
+    """Parse a row of a format in `FORMATS` into records, or raise its RecordError.
 
-    Args:
-        row: The row.
-        format: A key of `FORMATS`.
-        kind: The kind of record to build. `ptx` builds plain text from the format `text`, and
-            demonstrations from the other formats.
-
-    Returns:
-        One record; for the format `instances` one record per instance. A row with `label: false`
-        (as in data for KTO) is not a demonstration and gives none.
-
-    Raises:
-        RecordError: If the row does not hold such a record.
+    There is one record, or with the format `instances` one per instance. A row with `label: false`
+    (as in data for KTO) is not a demonstration and gives none. The kind `ptx` builds plain text
+    from the format `text`, and demonstrations from the others.
     """
     if kind == "ptx":
         kind = "text" if format == "text" else "demonstration"
@@ -203,17 +186,11 @@ def _parse(row: Row, format: str, kind: RecordKind) -> list[Record]:
 
 
 def parse_prompts(prompts: Sequence[str]) -> list[PromptRecord]:
-    r"""Parse prompts that were given as plain texts.
+    r"""Parse prompts that were given as plain texts, or raise ValueError.
 
-    Args:
-        prompts: Each as in the field `prompt` of a data file: what the human says, or a dialogue
-            `\n\nHuman: ...\n\nAssistant: ...\n\nHuman: ...`.
-
-    Returns:
-        One record per prompt. Its source is `prompts`, its line the number of the prompt from 1.
-
-    Raises:
-        ValueError: If a prompt cannot be used.
+    Each is as in the field `prompt` of a data file: what the human says, or a dialogue
+    `\n\nHuman: ...\n\nAssistant: ...\n\nHuman: ...`. A record's source is `prompts`, its line the
+    number of the prompt from 1.
     """
     records = []
     for index, prompt in enumerate(prompts):
@@ -232,15 +209,10 @@ def parse_prompts(prompts: Sequence[str]) -> list[PromptRecord]:
 def split_dialogue(text: str) -> _Turns | None:
     r"""Split a dialogue in HH-RLHF's format into turns, without outer whitespace.
 
+    It starts with `\n\nHuman:` (the empty line before it may be missing); None for any other text.
     Every marker behind an empty line starts a turn; markers within a line are text. A turn that
     quotes a dialogue is therefore split too. Such a record has two turns of one speaker in a row,
     and `_make_record` refuses it.
-
-    Args:
-        text: A dialogue that starts with `\n\nHuman:` (the empty line before it may be missing).
-
-    Returns:
-        The turns, or None if the text starts with anything else.
     """
     parts = _TURN_MARKER.split("\n\n" + text.lstrip())
     if parts[0].strip() or parts[1:2] != ["Human"]:

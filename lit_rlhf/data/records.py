@@ -26,12 +26,9 @@ _TOOL_ROLES = {"tool", "function", "function_call", "ipython", "observation"}
 
 
 class Location(NamedTuple):
-    """The place of a row, written `file:line`.
+    """The place of a row, written `file:line`: a file's path or a dataset's hub id, and the line.
 
-    Attributes:
-        file: Path of the file, or hub id of the dataset.
-        line: Line of the file, row of the dataset or element of the JSON array, counted from 1; 0
-            for the file as a whole.
+    `line` is the line, the dataset's row or the JSON array's element, from 1; 0 is the whole file.
     """
 
     file: str
@@ -78,12 +75,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a dialogue.
-
-    Attributes:
-        role: `"system"`, `"user"` or `"assistant"`.
-        content: The text of the turn, without the markers of a template.
-    """
+    """One turn of a dialogue, whose role is `"system"`, `"user"` or `"assistant"`."""
 
     role: str
     content: str
@@ -91,13 +83,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a data file or dataset, not yet checked.
-
-    Attributes:
-        fields: The values by field name.
-        location: Where the row was read from.
-        source: Name of the data source.
-    """
+    """One row of a data file or dataset, not yet checked, of the data source of a name."""
 
     fields: Mapping[str, Any]
     location: Location
@@ -116,11 +102,7 @@ class Row:
         return next((name for name in names if self.get(name) is not None), names[0])
 
     def read_string(self, field: str) -> str:
-        """Read a field that must be a string with more than whitespace in it.
-
-        Raises:
-            RecordError: If the field is missing, empty or not a string.
-        """
+        """Read a field that has to be a string with more than whitespace, or raise its error."""
         value = self.get(field)
         if value is None:
             raise self.error(field, "missing")
@@ -131,11 +113,7 @@ class Row:
         return value
 
     def check_text(self, field: str, text: str) -> None:
-        """Check that the text of a field can be encoded.
-
-        Raises:
-            RecordError: If it has half of a surrogate pair, which JSON can escape.
-        """
+        """Refuse the text of a field with half of a surrogate pair, which JSON can escape."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -143,11 +121,7 @@ class Row:
             raise self.error(field, "half of a surrogate pair", detail) from error
 
     def read_turns(self, field: str) -> tuple[Message, ...]:
-        """Read a field that must be a list of turns.
-
-        Raises:
-            RecordError: If the field is not a list of at least one turn.
-        """
+        """Read a field that must be a list of at least one turn, or raise its error."""
         value = self.get(field)
         if not isinstance(value, list):
             raise self.error(field, "not a list of turns", type(value).__name__)
@@ -156,11 +130,7 @@ class Row:
         return tuple(self.read_turn(turn, field) for turn in value)
 
     def read_turn(self, turn: Any, field: str) -> Message:  # noqa: ANN401 - whatever the file holds
-        """Read a turn of a field, `{role, content}`, `{role, text}` or `{from, value}`.
-
-        Raises:
-            RecordError: If it is not a turn with a known role and a string.
-        """
+        """Read a turn, `{role, content}`, `{role, text}` or `{from, value}`, or raise its error."""
         if not isinstance(turn, Mapping):
             raise self.error(field, "a turn is not an object", type(turn).__name__)
         role_key, content_key = ("from", "value") if "from" in turn else ("role", "content")
@@ -197,10 +167,7 @@ class Row:
 class DemonstrationRecord:
     """A dialogue whose last turn, the assistant's, is to be imitated.
 
-    Attributes:
-        messages: An optional system turn, then alternating human and assistant turns.
-        source: Name of the data source.
-        location: Where the record was read from.
+    Its turns alternate, after a system turn if there is one.
     """
 
     messages: tuple[Message, ...]
@@ -210,15 +177,9 @@ class DemonstrationRecord:
 
 @dataclass(frozen=True)
 class PreferenceRecord:
-    """Two responses to one prompt, the first of which was preferred.
+    """Two responses to one prompt, which ends with a human turn.
 
-    Attributes:
-        prompt: The dialogue up to and including the last human turn.
-        chosen: The preferred response.
-        rejected: The other response.
-        source: Name of the data source.
-        margin: By how much the chosen response is better, in units of the reward; 0 if unknown.
-        location: Where the record was read from.
+    The margin says by how much the chosen one is better, in units of the reward; 0 if unknown.
     """
 
     prompt: tuple[Message, ...]
@@ -231,13 +192,9 @@ class PreferenceRecord:
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A dialogue that waits for the assistant's response.
+    """A dialogue that ends with a human turn and waits for the assistant's response.
 
-    Attributes:
-        prompt: The dialogue up to and including the last human turn.
-        source: Name of the data source.
-        location: Where the record was read from.
-        fields: The fields of its row by name, such as the answer that a reward compares with.
+    `fields` are those of its row by name, such as the answer that a reward compares with.
     """
 
     prompt: tuple[Message, ...]
@@ -248,13 +205,7 @@ class PromptRecord:
 
 @dataclass(frozen=True)
 class TextRecord:
-    """Plain text for language modelling, the ptx term of Eq. 17.
-
-    Attributes:
-        text: One document.
-        source: Name of the data source.
-        location: Where the record was read from.
-    """
+    """A document for language modelling, the ptx term of Eq. 17."""
 
     text: str
     source: str
