@@ -124,14 +124,10 @@ def _resolve_one(value: str) -> str:
 
 
 def find_preparation(arguments: Sequence[str], message: str) -> str:
-    """The commands that write what configurations read and is not there.
+    """The commands that write what configurations read and is not there, as a line for a shell.
 
-    Args:
-        arguments: Arguments of the command that failed, with the paths of its configurations.
-        message: Its error, which names a missing path, or else there is nothing to prepare.
-
-    Returns:
-        The commands in their order, one line for a shell; empty if there are none.
+    `arguments` are those of the command that failed, with the paths of its configurations. Unless
+    its error, the `message`, names a missing path, there is nothing to prepare.
     """
     files = [Path(word) for word in arguments if word.endswith(".yaml") and Path(word).is_file()]
     known = dict(_COMMANDS)

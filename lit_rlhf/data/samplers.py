@@ -13,6 +13,8 @@ from itertools import islice
 import numpy as np
 from torch.utils.data import Sampler
 
+from lit_rlhf.checks import check_count
+
 Index = int | tuple[int, int]
 """Index of an example, or a pair of indices of two datasets."""
 
@@ -27,8 +29,7 @@ class EpochBatchSampler(Sampler[list[Index]], ABC):
     def __init__(
         self, batch_size: int, shuffle: bool, seed: int, num_replicas: int, rank: int
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
+        check_count("batch_size", batch_size)
         if num_replicas < 1 or not 0 <= rank < num_replicas:
             raise ValueError(f"rank: expected 0 to {num_replicas - 1}, got {rank}")
         self.batch_size = batch_size
@@ -69,18 +70,10 @@ class FixedBatchSampler(EpochBatchSampler):
     so many examples of an endless sequence of shuffled passes, so that every example comes once
     before any comes again, also across epochs.
 
-    Args:
-        size: Number of examples in the dataset.
-        batch_size: Examples per batch and rank.
-        shuffle: Draw a new order in every pass.
-        seed: Seed of the order; the same on all ranks.
-        drop_last: Leave out the last examples if they do not fill a batch on every rank. Otherwise
-            the last batch is smaller, and some examples are repeated if ranks would differ.
-        samples_per_epoch: Examples per epoch, over all ranks.
-        num_replicas: Number of ranks.
-        rank: Rank of this process.
-        stream: Distinguishes the orders of samplers with the same seed.
-
+    `size` is the number of examples in the dataset. With `drop_last` the last examples are left out
+    if they do not fill a batch on every rank; otherwise the last batch is smaller, and some
+    examples are repeated if ranks would differ. `samples_per_epoch` counts all ranks, and `stream`
+    tells the orders of samplers with the same seed apart.
     """
 
     def __init__(
@@ -165,7 +158,6 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
             batches are repeated.
         num_replicas: Number of ranks.
         rank: Rank of this process.
-
     """
 
     _BUCKET_RATIO = 1.125
@@ -187,10 +179,8 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
             raise ValueError(
                 f"lengths: expected at least one example, each of at least one token, got {got}"
             )
-        if tokens_per_batch < 1:
-            raise ValueError(f"tokens_per_batch: expected at least 1, got {tokens_per_batch}")
-        if min_samples < 1:
-            raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
+        check_count("tokens_per_batch", tokens_per_batch)
+        check_count("min_samples", min_samples)
         if max_samples is not None and max_samples < min_samples:
             raise ValueError(
                 f"max_samples: expected at least min_samples={min_samples}, got {max_samples}"

@@ -29,14 +29,7 @@ def decoder_layers(trunk: PreTrainedModel) -> nn.ModuleList:
 
 
 def freeze_lower_layers(model: PreTrainedModel, n_trained: int) -> list[str]:
-    """Freeze all that the input of the highest `n_trained` layers depends on.
-
-    Returns:
-        Names of the frozen layers.
-
-    Raises:
-        ValueError: If the trunk has fewer layers.
-    """
+    """Freeze what the input of the highest `n_trained` layers depends on; name these layers."""
     trunk = trunk_of(model)
     layers = decoder_layers(trunk)
     if n_trained > len(layers):

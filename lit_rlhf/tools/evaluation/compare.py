@@ -477,10 +477,8 @@ def _load_rewards(
 def _hash_sources(rewards: Mapping[str, WeightedReward]) -> dict[str, str]:
     """SHA-256 of the files that define each reward function, which an edit changes.
 
-    Returns:
-        Hexadecimal digits by `source of reward NAME`, over all loaded files in the folder of the
-        function's file; nothing for models, and for functions without a file, such as in an
-        interactive session.
+    They are by `source of reward NAME`, over all loaded files in the folder of the function's file;
+    none for models, and for functions without a file, such as in an interactive session.
     """
     modules = [Path(str(getattr(m, "__file__", None))) for m in list(sys.modules.values())]
     loaded = [f for f in modules if f.suffix == ".py" and "site-packages" not in f.parts]

@@ -16,13 +16,9 @@ Turns = tuple[Message, ...]
 class SampledResponse:
     """One response of a policy, with the fields of a line in a file of responses.
 
-    Attributes:
-        prompt: The turns of the prompt, before anything was dropped to make it fit.
-        prompt_text: The prompt as the policy read it: rendered, and shortened if it was too long.
-        sample: Index of the response among those to the same prompt.
-        response: The response, without special tokens.
-        ended: Whether the policy ended the response; otherwise it was cut off at `max_new_tokens`.
-        length: Tokens of the response, EOS included.
+    The prompt is there as turns, before anything was dropped to make it fit, and as the policy read
+    it. `sample` numbers the responses to a prompt. The response has no special tokens; one that did
+    not end was cut off at `max_new_tokens`. Its length, in tokens, includes EOS.
     """
 
     prompt: Turns

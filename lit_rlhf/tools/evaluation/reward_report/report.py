@@ -60,32 +60,22 @@ class Mistake:
 class RewardReport:
     """Measurements of a reward model on preference data.
 
-    Intervals are 95 %. Pairs are `skipped` if they cannot be read, and `left_out` if a response is
-    too long without its prompt.
+    Intervals are 95 %. Pairs are `skipped` if they cannot be read, `left_out` if a response is too
+    long without its prompt (both by reason), and `shortened` to fit. Accuracy is over all pairs, by
+    source and by length difference.
 
     Attributes:
-        model: Folder or hub id of the model.
-        sources: Path of each source by its name.
-        accuracy: Accuracy over all pairs.
-        by_source: Accuracy by source.
-        by_length: Accuracy by length difference.
         length_baseline: `longer` or `shorter`: the length rule that is right more often.
         gain: Accuracy of the model minus that of the length rule (bootstrap over pairs).
         pairwise_loss: Mean loss of Eq. 1 in nats, without margins.
-        chosen_scores: Mean score of the chosen responses.
-        rejected_scores: Mean score of the rejected responses.
         histogram: Histogram of the differences (Figure 2 of arXiv 2307.04964).
         reliability: Accuracy by confidence.
-        calibration_error: Expected calibration error.
         difference_by_length: Correlation of score and length differences, over pairs.
         score_by_length: Correlation of scores and lengths, over all responses.
         perplexity: Of the chosen responses, under the `reward model` and the `language model`.
         lm_head: Folder of the output layer on the model's trunk.
         mistakes: The most confident mistakes, the worst first.
         n_mistakes: Number of all mistakes, including ties.
-        skipped: Number of pairs by reason.
-        left_out: Number of pairs by reason.
-        shortened: Number of pairs whose prompt was shortened to fit.
         differences: Score differences of all pairs; not in the JSON file.
         length_differences: Length differences of all pairs; not in the JSON file.
     """

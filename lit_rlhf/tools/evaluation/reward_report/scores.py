@@ -53,20 +53,12 @@ _LanguageHead: TypeAlias = tuple[LanguageModel, nn.Module]  # a trunk and its ou
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """Pairs with the scores of their responses, whose lengths are in tokens with EOS.
+    """Pairs with the scores of their responses, whose lengths are in tokens with EOS; `[N]` each.
 
-    Attributes:
-        records: The pairs that were scored, `N` of them.
-        chosen: Scores of the chosen responses, `[N]`.
-        rejected: Scores of the rejected ones, `[N]`.
-        chosen_lengths: Lengths of the chosen responses, `[N]`.
-        rejected_lengths: Lengths of the rejected ones, `[N]`.
-        logprobs: Sum of each chosen response's log-probs in nats, `[N]`, under the reward model's
-            trunk and under the language model that it started from; empty without an output layer.
-        lm_head: Folder of the output layer on the reward model's trunk; empty without one.
-        skipped: Number of pairs that could not be read, by reason.
-        left_out: Number of pairs that do not fit the longest sequence, by reason.
-        shortened: Number of pairs whose prompt lost its oldest turns or its beginning.
+    `logprobs` are the sums of each chosen response's log-probs in nats under the reward model's
+    trunk and under the language model that it started from; empty without an output layer, whose
+    folder is `lm_head`. Pairs were `skipped` that could not be read and `left_out` that do not fit
+    the longest sequence (by reason), and `shortened` if their prompt lost turns or its beginning.
     """
 
     records: Sequence[PreferenceRecord]
