@@ -330,10 +330,13 @@ class RewardDistributionMonitor(Monitor):
 
 
 class ExplainedVarianceMonitor(Monitor):
-    """Share of the returns' variance that the critic explains; a new critic is given a warm-up."""
+    """Share of the returns' variance that the critic explains; a new critic is given a warm-up.
+
+    Runs without a critic do not log it.
+    """
 
     signal, title = "critic", "explained variance"
-    limits = (-math.inf, 1.0)
+    limits, is_optional = (-math.inf, 1.0), True
 
     def __init__(
         self,

@@ -73,6 +73,8 @@ def load_checkpoint_model(
     hparams = saved.content.get("hyper_parameters", {})
     stage = find_stage(saved, hparams)
     choices = TRAINED_NETWORKS[stage]
+    if not trains_critic(hparams):
+        choices = {name: place for name, place in choices.items() if name != "critic"}
     if network is not None and network not in choices:
         raise ValueError(
             f"network: expected {' or '.join(choices)} of a checkpoint of stage {stage}, "
@@ -153,11 +155,16 @@ def load_checkpoint_model(
     )
 
 
+def trains_critic(hparams: Mapping[str, Any]) -> bool:
+    """Whether a run of PPO had a critic; the option is not in older checkpoints."""
+    return hparams.get("advantages", {}).get("estimator", "gae") == "gae"
+
+
 def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
     """Find the stage that wrote a checkpoint by its networks, as the class may be a subclass."""
     found = set(saved.networks)
-    if hparams.get("critic_init") == "shared":
-        found.add("critic")  # with the policy's weights
+    if hparams.get("critic_init") == "shared" or not trains_critic(hparams):
+        found.add("critic")  # with the policy's weights, or there is none
     for stage, networks in TRAINED_NETWORKS.items():
         if {network.attribute for network in networks.values()} <= found:
             if "model_path" not in hparams:

@@ -1,15 +1,31 @@
-"""Generalized advantage estimation (Section 3.2.2 of arXiv 2307.04964).
+"""Advantages: of a critic (Section 3.2.2 of arXiv 2307.04964), and without one.
 
 Notation: `B` batch, `T` response tokens. Advantages and returns have no graph, as they
 are constants of the losses.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import check_positive, check_tensors, check_unit_interval
+from lit_rlhf.checks import check_count, check_positive, check_tensors, check_unit_interval
+from lit_rlhf.functional.masking import (
+    Moments,
+    masked_mean,
+    masked_moments,
+    masked_sum,
+    masked_whiten,
+    safe_std,
+)
 
-__all__ = ["clipped_advantages", "gae"]
+__all__ = [
+    "clipped_advantages",
+    "gae",
+    "group_advantages",
+    "leave_one_out_advantages",
+    "reinforce_plus_plus_advantages",
+]
 
 
 def gae(
@@ -56,6 +72,86 @@ def gae(
         next_advantage = advantages[:, t]
         next_value = torch.where(kept, values[:, t], next_value)
     return advantages, advantages + values
+
+
+def leave_one_out_advantages(scores: Tensor, group_size: int, sample_mask: Tensor) -> Tensor:
+    """RLOO: the score of a response less the mean of the others' in its group, `[B]`.
+
+    R_i - 1 / (k - 1) sum_{j != i} R_j (Ahmadian et al., arXiv 2402.14740, Section 3.3), which is
+    k / (k - 1) times the distance from the mean of the whole group.
+
+    Scores are `[B]`: rows of a group, the responses to one prompt, are adjacent, `group_size` of
+    them. The mask `[B]` keeps responses; the others count in no mean, and k is what it keeps of the
+    group. The result is 0 outside the mask and for a response that is the only one.
+
+    Examples:
+        >>> scores, mask = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([True, True, True])
+        >>> leave_one_out_advantages(scores, 3, mask).tolist()
+        [-3.0, -1.5, 4.5]
+    """
+    advantages = group_advantages(scores, group_size, sample_mask, scale=False)
+    count = sample_mask.view(-1, group_size).sum(1).repeat_interleave(group_size)
+    return advantages * count / (count - 1).clamp(min=1)
+
+
+def group_advantages(
+    scores: Tensor, group_size: int, sample_mask: Tensor, scale: bool = True
+) -> Tensor:
+    """GRPO: the score of a response less its group's mean, over the group's deviation, `[B]`.
+
+    (R_i - mean(R)) / std(R) (Shao et al., arXiv 2402.03300, Section 4.1.2). The deviation is of the
+    sample (divisor k - 1), as in TRL and verl; 0 counts as 1. Without `scale` it is the advantage
+    of Dr. GRPO, R_i - mean(R) (Liu et al., arXiv 2503.20783, Section 3.2).
+
+    Arguments and result are as for `leave_one_out_advantages`.
+
+    Examples:
+        >>> scores, mask = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([True, True, True])
+        >>> group_advantages(scores, 3, mask).tolist()
+        [-1.0, 0.0, 1.0]
+        >>> group_advantages(scores, 3, mask, scale=False).tolist()
+        [-2.0, 0.0, 2.0]
+    """
+    check_tensors(1, scores=scores, sample_mask=sample_mask)
+    check_count("group_size", group_size)
+    if len(scores) % group_size:
+        raise ValueError(f"group_size: expected a divisor of {len(scores)} rows, got {group_size}")
+    kept = sample_mask.view(-1, group_size)
+    grouped = scores.detach().double().view(-1, group_size)
+    advantages = grouped - masked_mean(grouped, kept, 1).unsqueeze(1)
+    if scale:
+        squares = masked_sum(advantages.square(), kept, 1)
+        std = (squares / (kept.sum(1) - 1).clamp(min=1)).sqrt()
+        advantages = advantages / safe_std(std).unsqueeze(1)
+    return advantages.masked_fill(~kept, 0.0).flatten().to(scores.dtype)
+
+
+def reinforce_plus_plus_advantages(
+    rewards: Tensor,
+    mask: Tensor,
+    gamma: float = 1.0,
+    loss_mask: Tensor | None = None,
+    moments: Callable[[Tensor, Tensor], Moments] = masked_moments,
+) -> Tensor:
+    """REINFORCE++: the rewards from a token on, whitened over all tokens of the batch.
+
+    A_t = r(x, y) - beta sum_{i >= t} KL_i, then (A_t - mean(A)) / std(A) (Hu, arXiv 2501.03262,
+    Section 3). `rewards` hold the score at the last token and the KL penalty of each.
+
+    Arguments are `[B, T]`, and `mask` as for `gae`. Only the tokens of `loss_mask` (default:
+    `mask`) get an advantage and count in the moments. With `lit_rlhf.stats.global_masked_moments`
+    as `moments` the tokens of all ranks count.
+
+    Examples:
+        >>> rewards, mask = torch.tensor([[1.0, 2.0]]), torch.tensor([[True, True]])
+        >>> reinforce_plus_plus_advantages(rewards, mask).tolist()  # of 3 and 2
+        [[1.0, -1.0]]
+    """
+    kept = mask if loss_mask is None else loss_mask
+    check_tensors(2, rewards=rewards, mask=mask, loss_mask=kept)
+    # without values, advantages at lambda 1 are the sums of the rewards that follow
+    returns = gae(torch.zeros_like(rewards), rewards, mask, gamma, lam=1.0)[0]
+    return masked_whiten(returns, kept, moments=moments(returns, kept))
 
 
 def clipped_advantages(advantages: Tensor, clip: float) -> Tensor:

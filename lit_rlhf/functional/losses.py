@@ -5,7 +5,7 @@ constants of every loss.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from lit_rlhf.functional.kl import kl_estimate
 from lit_rlhf.functional.masking import Moments, masked_average, masked_mean, masked_moments
 
 __all__ = [
+    "Aggregation",
     "PairwiseLoss",
     "PolicyLoss",
     "entropy_loss",
@@ -24,10 +25,15 @@ __all__ = [
     "pairwise_reward_loss",
     "policy_gradient_loss",
     "preference_probability",
+    "reference_kl_loss",
+    "response_weights",
     "reward_model_loss",
     "surrogate_loss",
     "value_loss",
 ]
+
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
+"""How tokens' losses make a policy's loss, as `response_weights` describes them."""
 
 _LARGEST_LOG_RATIO = 80.0  # exp overflows in float32 at 88
 
@@ -171,6 +177,75 @@ def policy_gradient_loss(
     ratio, kl, advantages = _prepare(logprobs, logprobs, advantages, mask)
     losses = -advantages * logprobs
     return _policy_loss(losses, torch.zeros_like(mask), kl, ratio, mask, denominator)
+
+
+def reference_kl_loss(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    mask: Tensor,
+    weights: Tensor | None = None,
+    denominator: Tensor | float | None = None,
+) -> Tensor:
+    """KL(policy || reference) as a term of the loss, by k3 (GRPO, arXiv 2402.03300, Eq. 4), 0-dim.
+
+    On samples of the policy, its gradient is KL(reference || policy)'s, which near the reference is
+    about that of KL(policy || reference). It is a constant of no reward, so no advantage has it.
+
+    Log-probs and mask are `[B, T]`, in nats; `weights` `[B]` are of `response_weights`, and
+    `denominator` is as for `surrogate_loss`.
+
+    Examples:
+        >>> logprobs, mask = torch.tensor([[0.5]]).log(), torch.tensor([[True]])
+        >>> round(reference_kl_loss(logprobs, torch.tensor([[0.25]]).log(), mask).item(), 4)
+        0.1931
+    """
+    check_tensors(2, logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
+    # before exp: outside the mask, an infinite value times a gradient of 0 would be NaN
+    new, ref = (x.masked_fill(~mask, 0.0) for x in (logprobs, ref_logprobs.detach()))
+    kl = kl_estimate(new, ref, "k3")
+    if weights is not None:
+        check_tensors(kl.shape[:1], weights=weights)
+    return masked_average(kl if weights is None else kl * weights.unsqueeze(1), mask, denominator)
+
+
+def response_weights(
+    lengths: Tensor,
+    tokens: Tensor,
+    responses: Tensor,
+    longest: int,
+    aggregation: Aggregation = "token_mean",
+) -> Tensor:
+    """Weights of responses that turn a mean over tokens into another aggregation, `[B]`.
+
+    A mean over `tokens` in which each token of response i counts w_i times is
+
+    - `token_mean`: that mean (w_i = 1; PPO, DAPO);
+    - `sequence_mean`: the mean over responses of the mean over their tokens (GRPO, arXiv
+      2402.03300, Eq. 3);
+    - `sequence_sum`: the mean over responses of the sum over their tokens, over the constant
+      `longest` (Dr. GRPO, arXiv 2503.20783; up to that constant RLOO, arXiv 2402.14740).
+
+    `lengths` `[B]` are the tokens of each response to learn from; `tokens` and `responses`, 0-dim,
+    count the tokens and the responses with any in the whole step, `longest` is the most that a
+    response may have.
+
+    Examples:
+        >>> lengths, tokens, responses = torch.tensor([1, 3]), torch.tensor(4.0), torch.tensor(2.0)
+        >>> response_weights(lengths, tokens, responses, 8, "sequence_mean").tolist()
+        [2.0, 0.6666666865348816]
+    """
+    check_tensors(1, lengths=lengths)
+    check_tensors((), tokens=tokens, responses=responses)
+    check_positive("longest", longest)
+    per_response = (tokens / responses.clamp(min=1)).expand(len(lengths))
+    match aggregation:
+        case "token_mean":
+            return torch.ones_like(per_response)
+        case "sequence_mean":
+            return per_response / lengths.clamp(min=1)
+        case "sequence_sum":
+            return per_response / longest
+    raise ValueError(f"aggregation: expected one of {get_args(Aggregation)}, got {aggregation!r}")
 
 
 def entropy_loss(

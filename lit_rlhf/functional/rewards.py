@@ -18,6 +18,7 @@ __all__ = [
     "length_penalty",
     "normalized_scores",
     "scaled_scores",
+    "soft_overlong_penalty",
     "token_rewards",
 ]
 
@@ -77,6 +78,20 @@ def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tenso
     if longest is not None:
         outside = outside + (lengths - longest).clamp(min=0)
     return -outside
+
+
+def soft_overlong_penalty(lengths: Tensor, longest: int, buffer: int) -> Tensor:
+    """DAPO's penalty for long responses (arXiv 2503.14476, Eq. 13), float32 in [-1, 0].
+
+    It is 0 up to a length of `longest - buffer` tokens, and falls linearly to -1 at `longest`.
+    Lengths have any shape; `buffer` is at least 1.
+
+    Examples:
+        >>> soft_overlong_penalty(torch.tensor([7, 10]), longest=10, buffer=4).tolist()
+        [-0.25, -1.0]
+    """
+    check_positive("buffer", buffer)
+    return (length_penalty(lengths, 0, longest - buffer) / buffer).clamp(min=-1.0)
 
 
 def token_rewards(

@@ -54,6 +54,7 @@ from lit_rlhf.ppo import (
     PPONetworks,
     PPOOptions,
     RewardShapingOptions,
+    check_groups,
     critic_source,
     load_critic,
     load_reference,
@@ -87,7 +88,7 @@ from lit_rlhf.stats import (
 )
 
 # metrics beside the ones of `RolloutMetrics` that an iteration logs even if it is skipped
-OF_AN_ITERATION = ("rollout/score", "rollout/reward", "ppo/explained_variance")
+OF_AN_ITERATION = ("rollout/score", "rollout/reward")
 FROZEN = ("reference.", "reward.functions.")  # keys of the state dict that checkpoints leave out
 # what to change when a phase runs out of memory
 ROLLOUT_MEMORY = ("memory.rollout_batch_size", "sampling.max_new_tokens")
@@ -125,7 +126,8 @@ class PPOModule(PPO, StageModule):
             `data.batch_size * responses_per_prompt` rollouts; the ptx example of a prompt goes
             with each of its responses. In evaluation a prompt gets one response.
         reward_shaping: From scores to the rewards of tokens.
-        advantages: Generalized advantage estimation.
+        advantages: Generalized advantage estimation, or an estimator without a critic, for which
+            `critic_init`, `critic_optimizer` and `critic_pretraining` have no effect.
         loss: The losses of policy and critic.
         minibatches: How an iteration's rollouts become updates.
         policy_optimizer: The policy's optimizer and schedule.
@@ -197,7 +199,10 @@ class PPOModule(PPO, StageModule):
         self.sampled_texts = sampled_texts
         self.seed = seed
         self.critic_init = critic_init
-        if critic_init == "shared" and self.critic_pretraining.iterations:
+        advantages = merge_options(cls, "advantages", advantages)
+        if not advantages.uses_critic:
+            self.critic_pretraining = CriticPretrainingOptions(iterations=0)
+        elif critic_init == "shared" and self.critic_pretraining.iterations:
             raise ValueError(
                 "critic_pretraining.iterations: expected 0 with critic_init: shared, got "
                 f"{self.critic_pretraining.iterations}: the critic's trunk is the policy's"
@@ -205,11 +210,12 @@ class PPOModule(PPO, StageModule):
         options = PPOOptions(
             merge_options(cls, "sampling", sampling),
             merge_options(cls, "reward_shaping", reward_shaping),
-            merge_options(cls, "advantages", advantages),
+            advantages,
             merge_options(cls, "loss", loss),
             merge_options(cls, "memory", memory),
             responses_per_prompt,
         )
+        check_groups(options)
         check_on_policy_sampling(options.sampling)
         check_kl_estimator(options.reward_shaping)
         # Without dropout, rollout, scoring and update compute the log-probs of one policy, and
@@ -227,13 +233,14 @@ class PPOModule(PPO, StageModule):
         if reference is not None and not isinstance(reference, Offloaded):
             share_lower_layers(reference, policy)
         reward = WeightedReward(rewards, frozen, self.tokenizer, reward_timeout, offload, shard)
-        critic = load_critic(critic_init, model_path, policy, reward.models, self.network, seed)
+        critic = None
+        if advantages.uses_critic:
+            critic = load_critic(critic_init, model_path, policy, reward.models, self.network, seed)
+            disable_dropout(critic)
         gold = None
         if gold_reward is not None:
             gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
-        networks = PPONetworks(
-            policy, reference, disable_dropout(critic), reward, self.tokenizer, gold
-        )
+        networks = PPONetworks(policy, reference, critic, reward, self.tokenizer, gold)
         self.assemble(networks, options)
         self._evaluation: RolloutMetrics | None = None
         self.inputs["rewards"] = [model.path for model in self.reward.models]
@@ -313,7 +320,10 @@ class PPOModule(PPO, StageModule):
         lengths = torch.zeros_like(scores)
         metrics = dict.fromkeys((*RolloutMetrics.KEYS, *OF_AN_ITERATION), scores[0])
         metrics["ppo/kl_coef"] = self.kl_coef.clone()
-        with self.guard.iteration(self.trainer, "policy and critic", self.place()):
+        trained = "policy"
+        if self.critic is not None:
+            trained, metrics["ppo/explained_variance"] = "policy and critic", scores[0]
+        with self.guard.iteration(self.trainer, trained, self.place()):
             self.guard.require_finite(weight_sums(self.policy, "the policy"))
             generator = iteration_generator(self.seed, int(self.iteration), self.global_rank)
             seed = draw_seed(generator)
@@ -370,13 +380,14 @@ class PPOModule(PPO, StageModule):
                 f"iteration ran to sampling.max_new_tokens={self.sampling.max_new_tokens}: raise "
                 "it, or use truncation: terminal with a reward_shaping.missing_eos_penalty"
             )
-        mask = experience.rollouts.response_mask
-        return {
-            "rollout/reward": rewards.sum() / global_denominator(len(rewards), self.device),
-            "ppo/explained_variance": explained_variance(
+        count = global_denominator(len(rewards), self.device)
+        metrics = {"rollout/reward": rewards.sum() / count}
+        if self.critic is not None:
+            mask = experience.rollouts.response_mask
+            metrics["ppo/explained_variance"] = explained_variance(
                 experience.old_values, experience.returns, mask, global_masked_moments
-            ),
-        }
+            )
+        return metrics
 
     def end_iteration(self, metrics: dict[str, Tensor], lengths: Tensor) -> None:
         """Count the iteration and log its metrics, averaged over ranks."""
@@ -406,7 +417,7 @@ class PPOModule(PPO, StageModule):
                 texts = None if ptx is None else TokenBatch(*(field[index] for field in ptx))
                 place = f"{self.place()}, minibatch {len(history) + 1}"
                 metrics = {}
-                if not self.shares_trunk:
+                if self.separate_critic:
                     clip = self.critic_optimizer.grad_clip
                     metrics = self.train_critic(minibatch, clip, place)
                 if not pretraining:
@@ -498,9 +509,9 @@ class PPOModule(PPO, StageModule):
             self.pretraining_length.fill_(int(self.iteration) + 1)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One AdamW and schedule for the policy, one for the critic unless its trunk is shared."""
+        """One AdamW and schedule for the policy, and one for a critic with a trunk of its own."""
         policy = self.build_optimizer(self.policy, self.policy_optimizer)
-        if self.shares_trunk:
+        if self.critic is not None and self.shares_trunk:
             # the head is new, and so may need a larger learning rate than the trunk
             head = list(scalar_head_of(self.critic).parameters())
             for group in policy.param_groups:
@@ -530,7 +541,7 @@ class PPOModule(PPO, StageModule):
             return critic_updates(max(iterations - phase, 1))
 
         schedule = build_schedule(policy, self.policy_optimizer, policy_updates)
-        if self.shares_trunk:
+        if self.critic is None or self.shares_trunk:
             return [policy], [schedule]
         critic = self.build_optimizer(self.critic, self.critic_optimizer)
         return [policy, critic], [
@@ -634,8 +645,10 @@ class PPOModule(PPO, StageModule):
         separate_weights(self, checkpoint["state_dict"])
 
     def write_finished(self, folder: Path) -> None:
-        """Write the policy, with the critic in a folder inside."""
+        """Write the policy, with the critic, if there is one, in a folder inside."""
         self.write_network(self.policy, folder, generation_settings(self.sampling.temperature))
+        if self.critic is None:
+            return
         models = [model.path for model in self.reward.models]
         source = critic_source(self.critic_init, self.model_path, models)
         card = replace(model_card(self), stage="critic", base_model=source)

@@ -81,7 +81,7 @@ RULES = tuple(
             "data.val_sources, data.test_sources": "no influence on what is learned",
         },
         Change.REFUSED: {
-            "network.lora_rank, network.lora_targets, network.load_in_4bit, "
+            "advantages.estimator, network.lora_rank, network.lora_targets, network.load_in_4bit, "
             "network.trained_layers": "the weights would not fit",
         },
         Change.NEEDS_CONSENT: {

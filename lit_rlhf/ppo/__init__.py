@@ -12,3 +12,4 @@ from lit_rlhf.ppo.options import MemoryOptions as MemoryOptions
 from lit_rlhf.ppo.options import PPOLossOptions as PPOLossOptions
 from lit_rlhf.ppo.options import PPOOptions as PPOOptions
 from lit_rlhf.ppo.options import RewardShapingOptions as RewardShapingOptions
+from lit_rlhf.ppo.options import check_groups as check_groups

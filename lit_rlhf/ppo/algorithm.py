@@ -37,14 +37,18 @@ from lit_rlhf.functional import (
     masked_whiten,
     normalized_scores,
     policy_gradient_loss,
+    reference_kl_loss,
+    response_weights,
     scaled_scores,
+    soft_overlong_penalty,
     surrogate_loss,
     token_logprobs,
     token_logprobs_and_entropy,
     token_rewards,
     value_loss,
 )
-from lit_rlhf.ppo.options import PPOOptions
+from lit_rlhf.ppo.estimators import critic_free_advantages
+from lit_rlhf.ppo.options import PPOOptions, check_groups
 from lit_rlhf.rewards import FunctionReward, WeightedReward
 from lit_rlhf.rollout import (
     Experience,
@@ -54,7 +58,7 @@ from lit_rlhf.rollout import (
     generate_responses,
     score_rollouts,
 )
-from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments
+from lit_rlhf.stats import FixedDtypeBuffers, RunningMoments, global_masked_moments, global_sum
 
 
 class PPONetworks(NamedTuple):
@@ -62,12 +66,13 @@ class PPONetworks(NamedTuple):
 
     Policy and critic are trained, without dropout. The reference is the frozen SFT model; `None`:
     the policy without its LoRA adapters. The critic's trunk may be the policy's, see
-    `add_value_head`. `gold` is a judge whose scores are only logged.
+    `add_value_head`; `None` where `advantages.estimator` uses none. `gold` is a judge whose scores
+    are only logged.
     """
 
     policy: LanguageModel
     reference: LanguageModel | Offloaded | None
-    critic: LanguageModel
+    critic: LanguageModel | None
     reward: WeightedReward
     tokenizer: PreTrainedTokenizerBase
     gold: FunctionReward | None = None
@@ -90,7 +95,7 @@ class PPO(FixedDtypeBuffers):
     """
 
     kl_coef: Tensor
-    critic: LanguageModel
+    critic: LanguageModel | None
 
     def __init__(self, networks: PPONetworks, options: PPOOptions = PPOOptions()) -> None:
         super().__init__()
@@ -98,15 +103,24 @@ class PPO(FixedDtypeBuffers):
 
     def assemble(self, networks: PPONetworks, options: PPOOptions) -> None:
         """Take networks and options. A class that is also another kind of module calls it."""
+        check_groups(options)
+        critic = networks.critic
+        if (critic is not None) != options.advantages.uses_critic:
+            raise ValueError(
+                f"networks.critic: expected {'a' if critic is None else 'no'} critic with "
+                f"advantages.estimator: {options.advantages.estimator}"
+            )
         self.policy = networks.policy
         self.reference = networks.reference
         self.reward = networks.reward
-        self.shares_trunk = trunk_of(networks.critic) is trunk_of(networks.policy)
+        self.shares_trunk = critic is not None and trunk_of(critic) is trunk_of(self.policy)
+        # whether the critic is a network of its own, with updates of its own
+        self.separate_critic = critic is not None and not self.shares_trunk
         if self.shares_trunk:
             # its weights are the policy's, so that they are moved, trained and saved with them
-            object.__setattr__(self, "critic", networks.critic)
+            object.__setattr__(self, "critic", critic)
         else:
-            self.critic = networks.critic
+            self.critic = critic
         self.gold = networks.gold
         self.tokenizer = networks.tokenizer
         self.sampling = options.sampling
@@ -200,7 +214,11 @@ class PPO(FixedDtypeBuffers):
         """Rewards `[B, T]`: the score at the last token, minus the KL penalty of each (Eq. 19)."""
         scores = self.reparameterize(scores)
         # after Eq. 18, so that the penalty is in the units of the reward that is learned from
-        scores = scores - self.reward_shaping.missing_eos_penalty * (~rollouts.terminated)
+        buffer, cut_off = self.reward_shaping.overlong_buffer, ~rollouts.terminated
+        if buffer is not None:
+            longest = self.sampling.max_new_tokens
+            cut_off = -soft_overlong_penalty(rollouts.lengths, longest, buffer)
+        scores = scores - self.reward_shaping.missing_eos_penalty * cut_off
         if self.reward_shaping.spread_coef and (spread := self.reward.spread()) is not None:
             scores = scores - self.reward_shaping.spread_coef * spread
         return token_rewards(
@@ -238,15 +256,18 @@ class PPO(FixedDtypeBuffers):
     ) -> Experience:
         """Advantages and returns of the rollouts (Eqs. 7-12), and the tokens to learn from."""
         options, mask = self.advantages, rollouts.response_mask
-        bootstrap = None
-        if options.truncation == "bootstrap":
-            # A response that ended has no next state; one that was cut off has V(s_{T+1}).
-            bootstrap = estimates.next_values.masked_fill(rollouts.terminated, 0.0)
-        advantages, returns = gae(
-            estimates.values, rewards, mask, options.gamma, options.lam, bootstrap
-        )
-        if options.truncation == "mask":
-            mask = mask & rollouts.terminated[:, None]
+        learned = mask & rollouts.terminated[:, None] if options.truncation == "mask" else mask
+        if self.critic is None:
+            n = self.responses_per_prompt
+            advantages = returns = critic_free_advantages(options, rewards, mask, learned, n)
+        else:
+            bootstrap = None
+            if options.truncation == "bootstrap":
+                # A response that ended has no next state; one that was cut off has V(s_{T+1}).
+                bootstrap = estimates.next_values.masked_fill(rollouts.terminated, 0.0)
+            advantages, returns = gae(
+                estimates.values, rewards, mask, options.gamma, options.lam, bootstrap
+            )
         from_reference = self.loss.old_policy == "reference"
         old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
         return Experience(
@@ -255,21 +276,29 @@ class PPO(FixedDtypeBuffers):
             estimates.values,
             advantages,
             returns,
-            mask,
+            learned,
             estimates.policy_lower,
             estimates.critic_lower,
+            estimates.ref_logprobs if self.loss.ref_kl_coef else None,
         )
 
     def reparameterize_advantages(self, minibatch: Experience) -> Experience:
-        """Whiten and clip the advantages of a minibatch, over all ranks (Section 5.3.1)."""
-        advantages, mask = minibatch.advantages, minibatch.loss_mask
+        """Whiten, clip and weigh the advantages of a minibatch, over all ranks (Section 5.3.1)."""
+        advantages, mask, weights = minibatch.advantages, minibatch.loss_mask, None
         if self.advantages.normalization:
             # over the tokens to learn from only: padding would change the moments
             moments = global_masked_moments(advantages, mask)
             advantages = masked_whiten(advantages, mask, moments=moments)
         if self.advantages.clip is not None:
             advantages = clipped_advantages(advantages, self.advantages.clip)
-        return replace(minibatch, advantages=advantages)
+        if self.loss.aggregation != "token_mean":
+            lengths = mask.sum(1)
+            counts = global_sum(torch.stack([lengths.sum(), (lengths > 0).sum()]).float())
+            longest = self.sampling.max_new_tokens
+            weights = response_weights(lengths, *counts, longest, self.loss.aggregation)
+            # which weighs the surrogate: it is linear in the size of an advantage
+            advantages = advantages * weights.unsqueeze(1)
+        return replace(minibatch, advantages=advantages, weights=weights)
 
     def critic_loss(
         self, experience: Experience, tokens: Tensor, hidden: Tensor | None = None
@@ -279,6 +308,7 @@ class PPO(FixedDtypeBuffers):
         `hidden` are the critic's hidden states, `[B, P+T, H]`, if they are there already.
         """
         rollouts, mask = experience.rollouts, experience.loss_mask
+        assert self.critic is not None
         values = response_values(
             self.critic,
             rollouts.sequence_ids,
@@ -353,6 +383,11 @@ class PPO(FixedDtypeBuffers):
                 entropy[0][:, -mask.shape[1] :], mask, self.loss.entropy_clip, denominator=tokens
             )
             loss = loss + entropy_coef * metrics["ppo/entropy_loss"]
+        if experience.ref_logprobs is not None:
+            metrics["ppo/ref_kl"] = reference_kl_loss(
+                logprobs, experience.ref_logprobs, mask, experience.weights, tokens
+            )
+            loss = loss + self.loss.ref_kl_coef * metrics["ppo/ref_kl"]
         return LossShare(loss, metrics)
 
     def policy_objective(

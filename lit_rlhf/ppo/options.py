@@ -15,10 +15,11 @@ from lit_rlhf.checks import (
     check_positive,
     check_unit_interval,
 )
-from lit_rlhf.functional import KLEstimator
+from lit_rlhf.functional import Aggregation, KLEstimator
 from lit_rlhf.models import DTYPES, DType
 from lit_rlhf.rollout import SamplingOptions
 
+Estimator = Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce_plus_plus"]
 OldPolicy = Literal["rollout", "reference"]
 PolicyObjective = Literal["clip", "kl_penalty", "unclipped", "policy_gradient"]
 Truncation = Literal["terminal", "bootstrap", "mask"]
@@ -40,6 +41,8 @@ class RewardShapingOptions:
             coefficient is fixed.
         kl_horizon: Rollouts over which the adaptive coefficient adapts.
         missing_eos_penalty: Subtracted from the score of a response that was cut off.
+        overlong_buffer: Tokens before `sampling.max_new_tokens` over which that penalty grows from
+            0, whether a response ends or not (DAPO); `None`: only what was cut off is penalized.
         spread_coef: Subtracted from the score per unit of `rollout/score_spread`, the disagreement
             of several reward models on the response: mean minus k standard deviations.
     """
@@ -52,16 +55,23 @@ class RewardShapingOptions:
     kl_target: float | None = None
     kl_horizon: int = 10000
     missing_eos_penalty: float = 0.0
+    overlong_buffer: int | None = None
     spread_coef: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(check_positive, self, "clip", "kl_target", "kl_horizon")
         check_fields(check_not_negative, self, "kl_coef", "missing_eos_penalty", "spread_coef")
+        check_fields(check_count, self, "overlong_buffer")
         check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
         if self.scaling and self.normalization:
             raise ValueError(
                 "scaling, normalization: expected one of them, got both: normalization divides by "
                 "the standard deviation, too; set normalization: false to scale only"
+            )
+        if self.overlong_buffer is not None and self.missing_eos_penalty == 0:
+            raise ValueError(
+                "overlong_buffer, missing_eos_penalty: expected missing_eos_penalty > 0 with an "
+                f"overlong_buffer, got {self.overlong_buffer} and 0: it is the penalty's full size"
             )
         if self.kl_target is not None and self.kl_coef == 0:
             raise ValueError(
@@ -72,18 +82,24 @@ class RewardShapingOptions:
 
 @dataclass(frozen=True)
 class AdvantageOptions:
-    """Generalized advantage estimation (Eqs. 7-12).
+    """Advantages: generalized advantage estimation (Eqs. 7-12), or an estimator without a critic.
 
     Attributes:
-        gamma: Discount of a token.
+        estimator: `gae`, with the critic. The others load and train none: `rloo`, `grpo` and
+            `dr_grpo` compare the `responses_per_prompt` to a prompt, `reinforce_plus_plus` whitens
+            the sum of the rewards that follow a token over all responses of the iteration.
+            `docs/estimators.md` says what else each paper sets.
+        gamma: Discount of a token; 1 for estimators that compare whole responses.
         lam: lambda of GAE (0.9 in the paper, Appendix C.3); 1 gives Monte-Carlo advantages.
         normalization: Whiten the advantages of each minibatch over its response tokens on all
             ranks. Not part of PPO-max, which constrains rewards instead (Section 5.3.1).
         clip: Bound on the size of an advantage after that; `None`: no clipping.
         truncation: Value after the last token of a response that was cut off: zero (`terminal`) or
-            the critic's (`bootstrap`). `mask` does not learn from such a response.
+            the critic's (`bootstrap`). `mask` does not learn from such a response, and estimators
+            without a critic do not compare others with it.
     """
 
+    estimator: Estimator = "gae"
     gamma: float = 1.0
     lam: float = 0.9
     normalization: bool = False
@@ -91,9 +107,30 @@ class AdvantageOptions:
     truncation: Truncation = "terminal"
 
     def __post_init__(self) -> None:
+        check_choice("estimator", self.estimator, get_args(Estimator))
         check_fields(check_unit_interval, self, "gamma", "lam")
         check_fields(check_positive, self, "clip")
         check_choice("truncation", self.truncation, get_args(Truncation))
+        if not self.uses_critic and self.truncation == "bootstrap":
+            raise ValueError(
+                f"truncation: expected terminal or mask with estimator: {self.estimator}, got "
+                "bootstrap, which is a value of the critic"
+            )
+        if self.compares_responses and self.gamma != 1:
+            raise ValueError(
+                f"gamma: expected 1 with estimator: {self.estimator}, which compares whole "
+                f"responses, got {self.gamma}"
+            )
+
+    @property
+    def uses_critic(self) -> bool:
+        """Whether a critic is loaded and trained."""
+        return self.estimator == "gae"
+
+    @property
+    def compares_responses(self) -> bool:
+        """Whether advantages need several responses to a prompt."""
+        return self.estimator in ("rloo", "grpo", "dr_grpo")
 
 
 @dataclass(frozen=True)
@@ -115,6 +152,12 @@ class PPOLossOptions:
         value_coef: Weight of the value loss beside the policy's, where both are of one trunk
             (`critic_init: shared`).
         value_clip: epsilon of the clipped value loss (Eq. 16); `None`: no clipping.
+        aggregation: How the losses of tokens make the policy's: their mean over all tokens
+            (`token_mean`), the mean over responses of their means (`sequence_mean`), or of their
+            sums over `sampling.max_new_tokens` (`sequence_sum`); see
+            `lit_rlhf.functional.response_weights`. An entropy bonus is a mean over tokens.
+        ref_kl_coef: Weight of KL to the reference in the policy's loss (k3), as GRPO has it, beside
+            or instead of the penalty in the rewards, `reward_shaping.kl_coef`.
         entropy_coef: Weight of the entropy bonus.
         entropy_clip: Entropy of a token above which it gets no bonus (Appendix B.3), in nats;
             `None`: no bound. The entropy is at most the log of the vocabulary's size.
@@ -130,6 +173,8 @@ class PPOLossOptions:
     old_policy: OldPolicy = "rollout"
     value_coef: float = 0.1
     value_clip: float | None = 0.2
+    aggregation: Aggregation = "token_mean"
+    ref_kl_coef: float = 0.0
     entropy_coef: float = 0.0
     entropy_clip: float | None = None
     ptx_coef: float = 0.1
@@ -137,18 +182,24 @@ class PPOLossOptions:
     def __post_init__(self) -> None:
         check_choice("policy_objective", self.policy_objective, get_args(PolicyObjective))
         check_choice("old_policy", self.old_policy, get_args(OldPolicy))
+        check_choice("aggregation", self.aggregation, get_args(Aggregation))
         check_fields(
             check_positive, self, "ratio_clip", "ratio_clip_high", "value_clip", "entropy_clip"
         )
         if self.dual_clip is not None:
             check_number("dual_clip", self.dual_clip, "a number > 1", lambda value: value > 1)
         check_fields(check_not_negative, self, "kl_penalty_coef", "entropy_coef", "ptx_coef")
-        check_fields(check_not_negative, self, "value_coef")
+        check_fields(check_not_negative, self, "value_coef", "ref_kl_coef")
         if self.old_policy == "reference" and self.policy_objective == "kl_penalty":
             raise ValueError(
                 "old_policy, policy_objective: expected old_policy: rollout with kl_penalty, got "
                 "reference: the penalty is KL(old policy || policy), estimated on samples of the "
                 "old policy, and rollouts are not samples of the reference"
+            )
+        if self.aggregation != "token_mean" and self.policy_objective == "kl_penalty":
+            raise ValueError(
+                "aggregation: expected token_mean with policy_objective: kl_penalty, whose penalty "
+                f"is a mean over tokens, got {self.aggregation}"
             )
         if self.policy_objective != "clip" and (self.ratio_clip_high or self.dual_clip):
             raise ValueError(
@@ -194,3 +245,13 @@ class PPOOptions(NamedTuple):
     loss: PPOLossOptions = PPOLossOptions()
     memory: MemoryOptions = MemoryOptions()
     responses_per_prompt: int = 1
+
+
+def check_groups(options: PPOOptions) -> None:
+    """Raise ValueError where responses are compared and a prompt gets only one."""
+    n, estimator = options.responses_per_prompt, options.advantages.estimator
+    if options.advantages.compares_responses and n < 2:
+        raise ValueError(
+            f"responses_per_prompt: expected at least 2 with advantages.estimator: {estimator}, "
+            f"which compares the responses to a prompt, got {n}"
+        )

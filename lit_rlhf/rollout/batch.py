@@ -132,12 +132,15 @@ class Experience:
         rollouts: Prompts and responses.
         old_logprobs: Log-probs of the policy that the ratio is taken against, `[B, T]` nats.
         old_values: The critic's V(s_t) before the update, `[B, T]`.
-        advantages: Of GAE, `[B, T]`.
-        returns: Targets of the critic, `[B, T]`.
+        advantages: `[B, T]`.
+        returns: Targets of the critic, `[B, T]`; without one, the advantages.
         loss_mask: Tokens to learn from, `[B, T]` bool: the response's, except for responses that
             the truncation rule leaves out.
         policy_lower: See `TokenStatistics`.
         critic_lower: See `TokenStatistics`.
+        ref_logprobs: Log-probs of the reference, `[B, T]` nats, where the loss needs them.
+        weights: Weights of the responses in the policy's loss, `[B]`, see `response_weights`;
+            `None`: 1.
     """
 
     rollouts: RolloutBatch
@@ -148,6 +151,8 @@ class Experience:
     loss_mask: Tensor
     policy_lower: Tensor | None = None
     critic_lower: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.loss_mask)
@@ -179,6 +184,8 @@ class Experience:
             loss_mask=self.loss_mask[index, :length],
             policy_lower=policy_lower,
             critic_lower=critic_lower,
+            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[index, :length],
+            weights=None if self.weights is None else self.weights[index],
         )
 
 

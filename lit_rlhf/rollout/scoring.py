@@ -31,7 +31,7 @@ class TokenStatistics(NamedTuple):
     """Log-probs, entropies and values of responses before an update; 0 outside the response mask.
 
     They are float32, `[B, T]` at the sampling temperature in nats (`values`: the critic's V(s_t),
-    read before token t) but for these:
+    read before token t; 0 without a critic) but for these:
 
     Attributes:
         next_values: V(s_{T+1}), read at each response's last token, `[B]`: an estimate of what
@@ -56,7 +56,7 @@ class TokenStatistics(NamedTuple):
 def score_rollouts(
     policy: LanguageModel,
     reference: LanguageModel | Offloaded | None,
-    critic: LanguageModel,
+    critic: LanguageModel | None,
     rollouts: RolloutBatch,
     temperature: float = 1.0,
     max_tokens_per_forward: int | None = None,
@@ -68,8 +68,9 @@ def score_rollouts(
     and `max_tokens_per_forward` limits real tokens, see `RolloutBatch.split`.
     """
     limit, mask = max_tokens_per_forward, rollouts.sequence_mask
-    policy_lower, critic_lower = LowerStates.of(policy, mask), LowerStates.of(critic, mask)
-    if trunk_of(critic) is trunk_of(policy):
+    policy_lower = LowerStates.of(policy, mask)
+    critic_lower = None if critic is None else LowerStates.of(critic, mask)
+    if critic is not None and trunk_of(critic) is trunk_of(policy):
         policy_lower = None  # the critic's are the policy's
     statistics = rollouts.statistics_at(temperature)
     of_reference = None
@@ -77,7 +78,11 @@ def score_rollouts(
         statistics = compute_policy_statistics(policy, rollouts, temperature, limit, policy_lower)
     elif policy_lower and (reference is None or has_lower_layers_of(reference, policy)):
         of_reference = policy_lower
-    values, next_values = compute_values(critic, rollouts, limit, critic_lower)
+    if critic is None:
+        values = torch.zeros_like(statistics.logprobs)
+        next_values = values.new_zeros(len(values))
+    else:
+        values, next_values = compute_values(critic, rollouts, limit, critic_lower)
     ref = compute_reference_statistics(
         policy, reference, rollouts, temperature, limit, of_reference
     )

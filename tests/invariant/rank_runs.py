@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from lit_rlhf.modules import RewardModule, SFTModule
 from lit_rlhf.rollout import Experience
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, optimization
+from tests.invariant.estimators import RECIPES, run_step
 from tests.invariant.reference import TRUNCATIONS, run_iteration
 from tests.invariant.trajectories import SAMPLES, Scripted, trajectory, validated
 from tests.modules.stages import (
@@ -130,6 +131,19 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
         )
         for name in ("ddp", "deepspeed")
         for truncation in TRUNCATIONS
+    }
+    results["estimators"] = {
+        f"{name} {estimator}": run_step(
+            root,
+            folder / f"{name} {estimator}",
+            estimator,
+            "mask",
+            RANKS,
+            strategy=strategy(name),
+            **shared,
+        )
+        for name in ("ddp", "deepspeed")
+        for estimator in RECIPES
     }
     results["dynamic"] = dynamic_batches(root, folder, shared)
     results["pretraining"] = pretraining(root, folder, shared)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lit_rlhf.models import load_causal_lm
+from tests.invariant.estimators import RECIPES, assert_follows, recompute_step
 from tests.invariant.rank_runs import BATCH_SIZE, RANKS, STAGES, on_a_rank
 from tests.invariant.reference import TRUNCATIONS, assert_follows_reference, recompute
 from tests.invariant.trajectories import SAMPLES, assert_same_trajectory, trajectory, validated
@@ -60,6 +61,17 @@ def test_an_iteration_on_two_ranks_follows_the_reference(
     expected = recompute(root, truncation, iterations)
     for iteration in iterations:
         assert_follows_reference(iteration, expected)
+
+
+@pytest.mark.parametrize("estimator", RECIPES)
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+def test_an_update_without_a_critic_on_two_ranks_follows_the_equations(
+    root: Path, ranks: list[dict[str, Any]], strategy: str, estimator: str
+) -> None:
+    steps = [rank["estimators"][f"{strategy} {estimator}"] for rank in ranks]
+    expected = recompute_step(root, estimator, "mask", steps)
+    for step in steps:
+        assert_follows(step, expected)
 
 
 def test_clip_norms_hold_for_the_gradient_of_both_ranks(ranks: list[dict[str, Any]]) -> None:

@@ -223,7 +223,8 @@ def estimate_memory(case: Case) -> PPOMemory:
     factor = 2 if in_float32 else 1
     phases = ppo_memory(network_shape(module.policy), ppo_sizes(case))
     counted: set[int] = set()  # with LoRA, networks have frozen weights in common
-    states = [trained_states(network, case, counted) for network in (module.policy, module.critic)]
+    trained = [network for network in (module.policy, module.critic) if network is not None]
+    states = [trained_states(network, case, counted) for network in trained]
     # An offloaded network is not a module: what is found here is on the device.
     frozen = [
         parameter

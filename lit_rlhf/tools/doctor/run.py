@@ -105,7 +105,7 @@ def run_iteration(case: Case) -> Finding:
     return ok(
         f"{len(scores)} responses of {float(rollouts.lengths.float().mean()):.1f} tokens on "
         f"average, score {float(scores.mean()):.2f} (standard deviation "
-        f"{float(scores.std(correction=0)):.2f}), and updates of both networks."
+        f"{float(scores.std(correction=0)):.2f}), and two updates."
     )
 
 
@@ -130,7 +130,7 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
             reset_first_moments(optimizer)
         with timer("update", minibatch.rollouts.sequence_ids, UPDATE_MEMORY):
             found = {}
-            if not module.shares_trunk:
+            if module.separate_critic:
                 found = module.train_critic(minibatch, clips["critic"], "the examination")
             found |= module.train_policy(minibatch, ptx, clips["policy"], "the examination")
         metrics = {key: float(value) for key, value in found.items()}
@@ -138,7 +138,7 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
             name: NetworkStep(
                 clips[name], metrics[f"ppo/{name}_grad_norm"], applied_gradient_norm(optimizer)
             )
-            for name, optimizer in zip(NETWORKS, optimizers, strict=not module.shares_trunk)
+            for name, optimizer in zip(NETWORKS, optimizers, strict=module.separate_critic)
         }
         return Update(metrics, steps)
 

@@ -218,8 +218,9 @@ def outputs_by_network(
     outputs = {
         "policy": rows(estimates.logprobs),
         "reference": rows(estimates.ref_logprobs),
-        "critic": rows(estimates.values),
     }
+    if module.critic is not None:
+        outputs["critic"] = rows(estimates.values)
     for model in module.reward.models:
         if model.own_text is not None:  # it is given text, not the ids that differ here
             continue

@@ -20,8 +20,9 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 def check_memory(case: Case) -> Finding:
     """Compare the estimate with the memory of the device and of the CPU."""
     estimate = estimate_memory(case)
+    trained = "policy" if case.module.critic is None else "policy and critic"
     parts = (
-        f"policy and critic {format_gib(estimate.trained)}, frozen networks "
+        f"{trained} {format_gib(estimate.trained)}, frozen networks "
         f"{format_gib(estimate.frozen)}, rollout {format_gib(estimate.rollout)}, scoring "
         f"{format_gib(estimate.scoring)} or update "
         f"{format_gib(estimate.update + estimate.gradients)}"
