@@ -56,6 +56,7 @@ OFF = {
 STAGES_OF_OVERLAY = {
     "chinese": {"sft"},
     "monitors": {"ppo"},
+    **{name: {"ppo"} for name in ("rloo", "grpo", "dr_grpo", "reinforce_plus_plus")},
     "rollback": {"ppo"},
     "zero2_8xa100": {"ppo"},
 }

@@ -1,0 +1,201 @@
+"""PPO-max beside estimators without a critic, in the lab at the same number of responses.
+
+    python -m benchmarks.estimators run      # trains what is missing
+    python -m benchmarks.estimators report   # tables and the figure of docs/estimators.md
+
+Each seed has its own world, SFT model and reward model, from which every arm starts. All arms have
+PPO-max's options and no tuning of their own, and 70 iterations of 128 responses; where responses
+are compared, these are four to each of 32 prompts. `CRITERION` was fixed before the first run. The
+result of each run is a line of `benchmarks/results/estimators.jsonl`, and none is repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from jsonargparse import auto_cli
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from benchmarks.drawing import COLORS, STYLE, finish_axis, save
+from benchmarks.processes import Job, run_jobs
+from benchmarks.reproduce.running import versions
+from benchmarks.results_file import read_run, read_runs, table, write_run
+from lit_callbacks import read_logged_steps
+from lit_rlhf.cli.configs import find_config
+from lit_rlhf.files import write_text
+from lit_rlhf.tools.commands.quickstart import Quickstart
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "estimators.jsonl"
+TABLES = RESULTS.with_suffix(".md")
+FIGURE = ROOT / "docs" / "images" / "estimators.svg"
+SEEDS: Final = (60, 61, 62)
+GROUP: Final = 4
+GROUPED = {"data": {"init_args": {"batch_size": 128 // GROUP, "samples_per_epoch": 8960 // GROUP}}}
+"""As many responses as without groups, to a quarter of the prompts."""
+ARMS: dict[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
+    "ppo_max": ((), {}),
+    "rloo": (("overlays/rloo",), GROUPED),
+    "grpo": (("overlays/grpo",), GROUPED),
+    "reinforce_plus_plus": (("overlays/reinforce_plus_plus",), {}),
+}
+"""Overlays of PPO-max, by name and as content."""
+WIDTH: Final = 5
+"""Iterations whose mean is a point of a course."""
+BUDGETS: Final = (0.3, 0.5, 0.7)
+"""Square roots of KL, in nats per response, at which courses are compared."""
+MARGIN: Final = 0.1
+"""Gold by which an arm has to differ."""
+CRITERION: Final = (
+    f"An estimator is better (worse) than PPO-max if its gold reward on held-out prompts at the "
+    f"end is higher (lower) by more than {MARGIN} in each seed; else no difference is shown. The "
+    "same holds at a KL budget, for the best gold that a course reaches within it: the mean over "
+    f"{WIDTH} iterations of gold, where that of KL is at most the budget's square."
+)
+
+
+def run_one(output_dir: str, seed: int, arm: str) -> None:
+    """Train an arm on the models of its seed in this process, and judge it on held-out prompts.
+
+    Args:
+        output_dir: Folder of the benchmark.
+        seed: Seed of world, models and rollouts.
+        arm: Key of `ARMS`, or `foundation`.
+    """
+    root = Path(output_dir) / f"seed_{seed}"
+    stages = Quickstart(root, seed, overwrite=True)
+    if arm == "foundation":
+        stages.prepare()
+        return
+    names, content = ARMS[arm]
+    overlays = [find_config(name) for name in names]
+    own = {**content, "suffix": [], "trainer": {"callbacks": [], "limit_val_batches": 0}}
+    overlays.append(write_text(root / "configs" / f"{arm}.yaml", json.dumps(own) + "\n"))
+    stages.fit_ppo(("ppo_max.yaml", *overlays), "--name", arm)
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    stages.evaluate("sft", arm)
+    evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))["policies"]
+    steps = [step.scalars for step in read_logged_steps(str(root / "logs" / arm))]
+    result = {
+        "seed": seed,
+        "arm": arm,
+        "sft_gold": evaluation["sft"]["rewards"]["gold_reward"]["mean"],
+        "gold": evaluation[arm]["rewards"]["gold_reward"]["mean"],
+        "score": evaluation[arm]["rewards"]["reward"]["mean"],
+        "well_formed": evaluation[arm]["rewards"]["well_formed"]["mean"],
+        "cpu_seconds": round(sum(used.ru_utime + used.ru_stime for used in usage), 1),
+        "courses": {
+            name: [round(step[key], 4) for step in steps if (key := f"rollout/{name}") in step]
+            for name in ("gold", "kl", "score", "response_length")
+        },
+        "versions": versions(),
+    }
+    write_run(RESULTS, f"{arm}-seed_{seed}", result)
+
+
+def run(output_dir: str = "runs/estimators", parallel: int = 1) -> None:
+    """Train what has no result yet.
+
+    Args:
+        output_dir: Folder of all runs.
+        parallel: Runs at a time.
+    """
+    missing = {
+        seed: [arm for arm in ARMS if read_run(RESULTS, f"{arm}-seed_{seed}") is None]
+        for seed in SEEDS
+    }
+
+    def job(seed: int, arm: str) -> Job:
+        command = ["benchmarks.estimators", "run_one", output_dir, str(seed), arm]
+        return Job(command, Path(output_dir) / f"seed_{seed}-{arm}.log")
+
+    for seed, arms in missing.items():
+        reward = Path(output_dir) / f"seed_{seed}" / "reward" / "model.safetensors"
+        if arms and not reward.is_file():
+            run_jobs([job(seed, "foundation")], 1)
+        run_jobs([job(seed, arm) for arm in arms], parallel)
+
+
+def smooth(course: Sequence[float]) -> list[float]:
+    """Means over `WIDTH` iterations, from each that has as many behind it."""
+    return [statistics.fmean(course[i : i + WIDTH]) for i in range(len(course) - WIDTH + 1)]
+
+
+def gold_within(result: Mapping[str, Any], budget: float) -> float:
+    """The best gold of a run within a square root of KL; NaN if it starts beyond."""
+    golds, kls = (smooth(result["courses"][name]) for name in ("gold", "kl"))
+    within = [gold for gold, kl in zip(golds, kls, strict=True) if kl <= budget**2]
+    return max(within, default=math.nan)
+
+
+def compare(arm: Sequence[float], base: Sequence[float]) -> str:
+    """The verdict of `CRITERION` on an arm, by the gold of each seed."""
+    differences = [a - b for a, b in zip(arm, base, strict=True)]
+    if all(difference > MARGIN for difference in differences):
+        return "better"
+    if all(difference < -MARGIN for difference in differences):
+        return "worse"
+    return "no difference shown"
+
+
+def report() -> None:
+    """Write the tables and the figure of the results."""
+    runs = list(read_runs(RESULTS).values())
+    by_arm = {arm: sorted((r for r in runs if r["arm"] == arm), key=_seed) for arm in ARMS}
+    write_text(TABLES, f"{CRITERION}\n\n{build_table(by_arm)}")
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.0))
+        axis = figure.subplots()
+        for color, (arm, results) in zip(COLORS, by_arm.items(), strict=False):
+            for index, result in enumerate(results):
+                golds, kls = (smooth(result["courses"][name]) for name in ("gold", "kl"))
+                roots = [math.sqrt(max(kl, 0.0)) for kl in kls]
+                label = arm if index == 0 else None
+                axis.plot(roots, golds, color=color, linewidth=1.1, label=label)
+        axis.set_xlabel("square root of KL to the reference, nats per response")
+        axis.set_title("gold reward of the rollouts, three seeds each")
+        axis.legend()
+        finish_axis(axis)
+        save(figure, FIGURE)
+
+
+def _seed(result: Mapping[str, Any]) -> int:
+    return int(result["seed"])
+
+
+def build_table(by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """One row per arm: gold at the end and within KL budgets, verdicts, length and cost."""
+    measures = {
+        "end": {arm: [r["gold"] - r["sft_gold"] for r in rs] for arm, rs in by_arm.items()},
+        **{
+            str(budget): {arm: [gold_within(r, budget) for r in rs] for arm, rs in by_arm.items()}
+            for budget in BUDGETS
+        },
+    }
+    rows = []
+    for arm, results in by_arm.items():
+        cells = [arm]
+        for measure in measures.values():
+            values = measure[arm]
+            verdict = "" if arm == "ppo_max" else f"; {compare(values, measure['ppo_max'])}"
+            cells.append(f"{', '.join(f'{value:.2f}' for value in values)}{verdict}")
+        kls, lengths = (
+            statistics.fmean(smooth(r["courses"][name])[-1] for r in results)
+            for name in ("kl", "response_length")
+        )
+        seconds = statistics.fmean(r["cpu_seconds"] for r in results)
+        rows.append([*cells, f"{math.sqrt(max(kls, 0.0)):.2f}", f"{lengths:.1f}", f"{seconds:.0f}"])
+    budgets = [f"best gold within sqrt(KL) {budget}" for budget in BUDGETS]
+    head = ["arm", "held-out gold at the end, above SFT's", *budgets]
+    return table([*head, "sqrt(KL) at the end", "tokens per response", "CPU seconds"], rows)
+
+
+if __name__ == "__main__":
+    auto_cli([run, run_one, report], as_positional=True)
