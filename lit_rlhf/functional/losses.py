@@ -373,14 +373,26 @@ class PairwiseLoss(NamedTuple):
 
 
 def pairwise_reward_loss(
-    chosen: Tensor, rejected: Tensor, margin: Tensor | None = None
+    chosen: Tensor,
+    rejected: Tensor,
+    margin: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    center_coef: float = 0.0,
 ) -> PairwiseLoss:
     """Mean negative log-likelihood of preferences under Bradley and Terry (Eq. 1).
 
-    -log sigmoid(chosen - rejected - margin), in the form of `logsigmoid`, which keeps its gradient
-    for a pair that is ranked very wrong.
+    -log sigmoid(z) with z = chosen - rejected - margin, in the form of `logsigmoid`, which keeps
+    its gradient for a pair that is ranked very wrong.
 
-    Scores are `[B]`, `B` at least 1, and so are margins that the chosen response has to reach.
+    Args:
+        chosen: Scores, `[B]`, `B` at least 1.
+        rejected: Scores, `[B]`.
+        margin: What the chosen response has to be ahead by, `[B]`; `None` for 0.
+        label_smoothing: Share e of labels taken as flipped, in [0, 0.5):
+            -(1 - e) log sigmoid(z) - e log sigmoid(-z), the form of cDPO (Mitchell, "A note on DPO
+            with noisy preferences and relationship to IPO", 2023).
+        center_coef: Weight of (chosen + rejected)^2, which keeps scores around 0 (Eisenstein et
+            al., arXiv 2312.09244); TRL's `center_rewards_coefficient`.
 
     Examples:
         >>> chosen, rejected = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
@@ -396,8 +408,16 @@ def pairwise_reward_loss(
     if margin is not None:
         check_tensors(chosen.shape, margin=margin)
         logits = difference - margin
+    check_number("label_smoothing", label_smoothing, "a number in [0, 0.5)", lambda e: 0 <= e < 0.5)
+    check_not_negative("center_coef", center_coef)
+    losses = -logsigmoid(logits)
+    if label_smoothing:
+        # -log sigmoid(-z) = z - log sigmoid(z)
+        losses = losses + label_smoothing * logits
+    if center_coef:
+        losses = losses + center_coef * (chosen + rejected).square()
     return PairwiseLoss(
-        loss=-logsigmoid(logits).mean(),
+        loss=losses.mean(),
         accuracy=(difference > 0).to(chosen.dtype).mean(),
         margin=difference.detach().mean(),
     )

@@ -5,6 +5,7 @@ the losses.
 """
 
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,13 +15,49 @@ from lit_rlhf.functional.kl import KLEstimator, kl_estimate
 from lit_rlhf.functional.masking import safe_std
 
 __all__ = [
+    "Ensemble",
     "clipped_scores",
+    "ensemble_scores",
     "length_penalty",
     "normalized_scores",
     "scaled_scores",
     "soft_overlong_penalty",
     "token_rewards",
 ]
+
+
+Ensemble = Literal["sum", "mean", "min", "mean_minus_std"]
+"""How scores of several reward models make one, as `ensemble_scores` describes them."""
+
+
+def ensemble_scores(
+    member_scores: Tensor, ensemble: Ensemble = "sum", std_coef: float = 1.0
+) -> Tensor:
+    """One score of the scores of several reward models, `[B]` (Coste et al., arXiv 2310.02743).
+
+    `member_scores` are `[M, B]` of `M` models. `min` is their worst-case optimization, and
+    `mean_minus_std` like their uncertainty-weighted one: the mean minus `std_coef` times the
+    standard deviation over the models, where they have the variance, which is in other units.
+
+    Examples:
+        >>> member_scores = torch.tensor([[1.0, 2.0], [3.0, 2.0]])
+        >>> ensemble_scores(member_scores, "min").tolist()
+        [1.0, 2.0]
+        >>> ensemble_scores(member_scores, "mean_minus_std", std_coef=0.5).tolist()
+        [1.5, 2.0]
+    """
+    check_tensors(2, member_scores=member_scores)
+    check_not_negative("std_coef", std_coef)
+    match ensemble:
+        case "sum":
+            return member_scores.sum(0)
+        case "mean":
+            return member_scores.mean(0)
+        case "min":
+            return member_scores.amin(0)
+        case "mean_minus_std":
+            return member_scores.mean(0) - std_coef * member_scores.std(0, correction=0)
+    raise ValueError(f"ensemble: expected one of {get_args(Ensemble)}, got {ensemble!r}")
 
 
 def normalized_scores(

@@ -232,7 +232,17 @@ class PPOModule(PPO, StageModule):
         reference = load_reference(model_path, frozen, offload, shard)
         if reference is not None and not isinstance(reference, Offloaded):
             share_lower_layers(reference, policy)
-        reward = WeightedReward(rewards, frozen, self.tokenizer, reward_timeout, offload, shard)
+        shaping = options.reward_shaping
+        reward = WeightedReward(
+            rewards,
+            frozen,
+            self.tokenizer,
+            reward_timeout,
+            offload,
+            shard,
+            shaping.ensemble,
+            shaping.ensemble_std_coef,
+        )
         critic = None
         if advantages.uses_critic:
             critic = load_critic(critic_init, model_path, policy, reward.models, self.network, seed)

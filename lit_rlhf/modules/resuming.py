@@ -86,7 +86,8 @@ RULES = tuple(
         },
         Change.NEEDS_CONSENT: {
             "model_path, weights of the reference": "another reference, tokenizer or start",
-            "rewards, weights of the reward models": "another objective",
+            "rewards, weights of the reward models, label_smoothing, center_coef": "another "
+            "objective",
             "lm_coef": "another objective; 0 has no output layer to train",
             "critic_init, head_seed, critic_pretraining": "acts at the start of a run only",
             "seed": "other random numbers from here on",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torchmetrics.functional.classification import binary_calibration_error
 
-from lit_rlhf.checks import check_count, check_fields, check_not_negative
+from lit_rlhf.checks import check_count, check_fields, check_not_negative, check_number
 from lit_rlhf.data import PreferenceBatch
 from lit_rlhf.forward import (
     LanguageModel,
@@ -48,6 +48,9 @@ class RewardModule(StageModule):
         model_path: Folder or hub id of a causal language model, usually the SFT model.
         output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
         lm_coef: beta_rm of Eq. 2; 0 trains on the pairwise loss only.
+        label_smoothing: Share of labels that the loss takes as flipped, in [0, 0.5) (cDPO's form).
+        center_coef: Weight of the squared sum of a pair's scores, which keeps them around 0; TRL's
+            `center_rewards_coefficient`.
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
             5e-6 after a warm-up over a tenth of the steps.
         micro_batch_size: Most pairs per forward and backward; `None`: no limit.
@@ -68,6 +71,8 @@ class RewardModule(StageModule):
         model_path: str,
         output_dir: str | None = None,
         lm_coef: float = 1.0,
+        label_smoothing: float = 0.0,
+        center_coef: float = 0.0,
         optimizer: OptimizerOptions = OptimizerOptions(learning_rate=5e-6),
         micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
@@ -78,6 +83,11 @@ class RewardModule(StageModule):
         check_not_negative("lm_coef", lm_coef)
         super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
         self.lm_coef = lm_coef
+        check_not_negative("center_coef", center_coef)
+        check_number(
+            "label_smoothing", label_smoothing, "a number in [0, 0.5)", lambda e: 0 <= e < 0.5
+        )
+        self.label_smoothing, self.center_coef = label_smoothing, center_coef
         self.optimizer = merge_options(type(self), "optimizer", optimizer)
         self.micro_batch_size = micro_batch_size
         self.micro_batch_tokens = micro_batch_tokens
@@ -125,7 +135,8 @@ class RewardModule(StageModule):
         hidden = hidden_states(self.model, ids, mask)
         chosen_scores, rejected_scores = scores_from_hidden(self.model, hidden, mask).chunk(2)
         share = len(chosen_scores) / pairs
-        pairwise = pairwise_reward_loss(chosen_scores, rejected_scores, batch.margin)
+        scores = (chosen_scores, rejected_scores, batch.margin)
+        pairwise = pairwise_reward_loss(*scores, self.label_smoothing, self.center_coef)
         metrics = {
             "reward/pairwise_loss": pairwise.loss * share,
             "reward/accuracy": pairwise.accuracy * share,

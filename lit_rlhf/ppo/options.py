@@ -15,7 +15,7 @@ from lit_rlhf.checks import (
     check_positive,
     check_unit_interval,
 )
-from lit_rlhf.functional import Aggregation, KLEstimator
+from lit_rlhf.functional import Aggregation, Ensemble, KLEstimator
 from lit_rlhf.models import DTYPES, DType
 from lit_rlhf.rollout import SamplingOptions
 
@@ -30,6 +30,10 @@ class RewardShapingOptions:
     """From a response's raw score to the rewards of its tokens (Eqs. 18, 19).
 
     Attributes:
+        ensemble: How the weighted scores of several reward models make one: their `sum`, `mean` or
+            `min`, or the mean minus their standard deviation (`mean_minus_std`). Functions and
+            rules are added to it. Models on unlike scales need `normalize` in `rewards`.
+        ensemble_std_coef: Weight of that standard deviation.
         normalization: Subtract the running mean of all scores so far, and divide by their running
             standard deviation (Eq. 18).
         scaling: Divide by the running standard deviation only, instead of `normalization`.
@@ -47,6 +51,8 @@ class RewardShapingOptions:
             of several reward models on the response: mean minus k standard deviations.
     """
 
+    ensemble: Ensemble = "sum"
+    ensemble_std_coef: float = 1.0
     normalization: bool = True
     scaling: bool = False
     clip: float | None = 0.8
@@ -60,6 +66,7 @@ class RewardShapingOptions:
 
     def __post_init__(self) -> None:
         check_fields(check_positive, self, "clip", "kl_target", "kl_horizon")
+        check_choice("ensemble", self.ensemble, get_args(Ensemble))
         check_fields(check_not_negative, self, "kl_coef", "missing_eos_penalty", "spread_coef")
         check_fields(check_count, self, "overlong_buffer")
         check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_rlhf.checks import check_choice
 from lit_rlhf.data import Turns
-from lit_rlhf.functional import normalized_scores
+from lit_rlhf.functional import Ensemble, ensemble_scores, normalized_scores
 from lit_rlhf.imports import function_path
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards.functions import (
@@ -94,7 +94,7 @@ class RewardSpec:
 
 
 class WeightedReward(nn.Module):
-    """A weighted sum of rewards.
+    """A weighted sum of rewards, in which several reward models may count as one.
 
     An entry with `normalize` enters the sum less the running mean and over the running standard
     deviation of its scores. In training mode these include the scores of the call itself, over all
@@ -112,6 +112,8 @@ class WeightedReward(nn.Module):
         timeout: Seconds that a call of a reward function may take; `None` for no limit.
         offload: Keep reward models in CPU memory between uses.
         shard: Keep an equal share of reward models on each rank between uses.
+        ensemble: How the weighted scores of reward models enter the sum, see `ensemble_scores`.
+        std_coef: k of `mean_minus_std`.
     """
 
     def __init__(
@@ -122,13 +124,21 @@ class WeightedReward(nn.Module):
         timeout: float | None = None,
         offload: bool = False,
         shard: bool = False,
+        ensemble: Ensemble = "sum",
+        std_coef: float = 1.0,
     ) -> None:
         super().__init__()
+        self.ensemble, self.std_coef = ensemble, std_coef
         self.tokenizer = tokenizer
         self.specs = parse_rewards(rewards)
         self.functions = nn.ModuleList(
             _build_reward(spec, options, tokenizer, timeout, offload, shard) for spec in self.specs
         )
+        if ensemble != "sum" and sum(spec.is_model and spec.weight != 0 for spec in self.specs) < 2:
+            raise ValueError(
+                "ensemble: expected sum with fewer than two reward models of a weight other than "
+                f"0, got {ensemble}"
+            )
         for model in self.models:
             model.choose_text(tokenizer)
         # Index and name are part of the key, so that a checkpoint of other rewards, or of the same
@@ -177,8 +187,7 @@ class WeightedReward(nn.Module):
                 samples = decode_samples(rollouts, prompts, self.tokenizer)
                 warn_about_non_finite(f"reward model {function.path!r}", scores, samples)
             self.raw_scores[spec.name] = scores
-        terms = zip(self.specs, self._normalize_scores(), strict=True)
-        return torch.stack([spec.weight * scores for spec, scores in terms]).sum(0)
+        return self._combine(self._normalize_scores())
 
     @property
     def needs_records(self) -> bool:
@@ -214,6 +223,19 @@ class WeightedReward(nn.Module):
         for key, moments in self._pending.items():
             self._moments(key).load_state_dict(moments.state_dict())
         self._pending = {}
+
+    def _combine(self, scores: Sequence[Tensor]) -> Tensor:
+        """The weighted sum of scores `[B]` in the order of `specs`, reward models as one term."""
+        terms = [spec.weight * values for spec, values in zip(self.specs, scores, strict=True)]
+        if self.ensemble != "sum":
+            members = [
+                terms.pop(index)
+                for index in reversed(range(len(terms)))
+                # one with weight 0 is only logged
+                if isinstance(self.functions[index], ModelReward) and self.specs[index].weight
+            ]
+            terms.append(ensemble_scores(torch.stack(members), self.ensemble, self.std_coef))
+        return torch.stack(terms).sum(0)
 
     def _normalize_scores(self) -> list[Tensor]:
         """Scores `[B]` of the last call for the sum, in the order of `specs`."""

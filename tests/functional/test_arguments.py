@@ -23,6 +23,7 @@ SCALARS = {"denominator", "lm_loss", "mean", "pairwise_loss", "responses", "std"
 VOCABULARY = {"logits", "ref_logits"}
 NOT_POSITIVE, NEGATIVE = (0.0, -1.0, math.inf), (-1.0, math.inf)
 WRONG_NUMBERS: dict[str, tuple[float, ...]] = {
+    "center_coef": NEGATIVE,
     "clip": NOT_POSITIVE,
     "coef": NEGATIVE,
     "confidence": (0.0, 1.0, 1.5),
@@ -34,6 +35,7 @@ WRONG_NUMBERS: dict[str, tuple[float, ...]] = {
     "kl": (math.inf,),
     "kl_coef": NEGATIVE,
     "kl_penalty": NEGATIVE,
+    "label_smoothing": (-0.1, 0.5),
     "lam": (1.5, -0.5),
     "lm_coef": NEGATIVE,
     "mean": (math.inf,),

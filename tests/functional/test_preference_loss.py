@@ -31,6 +31,18 @@ def test_a_margin_asks_for_a_larger_difference() -> None:
     assert output.margin.item() == 2.0
 
 
+def test_smoothed_labels_and_centered_scores_by_a_loop() -> None:
+    chosen, rejected, margin = [2.0, -1.0, 0.5], [0.0, 3.0, 0.5], [0.0, 0.5, 1.0]
+    expected = 0.0
+    for c, r, m in zip(chosen, rejected, margin, strict=True):
+        z = c - r - m
+        expected += 0.9 * naive_loss(z) + 0.1 * naive_loss(-z) + 0.01 * (c + r) ** 2
+    scores = [torch.tensor(x, dtype=torch.float64) for x in (chosen, rejected, margin)]
+    output = pairwise_reward_loss(*scores, label_smoothing=0.1, center_coef=0.01)
+    assert output.loss.item() == pytest.approx(expected / 3, rel=1e-12)
+    assert output.margin.item() == pytest.approx(-2 / 3)  # of the scores alone
+
+
 @pytest.mark.parametrize("difference", [-20.0, -100.0, -1000.0])
 def test_a_pair_that_is_far_off_keeps_its_gradient(difference: float) -> None:
     chosen, rejected = (x.requires_grad_() for x in (torch.tensor([difference]), torch.zeros(1)))

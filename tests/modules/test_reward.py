@@ -77,11 +77,13 @@ def test_losses_accuracy_and_margin_of_a_ragged_batch(root: Path) -> None:
 
 
 def test_a_margin_of_the_data_has_to_be_beaten(root: Path) -> None:
-    model = module(root, lm_coef=0.0)
+    model = module(root, lm_coef=0.0, label_smoothing=0.2, center_coef=0.1)
     batch = first_batch(preferences(root, batch_size=8), root)
     margin = torch.linspace(0.0, 3.0, 8)
     scores = read_scores(model, batch)
-    expected = -logsigmoid(scores[:, 0] - scores[:, 1] - margin).mean()
+    ahead = scores[:, 0] - scores[:, 1] - margin
+    smoothed = 0.8 * logsigmoid(ahead) + 0.2 * logsigmoid(-ahead)
+    expected = (0.1 * scores.sum(1).square() - smoothed).mean()
     loss = shares(model, batch._replace(margin=margin))["reward/pairwise_loss"]
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-5)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
+from lit_rlhf.functional import Ensemble
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import (
     LengthRule,
@@ -247,6 +248,27 @@ def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: Rollout
     alone = WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
     alone(rollouts, PROMPTS, None)
     assert alone.spread() is None
+
+
+@pytest.mark.parametrize("ensemble", ["mean", "min", "mean_minus_std"])
+def test_reward_models_count_as_one_and_rules_are_added(
+    folder: Path, rollouts: RolloutBatch, ensemble: Ensemble
+) -> None:
+    paths = [str(folder / "reward_1"), str(folder / "reward_2")]
+    first, second = (ModelReward(path, ModelOptions())(rollouts, PROMPTS, None) for path in paths)
+    expected = []
+    for row, (a, b) in enumerate(zip((2.0 * first).tolist(), second.tolist(), strict=True)):
+        mean = (a + b) / 2
+        std = abs(a - b) / 2
+        score = {"mean": mean, "min": min(a, b), "mean_minus_std": mean - 0.5 * std}[ensemble]
+        expected.append(score - 0.1 * (3.0, 6.0, 0.0)[row])
+    rewards = {paths[0]: 2.0, f"{FUNCTIONS}:length": -0.1, paths[1]: 1.0}
+    options = (ModelOptions(), tiny_tokenizer(), None, False, False, ensemble, 0.5)
+    weighted = WeightedReward(rewards, *options)
+    assert weighted(rollouts, PROMPTS, None).tolist() == pytest.approx(expected, rel=1e-5)
+    # one with weight 0 is only logged
+    with pytest.raises(ValueError, match=f"ensemble: expected sum .*, got {ensemble}"):
+        WeightedReward({paths[0]: 1.0, paths[1]: 0.0}, *options)
 
 
 def test_a_password_in_the_url_of_a_service_is_refused_and_not_shown() -> None:
