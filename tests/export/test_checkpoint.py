@@ -50,6 +50,15 @@ def test_networks_of_one_trunk(stage_root: Path, tmp_path: Path) -> None:
     assert not any("value_head" in name for name in weights(saved.finished))
 
 
+def test_a_policy_without_a_critic(stage_root: Path, tmp_path: Path) -> None:
+    options = {"advantages": {"estimator": "reinforce_plus_plus"}, "critic_init": "shared"}
+    saved = saved_run("ppo", stage_root, tmp_path, **options)
+    load_checkpoint_model(saved.checkpoint).save(tmp_path / "policy")
+    assert_same_model(tmp_path / "policy", saved.finished)
+    with pytest.raises(ValueError, match=r"network: expected policy of a checkpoint .*'critic'"):
+        load_checkpoint_model(saved.checkpoint, "critic")
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("lora", [False, True])
 def test_engines_checkpoints_of_any_number_of_ranks(

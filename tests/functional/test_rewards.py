@@ -10,6 +10,7 @@ from lit_rlhf.functional import (
     length_penalty,
     normalized_scores,
     scaled_scores,
+    soft_overlong_penalty,
     token_rewards,
 )
 
@@ -137,3 +138,13 @@ def test_the_length_penalty_is_the_distance_from_the_range() -> None:
     assert open_ended.tolist() == [-3.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     halves = length_penalty(torch.tensor([2.5, 5.5]), shortest=3, longest=5)
     assert halves.tolist() == [-0.5, -0.5]
+
+
+def test_soft_overlong_penalty_is_that_of_dapo() -> None:
+    longest, buffer = 20, 5
+    expected = []
+    for n in range(1, 21):  # arXiv 2503.14476, Eq. 13
+        start = longest - buffer
+        expected.append(0.0 if n <= start else (start - n) / buffer if n <= longest else -1.0)
+    actual = soft_overlong_penalty(torch.arange(1, 21), longest, buffer)
+    assert actual.tolist() == pytest.approx(expected)

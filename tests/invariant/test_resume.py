@@ -73,7 +73,11 @@ def ppo(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModul
     return module, prompts(root, ptx=True, batch_size=BATCH, samples_per_epoch=10)
 
 
-STAGES = {"sft": sft, "reward": reward, "ppo": ppo}
+def rloo(root: Path) -> tuple[LightningModule, LightningDataModule]:
+    return ppo(root, responses_per_prompt=2, advantages={"estimator": "rloo"})
+
+
+STAGES = {"sft": sft, "reward": reward, "ppo": ppo, "rloo": rloo}
 
 
 class SaveOnce(Callback):

@@ -72,15 +72,19 @@ def test_last_healthy_weights_are_left_and_said(root: Path, tmp_path: Path) -> N
     assert (made["collapse"], made["updates"]) == (None, 2)
 
 
-def test_policy_and_critic_are_both_those_of_the_healthy_step(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
+def test_policy_and_critic_are_both_those_of_the_healthy_step(
+    root: Path, tmp_path: Path, estimator: str
+) -> None:
     options = {"output_dir": str(tmp_path / "out"), "minibatches.minibatch_size": 2}
+    options["advantages.estimator"] = estimator
     module = PPOModule(**ppo_options(root, **options))
     sabotage, data = Sabotage(), prompts(root, batch_size=2)
     callbacks = [sabotage, stopping()]
     fitted(module, data, tmp_path, callbacks=callbacks, enable_checkpointing=True)
     for name, weight in load_causal_lm(tmp_path / "out").state_dict().items():
         assert torch.equal(weight, sabotage.weights[HEALTHY][f"policy.{name}"])
-    assert (tmp_path / "out" / "critic" / "model.safetensors").is_file()
+    assert (tmp_path / "out" / "critic" / "model.safetensors").is_file() == (estimator == "gae")
 
 
 def test_without_healthy_weights_no_model_is_left(root: Path, tmp_path: Path) -> None:

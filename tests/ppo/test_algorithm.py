@@ -1,6 +1,7 @@
 """PPO without a Trainer: the phases of an iteration from two tiny models."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import freeze, optimize_forward
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.models.heads import build_scalar_model
-from lit_rlhf.ppo import PPO, PPONetworks, PPOOptions, RewardShapingOptions
+from lit_rlhf.ppo import PPO, AdvantageOptions, PPONetworks, PPOOptions, RewardShapingOptions
 from lit_rlhf.rewards import WeightedReward
 from lit_rlhf.rollout import SamplingOptions
 from tests.support.tiny_models import EOS_ID, optimized_causal_lm, tiny_causal_lm, tiny_tokenizer
@@ -68,6 +69,27 @@ def test_phases_run_without_a_trainer(ppo: PPO, prompts: PromptBatch) -> None:
     (loss + ppo.critic_loss(experience, tokens).loss).backward()
     for network in (ppo.policy, ppo.critic):
         assert any(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
+
+
+def test_long_responses_are_penalized_gradually(ppo: PPO, prompts: PromptBatch) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    scores, estimates = torch.zeros(2), ppo.estimate(rollouts)
+    penalty = {"missing_eos_penalty": 0.5, "overlong_buffer": 4}
+    ppo.reward_shaping = replace(ppo.reward_shaping, kl_coef=0.0, **penalty)
+    rewards = ppo.shape_rewards(rollouts, scores, estimates).sum(1).tolist()
+    expected = [-0.5 * max(n - (LENGTH - 4), 0) / 4 for n in rollouts.lengths.tolist()]
+    assert rewards == pytest.approx(expected, abs=1e-5)
+    assert min(expected) < 0
+
+
+def test_a_critic_comes_with_the_estimator_that_uses_it(ppo: PPO) -> None:
+    networks = PPONetworks(ppo.policy, ppo.reference, None, ppo.reward, ppo.tokenizer)
+    with pytest.raises(ValueError, match=r"networks\.critic: expected a critic with .*: gae"):
+        PPO(networks)
+    free = PPOOptions(advantages=AdvantageOptions(estimator="rloo"), responses_per_prompt=2)
+    assert PPO(networks, free).critic is None
+    with pytest.raises(ValueError, match=r"networks\.critic: expected no critic with .*: rloo"):
+        PPO(networks._replace(critic=ppo.critic), free)
 
 
 def test_override_of_a_phase_acts(ppo: PPO, prompts: PromptBatch) -> None:

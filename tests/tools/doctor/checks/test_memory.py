@@ -1,6 +1,7 @@
 """The estimate of memory, by hand, and what is said of it."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -10,7 +11,9 @@ from lit_rlhf.forward import cpu
 from lit_rlhf.tools.doctor import PPOMemory, RunPlan
 from lit_rlhf.tools.doctor.checks import memory
 from lit_rlhf.tools.doctor.memory import estimate_memory
-from tests.tools.doctor.runs import case_of, findings, not_ok
+from tests.tools.doctor.runs import case_of, findings, module_of, not_ok
+
+RLOO: dict[str, Any] = {"responses_per_prompt": 2, "advantages": {"estimator": "rloo"}}
 
 
 def size(network: torch.nn.Module) -> int:
@@ -32,6 +35,16 @@ def test_gradients_are_of_one_network_at_a_time(root: Path, tmp_path: Path) -> N
     assert needs.gradients == 4 * max(policy, critic)  # one after the other
     assert needs.frozen == 4 * (policy + critic)  # reference and reward model
     assert needs.cpu == 0
+
+
+def test_without_a_critic_there_are_no_states_of_one(root: Path, tmp_path: Path) -> None:
+    case = case_of(root, tmp_path, **RLOO)
+    needs = estimate_memory(case)
+    assert needs.trained == 4 * 3 * size(case.module.policy)
+    assert needs.gradients == 4 * size(case.module.policy)
+    report = findings(root, tmp_path, module_of(root, **RLOO))
+    assert set(not_ok(report).values()) <= {"warning"}
+    assert "(policy 0.00" in report.findings["memory"].found
 
 
 @pytest.mark.parametrize("init", ["policy", "reward"])
