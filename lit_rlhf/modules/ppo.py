@@ -118,9 +118,10 @@ class PPOModule(PPO, StageModule):
             and never trained on.
         reward_timeout: Seconds that a reward function may take for an iteration's responses;
             `None`: as long as it likes.
-        critic_init: The critic's start: the first reward model, the policy, or random weights; or
-            `shared`, a new head on the policy's trunk, which both losses then train in one update,
-            with the head at the learning rate and weight decay of `critic_optimizer`.
+        critic_init: The critic's start: the first reward model, the policy, random weights, or the
+            folder of an earlier run's critic; or `shared`, a new head on the policy's trunk, which
+            both losses then train in one update, with the head at the learning rate and weight
+            decay of `critic_optimizer`.
         sampling: How responses are sampled.
         responses_per_prompt: Responses to each prompt of an iteration in training. An iteration has
             `data.batch_size * responses_per_prompt` rollouts; the ptx example of a prompt goes
@@ -161,7 +162,7 @@ class PPOModule(PPO, StageModule):
         rewards: Rewards,
         gold_reward: str | RewardObject | None = None,
         reward_timeout: float | None = None,
-        critic_init: CriticInit = "reward",
+        critic_init: CriticInit | str = "reward",
         sampling: SamplingOptions = SamplingOptions(max_new_tokens=512),
         responses_per_prompt: int = 1,
         reward_shaping: RewardShapingOptions = RewardShapingOptions(),

@@ -268,6 +268,9 @@ class PPO(FixedDtypeBuffers):
             advantages, returns = gae(
                 estimates.values, rewards, mask, options.gamma, options.lam, bootstrap
             )
+            if options.critic_lam is not None:
+                lam = options.critic_lam
+                returns = gae(estimates.values, rewards, mask, options.gamma, lam, bootstrap)[1]
         from_reference = self.loss.old_policy == "reference"
         old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
         return Experience(

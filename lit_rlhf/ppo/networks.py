@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, get_args
 
-from lit_rlhf.checks import check_choice
 from lit_rlhf.forward import LanguageModel, Offloaded, freeze
 from lit_rlhf.models import (
     ModelOptions,
@@ -32,7 +32,7 @@ def load_reference(
 
 
 def load_critic(
-    init: CriticInit,
+    init: CriticInit | str,
     model_path: str,
     policy: LanguageModel,
     rewards: Sequence[ModelReward],
@@ -42,9 +42,9 @@ def load_critic(
     """The critic that PPO starts from, loaded with `options` and with new weights by `seed`.
 
     It is the first reward model (`reward`), the SFT model with a new head (`policy`), random
-    weights in the shape of the SFT model (`random`), or a new head on the policy's own trunk
-    (`shared`). With LoRA it has its frozen weights in common
-    with the policy or the reward model that it starts from.
+    weights in the shape of the SFT model (`random`), a new head on the policy's own trunk
+    (`shared`), or the critic in a folder. With LoRA it has its frozen weights in common with the
+    policy or the reward model that it starts from.
     """
     if init == "shared":
         return add_value_head(policy, seed)
@@ -62,17 +62,28 @@ def load_critic(
             )
         return build_random_scalar_model(source, options, seed)
     base: LanguageModel | None = None
-    if options.lora_rank > 0:
+    if options.lora_rank > 0 and init in ("policy", "reward"):
         base = policy if init == "policy" else rewards[0].find_base(options)
     seed = seed if init == "policy" else 0
-    return load_scalar_model(source, options, head_seed=seed, base=base)
+    critic = load_scalar_model(source, options, head_seed=seed, base=base)
+    sizes = [network.config.get_text_config().vocab_size for network in (policy, critic)]
+    if source == init and sizes[0] != sizes[1]:
+        raise ValueError(
+            f"critic_init: expected a critic of the policy's {sizes[0]} tokens, got {source!r} of "
+            f"{sizes[1]}"
+        )
+    return critic
 
 
-def critic_source(init: CriticInit, model_path: str, models: Sequence[str]) -> str:
-    """Folder or hub id of the SFT model or the first of the reward models, see `load_critic`."""
+def critic_source(init: CriticInit | str, model_path: str, models: Sequence[str]) -> str:
+    """Folder or hub id that a critic is loaded from, see `load_critic`."""
     if init in ("random", "policy", "shared"):
         return model_path
-    check_choice("critic_init", init, get_args(CriticInit))
+    if init != "reward" and Path(init).is_dir():
+        return init
+    if init != "reward":
+        names = ", ".join(get_args(CriticInit))
+        raise ValueError(f"critic_init: expected {names} or a folder that exists, got {init!r}")
     if models and models[0].startswith("<"):
         raise ValueError(
             "critic_init: 'reward' needs a reward model that was loaded from a folder, got "

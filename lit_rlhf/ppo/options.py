@@ -98,6 +98,7 @@ class AdvantageOptions:
             `docs/estimators.md` says what else each paper sets.
         gamma: Discount of a token; 1 for estimators that compare whole responses.
         lam: lambda of GAE (0.9 in the paper, Appendix C.3); 1 gives Monte-Carlo advantages.
+        critic_lam: lambda of the critic's targets (VC-PPO, arXiv 2503.01491, has 1); `None`: `lam`.
         normalization: Whiten the advantages of each minibatch over its response tokens on all
             ranks. Not part of PPO-max, which constrains rewards instead (Section 5.3.1).
         clip: Bound on the size of an advantage after that; `None`: no clipping.
@@ -109,13 +110,14 @@ class AdvantageOptions:
     estimator: Estimator = "gae"
     gamma: float = 1.0
     lam: float = 0.9
+    critic_lam: float | None = None
     normalization: bool = False
     clip: float | None = None
     truncation: Truncation = "terminal"
 
     def __post_init__(self) -> None:
         check_choice("estimator", self.estimator, get_args(Estimator))
-        check_fields(check_unit_interval, self, "gamma", "lam")
+        check_fields(check_unit_interval, self, "gamma", "lam", "critic_lam")
         check_fields(check_positive, self, "clip")
         check_choice("truncation", self.truncation, get_args(Truncation))
         if not self.uses_critic and self.truncation == "bootstrap":

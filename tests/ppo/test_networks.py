@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_rlhf.forward import scalar_head_of
-from lit_rlhf.models import ModelOptions, load_causal_lm
+from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
 from lit_rlhf.ppo.networks import CriticInit, load_critic
 from tests.modules.stages import write_models
 
@@ -23,3 +23,19 @@ def test_head_of_a_new_critic_depends_on_the_seed(init: CriticInit, tmp_path: Pa
     ]
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
+
+
+def test_a_critic_of_an_earlier_run_and_one_of_other_tokens(tmp_path: Path) -> None:
+    path, folder = str(write_models(tmp_path) / "policy"), tmp_path / "reward"
+    policy, options = load_causal_lm(path), ModelOptions()
+    critic, expected = (
+        load_critic(str(folder), path, policy, [], options, 1),
+        load_scalar_model(folder),
+    )
+    for name, weight in expected.state_dict().items():
+        assert torch.equal(critic.state_dict()[name], weight)
+    policy.config.vocab_size += 1
+    with pytest.raises(ValueError, match=r"critic_init: expected a critic of .*reward' of \d+"):
+        load_critic(str(folder), path, policy, [], options, 1)
+.* folder that exists, got .no."):
+        load_critic("no", path, policy, [], options, 1)
