@@ -3,7 +3,8 @@
     python -m benchmarks.estimators run      # trains what is missing
     python -m benchmarks.estimators report   # tables and the figure of docs/estimators.md
 
-Each seed has its own world, SFT model and reward model, from which every arm starts. All arms have
+Each seed has its own world, SFT model and reward model, those of the reproduction, from which every
+arm starts; no estimator without a critic was tried on them before. All arms have
 PPO-max's options and no tuning of their own, and 70 iterations of 128 responses; where responses
 are compared, these are four to each of 32 prompts. `CRITERION` was fixed before the first run. The
 result of each run is a line of `benchmarks/results/estimators.jsonl`, and none is repeated.
@@ -25,7 +26,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.drawing import COLORS, STYLE, finish_axis, save
 from benchmarks.processes import Job, run_jobs
-from benchmarks.reproduce.running import versions
+from benchmarks.reproduce.running import Plan, train, versions
+from benchmarks.reproduce.table import foundations_by_name
 from benchmarks.results_file import read_run, read_runs, table, write_run
 from lit_callbacks import read_logged_steps
 from lit_rlhf.cli.configs import find_config
@@ -36,7 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "estimators.jsonl"
 TABLES = RESULTS.with_suffix(".md")
 FIGURE = ROOT / "docs" / "images" / "estimators.svg"
-SEEDS: Final = (60, 61, 62)
+SEEDS: Final = (43, 44, 45)
+FOUNDATION: Final = "foundation-biased-en"
 GROUP: Final = 4
 GROUPED = {"data": {"init_args": {"batch_size": 128 // GROUP, "samples_per_epoch": 8960 // GROUP}}}
 """As many responses as without groups, to a quarter of the prompts."""
@@ -66,14 +69,15 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
 
     Args:
         output_dir: Folder of the benchmark.
-        seed: Seed of world, models and rollouts.
+        seed: Seed of the rollouts, and of the world and the models that they start from.
         arm: Key of `ARMS`, or `foundation`.
     """
-    root = Path(output_dir) / f"seed_{seed}"
-    stages = Quickstart(root, seed, overwrite=True)
+    plan = Plan(foundations_by_name()[FOUNDATION], seed, Path(output_dir))
+    root = plan.root
     if arm == "foundation":
-        stages.prepare()
+        train(plan)
         return
+    stages = Quickstart(root, seed, overwrite=True)
     names, content = ARMS[arm]
     overlays = [find_config(name) for name in names]
     own = {**content, "suffix": [], "trainer": {"callbacks": [], "limit_val_batches": 0}}
@@ -100,7 +104,7 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
     write_run(RESULTS, f"{arm}-seed_{seed}", result)
 
 
-def run(output_dir: str = "runs/estimators", parallel: int = 1) -> None:
+def run(output_dir: str = "runs/reproduction", parallel: int = 1) -> None:
     """Train what has no result yet.
 
     Args:
@@ -117,8 +121,8 @@ def run(output_dir: str = "runs/estimators", parallel: int = 1) -> None:
         return Job(command, Path(output_dir) / f"seed_{seed}-{arm}.log")
 
     for seed, arms in missing.items():
-        reward = Path(output_dir) / f"seed_{seed}" / "reward" / "model.safetensors"
-        if arms and not reward.is_file():
+        plan = Plan(foundations_by_name()[FOUNDATION], seed, Path(output_dir))
+        if arms and not plan.is_ready():
             run_jobs([job(seed, "foundation")], 1)
         run_jobs([job(seed, arm) for arm in arms], parallel)
 
