@@ -81,7 +81,7 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
     names, content = ARMS[arm]
     overlays = [find_config(name) for name in names]
     own = {**content, "suffix": [], "trainer": {"callbacks": [], "limit_val_batches": 0}}
-    overlays.append(write_text(root / "configs" / f"{arm}.yaml", json.dumps(own) + "\n"))
+    overlays.append(write_text(root / "configs" / f"own_{arm}.yaml", json.dumps(own) + "\n"))
     stages.fit_ppo(("ppo_max.yaml", *overlays), "--name", arm)
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     stages.evaluate("sft", arm)
