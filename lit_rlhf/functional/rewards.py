@@ -26,28 +26,20 @@ __all__ = [
 ]
 
 
-Ensemble = Literal["sum", "mean", "min", "mean_minus_std"]
+Ensemble = Literal["sum", "mean", "min"]
 """How scores of several reward models make one, as `ensemble_scores` describes them."""
 
 
-def ensemble_scores(
-    member_scores: Tensor, ensemble: Ensemble = "sum", std_coef: float = 1.0
-) -> Tensor:
-    """One score of the scores of several reward models, `[B]` (Coste et al., arXiv 2310.02743).
+def ensemble_scores(member_scores: Tensor, ensemble: Ensemble = "sum") -> Tensor:
+    """One score of the scores `[M, B]` of `M` reward models, `[B]`.
 
-    `member_scores` are `[M, B]` of `M` models. `min` is their worst-case optimization, and
-    `mean_minus_std` like their uncertainty-weighted one: the mean minus `std_coef` times the
-    standard deviation over the models, where they have the variance, which is in other units.
+    `min` is the worst-case optimization of Coste et al. (arXiv 2310.02743).
 
     Examples:
-        >>> member_scores = torch.tensor([[1.0, 2.0], [3.0, 2.0]])
-        >>> ensemble_scores(member_scores, "min").tolist()
+        >>> ensemble_scores(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), "min").tolist()
         [1.0, 2.0]
-        >>> ensemble_scores(member_scores, "mean_minus_std", std_coef=0.5).tolist()
-        [1.5, 2.0]
     """
     check_tensors(2, member_scores=member_scores)
-    check_not_negative("std_coef", std_coef)
     match ensemble:
         case "sum":
             return member_scores.sum(0)
@@ -55,8 +47,6 @@ def ensemble_scores(
             return member_scores.mean(0)
         case "min":
             return member_scores.amin(0)
-        case "mean_minus_std":
-            return member_scores.mean(0) - std_coef * member_scores.std(0, correction=0)
     raise ValueError(f"ensemble: expected one of {get_args(Ensemble)}, got {ensemble!r}")
 
 

@@ -233,17 +233,9 @@ class PPOModule(PPO, StageModule):
         reference = load_reference(model_path, frozen, offload, shard)
         if reference is not None and not isinstance(reference, Offloaded):
             share_lower_layers(reference, policy)
-        shaping = options.reward_shaping
-        reward = WeightedReward(
-            rewards,
-            frozen,
-            self.tokenizer,
-            reward_timeout,
-            offload,
-            shard,
-            shaping.ensemble,
-            shaping.ensemble_std_coef,
-        )
+        ensemble = options.reward_shaping.ensemble
+        scoring = (self.tokenizer, reward_timeout, offload, shard, ensemble)
+        reward = WeightedReward(rewards, frozen, *scoring)
         critic = None
         if advantages.uses_critic:
             critic = load_critic(critic_init, model_path, policy, reward.models, self.network, seed)

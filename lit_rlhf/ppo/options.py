@@ -30,10 +30,8 @@ class RewardShapingOptions:
     """From a response's raw score to the rewards of its tokens (Eqs. 18, 19).
 
     Attributes:
-        ensemble: How the weighted scores of several reward models make one: their `sum`, `mean` or
-            `min`, or the mean minus their standard deviation (`mean_minus_std`). Functions and
-            rules are added to it. Models on unlike scales need `normalize` in `rewards`.
-        ensemble_std_coef: Weight of that standard deviation.
+        ensemble: How the weighted scores of several reward models make one: `sum`, `mean` or `min`.
+            Functions and rules are added. Models on unlike scales need `normalize` in `rewards`.
         normalization: Subtract the running mean of all scores so far, and divide by their running
             standard deviation (Eq. 18).
         scaling: Divide by the running standard deviation only, instead of `normalization`.
@@ -52,7 +50,6 @@ class RewardShapingOptions:
     """
 
     ensemble: Ensemble = "sum"
-    ensemble_std_coef: float = 1.0
     normalization: bool = True
     scaling: bool = False
     clip: float | None = 0.8

@@ -113,7 +113,6 @@ class WeightedReward(nn.Module):
         offload: Keep reward models in CPU memory between uses.
         shard: Keep an equal share of reward models on each rank between uses.
         ensemble: How the weighted scores of reward models enter the sum, see `ensemble_scores`.
-        std_coef: k of `mean_minus_std`.
     """
 
     def __init__(
@@ -125,10 +124,9 @@ class WeightedReward(nn.Module):
         offload: bool = False,
         shard: bool = False,
         ensemble: Ensemble = "sum",
-        std_coef: float = 1.0,
     ) -> None:
         super().__init__()
-        self.ensemble, self.std_coef = ensemble, std_coef
+        self.ensemble = ensemble
         self.tokenizer = tokenizer
         self.specs = parse_rewards(rewards)
         self.functions = nn.ModuleList(
@@ -234,7 +232,7 @@ class WeightedReward(nn.Module):
                 # one with weight 0 is only logged
                 if isinstance(self.functions[index], ModelReward) and self.specs[index].weight
             ]
-            terms.append(ensemble_scores(torch.stack(members), self.ensemble, self.std_coef))
+            terms.append(ensemble_scores(torch.stack(members), self.ensemble))
         return torch.stack(terms).sum(0)
 
     def _normalize_scores(self) -> list[Tensor]:
