@@ -157,7 +157,7 @@ def load_checkpoint_model(
 
 def trains_critic(hparams: Mapping[str, Any]) -> bool:
     """Whether a run of PPO had a critic; the option is not in older checkpoints."""
-    return hparams.get("advantages", {}).get("estimator", "gae") == "gae"
+    return bool(hparams.get("advantages", {}).get("estimator", "gae") == "gae")
 
 
 def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:

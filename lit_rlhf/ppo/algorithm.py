@@ -296,9 +296,10 @@ class PPO(FixedDtypeBuffers):
             advantages = clipped_advantages(advantages, self.advantages.clip)
         if self.loss.aggregation != "token_mean":
             lengths = mask.sum(1)
-            counts = global_sum(torch.stack([lengths.sum(), (lengths > 0).sum()]).float())
+            counts = torch.stack([lengths.sum(), (lengths > 0).sum()]).float()
+            tokens, responses = global_sum(counts).unbind()
             longest = self.sampling.max_new_tokens
-            weights = response_weights(lengths, *counts, longest, self.loss.aggregation)
+            weights = response_weights(lengths, tokens, responses, longest, self.loss.aggregation)
             # which weighs the surrogate: it is linear in the size of an advantage
             advantages = advantages * weights.unsqueeze(1)
         return replace(minibatch, advantages=advantages, weights=weights)
