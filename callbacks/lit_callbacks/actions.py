@@ -29,9 +29,6 @@ class Action:
         level: Level from which the action acts, `suspicious` or `collapsed`.
         cooldown: Number of steps from one act to the next while the level lasts. Once the level
             has been left, the next time counts as new.
-
-    Raises:
-        ValueError: If `level` is another level, or `cooldown` is below 1.
     """
 
     clears_monitors: ClassVar[bool] = False
@@ -100,9 +97,6 @@ class AdjustCoefficient(Action):
         upper: Upper bound of the result.
         level: As for `Action`.
         **options: Of `Action`.
-
-    Raises:
-        ValueError: If `factor` is not positive or is 1, or the bounds are in the wrong order.
     """
 
     def __init__(
@@ -124,11 +118,7 @@ class AdjustCoefficient(Action):
         self._resumed = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the module has such a coefficient, and set it again in a resumed run.
-
-        Raises:
-            ValueError: If there is no number of that name, or it is a read-only property.
-        """
+        """Check that the module has such a coefficient, and set it again in a resumed run."""
         read_coefficient(pl_module, self.name)
         declared = getattr(type(pl_module), self.name, None)
         if isinstance(declared, property) and declared.fset is None:
@@ -229,12 +219,8 @@ def scale_rates(state: object, factor: float) -> None:
 
 def read_coefficient(module: LightningModule, name: str) -> float:
     """The value of a coefficient of `module`, see `AdjustCoefficient`."""
-    group, _, field = name.partition(".")
-    if _has_field(module, group, field):
-        value = getattr(getattr(module, group), field)
-    else:
-        hparams = _hparams_with(module, name)
-        value = getattr(module, name) if hparams is None else hparams[name]
+    owner, key = _find_owner(module, name)
+    value = owner[key] if isinstance(owner, MutableMapping) else getattr(owner, key)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -244,45 +230,35 @@ def read_coefficient(module: LightningModule, name: str) -> float:
 
 def write_coefficient(module: LightningModule, name: str, value: float) -> None:
     """Set a coefficient of `module`, see `AdjustCoefficient`."""
-    group, _, field = name.partition(".")
-    if _has_field(module, group, field):
+    owner, key = _find_owner(module, name)
+    if isinstance(owner, MutableMapping):
+        owner[key] = value
+    elif is_dataclass(owner) and not isinstance(owner, type):
         # Options are frozen: the module gets a new group.
-        setattr(module, group, replace(getattr(module, group), **{field: value}))
-        return
-    hparams = _hparams_with(module, name)
-    if hparams is not None:
-        hparams[name] = value
-        return
-    current = getattr(module, name)
-    if isinstance(current, torch.Tensor):
+        setattr(module, name.partition(".")[0], replace(owner, **{key: value}))
+    elif isinstance(current := getattr(owner, key), torch.Tensor):
         with torch.no_grad():
             current.fill_(value)
     else:
-        setattr(module, name, value)
+        setattr(owner, key, value)
 
 
-def _hparams_with(module: LightningModule, name: str) -> MutableMapping[str, Any] | None:
-    """The hyper-parameters if they hold `name`; `None` if it is an attribute of the module."""
+def _find_owner(module: LightningModule, name: str) -> tuple[Any, str]:
+    """The module, its hyper-parameters or a group of options, and the coefficient's name there."""
+    group, _, field = name.rpartition(".")
+    options = {key: v for key, v in vars(module).items() if is_dataclass(v)}
+    if group in options and field in {f.name for f in fields(options[group])}:
+        return options[group], field
     if hasattr(module, name):
-        return None
+        return module, name
     hparams: MutableMapping[str, Any] = module.hparams
     if name in hparams:
-        return hparams
-    own = {k: v for k, v in vars(module).items() if not k.startswith("_")}
-    for group, options in list(own.items()):
-        if is_dataclass(options):
-            own |= {
-                f"{group}.{field.name}": getattr(options, field.name) for field in fields(options)
-            }
-    numbers = {k for k, v in {**hparams, **own}.items() if isinstance(v, float)}
-    numbers |= {k for k, v in module.named_buffers(recurse=False) if v.numel() == 1}
+        return hparams, name
+    own = {key: v for key, v in vars(module).items() if not key.startswith("_")} | dict(hparams)
+    own |= {f"{k}.{f.name}": getattr(v, f.name) for k, v in options.items() for f in fields(v)}
+    numbers = {key for key, value in own.items() if isinstance(value, float)}
+    numbers |= {key for key, value in module.named_buffers(recurse=False) if value.numel() == 1}
     raise ValueError(
         f"name: expected a coefficient of {type(module).__name__}, got {name!r}; "
         f"it has {', '.join(sorted(numbers)) or 'none'}"
     )
-
-
-def _has_field(module: LightningModule, group: str, field: str) -> bool:
-    """Whether the attribute `group` of the module is a dataclass with that field."""
-    options = getattr(module, group, None)
-    return is_dataclass(options) and field in {f.name for f in fields(options)}

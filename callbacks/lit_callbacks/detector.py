@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
@@ -38,10 +37,9 @@ class CollapseDetector(Callback):
 
     A second detector of a trainer logs under `monitor/2/` instead of `monitor/`, and so on.
 
-    A metric is read at the steps at which it is logged; an old value is not read again. Metrics
-    that the module logs in its own `on_train_batch_end` or `on_train_epoch_end` are logged after
-    the callbacks have run, and count for the next step. Under gradient accumulation every batch
-    is a step.
+    A metric is read at the steps at which it is logged. Metrics that the module logs in its own
+    `on_train_batch_end` or `on_train_epoch_end` are logged after the callbacks have run, and count
+    for the next step. Under gradient accumulation every batch is a step.
 
     Args:
         monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
@@ -185,7 +183,7 @@ class CollapseDetector(Callback):
             stem = f"{self._prefix}/{monitor.key}"
             scalars |= {f"{stem}_{name}": value for name, value in monitor.details().items()}
             if monitor.sample and draws:
-                log_histogram(trainer, stem, torch.tensor(monitor.sample), step)
+                log_histogram(trainer, stem, monitor.sample, step)
         if self.when == "train_batch":
             # So Lightning logs them with the metrics of the batch: as often, and at their x value.
             pl_module.log_dict(scalars)

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -107,37 +106,21 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
             f"samples: expected at least {3 * len(columns) + len(steps)} responses for "
             f"{len(columns)} properties and {len(steps)} steps, got {len(samples)}"
         )
-    rows = torch.tensor(list(columns.values()), dtype=torch.float64).T
-    scores = torch.tensor([float(s["score"]) for s in samples], dtype=torch.float64)
-    place = torch.tensor([steps.index(int(s["step"])) for s in samples])
-    worth = _within_steps(rows, scores, place, len(steps))
-    changes = {
-        name: tuple(
-            fmean(v for v, s in zip(column, samples, strict=True) if s["step"] in chosen)
-            for chosen in (first, last)
-        )
-        for name, column in columns.items()
-    }
+    rows = [*columns.values(), [float(s["score"]) for s in samples]]
+    values = torch.tensor(rows, dtype=torch.float64)
+    of_step = torch.tensor([int(s["step"]) for s in samples])
+    ends = [values[:, torch.isin(of_step, torch.tensor([*c]))].mean(1) for c in (first, last)]
+    for step in steps:
+        values[:, of_step == step] -= values[:, of_step == step].mean(1, keepdim=True)
+    # the least of all solutions, where a property does not vary or two are alike
+    solved = torch.linalg.lstsq(values[:-1].T, values[-1:].T, rcond=1e-9, driver="gelsd")
+    worth = solved.solution[:, 0].tolist()
+    changes = {name: (float(ends[0][n]), float(ends[1][n])) for n, name in enumerate(columns)}
     parts = {
-        name: (changes[name][1] - changes[name][0]) * float(each)
+        name: (changes[name][1] - changes[name][0]) * each
         for name, each in zip(columns, worth, strict=True)
     }
-    ends = [fmean(float(s["score"]) for s in samples if s["step"] in c) for c in (first, last)]
-    known = {name: (pair[0], pair[1]) for name, pair in changes.items()}
-    return Gain(ends[1] - ends[0], parts, known, " ".join(opening))
-
-
-def _within_steps(
-    rows: torch.Tensor, scores: torch.Tensor, place: torch.Tensor, n_steps: int
-) -> torch.Tensor:
-    """Coefficients of a regression with an intercept for each step."""
-    counts = torch.bincount(place, minlength=n_steps).double()
-    both = torch.cat([rows, scores[:, None]], dim=1)
-    means = torch.zeros(n_steps, both.shape[1], dtype=both.dtype).index_add(0, place, both)
-    centered = both - (means / counts[:, None])[place]
-    # the least of all solutions, where a property does not vary or two are alike
-    inverse: torch.Tensor = torch.linalg.pinv(centered[:, :-1], rtol=1e-9)
-    return inverse @ centered[:, -1]
+    return Gain(float(ends[1][-1] - ends[0][-1]), parts, changes, " ".join(opening))
 
 
 def opening_of(text: str) -> tuple[str, ...]:

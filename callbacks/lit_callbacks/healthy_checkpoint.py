@@ -30,11 +30,9 @@ class HealthyCheckpoint(ModelCheckpoint):
     `save_last: true` writes it once more, at epochs and validations; with `every_n_train_steps` it
     is written every time, and may then hold a policy that exploits its reward model.
 
-    Under manual optimization `every_n_train_steps` counts the steps of all optimizers, and saves at
-    the end of a batch only if it divides the count there; a PPO iteration of four updates of two
-    networks makes eight steps. Lightning then also warns that the checkpoint holds the weights
-    after the step, which is what is wanted. To save within an epoch, validate within it
-    (`val_check_interval`): without other options, checkpoints are saved after each validation.
+    Under manual optimization `every_n_train_steps` counts the steps of all optimizers. To save
+    within an epoch, validate within it (`val_check_interval`): without other options, checkpoints
+    are saved after each validation.
 
     Args:
         monitor: Key of the logged metric that the best is chosen by; see also `mode`.
@@ -43,9 +41,7 @@ class HealthyCheckpoint(ModelCheckpoint):
         **checkpoint_options: Further arguments of Lightning's `ModelCheckpoint`.
 
     Raises:
-        ValueError: If `monitor` is missing; if bounds are not two numbers in order; for a
-            `save_top_k` below 1 (there is no best one); for `save_on_exception` (it could overwrite
-            the best one with a later state); in fit, if a bounded metric was not logged.
+        ValueError: If an argument is wrong; in fit, if a bounded metric was not logged.
     """
 
     def __init__(

@@ -1,28 +1,18 @@
-"""Judges logs of any trainer, afterwards or while they are written.
-
-Reads TensorBoard's event files, tables (CSV), lines of JSON, a Trainer's `trainer_state.json`, and
-the offline files of Weights & Biases, if wandb is installed.
-"""
+"""Judges logs of any trainer, afterwards or while they are written."""
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.names import find_names
-from lit_callbacks.runs import Run, read_run
+from lit_callbacks.runs import EmptyLogError, Run, read_run
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
-
-STEPS = ("step", "global_step", "iteration", "train/global_step", "training/global_step", "_step")
-"""Names under which logs have their x axis."""
 
 
 class LoggedStep(NamedTuple):
@@ -39,9 +29,9 @@ class ReplayedStep(NamedTuple):
     verdict: Verdict
 
 
-def read_logged_steps(folder: str) -> list[LoggedStep]:
-    """Read the scalars of a run, step by step; errors are those of `read_run`."""
-    return logged_steps(read_run("run", folder))
+def read_logged_steps(log: str | Path) -> list[LoggedStep]:
+    """Read the scalars of a run, step by step, see `read_run`."""
+    return logged_steps(read_run("run", log))
 
 
 def logged_steps(run: Run) -> list[LoggedStep]:
@@ -51,102 +41,6 @@ def logged_steps(run: Run) -> list[LoggedStep]:
         for point in curve.points:
             by_step.setdefault(point.step, {})[key] = point.value
     return [LoggedStep(step, by_step[step]) for step in sorted(by_step)]
-
-
-def read_steps(path: str) -> list[LoggedStep]:
-    """Read the numbers of a log, step by step.
-
-    It is a file `.csv`, `.jsonl`, `.json` (with a `log_history`, as `trainer_state.json`) or
-    `.wandb`, or a folder with TensorBoard's event files or one such file.
-    """
-    file = Path(path)
-    if file.is_dir():
-        kinds = ("*.wandb", "trainer_state.json", "*.jsonl", "*.csv")
-        has_events = any(file.rglob("events.out.tfevents.*"))
-        found = [] if has_events else [f for kind in kinds for f in sorted(file.rglob(kind))]
-        if not found:
-            return read_logged_steps(path)
-        file = found[0]
-    readers = {".csv": _read_csv, ".jsonl": _read_jsonl, ".json": _read_json, ".wandb": _read_wandb}
-    if file.suffix not in readers or not file.is_file():
-        raise ValueError(
-            f"log: expected a folder of a run, or a file {', '.join(readers)}, got {path}"
-        )
-    steps: dict[int, dict[str, float]] = {}
-    for place, record in enumerate(readers[file.suffix](file)):
-        numbers = {key: n for key, v in record.items() if (n := _number(v)) is not None}
-        step = next((numbers[name] for name in STEPS if name in numbers), float(place))
-        steps.setdefault(int(step), {}).update(numbers)
-    return [LoggedStep(step, steps[step]) for step in sorted(steps)]
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        return None
-
-
-def _read_csv(file: Path) -> Iterator[Mapping[str, Any]]:
-    with file.open(encoding="utf-8", newline="") as lines:
-        yield from csv.DictReader(line for line in lines if line.endswith("\n"))
-
-
-def _read_jsonl(file: Path) -> Iterator[Mapping[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):  # still being written
-                return
-            try:
-                record = json.loads(line)
-                yield {**record, **record.get("metrics", {})}
-            except (ValueError, TypeError, AttributeError) as error:
-                raise ValueError(
-                    f"{file}:{number}: expected a JSON object of metrics, got {line[:80]!r}"
-                ) from error
-
-
-def _read_json(file: Path) -> Iterator[Mapping[str, Any]]:
-    content = json.loads(file.read_text("utf-8"))
-    if not isinstance(content, dict) or "log_history" not in content:
-        raise ValueError(f"log: expected an object with log_history, as trainer_state.json, {file}")
-    yield from content["log_history"]
-
-
-def _read_wandb(file: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        messages = import_module("wandb.proto.wandb_internal_pb2")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{file} is read with wandb: pip install wandb") from error
-    for data in _read_blocks(file.read_bytes()):
-        record = messages.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            yield {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
-
-
-def _read_blocks(data: bytes, header: int = 7, size: int = 32768) -> Iterator[bytes]:
-    """Records of a file in the format of LevelDB's logs, behind the header of wandb.
-
-    A block has parts of records, each behind its checksum (4 bytes), length (2) and kind (1): a
-    whole one, or the first, a middle or the last part of one.
-    """
-    place, record = header, b""
-    while place + 7 <= len(data):
-        if size - place % size < 7:  # the rest of a block is too short for a part
-            place += size - place % size
-            continue
-        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        part = data[place + 7 : place + 7 + length]
-        if kind == 0 or len(part) < length:  # still being written
-            return
-        record = part if kind in (1, 2) else record + part
-        if kind in (1, 4):
-            yield record
-        place += 7 + length
 
 
 def replay_steps(
@@ -184,10 +78,10 @@ def replay_steps(
 
 
 def replay_run(
-    folder: str, monitors: Sequence[Monitor] | None = None, votes: int = 2
+    log: str, monitors: Sequence[Monitor] | None = None, votes: int = 2
 ) -> list[ReplayedStep]:
-    """Judge the run in `folder`, as `read_logged_steps` and `replay_steps` do."""
-    return replay_steps(read_logged_steps(folder), monitors, votes)
+    """Judge a log, as `read_logged_steps` and `replay_steps` do."""
+    return replay_steps(read_logged_steps(log), monitors, votes)
 
 
 def watch_logs(
@@ -200,7 +94,7 @@ def watch_logs(
     """Judge logs and print every change of a verdict.
 
     Args:
-        logs: See `read_steps`.
+        logs: See `read_run`.
         names: Names of metrics by the monitors' keys, besides those that are recognized.
         votes: Number of different signals that make a collapse.
         responses: Number of responses of a step, if the log does not have it.
@@ -217,7 +111,10 @@ def watch_logs(
     judged, highest = dict.fromkeys(logs, 0), dict.fromkeys(logs, Level.HEALTHY)
     while True:
         for log, watch in watches.items():
-            steps = read_steps(log)
+            try:
+                steps = read_logged_steps(log)
+            except EmptyLogError:
+                steps = []
             watch.names = find_names(k for s in steps for k in s.scalars) | dict(names or {})
             for step, scalars in steps[judged[log] : -1 if follow else None]:
                 judged[log] += 1

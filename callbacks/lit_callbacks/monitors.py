@@ -8,7 +8,7 @@ on Lightning or torch: `Watch` feeds them, in a run or from the logs of one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
@@ -23,6 +23,7 @@ TREND_SCORE = 2.6
 VISIBLE_TREND_SCORE = 2.0  # the same for the words "and rising" in a sentence: 1 of 35
 NOISE_READINGS = 30  # latest readings from whose differences the noise is estimated
 EARLY = 3  # readings from which a threshold is guessed before the baseline is known
+TURNED_OFF = {"high": math.inf, "high_ratio": math.inf, "low": -math.inf, "low_ratio": 0.0}
 FARTHEST = 0.9  # share of its baseline beyond which noise does not push a threshold
 
 
@@ -85,10 +86,13 @@ class Monitor:
     thresholds given as ratios are guessed from three readings or more, at twice the distance, and a
     reading beyond them does not enter the baseline.
 
+    Attributes of a class are its defaults, and arguments go before them. `high` and `high_ratio` of
+    infinity, `low` of minus infinity and `low_ratio` of 0 turn a threshold off.
+
     Args:
         key: Key of a logged metric, or name of a tensor among the training step's outputs, whose
             mean is taken.
-        name: Name of the signal in sentences; by default the end of its key.
+        name: Name of the signal in sentences; by default the title, or the end of the key.
         high: Value that is too high.
         high_ratio: Multiple of the baseline that is too high, above 1.
         low: Value that is too low.
@@ -104,10 +108,7 @@ class Monitor:
         horizon: Number of steps within which a trend must reach a threshold to be suspicious; 0
             turns this test off.
         trend_steps: Number of latest readings in which a trend is looked for.
-        optional: Skip steps that lack the key instead of requiring it; by default `is_optional`.
-
-    Raises:
-        ValueError: If an argument is out of range, or no threshold is given.
+        optional: Skip steps that lack the key instead of requiring it.
     """
 
     signal: ClassVar[str] = ""
@@ -120,69 +121,67 @@ class Monitor:
     """The smallest and the largest value that the signal can have."""
     relative_noise: ClassVar[float] = 0.0
     """Standard deviation over single responses, as a multiple of the mean; 0 if not known."""
-    is_optional: ClassVar[bool] = False
     stands_in: ClassVar[bool] = False
     """Whether it has a vote only where no other monitor of its signal reads."""
+    key: str = ""
+    high: float | None = None
+    high_ratio: float | None = None
+    low: float | None = None
+    low_ratio: float | None = None
+    deviations: float = 4.0
+    suspicion: float = 0.75
+    baseline_steps: int = 8
+    warmup: int = 0
+    smoothing: int = 1
+    patience: int = 2
+    horizon: int = 10
+    trend_steps: int = 10
+    optional: bool = False
 
     def __init__(
         self,
-        key: str,
+        key: str | None = None,
         name: str | None = None,
         high: float | None = None,
         high_ratio: float | None = None,
         low: float | None = None,
         low_ratio: float | None = None,
-        deviations: float = 4.0,
-        suspicion: float = 0.75,
-        baseline_steps: int = 8,
-        warmup: int = 0,
-        smoothing: int = 1,
-        patience: int = 2,
-        horizon: int = 10,
-        trend_steps: int = 10,
+        deviations: float | None = None,
+        suspicion: float | None = None,
+        baseline_steps: int | None = None,
+        warmup: int | None = None,
+        smoothing: int | None = None,
+        patience: int | None = None,
+        horizon: int | None = None,
+        trend_steps: int | None = None,
         optional: bool | None = None,
     ) -> None:
-        if high is None and high_ratio is None and low is None and low_ratio is None:
-            raise ValueError(f"{key}: expected high, high_ratio, low or low_ratio, got none")
-        for argument, count, least in (
-            ("baseline_steps", baseline_steps, 1),
-            ("warmup", warmup, 0),
-            ("smoothing", smoothing, 1),
-            ("patience", patience, 1),
-            ("horizon", horizon, 0),
-            ("trend_steps", trend_steps, 3),
-        ):
-            if count < least:
-                raise ValueError(f"{argument}: expected at least {least}, got {count}")
-        for argument, count in (("smoothing", smoothing), ("trend_steps", trend_steps)):
-            if count > HISTORY:
-                raise ValueError(f"{argument}: expected at most {HISTORY}, got {count}")
-        for argument, threshold in (("high", high), ("low", low)):
-            if threshold is not None and not math.isfinite(threshold):
-                raise ValueError(f"{argument}: expected a finite number, got {threshold}")
-        if low is not None and high is not None and low >= high:
-            raise ValueError(f"low: expected a number below high ({high}), got {low}")
-        if high_ratio is not None and not high_ratio > 1:
-            raise ValueError(f"high_ratio: expected a number above 1, got {high_ratio}")
-        if low_ratio is not None and not 0 <= low_ratio < 1:
-            raise ValueError(f"low_ratio: expected a number from 0 to below 1, got {low_ratio}")
-        if not deviations >= 0:
-            raise ValueError(f"deviations: expected a number of at least 0, got {deviations}")
-        if not 0 < suspicion <= 1:
-            raise ValueError(f"suspicion: expected above 0 and at most 1, got {suspicion}")
-        self.key = key
-        self.name = name or self.title or key.rsplit("/", 1)[-1].replace("_", " ")
-        self.high, self.high_ratio = high, high_ratio
-        self.low, self.low_ratio = low, low_ratio
-        self.deviations = deviations
-        self.suspicion = suspicion
-        self.baseline_steps = baseline_steps
-        self.warmup = warmup
-        self.smoothing = smoothing
-        self.patience = patience
-        self.horizon = horizon
-        self.trend_steps = trend_steps
-        self.optional = self.is_optional if optional is None else optional
+        given = {argument: value for argument, value in locals().items() if value is not None}
+        vars(self).update({argument: given[argument] for argument in given if argument != "self"})
+        self.name = name or self.title or self.key.rsplit("/", 1)[-1].replace("_", " ")
+        least = {"baseline_steps": 1, "warmup": 0, "smoothing": 1, "patience": 1, "horizon": 0}
+        for argument, count in {**least, "trend_steps": 3}.items():
+            most = HISTORY if argument in ("smoothing", "trend_steps") else math.inf
+            if not count <= (value := getattr(self, argument)) <= most:
+                raise ValueError(f"{argument}: expected {count} to {most}, got {value}")
+        top = math.inf if self.high is None else self.high
+        bounds: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+            ("high", lambda x: x > -math.inf, "a number"),
+            ("low", lambda x: x < top, "a number below high"),
+            ("high_ratio", lambda x: x > 1, "a number above 1"),
+            ("low_ratio", lambda x: 0 <= x < 1, "a number from 0 to below 1"),
+            ("deviations", lambda x: x >= 0, "a number of at least 0"),
+            ("suspicion", lambda x: 0 < x <= 1, "above 0 and at most 1"),
+        )
+        for argument, holds, expected in bounds:
+            value = getattr(self, argument)
+            if value is not None and not holds(value):
+                raise ValueError(f"{argument}: expected {expected}, got {value}")
+        for argument, off in TURNED_OFF.items():
+            if getattr(self, argument) == off:
+                setattr(self, argument, None)
+        if {self.high, self.high_ratio, self.low, self.low_ratio} == {None}:
+            raise ValueError(f"{self.key}: expected high, high_ratio, low or low_ratio, got none")
         self.steps = 0
         self.responses = 0
         """Number of responses behind the latest reading; 0 if not known."""
@@ -360,8 +359,7 @@ class Monitor:
     def _side_beyond(self, fraction: float) -> str:
         """The side on which the reading is beyond this fraction of the way to the threshold.
 
-        Empty if it is beyond on neither side. Without a baseline there is no way to divide, and
-        the fraction is taken as 1.
+        Without a baseline there is no way to divide, and the fraction is taken as 1.
         """
         reading, baseline = self._smoothed(), self.baseline
         if not math.isfinite(reading):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from time import time
 from typing import Any
@@ -16,11 +16,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger
-from torch import Tensor
 
 from lit_callbacks.runs import RECORDS_FILE
-
-HISTOGRAM_BINS = 32
 
 # Lightning shows this branch of loggers in the terminal.
 _terminal = logging.getLogger("lightning.pytorch.lit_callbacks")
@@ -80,37 +77,54 @@ def metrics_step(trainer: Trainer) -> int:
 
 def log_note(trainer: Trainer, key: str, text: str, step: int) -> None:
     """Log a short text, see `log_text`; a `CSVLogger` gets it as a cell of its `metrics.csv`."""
-    _log(trainer, key, {"text": text}, step, as_cell=True)
+    log_text(trainer, key, text, step, as_cell=True)
 
 
-def log_text(trainer: Trainer, key: str, text: str, step: int) -> None:
+def log_text(trainer: Trainer, key: str, text: str, step: int, as_cell: bool = False) -> None:
     """Log text to every logger, on rank 0 only.
 
     TensorBoard has texts of its own. Weights & Biases gets a table with one row, and MLflow the
     artifact `<key>/<step>.md`. For all other loggers it becomes a line of `log.jsonl` in the folder
-    of their log: an object with `time`, `step`, `key` and `text`.
+    of their log: an object with `time`, `step`, `key` and `text`. Trackers are told apart by their
+    methods, so that another project's logger with the same methods is served alike.
 
     Args:
         trainer: The trainer that has the loggers.
         key: Name, for example `samples/0`.
         text: Markdown.
         step: Place on the x axis, see `logger_step`.
+        as_cell: Whether a `CSVLogger` gets it as a cell of its table.
     """
-    _log(trainer, key, {"text": text}, step)
+    folders = set()
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        tracker: Any = logger
+        experiment: Any = getattr(logger, "experiment", None)
+        if as_cell and isinstance(logger, CSVLogger):
+            # Lightning declares numbers, but its writer takes strings.
+            tracker.log_metrics({key: text}, step=step)
+        elif _has(experiment, "add_text"):  # TensorBoard, or Lightning's dummy
+            experiment.add_text(key, text, step)
+        elif _has(logger, "log_text", "log_table"):  # Weights & Biases
+            tracker.log_text(key, columns=["step", "text"], data=[[step, text]], step=step)
+        elif hasattr(logger, "run_id") and _has(experiment, "log_text"):  # MLflow
+            experiment.log_text(tracker.run_id, text, f"{key}/{step:08d}.md")
+        else:
+            folders.add(_log_folder(trainer, logger))  # loggers in one folder share the file
+    record = {"time": time(), "step": step, "key": key, "text": text}
+    for folder in folders:
+        with name_file(folder / RECORDS_FILE):
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / RECORDS_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def log_histogram(trainer: Trainer, key: str, values: Tensor, step: int) -> None:
-    """Log a histogram of the finite `values`, if there are any, to every logger, on rank 0 only.
-
-    MLflow gets the artifact `<key>/<step>.json` with `counts` and `edges`, and loggers without
-    histograms a line of `log.jsonl` with the same, see `log_text`.
-    """
-    finite = values.detach().float().cpu()
-    finite = finite[finite.isfinite()]  # TensorBoard's writer fails on other values
-    if len(finite):
-        counts, edges = torch.histogram(finite.flatten(), bins=HISTOGRAM_BINS)
-        bins = {"counts": [int(count) for count in counts], "edges": edges.tolist()}
-        _log(trainer, key, bins, step, values=finite)
+def log_histogram(trainer: Trainer, key: str, values: Sequence[float], step: int) -> None:
+    """Log a histogram of the finite values to TensorBoard, on rank 0 only."""
+    finite = [value for value in values if math.isfinite(value)]  # its writer fails on others
+    for logger in trainer.loggers if trainer.is_global_zero and finite else ():
+        experiment: Any = getattr(logger, "experiment", None)
+        if _has(experiment, "add_histogram"):
+            experiment.add_histogram(key, torch.tensor(finite), step)
 
 
 def escape_markdown(text: str) -> str:
@@ -126,55 +140,6 @@ def escape_markdown(text: str) -> str:
         text = text.replace(sign, entity)
     lines = re.sub(r"([\\`*_\[\]|#!])", r"\\\1", text.strip()).splitlines()
     return "<br>".join(lines)
-
-
-def _log(
-    trainer: Trainer,
-    key: str,
-    content: dict[str, Any],
-    step: int,
-    values: Tensor | None = None,
-    as_cell: bool = False,
-) -> None:
-    """Log a text, or the bins of a histogram of `values`, to each logger in its own way.
-
-    Trackers are told apart by their methods, so that none of them has to be installed, and a
-    subclass or another project's logger with the same methods is served alike.
-    """
-    folders = set()
-    for logger in trainer.loggers if trainer.is_global_zero else ():
-        tracker: Any = logger
-        experiment: Any = getattr(logger, "experiment", None)
-        if as_cell and isinstance(logger, CSVLogger):
-            # Lightning declares numbers, but its writer takes strings.
-            tracker.log_metrics({key: content["text"]}, step=step)
-        elif _has(experiment, "add_text", "add_histogram"):  # TensorBoard, or Lightning's dummy
-            if values is None:
-                experiment.add_text(key, content["text"], step)
-            else:
-                experiment.add_histogram(key, values, step)
-        elif _has(logger, "log_text", "log_table"):  # Weights & Biases
-            if values is None:
-                row = [step, content["text"]]
-                tracker.log_text(key, columns=["step", "text"], data=[row], step=step)
-            else:
-                # imported by now, as the logger needs it
-                histogram = import_module("wandb").Histogram
-                bins = (content["counts"], content["edges"])
-                tracker.log_metrics({key: histogram(np_histogram=bins)}, step=step)
-        elif hasattr(logger, "run_id") and _has(experiment, "log_text", "log_dict"):  # MLflow
-            if values is None:
-                experiment.log_text(tracker.run_id, content["text"], f"{key}/{step:08d}.md")
-            else:
-                experiment.log_dict(tracker.run_id, content, f"{key}/{step:08d}.json")
-        else:
-            folders.add(_log_folder(trainer, logger))  # loggers in one folder share the file
-    record = {"time": time(), "step": step, "key": key, **content}
-    for folder in folders:
-        with name_file(folder / RECORDS_FILE):
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / RECORDS_FILE).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def _has(owner: object, *methods: str) -> bool:

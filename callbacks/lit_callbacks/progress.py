@@ -29,17 +29,16 @@ class Progress:
     first: int = 0
     done: int = 0
     total: int | None = None  # None if unknown
-    estimated: bool = False
 
     def is_complete(self) -> bool:
         """Whether all batches of a known total are done."""
-        return self.total is not None and not self.estimated and self.done >= self.total
+        return self.total is not None and self.done >= self.total
 
     def is_milestone(self) -> bool:
         """Whether a log file gets a line for this batch, see `StageProgressBar`."""
         if self.done == self.first + 1:
             return True
-        if self.total is not None and not self.estimated:
+        if self.total is not None:
             return self.done * 10 // self.total > (self.done - 1) * 10 // self.total
         return self.done > 0 and str(self.done).rstrip("0") in ("1", "2", "5")
 
@@ -53,8 +52,7 @@ class StageProgressBar(ProgressBar):
     error, so that standard output is left to results, and is written on rank 0 only.
 
     The total is `max_epochs` times the batches of an epoch, or less if `max_steps` ends the fit
-    earlier. Under manual optimization `max_steps` counts optimizer steps, so the number of batches
-    is estimated from the steps per batch so far and written with a `~`.
+    earlier. Under manual optimization `max_steps` counts optimizer steps, and the total is unknown.
 
     Args:
         stage: Name of the stage, the first word of the line.
@@ -123,7 +121,7 @@ class StageProgressBar(ProgressBar):
         """Count the batch and show it."""
         if self._fit is not None:
             self._fit.done = trainer.fit_loop.total_batch_idx + 1
-            total, self._fit.estimated = _total_batches(trainer, pl_module)
+            total = _total_batches(trainer, pl_module)
             self._fit.total = max(int(total), self._fit.done) if math.isfinite(total) else None
             self._show(self._fit)
 
@@ -145,7 +143,7 @@ class StageProgressBar(ProgressBar):
         self._end_line("\n")
         self._fit = self._evaluation = None
 
-    # --- validation (by itself, inside fit and as its sanity check), test and predict
+    # --- validation (by itself, inside fit and as its sanity check), and test
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count validation batches, on the line of the fit if there is one."""
@@ -157,10 +155,6 @@ class StageProgressBar(ProgressBar):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count test batches."""
         self._start_evaluation("test", trainer.num_test_batches)
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count the batches to predict."""
-        self._start_evaluation("predict", trainer.num_predict_batches)
 
     def _start_evaluation(self, loop: str, batches: float | Sequence[float]) -> None:
         total = sum(batches) if isinstance(batches, Sequence) else batches
@@ -182,9 +176,7 @@ class StageProgressBar(ProgressBar):
                 self._finish(evaluation)
 
     on_validation_batch_end = on_test_batch_end = _count_evaluation  # type: ignore[assignment]
-    on_predict_batch_end = _count_evaluation  # type: ignore[assignment]
     on_validation_end = on_test_end = _end_evaluation  # type: ignore[assignment]
-    on_predict_end = _end_evaluation  # type: ignore[assignment]
 
     # --- showing
 
@@ -203,8 +195,6 @@ class StageProgressBar(ProgressBar):
     def _finish(self, progress: Progress) -> None:
         if not self.is_enabled:
             return
-        if progress.estimated:
-            progress.total, progress.estimated = progress.done, False
         text = self._text(progress, finished=True)
         if sys.stderr.isatty():
             self._draw(text)
@@ -216,7 +206,7 @@ class StageProgressBar(ProgressBar):
         head, fraction = f"{progress.label} {progress.done}", None
         if progress.total is not None:
             fraction = progress.done / max(1, progress.total)
-            head += f"/{'~' if progress.estimated else ''}{progress.total} {fraction:.0%}"
+            head += f"/{progress.total} {fraction:.0%}"
         passed, new = monotonic() - progress.started, progress.done - progress.first
         parts = [f"{format_duration(passed)} elapsed"]
         if progress.total is not None and new and not finished:
@@ -276,31 +266,19 @@ class StageProgressBar(ProgressBar):
             self._line = ""
 
 
-def _total_batches(trainer: Trainer, pl_module: LightningModule) -> tuple[float, bool]:
-    """Number of batches of the fit, infinite if unknown, and whether it is an estimate."""
-    done = trainer.fit_loop.total_batch_idx + 1
-    per_epoch = trainer.num_training_batches
-    totals: list[tuple[float, bool]] = []
+def _total_batches(trainer: Trainer, pl_module: LightningModule) -> float:
+    """Number of batches of the fit, infinite if unknown."""
+    per_epoch, total = trainer.num_training_batches, math.inf
+    if trainer.max_steps >= 0 and not pl_module.automatic_optimization:
+        return math.inf  # how many optimizer steps a batch makes is not known
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         # Counted from this epoch's start: epochs of dynamic batches differ in length.
-        before = done - (trainer.fit_loop.batch_idx + 1)
-        totals.append((before + (trainer.max_epochs - trainer.current_epoch) * per_epoch, False))
-    if trainer.max_steps >= 0 and pl_module.automatic_optimization:
-        accumulated = trainer.accumulate_grad_batches
-        totals.append((_batches_for(trainer.max_steps, per_epoch, accumulated), False))
-    elif trainer.max_steps >= 0 and trainer.global_step > 0:
-        # How many optimizer steps a batch makes is only known from the batches so far.
-        missing = max(0, trainer.max_steps - trainer.global_step)
-        totals.append((done + math.ceil(missing * done / trainer.global_step), True))
-    elif trainer.max_steps >= 0:
-        totals = []  # `max_steps` may end the fit before `max_epochs` does
-    return min(totals, default=(math.inf, False))
-
-
-def _batches_for(optimizer_steps: int, per_epoch: float, accumulated: int) -> float:
-    """Number of batches that make `optimizer_steps` steps; an epoch's last step may be short."""
-    if math.isinf(per_epoch):
-        return optimizer_steps * accumulated
-    steps_per_epoch = math.ceil(per_epoch / accumulated)
-    epochs, rest = divmod(optimizer_steps, max(1, steps_per_epoch))
-    return epochs * per_epoch + rest * accumulated
+        before = trainer.fit_loop.total_batch_idx - trainer.fit_loop.batch_idx
+        total = before + (trainer.max_epochs - trainer.current_epoch) * per_epoch
+    if trainer.max_steps >= 0:
+        # an epoch's last step may have fewer batches
+        steps = math.ceil(min(per_epoch, 1e12) / trainer.accumulate_grad_batches)
+        epochs, rest = divmod(trainer.max_steps, max(1, steps))
+        batches = epochs * per_epoch if epochs else 0
+        total = min(total, batches + rest * trainer.accumulate_grad_batches)
+    return total

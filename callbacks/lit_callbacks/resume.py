@@ -37,11 +37,9 @@ INTERRUPTED = (
 class ResumeCheckpoint(Checkpoint):
     """Saves a checkpoint every so many batches or minutes, and at SIGTERM, SIGHUP and Ctrl-C.
 
-    Schedulers send SIGTERM some time before they take a machine away, and a terminal that is closed
-    sends SIGHUP, which ends the run in the same way. The current batch or
-    validation is finished, then a checkpoint is saved and the process exits with status 143, or 130
-    after Ctrl-C. Of several processes, at least one has to receive the signal. A second Ctrl-C ends
-    the run at once, as Lightning does, without a checkpoint.
+    At a signal, the current batch or validation is finished, then a checkpoint is saved and the
+    process exits with status 143, or 130 after Ctrl-C. Of several processes, at least one has to
+    receive it. A second Ctrl-C ends the run at once, as Lightning does, without a checkpoint.
 
     It counts batches under manual optimization too, where Lightning's `ModelCheckpoint` counts the
     steps of all optimizers together. Its checkpoints are named `batch=N.ckpt`, N batches into the
@@ -54,9 +52,6 @@ class ResumeCheckpoint(Checkpoint):
         keep: Number of its checkpoints to keep, the newest ones. At least 2, so that another one
             exists if the newest is damaged.
         dirpath: Folder of the checkpoints; by default that of Lightning's `ModelCheckpoint`.
-
-    Raises:
-        ValueError: If a number is too small.
     """
 
     def __init__(

@@ -29,20 +29,15 @@ HYPER_PARAMETERS = (
 class SavingAction(Action):
     """Base of actions that need weights from before a collapse: it saves healthy checkpoints.
 
-    While the verdict is healthy, a checkpoint is saved every `every_n_steps` steps. A step's
-    metrics are measured before its update and its weights are saved after it, and a monitor waits
-    for its patience before it calls a level. So a checkpoint counts once patience + 1 further steps
-    were healthy (of the most patient monitor); one that they contradict is deleted. Saves are at
-    least that far apart.
+    While the verdict is healthy, one is saved every `every_n_steps` steps to `folder`, by default
+    `healthy/` in the run's log folder. A step's metrics are measured before its update and its
+    weights are saved after it, and a monitor waits for its patience. So a checkpoint counts once
+    patience + 1 further steps were healthy (of the most patient monitor); one that they contradict
+    is deleted. Saves are at least that far apart.
 
-    Its checkpoints are read as tensors and plain data. Hyper-parameters of other types are left out
-    of them; a module or callback that adds other objects to checkpoints has to allow their classes
-    with `torch.serialization.add_safe_globals`.
-
-    Args:
-        every_n_steps: Number of steps between two checkpoints.
-        folder: Folder of the checkpoints; by default `healthy/` in the run's log folder.
-        **options: Of `Action`.
+    Checkpoints are read as tensors and plain data. Hyper-parameters of other types are left out; a
+    module or callback that adds other objects has to allow their classes with
+    `torch.serialization.add_safe_globals`.
     """
 
     KEPT = 3  # checkpoints on disk
@@ -130,10 +125,6 @@ class StopTraining(SavingAction):
     Until then it saves the weights of healthy steps, so that a run that collapses leaves a model:
     `find_collapse` names the newest. A Trainer without checkpoints (`enable_checkpointing=False`)
     gets none here either.
-
-    Args:
-        every_n_steps: Number of steps between two checkpoints.
-        **options: Of `SavingAction`.
     """
 
     weights_only = True
@@ -166,7 +157,7 @@ class RollBack(SavingAction):
 
     Args:
         times: Largest number of restores.
-        every_n_steps: Number of steps between two checkpoints.
+        every_n_steps: See `SavingAction`.
         keep: Names in the module's `state_dict` (ends of keys) that are not restored, for example a
             coefficient that another action adjusts, or a counter that is an x axis.
         lr_factor: Factor that all learning rates are multiplied by after a restore, above 0 and at
@@ -237,10 +228,7 @@ class RollBack(SavingAction):
 def restore(
     trainer: Trainer, pl_module: LightningModule, path: str | Path, keep: list[str]
 ) -> None:
-    """Load weights and optimizers from a checkpoint in the middle of a fit.
-
-    Gradients that have not been stepped on are dropped, as they belong to the weights that are
-    replaced.
+    """Load weights and optimizers from a checkpoint in the middle of a fit, and drop gradients.
 
     The trainer's counters and its optimizers' settings (learning rates, which schedules change) are
     not restored, nor the keys of the module's `state_dict` that end in one of `keep`.

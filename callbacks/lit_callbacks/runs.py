@@ -1,6 +1,7 @@
 """Reads a run from its log: curves, levels and verdicts.
 
-The log is TensorBoard's event files or the `metrics.csv` of Lightning's `CSVLogger`.
+The log is TensorBoard's event files, a table (CSV) such as that of Lightning's `CSVLogger`, lines
+of JSON, a Trainer's `trainer_state.json`, or an offline file of Weights & Biases.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lit_callbacks.monitors import Level
 
@@ -21,16 +23,22 @@ RECORDS_FILE = "log.jsonl"
 """File beside a log with the texts and histograms that its logger does not take."""
 LEVEL_KEY = "monitor/level"
 VERDICT_KEY = "monitor/verdict"
+STEPS = ("step", "global_step", "iteration", "train/global_step", "training/global_step", "_step")
+"""Names under which logs have their x axis."""
 _EVENT_FILES, _TABLE = "events.out.tfevents.*", "metrics.csv"
 
 _HEAD = re.compile(r"\*\*([\w ]+)\*\* at (?:\w+ )?\S+")
 _LEVELS = {level.word: level for level in Level}
 
 
+class EmptyLogError(ValueError):
+    """A log without numbers, to which some may be added yet."""
+
+
 class Point(NamedTuple):
     """One logged value, which may be NaN or infinite, at a wall-clock time in seconds.
 
-    A table has no times: its rows have that of the file, and follow each other by a microsecond.
+    Only event files have times. Other records have that of the file, a microsecond apart.
     """
 
     time: float
@@ -99,28 +107,30 @@ class Run:
         return last if last is not None and last.level == self.level else None
 
 
-def read_run(name: str, folder: str | Path) -> Run:
+def read_run(name: str, log: str | Path) -> Run:
     """Read a run.
 
     Args:
         name: Name of the run.
-        folder: Folder with TensorBoard event files, or one with a single such folder below it. If
-            there are no event files: the same with the `metrics.csv` of a `CSVLogger`.
+        log: Folder with TensorBoard's event files or a `metrics.csv`, or one with a single such
+            folder below it; a file `.csv`, `.jsonl`, `.json` (with a `log_history`) or `.wandb`, or
+            a folder with such a file.
 
     Raises:
-        ModuleNotFoundError: If there are event files and tensorboard is not installed.
-        ValueError: If there is no run in the folder or there are several, it has no scalars, a
-            level is none of -1 to 2, or a table is not one of `CSVLogger`.
+        EmptyLogError: If the log has no numbers.
+        ModuleNotFoundError: If the package that reads such a log is not installed.
+        ValueError: If there is no log that can be read or there are several, or a level is none of
+            -1 to 2.
     """
-    log_folder, log = _read_log(folder)
-    curves = {key: _build_curve(points) for key, points in sorted(log.scalars.items())}
+    folder, found = _read_log(Path(log))
+    curves = {key: _build_curve(points) for key, points in sorted(found.scalars.items())}
     if not curves:
-        raise ValueError(f"runs: expected a run with scalars, got {folder} without any")
+        raise EmptyLogError(f"runs: expected a run with scalars, got {log} without any")
     # A logger that takes no texts has them in the file of records.
-    verdicts = log.verdicts or _read_records(log_folder / RECORDS_FILE)
+    verdicts = found.verdicts or _read_texts(folder / RECORDS_FILE)
     verdicts.sort(key=lambda verdict: verdict.time)
-    levels = log.scalars.get(LEVEL_KEY, [])
-    return Run(name, str(folder), curves, verdicts, build_spans(folder, levels, verdicts))
+    levels = found.scalars.get(LEVEL_KEY, [])
+    return Run(name, str(log), curves, verdicts, build_spans(log, levels, verdicts))
 
 
 def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
@@ -183,17 +193,24 @@ def find_logs(folder: str | Path) -> list[Path]:
     return []
 
 
-def _read_log(folder: str | Path) -> tuple[Path, _Log]:
-    """The only log in a folder, and the folder that it lies in."""
-    folders = find_logs(folder)
-    if len(folders) == 1:
+def _read_log(path: Path) -> tuple[Path, _Log]:
+    """The only log at a path, and the folder that it lies in."""
+    folders = find_logs(path)
+    if len(folders) > 1:
+        names = ", ".join(map(str, folders))
+        raise ValueError(f"run: expected the log of one run, got {path} with {names}")
+    if folders:
         has_events = any(folders[0].glob(_EVENT_FILES))
-        return folders[0], (_read_event_files if has_events else _read_table)(folders[0])
-    names = ", ".join(map(str, folders)) or f"no event file and no {_TABLE}"
-    raise ValueError(
-        "run: expected a folder with the TensorBoard event files of one run, got "
-        f"{folder} with {names}"
-    )
+        table = folders[0] / _TABLE
+        return folders[0], _read_event_files(folders[0]) if has_events else _read_records(table)
+    kinds = ("*.wandb", "trainer_state.json", "*.jsonl", "*.csv")
+    files = [path] if path.is_file() else [f for kind in kinds for f in sorted(path.rglob(kind))]
+    if not files or files[0].suffix not in _READERS:
+        raise ValueError(
+            "log: expected a folder with TensorBoard's event files or a table, or a file "
+            f"{', '.join(_READERS)}, got {path}"
+        )
+    return files[0].parent, _read_records(files[0])
 
 
 def _read_event_files(folder: Path) -> _Log:
@@ -224,33 +241,93 @@ def _read_event_files(folder: Path) -> _Log:
     return _Log(scalars, verdicts)
 
 
-def _read_table(folder: Path) -> _Log:
-    """The table of a `CSVLogger`: a row for each call of the logger, with few of the columns."""
-    path = folder / _TABLE
-    log = _Log({}, [])
-    written = path.stat().st_mtime
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file)
-        for number, row in enumerate(rows):
-            try:
-                step = int(float(row.pop("step")))
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"{path}:{rows.line_num}: expected a row of a CSVLogger, with a number in the "
-                    f"column 'step', got {row}"
-                ) from error
-            time = written + 1e-6 * number
-            for key, cell in row.items():
-                if key == VERDICT_KEY and cell:
-                    log.verdicts.append(parse_verdict(time, step, cell))
-                else:
-                    with suppress(ValueError):  # an empty cell or a text
-                        point = Point(time, step, float(cell or ""))
-                        log.scalars.setdefault(key, []).append(point)
+def _read_records(file: Path) -> _Log:
+    """The records of a file, of which a `CSVLogger` writes several for a step."""
+    log, written = _Log({}, []), file.stat().st_mtime
+    for place, record in enumerate(_READERS[file.suffix](file)):
+        numbers = {key: n for key, v in record.items() if (n := _number(v)) is not None}
+        axis = next((name for name in STEPS if name in numbers), "")
+        time, step = written + 1e-6 * place, int(numbers.pop(axis, place))
+        for key, number in numbers.items():
+            log.scalars.setdefault(key, []).append(Point(time, step, number))
+        if text := record.get(VERDICT_KEY):
+            log.verdicts.append(parse_verdict(time, step, str(text)))
     return log
 
 
-def _read_records(path: Path) -> list[LoggedVerdict]:
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _read_csv(file: Path) -> Iterator[Mapping[str, Any]]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        yield from csv.DictReader(line for line in lines if line.endswith("\n"))
+
+
+def _read_jsonl(file: Path) -> Iterator[Mapping[str, Any]]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith("\n"):  # still being written
+                return
+            try:
+                record = json.loads(line)
+                yield {**record, **record.get("metrics", {})}
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{file}:{number}: expected a JSON object of metrics, got {line[:80]!r}"
+                ) from error
+
+
+def _read_json(file: Path) -> Iterator[Mapping[str, Any]]:
+    content = json.loads(file.read_text("utf-8"))
+    if not isinstance(content, dict) or "log_history" not in content:
+        raise ValueError(f"log: expected an object with log_history, as trainer_state.json, {file}")
+    yield from content["log_history"]
+
+
+def _read_wandb(file: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        messages = import_module("wandb.proto.wandb_internal_pb2")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{file} is read with wandb: pip install wandb") from error
+    for data in _read_blocks(file.read_bytes()):
+        record = messages.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            yield {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+
+
+def _read_blocks(data: bytes, header: int = 7, size: int = 32768) -> Iterator[bytes]:
+    """Records of a file in the format of LevelDB's logs, behind the header of wandb.
+
+    A block has parts of records, each behind its checksum (4 bytes), length (2) and kind (1): a
+    whole one, or the first, a middle or the last part of one.
+    """
+    place, record = header, b""
+    while place + 7 <= len(data):
+        if size - place % size < 7:  # the rest of a block is too short for a part
+            place += size - place % size
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        part = data[place + 7 : place + 7 + length]
+        if kind == 0 or len(part) < length:  # still being written
+            return
+        record = part if kind in (1, 2) else record + part
+        if kind in (1, 4):
+            yield record
+        place += 7 + length
+
+
+_READERS = {".csv": _read_csv, ".jsonl": _read_jsonl, ".json": _read_json, ".wandb": _read_wandb}
+
+
+def _read_texts(path: Path) -> list[LoggedVerdict]:
     """Verdicts in a file of records; none if there is no such file."""
     if not path.exists():
         return []
@@ -259,11 +336,8 @@ def _read_records(path: Path) -> list[LoggedVerdict]:
         for line in lines:
             with suppress(ValueError):  # a run that was killed may leave half a line
                 records.append(json.loads(line))
-    return [
-        parse_verdict(record["time"], record["step"], record["text"])
-        for record in records
-        if record["key"] == VERDICT_KEY
-    ]
+    told = [record for record in records if record.get("key") == VERDICT_KEY]
+    return [parse_verdict(record["time"], record["step"], record["text"]) for record in told]
 
 
 def _build_curve(points: Iterable[Point]) -> Curve:

@@ -43,10 +43,10 @@ class SampleTimeline(Callback):
     - to a file of JSON lines, `{"step": ..., "prompt_index": ..., "prompt": ..., **record}`.
       Numbers that are not finite are written as Python's `json` reads them (`NaN`).
 
-    `step` is the loggers' x axis: the value that the module logs as `step`, or else the optimizer
-    steps. Each step is sampled once. A resumed fit first drops the lines that are newer than its
-    checkpoint, and then appends to the file; a new fit starts the file anew. A file that is not a
-    timeline is never changed. With `fast_dev_run` nothing is written.
+    `step` is the loggers' x axis, see `logger_step`, and each is sampled once. A resumed fit first
+    drops the lines that are newer than its checkpoint, and then appends to the file; a new fit
+    starts the file anew. A file that is not a timeline is never changed. With `fast_dev_run`
+    nothing is written.
 
     Args:
         prompts: Texts, or the path of a file: `.jsonl` with a field `prompt` (a text or the turns
@@ -55,10 +55,6 @@ class SampleTimeline(Callback):
         method: Name of the module's method.
         file: The file of JSON lines; by default `samples.jsonl` in the trainer's `log_dir`.
         n_prompts: Number of prompts to read from a file; a list is used as a whole.
-
-    Raises:
-        ValueError: If a file or a line of it cannot be used; in fit, if the module has no such
-            method, if it does not return such records, or if the file is not a timeline.
     """
 
     def __init__(

@@ -30,9 +30,7 @@ class KLMonitor(Monitor):
 
     signal, title, unit = "kl", "KL", "nats"
     relative_noise, stands_in = 1.0, True
-
-    def __init__(self, key: str = "rollout/kl", high: float | None = 30.0, **options: Any) -> None:
-        super().__init__(key, high=high, **options)
+    key, high = "rollout/kl", 30.0
 
 
 class KLPerTokenMonitor(Monitor):
@@ -42,40 +40,32 @@ class KLPerTokenMonitor(Monitor):
     one, or if the reference is the base model of an SFT policy. So the least of the first three
     readings is added to the thresholds if it is above half of `high`.
 
-    Args:
-        key: Key of the metric. Where it is not logged, it is `kl_key` over `length_key`.
-        high: Threshold.
-        decisive_factor: Multiple of `high` that makes a collapse without a second signal once it
-            has been exceeded for `patience` steps, if KL per response has also exceeded
-            `decisive_nats`. A policy that says the same to every prompt, in fluent responses of the
-            usual length, may show in no other signal.
-        decisive_nats: See above. In responses of a few tokens, a policy that is far from its
-            reference per token may still be a good one.
-        kl_key: Key of KL per response.
-        length_key: Key of the responses' length in tokens.
-        **options: Of `Monitor`.
+    Beyond `decisive_factor` times `high`, and `decisive_nats` per response, for `patience` steps it
+    makes a collapse without a second signal: a policy that says the same to every prompt, in fluent
+    responses of the usual length, may show in no other. In responses of a few tokens, a policy that
+    is far from its reference per token may still be a good one.
+
+    Where `key` is not logged, it is KL per response over the length in tokens.
     """
 
     signal, title, unit = "kl", "KL per token", "nats"
     relative_noise = 1.0
+    key, high = "rollout/kl_per_token", 0.07
+    kl_key, length_key = "rollout/kl", "rollout/response_length"
 
     def __init__(
         self,
-        key: str = "rollout/kl_per_token",
-        high: float | None = 0.07,
+        key: str | None = None,
         decisive_factor: float = 3.0,
         decisive_nats: float = 15.0,
-        kl_key: str = "rollout/kl",
-        length_key: str = "rollout/response_length",
         **options: Any,
     ) -> None:
-        super().__init__(key, high=high, **options)
+        super().__init__(key, **options)
         if not decisive_factor >= 1:
             raise ValueError(
                 f"decisive_factor: expected a number of at least 1, got {decisive_factor}"
             )
         self.decisive_factor, self.decisive_nats = decisive_factor, decisive_nats
-        self.kl_key, self.length_key = kl_key, length_key
         self._tokens = math.inf  # per response, in the latest step
         self._first: list[float] = []
 
@@ -128,28 +118,14 @@ class KLPerTokenMonitor(Monitor):
 class LengthMonitor(Monitor):
     """Length of the responses in tokens; watches for a rise and a fall.
 
-    Args:
-        key: Key of the metric.
-        high_ratio: Multiple of the baseline that is too long.
-        low_ratio: Multiple of the baseline that is too short.
-        reference_key: Key of the length of the reference's responses to the same prompts. Where it
-            is logged, the reading is a multiple of it, and a change of the prompts cancels out.
-        **options: Of `Monitor`.
+    Where the length of the reference's responses to the same prompts is logged (`reference_key`),
+    the reading is a multiple of it, and a change of the prompts cancels out.
     """
 
     signal, title, unit = "length", "length", "tokens"
     limits, relative_noise = COUNT, 0.6
-
-    def __init__(
-        self,
-        key: str = "rollout/response_length",
-        high_ratio: float | None = 1.75,
-        low_ratio: float | None = 0.6,
-        reference_key: str = "rollout/ref_response_length",
-        **options: Any,
-    ) -> None:
-        super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
-        self.reference_key = reference_key
+    key, high_ratio, low_ratio = "rollout/response_length", 1.75, 0.6
+    reference_key = "rollout/ref_response_length"
 
     def read(self, metrics: StepMetrics) -> float:
         """The length in tokens, or as a multiple of the reference's if that is logged."""
@@ -166,9 +142,7 @@ class ShareMonitor(Monitor):
     """
 
     limits = SHARE
-
-    def __init__(self, key: str, high_ratio: float | None = 2.0, **options: Any) -> None:
-        super().__init__(key, high_ratio=high_ratio, **options)
+    high_ratio = 2.0
 
     def standard_error(self, value: float) -> float:
         """Standard error of a share."""
@@ -183,18 +157,10 @@ class ShareMonitor(Monitor):
 
 
 class TruncationMonitor(ShareMonitor):
-    """Share of the responses that were truncated at the length limit.
-
-    If many are truncated from the start, the limit is short for the task; the threshold is then
-    twice the baseline, or half of the way to 1.
-    """
+    """Share of the responses that were truncated at the length limit."""
 
     signal, title = "length", "truncation rate"
-
-    def __init__(
-        self, key: str = "rollout/truncation_rate", high: float | None = 0.3, **options: Any
-    ) -> None:
-        super().__init__(key, high=high, **options)
+    key, high = "rollout/truncation_rate", 0.3
 
 
 class EntropyMonitor(Monitor):
@@ -202,15 +168,7 @@ class EntropyMonitor(Monitor):
 
     signal, title, unit = "entropy", "entropy", "nats"
     limits, relative_noise = COUNT, 0.35
-
-    def __init__(
-        self,
-        key: str = "rollout/entropy",
-        low_ratio: float | None = 0.55,
-        high_ratio: float | None = 1.8,
-        **options: Any,
-    ) -> None:
-        super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
+    key, high_ratio, low_ratio = "rollout/entropy", 1.8, 0.55
 
 
 class PerplexityMonitor(EntropyMonitor):
@@ -222,9 +180,7 @@ class PerplexityMonitor(EntropyMonitor):
 
     title, unit = "perplexity", ""
     limits, stands_in = (1.0, math.inf), True
-
-    def __init__(self, key: str = "rollout/perplexity", **options: Any) -> None:
-        super().__init__(key, **options)
+    key = "rollout/perplexity"
 
     def ratio_bound(self, baseline: float, ratio: float) -> float:
         """The baseline to the power of the ratio."""
@@ -236,45 +192,29 @@ class RepetitionMonitor(Monitor):
 
     signal, title = "repetition", "distinct bigrams"
     limits, relative_noise = SHARE, 0.2
-
-    def __init__(
-        self, key: str = "rollout/distinct_2", low_ratio: float | None = 0.7, **options: Any
-    ) -> None:
-        super().__init__(key, low_ratio=low_ratio, **options)
+    key, low_ratio = "rollout/distinct_2", 0.7
 
 
 class RepeatedBigramsMonitor(ShareMonitor):
     """Share of a response's bigrams that it already had: repetition within responses."""
 
-    signal, title, is_optional = "repetition", "repeated bigrams", True
-
-    def __init__(
-        self, key: str = "rollout/repeated_2", high: float | None = 0.15, **options: Any
-    ) -> None:
-        super().__init__(key, high=high, **options)
+    signal, title, optional = "repetition", "repeated bigrams", True
+    key, high = "rollout/repeated_2", 0.15
 
 
 class OpeningMonitor(ShareMonitor):
     """Share of the responses that begin with the commonest opening: repetition across responses."""
 
-    signal, title, is_optional = "opening", "commonest opening", True
-
-    def __init__(
-        self, key: str = "rollout/opening_share", high: float | None = 0.3, **options: Any
-    ) -> None:
-        super().__init__(key, high=high, **options)
+    signal, title, optional = "opening", "commonest opening", True
+    key, high = "rollout/opening_share", 0.3
 
 
 class EnsembleMonitor(Monitor):
     """Standard deviation of a response's scores over several reward models; watches for a rise."""
 
     signal, title, unit = "ensemble", "spread of the reward models", ""
-    limits, relative_noise, is_optional = COUNT, 0.7, True
-
-    def __init__(
-        self, key: str = "rollout/score_spread", high_ratio: float | None = 2.0, **options: Any
-    ) -> None:
-        super().__init__(key, high_ratio=high_ratio, **options)
+    limits, relative_noise, optional = COUNT, 0.7, True
+    key, high_ratio = "rollout/score_spread", 2.0
 
 
 class RewardDistributionMonitor(Monitor):
@@ -282,28 +222,20 @@ class RewardDistributionMonitor(Monitor):
 
     The reading is the standard deviation. A few responses that exploit the reward model make it
     wider (Figure 13 of arXiv 2307.04964: quantiles of -1 and 9 become 0 and 25); rewards that all
-    reach a ceiling, or one response to every prompt, make it narrow. Quantiles and a
-    histogram are logged beside it.
+    reach a ceiling, or one response to every prompt, make it narrow. Quantiles are logged beside
+    it, and a histogram to TensorBoard.
 
-    Args:
-        key: Name of a tensor of rewards among the training step's outputs. In a log it is read from
-            `monitor/<key>_std`.
-        high_ratio: Multiple of the baseline that is too wide.
-        low_ratio: Multiple of the baseline that is too narrow.
-        **options: Of `Monitor`.
+    `key` names a tensor among the training step's outputs. In a log it is read from
+    `monitor/<key>_std`.
     """
 
     signal, title = "reward", "spread of the scores"
     limits, relative_noise = COUNT, 0.7
 
-    def __init__(
-        self,
-        key: str = "scores",
-        high_ratio: float | None = 2.0,
-        low_ratio: float | None = 0.4,
-        **options: Any,
-    ) -> None:
-        super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
+    key, high_ratio, low_ratio = "scores", 2.0, 0.4
+
+    def __init__(self, key: str | None = None, **options: Any) -> None:
+        super().__init__(key, **options)
         self._sample: list[float] = []
 
     @property
@@ -336,37 +268,20 @@ class ExplainedVarianceMonitor(Monitor):
     """
 
     signal, title = "critic", "explained variance"
-    limits, is_optional = (-math.inf, 1.0), True
-
-    def __init__(
-        self,
-        key: str = "ppo/explained_variance",
-        low: float | None = 0.0,
-        warmup: int = 20,
-        patience: int = 5,
-        **options: Any,
-    ) -> None:
-        super().__init__(key, low=low, warmup=warmup, patience=patience, **options)
+    limits, optional = (-math.inf, 1.0), True
+    key, low, warmup, patience = "ppo/explained_variance", 0.0, 20, 5
 
 
 class FirstRatioMonitor(Monitor):
-    """Probability ratio in the first minibatch of an update, which is 1 in a correct setup.
+    """Probability ratio in the first minibatch of an update.
 
-    Any other value means that rollouts and updates compute log-probs differently (dropout, padding,
+    If it is not 1, rollouts and updates compute log-probs differently (dropout, padding,
     temperature, precision). Updates that leave the policy alone do not log it.
     """
 
     signal, title = "ratio", "first ratio"
-    limits, is_optional = COUNT, True
-
-    def __init__(
-        self,
-        key: str = "ppo/ratio_first",
-        high: float | None = 1.05,
-        low: float | None = 0.95,
-        **options: Any,
-    ) -> None:
-        super().__init__(key, high=high, low=low, **options)
+    limits, optional = COUNT, True
+    key, high, low = "ppo/ratio_first", 1.05, 0.95
 
 
 class PromptMonitor(Monitor):
@@ -375,27 +290,12 @@ class PromptMonitor(Monitor):
     The policy cannot change it, so it votes for no collapse. It is beyond its thresholds when the
     latest two readings both differ from the median of the five before by more than the ratios, and
     by six times the noise.
-
-    Args:
-        key: Key of the metric.
-        high_ratio: Multiple of the median that is a change.
-        low_ratio: Multiple of the median that is a change.
-        **options: Of `Monitor`.
     """
 
     signal, title, unit = "data", "prompt length", "tokens"
-    limits, is_optional = COUNT, True
-    before = 5
-    """Readings that the latest two are compared with."""
-
-    def __init__(
-        self,
-        key: str = "rollout/prompt_length",
-        high_ratio: float | None = 1.2,
-        low_ratio: float | None = 0.83,
-        **options: Any,
-    ) -> None:
-        super().__init__(key, high_ratio=high_ratio, low_ratio=low_ratio, **options)
+    limits, optional = COUNT, True
+    before = 5  # readings that the latest two are compared with
+    key, high_ratio, low_ratio = "rollout/prompt_length", 1.2, 0.83
 
     @property
     def has_baseline(self) -> bool | None:
@@ -425,17 +325,15 @@ class PromptMonitor(Monitor):
 
 
 class NonFiniteMonitor(Monitor):
-    """Number of logged metrics that are NaN or infinite; makes a collapse without a second signal.
-
-    Args:
-        patience: Number of steps in a row with such a metric that make a collapse.
-    """
+    """Number of logged metrics that are NaN or infinite; makes a collapse by itself."""
 
     signal, title = "non-finite", "non-finite metrics"
     decisive = True
 
+    key, high, horizon = "non-finite", 0.0, 0
+
     def __init__(self, patience: int = 2) -> None:
-        super().__init__("non-finite", high=0.0, patience=patience, horizon=0)
+        super().__init__(patience=patience)
         self.found: tuple[str, ...] = ()
 
     @property

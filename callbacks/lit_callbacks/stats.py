@@ -44,9 +44,8 @@ class Trend(NamedTuple):
 def trend(values: Sequence[float]) -> Trend:
     """Robust slope of a series, and how certain its sign is (Theil-Sen, Mann-Kendall).
 
-    Both use the order of pairs only, so neither the size of the noise nor a single outlier makes a
-    trend. Autocorrelated noise drifts, and a stretch of it can look like a trend. Ties count for
-    neither direction, which makes the score conservative. Fewer than three have no trend.
+    Neither the size of the noise nor an outlier makes a trend; autocorrelated noise can look like
+    one. Ties count for neither direction. Fewer than three have no trend.
 
     Examples:
         >>> trend([1.0, 2.0, 3.0, 4.0, 90.0]).slope

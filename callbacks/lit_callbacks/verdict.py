@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from lit_callbacks.monitors import Level, Monitor
@@ -61,48 +62,38 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     reasons = ", ".join(m.sentence() for m in named)
     if level is Level.HEALTHY:
         return Verdict(level, f"not enough for a suspicion: {reasons}", step)
-    meaning = conclusion({(m.vote, m.side) for m in named})
+    # a monitor of no known signal, whose key may be called like one, means nothing
+    signs = {"high": "+", "low": "-"}
+    meaning = conclude({f"{m.signal}{signs.get(m.side, '')}" for m in named})
     if meaning and level is Level.SUSPICIOUS:
         meaning = f"perhaps {meaning}"
     return Verdict(level, f"{reasons}: {meaning}" if meaning else reasons, step)
 
 
-# From the most specific to the least: signals that must all be seen, signals of which at least one
-# must be seen too (if any are listed), and the meaning.
-_CONCLUSIONS: tuple[tuple[set[tuple[str, str]], set[tuple[str, str]], str], ...] = (
-    ({("non-finite", "high")}, set(), "the computation is broken"),
-    ({("kl", "high"), ("opening", "high")}, set(), "the policy gives one answer to everything"),
-    ({("kl", "high"), ("length", "low")}, set(), "the policy cuts its answers short"),
+# From the most specific to the least: signals on their sides (+ high, - low) that must all be seen,
+# signals of which at least one must be seen too (if any are listed), and the meaning.
+_CONCLUSIONS = (
+    ("non-finite+", "", "the computation is broken"),
+    ("kl+ opening+", "", "the policy gives one answer to everything"),
+    ("kl+ length-", "", "the policy cuts its answers short"),
     (
-        {("kl", "high")},
-        {
-            ("length", "high"),
-            ("entropy", "low"),
-            ("repetition", "low"),
-            ("repetition", "high"),
-            ("reward", "high"),
-            ("reward", "low"),
-            ("ensemble", "high"),
-        },
-        "the policy is exploiting the reward model",
+        "kl+",
+        "length+ entropy- repetition- repetition+ reward+ reward- ensemble+",
+        "the policy is exploiting its reward",
     ),
-    ({("length", "low")}, set(), "the policy cuts its answers short"),
-    (
-        {("repetition", "low")},
-        {("entropy", "low"), ("length", "high")},
-        "the policy repeats itself",
-    ),
-    ({("entropy", "high")}, set(), "the policy loses its language"),
-    ({("entropy", "low")}, set(), "the policy stops exploring"),
-    ({("ratio", "high")}, set(), "rollouts and updates compute log-probs differently"),
-    ({("ratio", "low")}, set(), "rollouts and updates compute log-probs differently"),
-    ({("critic", "low")}, set(), "the critic does not follow the returns"),
+    ("length-", "", "the policy cuts its answers short"),
+    ("repetition-", "entropy- length+", "the policy repeats itself"),
+    ("entropy+", "", "the policy loses its language"),
+    ("entropy-", "", "the policy stops exploring"),
+    ("ratio+", "", "rollouts and updates compute log-probs differently"),
+    ("ratio-", "", "rollouts and updates compute log-probs differently"),
+    ("critic-", "", "the critic does not follow the returns"),
 )
 
 
-def conclusion(seen: set[tuple[str, str]]) -> str:
-    """What signals on their sides (`high`, `low`) mean together; empty if that is not known."""
+def conclude(seen: AbstractSet[str]) -> str:
+    """What signals on their sides, such as `kl+`, mean together; empty if that is not known."""
     for all_of, one_of, meaning in _CONCLUSIONS:
-        if all_of <= seen and (not one_of or one_of & seen):
+        if seen >= {*all_of.split()} and (not one_of or seen & {*one_of.split()}):
             return meaning
     return ""

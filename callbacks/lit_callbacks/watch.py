@@ -33,9 +33,6 @@ class Watch:
         names: Names of the loop's metrics by the monitors' keys, see `lit_callbacks.names`.
         responses: Number of responses behind the metrics of a step, from which their standard
             errors follow; by default read from the metrics, if they have it.
-
-    Raises:
-        ValueError: If `votes` is below 1 or there is no monitor.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ _clock = itertools.count(1_000_000)
 
 COLLAPSE = """**collapsed** at step 4
 
-KL 41 nats is 12x its baseline: the policy is exploiting the reward model
+KL 41 nats is 12x its baseline: the policy is exploiting its reward
 
 - raised kl_coef from 0 to 0.2
 

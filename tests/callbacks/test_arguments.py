@@ -35,7 +35,7 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, ...]]
             "smoothing": (0, 101),
             "trend_steps": (2, 101),
             "high": (NAN, -INF),
-            "low": (-INF, 1.0),
+            "low": (NAN, 1.0),
             "high_ratio": (1.0, NAN),
             "low_ratio": (1.0, -0.1),
             "deviations": (-1.0, NAN),

@@ -11,26 +11,17 @@ from lit_callbacks import (
     AdjustCoefficient,
     AdjustLearningRate,
     CollapseDetector,
-    Monitor,
     ResumeCheckpoint,
     RollBack,
     default_monitors,
 )
 
+PLAIN: dict[str, Any] = {
+    **dict.fromkeys(("high", "high_ratio", "low", "low_ratio")),
+    **{"deviations": 4.0, "suspicion": 0.75, "baseline_steps": 8, "warmup": 0, "smoothing": 1},
+    **{"patience": 2, "horizon": 10, "trend_steps": 10, "optional": False},
+}
 DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-    (
-        Monitor,
-        {
-            "deviations": 4.0,
-            "suspicion": 0.75,
-            "baseline_steps": 8,
-            "warmup": 0,
-            "smoothing": 1,
-            "patience": 2,
-            "horizon": 10,
-            "trend_steps": 10,
-        },
-    ),
     (CollapseDetector, {"votes": 2, "when": "train_batch"}),
     (Action, {"level": "collapsed", "cooldown": 10}),
     (AdjustCoefficient, {"lower": 0.0, "level": "suspicious"}),
@@ -67,10 +58,8 @@ def test_defaults(function: Callable[..., Any], promised: dict[str, Any]) -> Non
 
 
 def test_default_monitors() -> None:
-    names = ("high", "high_ratio", "low", "low_ratio", *DEFAULTS[0][1])
-    plain = {**dict.fromkeys(names[:4]), **DEFAULTS[0][1], "optional": False}
     found = default_monitors()
     assert [type(monitor).__name__ for monitor in found] == [name for name, _ in MONITORS]
     for monitor, (name, options) in zip(found, MONITORS, strict=True):
-        promised = plain | options
+        promised = PLAIN | options
         assert {key: getattr(monitor, key) for key in promised} == promised, name

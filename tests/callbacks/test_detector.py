@@ -222,7 +222,7 @@ def test_a_change_of_level_and_each_action_are_said_once_in_few_words(
     assert ranges.startswith("thresholds: KL at most 30 nats, length 1.82 to 5.31 tokens, ")
     assert verdict == (
         "collapsed at step 10: KL 40 nats is 13.2x its baseline and rising, length 40 tokens is "
-        "...: the policy is exploiting the reward model"
+        "13.2x ...: the policy is exploiting its reward"
     )
     assert action.startswith("at step 10: raised one and another")
     assert max(len(line.split()) for line in (verdict, action)) == 25

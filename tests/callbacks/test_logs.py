@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lit_callbacks import Level
-from lit_callbacks.logs import read_steps, watch_logs
+from lit_callbacks.logs import read_logged_steps, watch_logs
 from lit_callbacks.names import NAMES, find_names
 from tests.callbacks.reports import write_run
 
@@ -50,7 +50,7 @@ def write(kind: str, folder: Path) -> Path:
 def test_log_is_read_with_its_steps_and_without_what_is_unfinished(
     kind: str, tmp_path: Path
 ) -> None:
-    steps = read_steps(str(write(kind, tmp_path)))
+    steps = read_logged_steps(str(write(kind, tmp_path)))
     assert [step for step, _ in steps][:13] == [record["step"] for record in RECORDS]
     assert {key: steps[12].scalars[key] for key in FAR} == FAR
     assert "note" not in steps[0].scalars
@@ -60,7 +60,7 @@ def test_log_is_read_with_its_steps_and_without_what_is_unfinished(
 def test_a_line_without_metrics_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(f'{{"kl": 1}}\n{line}\n')
     with pytest.raises(ValueError, match=r"log\.jsonl:2: expected a JSON object of metrics, got"):
-        read_steps(str(tmp_path / "log.jsonl"))
+        read_logged_steps(str(tmp_path / "log.jsonl"))
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "json", "events"])
@@ -77,7 +77,7 @@ def test_logs_of_every_kind_have_the_same_verdict(
 
 def test_folder_is_searched_for_a_log(tmp_path: Path) -> None:
     write("json", tmp_path)
-    assert len(read_steps(str(tmp_path))) == 14
+    assert len(read_logged_steps(str(tmp_path))) == 14
 
 
 def test_names_that_nobody_knows_are_mapped(
@@ -115,12 +115,12 @@ def test_growing_log_is_followed(
 
 
 def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"log: expected a folder of a run, or a file \.csv"):
-        read_steps(str(tmp_path / "none.txt"))
+    with pytest.raises(ValueError, match=r"log: expected a folder .*, or a file \.csv"):
+        read_logged_steps(str(tmp_path / "none.txt"))
     other = tmp_path / "a.json"
     other.write_text("{}")
     with pytest.raises(ValueError, match="expected an object with log_history"):
-        read_steps(str(other))
+        read_logged_steps(str(other))
 
 
 # --- Weights & Biases
@@ -167,11 +167,11 @@ def test_offline_file_of_wandb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: int
 ) -> None:
     messages = types.SimpleNamespace(Record=Record)
-    monkeypatch.setattr("lit_callbacks.logs.import_module", lambda name: messages)
+    monkeypatch.setattr("lit_callbacks.runs.import_module", lambda name: messages)
     lines = [json.dumps({**r, "_step": r["step"], "note": "x" * padding}).encode() for r in RECORDS]
     file = tmp_path / "run-x.wandb"
     file.write_bytes(blocks(lines) + b"\x00" * 3)
-    steps = read_steps(str(tmp_path))
+    steps = read_logged_steps(str(tmp_path))
     assert [step for step, _ in steps] == [record["step"] for record in RECORDS]
     assert steps[-1].scalars["kl"] == 0.4
 
@@ -182,10 +182,10 @@ def test_without_wandb_its_file_names_what_is_missing(
     def missing(name: str) -> object:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr("lit_callbacks.logs.import_module", missing)
+    monkeypatch.setattr("lit_callbacks.runs.import_module", missing)
     (tmp_path / "run.wandb").write_bytes(b"")
     with pytest.raises(ModuleNotFoundError, match="pip install wandb"):
-        read_steps(str(tmp_path / "run.wandb"))
+        read_logged_steps(str(tmp_path / "run.wandb"))
 
 
 # --- names

@@ -39,7 +39,6 @@ def test_an_unknown_level_is_refused() -> None:
         ({"high_ratio": 3.0}, 19.9, 30.1, "high"),
         ({"low": 4.0}, 7.1, 3.9, "low"),
         ({"low_ratio": 0.5}, 7.6, 4.9, "low"),
-        ({"low_ratio": 0.0}, 5.1, -0.1, "low"),
         # both must hold: the farther of the two is the threshold
         ({"high": 20.0, "high_ratio": 3.0}, 19.9, 30.1, "high"),
         ({"high": 40.0, "high_ratio": 3.0}, 24.9, 40.1, "high"),

@@ -192,16 +192,10 @@ class TestTables:
 
         assert list(read_run("run", tmp_path).curves) == ["toy/events"]
 
-    def test_a_table_of_something_else(self, tmp_path: Path) -> None:
-        (tmp_path / "metrics.csv").write_text("epoch,loss\n1,2\n")
-
-        with pytest.raises(ValueError, match=r"metrics.csv:2: expected a row of a CSVLogger"):
-            read_run("run", tmp_path)
-
 
 class TestErrors:
     def test_a_folder_without_event_files(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"event files of one run, got .* with no event file"):
+        with pytest.raises(ValueError, match=r"log: expected a folder with .*, got "):
             report(tmp_path, str(tmp_path))
 
     def test_a_folder_with_several_runs(self, tmp_path: Path, watched: str, calm: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lit_callbacks.monitors import Level, Monitor, StepMetrics
+from lit_callbacks.monitors import TURNED_OFF, Level, Monitor, StepMetrics
 from lit_callbacks.signals import (
     EntropyMonitor,
     ExplainedVarianceMonitor,
@@ -60,10 +60,8 @@ def test_a_signal_collapses_on_its_side_and_not_without_cause(
     worse: list[float],
     side: str,
 ) -> None:
-    none = {"high": None, "high_ratio": None, "low": None, "low_ratio": None}
-    # the thresholds of the class that are not under test are taken away
-    taken = kind.__init__.__annotations__.keys() & none.keys()
-    settings: dict[str, Any] = {**SETTINGS, **dict.fromkeys(taken), **thresholds}
+    # the thresholds of the class that are not under test are turned off
+    settings: dict[str, Any] = {**SETTINGS, **TURNED_OFF, **thresholds}
     watcher = kind(**settings)
     seen = [watcher.observe(value) for value in (*healthy, *worse)]
     assert seen[-1] is C
@@ -146,7 +144,7 @@ def test_the_decisive_value_follows_the_threshold() -> None:
         watcher.observe(reading)
         seen.append(watcher.decides)
     assert seen == [False, False, False, False, True]
-    low_only = KLPerTokenMonitor(high=None, low=0.0)
+    low_only = KLPerTokenMonitor(high=math.inf, low=0.0)
     low_only.observe(9.0)
     low_only.observe(9.0)
     assert not low_only.decides
@@ -212,7 +210,7 @@ def test_standard_error_of_the_responses_moves_a_threshold() -> None:
 
     # 4 deviations of 0.6 x 100 / sqrt(B), at least the ratio's 75 and at most twice that
     assert [threshold(b) for b in (0, 64, 9, 4)] == pytest.approx([175.0, 175.0, 180.0, 220.0])
-    share = OpeningMonitor(high=None, high_ratio=1.5, **SETTINGS)
+    share = OpeningMonitor(high=math.inf, high_ratio=1.5, **SETTINGS)
     for _ in range(4):
         share.observe(0.2, 100)
     assert share.thresholds()[1] == pytest.approx(0.2 + 4 * math.sqrt(0.2 * 0.8 / 100))

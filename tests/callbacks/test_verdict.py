@@ -10,7 +10,7 @@ from lit_callbacks.signals import (
     PerplexityMonitor,
     default_monitors,
 )
-from lit_callbacks.verdict import Verdict, conclusion, judge
+from lit_callbacks.verdict import Verdict, conclude, judge
 
 H, S, C = Level.HEALTHY, Level.SUSPICIOUS, Level.COLLAPSED
 PATIENCE = 2
@@ -175,7 +175,7 @@ def test_the_sentence_of_a_collapse() -> None:
     assert told == (
         C,
         "KL 41 nats is 12x its baseline and rising, length 40 tokens is 2x its baseline, "
-        "perplexity fell to 1.3 (baseline 2.9): the policy is exploiting the reward model",
+        "perplexity fell to 1.3 (baseline 2.9): the policy is exploiting its reward",
         31,
     )
 
@@ -210,7 +210,7 @@ def test_another_decisive_monitor_does_not_mean_a_broken_computation() -> None:
 
 # --- conclusions
 
-EXPLOITS = "the policy is exploiting the reward model"
+EXPLOITS = "the policy is exploiting its reward"
 REPEATS = "the policy repeats itself"
 LANGUAGE = "the policy loses its language"
 EXPLORING = "the policy stops exploring"
@@ -253,18 +253,17 @@ LOGPROBS = "rollouts and updates compute log-probs differently"
     ],
 )
 def test_conclusions(seen: str, meaning: str) -> None:
-    names = {"+": "high", "-": "low", "?": "not finite"}
-    assert conclusion({(word[:-1], names[word[-1]]) for word in seen.split()}) == meaning
+    assert conclude({*seen.split()}) == meaning
 
 
 def test_every_conclusion_speaks_of_signals_that_the_defaults_watch() -> None:
     sides = set()
     for monitor in default_monitors():
         if monitor.high is not None or monitor.high_ratio is not None:
-            sides.add((monitor.vote, "high"))
+            sides.add(f"{monitor.vote}+")
         if monitor.low is not None or monitor.low_ratio is not None:
-            sides.add((monitor.vote, "low"))
-    told = {conclusion({one, other}) for one in sides for other in sides}
+            sides.add(f"{monitor.vote}-")
+    told = {conclude({one, other}) for one in sides for other in sides}
     assert told == {
         "",
         "the computation is broken",

@@ -36,11 +36,11 @@ def test_collapse_needs_distance_and_a_second_signal_for_two_steps() -> None:
     assert fed(watch, [long] * 3) == [H, S, S]
     far = long | {"rollout/kl_per_token": 0.14}
     assert fed(watch, [far] * 2) == [S, C]
-    assert watch.verdict.sentence.endswith("the policy is exploiting the reward model")
+    assert watch.verdict.sentence.endswith("the policy is exploiting its reward")
 
 
 def test_names_and_tensors_of_another_loop() -> None:
-    watch = Watch([LengthMonitor(low_ratio=None), Monitor("scores", high=3.0)], names={
+    watch = Watch([LengthMonitor(low_ratio=0.0), Monitor("scores", high=3.0)], names={
         "rollout/response_length": "completions/mean_length"
     }, votes=1)  # fmt: skip
     for _ in range(8):
@@ -89,7 +89,7 @@ def test_thresholds_are_said_once_when_the_baseline_is_known() -> None:
         (Monitor("x", low=-5.0, high_ratio=2.0), [1.0], "x is never below -5: its monitor is dead"),
         (Monitor("x", low=-5.0, high_ratio=2.0), [-1.0, 9.0, 9.0], ""),
         (Monitor("x", high_ratio=2.0), [0.0], "x has no threshold, as its baseline is 0"),
-        (LengthMonitor("x", low_ratio=0.0), [9.0], "length is never below 0: its monitor is dead"),
+        (LengthMonitor("x", low=0.0), [9.0], "length is never below 0: its monitor is dead"),
     ],
 )
 def test_threshold_that_cannot_be_crossed_is_a_warning(

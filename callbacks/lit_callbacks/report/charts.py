@@ -54,13 +54,8 @@ class Svg(str):
         return self
 
 
-def new_axes(height: int = 156, x_title: str = "", y_title: str = "") -> Axes:
-    """Empty axes in a figure of their own.
-
-    Args:
-        height: Height of the plot area, in CSS pixels.
-        x_title: Title below the x axis.
-        y_title: Title beside the y axis.
+def new_axes(height: int = 156) -> Axes:
+    """Empty axes in a figure of their own, with a plot area of so many CSS pixels.
 
     Raises:
         ModuleNotFoundError: If matplotlib is not installed.
@@ -71,21 +66,16 @@ def new_axes(height: int = 156, x_title: str = "", y_title: str = "") -> Axes:
         raise ModuleNotFoundError(
             "charts are drawn with matplotlib: pip install matplotlib"
         ) from error
-    left, bottom, right, top = 50 if y_title else 42, 38 if x_title else 24, 8, 18
+    left, bottom, right, top = 42, 24, 8, 18
     whole = height + bottom + top
     figure = Figure(figsize=(WIDTH / 72, whole / 72))
-    axes = figure.add_axes(
-        (left / WIDTH, bottom / whole, 1 - (left + right) / WIDTH, height / whole)
-    )
+    place = (left / WIDTH, bottom / whole, 1 - (left + right) / WIDTH, height / whole)
+    axes = figure.add_axes(place, frame_on=False)
     axes.grid(axis="y", color=COLORS["grid"], linewidth=1)
     axes.tick_params(length=0, labelsize=10, labelcolor=COLORS["faint"])
     axes.ticklabel_format(useOffset=False, scilimits=(-4, 5))
     axes.yaxis.get_offset_text().set(size=10, color=COLORS["faint"])
     axes.set_axisbelow(True)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.set_xlabel(x_title, size=10, color=COLORS["faint"])
-    axes.set_ylabel(y_title, size=10, color=COLORS["faint"])
     return axes
 
 
@@ -117,10 +107,7 @@ def to_svg(axes: Axes, label: str) -> Svg:
 
 
 def metric_chart(
-    panel: Panel,
-    runs: Sequence[Run],
-    verdicts: Sequence[LoggedVerdict],
-    steps: tuple[int, int],
+    panel: Panel, runs: Sequence[Run], verdicts: Sequence[LoggedVerdict], steps: tuple[int, int]
 ) -> Svg:
     """The chart of one metric, see `draw_metric`."""
     label = f"{panel.title} over steps {steps[0]} to {steps[1]}"
@@ -128,16 +115,12 @@ def metric_chart(
 
 
 def draw_metric(
-    panel: Panel,
-    runs: Sequence[Run],
-    verdicts: Sequence[LoggedVerdict],
-    steps: tuple[int, int],
+    panel: Panel, runs: Sequence[Run], verdicts: Sequence[LoggedVerdict], steps: tuple[int, int]
 ) -> Axes:
     """Draw one metric over all runs.
 
     The levels of a single run fill the background, and its verdicts are numbered lines. Several
-    runs have a mark on their curves where they became
-    suspicious or collapsed.
+    runs have a mark on their curves where they became suspicious or collapsed.
 
     Args:
         panel: The metric.
@@ -178,39 +161,22 @@ def run_class(index: int) -> str:
     return f"run-{index % RUN_COLORS} dash-{index // RUN_COLORS % len(DASHES)}"
 
 
-def moving_average(
-    values: Sequence[float], half_width: int, indices: Sequence[int] | None = None
-) -> list[float]:
-    """Mean of the finite values in a centered window, which shrinks at the ends.
-
-    Args:
-        values: The series.
-        half_width: Number of neighbours on either side.
-        indices: Indices at which to compute it; by default all.
-
-    Returns:
-        The means; NaN where the window has no finite value.
+def moving_average(values: Sequence[float], half_width: int) -> list[float]:
+    """Mean of the finite values in a centered window, which shrinks at the ends; NaN without any.
 
     Examples:
         >>> moving_average([0.0, 3.0, 6.0, 0.0], half_width=1)
         [1.5, 3.0, 3.0, 3.0]
     """
-    means = []
-    for i in range(len(values)) if indices is None else indices:
-        window = values[max(0, i - half_width) : i + half_width + 1]
-        finite = [value for value in window if math.isfinite(value)]
-        means.append(fmean(finite) if finite else math.nan)
-    return means
+    windows = (values[max(0, i - half_width) : i + half_width + 1] for i in range(len(values)))
+    finite = ([value for value in window if math.isfinite(value)] for window in windows)
+    return [fmean(window) if window else math.nan for window in finite]
 
 
 def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
-    """Indices of values that look like the whole series when drawn.
+    """Indices of values that look like the whole series when drawn in so many columns.
 
     They are the extremes of each column and its first gap, and both ends.
-
-    Args:
-        values: The series.
-        columns: Number of parts of equal length.
     """
     n = len(values)
     if n <= 2 * columns:
@@ -219,9 +185,8 @@ def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
     for column in range(columns):
         indices = range(column * n // columns, (column + 1) * n // columns)
         finite = [i for i in indices if math.isfinite(values[i])]
-        if finite:
-            kept.add(min(finite, key=lambda i: values[i]))
-            kept.add(max(finite, key=lambda i: values[i]))
+        ends = (min, max) if finite else ()
+        kept |= {end(finite, key=values.__getitem__) for end in ends}
         kept.update([i for i in indices if not math.isfinite(values[i])][:1])
     return sorted(kept)
 
@@ -231,17 +196,18 @@ def _draw_curve(axes: Axes, curve: Curve, style: dict[str, Any], shows_values: b
         kept = [piece[i] for i in thin([point.value for point in piece])]
         undone = {**style, "linestyle": (0, (1, 3)), "linewidth": 1.6}
         axes.plot([p.step for p in kept], [p.value for p in kept], **undone)
-    values = [point.value for point in curve.points]
-    kept_indices = thin(values)
-    steps = [curve.points[i].step for i in kept_indices]
-    shown = [values[i] if math.isfinite(values[i]) else math.nan for i in kept_indices]
-    broken = [step for step, value in zip(steps, shown, strict=True) if math.isnan(value)]
+    values = [p.value if math.isfinite(p.value) else math.nan for p in curve.points]
+    indices = thin(values)
+    steps = [curve.points[i].step for i in indices]
+    broken = [curve.points[i].step for i in indices if math.isnan(values[i])]
     half_width = len(values) // AVERAGED_PARTS // 2
     if half_width:
         if shows_values:
+            shown = [values[i] for i in indices]
             axes.plot(steps, shown, color=style["color"], linewidth=0.8, alpha=0.4)
-        shown = moving_average(values, half_width, kept_indices)
+        values = moving_average(values, half_width)
     marker = "o" if len(steps) <= MAX_DOTS else None
+    shown = [values[i] for i in indices]
     axes.plot(steps, shown, linewidth=1.8, markersize=4, marker=marker, **style)
     if broken:
         bottom = axes.get_xaxis_transform()
@@ -287,15 +253,8 @@ def _number_verdicts(axes: Axes, verdicts: Sequence[LoggedVerdict], apart: float
 
 
 def _mark_levels(axes: Axes, run: Run, curve: Curve, color: str) -> None:
-    for span in run.spans:
-        if span.level in LEVEL_MARKERS:
-            nearest = min(curve.points, key=lambda point: abs(point.step - span.start))
-            axes.plot(
-                nearest.step,
-                nearest.value,
-                LEVEL_MARKERS[span.level],
-                color=COLORS[LEVEL_COLORS[span.level]],
-                markeredgecolor=color,
-                markersize=7,
-                zorder=3,
-            )
+    for start, _, level in run.spans:
+        if level in LEVEL_MARKERS:
+            nearest = min(curve.points, key=lambda point: abs(point.step - start))
+            look = {"color": COLORS[LEVEL_COLORS[level]], "markeredgecolor": color, "zorder": 3}
+            axes.plot(nearest.step, nearest.value, LEVEL_MARKERS[level], markersize=7, **look)

@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from lit_callbacks.gain import Gain, explain_gain
-from lit_callbacks.logs import logged_steps, read_steps
+from lit_callbacks.logs import logged_steps
 from lit_callbacks.monitors import Level
 from lit_callbacks.names import find_names
-from lit_callbacks.runs import Curve, LoggedVerdict, Point, Run, build_spans, find_logs, read_run
+from lit_callbacks.runs import LoggedVerdict, Point, Run, build_spans, read_run
 from lit_callbacks.watch import Watch
 
 Sample = Mapping[str, Any]
@@ -24,23 +24,11 @@ EXTREMES = 5  # best and worst responses that are shown
 
 
 def read_any_run(name: str, folder: str) -> Run:
-    """Read a run by `read_run`, or the log of another trainer by `read_steps`.
+    """Read a run; without a detector it gets the verdicts of the default monitors.
 
-    A run without a detector gets the verdicts of the default monitors, if they can read it.
-
-    Raises:
-        ModuleNotFoundError: If the package that reads such a log is not installed.
-        ValueError: If there is no log that can be read.
+    Errors are those of `read_run`. It has no verdicts if none of the monitors can read it.
     """
-    if find_logs(folder) or not Path(folder).exists():
-        run = read_run(name, folder)
-    else:
-        curves: dict[str, Curve] = {}
-        for step, scalars in read_steps(folder):
-            for key, value in scalars.items():
-                point = Point(Path(folder).stat().st_mtime, step, value)
-                curves.setdefault(key, Curve([], [])).points.append(point)
-        run = Run(name, folder, curves, [], [])
+    run = read_run(name, folder)
     if run.spans:
         return run
     watch = Watch(names=find_names(run.curves))

@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from lit_callbacks.report import COLORS, moving_average, thin
-from lit_callbacks.report.charts import draw_metric, metric_chart, run_class
+from lit_callbacks.report.charts import (
+    COLORS,
+    draw_metric,
+    metric_chart,
+    moving_average,
+    run_class,
+    thin,
+)
 from lit_callbacks.report.panels import Panel
 from lit_callbacks.runs import read_run
 from tests.callbacks.reports import calm_run, watched_run, write_run

@@ -35,7 +35,7 @@ def test_page_needs_nothing_else(tmp_path: Path, watched: str) -> None:
 def test_page_shows_last_verdict_levels_actions_and_values(tmp_path: Path, watched: str) -> None:
     page = report(tmp_path, watched)
     card = page.root.one(css="run")
-    reason = "KL 41 nats is 12x its baseline: the policy is exploiting the reward model"
+    reason = "KL 41 nats is 12x its baseline: the policy is exploiting its reward"
     assert "collapsed at step 5" in card.one("h2").text
     assert card.one(css="sentence").text == f"{reason} (step 4)"
     assert [(s.text, s.attributes["style"]) for s in card.all(css="segment")] == [
@@ -222,7 +222,7 @@ def test_folder_with_a_sign_of_equality_is_a_folder(tmp_path: Path) -> None:
     [
         (["a={calm}", "{watched}"], "expected folders, or NAME=FOLDER with different names"),
         (["a={calm}", "a={watched}"], "expected folders, or NAME=FOLDER with different names"),
-        (["{calm}/nothing"], "with no event file"),
+        (["{calm}/nothing"], "log: expected a folder"),
     ],
 )
 def test_command_reports_errors_on_one_line(

@@ -8,7 +8,6 @@ import pytest
 
 from lit_callbacks import Level
 from lit_callbacks.report import write_report
-from lit_callbacks.report.page import main
 from lit_callbacks.report.reading import read_any_run, read_phases, read_responses
 from tests.callbacks.reports import COLLAPSE, write_run
 
@@ -66,19 +65,3 @@ def test_log_of_another_trainer_is_judged_afterwards(tmp_path: Path) -> None:
     assert run.verdicts[0].step >= 20
     page = write_report([str(log)], tmp_path / "page.html").read_text()
     assert "No detector ran" in page
-
-
-def test_watched_page_is_rewritten_until_ctrl_c(
-    sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page, seen = tmp_path / "page.html", []
-
-    def sleep(seconds: float) -> None:
-        seen.append((seconds, 'http-equiv="refresh" content="2.0"' in page.read_text()))
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", sleep)
-    main([str(sampled), "--output", str(page), "--watch", "2"])
-    assert seen == [(2.0, True), (2.0, True)]
-    assert "refresh" not in page.read_text()  # the last page does not reload
