@@ -50,7 +50,8 @@ class KLPerTokenMonitor(Monitor):
 
     signal, title, unit = "kl", "KL per token", "nats"
     relative_noise = 1.0
-    key, high = "rollout/kl_per_token", 0.07
+    key = "rollout/kl_per_token"
+    high: float | None = 0.07
     kl_key, length_key = "rollout/kl", "rollout/response_length"
 
     def __init__(

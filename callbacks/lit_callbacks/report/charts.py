@@ -256,5 +256,9 @@ def _mark_levels(axes: Axes, run: Run, curve: Curve, color: str) -> None:
     for start, _, level in run.spans:
         if level in LEVEL_MARKERS:
             nearest = min(curve.points, key=lambda point: abs(point.step - start))
-            look = {"color": COLORS[LEVEL_COLORS[level]], "markeredgecolor": color, "zorder": 3}
+            look: dict[str, Any] = {
+                "color": COLORS[LEVEL_COLORS[level]],
+                "markeredgecolor": color,
+                "zorder": 3,
+            }
             axes.plot(nearest.step, nearest.value, LEVEL_MARKERS[level], markersize=7, **look)
