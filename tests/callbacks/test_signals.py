@@ -349,6 +349,7 @@ def test_metrics_that_may_be_missing() -> None:
         "rollout/repeated_2",
         "rollout/opening_share",
         "rollout/score_spread",
+        "ppo/explained_variance",
         "ppo/ratio_first",
         "rollout/prompt_length",
         "rollout/ref_prompt_entropy",

@@ -8,7 +8,14 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
+from tests.modules.stages import (
+    demonstrations,
+    fitted,
+    nested,
+    ppo_options,
+    preferences,
+    prompts,
+)
 from tests.support.engine_checkpoints import write_checkpoint_folder
 
 
@@ -38,7 +45,7 @@ def saved_run(stage: str, root: Path, folder: Path, **options: Any) -> SavedRun:
     if stage == "ppo":
         names = ("policy_optimizer", "critic_optimizer")
         usual = dict.fromkeys(names, optimizer) | {"sampling": {"temperature": 0.7}}
-        module = PPOModule(**ppo_options(root, output_dir=str(finished), **usual), **options)
+        module = PPOModule(**ppo_options(root, **nested(usual, options), output_dir=str(finished)))
     else:
         kind = {"sft": SFTModule, "reward": RewardModule}[stage]
         module = kind(str(root / "policy"), str(finished), optimizer=optimizer, **options)
