@@ -17,7 +17,7 @@ import json
 import math
 import resource
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -162,13 +162,12 @@ def compare(arm: Sequence[float], base: Sequence[float]) -> str:
 
 def report() -> None:
     """Write the tables and the figure of the results."""
-    runs = list(read_runs(RESULTS).values())
-    by_arm = {arm: sorted((r for r in runs if r["arm"] == arm), key=_seed) for arm in ARMS}
-    write_text(TABLES, f"{CRITERION}\n\n{build_table(by_arm)}")
+    arms = by_arm(read_runs(RESULTS).values())
+    write_text(TABLES, f"{CRITERION}\n\n{build_table(arms)}")
     with rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.0))
         axis = figure.subplots()
-        for color, (arm, results) in zip(COLORS, by_arm.items(), strict=False):
+        for color, (arm, results) in zip(COLORS, arms.items(), strict=False):
             for index, result in enumerate(results):
                 golds, kls = (smooth(result["courses"][name]) for name in ("gold", "kl"))
                 roots = [math.sqrt(max(kl, 0.0)) for kl in kls]
@@ -181,21 +180,23 @@ def report() -> None:
         save(figure, FIGURE)
 
 
-def _seed(result: Mapping[str, Any]) -> int:
-    return int(result["seed"])
+def by_arm(results: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The results of each arm, by seed."""
+    ordered = sorted(results, key=lambda result: int(result["seed"]))
+    return {arm: [result for result in ordered if result["arm"] == arm] for arm in ARMS}
 
 
-def build_table(by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def build_table(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """One row per arm: gold at the end and within KL budgets, verdicts, length and cost."""
     measures = {
-        "end": {arm: [r["gold"] - r["sft_gold"] for r in rs] for arm, rs in by_arm.items()},
+        "end": {arm: [r["gold"] - r["sft_gold"] for r in rs] for arm, rs in arms.items()},
         **{
-            str(budget): {arm: [gold_within(r, budget) for r in rs] for arm, rs in by_arm.items()}
+            str(budget): {arm: [gold_within(r, budget) for r in rs] for arm, rs in arms.items()}
             for budget in BUDGETS
         },
     }
     rows = []
-    for arm, results in by_arm.items():
+    for arm, results in arms.items():
         cells = [arm]
         for measure in measures.values():
             values = measure[arm]

@@ -1,0 +1,65 @@
+"""The comparison of estimators: verdicts on made-up results, and the page with the real ones."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import estimators
+from benchmarks.estimators import ARMS, SEEDS, TABLES, build_table, compare, gold_within, report
+from benchmarks.results_file import write_run
+from tests.docs.blocks import ROOT
+
+
+def result(seed: int, arm: str, gold: float) -> dict[str, Any]:
+    kls = [0.0] * 5 + [0.04] * 5 + [1.0] * 5
+    courses = {"gold": [0.0] * 5 + [gold] * 5 + [5.0] * 5, "kl": kls, "score": kls}
+    return {
+        **{"seed": seed, "arm": arm, "sft_gold": 0.5, "gold": gold, "cpu_seconds": 30.0},
+        "courses": {**courses, "response_length": [8.0] * 15},
+    }
+
+
+@pytest.mark.parametrize(
+    ("arm", "verdict"),
+    [
+        ([1.2, 1.3, 1.4], "better"),
+        ([1.2, 1.3, 1.05], "no difference shown"),
+        ([0.8, 0.7, 0.85], "worse"),
+        ([1.2, 1.3, math.nan], "no difference shown"),
+    ],
+)
+def test_an_arm_differs_if_it_does_in_each_seed(arm: list[float], verdict: str) -> None:
+    assert compare(arm, [1.0, 1.0, 1.0]) == verdict
+
+
+def test_gold_counts_within_the_budget_alone() -> None:
+    run = result(43, "rloo", 1.0)
+    assert gold_within(run, 0.2) == 1.0  # KL of 0.04
+    assert gold_within(run, 0.1) < 1.0
+    assert gold_within(run, 2.0) == 5.0
+    late = {**run, "courses": {**run["courses"], "kl": [9.0] * 15}}
+    assert math.isnan(gold_within(late, 1.0))
+
+
+def test_report_has_a_row_per_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RESULTS", "TABLES", "FIGURE"):
+        monkeypatch.setattr(estimators, name, tmp_path / name)
+    monkeypatch.setattr(estimators, "FIGURE", tmp_path / "figure.svg")
+    for seed in SEEDS:
+        for arm in ARMS:
+            gold = {"ppo_max": 1.0, "rloo": 2.0}.get(arm, 0.5)
+            write_run(tmp_path / "RESULTS", f"{arm}-seed_{seed}", result(seed, arm, gold))
+    report()
+    rows = (tmp_path / "TABLES").read_text("utf-8").splitlines()[-len(ARMS) :]
+    assert [row.split("|")[1].strip() for row in rows] == list(ARMS)
+    assert "1.50, 1.50, 1.50; better" in rows[1]
+    assert "0.00, 0.00, 0.00; worse" in rows[2]
+    assert (tmp_path / "figure.svg").is_file()
+
+
+@pytest.mark.skipif(not TABLES.is_file(), reason="no run has a result yet")
+def test_page_has_the_table() -> None:
+    results = estimators.read_runs(estimators.RESULTS).values()
+    assert build_table(estimators.by_arm(results)) in (ROOT / "docs" / "estimators.md").read_text()
