@@ -30,8 +30,10 @@ def format_number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def align_columns(rows: Sequence[Sequence[str]]) -> str:
+def align_columns(rows: Sequence[Sequence[str]], width: int = 0) -> str:
     """Rows of cells as lines of text: the first column to the left, the others to the right.
+
+    Columns beyond `width` characters (0: no limit) follow in further blocks below the first column.
 
     Examples:
         >>> print(align_columns([("phase", "s"), ("score", "12")]))
@@ -41,13 +43,21 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [
         max(len(row[place]) for row in rows if place < len(row)) for place in range(len(rows[0]))
     ]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=False))
-        ).rstrip()
-        for row in rows
-    )
+    blocks = [[0]]
+    for place in range(1, len(widths)):
+        used = sum(widths[other] + 2 for other in blocks[-1])
+        if width and len(blocks[-1]) > 1 and used + widths[place] > width:
+            blocks.append([0])
+        blocks[-1].append(place)
+    return "\n\n".join("\n".join(_line(row, widths, block) for row in rows) for block in blocks)
+
+
+def _line(row: Sequence[str], widths: Sequence[int], places: Sequence[int]) -> str:
+    cells = [(row[place], widths[place]) for place in places if place < len(row)]
+    return "  ".join(
+        cell.rjust(width) if place else cell.ljust(width)
+        for place, (cell, width) in enumerate(cells)
+    ).rstrip()
 
 
 def shorten_keys(keys: Sequence[str]) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -177,7 +179,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
                 time.sleep(options.watch)
             except KeyboardInterrupt:
                 is_over = True
-        table = runs_table(runs, options.keys)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        table = runs_table(runs, options.keys, width)
     except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
     print(f"{table}\n\nReport: {path}")

@@ -8,25 +8,29 @@ from typing import Any
 
 from lightning.pytorch.core.saving import load_hparams_from_yaml
 
+from lit_callbacks.report.charts import FEW_RUNS
 from lit_callbacks.report.panels import choose_panels
 from lit_callbacks.runs import Curve, Run
-from lit_callbacks.words import align_columns, format_number
+from lit_callbacks.words import align_columns, format_number, shorten_keys
 
 LAST = 10  # the last tenth of a run
+LONGEST = 24  # characters of a setting in the table of many runs
 CONFIG_FILE = "config.yaml"  # of LightningCLI, in the log folder of a run
 PLACES = ("trainer.logger", "trainer.callbacks", "model.init_args.output_dir")
 """Settings that differ between any two runs, or are lists of objects."""
 NONE = "-"
 
 
-def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> str:
+def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None, width: int = 0) -> str:
     """Runs side by side: each metric's mean over the last tenth, levels, and differing settings.
 
-    Settings are those of the `config.yaml` that LightningCLI saves in the log folder.
+    Up to `FEW_RUNS` runs are columns, more are rows. Settings are those of the `config.yaml` that
+    LightningCLI saves in the log folder.
 
     Args:
         runs: At least one run.
         keys: Metrics to show, as for `write_report`.
+        width: Characters of a line; more columns follow below. 0: no limit.
 
     Raises:
         ValueError: If no run has a key.
@@ -39,11 +43,20 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None) -> str:
     differing = [
         [name, *(str(values.get(name, NONE)) for values in settings)]
         for name in dict.fromkeys(name for values in settings for name in values)
-        if len({str(values.get(name, NONE)) for values in settings}) > 1
+        if all(settings) and len({str(values.get(name, NONE)) for values in settings}) > 1
     ]
-    if all(settings) and differing:
+    if len(runs) > FEW_RUNS:
+        rows += [[name.replace(".", "/"), *map(_cut, cells)] for name, *cells in differing]
+        headings = shorten_keys([name for name, *_ in rows])
+        columns = [[name, *cells] for name, (_, *cells) in zip(headings, rows, strict=True)]
+        return align_columns(list(zip(*columns, strict=True)), width)
+    if differing:
         rows += [[], ["settings that differ"], *differing]
-    return align_columns(rows)
+    return align_columns(rows, width)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"...{text[3 - LONGEST :]}"
 
 
 def _ending(curve: Curve | None) -> str:

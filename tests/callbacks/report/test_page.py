@@ -153,6 +153,24 @@ def test_table_shows_settings_only_if_every_run_has_them(tmp_path: Path) -> None
     ]
 
 
+def test_many_runs_are_rows_in_blocks_within_the_width(tmp_path: Path) -> None:
+    keys, names = [f"toy/metric_{x}" for x in "abcde"], [f"seed_{seed}" for seed in range(60)]
+    for seed, name in enumerate(names):
+        write_run(tmp_path / name, {key: [float(seed)] for key in keys})
+        (tmp_path / name / "config.yaml").write_text(f"model:\n  output_dir: {'x' * 99}/{seed}\n")
+    table = runs_table([read_run(name, tmp_path / name) for name in names], width=80)
+    first, second = ([line.split() for line in part.splitlines()] for part in table.split("\n\n"))
+    assert max(map(len, table.splitlines())) <= 80
+    assert [row[0] for row in first[1:]] == [row[0] for row in second[1:]] == names
+    assert first[0][5:] + second[0][5:] == [
+        *(key[4:] for key in keys),
+        "highest",
+        "level",
+        "output_dir",
+    ]
+    assert first[8] + second[8] == ["seed_7", *"77777", "seed_7", "-", f"...{'x' * 19}/7"]
+
+
 def test_undone_piece_widens_the_axis(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", {"toy/a": [1.0] * 9})
     write_run(tmp_path / "run", {"toy/a": [2.0]}, first=2)
