@@ -130,7 +130,7 @@ class LiveCurves(Callback):
         keys: Metrics to draw, each as soon as it is logged. `None`: the keys of `PANELS`.
         name: Name of the run in the legend.
         every_n_batches: Number of training batches between two drawings.
-        beside: Folders of earlier runs by name, drawn beside this one.
+        beside: Folders of earlier runs by other names, which come after it in the legend.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class LiveCurves(Callback):
         from IPython.display import display
 
         trainer.loggers[0].save()  # writes what the logger has collected
-        image = _png_image(run_figure({**self.beside, self.name: folder}, keys))
+        image = _png_image(run_figure({self.name: folder, **self.beside}, keys))
         if self._display is None:
             self._display = display(image, display_id=True)  # type: ignore[no-untyped-call]
         else:

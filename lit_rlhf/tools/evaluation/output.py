@@ -86,7 +86,9 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    # without ipywidgets, rich leaves an empty output in a notebook
+    with Progress(*columns, console=console, disable=console.is_jupyter) as progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.update(task, advance=done)
 

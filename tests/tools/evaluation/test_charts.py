@@ -152,9 +152,9 @@ def test_live_curves_are_one_figure_that_ends_with_the_whole_run(
 
     assert (len(screen.shown), len(screen.updates)) == (1, 2)  # after 2 and 4 batches, and the end
     assert screen.updates[-1].data.startswith(b"\x89PNG")
-    assert [text.get_text() for text in drawn[-1].legends[0].get_texts()] == ["vanilla", "live"]
+    assert [text.get_text() for text in drawn[-1].legends[0].get_texts()] == ["live", "vanilla"]
     (axis,) = drawn[-1].axes
-    assert np.asarray(axis.get_lines()[2].get_ydata()).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert np.asarray(axis.get_lines()[0].get_ydata()).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_live_curves_need_a_log(screen: Screen) -> None:
