@@ -21,8 +21,11 @@ INSTALL_TORCH = $(if $(TORCH_INDEX),$(PIP_INSTALL) --no-deps --index-url $(TORCH
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= 2
 
+# What builds the site: MkDocs, or Zensical, which is to follow it (pip install zensical).
+ENGINE ?= mkdocs
+
 .DEFAULT_GOAL = help
-.PHONY: help install test test-all test-torch test-lowest lint docs budgets mutate faults quickstart clean
+.PHONY: help install test test-all test-torch test-lowest test-newest lint docs budgets mutate faults quickstart clean
 
 help: ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -77,7 +80,10 @@ test-torch: $(TORCH_VENV)/.installed ## run TESTS under another torch: make test
 RESOLUTION ?= lowest-direct
 BOUNDS_VENV = .venv-$(RESOLUTION)
 
-test-lowest: ## run TESTS with the lowest versions of all bounds, or with RESOLUTION=highest (needs uv)
+test-newest: ## run TESTS with the newest versions that the bounds allow (needs uv)
+	$(MAKE) test-lowest RESOLUTION=highest
+
+test-lowest: ## run TESTS with the lowest versions of all bounds (needs uv)
 	uv venv --clear --python $(PYTHON) $(BOUNDS_VENV)
 	DS_BUILD_OPS=0 uv pip install --python $(BOUNDS_VENV) --resolution $(RESOLUTION) -e '.[test]'
 	$(BOUNDS_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
@@ -88,8 +94,9 @@ lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
 	$(BIN)/mypy --strict lit_rlhf callbacks/lit_callbacks
 	$(BIN)/lint-imports
 
-docs: install ## build the documentation site in site/; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: install ## build the documentation site in site/; a warning is an error (ENGINE=zensical)
+	$(BIN)/python docs/site_pages.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/$(ENGINE) build --strict
 
 budgets: install ## print what the code costs to read, and fail above the budgets in pyproject.toml
 	$(BIN)/python -W ignore -m tests.support.budgets

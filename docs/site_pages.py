@@ -1,10 +1,11 @@
-"""Pages and links of the documentation site that no file in `docs/` holds (hooks of MkDocs).
+"""Write the pages of the documentation site, which MkDocs or Zensical then builds.
 
-- `callbacks/README.md`, `CONTRIBUTING.md` and `CHANGELOG.md` become pages.
-- The reference is generated: a page of docstrings for each package, the keys of every stage's
-  configuration with type, default and description, and all messages.
-- A link that leaves `docs/`, which works in a checkout, leads to the page of that file, or to a
-  copy of the file.
+`python docs/site_pages.py` fills the folder `docs_dir` of `mkdocs.yml`:
+
+- The files in `docs/`, and `callbacks/README.md`, `CONTRIBUTING.md` and `CHANGELOG.md` as pages.
+- The reference: a page of docstrings for each package, the keys of every stage's configuration with
+  type, default and description, and all messages.
+- Copies of other files that pages link. Links lead to the page or the copy of a file.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from __future__ import annotations
 import ast
 import dataclasses
 import html
+import importlib
 import inspect
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import yaml
 from docstring_parser import parse
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files, InclusionLevel
-from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 PAGES = {
     "callbacks/README.md": "callbacks.md",
     "CHANGELOG.md": "changelog.md",
@@ -40,72 +42,63 @@ CONFIGURATION, MESSAGES = "reference/configuration.md", "reference/messages.md"
 _LINK = re.compile(r"(?<=\]\()(?![a-z+]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from elsewhere, the reference, and the files that pages link."""
-    for source, page in PAGES.items():
-        if files.get_file_from_path(page) is None:  # index.md is a file of docs/
-            text = (ROOT / source).read_text("utf-8")
-            files.append(File.generated(config, page, content=text))
-    for package in reference_packages(config.nav or []):
-        text = f"# {package}\n\n::: {package}\n"
-        path = f"reference/{package.rpartition('.')[2]}.md"
-        files.append(File.generated(config, path, content=text))
-    files.append(File.generated(config, CONFIGURATION, content=configuration_page()))
-    files.append(File.generated(config, MESSAGES, content=messages_page()))
-    pages = list(files.documentation_pages())
-    for page_file in pages:  # grows: a linked Markdown file is shown as a page
-        for target in _linked_outside(page_file):
-            path = f"{COPIES}/{target}"
-            if files.get_file_from_path(path) is None:
-                kind = InclusionLevel.NOT_IN_NAV
-                source = str(ROOT / target)
-                copy = File.generated(config, path, abs_src_path=source, inclusion=kind)
-                files.append(copy)
-                if copy.is_documentation_page():
-                    pages.append(copy)
-    return files
+def write_pages(folder: Path) -> None:
+    """Write all pages into a folder, in place of what it held."""
+    shutil.rmtree(folder, ignore_errors=True)
+    sources = [
+        *(
+            str(path.relative_to(ROOT))
+            for path in sorted((ROOT / "docs").rglob("*.*"))
+            if path.suffix not in (".py", ".pyc")
+        ),
+        *(source for source in PAGES if source != "README.md"),  # index.md is a file of docs/
+    ]
+    for source in sources:  # grows by the files that pages link
+        page = folder / _site_path(source)
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if page.suffix != ".md":
+            shutil.copyfile(ROOT / source, page)
+            continue
+        text, linked = lead_links((ROOT / source).read_text("utf-8"), source)
+        page.write_text(text, "utf-8")
+        sources += [target for target in linked if target not in sources]
+    reference = {
+        f"reference/{package.rpartition('.')[2]}.md": (
+            f"# {package}\n\n::: {package}\n"
+            f"    options: {{members: {importlib.import_module(package).__all__}}}\n"
+        )
+        for package in reference_packages(SITE["nav"])
+    } | {CONFIGURATION: configuration_page(), MESSAGES: messages_page()}
+    (folder / "reference").mkdir()
+    for name, text in reference.items():
+        (folder / name).write_text(text, "utf-8")
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files of the repository to their page or copy."""
-    source = _source(page.file)
-    here = os.path.dirname(page.file.src_uri)
+def lead_links(text: str, source: str) -> tuple[str, list[str]]:
+    """Text whose links lead to pages or copies of files, and the files to copy.
+
+    Args:
+        text: Markdown.
+        source: Path of its file in the repository.
+    """
+    copied = []
+    here = os.path.dirname(_site_path(source)) or "."
 
     def lead(match: re.Match[str]) -> str:
-        target = _resolve(source, match["path"])
-        uri = _site_path(target)
-        if not (ROOT / target).exists():
-            return match[0]  # MkDocs warns of it
-        return os.path.relpath(uri, here or ".") + (match["anchor"] or "")
+        target = os.path.normpath(os.path.join(os.path.dirname(source), match["path"]))
+        if not (ROOT / target).is_file():
+            return match[0]  # the build warns of it
+        if _site_path(target).startswith(f"{COPIES}/"):
+            copied.append(target)
+        return os.path.relpath(_site_path(target), here) + (match["anchor"] or "")
 
-    return markdown if page.file.src_uri.startswith("reference/") else _LINK.sub(lead, markdown)
-
-
-def _source(file: File) -> str:
-    """Path in the repository of the file that a page shows."""
-    if file.src_uri.startswith(f"{COPIES}/"):
-        return file.src_uri.removeprefix(f"{COPIES}/")
-    pages = {page: source for source, page in PAGES.items() if source != "README.md"}
-    return pages.get(file.src_uri, f"docs/{file.src_uri}")
+    return _LINK.sub(lead, text), copied
 
 
-def _resolve(source: str, link: str) -> str:
-    return os.path.normpath(os.path.join(os.path.dirname(source), link))
-
-
-def _site_path(target: str) -> str:
-    if target.startswith("docs/"):
-        return target.removeprefix("docs/")
-    return PAGES.get(target, f"{COPIES}/{target}")
-
-
-def _linked_outside(file: File) -> Iterator[str]:
-    if file.src_uri.startswith("reference/"):
-        return
-    for match in _LINK.finditer(file.content_string):
-        target = _resolve(_source(file), match["path"])
-        if _site_path(target).startswith(COPIES) and (ROOT / target).is_file():
-            yield target
+def _site_path(source: str) -> str:
+    if source.startswith("docs/"):
+        return source.removeprefix("docs/")
+    return PAGES.get(source, f"{COPIES}/{source}")
 
 
 def reference_packages(nav: list[dict[str, Any]]) -> Iterator[str]:
@@ -122,9 +115,7 @@ def reference_packages(nav: list[dict[str, Any]]) -> Iterator[str]:
 
 def configuration_page() -> str:
     """A table of the keys of each stage's module and datamodule, as a YAML file nests them."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "callbacks")]
-    # imported here, since `mkdocs --help` and the tests of links need no torch
-    from lit_rlhf import data, modules
+    from lit_rlhf import data, modules  # the tests of links need no torch
 
     stages = {
         "SFT": (modules.SFTModule, data.DemonstrationDataModule),
@@ -270,3 +261,8 @@ def _literal(node: ast.expr) -> str:
             return _literal(left) + _literal(right)
         case _:
             return "..."
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "callbacks")]  # of the clone, not of an installation
+    write_pages(ROOT / SITE["docs_dir"])

@@ -74,20 +74,35 @@ def keys(options: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
+def test_links_lead_to_pages_and_copies_of_files() -> None:
+    text = "[a](../callbacks/README.md#b) [c](data.md) [d](../Makefile) [e](https://e.e) [f](no.md)"
+    led = "[a](callbacks.md#b) [c](data.md) [d](files/Makefile) [e](https://e.e) [f](no.md)"
+    assert site_pages.lead_links(text, "docs/index.md") == (led, ["Makefile"])
+
+
 @pytest.mark.slow
-def test_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+@pytest.mark.parametrize("engine", ["mkdocs", "zensical"])
+def test_site_builds_without_a_warning(engine: str, tmp_path: Path) -> None:
+    pytest.importorskip(engine, reason=f"pip install {engine}")
+    site_pages.write_pages(tmp_path / SITE["docs_dir"])
+    config = (
+        (ROOT / "mkdocs.yml").read_text("utf-8").replace("[., callbacks]", "[ROOT, ROOT/callbacks]")
+    )
+    (tmp_path / "mkdocs.yml").write_text(config.replace("ROOT", str(ROOT)))
     done = subprocess.run(
-        command,
-        cwd=ROOT,
+        [sys.executable, "-m", engine, "build", "--strict"],
+        cwd=tmp_path,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    assert "gae" in (tmp_path / "reference/functional/index.html").read_text("utf-8")
-    callbacks = (tmp_path / "callbacks/index.html").read_text("utf-8")
+    site = tmp_path / "site"
+    for name in ("lit_rlhf.functional.gae", "lit_callbacks.RollBack"):
+        page = site / f"reference/{name.split('.')[-2]}/index.html"
+        assert f'id="{name}"' in page.read_text("utf-8")
+    callbacks = (site / "callbacks/index.html").read_text("utf-8")
     assert 'href="../files/callbacks/examples/train_classifier.py"' in callbacks
-    assert (tmp_path / "files/callbacks/examples/train_classifier.py").is_file()
+    assert (site / "files/callbacks/examples/train_classifier.py").is_file()
     assert 'href="../quickstart_seeds/"' in callbacks
