@@ -59,7 +59,3 @@ def test_answer_is_two_clicks_from_the_index(question: str) -> None:
 
     assert clicks().get(page, 3) <= 2
     assert text in (ROOT / page).read_text("utf-8")
-
-
-def test_there_are_fifteen() -> None:
-    assert len(QUESTIONS) == 15
