@@ -77,8 +77,8 @@ class CartPole(LightningModule):
         return torch.optim.Adam(self.parameters())
 
 
-def train(growth: float) -> CollapseDetector:
-    """Train for at most 80 iterations under a detector, and return it."""
+def train(growth: float, iterations: int = 80) -> CollapseDetector:
+    """Train for at most so many iterations under a detector, and return it."""
     seed_everything(0, verbose=False)
     detector = CollapseDetector(
         monitors=[
@@ -98,7 +98,7 @@ def train(growth: float) -> CollapseDetector:
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    trainer.fit(CartPole(growth), DataLoader(range(80)))  # type: ignore[arg-type]
+    trainer.fit(CartPole(growth), DataLoader(range(iterations)))  # type: ignore[arg-type]
     print(f"growth {growth}: ended after {trainer.global_step // 10} iterations:", end=" ")
     print(f"{detector.verdict.level.word}: {detector.verdict.sentence}")
     print({key: round(float(value), 3) for key, value in trainer.callback_metrics.items()})

@@ -34,20 +34,13 @@ def tokenizer_of_letters() -> PreTrainedTokenizerFast:
     )
 
 
-def main() -> None:
-    """Train until the monitors see the collapse, for at most 150 steps."""
+def main(steps: int = 150) -> None:
+    """Train until the monitors see the collapse, for at most so many steps."""
     set_seed(0)
     tokenizer = tokenizer_of_letters()
-    config = GPT2Config(
-        vocab_size=len(tokenizer),
-        n_layer=2,
-        n_head=2,
-        n_embd=32,
-        n_positions=64,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=1,
-    )
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64}
+    special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    config = GPT2Config(vocab_size=len(tokenizer), **sizes, **special)
     GPT2LMHeadModel(config).save_pretrained("letters")
     tokenizer.save_pretrained("letters")
     watch = WatchCallback(stop="collapsed")
@@ -59,7 +52,7 @@ def main() -> None:
         callbacks=[watch],
         args=GRPOConfig(
             output_dir="letters_grpo",
-            max_steps=150,
+            max_steps=steps,
             per_device_train_batch_size=64,
             num_generations=8,
             max_completion_length=16,

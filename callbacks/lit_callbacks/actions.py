@@ -27,8 +27,7 @@ class Action:
 
     Args:
         level: Level from which the action acts, `suspicious` or `collapsed`.
-        cooldown: Number of steps from one act to the next while the level lasts. Once the level
-            has been left, the next time counts as new.
+        cooldown: Number of steps from one act to the next while the level lasts.
     """
 
     clears_monitors: ClassVar[bool] = False
@@ -95,8 +94,6 @@ class AdjustCoefficient(Action):
         lower: Lower bound of the result. With a factor above 1, this is how a coefficient of 0 is
             raised at all.
         upper: Upper bound of the result.
-        level: As for `Action`.
-        **options: Of `Action`.
     """
 
     def __init__(
@@ -153,14 +150,7 @@ class AdjustCoefficient(Action):
 
 
 class AdjustLearningRate(Action):
-    """Multiply the learning rate of every optimizer, and of its schedule.
-
-    Args:
-        factor: Factor that it is multiplied by, above 0 and below 1.
-        times: Largest number of acts.
-        level: As for `Action`.
-        **options: Of `Action`.
-    """
+    """Multiply the learning rates of all optimizers and schedules by `factor`, at most `times`."""
 
     def __init__(
         self, factor: float = 0.5, times: int = 3, level: str = "suspicious", **options: Any

@@ -30,10 +30,9 @@ class CollapseDetector(Callback):
 
     The verdict's level (0, 1, 2) is logged as `monitor/level`, together with the metrics of the
     step that it judges. When the level changes, or an action did something, a line of at most 25
-    words says so in the terminal, and the text `monitor/verdict` in every logger: the same words,
-    with all reasons behind them if there are more. At the end of the fit a line names the monitors
-    that had too few steps to judge. Metrics are averaged over ranks, so that all ranks reach the
-    same verdict. Nothing happens in sanity checks, and the state is part of checkpoints.
+    words says so in the terminal, and the text `monitor/verdict` in every logger, with all reasons
+    if there are more. At the end of the fit a line names the monitors that had too few steps to
+    judge. Metrics are averaged over ranks, so that all reach the same verdict.
 
     A second detector of a trainer logs under `monitor/2/` instead of `monitor/`, and so on.
 
@@ -50,9 +49,8 @@ class CollapseDetector(Callback):
             the watched metrics at that time.
 
     Raises:
-        ValueError: If an argument is out of range; at the first step, if a key that is not
-            optional is missing (the error lists the keys there are); when training starts, if an
-            action cannot work with the module.
+        ValueError: If an argument is wrong, an action cannot work with the module, or a key is
+            missing at the first step.
     """
 
     def __init__(
@@ -82,8 +80,6 @@ class CollapseDetector(Callback):
     def verdict(self) -> Verdict:
         """The verdict on the last step."""
         return self.watch.verdict
-
-    # --- Lightning's hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the keys: each detector of the trainer has its own."""
@@ -126,8 +122,6 @@ class CollapseDetector(Callback):
             text = f"{self.verdict.step} steps were too few for a baseline to judge {names}"
             self._say(trainer, text)
             log_note(trainer, f"{self._prefix}/note", text, metrics_step(trainer))
-
-    # --- one step
 
     def _run_step(self, trainer: Trainer, pl_module: LightningModule, outputs: object) -> None:
         read = self.observe(trainer, outputs)
@@ -215,8 +209,6 @@ class CollapseDetector(Callback):
 
     def _prefixed(self, line: str) -> str:
         return line if self._prefix == "monitor" else f"{self._prefix}: {line}"
-
-    # --- state
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -1,7 +1,5 @@
 """What a rise of the score is made of: length, cut-off responses, openings and repetition.
 
-    python -m lit_callbacks.gain samples.jsonl
-
 The file has a JSON object for each response, with `step`, `response`, `score` and, if known,
 `length` (tokens) and `truncated`, as `SampleTimeline` writes it.
 """
@@ -9,7 +7,6 @@ The file has a JSON object for each response, with `step`, `response`, `score` a
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -80,8 +77,7 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
     """Explain the rise of the mean score from the first quarter of the steps to the last.
 
     The score is regressed on the properties of the responses, with an intercept for each step, so
-    that a common trend explains nothing: what counts is how much a property is worth among
-    responses of the same step. A property explains its worth times its change.
+    that a common trend explains nothing. A property explains its worth times its change.
 
     The samples have `step`, `response` (a text) and `score`, and perhaps `length` and `truncated`;
     a property that one lacks is left out. Fewer than two steps, or too few responses for the
@@ -141,7 +137,3 @@ def main(files: Sequence[str]) -> None:
         lines = Path(file).read_text("utf-8").splitlines()
         gain = explain_gain([json.loads(line) for line in lines if line.strip()])
         print(f"{file}: {gain.sentence()}\n{gain.table()}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

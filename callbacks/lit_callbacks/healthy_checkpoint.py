@@ -26,9 +26,8 @@ class HealthyCheckpoint(ModelCheckpoint):
     - the verdict of every `CollapseDetector` of the trainer is healthy. Lightning calls checkpoint
       callbacks last, so the verdict is that of the same batch, wherever the detector stands.
 
-    `save_last: link` names the newest of them `last.ckpt` by a symbolic link, which costs nothing.
-    `save_last: true` writes it once more, at epochs and validations; with `every_n_train_steps` it
-    is written every time, and may then hold a policy that exploits its reward model.
+    `save_last: link` names the newest of them `last.ckpt`. With `save_last: true` and
+    `every_n_train_steps` it is written every time, and may hold a policy that exploits its reward.
 
     Under manual optimization `every_n_train_steps` counts the steps of all optimizers. To save
     within an epoch, validate within it (`val_check_interval`): without other options, checkpoints
@@ -38,10 +37,7 @@ class HealthyCheckpoint(ModelCheckpoint):
         monitor: Key of the logged metric that the best is chosen by; see also `mode`.
         bounds: Lower and upper bound by key of a logged metric, `None` for no bound, for example
             `{"rollout/kl": [None, 20.0]}`.
-        **checkpoint_options: Further arguments of Lightning's `ModelCheckpoint`.
-
-    Raises:
-        ValueError: If an argument is wrong; in fit, if a bounded metric was not logged.
+        **checkpoint_options: Of Lightning's `ModelCheckpoint`.
     """
 
     def __init__(
@@ -54,10 +50,7 @@ class HealthyCheckpoint(ModelCheckpoint):
             raise ValueError(f"monitor: expected the key of a logged metric, got {monitor!r}")
         super().__init__(monitor=monitor, **checkpoint_options)
         if self.save_top_k < 1:
-            raise ValueError(
-                f"save_top_k: expected a number of best checkpoints of at least 1, got "
-                f"{self.save_top_k}"
-            )
+            raise ValueError(f"save_top_k: expected at least 1, got {self.save_top_k}")
         if getattr(self, "save_on_exception", False):  # Lightning 2.4 has no such option
             raise ValueError(
                 "save_on_exception: expected False, as it saves the model in any state, got True"

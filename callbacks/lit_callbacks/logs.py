@@ -48,16 +48,9 @@ def replay_steps(
 ) -> list[ReplayedStep]:
     """Judge logged steps as `CollapseDetector` judges them during the run.
 
-    Args:
-        steps: The steps in order. Those without any watched metric are skipped.
-        monitors: New monitors, which are fed; by default one per signal, of which those whose
-            metric was not logged are left out. A monitor of a tensor needs the metrics that a
-            detector logged about it.
-        votes: Number of different signals that must be beyond their thresholds for a collapse.
-
-    Raises:
-        ValueError: If a metric that is not optional is in no step, and `monitors` are given, or if
-            none is in any.
+    Steps without any watched metric are skipped, and so are default monitors without theirs; a
+    metric of a given monitor that is in no step is a ValueError. A monitor of a tensor needs the
+    metrics that a detector logged about it.
     """
     watch = Watch(monitors, votes)
     replayed = []
@@ -91,7 +84,7 @@ def watch_logs(
     responses: int = 0,
     follow: float = 0.0,
 ) -> dict[str, Level]:
-    """Judge logs and print every change of a verdict.
+    """Judge logs and print every change of a verdict; returns the highest level of each.
 
     Args:
         logs: See `read_run`.
@@ -100,12 +93,6 @@ def watch_logs(
         responses: Number of responses of a step, if the log does not have it.
         follow: Seconds between two looks for new steps, until Ctrl-C; 0 reads the logs once. The
             newest step is judged when the next one is there.
-
-    Returns:
-        The highest level of each log.
-
-    Raises:
-        ValueError: If a log cannot be read or has none of the watched metrics.
     """
     watches = {log: Watch(votes=votes, responses=responses) for log in logs}
     judged, highest = dict.fromkeys(logs, 0), dict.fromkeys(logs, Level.HEALTHY)

@@ -1,14 +1,14 @@
 """The monitor of one signal: a small state machine that is fed with one reading per step.
 
-A step is one training batch, epoch or validation. A monitor learns the normal range of its signal
-from the first steps, and then judges how far the signal has moved from it. Monitors do not depend
-on Lightning or torch: `Watch` feeds them, in a run or from the logs of one.
+A monitor learns the normal range of its signal from the first steps, and then judges how far the
+signal has moved from it. `Watch` feeds monitors, in a run or from the logs of one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from copy import copy
 from enum import IntEnum
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
@@ -23,6 +23,7 @@ TREND_SCORE = 2.6
 VISIBLE_TREND_SCORE = 2.0  # the same for the words "and rising" in a sentence: 1 of 35
 NOISE_READINGS = 30  # latest readings from whose differences the noise is estimated
 EARLY = 3  # readings from which a threshold is guessed before the baseline is known
+STATE = ("steps", "responses", "_noise", "normal", "history", "_beyond", "side", "crossing")
 TURNED_OFF = {"high": math.inf, "high_ratio": math.inf, "low": -math.inf, "low_ratio": 0.0}
 FARTHEST = 0.9  # share of its baseline beyond which noise does not push a threshold
 
@@ -93,10 +94,8 @@ class Monitor:
         key: Key of a logged metric, or name of a tensor among the training step's outputs, whose
             mean is taken.
         name: Name of the signal in sentences; by default the title, or the end of the key.
-        high: Value that is too high.
-        high_ratio: Multiple of the baseline that is too high, above 1.
-        low: Value that is too low.
-        low_ratio: Multiple of the baseline that is too low, at least 0 and below 1.
+        high: Value that is too high, or `low` that is too low.
+        high_ratio: Multiple of the baseline that is too high, or `low_ratio` that is too low.
         deviations: Distance from the baseline, in standard errors, that a value must also have to
             cross a threshold given as a ratio.
         suspicion: Fraction of the way from baseline to threshold that is suspicious, above 0 and at
@@ -203,8 +202,6 @@ class Monitor:
         # Steps in a row beyond the suspicious fraction, and beyond the threshold itself.
         self._beyond = [0, 0]
 
-    # --- reading
-
     @property
     def vote(self) -> str:
         """Name under which this monitor votes."""
@@ -295,8 +292,6 @@ class Monitor:
         """Whether this monitor makes a collapse now, without a second signal."""
         return self.decisive and self.level is Level.COLLAPSED
 
-    # --- additional output
-
     @property
     def sample(self) -> list[float]:
         """The numbers behind the last reading, for a histogram; empty for a scalar."""
@@ -305,8 +300,6 @@ class Monitor:
     def details(self) -> dict[str, float]:
         """Additional scalars about the last reading, by name."""
         return {}
-
-    # --- thresholds
 
     @property
     def baseline(self) -> float | None:
@@ -386,8 +379,6 @@ class Monitor:
             return None
         return "high" if slope > 0 else "low", max(0.0, steps)
 
-    # --- words
-
     def allowed(self) -> str:
         """The thresholds in words, for example `length 93 to 264 tokens`; empty without any."""
         low, high = (-math.inf, math.inf) if self.decisive else self.thresholds()
@@ -443,29 +434,13 @@ class Monitor:
             text += " and rising" if score > 0 else " and falling"
         return text
 
-    # --- state
-
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
-        return {
-            "steps": self.steps,
-            "responses": self.responses,
-            "noise": self._noise,
-            "normal": list(self.normal),
-            "history": list(self.history),
-            "beyond": list(self._beyond),
-            "level": int(self.level),
-            "side": self.side,
-            "crossing": self.crossing,
-        }
+        state = {name.strip("_"): copy(getattr(self, name)) for name in STATE}
+        return {**state, "level": int(self.level)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
-        self.steps = state["steps"]
-        self.responses, self._noise = state["responses"], state["noise"]
-        self.normal = list(state["normal"])
-        self.history = list(state["history"])
-        self._beyond = list(state["beyond"])
+        for name in STATE:
+            setattr(self, name, copy(state[name.strip("_")]))
         self.level = Level(state["level"])
-        self.side = state["side"]
-        self.crossing = state["crossing"]

@@ -8,6 +8,12 @@ KL, PER_TOKEN = "rollout/kl", "rollout/kl_per_token"
 LENGTH, TRUNCATED = "rollout/response_length", "rollout/truncation_rate"
 ENTROPY, SPREAD = "rollout/entropy", "monitor/scores_std"
 
+VERL = {
+    LENGTH: "response_length/mean",
+    TRUNCATED: "response_length/clip_ratio",
+    ENTROPY: "actor/entropy",
+    "rollout/prompt_length": "prompt_length/mean",
+}
 NAMES: dict[str, dict[str, str]] = {
     "TRL": {  # GRPO and RLOO; without `beta` there is no KL
         PER_TOKEN: "kl",
@@ -28,20 +34,11 @@ NAMES: dict[str, dict[str, str]] = {
         SPREAD: "group_reward_std",
     },
     "verl, KL in the reward": {
+        **VERL,
         PER_TOKEN: "actor/reward_kl_penalty",
-        LENGTH: "response_length/mean",
-        TRUNCATED: "response_length/clip_ratio",
-        ENTROPY: "actor/entropy",
         "ppo/explained_variance": "critic/vf_explained_var",
-        "rollout/prompt_length": "prompt_length/mean",
     },
-    "verl, KL in the loss": {
-        PER_TOKEN: "actor/kl_loss",
-        LENGTH: "response_length/mean",
-        TRUNCATED: "response_length/clip_ratio",
-        ENTROPY: "actor/entropy",
-        "rollout/prompt_length": "prompt_length/mean",
-    },
+    "verl, KL in the loss": {**VERL, PER_TOKEN: "actor/kl_loss"},
 }
 """Name of a metric by the key of a monitor, for each trainer."""
 
@@ -50,10 +47,6 @@ def find_names(logged: Iterable[str]) -> dict[str, str]:
     """Names of the watched metrics in a log, from the trainer that it has most names of.
 
     They are by the monitors' keys. Trackers may put `train/` before a name.
-
-    Examples:
-        >>> find_names(["train/actor/kl_loss", "train/loss"])
-        {'rollout/kl_per_token': 'train/actor/kl_loss'}
     """
     known = set(logged)
     found = [

@@ -22,8 +22,6 @@ from lit_callbacks.runs import RECORDS_FILE
 # Lightning shows this branch of loggers in the terminal.
 _terminal = logging.getLogger("lightning.pytorch.lit_callbacks")
 
-# --- files
-
 
 @contextmanager
 def name_file(path: str | Path) -> Iterator[None]:
@@ -37,9 +35,6 @@ def name_file(path: str | Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-# --- terminal
-
-
 def say(trainer: Trainer, line: str, level: int = logging.INFO) -> None:
     """Say a line in the terminal, on rank 0 only: above the progress bar, or in Lightning's log."""
     bar = trainer.progress_bar_callback
@@ -51,14 +46,10 @@ def say(trainer: Trainer, line: str, level: int = logging.INFO) -> None:
         _terminal.log(level, line)
 
 
-# --- loggers
-
-
 def logger_step(trainer: Trainer) -> int:
     """The x value at which loggers draw what is logged now.
 
-    This is the last value that the module logged as `step`, or else the trainer's count of
-    optimizer steps. A fit that is resumed has no logged `step` before its first batch.
+    This is the last value that the module logged as `step`, or else the count of optimizer steps.
     """
     # Rounded, as the mean over validation batches may come out as 2.9999998.
     return round(float(trainer.callback_metrics.get("step", trainer.global_step)))
@@ -86,14 +77,8 @@ def log_text(trainer: Trainer, key: str, text: str, step: int, as_cell: bool = F
     TensorBoard has texts of its own. Weights & Biases gets a table with one row, and MLflow the
     artifact `<key>/<step>.md`. For all other loggers it becomes a line of `log.jsonl` in the folder
     of their log: an object with `time`, `step`, `key` and `text`. Trackers are told apart by their
-    methods, so that another project's logger with the same methods is served alike.
-
-    Args:
-        trainer: The trainer that has the loggers.
-        key: Name, for example `samples/0`.
-        text: Markdown.
-        step: Place on the x axis, see `logger_step`.
-        as_cell: Whether a `CSVLogger` gets it as a cell of its table.
+    methods, so that another project's logger with the same methods is served alike. The text is
+    Markdown, and its x value `step`, see `logger_step`.
     """
     folders = set()
     for logger in trainer.loggers if trainer.is_global_zero else ():
@@ -131,10 +116,6 @@ def escape_markdown(text: str) -> str:
     r"""Escape text so that Markdown shows it literally, even in a table cell.
 
     Line breaks become `<br>`, and surrounding whitespace is removed.
-
-    Examples:
-        >>> escape_markdown("a|b *c*")
-        'a\\|b \\*c\\*'
     """
     for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(sign, entity)

@@ -38,17 +38,11 @@ class PhaseSummary(Callback):
 
     It reads the metrics that the module logs at each training batch: the seconds of a phase under
     the prefix `time`, its peak memory in GiB under `memory`, and any rate under `throughput`, each
-    followed by a name. It measures the validation within fit itself, and the remaining time: data
-    loading, logging, checkpoints, callbacks.
+    followed by a name; `total` is the key of a step's time in all its phases. It measures the
+    validation within fit itself, and the remaining time: data loading, logging, checkpoints.
 
     The table goes to standard error and to every logger as the text `phases`, on rank 0. A resumed
     fit is measured from its resumption.
-
-    Args:
-        time: Prefix of the keys of seconds, for example of `time/rollout`.
-        memory: Prefix of the keys of memory.
-        throughput: Prefix of the keys of rates.
-        total: Key of a step's time in all its phases, which is not a phase itself.
     """
 
     def __init__(
@@ -61,19 +55,17 @@ class PhaseSummary(Callback):
         self.time, self.memory, self.throughput, self.total = time, memory, throughput, total
         self.phases: dict[str, Phase] = {}
         """Phases by name, in the order in which they were first logged."""
-        self.rates: dict[str, float] = {}
-        """Throughput by name, averaged over the time of the steps."""
         self.seconds = 0.0
         self.batches = 0
         self._reader = StepReader()
-        self._weights: dict[str, float] = {}
+        self._work: dict[str, tuple[float, float]] = {}
         self._started: float | None = None
         self._validation = Phase()
         self._validation_started: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self.phases, self.rates, self._weights, self._validation = {}, {}, {}, Phase()
+        self.phases, self._work, self._validation = {}, {}, Phase()
         self.batches = 0
         self._reader = StepReader()
         self._reader.read_new_scalars(trainer)  # skips the metrics of an earlier fit
@@ -106,11 +98,13 @@ class PhaseSummary(Callback):
                 phase = self.phases.setdefault(key.removeprefix(self.memory), Phase())
                 phase.peak = max(phase.peak or 0.0, value)
             elif key.startswith(self.throughput) and weight > 0:
-                name = key.removeprefix(self.throughput)
-                old = self._weights.get(name, 0.0)
-                self._weights[name] = old + weight
-                mean = self.rates.get(name, 0.0)
-                self.rates[name] = mean + (value - mean) * weight / (old + weight)
+                work, time = self._work.get(name := key.removeprefix(self.throughput), (0.0, 0.0))
+                self._work[name] = work + value * weight, time + weight
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Throughput by name, averaged over the time of the steps."""
+        return {name: work / time for name, (work, time) in self._work.items()}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock and sum up."""

@@ -22,7 +22,7 @@ MIN_BAR = 8
 
 @dataclass
 class Progress:
-    """Progress of a loop in batches: `first` of `done` were done before this process began it."""
+    """Progress of a loop in batches, `first` of which were done before this process began it."""
 
     label: str
     started: float  # clock time, in seconds
@@ -48,8 +48,7 @@ class StageProgressBar(ProgressBar):
 
     In a terminal the line is redrawn in place. In a log file or a notebook a line is printed at
     the first batch and at every tenth of the stage (at 1, 2, 5, 10, 20, 50... batches if the total
-    is unknown). The unit is the batch, under manual optimization too. The line goes to standard
-    error, so that standard output is left to results, and is written on rank 0 only.
+    is unknown). The line goes to standard error, on rank 0 only.
 
     The total is `max_epochs` times the batches of an epoch, or less if `max_steps` ends the fit
     earlier. Under manual optimization `max_steps` counts optimizer steps, and the total is unknown.
@@ -59,9 +58,6 @@ class StageProgressBar(ProgressBar):
         metrics: Keys of logged metrics, for example `["rollout/kl", "rollout/reward"]`. The line
             shows the latest value of each; during fit `-` stands for one not logged yet.
         refresh_rate: Number of batches between two redraws in a terminal; 0 shows nothing at all.
-
-    Raises:
-        ValueError: If `refresh_rate` is negative or `metrics` is a single string.
     """
 
     def __init__(
@@ -110,8 +106,6 @@ class StageProgressBar(ProgressBar):
         if line:
             self._draw(line)
 
-    # --- fit
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; a resumed fit starts at the batches already done."""
         done = trainer.fit_loop.total_batch_idx + 1
@@ -142,8 +136,6 @@ class StageProgressBar(ProgressBar):
         """Move below the line, so that the traceback starts on its own line."""
         self._end_line("\n")
         self._fit = self._evaluation = None
-
-    # --- validation (by itself, inside fit and as its sanity check), and test
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count validation batches, on the line of the fit if there is one."""
@@ -177,8 +169,6 @@ class StageProgressBar(ProgressBar):
 
     on_validation_batch_end = on_test_batch_end = _count_evaluation  # type: ignore[assignment]
     on_validation_end = on_test_end = _end_evaluation  # type: ignore[assignment]
-
-    # --- showing
 
     def _show(self, progress: Progress) -> None:
         if not self.is_enabled:

@@ -41,16 +41,12 @@ class ResumeCheckpoint(Checkpoint):
     process exits with status 143, or 130 after Ctrl-C. Of several processes, at least one has to
     receive it. A second Ctrl-C ends the run at once, as Lightning does, without a checkpoint.
 
-    It counts batches under manual optimization too, where Lightning's `ModelCheckpoint` counts the
-    steps of all optimizers together. Its checkpoints are named `batch=N.ckpt`, N batches into the
-    run.
+    It counts batches under manual optimization too, and names its checkpoints `batch=N.ckpt`.
 
     Args:
         every_n_batches: Number of training batches (PPO iterations) between two checkpoints.
-        every_n_minutes: Time after which the next batch ends with a checkpoint. With neither of the
-            two, only a signal leads to one.
-        keep: Number of its checkpoints to keep, the newest ones. At least 2, so that another one
-            exists if the newest is damaged.
+        every_n_minutes: Time after which the next batch ends with a checkpoint.
+        keep: Number of its checkpoints to keep; at least 2, in case the newest is damaged.
         dirpath: Folder of the checkpoints; by default that of Lightning's `ModelCheckpoint`.
     """
 
@@ -91,11 +87,7 @@ class ResumeCheckpoint(Checkpoint):
         self.dirpath = trainer.strategy.broadcast(dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace the handlers of signals that end the run without a checkpoint.
-
-        Lightning's handler of SIGTERM also communicates between ranks from within the signal,
-        whatever communication the ranks are in at that moment.
-        """
+        """Replace the handlers of signals; Lightning's communicates between ranks from within."""
         count_resumed_epoch(trainer)
         resumed, folder = trainer.ckpt_path, Path(str(self.dirpath))
         # The names of a checkpoint from elsewhere are not those of this folder.

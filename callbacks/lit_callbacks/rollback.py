@@ -148,21 +148,18 @@ class RollBack(SavingAction):
     """Restore weights and optimizers of a healthy step, and train on with new data.
 
     A collapse restores the newest checkpoint that counts; a second collapse before the next one
-    counts restores the one before it. After a restore, the next save is again `every_n_steps` away.
-    The trainer's counters, the data and the learning-rate schedules move on, so that the run ends
-    when it would have ended. The learning rates stay what they are, unless `lr_factor` lowers them.
-    After `times` restores, the action stops training instead.
+    counts restores the one before it. The trainer's counters, the data and the learning-rate
+    schedules move on, so that the run ends when it would have ended. The learning rates stay what
+    they are, unless `lr_factor` lowers them. After `times` restores, it stops training instead.
 
     Put it before actions that change coefficients, so that it does not restore the old values.
 
     Args:
         times: Largest number of restores.
-        every_n_steps: See `SavingAction`.
         keep: Names in the module's `state_dict` (ends of keys) that are not restored, for example a
             coefficient that another action adjusts, or a counter that is an x axis.
-        lr_factor: Factor that all learning rates are multiplied by after a restore, above 0 and at
-            most 1. The rates that led to a collapse often lead to the next.
-        **options: Of `SavingAction`.
+        lr_factor: Factor of all learning rates after a restore, above 0 and at most 1. The rates
+            that led to a collapse often lead to the next.
     """
 
     clears_monitors = True

@@ -117,10 +117,8 @@ def read_run(name: str, log: str | Path) -> Run:
             a folder with such a file.
 
     Raises:
-        EmptyLogError: If the log has no numbers.
         ModuleNotFoundError: If the package that reads such a log is not installed.
-        ValueError: If there is no log that can be read or there are several, or a level is none of
-            -1 to 2.
+        ValueError: If there is no log that can be read or several; `EmptyLogError` without numbers.
     """
     folder, found = _read_log(Path(log))
     curves = {key: _build_curve(points) for key, points in sorted(found.scalars.items())}
@@ -160,11 +158,9 @@ def _each_log(folder: str) -> list[str | Path]:
 
 
 def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
-    """Parse a text of `monitor/verdict`.
+    """Parse a text of `monitor/verdict`: `**level** at step x`, the sentence, lines of `- action`.
 
-    Its form is `**level** at step x`, the sentence, and lines of `- action`. A long sentence is
-    followed by `> ` and all of it, which is taken instead. A first line of another form belongs to
-    the sentence.
+    A long sentence is followed by `> ` and all of it. A first line of another form belongs to it.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     head = _HEAD.fullmatch(lines[0]) if lines else None

@@ -32,16 +32,11 @@ class SampleTimeline(Callback):
     bool]]` that returns one record for each prompt, with at least `response`; other entries
     (score, KL, length...) are shown as they come. It is called before the first batch, every
     `every_n_batches` training batches, when a `CollapseDetector` before this callback has changed
-    its level, and at the end of fit, on every rank, in evaluation mode and without gradients.
-    Training is not affected: the training modes and the random state of torch, NumPy and Python are
-    restored.
+    its level, and at the end of fit, on every rank, in evaluation mode and without gradients. The
+    training modes and the random state of torch, NumPy and Python are restored.
 
-    Rank 0 writes each response
-
-    - to every logger as the text `samples/<index of the prompt>`, see `log_text`; the slider of
-      TensorBoard is the timeline;
-    - to a file of JSON lines, `{"step": ..., "prompt_index": ..., "prompt": ..., **record}`.
-      Numbers that are not finite are written as Python's `json` reads them (`NaN`).
+    Rank 0 writes each response to every logger as the text `samples/<index of the prompt>`, and to
+    a file of JSON lines, `{"step": ..., "prompt_index": ..., "prompt": ..., **record}`.
 
     `step` is the loggers' x axis, see `logger_step`, and each is sampled once. A resumed fit first
     drops the lines that are newer than its checkpoint, and then appends to the file; a new fit
@@ -169,16 +164,17 @@ def _check_samples(returned: object, prompts: Sequence[str], method: str) -> lis
         raise ValueError(f"{method}: expected a list of {len(prompts)} records, got {got:.100}")
     for index, record in enumerate(returned):
         if not isinstance(record, dict) or not isinstance(record.get("response"), str):
-            raise ValueError(
-                f"{method}: expected a dict with the text 'response' as record {index}, "
-                f"got {record!r:.100}"
-            )
-        for key, value in record.items():
-            if key in OWN_KEYS or not isinstance(value, str | float | int | bool):
-                raise ValueError(
-                    f"{method}: expected a str, float, int or bool under other keys than "
-                    f"{', '.join(OWN_KEYS)} in record {index}, got {key!r}: {value!r:.100}"
-                )
+            expected, got = "a dict with the text 'response'", repr(record)
+        elif bad := {
+            key: value
+            for key, value in record.items()
+            if key in OWN_KEYS or not isinstance(value, str | float | int | bool)
+        }:
+            expected = f"a str, float, int or bool under other keys than {', '.join(OWN_KEYS)}"
+            got = repr(bad)
+        else:
+            continue
+        raise ValueError(f"{method}: expected {expected} as record {index}, got {got:.100}")
     return returned
 
 
@@ -208,14 +204,12 @@ def _keep_lines(path: Path, newest: float) -> None:
 
 def _table(prompt: str, sample: Sample) -> str:
     rows = {"prompt": prompt, "response": sample["response"], **sample}
-    lines = [f"| {escape_markdown(key)} | {_format_value(value)} |" for key, value in rows.items()]
+    lines = []
+    for key, value in rows.items():
+        shown = format_number(value) if isinstance(value, float) else str(value)
+        shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else shown
+        lines.append(f"| {escape_markdown(key)} | {escape_markdown(shown)} |")
     return "\n".join([lines[0], "|---|---|", *lines[1:]])
-
-
-def _format_value(value: str | float | int | bool) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return escape_markdown(format_number(value) if isinstance(value, float) else str(value))
 
 
 def load_prompts(prompts: Sequence[str] | str, n_prompts: int) -> list[str]:

@@ -288,9 +288,8 @@ class FirstRatioMonitor(Monitor):
 class PromptMonitor(Monitor):
     """A statistic of the prompts, or of the frozen reference on them: whether the data changed.
 
-    The policy cannot change it, so it votes for no collapse. It is beyond its thresholds when the
-    latest two readings both differ from the median of the five before by more than the ratios, and
-    by six times the noise.
+    It votes for no collapse. It is beyond its thresholds when the latest two readings both differ
+    from the median of the five before by more than the ratios, and by six times the noise.
     """
 
     signal, title, unit = "data", "prompt length", "tokens"

@@ -46,10 +46,6 @@ def trend(values: Sequence[float]) -> Trend:
 
     Neither the size of the noise nor an outlier makes a trend; autocorrelated noise can look like
     one. Ties count for neither direction. Fewer than three have no trend.
-
-    Examples:
-        >>> trend([1.0, 2.0, 3.0, 4.0, 90.0]).slope
-        1.0
     """
     n = len(values)
     if n < 3:
@@ -66,10 +62,6 @@ def distribution(numbers: Sequence[float]) -> dict[str, float]:
     """Mean, standard deviation, and 5 %, 50 % and 95 % quantiles of a sample.
 
     All are NaN if a number is not finite or there are none.
-
-    Examples:
-        >>> distribution([1.0, 2.0, 3.0])["median"]
-        2.0
     """
     if not numbers or not all(map(math.isfinite, numbers)):
         return dict.fromkeys(("mean", "std", "q05", "median", "q95"), math.nan)

@@ -19,23 +19,18 @@ class StepReader:
     """Reads the metrics logged since the last read and the step's outputs, merged over ranks.
 
     Lightning keeps a metric in `callback_metrics` until it is logged again. An old value is not a
-    new reading: a monitor that waits for several bad readings in a row must not count one of them
-    several times.
-
-    Attributes:
-        seen: Names of all metrics and output tensors read so far.
+    new reading, so that a monitor's patience does not count it several times.
     """
 
     def __init__(self) -> None:
-        self.seen: set[str] = set()
+        self.seen: set[str] = set()  # names of all metrics and output tensors read so far
         self._last: dict[str, Tensor] = {}
 
     def read(self, trainer: Trainer, outputs: object, tensors: Set[str]) -> StepMetrics:
-        """Read one step. All ranks must call this together.
+        """Read one step, on all ranks together.
 
-        These are the metrics that were logged since the last call, averaged over the ranks that
-        logged them, and those of the `tensors` that `outputs`, the return value of the training
-        step, has by name. A name that is also a logged metric is left out.
+        These are the metrics logged since the last call, averaged over the ranks that logged them,
+        and those of the `tensors` that `outputs` has by name and that are no metrics.
         """
         scalars = self.read_new_scalars(trainer)
         items = outputs.items() if isinstance(outputs, Mapping) else ()

@@ -25,8 +25,6 @@ class WatchCallback:
     Metrics are judged whenever the Trainer logs them (`logging_steps`), so a step of the monitors
     is an interval of the log. The level is kept as `monitor/level` in the Trainer's `log_history`.
 
-    Transformers calls a callback's methods by their names, so nothing is imported from it here.
-
     Args:
         watch: Monitors and verdict; by default those of `Watch()`.
         names: Names of the metrics by the monitors' keys; by default those of TRL, OpenRLHF and

@@ -23,16 +23,14 @@ class Verdict(NamedTuple):
 def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     """Combine the monitors' levels.
 
-    The verdict is collapsed if `votes` different signals (or all, if there are fewer) have been
-    beyond their thresholds for as long as their monitors' patience asks, or if a monitor decides it
-    by itself. Where the distance to the reference is watched (the signal `kl`), it has to be one of
-    them: responses that change while the policy stays near its reference follow from the prompts.
-    Where it is not watched, longer responses of lower entropy are one signal, as training on
-    answers that can be checked brings both. If the prompts' own signal (`data`) has changed, the
+    The verdict is collapsed if `votes` different signals (or all, if there are fewer) are, or if a
+    monitor decides it by itself. Where the distance to the reference is watched (the signal `kl`),
+    it has to be one of them: responses that change while the policy stays near its reference follow
+    from the prompts. Where it is not, longer responses of lower entropy are one signal, as training
+    on answers that can be checked brings both. If the prompts' own signal (`data`) has changed, the
     verdict is that the data changed.
 
-    It is suspicious if one signal has been beyond its threshold for so long, or if two signals (or
-    all, if there are fewer) are suspicious.
+    It is suspicious if one signal has collapsed, or two (or all of fewer) are suspicious.
     """
     known = {m.vote for m in monitors if m.steps and not m.stands_in}
     voting = [m for m in monitors if m.signal != "data" and not (m.stands_in and m.vote in known)]

@@ -15,12 +15,8 @@ class Watch:
     """Monitors and the verdict on a run, without any framework.
 
     ```python
-    watch = Watch()
-    for step in range(1000):
-        metrics = train_one_step()
-        verdict = watch.step(metrics)
-        if verdict.level is Level.COLLAPSED:
-            break
+    if watch.step(train_one_step()).level is Level.COLLAPSED:
+        break
     ```
 
     When the prompts have changed, the monitors take new baselines, and until these are known a
@@ -31,8 +27,7 @@ class Watch:
         votes: Number of different signals that must be beyond their thresholds for a collapse, or
             all if there are fewer.
         names: Names of the loop's metrics by the monitors' keys, see `lit_callbacks.names`.
-        responses: Number of responses behind the metrics of a step, from which their standard
-            errors follow; by default read from the metrics, if they have it.
+        responses: Number of responses of a step; by default read from the metrics, if they have it.
     """
 
     def __init__(

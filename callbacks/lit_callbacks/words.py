@@ -7,24 +7,14 @@ from collections.abc import Sequence
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in seconds as `mm:ss`, or `h:mm:ss` from one hour on; fractions are cut off.
-
-    Examples:
-        >>> format_duration(125.9), format_duration(3609)
-        ('02:05', '1:00:09')
-    """
+    """A duration in seconds as `mm:ss`, or `h:mm:ss` from one hour on; fractions are cut off."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
 
 
 def format_number(value: float) -> str:
-    """A number in three significant digits, without an exponent below a million.
-
-    Examples:
-        >>> [format_number(value) for value in (0.51234, 1234.4, 5e-7, float("nan"))]
-        ['0.512', '1234', '5e-07', 'nan']
-    """
+    """A number in three significant digits, without an exponent below a million."""
     if math.isfinite(value) and 1000 <= abs(value) < 1e6:
         return f"{value:.0f}"
     return f"{value:.3g}"
@@ -61,12 +51,7 @@ def _line(row: Sequence[str], widths: Sequence[int], places: Sequence[int]) -> s
 
 
 def shorten_keys(keys: Sequence[str]) -> list[str]:
-    """The part of each key after its last slash, or the whole key where two would look the same.
-
-    Examples:
-        >>> shorten_keys(["rollout/kl", "rollout/score", "val/score"])
-        ['kl', 'rollout/score', 'val/score']
-    """
+    """The part of each key after its last slash, or the whole key where two would look the same."""
     tails = [key.rsplit("/", 1)[-1] for key in keys]
     return [tail if tails.count(tail) == 1 else key for key, tail in zip(keys, tails, strict=True)]
 

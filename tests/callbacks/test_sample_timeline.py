@@ -280,7 +280,7 @@ class TestFit:
             ("hi", "expected a list of 1 records, got 'hi'"),
             ([{"text": "hi"}], "expected a dict with the text 'response' as record 0"),
             ([{"response": 3}], "expected a dict with the text 'response' as record 0"),
-            ([{"response": "a", "step": 3}], "under other keys than step.*got 'step': 3"),
+            ([{"response": "a", "step": 3}], "under other keys than step.*got {'step': 3"),
             ([{"response": "a", "x": None}], "expected a str, float, int or bool.*'x': None"),
             ([{"response": "a", "x": torch.ones(1)}], "expected a str, float, int or bool.*'x'"),
         ],

@@ -103,6 +103,6 @@ def test_site_builds_without_a_warning(engine: str, tmp_path: Path) -> None:
         page = site / f"reference/{name.split('.')[-2]}/index.html"
         assert f'id="{name}"' in page.read_text("utf-8")
     callbacks = (site / "callbacks/index.html").read_text("utf-8")
-    assert 'href="../files/callbacks/examples/train_classifier.py"' in callbacks
-    assert (site / "files/callbacks/examples/train_classifier.py").is_file()
+    assert 'href="../files/callbacks/examples/lightning_cartpole.py"' in callbacks
+    assert (site / "files/callbacks/examples/lightning_cartpole.py").is_file()
     assert 'href="../quickstart_seeds/"' in callbacks

@@ -80,12 +80,7 @@ def new_axes(height: int = 156) -> Axes:
 
 
 def to_svg(axes: Axes, label: str) -> Svg:
-    """The figure of some axes as an `<svg>` element, which a template inserts as it is.
-
-    Args:
-        axes: The axes.
-        label: Description for readers who do not see the chart.
-    """
+    """The figure of some axes as an `<svg>` element, with a description for a screen reader."""
     import matplotlib
 
     file, figure = StringIO(), axes.get_figure(root=True)
@@ -117,16 +112,10 @@ def metric_chart(
 def draw_metric(
     panel: Panel, runs: Sequence[Run], verdicts: Sequence[LoggedVerdict], steps: tuple[int, int]
 ) -> Axes:
-    """Draw one metric over all runs.
+    """Draw one metric over all runs, from the first to the last of `steps`.
 
     The levels of a single run fill the background, and its verdicts are numbered lines. Several
     runs have a mark on their curves where they became suspicious or collapsed.
-
-    Args:
-        panel: The metric.
-        runs: All runs of the page; some may lack the metric.
-        verdicts: Verdicts of a single run, in the order of their numbers.
-        steps: First and last step of the x axis.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -162,12 +151,7 @@ def run_class(index: int) -> str:
 
 
 def moving_average(values: Sequence[float], half_width: int) -> list[float]:
-    """Mean of the finite values in a centered window, which shrinks at the ends; NaN without any.
-
-    Examples:
-        >>> moving_average([0.0, 3.0, 6.0, 0.0], half_width=1)
-        [1.5, 3.0, 3.0, 3.0]
-    """
+    """Means of the finite values in a centered window, which shrinks at the ends, or NaN."""
     windows = (values[max(0, i - half_width) : i + half_width + 1] for i in range(len(values)))
     finite = ([value for value in window if math.isfinite(value)] for window in windows)
     return [fmean(window) if window else math.nan for window in finite]

@@ -34,16 +34,9 @@ def write_report(
     """Write one HTML page about one or several runs: verdicts, curves, levels, actions.
 
     Args:
-        runs: Folders of runs, see `read_any_run`, or such folders by the name that each run gets.
+        runs: Logs, see `read_any_run`, or logs by the name that each run gets.
         output: Path of the page. An existing file is replaced once the new page is complete.
-        keys: Metrics to show. `None`: the usual ones of PPO as far as they were logged, and every
-            scalar of a run that has none of them.
-
-    Raises:
-        ModuleNotFoundError: If matplotlib is not installed, or there are event files and
-            tensorboard is not.
-        ValueError: If a folder has no run or several, a run has no scalars, no run has a key, or
-            `output` is a folder.
+        keys: Metrics to show, see `choose_panels`.
     """
     loaded = [read_any_run(name, folder) for name, folder in name_runs(runs).items()]
     return _write_page(loaded, Path(output), keys)
@@ -99,17 +92,9 @@ def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float
 
 
 def render_page(package: str, template: str, **context: object) -> str:
-    """Render a template that extends this package's `base.html`.
+    """Render a template, in the folder `templates` of a package, that extends our `base.html`.
 
-    Everything that a template inserts is escaped, except for charts.
-
-    Args:
-        package: Package with the template in its folder `templates`.
-        template: File name of the template.
-        **context: Variables of the template.
-
-    Raises:
-        jinja2.UndefinedError: If the template uses a variable that is not given.
+    Everything that it inserts is escaped, except for charts.
     """
     packages = dict.fromkeys((package, "lit_callbacks.report"))
     environment = Environment(
@@ -132,16 +117,8 @@ def _step_range(runs: Sequence[Run], panels: Sequence[Panel]) -> tuple[int, int]
     return min(steps), max(steps)
 
 
-# --- python -m lit_callbacks.report
-
-
 def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks.report") -> None:
-    """Run the command: print the runs side by side, write the page and print its path.
-
-    Args:
-        argv: Arguments; `None` for those of the process.
-        prog: Name of the command, for help and errors.
-    """
+    """Run the command: print the runs side by side, write the page and print its path."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="One HTML page about one or several runs, and a table of what they ended with.",

@@ -10,15 +10,10 @@ from lit_callbacks.runs import Run
 
 
 class Panel(NamedTuple):
-    """One metric on the page.
+    """One metric on the page: its key, title, unit, and the heading of its group.
 
-    Attributes:
-        key: Logged key.
-        title: Title.
-        unit: Unit; empty for none.
-        group: Heading of its group.
-        signed_log: Whether the y axis may be logarithmic on both sides of zero.
-        floor: Lowest value of the y axis, however low the values are; `None` for no floor.
+    With `signed_log` the y axis may be logarithmic on both sides of zero. It does not go below
+    `floor`, however low the values are.
     """
 
     key: str
@@ -56,19 +51,13 @@ KNOWN = (
     ),
 )
 _NOT_SHOWN = {"hp_metric", "epoch"}  # Lightning's placeholder and a counter
-_DETECTOR_PREFIX = "monitor/"  # metrics that the detector logs about its own judgement
 
 
 def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[PanelGroup]:
     """Choose the panels of a page.
 
-    Args:
-        runs: At least one run.
-        keys: Metrics to show. `None`: the known ones that a run logged, and all metrics of a run
-            that logged none of them.
-
-    Raises:
-        ValueError: If no run logged one of the keys, or there is nothing to show.
+    Without `keys`, they are the known ones that a run logged, and all metrics of a run that logged
+    none of them. If no run logged one of the keys, it is a ValueError.
     """
     if isinstance(keys, str):
         raise ValueError(f"keys: expected a list of keys, got the string {keys!r}")
@@ -88,18 +77,12 @@ def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[Panel
 
 def _usual_keys(runs: Sequence[Run]) -> list[str]:
     usual = {panel.key for panel in KNOWN}
-    wanted = {
-        key
-        for run in runs
-        for key in run.curves
-        if key in usual or not (usual & run.curves.keys() or _is_bookkeeping(key))
-    }
+    wanted = set()
+    for run in runs:
+        shown = {k for k in run.curves if k not in _NOT_SHOWN and not k.startswith("monitor/")}
+        wanted |= usual & shown or shown
     others = sorted(wanted - usual, key=lambda key: (key.rpartition("/")[0], key))
     return [panel.key for panel in KNOWN if panel.key in wanted] + others
-
-
-def _is_bookkeeping(key: str) -> bool:
-    return key in _NOT_SHOWN or key.startswith(_DETECTOR_PREFIX)
 
 
 def _plain(key: str) -> Panel:

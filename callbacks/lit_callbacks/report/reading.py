@@ -24,10 +24,7 @@ EXTREMES = 5  # best and worst responses that are shown
 
 
 def read_any_run(name: str, folder: str) -> Run:
-    """Read a run; without a detector it gets the verdicts of the default monitors.
-
-    Errors are those of `read_run`. It has no verdicts if none of the monitors can read it.
-    """
+    """Read a run; without a detector it gets the verdicts of the default monitors."""
     run = read_run(name, folder)
     if run.spans:
         return run
@@ -45,12 +42,9 @@ def read_any_run(name: str, folder: str) -> Run:
 
 
 class Moment(NamedTuple):
-    """Responses to the same prompts before, at and after a verdict.
+    """Responses to the same prompts before, at and after verdicts, or over the whole run.
 
-    Attributes:
-        verdicts: Verdicts between the same steps; none for the start, the middle and the end.
-        steps: The steps of the responses.
-        rows: Each prompt, and its responses by step.
+    `rows` are each prompt, and its responses by step.
     """
 
     verdicts: list[LoggedVerdict]
@@ -61,11 +55,8 @@ class Moment(NamedTuple):
 class Responses(NamedTuple):
     """What the page shows of a file of `SampleTimeline`.
 
-    Attributes:
-        total: Number of responses.
-        moments: The responses around each verdict.
-        ranked: The best- and the worst-scored responses, by title.
-        gain: What the rise of the score is made of, or why that is not known.
+    `ranked` are the best- and the worst-scored responses by title, and `gain` says what the rise of
+    the score is made of, or why that is not known.
     """
 
     total: int
@@ -75,11 +66,7 @@ class Responses(NamedTuple):
 
 
 def read_responses(run: Run) -> Responses | None:
-    """Read the responses of a run; `None` if it has none.
-
-    Raises:
-        ValueError: If a line of the file is not one of a timeline.
-    """
+    """Read the responses of a run; `None` if it has none."""
     files = sorted(Path(run.folder).rglob("samples.jsonl")) if Path(run.folder).is_dir() else []
     samples: list[Sample] = []
     for number, line in enumerate(files[0].read_text("utf-8").splitlines(True) if files else ()):

@@ -24,16 +24,8 @@ NONE = "-"
 def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None, width: int = 0) -> str:
     """Runs side by side: each metric's mean over the last tenth, levels, and differing settings.
 
-    Up to `FEW_RUNS` runs are columns, more are rows. Settings are those of the `config.yaml` that
-    LightningCLI saves in the log folder.
-
-    Args:
-        runs: At least one run.
-        keys: Metrics to show, as for `write_report`.
-        width: Characters of a line; more columns follow below. 0: no limit.
-
-    Raises:
-        ValueError: If no run has a key.
+    Up to `FEW_RUNS` runs are columns, more are rows; what is beyond `width` follows below.
+    Settings are those of the `config.yaml` that LightningCLI saves in the log folder.
     """
     names = [panel.key for _, panels in choose_panels(runs, keys) for panel in panels]
     rows = [["mean of the last tenth", *(run.name for run in runs)]]
