@@ -287,21 +287,26 @@ class PPO(FixedDtypeBuffers):
 
     def reparameterize_advantages(self, minibatch: Experience) -> Experience:
         """Whiten, clip and weigh the advantages of a minibatch, over all ranks (Section 5.3.1)."""
-        advantages, mask, weights = minibatch.advantages, minibatch.loss_mask, None
+        advantages, mask = minibatch.advantages, minibatch.loss_mask
         if self.advantages.normalization:
             # over the tokens to learn from only: padding would change the moments
             moments = global_masked_moments(advantages, mask)
             advantages = masked_whiten(advantages, mask, moments=moments)
         if self.advantages.clip is not None:
             advantages = clipped_advantages(advantages, self.advantages.clip)
-        if self.loss.aggregation != "token_mean":
-            lengths = mask.sum(1)
-            counts = torch.stack([lengths.sum(), (lengths > 0).sum()]).float()
-            tokens, responses = global_sum(counts).unbind()
-            longest = self.sampling.max_new_tokens
-            weights = response_weights(lengths, tokens, responses, longest, self.loss.aggregation)
-            # which weighs the surrogate: it is linear in the size of an advantage
-            advantages = advantages * weights.unsqueeze(1)
+        minibatch = replace(minibatch, advantages=advantages)
+        mean = self.loss.aggregation == "token_mean"
+        return minibatch if mean else self.weigh_responses(minibatch)
+
+    def weigh_responses(self, minibatch: Experience) -> Experience:
+        """Give the responses of a minibatch the weights of `loss.aggregation`, over all ranks."""
+        lengths = minibatch.loss_mask.sum(1)
+        counts = torch.stack([lengths.sum(), (lengths > 0).sum()]).float()
+        tokens, responses = global_sum(counts).unbind()
+        longest = self.sampling.max_new_tokens
+        weights = response_weights(lengths, tokens, responses, longest, self.loss.aggregation)
+        # the surrogate is linear in the size of an advantage
+        advantages = minibatch.advantages * weights.unsqueeze(1)
         return replace(minibatch, advantages=advantages, weights=weights)
 
     def critic_loss(

@@ -185,7 +185,11 @@ class WeightedReward(nn.Module):
                 samples = decode_samples(rollouts, prompts, self.tokenizer)
                 warn_about_non_finite(f"reward model {function.path!r}", scores, samples)
             self.raw_scores[spec.name] = scores
-        return self._combine(self._normalize_scores())
+        pairs = zip(self.specs, self._normalize_scores(), strict=True)
+        terms = [spec.weight * scores for spec, scores in pairs]
+        if self.ensemble != "sum":
+            terms = self._merge_models(terms)
+        return torch.stack(terms).sum(0)
 
     @property
     def needs_records(self) -> bool:
@@ -222,18 +226,17 @@ class WeightedReward(nn.Module):
             self._moments(key).load_state_dict(moments.state_dict())
         self._pending = {}
 
-    def _combine(self, scores: Sequence[Tensor]) -> Tensor:
-        """The weighted sum of scores `[B]` in the order of `specs`, reward models as one term."""
-        terms = [spec.weight * values for spec, values in zip(self.specs, scores, strict=True)]
-        if self.ensemble != "sum":
-            members = [
-                terms.pop(index)
-                for index in reversed(range(len(terms)))
-                # one with weight 0 is only logged
-                if isinstance(self.functions[index], ModelReward) and self.specs[index].weight
-            ]
-            terms.append(ensemble_scores(torch.stack(members), self.ensemble))
-        return torch.stack(terms).sum(0)
+    def _merge_models(self, terms: list[Tensor]) -> list[Tensor]:
+        """The terms of the sum, in the order of `specs`, with one for all reward models."""
+        is_member = [
+            # one with weight 0 is only logged
+            isinstance(function, ModelReward) and spec.weight != 0
+            for spec, function in zip(self.specs, self.functions, strict=True)
+        ]
+        pairs = list(zip(terms, is_member, strict=True))
+        members = torch.stack([term for term, kept in pairs if kept])
+        others = [term for term, kept in pairs if not kept]
+        return [*others, ensemble_scores(members, self.ensemble)]
 
     def _normalize_scores(self) -> list[Tensor]:
         """Scores `[B]` of the last call for the sum, in the order of `specs`."""
