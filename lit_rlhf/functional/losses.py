@@ -189,7 +189,7 @@ def reference_kl_loss(
     """KL(policy || reference) as a term of the loss, by k3 (GRPO, arXiv 2402.03300, Eq. 4), 0-dim.
 
     On samples of the policy, its gradient is KL(reference || policy)'s, which near the reference is
-    about that of KL(policy || reference). It is a constant of no reward, so no advantage has it.
+    about that of KL(policy || reference). Unlike a penalty in the rewards, it enters no advantage.
 
     Log-probs and mask are `[B, T]`, in nats; `weights` `[B]` are of `response_weights`, and
     `denominator` is as for `surrogate_loss`.
