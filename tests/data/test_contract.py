@@ -49,7 +49,6 @@ def test_pad_token_and_length_do_not_matter() -> None:
 
 def test_changed_template_is_shown_with_both_renderings() -> None:
     message = contract(tiny_tokenizer(), "hh").mismatch(contract(tiny_tokenizer(), "paper-en"))
-    assert message is not None
     assert "Human: first question\\n\\nAssistant: first answer" in message
     assert "Human:first question</s>Assistant:first answer</s>" in message
 
@@ -72,7 +71,6 @@ def test_every_other_difference_is_named(
     first = contract(tokenizer)
     second = dataclasses.replace(first, **{field: value})  # type: ignore[arg-type]
     message = first.mismatch(second)
-    assert message is not None
     assert field in message
 
 

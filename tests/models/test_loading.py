@@ -369,6 +369,5 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path: Path) -> None:
 )
 def test_generation_ends_at_each_eos(configured: int | list[int] | None, ids: list[int]) -> None:
     model = tiny_causal_lm("llama")
-    assert model.generation_config is not None
     model.generation_config.eos_token_id = configured
     assert stop_token_ids(model, tiny_tokenizer()) == ids

@@ -176,7 +176,6 @@ def test_an_empty_folder_and_one_without_parents_are_free_names(name: str, tmp_p
 
 def saved_generation(folder: Path) -> dict[str, object]:
     settings = json.loads((folder / "generation_config.json").read_text())
-    assert isinstance(settings, dict)
     del settings["transformers_version"]
     return settings
 

@@ -31,7 +31,6 @@ def test_learning_rate_finder_sets_rates(root: Path, tmp_path: Path, stage: str)
     options |= {"early_stop_threshold": None, "update_attr": False}
     tuner = Tuner(trainer(tmp_path, max_epochs=4))
     found = tuner.lr_find(module, datamodule=data(root), **options)
-    assert found is not None
     losses, rates = found.results["loss"], found.results["lr"]
     assert len(losses) >= 3
     assert all(math.isfinite(loss) and loss > 0 for loss in losses)

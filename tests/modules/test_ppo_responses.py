@@ -56,7 +56,6 @@ def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_pat
     (batch, rollouts), _ = whole.seen
     assert len(set(batch.texts)) == 4
     assert batch.texts == [text for text in batch.texts[::N] for _ in range(N)]
-    assert batch.ptx is not None
     assert len(batch.ptx.input_ids) == 4 * N
     assert len(rollouts.response_ids) == len(seen.outputs[0]["scores"]) == 4 * N
     for row in range(0, 4 * N, N):

@@ -36,7 +36,6 @@ class Asking(Callback):
         self.rollouts: list[Any] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, PPOModule)
         state = torch.get_rng_state()
         kept = pl_module.rollout
 
@@ -50,7 +49,6 @@ class Asking(Callback):
         assert torch.equal(torch.get_rng_state(), state)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, PPOModule)
         self.answers.append(pl_module.sample(ASKED))
 
 

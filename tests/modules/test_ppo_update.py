@@ -225,7 +225,6 @@ def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: P
     expected = {f"policy.{name}": p.grad for name, p in fresh.policy.named_parameters()}
     for name, gradient in both.items():
         extra = expected[name]
-        assert extra is not None
         torch.testing.assert_close(gradient, ppo[name] + 0.5 * extra, rtol=1e-3, atol=2e-5)
 
 
@@ -280,7 +279,6 @@ def test_eos_is_trained_and_padding_is_not_when_they_are_same_token(pad_is_eos_r
     mask = rollouts.response_mask
     # there are logits of the responses' tokens, EOS included, and of nothing else
     assert policy_logits.shape[:2] == (1, int(mask.sum()))
-    assert policy_logits.grad is not None
     gradients = policy_logits.grad[0]
     chosen = gradients[torch.arange(len(gradients)), rollouts.response_ids[mask]]
     last = mask.flatten().cumsum(0).view_as(mask).gather(1, ends[:, None])[:, 0] - 1

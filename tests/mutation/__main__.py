@@ -128,7 +128,6 @@ class Mutation:
         self.ran = True
         limit = max(SHORTEST_LIMIT, 5 * sum(run.seconds for run in runs.values()))
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        assert reporter is not None
         waiting = list(reversed(self.mutants))
         running: dict[int, tuple[Mutant, float]] = {}
         while waiting or running:

@@ -218,8 +218,6 @@ def _text(node: ast.expr) -> str:
 def _replace(source: str, node: ast.expr | ast.stmt, now: str) -> tuple[str, str]:
     """The text of a node, and the source with `now` in its place."""
     place = node.test if isinstance(node, ast.If | ast.While) else node
-    assert place.end_lineno is not None
-    assert place.end_col_offset is not None
     lines = source.encode().splitlines(keepends=True)
     start = sum(map(len, lines[: place.lineno - 1])) + place.col_offset
     end = sum(map(len, lines[: place.end_lineno - 1])) + place.end_col_offset

@@ -176,7 +176,6 @@ def test_only_the_top_layers_move_and_what_is_kept_changes_nothing(
 def test_sampling_in_float32_takes_the_states_of_the_reference(roots: dict[str, Path]) -> None:
     module = module_of(roots["llama"])
     experience = experienced(module, roots["llama"])
-    assert experience.policy_lower is not None
     mask = experience.rollouts.sequence_mask
     hidden = unwrap_model(module.policy)(
         experience.rollouts.sequence_ids,

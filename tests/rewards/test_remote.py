@@ -218,7 +218,6 @@ def raw_service(
                     while (line := stream.readline()).strip():
                         head += line
                     size = re.search(rb"(?i)^content-length: (\d+)", head, re.MULTILINE)
-                    assert size is not None, "a request of RemoteScorer has a length"
                     requests.append(head + stream.read(int(size[1])))
                     try:
                         for piece in pieces:

@@ -242,7 +242,6 @@ def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: Rollout
     standardized = [[(x - fmean(row)) / pstdev(row) for x in row] for row in raw]
     halves = [abs(x - y) / 2 for x, y in zip(*standardized, strict=True)]
     spread = weighted.spread()
-    assert spread is not None
     assert spread.tolist() == pytest.approx(halves, rel=1e-4)
     rewards = {paths[0]: 1.0, f"{FUNCTIONS}:length": 1.0}
     alone = WeightedReward(rewards, ModelOptions(), tiny_tokenizer())

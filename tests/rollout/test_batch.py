@@ -40,7 +40,6 @@ def test_split_respects_the_token_limit(limit: int, sizes: list[int]) -> None:
     for field in ("prompt_ids", "prompt_mask", "response_ids", "response_mask", "terminated"):
         joined = torch.cat([getattr(part, field) for part in parts])
         assert torch.equal(joined, getattr(whole, field))
-    assert whole.statistics is not None
     entropies = [part.statistics.entropy for part in parts if part.statistics is not None]
     assert torch.equal(torch.cat(entropies), whole.statistics.entropy)
     with pytest.raises(ValueError, match="max_tokens_per_forward: expected an integer >= 1, got 0"):
@@ -56,7 +55,6 @@ def test_statistics_are_those_of_one_temperature() -> None:
 
 def test_map_applies_to_every_tensor() -> None:
     moved = batch().map(lambda tensor: tensor.to("meta"))
-    assert moved.statistics is not None
     tensors = [*moved[:5], moved.statistics.logprobs, moved.statistics.entropy]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert moved.statistics.temperature == 0.7

@@ -153,7 +153,6 @@ class Runs:
 
         def on_train_end() -> None:  # while the engines exist
             strategy = trainer.strategy
-            assert isinstance(strategy, MultiEngineDeepSpeedStrategy)
             zeros = [engine.optimizer for engine in strategy.engines.values()]
             names = NAMES_USED_OFFLOADED if strategy.offload_optimizer else NAMES_USED
             found["missing"] = [n for n in names for zero in zeros if not hasattr(zero, n)]

@@ -65,5 +65,4 @@ def test_gradients_of_all_buckets_and_dtypes_average(monkeypatch: pytest.MonkeyP
     optimization.average_gradients(parameters)
     assert reduced == [5, 7, 3, 2]  # the last has another type
     for i, parameter in enumerate(parameters):
-        assert parameter.grad is not None
         assert parameter.grad.tolist() == [i + 2.0] * sizes[i]

@@ -500,7 +500,6 @@ class PretendCudaStrategy(SingleDeviceStrategy):
         super().__init__(device=CUDA, accelerator=_PretendAccelerator())
 
     def model_to_device(self) -> None:
-        assert self.model is not None
         mark_module(self.model)
         self.lightning_module._device = CUDA  # type: ignore[union-attr]
 

@@ -92,7 +92,6 @@ def transformers_serve(log: Path) -> Iterator[str]:
     started = Event()
 
     def copy_output(server: subprocess.Popen[str]) -> None:
-        assert server.stdout is not None
         with log.open("w", encoding="utf-8") as file:
             for line in server.stdout:  # all of it: a full pipe would stop the server
                 file.write(line)

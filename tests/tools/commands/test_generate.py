@@ -62,7 +62,6 @@ def test_responses_to_a_file_of_prompts_are_written(
 
 def test_prompts_of_arguments_are_printed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     generation = main(arguments(root, "--prompt", "hi", "so", "--prompt", "why?"))
-    assert generation is not None
     responses = [r for of_model in generation.responses.values() for r in of_model]
     printed = capsys.readouterr().out
     assert printed.startswith("user: hi\nsft: ")
@@ -86,7 +85,6 @@ def test_words_before_all_flags_are_prompts(root: Path, capsys: pytest.CaptureFi
 
 def test_standard_output_takes_records(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     generation = main(arguments(root, "--prompt", "hi", "--output", "-"))
-    assert generation is not None
     printed = records(capsys.readouterr().out)
     assert printed == json.loads(json.dumps(generation.records()))
 

@@ -17,9 +17,7 @@ def printed(report: Report) -> str:
     for name, finding in report.findings.items():
         display.show_finding(name, finding)
     display.show_summary(report)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert isinstance(text, str)
-    return text
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_finding_has_its_status_its_name_and_what_to_change() -> None:

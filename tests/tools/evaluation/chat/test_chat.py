@@ -69,7 +69,6 @@ def after(chat: Chat, fed: Fed, *lines: str) -> str:
 
     with patch("lit_rlhf.tools.evaluation.chat.stream_reply", fed):
         chat.run(read)
-    assert isinstance(chat.console.file, io.StringIO)
     return chat.console.file.getvalue()
 
 
