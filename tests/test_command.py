@@ -28,37 +28,18 @@ def test_words_need_no_flag() -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--shape", "disc", "--colrs", "red"], "colrs: no such option; did you mean colors?"),
-        (["--shape", "disc", "--colors", "red", "--frobnicate", "1"], "frobnicate: no such option"),
-    ],
-)
-def test_a_mistyped_option_is_answered_in_one_line_with_the_nearest(
-    capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
-) -> None:
-    with pytest.raises(SystemExit) as refused:
-        Command(draw, lists={"colors": "Colors."}).run(["--shape", "disc", *argv], "paint")
-    assert refused.value.code == 2
-    assert capsys.readouterr().err == f"paint: error: {expected}\n"
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
+        (["--shape", "disc", "--colrs", "red"], "colrs: no such option; did you mean colors?\n"),
+        (["--shape=disc", "--colors", "red", "--frobnicate", "1"], "frobnicate: no such option\n"),
         ([], "the following arguments are required: shape"),
-        (
-            ["--shape", "disc", "--wide", "big"],
-            "Parser key \"wide\": Expected a <class 'bool'>. Got value: big",
-        ),
+        (["--shape=disc", "--wide", "big"], "Parser key \"wide\": Expected a <class 'bool'>. Got"),
     ],
 )
-def test_a_usage_error_is_one_line_that_names_the_option(
-    capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
-) -> None:
-    with pytest.raises(SystemExit):
+def test_usage_error(capsys: pytest.CaptureFixture[str], argv: list[str], expected: str) -> None:
+    with pytest.raises(SystemExit) as refused:
         Command(draw, lists={"colors": "Colors."}).run(argv, "paint")
     told = capsys.readouterr().err
+    assert (refused.value.code, told.count("\n")) == (2, 1)
     assert told.startswith(f"paint: error: {expected}")
-    assert told.count("\n") == 1
 
 
 BOMB = "a: &a [x, x]\n" + "".join(f"k{n}: &k{n} [*k{n - 1}, *k{n - 1}]\n" for n in range(1, 40))

@@ -25,9 +25,7 @@ def test_interval_is_students() -> None:
         ([-0.01, 0.01, 0.02], 1, "undecided"),
     ],
 )
-def test_judge_asks_for_an_interval_on_one_side(
-    effects: list[float], sign: int, expected: str
-) -> None:
+def test_judge_asks_for_one_sided_intervals(effects: list[float], sign: int, expected: str) -> None:
     assert judge(effects, sign) == expected
 
 

@@ -1,7 +1,5 @@
 """Errors of `lit_rlhf fit` in one line: which option, in which file, and what to do."""
 
-import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -58,12 +56,7 @@ USAGE_ERRORS: dict[str, tuple[Any, str]] = {
 
 def errors_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
     """Exit status and what stands on standard error; a message as status goes there too."""
-    with (
-        # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
-        patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"}),
-        patch.object(sys, "argv", ["lit_rlhf"]),
-        pytest.raises(SystemExit) as ended,
-    ):
+    with pytest.raises(SystemExit) as ended:
         main(["fit", "--config", str(QUICKSTART / "sft.yaml"), *map(str, arguments)])
     return ended.value.code, capsys.readouterr().err
 
@@ -77,9 +70,7 @@ def test_a_mistake_in_an_overlay_is_one_line_with_the_file_and_the_nearest_name(
     file.write_text(yaml.safe_dump(overlay), "utf-8")
     code, told = errors_of("--config", file, capsys=capsys)
     assert code == 2
-    assert told.removeprefix("lit_rlhf fit").removeprefix("lit_rlhf") == (
-        f": error: {file}: {expected}\n"
-    )
+    assert told.partition(": error: ")[2] == f"{file}: {expected}\n"
 
 
 def test_file_that_is_no_yaml_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,11 +97,7 @@ def test_a_mistake_in_a_flag_is_one_line_and_names_no_file(
 ) -> None:
     code, told = errors_of(*flags, capsys=capsys)
     assert code == 2
-    assert (
-        told.removeprefix("lit_rlhf fit")
-        .removeprefix("lit_rlhf")
-        .startswith(f": error: {expected}")
-    )
+    assert told.partition(": error: ")[2].startswith(expected)
     assert told.count("\n") == 1
 
 

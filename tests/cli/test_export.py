@@ -87,11 +87,11 @@ def test_a_file_that_is_neither_checkpoint_nor_model_is_refused(tmp_path: Path) 
     assert "does not exist" in refused("--checkpoint", str(tmp_path / "[/bold]"), *output)
 
 
-def test_a_taken_name_unless_told(runs: Runs, stage_root: Path, tmp_path: Path) -> None:
-    shutil.copytree(stage_root / "policy", tmp_path / "m")
+def test_a_taken_name_unless_told(runs: Runs, root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "policy", tmp_path / "m")
     arguments = ["--checkpoint", str(runs("sft").checkpoint), "--output", str(tmp_path / "m")]
     assert "--overwrite true replaces a model" in refused(*arguments)
-    assert_same_model(tmp_path / "m", stage_root / "policy")
+    assert_same_model(tmp_path / "m", root / "policy")
     main([*arguments, "--overwrite", "true"])
     assert_same_model(tmp_path / "m", runs("sft").finished)
     (tmp_path / "m" / "thesis.docx").write_text("mine")

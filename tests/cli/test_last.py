@@ -6,9 +6,7 @@ import os
 import re
 import shlex
 import shutil
-import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,38 +20,18 @@ from lit_rlhf.cli.training import RLHFCLI, run_cli
 from lit_rlhf.files import read_manifest
 from lit_rlhf.modules import SFTModule
 from lit_rlhf.strategies import AtomicCheckpointIO
+from tests.cli import fitting
 from tests.configs.parsing import parsed
 from tests.configs.tiny_runs import CONFIGS
-from tests.modules.stages import write_data, write_models
 
 KEEP_EACH = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
-TRAINER: dict[str, Any] = {
-    "accelerator": "cpu",
-    "max_epochs": 1,
-    "default_root_dir": "run",
-    "logger": False,
-    "limit_val_batches": 0,
-    "log_every_n_steps": 1,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("last")
-    return write_models(write_data(root))
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
-    quiet = patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"})
-    with quiet, patch.object(sys, "argv", ["lit_rlhf"]), warnings.catch_warnings():
-        # a run that resumes finds its own checkpoints, or another callback's
-        warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
-        warnings.filterwarnings("ignore", "The dirpath has changed from")
-        yield
+# a run that resumes finds its own checkpoints, or another callback's
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed from"),
+]
 
 
 def forget() -> None:
@@ -62,29 +40,11 @@ def forget() -> None:
     Path("model/lit_rlhf.json").write_text(json.dumps({**manifest, "command": None}))
 
 
-def fit(root: Path, *flags: str, model: str = "SFTModule", **trainer: Any) -> RLHFCLI:
-    """Four batches of SFT, or of the module that is given."""
-    data = {"SFTModule": "demonstrations", "RewardModule": "preferences"}[model]
-    datamodule = {"SFTModule": "DemonstrationDataModule", "RewardModule": "PreferenceDataModule"}
-    config = {
-        "seed_everything": 1,
-        "trainer": TRAINER | trainer,
-        "model": {
-            "class_path": model,
-            "init_args": {"model_path": str(root / "policy"), "output_dir": "model"},
-        },
-        "data": {
-            "class_path": datamodule[model],
-            "init_args": {
-                "train_sources": [{"path": str(root / f"{data}.jsonl")}],
-                "chat_template": "hh",
-                "max_length": 64,
-                "batch_size": 2,
-            },
-        },
-    }
-    Path("config.yaml").write_text(json.dumps(config))
-    return run_cli(["fit", "--config", "config.yaml", *flags])
+def fit(root: Path, *flags: str, stage: str = "SFT", **trainer: Any) -> RLHFCLI:
+    """Four batches of SFT, or of another stage."""
+    quiet = fitting.QUIET | {"default_root_dir": "run", "logger": False}
+    options = {"output_dir": "model"}
+    return fitting.fit(root, *flags, stage=stage, options=options, trainer=quiet | trainer)
 
 
 def weights() -> bytes:
@@ -295,7 +255,7 @@ def test_a_run_that_was_stopped_as_collapsed_has_a_status_of_its_own(root: Path)
 
 def test_last_of_another_class_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, callbacks=[KEEP_EACH])
-    told = refused(capsys, root, "--ckpt_path", "last", model="RewardModule", callbacks=[KEEP_EACH])
+    told = refused(capsys, root, "--ckpt_path", "last", stage="Reward", callbacks=[KEEP_EACH])
     assert "is a checkpoint of lit_rlhf.modules.SFTModule" in told
 
 

@@ -23,16 +23,6 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str], arguments: 
         assert f"\n  {name} " in shown
 
 
-def main_is_run(*words: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lit_rlhf", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"COLUMNS": str(columns)},
-    )
-
-
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_help_fits_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
@@ -47,12 +37,9 @@ def test_help_fits_the_terminal(
 
 
 def test_the_package_runs_as_a_module() -> None:
-    assert main_is_run("--version").stdout == f"lit_rlhf {lit_rlhf.__version__}\n"
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--version"])
-    assert capsys.readouterr().out == f"lit_rlhf {lit_rlhf.__version__}\n"
+    command = [sys.executable, "-m", "lit_rlhf", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said == f"lit_rlhf {lit_rlhf.__version__}\n"
 
 
 def run_code(*lines: str) -> subprocess.CompletedProcess[str]:

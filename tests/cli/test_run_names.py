@@ -6,63 +6,26 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.cli.training import RLHFCLI, run_cli
+from lit_rlhf.cli.training import RLHFCLI
 from lit_rlhf.command import UsageError
 from lit_rlhf.data import RecordError
+from tests.cli import fitting
 from tests.configs.parsing import parsed
 from tests.configs.tiny_runs import QUICKSTART, logged
-from tests.modules.stages import write_data, write_models
 
-LOGGER = "lightning.pytorch.loggers.TensorBoardLogger"
 EARLIER = "expected no earlier run"
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_models(write_data(tmp_path_factory.mktemp("names")))
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["lit_rlhf"])
-    # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
-    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-
-
-def fit(root: Path, *flags: str, **options: Any) -> RLHFCLI:
+def fit(root: Path, *flags: str, **trainer: Any) -> RLHFCLI:
     """SFT in two batches, with the model in `runs/sft` and the log in `runs/logs/sft`."""
-    config = {
-        "trainer": {
-            "accelerator": "cpu",
-            "max_epochs": 1,
-            "limit_train_batches": 2,
-            "limit_val_batches": 0,
-            "log_every_n_steps": 1,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}],
-            "logger": {
-                "class_path": LOGGER,
-                "init_args": {"save_dir": "runs/logs", "name": "sft", "version": ""},
-            },
-            **options,
-        },
-        "model": {
-            "class_path": "SFTModule",
-            "init_args": {"model_path": str(root / "policy"), "output_dir": "runs/sft"},
-        },
-        "data": {
-            "class_path": "DemonstrationDataModule",
-            "init_args": {
-                "train_sources": [{"path": str(root / "demonstrations.jsonl")}],
-                "chat_template": "hh",
-                "max_length": 64,
-                "batch_size": 2,
-            },
-        },
+    few: dict[str, Any] = fitting.QUIET | {"limit_train_batches": 2}
+    few["callbacks"] = [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]
+    few["logger"] = {
+        "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
+        "init_args": {"save_dir": "runs/logs", "name": "sft", "version": ""},
     }
-    Path("config.yaml").write_text(json.dumps(config))
-    return run_cli(["fit", "--config", "config.yaml", *flags])
+    options = {"output_dir": "runs/sft"}
+    return fitting.fit(root, *flags, stage="SFT", options=options, trainer=few | trainer)
 
 
 def contents() -> dict[str, bytes]:

@@ -1,44 +1,29 @@
 """`lit_rlhf fit|validate|test` on a tiny world: stages, checkpoints, overlays, errors."""
 
 import logging
-import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-import yaml
 from lightning.pytorch.strategies import Strategy
 
 from lit_rlhf.cli.main import stage_usage
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, is_no_advertisement, run_cli
-from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, moved, overlay, world_root
+from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, moved, overlay
 
 STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
 MODULES = {"sft": "SFTModule", "reward": "RewardModule", "ppo": "PPOModule"}
 VALIDATED = {"sft": "val/sft/loss", "reward": "val/reward/accuracy", "ppo": "val/rollout/gold"}
 
 
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root with world, SFT model and reward model; read only."""
-    return world_root(tmp_path_factory.getbasetemp())
-
-
 def command(*arguments: object) -> RLHFCLI:
     """A LightningCLI command in this process; gives what it built."""
-    with (
-        # LightningCLI looks at the test runner's own arguments otherwise
-        patch.object(sys, "argv", ["lit_rlhf"]),
-        # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
-        patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"}),
-        warnings.catch_warnings(),
-    ):
+    with warnings.catch_warnings():
         # reference and reward model are frozen in evaluation mode, which Lightning wonders at
         warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
         # a checkpoint names the folder that it was written to
@@ -50,19 +35,11 @@ def command(*arguments: object) -> RLHFCLI:
 
 def configs(stage: str, world: Path, folder: Path, **options: Any) -> list[object]:
     """Flags: the quickstart's configuration on the tiny world, made small, writing to `folder`."""
-    moves = {
-        RUNS: world,
-        f"{RUNS}/logs": folder / "logs",
-        **{f"{RUNS}/{name}": folder / "model" for name in ("ppo_max",)},
-    }
+    moves = {RUNS: world, f"{RUNS}/logs": folder / "logs", f"{RUNS}/ppo_max": folder / "model"}
     config = moved(QUICKSTART / STAGES[stage], folder / "configs", moves)
     small = overlay(folder / "configs", f"small_{stage}", SMALL[stage])
-    name = "prompts_heldout" if stage == "ppo" else None
-    held_out = (
-        {"test_sources": [{"path": str(world / f"world/{name}.jsonl")}]}
-        if name
-        else {"test_fraction": 0.1}
-    )
+    prompts = {"test_sources": [{"path": str(world / "world/prompts_heldout.jsonl")}]}
+    held_out = prompts if stage == "ppo" else {"test_fraction": 0.1}
     keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
     mine = {
         "trainer": {"callbacks+": [keep]},
@@ -218,58 +195,6 @@ def test_configuration_and_flags_win_over_a_checkpoint_of_the_same_class(
     assert int(cli.model.iteration) == 4
 
 
-def printed_config(*arguments: object, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The configuration that a command would run."""
-    with pytest.raises(SystemExit) as stopped:
-        command(*arguments, "--print_config")
-    assert stopped.value.code == 0
-    config: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
-    return config
-
-
-def callback_names(config: dict[str, Any]) -> list[str]:
-    return [callback["class_path"].split(".")[-1] for callback in config["trainer"]["callbacks"]]
-
-
-def optimizer_of(**options: float) -> dict[str, Any]:
-    """An overlay with options of the optimizer."""
-    return {"model": {"init_args": {"optimizer": options}}}
-
-
-def test_of_several_configurations_the_last_wins_and_flags_over_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = QUICKSTART / "sft.yaml"
-    first = overlay(tmp_path, "first", optimizer_of(weight_decay=0.1))
-    second = overlay(tmp_path, "second", optimizer_of(learning_rate=0.5, weight_decay=0.2))
-    flags = [part for path in (base, first, second) for part in ("--config", path)]
-    chosen = printed_config("fit", *flags, capsys=capsys)["model"]["init_args"]
-    rates = chosen["optimizer"]
-    assert (rates["weight_decay"], rates["learning_rate"]) == (0.2, 0.5)
-    assert rates["lr_scheduler"] == "cosine_with_min_lr"  # SFT's default
-    assert chosen["model_path"] == f"{RUNS}/world/base"
-    flags += ["--model.optimizer.learning_rate", 0.25]
-    chosen = printed_config("fit", *flags, capsys=capsys)["model"]["init_args"]
-    rates = chosen["optimizer"]
-    assert (rates["weight_decay"], rates["learning_rate"]) == (0.2, 0.25)
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
-        ("callbacks", ["LearningRateMonitor"]),
-        ("callbacks+", ["StageProgressBar", "LearningRateMonitor"]),
-    ],
-)
-def test_a_list_of_an_overlay_replaces_or_appends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, expected: Sequence[str]
-) -> None:
-    more = [{"class_path": "lightning.pytorch.callbacks.LearningRateMonitor"}]
-    added = overlay(tmp_path, "added", {"trainer": {key: more}})
-    flags = ("--config", QUICKSTART / "sft.yaml", "--config", added)
-    assert callback_names(printed_config("fit", *flags, capsys=capsys)) == expected
-
-
 @pytest.mark.parametrize("verb", ["fit", "validate", "test"])
 def test_each_command_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -308,7 +233,7 @@ def test_a_run_shows_no_notes_of_other_libraries(
 ) -> None:
     caplog.set_level("INFO")
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    with warnings.catch_warnings(), patch.object(sys, "argv", ["lit_rlhf"]):
+    with warnings.catch_warnings():
         hide_notes_of_libraries()
         command("fit", *configs("ppo", world, tmp_path), "--trainer.enable_model_summary", "true")
     shown = capsys.readouterr()

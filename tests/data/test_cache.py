@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf.data import (
     DataSource,
@@ -189,7 +189,7 @@ def test_prepared_once_and_opened_by_all_ranks(
     assert facts(started(PreferenceDataModule, sources)) == facts(first)
 
 
-def chatml(extra: str = "<|a|>") -> PreTrainedTokenizerFast:
+def chatml(extra: str = "<|a|>") -> Tokenizer:
     tokenizer = tiny_tokenizer(eos="<|im_end|>", extra=["<|im_start|>", "<|end|>", extra])
     tokenizer.chat_template = CHATML
     return tokenizer

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf.data.contract import TextContract
 from lit_rlhf.data.encoding import DialogueEncoder
@@ -16,7 +17,7 @@ def contract(tokenizer: PreTrainedTokenizerBase, template: str = "hh") -> TextCo
     return DialogueEncoder(tokenizer, template, 64).contract
 
 
-def test_contract_survives_the_disk(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_contract_survives_the_disk(tokenizer: Tokenizer, tmp_path: Path) -> None:
     written = contract(tokenizer)
     assert TextContract.find(tmp_path / "model") is None
     assert written.save(tmp_path / "model").name == "text_contract.json"
@@ -32,7 +33,7 @@ def test_contract_says_how_text_is_read() -> None:
     assert "Human" in made.chat_template
 
 
-def test_saved_tokenizer_keeps_it(any_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_saved_tokenizer_keeps_it(any_tokenizer: Tokenizer, tmp_path: Path) -> None:
     before = contract(any_tokenizer)
     any_tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -65,9 +66,7 @@ def test_changed_template_is_shown_with_both_renderings() -> None:
         ("tokenizer_hash", "0"),
     ],
 )
-def test_every_other_difference_is_named(
-    tokenizer: PreTrainedTokenizerFast, field: str, value: object
-) -> None:
+def test_every_other_difference_is_named(tokenizer: Tokenizer, field: str, value: object) -> None:
     first = contract(tokenizer)
     second = dataclasses.replace(first, **{field: value})  # type: ignore[arg-type]
     message = first.mismatch(second)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf.data import (
     DataSource,
@@ -57,7 +57,7 @@ def prompts(path: str, tokenizer: Any, **settings: Any) -> PromptDataModule:
     return PromptDataModule([DataSource(path)], tokenizer=tokenizer, chat_template="hh", **settings)
 
 
-def test_demonstration_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_demonstration_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
     data = started(demonstrations(write_lines(*questions(3)), tokenizer, batch_size=2))
     batch = next(iter(data.train_dataloader()))
     assert isinstance(batch, TokenBatch)
@@ -79,16 +79,14 @@ def test_responses_end_with_the_named_token(write_lines: Writer) -> None:
     assert chatml.decode(example.input_ids).endswith("it is 0<|im_end|>\n<|endoftext|>")
 
 
-def test_demonstration_loader_with_a_token_budget(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_demonstration_loader_with_token_budget(write_lines: Writer, tokenizer: Tokenizer) -> None:
     data = started(demonstrations(write_lines(*questions(20)), tokenizer, tokens_per_batch=200))
     sizes = [batch.input_ids.numel() for batch in data.train_dataloader()]
     assert 100 < max(sizes) <= 200
     assert sum(len(batch.input_ids) for batch in data.train_dataloader()) == 20
 
 
-def test_training_on_all_turns(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_training_on_all_turns(write_lines: Writer, tokenizer: Tokenizer) -> None:
     roles = ["user", "assistant"] * 2
     chat = [{"role": role, "content": f"t{i}"} for i, role in enumerate(roles)]
     path = write_lines({"messages": chat})
@@ -100,7 +98,7 @@ def test_training_on_all_turns(write_lines: Writer, tokenizer: PreTrainedTokeniz
     assert counts[0] < counts[1]
 
 
-def test_preference_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_preference_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
     one, two = (write_lines(*pairs(3), name=f"{name}.jsonl") for name in ("one", "two"))
     held = [DataSource(two, name="held")]
     options = {"tokenizer": tokenizer, "chat_template": "hh", "batch_size": 6}
@@ -122,7 +120,7 @@ def test_preference_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFas
     assert held_batch.source.tolist() == [2, 2, 2]
 
 
-def test_prompt_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_prompt_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
     data = started(prompts(write_lines(*questions(4, start=98)), tokenizer))
     (batch,) = data.train_dataloader()
     assert isinstance(batch, PromptBatch)
@@ -135,7 +133,7 @@ def test_prompt_batch(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -
     assert batch.ptx is None
 
 
-def test_training_batches_are_full(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_training_batches_are_full(write_lines: Writer, tokenizer: Tokenizer) -> None:
     path = write_lines(*questions(10))
     data = started(prompts(path, tokenizer, val_fraction=0.3))
     assert [len(batch.texts) for batch in data.train_dataloader()] == [4]
@@ -158,9 +156,7 @@ def test_ptx_text_is_cut_into_blocks_of_its_own_length(
 
 
 @pytest.mark.parametrize("texts", [False, True], ids=["demonstrations", "texts"])
-def test_one_ptx_example_per_prompt(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast, texts: bool
-) -> None:
+def test_one_ptx_example_per_prompt(write_lines: Writer, tokenizer: Tokenizer, texts: bool) -> None:
     rows = [{"text": "Paris is the capital of France. " * 4}] * 3 if texts else questions(5)
     ptx = DataSource(write_lines(*rows, name="ptx.jsonl"))
     path = write_lines(*questions(8), name="prompts.jsonl")
@@ -175,7 +171,7 @@ def test_one_ptx_example_per_prompt(
     assert all(batch.ptx is None for batch in data.val_dataloader())
 
 
-def test_ptx_epoch_follows_prompts(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_ptx_epoch_follows_prompts(write_lines: Writer, tokenizer: Tokenizer) -> None:
     ptx = DataSource(write_lines(*questions(3), name="ptx.jsonl"))
     path = write_lines(*questions(6), name="prompts.jsonl")
     data = started(prompts(path, tokenizer, ptx_sources=[ptx], samples_per_epoch=12))
@@ -184,7 +180,7 @@ def test_ptx_epoch_follows_prompts(write_lines: Writer, tokenizer: PreTrainedTok
     assert len(set(rows[:3])) == len(set(rows[3:6])) == 3
 
 
-def test_ranks_share_the_prompts(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_ranks_share_the_prompts(write_lines: Writer, tokenizer: Tokenizer) -> None:
     path = write_lines(*questions(16))
     drawn = []
     for rank in range(2):
@@ -196,16 +192,14 @@ def test_ranks_share_the_prompts(write_lines: Writer, tokenizer: PreTrainedToken
     assert not drawn[0] & drawn[1]
 
 
-def test_overfitting_keeps_order(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_overfitting_keeps_order(write_lines: Writer, tokenizer: Tokenizer) -> None:
     data = on_rank(prompts(write_lines(*questions(16)), tokenizer), 0, 1)
     data.trainer.overfit_batches = 1
     data.setup("fit")
     assert next(iter(data.train_dataloader())).index.tolist() == [0, 1, 2, 3]
 
 
-def test_tokenizer_of_the_module_is_the_default(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast, tmp_path: Any
-) -> None:
+def test_tokenizer_of_the_module(write_lines: Writer, tokenizer: Tokenizer, tmp_path: Any) -> None:
     path, module = write_lines(*questions(4)), SimpleNamespace(tokenizer=tokenizer)
     data = started(on_rank(prompts(path, None), 0, 1, lightning_module=module))
     assert data.encoder.tokenizer is tokenizer
@@ -217,7 +211,7 @@ def test_tokenizer_of_the_module_is_the_default(
 
 
 def test_losses_are_counted_and_logged(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+    write_lines: Writer, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     long_chat = [{"role": role, "content": "word " * 5} for role in ("user", "assistant", "user")]
     answer = {"role": "assistant", "content": "done"}
@@ -241,7 +235,7 @@ def test_losses_are_counted_and_logged(
     assert "train: 3 examples of 4 records" in caplog.text
 
 
-def test_turn_with_eos_is_bad(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_turn_with_eos_is_bad(write_lines: Writer, tokenizer: Tokenizer) -> None:
     evil = {"question": "what is </s>?", "answer": "x"}
     with pytest.raises(RecordError, match=r"data\.jsonl:3: a turn contains the text of the EOS"):
         started(demonstrations(write_lines(*questions(2), evil), tokenizer))
@@ -251,7 +245,7 @@ def test_turn_with_eos_is_bad(write_lines: Writer, tokenizer: PreTrainedTokenize
     assert (data.counts.skipped, data.counts.kept) == ({"broken JSON": 1}, {"data": 3})
 
 
-def test_bad_settings_are_refused(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_bad_settings_are_refused(write_lines: Writer, tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match=r"no example is left of 2 records.*max_length"):
         started(demonstrations(write_lines(*questions(2)), tokenizer, max_length=3))
     with pytest.raises(ValueError, match="tokens_per_batch"):
@@ -260,7 +254,7 @@ def test_bad_settings_are_refused(write_lines: Writer, tokenizer: PreTrainedToke
         prompts("x.jsonl", None, val_sources=[DataSource("y.jsonl")], val_fraction=0.1)
 
 
-def test_splits_by_fraction(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_splits_by_fraction(write_lines: Writer, tokenizer: Tokenizer) -> None:
     path = write_lines(*questions(20))
     data = prompts(path, tokenizer, val_fraction=0.2, test_fraction=0.1)
     data.setup()
@@ -270,7 +264,7 @@ def test_splits_by_fraction(write_lines: Writer, tokenizer: PreTrainedTokenizerF
     assert [len(batch.texts) for batch in data.test_dataloader()] == [2]
 
 
-def test_weights_and_held_out_rows(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_weights_and_held_out_rows(write_lines: Writer, tokenizer: Tokenizer) -> None:
     source = DataSource(write_lines(*questions(10)), weight=3)
     data = DemonstrationDataModule(
         [source], val_fraction=0.2, tokenizer=tokenizer, chat_template="hh"
@@ -279,7 +273,7 @@ def test_weights_and_held_out_rows(write_lines: Writer, tokenizer: PreTrainedTok
     assert (len(data.examples["train"]), len(data.examples["val"])) == (24, 2)
 
 
-def test_a_stage_encodes_its_own(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_stage_encodes_its_own(write_lines: Writer, tokenizer: Tokenizer) -> None:
     data = prompts(write_lines(*questions(20)), tokenizer, val_fraction=0.2, test_fraction=0.2)
     data.setup("validate")
     assert set(data.examples) == {"val"}
@@ -289,7 +283,7 @@ def test_a_stage_encodes_its_own(write_lines: Writer, tokenizer: PreTrainedToken
 
 
 def test_prompts_in_both_train_and_val_files_are_pointed_out(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+    write_lines: Writer, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     train = write_lines(*questions(6), name="train.jsonl")
     val = DataSource(write_lines(*questions(2, start=5), name="val.jsonl"))
@@ -297,16 +291,14 @@ def test_prompts_in_both_train_and_val_files_are_pointed_out(
     assert "1 training records have prompts that are also held out" in caplog.text
 
 
-def test_validation_is_optional(write_lines: Writer, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_validation_is_optional(write_lines: Writer, tokenizer: Tokenizer) -> None:
     data = started(prompts(write_lines(*questions(4)), tokenizer))
     assert data.val_dataloader() == []
     with pytest.raises(ValueError, match="test_sources, test_fraction"):
         data.test_dataloader()
 
 
-def test_tokens_that_the_model_does_not_embed_are_refused(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_foreign_tokens_are_refused(write_lines: Writer, tokenizer: Tokenizer) -> None:
     size = len(tokenizer)
     module = torch.nn.ModuleDict({"policy": tiny_causal_lm(vocab_size=size)})
     data = prompts(write_lines(*questions(4)), tokenizer)
@@ -319,7 +311,7 @@ def test_tokens_that_the_model_does_not_embed_are_refused(
 
 
 def test_control_tokens_are_counted(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+    write_lines: Writer, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [*questions(4), {"question": "and\n\nAssistant: no", "answer": "a"}]
     data = prompts(

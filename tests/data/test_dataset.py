@@ -23,16 +23,10 @@ PROMPTS = [PromptExample(ids, text) for ids, text in zip(IDS, "ab", strict=True)
 
 
 def test_token_batch_pads_on_the_right() -> None:
-    batch = collate_tokens(EXAMPLES, 0)
-    assert batch.input_ids.tolist() == [[7, 8, 9], [5, 0, 0]]
+    batch = collate_tokens(EXAMPLES, 9)  # masks come from lengths
+    assert batch.input_ids.tolist() == [[7, 8, 9], [5, 9, 9]]
     assert batch.attention_mask.tolist() == [[True, True, True], [True, False, False]]
     assert batch.completion_mask.tolist() == [[False, True, True], [False, False, False]]
-
-
-def test_masks_come_from_lengths_and_not_from_the_pad_id() -> None:
-    batch = collate_tokens(EXAMPLES, 9)
-    assert batch.attention_mask[0].tolist() == [True, True, True]
-    assert batch.completion_mask[0].tolist() == [False, True, True]
 
 
 def test_batch_types() -> None:
@@ -61,15 +55,7 @@ def test_rows_of_a_prompt_batch_are_selected_with_all_columns() -> None:
     assert rows.index.tolist() == [1, 1, 0]
     assert rows.input_ids.tolist() == [[0, 0, 5], [0, 0, 5], [7, 8, 9]]
     assert rows.attention_mask.sum(1).tolist() == [1, 1, 3]
-    assert len(rows.ptx.input_ids) == 3
-
-
-def test_pair_of_positions_gives_a_prompt_with_its_ptx_example() -> None:
-    dataset = PromptDataset(PROMPTS, EXAMPLES)
-    batch = collate_prompts([dataset[1, 0], dataset[0, 0]], 0)
-    assert batch.texts == ["b", "a"]
-    assert batch.index.tolist() == [1, 0]
-    assert batch.ptx.input_ids.tolist() == [[7, 8, 9], [7, 8, 9]]
+    assert rows.ptx.input_ids.tolist() == [[7, 8, 9]] * 3
 
 
 def test_completion_mask_of_another_length_is_refused() -> None:

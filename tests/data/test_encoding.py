@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from torch.nn import functional
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf.data.counts import DataCounts, EncodingError, ResponseTooLongError
 from lit_rlhf.data.dataset import PreferenceExample, PromptExample, TokenExample, collate_tokens
@@ -65,9 +66,7 @@ def text_of(coder: DialogueEncoder, example: TokenExample) -> str:
     return str(coder.tokenizer.decode(example.input_ids))
 
 
-def encoder(
-    tokenizer: PreTrainedTokenizerFast, template: str, length: int = 512
-) -> DialogueEncoder:
+def encoder(tokenizer: Tokenizer, template: str, length: int = 512) -> DialogueEncoder:
     if template == "own":
         tokenizer.chat_template = tokenizer.chat_template or CHATML
         template = "tokenizer"
@@ -77,7 +76,7 @@ def encoder(
 @pytest.mark.parametrize("messages", DIALOGUES, ids=["single", "multi", "chinese"])
 @pytest.mark.parametrize("template", ["hh", "paper-en", "paper-zh", "own"])
 def test_dialogue_is_prompt_and_response(
-    any_tokenizer: PreTrainedTokenizerFast, template: str, messages: list[Message]
+    any_tokenizer: Tokenizer, template: str, messages: list[Message]
 ) -> None:
     coder = encoder(any_tokenizer, template)
     prompt = coder.encode_prompt(messages[:-1])
@@ -92,7 +91,7 @@ def test_dialogue_is_prompt_and_response(
 
 
 @pytest.mark.parametrize("template", ["hh", "paper-en", "paper-zh", "own"])
-def test_text_is_the_saved_templates(any_tokenizer: PreTrainedTokenizerFast, template: str) -> None:
+def test_text_is_the_saved_templates(any_tokenizer: Tokenizer, template: str) -> None:
     coder = encoder(any_tokenizer, template)
     chat = [{"role": m.role, "content": m.content} for m in MULTI]
     full = str(any_tokenizer.apply_chat_template(chat, tokenize=False))
@@ -100,7 +99,7 @@ def test_text_is_the_saved_templates(any_tokenizer: PreTrainedTokenizerFast, tem
     assert text == full.rstrip("\n")  # ChatML writes a newline behind its EOS
 
 
-def test_prompt_ids_are_those_of_transformers(any_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_prompt_ids_are_those_of_transformers(any_tokenizer: Tokenizer) -> None:
     coder = encoder(any_tokenizer, "hh")
     chat = [{"role": m.role, "content": m.content} for m in MULTI[:-1]]
     rendered: Any = any_tokenizer.apply_chat_template(chat, add_generation_prompt=True)
@@ -114,7 +113,7 @@ def test_bos_is_written_once() -> None:
     assert encoded[0] == coder.tokenizer.bos_token_id
 
 
-def test_hh_response_starts_with_space_and_ends_at_eos(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_hh_response_starts_with_space_and_ends_at_eos(tokenizer: Tokenizer) -> None:
     coder = encoder(tokenizer, "hh")
     prompt, dialogue = coder.encode_prompt(SINGLE[:1]), coder.encode_dialogue(SINGLE)
     assert prompt.text == "\n\nHuman: name two metals\n\nAssistant:"
@@ -138,9 +137,7 @@ def trained_text(coder: DialogueEncoder, messages: list[Message], train_on: str)
         ("own", "four</s>", "two</s>four</s>"),
     ],
 )
-def test_trained_tokens(
-    tokenizer: PreTrainedTokenizerFast, template: str, last: str, everything: str
-) -> None:
+def test_trained_tokens(tokenizer: Tokenizer, template: str, last: str, everything: str) -> None:
     coder = encoder(tokenizer, template)
     pairs = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
     messages = [Message(role, content) for role, content in pairs]
@@ -165,7 +162,7 @@ def test_eos_is_trained_when_it_is_the_pad_token() -> None:
     assert pulls.sum(dim=1).tolist() == [1, 1]
 
 
-def test_pair_shares_its_prompt_ids(any_tokenizer: PreTrainedTokenizerFast) -> None:
+def test_pair_shares_its_prompt_ids(any_tokenizer: Tokenizer) -> None:
     coder = encoder(any_tokenizer, "own")
     pair = coder.encode_pair(MULTI[:-1], "zinc", "there are no more metals")
     n = len(coder.encode_prompt(MULTI[:-1]).input_ids)
@@ -174,7 +171,7 @@ def test_pair_shares_its_prompt_ids(any_tokenizer: PreTrainedTokenizerFast) -> N
     assert plain(pair.chosen) == plain(zinc)
 
 
-def test_plain_text_becomes_blocks(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_plain_text_becomes_blocks(tokenizer: Tokenizer) -> None:
     coder = encoder(tokenizer, "hh", 5)
     blocks = coder.encode_text("Paris is the capital of France.")
     joined = [token for block in blocks for token in ids(block)]
@@ -187,7 +184,7 @@ def test_plain_text_becomes_blocks(tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(encoder(tokenizer, "hh", n).encode_text("Paris")) == 1
 
 
-def test_examples_are_small(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_examples_are_small(tokenizer: Tokenizer) -> None:
     coder = encoder(tokenizer, "hh")
     (block,) = coder.encode_text("Paris")
     for example in (block, coder.encode_dialogue(SINGLE)):
@@ -195,7 +192,7 @@ def test_examples_are_small(tokenizer: PreTrainedTokenizerFast) -> None:
     assert coder.encode_prompt(SINGLE[:1]).input_ids.dtype == torch.int32
 
 
-def test_template_has_to_continue_its_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_template_has_to_continue_its_prompt(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
         "{% if add_generation_prompt %}<plan>{% endif %}"
@@ -203,14 +200,6 @@ def test_template_has_to_continue_its_prompt(tokenizer: PreTrainedTokenizerFast)
     coder = DialogueEncoder(tokenizer)
     with pytest.raises(ValueError, match=r"(?s)prompt:.*metals\]<plan>.*dialogue:.*\]\[iron"):
         coder.encode_dialogue(SINGLE)
-
-
-def test_text_of_the_eos_token_in_a_turn_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    coder = encoder(tokenizer, "hh")
-    with pytest.raises(EncodingError, match="a turn contains the text of the EOS token"):
-        coder.encode_dialogue([SINGLE[0], Message("assistant", "one</s>two")])
-    with pytest.raises(EncodingError, match="EOS"):
-        coder.encode_prompt([Message("user", "what is </s>?")])
 
 
 LLAMA_3 = (
@@ -353,9 +342,9 @@ def test_control_token_behind_a_normalizer(normalizer: Any, text: str, special: 
 
 def test_special_tokens_that_have_no_other_ids_are_refused_in_text() -> None:
     vocabulary = {"<unk>": 0, "</s>": 1, "a": 2}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = Tokenizer(  # type: ignore[no-untyped-call]
         tokenizer_object=words, eos_token="</s>", unk_token="<unk>"
     )
     coder = DialogueEncoder(tokenizer, "hh")
@@ -364,7 +353,7 @@ def test_special_tokens_that_have_no_other_ids_are_refused_in_text() -> None:
     assert len(coder.encode_text("a b a")) == 1
 
 
-def test_arguments_that_make_no_encoder_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_arguments_that_make_no_encoder_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="assistant turn at the end"):
         encoder(tokenizer, "hh").encode_dialogue(MULTI[:-1])
     with pytest.raises(ValueError, match="eos_token: expected a token of the tokenizer, got '<e>'"):
@@ -393,7 +382,7 @@ def test_end_of_a_turn_becomes_the_eos_token_and_is_not_decoded() -> None:
     assert "<|im_end|>" not in tokenizer.decode(response, skip_special_tokens=True)
 
 
-def length(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> int:
+def length(tokenizer: Tokenizer, messages: list[Message]) -> int:
     """Length of the dialogue, measured by an encoder with room for everything."""
     return len(DialogueEncoder(tokenizer, "hh", 2000).encode_dialogue(messages).input_ids)
 
@@ -409,7 +398,7 @@ def length(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> int:
     ],
 )
 def test_oldest_turns_go_first(
-    tokenizer: PreTrainedTokenizerFast, turns: list[Message], kept: list[Message], dropped: int
+    tokenizer: Tokenizer, turns: list[Message], kept: list[Message], dropped: int
 ) -> None:
     coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, [*kept, ANSWER]))
     encoded = coder.encode_dialogue([*turns, ANSWER])
@@ -419,7 +408,7 @@ def test_oldest_turns_go_first(
     assert plain(encoded) == plain(whole._replace(dropped_turns=dropped))
 
 
-def test_last_turn_is_cut_on_the_left(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_last_turn_is_cut_on_the_left(tokenizer: Tokenizer) -> None:
     whole = DialogueEncoder(tokenizer, "hh", 2000).encode_dialogue([TURNS[4], ANSWER])
     coder = DialogueEncoder(tokenizer, "hh", len(whole.input_ids) - 3)
     encoded = coder.encode_dialogue([*TURNS, ANSWER])
@@ -428,7 +417,7 @@ def test_last_turn_is_cut_on_the_left(tokenizer: PreTrainedTokenizerFast) -> Non
     assert (encoded.dropped_turns, encoded.cut_tokens) == (4, 3)
 
 
-def test_cut_prompt_leaves_last_response_to_train_on(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_cut_prompt_leaves_last_response_to_train_on(tokenizer: Tokenizer) -> None:
     coder = DialogueEncoder(tokenizer, "hh", 20)
     encoded = coder.encode_dialogue([*TURNS, ANSWER], "all")
     assert encoded.cut_tokens > 0
@@ -453,7 +442,7 @@ def test_masks_move_with_the_tokens_when_all_turns_are_trained() -> None:
     assert tokenizer.decode(trained) == " third answer</s>"  # the first exchange was dropped
 
 
-def test_response_is_never_cut(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_response_is_never_cut(tokenizer: Tokenizer) -> None:
     response = len(tokenizer(" third answer", add_special_tokens=False)["input_ids"]) + 1
     encoded = DialogueEncoder(tokenizer, "hh", response + 1).encode_dialogue([TURNS[4], ANSWER])
     assert mask(encoded) == [False] + [True] * response
@@ -481,9 +470,7 @@ def roomy(coder: DialogueEncoder) -> DialogueEncoder:
 
 
 @pytest.mark.parametrize("system", [[], [SYSTEM]])
-def test_as_many_turns_are_kept_as_fit(
-    tokenizer: PreTrainedTokenizerFast, system: list[Message]
-) -> None:
+def test_as_many_turns_are_kept_as_fit(tokenizer: Tokenizer, system: list[Message]) -> None:
     messages = [*system, *(Message(m.role, m.content * (1 + i % 3)) for i, m in enumerate(TURNS))]
     longest = len(ids(encoder(tokenizer, "hh", 2000).encode_prompt(messages)))
     for limit in range(8, longest + 1, 3):
@@ -499,7 +486,7 @@ def test_as_many_turns_are_kept_as_fit(
 
 @pytest.mark.parametrize("train_on", ["last", "all"])
 def test_time_to_drop_turns_does_not_grow_with_their_square(
-    tokenizer: PreTrainedTokenizerFast, train_on: Any
+    tokenizer: Tokenizer, train_on: Any
 ) -> None:
     rendered = []
 
@@ -520,7 +507,7 @@ def test_time_to_drop_turns_does_not_grow_with_their_square(
     assert sum(rendered) < 6 * len(dialogue)
 
 
-def test_pair_is_shortened_alike_for_both_responses(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_pair_is_shortened_alike_for_both_responses(tokenizer: Tokenizer) -> None:
     long = "a very long answer that goes on and on " * 4
     limit = length(tokenizer, [*TURNS[4:], Message("assistant", long)])
     pair = DialogueEncoder(tokenizer, "hh", limit).encode_pair(TURNS, "short", long)
@@ -530,7 +517,7 @@ def test_pair_is_shortened_alike_for_both_responses(tokenizer: PreTrainedTokeniz
     assert len(pair.chosen.input_ids) < len(pair.rejected.input_ids) == limit
 
 
-def test_prompt_limit_holds_for_dialogues_too(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_prompt_limit_holds_for_dialogues_too(tokenizer: Tokenizer) -> None:
     limit = len(DialogueEncoder(tokenizer, "hh", 2000).encode_prompt(TURNS[2:]).input_ids)
     coder = DialogueEncoder(tokenizer, "hh", 2000, limit)
     prompt, dialogue = coder.encode_prompt(TURNS), coder.encode_dialogue([*TURNS, ANSWER])
@@ -538,7 +525,7 @@ def test_prompt_limit_holds_for_dialogues_too(tokenizer: PreTrainedTokenizerFast
     assert ids(dialogue)[:limit] == ids(prompt)
 
 
-def test_losses_of_a_pair_count_once(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_losses_of_a_pair_count_once(tokenizer: Tokenizer) -> None:
     limit = length(tokenizer, [*TURNS[2:], ANSWER])
     coder = DialogueEncoder(tokenizer, "hh", limit)
     record = PreferenceRecord(tuple(TURNS), ANSWER.content, "a", "s")
@@ -555,9 +542,7 @@ def test_losses_of_a_pair_count_once(tokenizer: PreTrainedTokenizerFast) -> None
 @pytest.mark.parametrize(
     ("location", "place"), [(Location("a.jsonl", 7), "a.jsonl:7"), (None, "source")]
 )
-def test_record_that_cannot_be_encoded_is_named(
-    tokenizer: PreTrainedTokenizerFast, location: Location | None, place: str
-) -> None:
+def test_bad_record_is_named(tokenizer: Tokenizer, location: Location | None, place: str) -> None:
     coder = encoder(tokenizer, "hh")
     prompt = (Message("user", "what is </s>?"),)
     record = PreferenceRecord(prompt, "a", "b", "source")

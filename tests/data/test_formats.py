@@ -178,13 +178,10 @@ def test_tie_is_only_a_prompt(write_lines: Writer, choice: Any) -> None:
         read("preference", path)
 
 
-def test_text(write_lines: Writer) -> None:
-    path = write_lines({"id": 1, "text": "one"}, {"id": 2, "text": "two"})
-    assert read("text", path) == [TextRecord("one", "s"), TextRecord("two", "s")]
-
-
 def test_ptx_takes_text_or_demonstrations(write_lines: Writer) -> None:
-    assert read("ptx", write_lines({"text": "one"})) == [TextRecord("one", "s")]
+    lines = write_lines({"id": 1, "text": "one"}, {"id": 2, "text": "two"})
+    texts = [TextRecord("one", "s"), TextRecord("two", "s")]
+    assert read("ptx", lines) == read("text", lines) == texts
     path = write_lines({"question": "q", "answer": "a"}, name="b.jsonl")
     assert read("ptx", path) == [DemonstrationRecord((ASK, REPLY), "s")]
 

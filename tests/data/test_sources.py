@@ -32,12 +32,6 @@ def test_weight_is_a_multiple_of_the_size(weight: float, counts: dict[int, int])
     assert Counter(Counter(mixed).values()) == counts
 
 
-def test_weights_hold_per_source() -> None:
-    sources = [DataSource("x", 0.5, name="a"), DataSource("y", 2, name="b")]
-    mixed = repeat_by_weight(prompts(10, "a") + prompts(10, "b"), sources, seed=0)
-    assert Counter(record.source for record in mixed) == {"a": 5, "b": 20}
-
-
 def test_drawn_subset_depends_on_the_seed_alone() -> None:
     sources = [DataSource("x", 0.5, name="s")]
     first, again, other = (repeat_by_weight(prompts(40), sources, seed) for seed in (1, 1, 2))
@@ -100,9 +94,7 @@ def split_lines(row: dict[str, Any]) -> list[dict[str, Any]] | dict[str, Any] | 
     return prompts if len(prompts) > 1 else prompts[0] if prompts else None
 
 
-def test_named_columns_replace_a_field_of_the_name_and_may_lack_in_later_rows(
-    write_lines: Writer,
-) -> None:
+def test_named_columns_replace_a_field_and_may_lack_in_later_rows(write_lines: Writer) -> None:
     path = write_lines({"prompt": "own", "text": "asked", "id": 1}, {"prompt": "own"})
     rows = DataSource(path, columns={"prompt": "text"}).read_rows()
     fields = [row.fields for row in rows if isinstance(row, Row)]

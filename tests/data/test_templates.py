@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf import sandbox
 from lit_rlhf.data import DialogueEncoder, EncodingError, Message
@@ -20,7 +20,7 @@ CHAT = [
 ]
 
 
-def rendered(tokenizer: PreTrainedTokenizerFast, name: str, turns: int, prompt: bool) -> str:
+def rendered(tokenizer: Tokenizer, name: str, turns: int, prompt: bool) -> str:
     template = resolve_template(name, tokenizer)
     return str(
         tokenizer.apply_chat_template(
@@ -38,17 +38,13 @@ def rendered(tokenizer: PreTrainedTokenizerFast, name: str, turns: int, prompt: 
         ("none", "onetwothree", "four</s>"),
     ],
 )
-def test_prompt_and_dialogue(
-    tokenizer: PreTrainedTokenizerFast, name: str, expected: str, asked: str
-) -> None:
+def test_prompt_and_dialogue(tokenizer: Tokenizer, name: str, expected: str, asked: str) -> None:
     assert rendered(tokenizer, name, 3, prompt=True) == expected
     assert rendered(tokenizer, name, 4, prompt=False) == expected + asked
 
 
 @pytest.mark.parametrize("name", sorted(CHAT_TEMPLATES))
-def test_system_turn_stands_first_without_a_marker(
-    tokenizer: PreTrainedTokenizerFast, name: str
-) -> None:
+def test_system_turn_stands_first_without_marker(tokenizer: Tokenizer, name: str) -> None:
     chat = [{"role": "system", "content": "Be kind."}, *CHAT[:1]]
     template = resolve_template(name, tokenizer)
     text = tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
@@ -65,18 +61,7 @@ def test_bos_is_written_for_a_tokenizer_that_adds_one() -> None:
     assert rendered(tokenizer, "paper-en", 1, prompt=False) == "Human:one</s>"
 
 
-def test_markers_are_single_tokens_only_where_the_tokenizer_has_them() -> None:
-    plain = tiny_tokenizer()
-    before = len(plain)
-    special = tiny_tokenizer(extra=["<|Human|>", "<|MOSS|>"])
-    text = rendered(plain, "paper-zh", 1, prompt=True)
-    assert len(plain) == before
-    human = special.convert_tokens_to_ids("<|Human|>")
-    assert special(text)["input_ids"][0] == human
-    assert len(plain("<|Human|>")["input_ids"]) > 1
-
-
-def test_template_none_joins_prompt_response_and_eos(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_template_none_joins_prompt_response_and_eos(tokenizer: Tokenizer) -> None:
     encoder = DialogueEncoder(tokenizer, "none")
     example = encoder.encode_dialogue([Message("user", "two TL;DR:"), Message("assistant", " x")])
     prompt, response = (tokenizer(text)["input_ids"] for text in ("two TL;DR:", " x"))
@@ -84,7 +69,7 @@ def test_template_none_joins_prompt_response_and_eos(tokenizer: PreTrainedTokeni
     assert int(example.completion_mask.sum()) == len(response) + 1
 
 
-def test_own_template(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_own_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'hh', 'paper-en', 'paper-zh'"):
         resolve_template("tokenizer", tokenizer)
     with pytest.raises(ValueError, match=r"expected 'tokenizer', one of 'hh'.*got 'chatml'"):

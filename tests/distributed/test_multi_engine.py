@@ -126,9 +126,7 @@ def test_run_goes_on_after_skipped_update(outcomes: Outcomes, strategy: str, dev
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
-def test_zero_grad_drops_a_backward_that_was_given_up(
-    outcomes: Outcomes, strategy: str, devices: int
-) -> None:
+def test_zero_grad_drops_old_gradients(outcomes: Outcomes, strategy: str, devices: int) -> None:
     result = outcomes(strategy, devices)["clipping"]
     for key, value in result["small"]["moved"].items():
         assert torch.allclose(result["abandoned"]["moved"][key], value, rtol=1e-6, atol=1e-8)

@@ -3,14 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.configs.tiny_runs import full_root
 from tests.docs.workspace import make_workspace, standing_in
-
-
-@pytest.fixture(scope="session")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all models of a tiny quickstart; read only."""
-    return full_root(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")

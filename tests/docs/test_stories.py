@@ -175,9 +175,7 @@ def test_rewards_of_the_page_are_logged_and_add_up(fresh_workspace: Path) -> Non
     assert [key for key in metrics if key.startswith("rollout/score/")] == []
 
 
-def test_rewards_come_from_the_pages_service(
-    fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rewards_of_a_service(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from scorer import Scorer  # type: ignore[import-not-found]
 
     monkeypatch.setenv("no_proxy", "*")

@@ -1,3 +1,3 @@
-from tests.export.fixtures import runs, stage_root
+from tests.export.fixtures import runs
 
-__all__ = ["runs", "stage_root"]
+__all__ = ["runs"]

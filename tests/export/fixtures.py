@@ -6,16 +6,10 @@ import pytest
 
 from tests.export.folders import Runs
 from tests.modules.saved_runs import SavedRun, saved_run
-from tests.modules.stages import write_data, write_models
 
 
 @pytest.fixture(scope="session")
-def stage_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(write_models(tmp_path_factory.mktemp("root")))
-
-
-@pytest.fixture(scope="session")
-def runs(stage_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """A run of a stage with full weights or adapters; each is made once."""
     made: dict[tuple[str, bool], SavedRun] = {}
 
@@ -23,7 +17,7 @@ def runs(stage_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         if (stage, lora) not in made:
             options = {"network": {"lora_rank": 2}} if lora else {}
             folder = tmp_path_factory.mktemp(stage)
-            made[stage, lora] = saved_run(stage, stage_root, folder, **options)
+            made[stage, lora] = saved_run(stage, root, folder, **options)
         return made[stage, lora]
 
     return of

@@ -41,8 +41,8 @@ def test_a_checkpoint_becomes_what_the_stage_leaves(
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_networks_of_one_trunk(stage_root: Path, tmp_path: Path) -> None:
-    saved = saved_run("ppo", stage_root, tmp_path, critic_init="shared")
+def test_networks_of_one_trunk(root: Path, tmp_path: Path) -> None:
+    saved = saved_run("ppo", root, tmp_path, critic_init="shared")
     for network, folder in (("policy", "."), ("critic", "critic")):
         model = load_checkpoint_model(saved.checkpoint, network)  # type: ignore[arg-type]
         model.save(tmp_path / network)
@@ -61,9 +61,7 @@ def test_a_policy_without_a_critic(stage_root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("lora", [False, True])
-def test_engines_checkpoints_of_any_number_of_ranks(
-    ranks: int, lora: bool, runs: Runs, tmp_path: Path
-) -> None:
+def test_engine_checkpoints_of_ranks(ranks: int, lora: bool, runs: Runs, tmp_path: Path) -> None:
     saved = runs("ppo", lora)
     path = as_engines_write_it(saved, tmp_path / "step=1.ckpt", ranks)
     for network, place in (("policy", "."), ("critic", "critic")):
@@ -120,8 +118,8 @@ def test_a_value_head_keeps_the_output_layer_that_was_trained(runs: Runs, tmp_pa
     assert torch.equal(weights(tmp_path / "m")["lm_head.weight"], trained.bfloat16())
 
 
-def test_a_moved_model_is_given_as_base(stage_root: Path, tmp_path: Path) -> None:
-    shutil.copytree(stage_root, tmp_path / "root")
+def test_a_moved_model_is_given_as_base(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "root")
     saved = saved_run("sft", tmp_path / "root", tmp_path / "run")
     (tmp_path / "root" / "policy").rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=r"the run started from .*give its new place as --base"):
@@ -136,8 +134,8 @@ def test_another_model_is_no_base(runs: Runs, tmp_path: Path) -> None:
         load_checkpoint_model(runs("sft").checkpoint, base=str(tmp_path / "other"))
 
 
-def test_the_tokenizer_has_to_be_the_runs(runs: Runs, stage_root: Path, tmp_path: Path) -> None:
-    shutil.copytree(stage_root / "policy", tmp_path / "base")
+def test_the_tokenizer_has_to_be_the_runs(runs: Runs, root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "policy", tmp_path / "base")
     tokenizer = json.loads((tmp_path / "base" / "tokenizer.json").read_text("utf-8"))
     vocab = tokenizer["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
@@ -146,9 +144,9 @@ def test_the_tokenizer_has_to_be_the_runs(runs: Runs, stage_root: Path, tmp_path
         load_checkpoint_model(runs("sft").checkpoint, base=str(tmp_path / "base"))
 
 
-def test_checkpoint_cannot_run_a_models_code(runs: Runs, stage_root: Path, tmp_path: Path) -> None:
+def test_checkpoint_cannot_run_a_models_code(runs: Runs, root: Path, tmp_path: Path) -> None:
     content = torch.load(runs("sft").checkpoint, weights_only=True)
-    shutil.copytree(stage_root / "policy", tmp_path / "evil")
+    shutil.copytree(root / "policy", tmp_path / "evil")
     (tmp_path / "evil" / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
     config = json.loads((tmp_path / "evil" / "config.json").read_text("utf-8"))
     config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}

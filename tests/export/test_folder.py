@@ -133,8 +133,8 @@ def test_pickled_weights_with_code_are_refused(tmp_path: Path) -> None:
         load_folder_model(tmp_path / "theirs")
 
 
-def test_a_language_model_is_no_reward_model(stage_root: Path, tmp_path: Path) -> None:
-    policy, reward = stage_root / "policy", stage_root / "reward"
+def test_a_language_model_is_no_reward_model(root: Path, tmp_path: Path) -> None:
+    policy, reward = root / "policy", root / "reward"
     with pytest.raises(ValueError, match="network: expected policy or model"):
         load_folder_model(policy, "reward")
     with pytest.raises(ValueError, match="expected a causal language model"):

@@ -149,9 +149,7 @@ def test_an_error_inside_brings_the_network_home(visits: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_visit_is_one_copy_that_the_host_does_not_wait_for(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_visit_is_one_quick_copy(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[Tensor] = []
     copy = networks.copy_to_device
 

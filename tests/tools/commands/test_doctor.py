@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.configs.tiny_runs import (
-    CONFIGS,
-    QUICKSTART,
-    RUNS,
-    fit_stage,
-    moved,
-    overlay,
-    run,
-    world_root,
-)
+from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, moved, overlay, run
 
 SMALL = {
     "trainer": {"default_root_dir": "somewhere"},
@@ -25,12 +16,6 @@ SMALL = {
     },
     "data": {"init_args": {"batch_size": 8}},
 }
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root with world, SFT model and reward model; read only."""
-    return world_root(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture

@@ -39,9 +39,7 @@ def refusal(argv: list[str]) -> str:
     return text
 
 
-def test_responses_to_a_file_of_prompts_are_written(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_responses_to_file(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "new" / "responses.jsonl"
 
     source = ("--prompts", str(root / "prompts.jsonl"), "--max_prompts", "3")

@@ -514,9 +514,7 @@ def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> Non
     assert against in lines
 
 
-def test_several_samples_and_the_best_of_them(
-    folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_best_of_n(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewards = {CHARACTERS: 1.0, QUESTION_MARKS: 2.0}
     both = compared(
         folders,
