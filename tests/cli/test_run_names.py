@@ -116,9 +116,7 @@ def test_overwrite_replaces_model_and_log(root: Path, capsys: pytest.CaptureFixt
     events = list(Path("runs/logs/sft").glob("events.out.tfevents.*"))
     assert len(events) == 1
     assert str(events[0]) not in before
-    assert [path.name for path in Path("runs/logs/sft/checkpoints").iterdir()] == [
-        "epoch=0-step=2.ckpt"
-    ]
+    assert [p.name for p in Path("runs/logs/sft/checkpoints").iterdir()] == ["epoch=0-step=2.ckpt"]
     assert Path("runs/logs/sft/notes.txt").read_text() == "mine"
     assert not Path("runs/logs/sft/samples.jsonl").exists()
     assert contents()["runs/sft/model.safetensors"] != before["runs/sft/model.safetensors"]
@@ -158,9 +156,7 @@ def folders(*files: Path, flags: tuple[str, ...] = ()) -> tuple[Any, Any]:
 
 def test_a_name_wins_over_the_suffixes_of_overlays(tmp_path: Path) -> None:
     base = QUICKSTART / "ppo_max.yaml"
-    ablations = [
-        base.parents[1] / "ablations" / f"{name}.yaml" for name in ("no_ptx", "critic_random")
-    ]
+    ablations = [base.parents[1] / "ablations" / f"{n}.yaml" for n in ("no_ptx", "critic_random")]
     assert folders(base) == ("runs/quickstart/ppo_max", "ppo_max")
     assert folders(base, ablations[0]) == ("runs/quickstart/ppo_max-no_ptx", "ppo_max-no_ptx")
     both = "ppo_max-no_ptx-critic_random"

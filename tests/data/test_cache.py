@@ -226,9 +226,7 @@ def test_entry_depends_on_all_that_examples_depend_on(
         "format": {"sources": [DataSource(path, format="pairs")]},
         "columns": {"sources": [DataSource(path, columns={"prompt": "prompt"})]},
     }
-    assert {name: new_entries(**change) for name, change in changes.items()} == dict.fromkeys(
-        changes, 2
-    )
+    assert {name: new_entries(**c) for name, c in changes.items()} == dict.fromkeys(changes, 2)
     text = Path(path).read_text("utf-8")
     stat = os.stat(path)
     Path(path).write_text(text.replace("yes 7", "yes 8"), "utf-8")

@@ -127,9 +127,7 @@ def test_splits_are_disjoint_complete_and_depend_on_the_seed_alone() -> None:
     records = prompts(100)
     parts, again, other = (split_records(records, 0.2, 0.1, seed) for seed in (0, 0, 1))
     assert [len(part) for part in parts] == [70, 20, 10]
-    assert sorted(map(str, [record for part in parts for record in part])) == sorted(
-        map(str, records)
-    )
+    assert sorted(map(str, [r for part in parts for r in part])) == sorted(map(str, records))
     assert parts == again
     assert parts[1] != other[1]
     assert len(split_records(prompts(5), 0.01, 0, seed=0)[1]) == 1

@@ -115,7 +115,5 @@ def test_timeout_of_the_page_reaches_the_strategy(tmp_path: Path) -> None:
     overlay = tmp_path / "timeout.yaml"
     overlay.write_text(block.text, "utf-8")
     settings = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", overlay)
-    (timeout,) = (
-        value for key, value in settings.items() if key.endswith("strategy.init_args.timeout")
-    )
+    (timeout,) = (v for key, v in settings.items() if key.endswith("strategy.init_args.timeout"))
     assert timeout.total_seconds() == 600

@@ -70,12 +70,7 @@ class Batches(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         side = getattr(batch, "chosen", batch)
-        self.rows.append(
-            [
-                (ids[real].clone(), wanted[real].clone())
-                for ids, real, wanted in zip(*side, strict=True)
-            ]
-        )
+        self.rows.append([(ids[r].clone(), w[r].clone()) for ids, r, w in zip(*side, strict=True)])
 
 
 def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:

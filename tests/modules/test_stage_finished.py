@@ -127,9 +127,7 @@ def test_cards_and_labels_name_the_network_and_no_path(
     folder = chain["folder"] / name
     card = (folder / "README.md").read_text("utf-8")
     assert f"\n{title}\n" in card
-    assert [
-        word for word in card.split() if str(root) in word or str(chain["folder"]) in word
-    ] == []
+    assert [w for w in card.split() if str(root) in w or str(chain["folder"]) in w] == []
     assert "Training data: `" in card
     assert [line for line in card.splitlines() if "_class_path" in line or "time/" in line] == []
     if label is not None:

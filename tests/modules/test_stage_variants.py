@@ -120,9 +120,7 @@ def test_critic_keeps_its_weights_when_reward_model_is_another(root: Path, tmp_p
     before, after = copied(module), copied(changed)
     unlike = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert {name.partition(".")[0] for name in unlike} == {"reward"}
-    assert len([name for name in unlike if name.startswith("reward.functions.")]) == len(
-        other.state_dict()
-    )
+    assert len([n for n in unlike if n.startswith("reward.functions.")]) == len(other.state_dict())
 
 
 @pytest.mark.parametrize("name", STAGES)

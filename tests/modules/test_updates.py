@@ -221,9 +221,7 @@ def test_non_finite_weight_skips_the_iteration_and_is_named(root: Path, tmp_path
     scores = [metrics.get("val/rollout/score", 0.0) for metrics in recorder.metrics]
     assert [math.isfinite(score) for score in scores] == [True, True, False, False]
     # nothing was trained in between, but the learning rates went on
-    critic = [
-        {k: v for k, v in state.items() if k.startswith("critic.")} for state in recorder.states
-    ]
+    critic = [{k: v for k, v in s.items() if k.startswith("critic.")} for s in recorder.states]
     assert_equal_states(critic[2], critic[0])
     assert distance(critic[3], critic[2]) > 0
     assert all(a[0] > b[0] for a, b in zip(recorder.rates, recorder.rates[1:], strict=False))

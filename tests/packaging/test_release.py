@@ -94,9 +94,7 @@ def test_front_pages_of_a_release_have_absolute_links(tmp_path: Path) -> None:
 
 def test_image_is_built_of_files_that_are_sent_to_the_builder() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text("utf-8")
-    copied = {
-        word for line in re.findall(r"^COPY (.*) \S+$", dockerfile, re.M) for word in line.split()
-    }
+    copied = {w for line in re.findall(r"^COPY (.*) \S+$", dockerfile, re.M) for w in line.split()}
     sent = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE))
     assert copied == sent
     assert [name for name in copied if not (ROOT / name).exists()] == []

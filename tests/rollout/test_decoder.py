@@ -66,9 +66,7 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
 def test_response_depends_only_on_prompt_row_and_seed(family: str) -> None:
     model, options = optimized_causal_lm(family), SamplingOptions(max_new_tokens=30)
     ids, mask = prompts()
-    one, other = (
-        generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, n_slots) for n_slots in (6, 2)
-    )
+    one, other = (generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, n) for n in (6, 2))
     assert torch.equal(one.response_ids, other.response_ids)
     # other prompts in other rows, and nothing of it is seen in the third
     changed = torch.where(torch.arange(6)[:, None] == 2, ids, ids.flip(1)).masked_fill(
@@ -130,9 +128,7 @@ def test_ended_sequences_are_not_computed() -> None:
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 2)
     assert 0 < int(rollouts.terminated.sum()) < 6
     # prompts are read once, each token of a response but the last once, and nothing else
-    assert (
-        sum(rows * tokens for rows, tokens in read) == int(mask.sum() + rollouts.lengths.sum()) - 6
-    )
+    assert sum(rows * t for rows, t in read) == int(mask.sum() + rollouts.lengths.sum()) - 6
     assert max(rows for rows, tokens in read if tokens == 1) == 2
 
 

@@ -279,9 +279,7 @@ def samples(
 def test_pairs_of_tokens_have_product_probabilities(build: Build, temperature: float) -> None:
     drawn = samples(8, temperature, n_tokens=2, n_samples=6000, build=build)
     first = next_token_probabilities(8, [5, 6], temperature)
-    second = torch.stack(
-        [next_token_probabilities(8, [5, 6, token], temperature) for token in range(8)]
-    )
+    second = torch.stack([next_token_probabilities(8, [5, 6, t], temperature) for t in range(8)])
     counts = torch.bincount(drawn[:, 0] * 8 + drawn[:, 1], minlength=64)
     assert chi_square_is_plausible(counts, (first[:, None] * second).flatten())
 

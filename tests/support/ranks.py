@@ -53,9 +53,7 @@ def run_on_ranks(
         nprocs=world_size,
         start_method="spawn" if fresh else "forkserver",
     )
-    return [
-        pickle.loads((folder / f"result_{rank}.pkl").read_bytes()) for rank in range(world_size)
-    ]
+    return [pickle.loads((folder / f"result_{r}.pkl").read_bytes()) for r in range(world_size)]
 
 
 def _rank_main(

@@ -65,9 +65,7 @@ def test_prompts_of_arguments_are_printed(root: Path, capsys: pytest.CaptureFixt
     assert printed.startswith("user: hi\nsft: ")
     for question in ("hi", "so", "why?"):
         assert printed.count(f"user: {question}\n") == 1
-    assert printed.count("(cut off at 4 tokens)") == sum(
-        not response.ended for response in responses
-    )
+    assert printed.count("(cut off at 4 tokens)") == sum(not r.ended for r in responses)
     assert len(responses) == 6
     assert printed.count("\nppo: ") == 3
 

@@ -79,9 +79,7 @@ def test_pairs_share_a_prompt_of_the_training_side(world: Path) -> None:
 
 
 def test_every_prompt_is_used_before_one_comes_again(world: Path) -> None:
-    asked = [
-        record["chosen"].rpartition("\n\nAssistant:")[0] for record in sampled(world, 12, seed=1)
-    ]
+    asked = [r["chosen"].rpartition("\n\nAssistant:")[0] for r in sampled(world, 12, seed=1)]
     assert sorted(asked[:6]) == sorted(asked[6:])
     assert asked[:6] != asked[6:]
 

@@ -36,7 +36,7 @@ def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
 
 def test_page_and_numbers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(arguments(root, tmp_path / "new", "--language_model", str(root / "sft")))
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [
         "report.html",
         "report.json",
     ]

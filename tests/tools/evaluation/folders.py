@@ -68,9 +68,7 @@ def question_marks(
     prompts: Sequence[str], responses: Sequence[str], terminated: Sequence[bool]
 ) -> list[float]:
     """Reward: question marks in the prompt, less one for a response that did not end."""
-    return [
-        text.count("?") - float(not ended) for text, ended in zip(prompts, terminated, strict=True)
-    ]
+    return [text.count("?") - float(not e) for text, e in zip(prompts, terminated, strict=True)]
 
 
 CHARACTERS = "tests.tools.evaluation.folders:characters"

@@ -89,9 +89,7 @@ def test_responses_go_with_the_prompts_as_they_were_read(comparison: Comparison)
     responses = comparison.responses
 
     assert [prompt[0].content for prompt in responses.prompts] == QUESTIONS
-    assert responses.by_policy["ppo"] == [
-        response.response for response in comparison.samples["ppo"].responses
-    ]
+    assert responses.by_policy["ppo"] == [r.response for r in comparison.samples["ppo"].responses]
 
 
 def test_a_file_of_responses_has_the_prompts_as_they_were_read(tmp_path: Path) -> None:
@@ -232,10 +230,7 @@ def test_python_objects_are_rewards(folders: Folders, tmp_path: Path) -> None:
 
 
 def test_rule_compares_with_field_of_prompts_records(folders: Folders, tmp_path: Path) -> None:
-    rows = [
-        {"question": question, "known": " "[: row % 2] + "e"}
-        for row, question in enumerate(QUESTIONS)
-    ]
+    rows = [{"question": q, "known": " "[: row % 2] + "e"} for row, q in enumerate(QUESTIONS)]
     path = tmp_path / "known.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     sampling = SamplingOptions(max_new_tokens=5)
@@ -405,19 +400,12 @@ def test_metrics_are_those_of_an_unpadded_loop(
 
 def test_everything_is_in_the_order_of_the_prompts(samples: PolicySamples) -> None:
     responses = samples.responses
-    assert [response.prompt for response in responses] == [
-        (Message("user", text),) for text in QUESTIONS
-    ]
+    assert [r.prompt for r in responses] == [(Message("user", text),) for text in QUESTIONS]
     assert [response.prompt_text for response in responses] == [
         f"\n\nHuman: {text}\n\nAssistant:" for text in QUESTIONS
     ]
-    assert samples.scores["characters"].tolist() == [
-        len(response.response) for response in responses
-    ]
-    marks = [
-        text.count("?") - float(not response.ended)
-        for text, response in zip(QUESTIONS, responses, strict=True)
-    ]
+    assert samples.scores["characters"].tolist() == [len(r.response) for r in responses]
+    marks = [t.count("?") - float(not r.ended) for t, r in zip(QUESTIONS, responses, strict=True)]
     assert samples.scores["marks"].tolist() == marks
 
 

@@ -65,9 +65,7 @@ def test_numbers_out_of_range_are_refused(folders: Folders) -> None:
 
 
 def test_prompts_are_rendered_in_the_order_of_the_file(examples: list[PromptExample]) -> None:
-    assert [example.text for example in examples] == [
-        f"\n\nHuman: {question}\n\nAssistant:" for question in QUESTIONS
-    ]
+    assert [e.text for e in examples] == [f"\n\nHuman: {q}\n\nAssistant:" for q in QUESTIONS]
     assert [example.index for example in examples] == list(range(len(QUESTIONS)))
 
 
