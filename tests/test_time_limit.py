@@ -7,9 +7,8 @@ from lit_rlhf.time_limit import call_with_timeout
 
 
 def test_endless_call_does_not_keep_the_process_from_ending() -> None:
-    assert (
-        call_with_timeout(lambda: threading.current_thread().daemon, timeout=60.0).result() is True
-    )
+    done = call_with_timeout(lambda: threading.current_thread().daemon, timeout=60.0)
+    assert done.result() is True
 
 
 def test_slow_call_is_given_up() -> None:

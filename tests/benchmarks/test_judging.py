@@ -207,9 +207,8 @@ def read_number(run: Any, measure: str, at: str) -> float:
     if measure == "gain":
         return max(-1.0, samples["gold"][-1] - samples["gold"][0])
     if measure == "score_width":
-        middles = (
-            np.array(samples["histogram_edges"][:-1]) + np.diff(samples["histogram_edges"]) / 2
-        )
+        edges = np.array(samples["histogram_edges"])
+        middles = edges[:-1] + np.diff(edges) / 2
         place = 0 if at == "start" else -1
         return float(np.repeat(middles, samples["histograms"][place]).std())
     if measure in samples:

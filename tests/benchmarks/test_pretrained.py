@@ -73,9 +73,7 @@ def test_harm_is_a_gold_score_that_stays_low() -> None:
     # the spread is the SFT model's, not that of iterations which already fall
     assert find_harm([0.5, 0.4, 0.1, -0.2, -0.8, -1.0, -1.2], std=1.0) == 5
     rows = read_runs(pretrained.RESULTS)
-    assert [
-        line for line in format_detector(rows).splitlines() if "ppo_faster_1 | 32 | 6 | 6" in line
-    ]
+    assert [x for x in format_detector(rows).splitlines() if "ppo_faster_1 | 32 | 6 | 6" in x]
 
 
 def test_finished_steps_are_not_repeated(

@@ -104,9 +104,8 @@ def test_a_mistake_in_a_flag_is_one_line_and_names_no_file(
 def test_missing_model_and_debug(capsys: pytest.CaptureFixture[str]) -> None:
     missing = ("--model.model_path", "runs/no/such_model")
     code, _ = errors_of(*missing, capsys=capsys)
-    assert code.startswith(
-        "lit_rlhf fit: error: model.model_path: expected a folder with a model or a hub id"
-    )
+    said = "lit_rlhf fit: error: model.model_path: expected a folder with a model or a hub id"
+    assert code.startswith(said)
     assert "runs/no/such_model" in code
     assert code.endswith("; if another stage writes the folder, run that one first")
     assert "\n" not in code

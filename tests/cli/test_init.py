@@ -31,9 +31,8 @@ def test_a_model_of_the_given_size_reads_any_text(
     words = ["init", "--data", str(pairs), str(text), "--output_dir", str(folder), *sizes]
     main([*words, "--max_positions", "64"])
 
-    model, tokenizer = (
-        loader.from_pretrained(folder) for loader in (AutoModelForCausalLM, AutoTokenizer)
-    )
+    loaders = (AutoModelForCausalLM, AutoTokenizer)
+    model, tokenizer = (loader.from_pretrained(folder) for loader in loaders)
     assert "300 tokens, 64 positions" in capsys.readouterr().out
     assert model.config.num_hidden_layers == 1
     assert model.config.hidden_size == 16

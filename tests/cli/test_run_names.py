@@ -53,9 +53,8 @@ def test_earlier_run_is_replaced_if_asked(root: Path, capsys: pytest.CaptureFixt
     fit(root, "--model.optimizer.learning_rate", "2.0e-3", "--name", "faster")
     assert before.items() <= contents().items()
     assert logged(Path("runs/logs/faster"))["sft/loss"][1] != first[1]
-    assert (
-        Path("runs/faster/model.safetensors").read_bytes() != before["runs/sft/model.safetensors"]
-    )
+    faster = Path("runs/faster/model.safetensors").read_bytes()
+    assert faster != before["runs/sft/model.safetensors"]
 
     fit(root, "--ckpt_path", "last", "--model.optimizer.learning_rate", "1.0e-3")  # finished
     assert before.items() <= contents().items()
@@ -134,9 +133,8 @@ def test_a_start_that_failed_and_a_trial_leave_nothing_to_protect(root: Path) ->
 
 def test_folder_of_checkpoints_is_protected(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, logger=False, default_root_dir="runs/logs")
-    told = refusal(
-        capsys, root, "--model.output_dir", "runs/x", logger=False, default_root_dir="runs/logs"
-    )
+    options: dict[str, Any] = {"logger": False, "default_root_dir": "runs/logs"}
+    told = refusal(capsys, root, "--model.output_dir", "runs/x", **options)
     assert f"runs/logs/checkpoints: {EARLIER}" in told
 
 

@@ -133,9 +133,8 @@ def hh_root(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_hh_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path) -> None:
     runs = hh_root / "runs"
     moves = {"runs/hh": runs, "data/hh": hh_root}
-    two_batches = overlay(
-        tmp_path, "two_batches", {"data": {"init_args": {"tokens_per_batch": 512}}}
-    )
+    budget = {"data": {"init_args": {"tokens_per_batch": 512}}}
+    two_batches = overlay(tmp_path, "two_batches", budget)
     for stage, others in (("sft", [two_batches]), ("reward", [two_batches]), ("ppo", [])):
         fit_stage(stage, [CONFIGS / stage / "hh_cpu.yaml", *others], tmp_path, moves)
     assert has_learned(runs / "sft", runs / "base")
@@ -173,7 +172,6 @@ def test_moves_prefer_the_longest_path(tmp_path: Path) -> None:
     config = tmp_path / "a" / "b.yaml"
     config.parent.mkdir()
     config.write_text("x: runs/quickstart/sft\ny: runs/quickstart/logs", "utf-8")
-    copy = moved(
-        config, tmp_path, {"runs/quickstart": Path("/r"), "runs/quickstart/sft": Path("/s")}
-    )
+    moves = {"runs/quickstart": Path("/r"), "runs/quickstart/sft": Path("/s")}
+    copy = moved(config, tmp_path, moves)
     assert copy.read_text("utf-8") == "x: /s\ny: /r/logs"

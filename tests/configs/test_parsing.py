@@ -291,9 +291,8 @@ def test_overlays_of_one_group_leave_its_other_options(tmp_path: Path) -> None:
 
 def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
     path = overlay_of(tmp_path, "rates", optimizer={"weight_decay": 0.1})
-    optimizer = flat(
-        cli_parser().parse_args(["fit", "--model=SFTModule", f"--config={path}", *SFT])
-    )
+    words = ["fit", "--model=SFTModule", f"--config={path}", *SFT]
+    optimizer = flat(cli_parser().parse_args(words))
     assert optimizer["fit.model.init_args.optimizer.weight_decay"] == 0.1
     assert optimizer["fit.model.init_args.optimizer.learning_rate"] == 9.5e-6
     assert optimizer["fit.model.init_args.optimizer.lr_scheduler"] == "cosine_with_min_lr"

@@ -254,9 +254,8 @@ def test_renamed_columns_are_other_rows(folder: Path) -> None:
     rows = datasets.Dataset.from_list(pairs()[6:])
     first = started(PreferenceDataModule, [DataSource(rows)], val_fraction=0)
     names = {"chosen": "rejected", "rejected": "chosen"}
-    swapped = started(
-        PreferenceDataModule, [DataSource(rows.rename_columns(names))], val_fraction=0
-    )
+    renamed = DataSource(rows.rename_columns(names))
+    swapped = started(PreferenceDataModule, [renamed], val_fraction=0)
     pair = first.examples["train"][0]
     assert plain(swapped.examples["train"][0]) == plain(
         pair._replace(chosen=pair.rejected, rejected=pair.chosen)

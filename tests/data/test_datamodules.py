@@ -35,9 +35,8 @@ def pairs(n: int) -> list[dict[str, Any]]:
 
 
 def on_rank(datamodule: Any, rank: int, world_size: int, **settings: Any) -> Any:
-    datamodule.trainer = SimpleNamespace(
-        world_size=world_size, global_rank=rank, overfit_batches=0, **settings
-    )
+    usual = {"overfit_batches": 0, **settings}
+    datamodule.trainer = SimpleNamespace(world_size=world_size, global_rank=rank, **usual)
     return datamodule
 
 
@@ -47,9 +46,8 @@ def started(data: Any, stage: str | None = "fit") -> Any:
 
 
 def demonstrations(path: str, tokenizer: Any, **settings: Any) -> DemonstrationDataModule:
-    return DemonstrationDataModule(
-        [DataSource(path)], tokenizer=tokenizer, chat_template="hh", **settings
-    )
+    settings = {"tokenizer": tokenizer, "chat_template": "hh", **settings}
+    return DemonstrationDataModule([DataSource(path)], **settings)
 
 
 def prompts(path: str, tokenizer: Any, **settings: Any) -> PromptDataModule:
@@ -265,11 +263,9 @@ def test_splits_by_fraction(write_lines: Writer, tokenizer: Tokenizer) -> None:
 
 
 def test_weights_and_held_out_rows(write_lines: Writer, tokenizer: Tokenizer) -> None:
-    source = DataSource(write_lines(*questions(10)), weight=3)
-    data = DemonstrationDataModule(
-        [source], val_fraction=0.2, tokenizer=tokenizer, chat_template="hh"
-    )
-    data.setup("fit")
+    source = [DataSource(write_lines(*questions(10)), weight=3)]
+    options: dict[str, Any] = {"tokenizer": tokenizer, "chat_template": "hh"}
+    data = started(DemonstrationDataModule(source, val_fraction=0.2, **options))
     assert (len(data.examples["train"]), len(data.examples["val"])) == (24, 2)
 
 

@@ -154,9 +154,8 @@ def test_eos_is_trained_when_it_is_the_pad_token() -> None:
     short = [Message("user", "a"), Message("assistant", "b")]
     batch = collate_tokens([coder.encode_dialogue(m) for m in (SINGLE, short)], coder.pad_token_id)
     logits = torch.zeros(*batch.input_ids.shape, len(tokenizer), requires_grad=True)
-    loss = functional.cross_entropy(
-        logits[:, :-1].transpose(1, 2), batch.input_ids[:, 1:], reduction="none"
-    )
+    targets = batch.input_ids[:, 1:]
+    loss = functional.cross_entropy(logits[:, :-1].transpose(1, 2), targets, reduction="none")
     (loss * batch.completion_mask[:, 1:]).sum().backward()  # type: ignore[no-untyped-call]
     pulls = logits.grad[..., coder.eos_token_id] < 0  # cross entropy pushes the target's logit up
     assert pulls.sum(dim=1).tolist() == [1, 1]
@@ -220,9 +219,8 @@ def coder_of(template: str) -> DialogueEncoder:
         return encoder(tokenizer, "own")
     if template == "llama-3":
         extra = ["<|start_header_id|>", "<|end_header_id|>"]
-        tokenizer = tiny_tokenizer(
-            "<|eot_id|>", bos="<|begin_of_text|>", extra=extra, chat_template=LLAMA_3
-        )
+        more = {"extra": extra, "chat_template": LLAMA_3}
+        tokenizer = tiny_tokenizer("<|eot_id|>", bos="<|begin_of_text|>", **more)
         return DialogueEncoder(tokenizer)
     if template == "alpaca":
         tokenizer = tiny_tokenizer(
@@ -268,9 +266,7 @@ def test_control_text_in_a_turn_is_refused_and_counted(template: str, text: str)
         coder.encode_pair([Message("user", good)], good, evil)
     records = [PromptRecord((Message("user", turn),), "s") for turn in (evil, good)]
     counts = DataCounts()
-    examples = encode_records(
-        records, lambda record: [coder.encode_prompt(record.prompt)], counts, "skip"
-    )
+    examples = encode_records(records, lambda r: [coder.encode_prompt(r.prompt)], counts, "skip")
     assert (len(examples), counts.dropped.total()) == (1, 1)
     assert re.search(reason, next(iter(counts.dropped)))
 

@@ -140,10 +140,8 @@ def test_system_field_of_conversations(write_lines: Writer) -> None:
 
 def test_markers_within_a_line_are_text(write_lines: Writer) -> None:
     said = "Human: is a marker\nAssistant: too"
-    row = {
-        "chosen": f"\n\nHuman: q\n\nAssistant: {said}",
-        "rejected": "\n\nHuman: q\n\nAssistant: no",
-    }
+    asked = "\n\nHuman: q\n\nAssistant: "
+    row = {"chosen": f"{asked}{said}", "rejected": f"{asked}no"}
     assert read("preference", write_lines(row)) == [PreferenceRecord((ASK,), said, "no", "s")]
 
 

@@ -72,10 +72,7 @@ def test_page_lists_the_templates() -> None:
 
 def template_table() -> list[str]:
     """The table of docs/data.md."""
-    rows = [
-        "| template | a response | earlier turn, with `all` | system turn |",
-        "|---|---|---|---|",
-    ]
+    rows = ["| template | a response | earlier turn, with `all` | system turn |", f"{'|---' * 4}|"]
     for name in TEMPLATES:
         found = outcome(name)
         trained = code(found.trained) if found.trained else "refused"

@@ -194,10 +194,7 @@ def test_wrong_rows_of_a_table_have_their_lines(tmp_path: Path) -> None:
     path.write_text('prompt,chosen,rejected\nq,a,b\nq,"a\nb"\n\nq,a,\nq,a,"b\n"\n')
     records, counts = read_good("preference", str(path))
     assert [record.location.line for record in records] == [2, 7]
-    assert [t.partition(": ")[0] for t in counts.skipped_examples] == [
-        f"{path}:3",
-        f"{path}:6",
-    ]
+    assert [t.partition(": ")[0] for t in counts.skipped_examples] == [f"{path}:3", f"{path}:6"]
     path.write_text('prompt\nq\n"q\n')
     with pytest.raises(RecordError, match=r"a\.csv:3: broken CSV"):
         read("prompt", str(path))

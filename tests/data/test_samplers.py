@@ -45,10 +45,8 @@ def test_fixed_epochs_differ_and_repeat() -> None:
 @pytest.mark.parametrize("size", [10, 11, 12, 13])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_fixed_ranks_share_the_epoch(size: int, drop_last: bool) -> None:
-    ranks = [
-        FixedBatchSampler(size, 2, drop_last=drop_last, num_replicas=3, rank=rank)
-        for rank in range(3)
-    ]
+    usual = {"drop_last": drop_last, "num_replicas": 3}
+    ranks = [FixedBatchSampler(size, 2, rank=rank, **usual) for rank in range(3)]
     batches = [[len(batch) for batch in rank] for rank in ranks]
     assert batches[0] == batches[1] == batches[2]
     counts = Counter(index for rank in ranks for index in flat(rank))

@@ -183,9 +183,8 @@ def test_rows_are_no_setting() -> None:
     ("path", "message"), [(5, "int"), ({"train": ROWS, "test": ROWS}, "dict with train, test")]
 )
 def test_path_is_a_text_or_rows(path: Any, message: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"path: expected a file, .* a list of dicts, got {message}"
-    ):
+    expected = f"path: expected a file, .* a list of dicts, got {message}"
+    with pytest.raises(ValueError, match=expected):
         DataSource(path)
     with pytest.raises(RecordError, match=r"rows:1: not a row of fields \(a str\)"):
         load_records("prompt", [DataSource(["text"])])

@@ -134,9 +134,8 @@ def test_bf16_resumes_from_its_fp32_masters_bit_for_bit(bf16: tuple[dict[str, An
 def test_one_process_resumes_with_two(bf16: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     result, checkpoint = bf16
     environment = {"RESUME_FROM": str(checkpoint)}
-    again = outcome(
-        tmp_path, STAGE_2, 2, "resume", precision="bf16-mixed", environment=environment
-    )["resume"]
+    more = {"precision": "bf16-mixed", "environment": environment}
+    again = outcome(tmp_path, STAGE_2, 2, "resume", **more)["resume"]
     for key, value in result["save"]["state"].items():
         # a bf16 weight may round the other way: one unit in the eighth binary digit
         assert torch.allclose(again["state"][key].float(), value.float(), rtol=2**-7, atol=1e-3)

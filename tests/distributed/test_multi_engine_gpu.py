@@ -26,9 +26,8 @@ def test_engines_on_cuda_follow_a_single_cpu(
 ) -> None:
     scenarios = ("gan", "policy_and_critic")
     expected = outcome(tmp_path / "cpu", "auto", 1, *scenarios)
-    actual = outcome(
-        tmp_path / "cuda", strategy, 1, *scenarios, precision=precision, environment=ENVIRONMENT
-    )
+    more = {"precision": precision, "environment": ENVIRONMENT}
+    actual = outcome(tmp_path / "cuda", strategy, 1, *scenarios, **more)
     for scenario in scenarios:
         for key, value in expected[scenario]["state"].items():
             error = (actual[scenario]["state"][key].cpu().float() - value.float()).abs().max()

@@ -20,9 +20,7 @@ def write_pairs(source: Path, path: Path) -> None:
         table = csv.writer(file)
         table.writerow(["prompt", "chosen", "rejected"])
         rows = (json.loads(next(lines)) for _ in range(3 * PAIRS))
-        dialogues = (
-            (split_dialogue(row["chosen"]), split_dialogue(row["rejected"])) for row in rows
-        )
+        dialogues = ([split_dialogue(row[side]) for side in ("chosen", "rejected")] for row in rows)
         for chosen, rejected in dialogues:
             if chosen and rejected and len(chosen) == 2 and chosen[-1] != rejected[-1]:
                 table.writerow([chosen[0].content, chosen[1].content, rejected[1].content])

@@ -38,11 +38,8 @@ def keys(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]
     ptx = overlay(folder, "ptx", {name: {"init_args": value} for name, value in init_args.items()})
     configs = [QUICKSTART / "ppo_max.yaml", ptx, CONFIGS / "ablations" / "entropy_bonus.yaml"]
     fit_stage("ppo", configs, folder, moves)
-    runs = [
-        quickstart / "logs" / "sft",
-        quickstart / "logs" / "reward",
-        folder / "ppo_max-entropy_bonus",
-    ]
+    logs = quickstart / "logs"
+    runs = [logs / "sft", logs / "reward", folder / "ppo_max-entropy_bonus"]
     return set().union(*(stems(run) for run in runs))
 
 

@@ -43,9 +43,8 @@ def test_script_trains_in_two_processes(folder: Path, strategy: str) -> None:
         "DS_ACCELERATOR": "cpu",
     }
     for command in (["gan.py", strategy, "2"], ["read_gan.py"]):
-        done = subprocess.run(
-            [sys.executable, *command], env=env, capture_output=True, text=True, check=False
-        )
+        said = {"capture_output": True, "text": True}
+        done = subprocess.run([sys.executable, *command], env=env, check=False, **said)
         assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.strip() == WEIGHTS
     assert (folder / "checkpoints/gan.ckpt").is_dir() == (strategy != "ddp")

@@ -93,9 +93,8 @@ def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
 def launches() -> list[list[str]]:
     """The commands that start `lit_rlhf` through `torchrun` or `srun`."""
     text = "\n".join(block.text for block in blocks(PAGE)).replace("\\\n", " ")
-    return [
-        shlex.split(line) for line in text.splitlines() if line.startswith(("torchrun", "srun"))
-    ]
+    lines = [line for line in text.splitlines() if line.startswith(("torchrun", "srun"))]
+    return [shlex.split(line) for line in lines]
 
 
 def test_launch_lines_parse(monkeypatch: pytest.MonkeyPatch) -> None:

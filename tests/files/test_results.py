@@ -40,18 +40,16 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="on the way"):
         write_json_lines(path, broken())
 
-    assert [(file.name, file.read_text("utf-8")) for file in tmp_path.iterdir()] == [
-        ("records.jsonl", "old\n")
-    ]
+    (file,) = tmp_path.iterdir()
+    assert (file.name, file.read_text("utf-8")) == ("records.jsonl", "old\n")
 
 
 def test_a_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
     path = write_text(tmp_path / "records.jsonl", "old\n")
     with pytest.raises(UnicodeEncodeError):
         write_text(path, "new\n\ud800")
-    assert [(file.name, file.read_text("utf-8")) for file in tmp_path.iterdir()] == [
-        ("records.jsonl", "old\n")
-    ]
+    (file,) = tmp_path.iterdir()
+    assert (file.name, file.read_text("utf-8")) == ("records.jsonl", "old\n")
 
 
 def full_disk(path: Path) -> Path:

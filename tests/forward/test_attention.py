@@ -118,11 +118,8 @@ def test_grouped_heads_on_a_gpu_avoid_all_scores(dtype: torch.dtype, window: int
 
 
 def test_a_window_of_two_sees_a_token_and_the_one_before_it() -> None:
-    assert causal_mask(3, 2, torch.device("cpu")).int().tolist() == [
-        [1, 0, 0],
-        [1, 1, 0],
-        [0, 1, 1],
-    ]
+    mask = causal_mask(3, 2, torch.device("cpu"))
+    assert mask.int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
 
 
 def test_transformers_still_has_the_private_names_that_are_read() -> None:

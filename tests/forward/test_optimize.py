@@ -149,9 +149,8 @@ def test_flash_attention_keeps_the_packed_forward(flash_attention: str) -> None:
     assert forward_plan(optimize_forward(model)) == forward_plan(expected)
     assert forward_plan(model).packed
     ids, mask = ragged()
-    assert torch.equal(
-        hidden_states(model, ids, mask)[mask], hidden_states(expected, ids, mask)[mask]
-    )
+    actual = hidden_states(model, ids, mask)[mask]
+    assert torch.equal(actual, hidden_states(expected, ids, mask)[mask])
 
 
 def test_flash_attention_stays_where_packing_is_another_function(flash_attention: str) -> None:

@@ -31,9 +31,8 @@ def ragged(left: bool = False) -> tuple[Tensor, Tensor]:
 def padded(trunk: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     """What transformers gives on the rectangle."""
     positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-    output = trunk(
-        input_ids=ids, attention_mask=mask.long(), position_ids=positions, use_cache=False
-    )
+    inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
+    output = trunk(**inputs, use_cache=False)
     states: Tensor = output.last_hidden_state
     return states
 
@@ -61,9 +60,8 @@ def test_padding_is_not_computed_with() -> None:
     model = optimized_causal_lm()
     ids, mask = ragged()
     seen: list[torch.Size] = []
-    model.base_model.layers[0].mlp.register_forward_hook(
-        lambda _, inputs, output: seen.append(output.shape)
-    )
+    mlp = model.base_model.layers[0].mlp
+    mlp.register_forward_hook(lambda _, inputs, output: seen.append(output.shape))
     hidden_states(model, ids, mask)
     assert [shape[:2] for shape in seen] == [(1, int(mask.sum()))]
 
@@ -84,9 +82,8 @@ def test_tokens_are_padded_to_a_multiple_where_matmuls_are_compiled(autocast: bo
     model = optimized_causal_lm() if autocast else optimized_causal_lm().to(torch.bfloat16)
     ids, mask = ragged()
     seen: list[int] = []
-    model.base_model.layers[0].mlp.register_forward_hook(
-        lambda _, inputs, output: seen.append(output.shape[1])
-    )
+    mlp = model.base_model.layers[0].mlp
+    mlp.register_forward_hook(lambda _, inputs, output: seen.append(output.shape[1]))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), torch.no_grad():
         expected = padded(model.base_model, ids, mask)[mask].float()
         del seen[:]

@@ -59,9 +59,8 @@ def test_junk_behind_the_responses_changes_nothing(junk: float) -> None:
         return torch.cat([filled, torch.full((3, 2), junk)], dim=1)
 
     wide_mask = torch.cat([mask, torch.zeros(3, 2, dtype=torch.bool)], dim=1)
-    for expected, actual in zip(
-        clean, gae(padded(values), padded(rewards), wide_mask), strict=True
-    ):
+    actuals = gae(padded(values), padded(rewards), wide_mask)
+    for expected, actual in zip(clean, actuals, strict=True):
         torch.testing.assert_close(actual[:, :4], expected, rtol=0, atol=0)
         assert (actual[~wide_mask] == 0).all()
 

@@ -95,9 +95,8 @@ def test_dual_clip_bounds_the_loss_at_negative_advantages() -> None:
 def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, clipped: float) -> None:
     logprobs = torch.tensor([[ratio]], dtype=torch.float64).log()
     zeros = torch.zeros_like(logprobs)
-    output = surrogate_loss(
-        logprobs, zeros, torch.full_like(zeros, advantage), ONE, None, dual_clip=1.5
-    )
+    weight = torch.full_like(zeros, advantage)
+    output = surrogate_loss(logprobs, zeros, weight, ONE, None, dual_clip=1.5)
     assert output.loss.item() == pytest.approx(loss, rel=1e-12)
     assert output.clip_fraction.item() == clipped
 
@@ -186,9 +185,8 @@ def test_junk_outside_the_mask_changes_no_loss_and_no_gradient(loss: object, jun
 
 def test_a_ratio_beyond_the_float_range_leaves_no_nan_gradient() -> None:
     logprobs = torch.tensor([[-1.0]], requires_grad=True)
-    torch.autograd.backward(
-        surrogate_loss(logprobs, torch.tensor([[-500.0]]), torch.ones(1, 1), ONE).loss
-    )
+    loss = surrogate_loss(logprobs, torch.tensor([[-500.0]]), torch.ones(1, 1), ONE).loss
+    torch.autograd.backward(loss)
     assert logprobs.grad.item() == 0.0
 
 

@@ -12,9 +12,8 @@ def naive_loss(difference: float) -> float:
 
 
 def test_pairwise_loss_by_hand() -> None:
-    output = pairwise_reward_loss(
-        torch.tensor([2.0, 0.0, 1.0]), torch.tensor([0.0, 3.0, 1.0]), None
-    )
+    chosen, rejected = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
+    output = pairwise_reward_loss(chosen, rejected, None)
     expected = (naive_loss(2.0) + naive_loss(-3.0) + math.log(2.0)) / 3
     assert output.loss.item() == pytest.approx(expected, rel=1e-6)
     assert output.accuracy.item() == pytest.approx(1 / 3, rel=1e-6)  # a tie is a miss
@@ -22,9 +21,7 @@ def test_pairwise_loss_by_hand() -> None:
 
 
 def test_a_margin_asks_for_a_larger_difference() -> None:
-    output = pairwise_reward_loss(
-        torch.tensor([2.0]), torch.tensor([0.0]), margin=torch.tensor([3.0])
-    )
+    output = pairwise_reward_loss(*torch.tensor([[2.0], [0.0], [3.0]]))
     assert output.loss.item() == pytest.approx(naive_loss(-1.0), rel=1e-6)
     # accuracy and margin speak of the scores alone
     assert output.accuracy.item() == 1.0

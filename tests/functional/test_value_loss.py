@@ -84,10 +84,7 @@ def test_value_loss_has_the_right_gradient() -> None:
 
 def test_explained_variance_by_hand() -> None:
     # returns 0, 2, 4 vary by 8/3; what is left of them is 0, 1, -1, which varies by 2/3
-    returns, values = (
-        torch.tensor([[0.0, 2.0, 4.0, 999.0]]),
-        torch.tensor([[0.0, 1.0, 5.0, -999.0]]),
-    )
+    returns, values = torch.tensor([[[0.0, 2.0, 4.0, 999.0]], [[0.0, 1.0, 5.0, -999.0]]])
     mask = torch.tensor([[True, True, True, False]])
     assert explained_variance(values, returns, mask).item() == pytest.approx(0.75, rel=1e-6)
     assert explained_variance(returns, returns, mask).item() == 1.0

@@ -27,9 +27,8 @@ def prompts() -> tuple[torch.Tensor, torch.Tensor]:
 def test_responses_match_the_cpu(family: str, n_slots: int) -> None:
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30, do_sample=False)
-    expected = generate_responses(
-        optimized_causal_lm(family), ids, mask, options, EOS, PAD_ID, 0, 6
-    )
+    model = optimized_causal_lm(family)
+    expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 0, 6)
     model = optimized_causal_lm(family).cuda()
     rollouts = generate_responses(model, ids.cuda(), mask.cuda(), options, EOS, PAD_ID, 0, n_slots)
     assert torch.equal(rollouts.response_ids.cpu(), expected.response_ids)
@@ -67,9 +66,8 @@ def test_fused_kernels_change_nothing_but_the_speed() -> None:
 
 def test_grouped_heads_in_float32_hold_no_matrix_of_scores() -> None:
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn((1, heads, 4096, 64), generator=generator).cuda() for heads in (8, 2, 2)
-    )
+    shapes = ((1, heads, 4096, 64) for heads in (8, 2, 2))
+    query, key, value = (torch.randn(shape, generator=generator).cuda() for shape in shapes)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     causal_attention(AttentionInputs(query, key, value, None, 0.0, None))

@@ -249,9 +249,8 @@ def score_samples(
         *values, after = read_values(critic, sample).tolist()
         bootstraps = truncation == "bootstrap" and not sample.ended
         following = [*values[1:], after if bootstraps else 0.0]
-        deltas = [
-            r + GAE["gamma"] * n - v for r, n, v in zip(rewards, following, values, strict=True)
-        ]
+        steps = zip(rewards, following, values, strict=True)
+        deltas = [r + GAE["gamma"] * n - v for r, n, v in steps]
         advantages = [
             sum(
                 (GAE["gamma"] * GAE["lam"]) ** (later - t) * deltas[later]
@@ -389,9 +388,8 @@ def recompute(root: Path, truncation: str, ranks: Sequence[Iteration]) -> Expect
     logged = {key: sum(step[key] for step in history) / len(history) for key in history[0]}
     for name, optimizer in optimizers.items():
         logged[f"ppo/{name}_grad_norm"] = sum(optimizer.norms) / len(optimizer.norms)
-    _, unexplained = mean_and_std(
-        [r - v for s in scores for r, v in zip(s.returns, s.old_values, strict=True)]
-    )
+    left = [r - v for s in scores for r, v in zip(s.returns, s.old_values, strict=True)]
+    _, unexplained = mean_and_std(left)
     _, total = mean_and_std([r for s in scores for r in s.returns])
     logged["ppo/explained_variance"] = 1 - unexplained**2 / total**2
     logged["rollout/kl"] = sum(score.kl for score in scores) / len(scores)

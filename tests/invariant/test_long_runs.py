@@ -80,7 +80,5 @@ def test_the_clip_of_a_network_acts(runs: Runs, strategy: str, network: str) -> 
 def test_critic_pretraining_leaves_the_policy_exactly_as_it_was(runs: Runs) -> None:
     for run in (runs.alone, *(rank[name] for rank in runs.ranks for name in STRATEGIES)):
         assert run.untouched == [True] * PRETRAINING + [False]
-        assert run.steps == {
-            "policy": PASSES * (ITERATIONS - PRETRAINING),
-            "critic": PASSES * ITERATIONS,
-        }
+        trained = ITERATIONS - PRETRAINING
+        assert run.steps == {"policy": PASSES * trained, "critic": PASSES * ITERATIONS}

@@ -46,9 +46,8 @@ def dropout_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sft(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
-    module = SFTModule(
-        **nested({"model_path": str(root / "policy"), "optimizer.learning_rate": 1e-3}, options)
-    )
+    usual = {"model_path": str(root / "policy"), "optimizer.learning_rate": 1e-3}
+    module = SFTModule(**nested(usual, options))
     return module, demonstrations(root, batch_size=BATCH)
 
 
@@ -339,11 +338,8 @@ def test_other_content_of_the_same_files_is_refused(dropout_root: Path, tmp_path
     with pytest.raises(ChangedRunError) as refused:
         resume(False, ckpt_path=path)
     changed = [line.strip().partition(":")[0] for line in str(refused.value).splitlines()[1:-1]]
-    assert changed == [
-        "weights of the reward models",
-        "weights of the reference",
-        "training examples",
-    ]
+    weights = ["weights of the reward models", "weights of the reference"]
+    assert changed == [*weights, "training examples"]
     assert int(resume(True, ckpt_path=path).iteration) == 5
 
 
@@ -393,14 +389,12 @@ def test_settings_that_no_batch_was_trained_with_are_not_documented(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
             keep = ResumeCheckpoint(every_n_batches=1, dirpath=str(tmp_path))
-            fitted(
-                module, data, tmp_path, callbacks=[keep], enable_checkpointing=True, ckpt_path=last
-            )
+            options: dict[str, Any] = {"enable_checkpointing": True, "ckpt_path": last}
+            fitted(module, data, tmp_path, callbacks=[keep], **options)
         card = (tmp_path / "model/README.md").read_text("utf-8")
         assert "| `optimizer.learning_rate` | 0.001 |" in card
-    assert (
-        "no batch was left to train, so that optimizer.learning_rate had no effect" in caplog.text
-    )
+    told = "no batch was left to train, so that optimizer.learning_rate had no effect"
+    assert told in caplog.text
     assert "resumed with another value" not in caplog.text
 
 
@@ -437,12 +431,8 @@ def test_every_setting_has_a_rule_and_the_documentation_shows_it() -> None:
     assert [name for name in sorted(options) if rule_of(name) is None] == []
     named = {name for rule in RULES for name in rule.names}
     known = options | {name.partition(".")[0] for name in options}
-    known |= {
-        "trainer.precision",
-        "training examples",
-        "number of ranks",
-        "batch size on all ranks",
-    }
+    known |= {"trainer.precision", "training examples"}
+    known |= {"number of ranks", "batch size on all ranks"}
     known |= {"weights of the reference", "weights of the reward models", "max_iterations"}
     assert named - known == set()
 

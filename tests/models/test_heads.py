@@ -27,9 +27,8 @@ def test_scalar_model_with_lm_head_is_language_model(family: str, causal_folder:
 def test_soft_capping_is_kept(tmp_path: Path) -> None:
     model = tiny_causal_lm("gemma2")
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
-    logits = logits_from_hidden(
-        model, load_lm_head(tmp_path / "m"), hidden_states(model, IDS, MASK)
-    )
+    states = hidden_states(model, IDS, MASK)
+    logits = logits_from_hidden(model, load_lm_head(tmp_path / "m"), states)
     torch.testing.assert_close(logits, token_logits(model, IDS, MASK))
 
 

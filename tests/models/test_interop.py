@@ -135,9 +135,8 @@ def test_differences_are_not_taken_for_weights(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def transformers_scores(folder: Path) -> Tensor:
-    loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-        folder, output_loading_info=True
-    )
+    load: Any = AutoModelForSequenceClassification.from_pretrained
+    loaded = load(folder, output_loading_info=True)
     model, info = loaded
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     scores: Tensor = model.eval()(IDS).logits[:, 0]

@@ -74,9 +74,8 @@ def with_code(folder: Path, mark: Path, **config: Any) -> None:
     for file, classes in names.items():
         settings = json.loads((folder / file).read_text())
         tokenizer = file != "config.json"
-        settings["auto_map"] = {
-            name: ["evil.Evil", None] if tokenizer else "evil.Evil" for name in classes
-        }
+        code = ["evil.Evil", None] if tokenizer else "evil.Evil"
+        settings["auto_map"] = dict.fromkeys(classes, code)
         if not tokenizer:
             settings |= config
         (folder / file).write_text(json.dumps(settings))

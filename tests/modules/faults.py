@@ -115,10 +115,8 @@ def faulty_stage(
     stage: str, root: Path, at: Collection[int], kind: str = "nan", **options: Any
 ) -> tuple[LightningModule, LightningDataModule]:
     """SFT or reward modelling, four batches an epoch, with a schedule that moves."""
-    module_class, data = {
-        "sft": (FaultySFT, demonstrations),
-        "reward": (FaultyReward, preferences),
-    }[stage]
+    kinds = {"sft": (FaultySFT, demonstrations), "reward": (FaultyReward, preferences)}
+    module_class, data = kinds[stage]
     usual = {"optimizer": {"learning_rate": 1e-2, "lr_scheduler": "linear", "warmup_ratio": 0.25}}
     module = module_class(str(root / "policy"), at, kind, **nested(usual, options))
     return module, data(root, batch_size=2)

@@ -62,9 +62,8 @@ def test_ppo_resumes_and_is_exported_as_it_was(wide: Path, tmp_path: Path, init:
     exported = load_checkpoint_model(tmp_path / "last.ckpt", "critic")
     exported.save(tmp_path / "critic")
     load = load_scalar_model
-    assert_equal_states(
-        copied(load(tmp_path / "critic")), copied(load(tmp_path / "whole" / "model" / "critic"))
-    )
+    whole = tmp_path / "whole" / "model" / "critic"
+    assert_equal_states(copied(load(tmp_path / "critic")), copied(load(whole)))
     with pytest.raises(ValueError, match="critic_init: expected 'policy' or 'reward'"):
         ppo(wide, critic_init="random")
 

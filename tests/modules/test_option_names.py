@@ -38,17 +38,12 @@ def test_a_group_is_a_dataclass_or_a_mapping_over_the_modules_defaults(root: Pat
     rates = OptimizerOptions(1e-3, lr_scheduler="linear")
     assert SFTModule(path, optimizer=rates).optimizer is rates
     mapped = SFTModule(path, optimizer={"learning_rate": 1e-3})
-    assert mapped.optimizer == OptimizerOptions(
-        1e-3, lr_scheduler="cosine_with_min_lr", warmup_ratio=0.0
-    )
+    given = {"lr_scheduler": "cosine_with_min_lr", "warmup_ratio": 0.0}
+    assert mapped.optimizer == OptimizerOptions(1e-3, **given)
     assert SFTModule(path, network={"dtype": "bfloat16"}).network == ModelOptions("bfloat16")
-    with pytest.raises(
-        ValueError, match="optimizer: expected OptimizerOptions or a mapping of its"
-    ):
+    with pytest.raises(ValueError, match="optimizer: expected OptimizerOptions or a mapping of"):
         SFTModule(path, optimizer=1e-3)
-    with pytest.raises(
-        ValueError, match=r"optimizer\.grad_clip: expected a finite number > 0, got -1"
-    ):
+    with pytest.raises(ValueError, match=r"optimizer\.grad_clip: expected a finite number > 0,"):
         SFTModule(path, optimizer={"grad_clip": -1})
 
 

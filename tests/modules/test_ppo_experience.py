@@ -60,9 +60,8 @@ def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> TokenStatistics:
         return torch.randn(shape, generator=generator).masked_fill(~mask, 0.0)
 
     after = torch.randn(shape[0], generator=generator)
-    return TokenStatistics(
-        -numbers().abs(), -numbers().abs(), numbers().abs(), numbers(), after, after
-    )
+    logprobs = (-numbers().abs(), -numbers().abs())
+    return TokenStatistics(*logprobs, numbers().abs(), numbers(), after, after)
 
 
 def test_values_are_read_before_the_token_in_rollout_and_update(
@@ -193,9 +192,8 @@ def test_advantages_are_whitened_then_clipped_by_minibatch(root: Path, batch: Pr
     for rows in ([0, 1], [2, 3]):
         raw = advantages(rows, normalization=False)
         white = (raw - raw.mean()) / raw.std(unbiased=False)
-        torch.testing.assert_close(
-            advantages(rows, normalization=True), white, rtol=1e-4, atol=1e-5
-        )
+        whitened = advantages(rows, normalization=True)
+        torch.testing.assert_close(whitened, white, rtol=1e-4, atol=1e-5)
         bounded = advantages(rows, normalization=True, clip=0.5)
         torch.testing.assert_close(bounded, white.clamp(-0.5, 0.5), rtol=1e-4, atol=1e-5)
         assert bounded.abs().max() == 0.5
@@ -209,9 +207,8 @@ def test_advantages_are_whitened_by_the_moments_of_all_ranks(
     rewards = torch.randn(4, 4).masked_fill(~rollouts.response_mask, 0.0)
     experience = module.experience(rollouts, rewards, estimates_of(rollouts))
     moments = Moments(torch.tensor(0.5), torch.tensor(4.0), torch.tensor(9))
-    monkeypatch.setattr(
-        "lit_rlhf.ppo.algorithm.global_masked_moments", lambda values, mask: moments
-    )
+    place = "lit_rlhf.ppo.algorithm.global_masked_moments"
+    monkeypatch.setattr(place, lambda values, mask: moments)
     mask = experience.loss_mask
     whitened = module.reparameterize_advantages(experience).advantages[mask]
     expected = (experience.advantages[mask] - 0.5) / 2
@@ -260,10 +257,8 @@ def test_an_update_whitens_each_minibatch_by_itself(root: Path, tmp_path: Path) 
 def test_ratio_is_taken_against_rollout_policy_or_reference(root: Path, batch: PromptBatch) -> None:
     rollouts = rollouts_of(batch, [True, False], [3, 2])
     estimates, rewards = estimates_of(rollouts), torch.zeros(2, 3)
-    for old_policy, expected in (
-        ("rollout", estimates.logprobs),
-        ("reference", estimates.ref_logprobs),
-    ):
+    old = {"rollout": estimates.logprobs, "reference": estimates.ref_logprobs}
+    for old_policy, expected in old.items():
         module = PPOModule(**ppo_options(root, loss={"old_policy": old_policy}))
         assert torch.equal(module.experience(rollouts, rewards, estimates).old_logprobs, expected)
 

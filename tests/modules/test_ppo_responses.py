@@ -90,7 +90,5 @@ def test_a_held_out_prompt_gets_one_response(root: Path, tmp_path: Path) -> None
 
 def test_minibatches_divide_all_responses_of_an_iteration(root: Path, tmp_path: Path) -> None:
     module = stage(root, minibatches={"minibatch_size": 7})
-    with pytest.raises(
-        ValueError, match=r"divisor of the 24 rollouts .* times responses_per_prompt"
-    ):
+    with pytest.raises(ValueError, match=r"divisor of the 24 rollouts .* times responses_per_prom"):
         fitted(module, prompts(root), tmp_path)

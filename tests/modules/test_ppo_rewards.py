@@ -82,11 +82,8 @@ class BrokenEstimates(PPOModule):
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         estimates = super().estimate(rollouts)
-        return (
-            estimates._replace(values=estimates.values * torch.nan)
-            if self.iteration == 1
-            else (estimates)
-        )
+        broken = torch.nan if self.iteration == 1 else 1.0
+        return estimates._replace(values=estimates.values * broken)
 
 
 @pytest.mark.filterwarnings("ignore:update of policy and critic skipped")
@@ -177,9 +174,8 @@ def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Pat
     assert [pairs[question] for question, _ in stage.seen] == [answer for _, answer in stage.seen]
     assert all(q in text for text, (q, _) in zip(stage.texts, stage.seen, strict=True))
     assert "rollout/score/known" in run.callback_metrics
-    assert (
-        run.callback_metrics["rollout/gold"] == run.callback_metrics["rollout/score/equals_answer"]
-    )
+    logged = run.callback_metrics
+    assert logged["rollout/gold"] == logged["rollout/score/equals_answer"]
     # plain text has no answer to compare with
     (record,) = stage.sample(["hi"])
     assert math.isnan(record["score"])
@@ -265,9 +261,7 @@ def test_a_function_of_a_notebook_is_a_reward(root: Path, tmp_path: Path) -> Non
     fitted(resumed, data(), tmp_path / "resumed", ckpt_path=seen.path)
     assert_equal_states(copied(resumed), copied(whole))
 
-    with pytest.raises(
-        ValueError, match=r"rewards: the checkpoint names __main__:brevity, .* object"
-    ):
+    with pytest.raises(ValueError, match=r"rewards: the checkpoint names __main__:brevity, .* ob"):
         PPOModule.load_from_checkpoint(seen.path)
     loaded = PPOModule.load_from_checkpoint(seen.path, rewards=brevity, gold_reward=brevity)
     assert int(loaded.iteration) == 2
@@ -287,7 +281,5 @@ def test_a_loaded_reward_model_trains_as_its_folder_does(root: Path, tmp_path: P
 def test_a_model_without_a_folder_cannot_start_the_critic(root: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(root / "reward")
     model.config._name_or_path = ""
-    with pytest.raises(
-        ValueError, match=r"critic_init: .* that was loaded from a folder, got <Lla"
-    ):
+    with pytest.raises(ValueError, match=r"critic_init: .* that was loaded from a folder, got <L"):
         PPOModule(**ppo_options(root, rewards=model))

@@ -172,14 +172,11 @@ def test_a_timeline_follows_ppos_iterations_and_changes_nothing(root: Path, tmp_
         module = PPOModule(**ppo_options(root, critic_pretraining={"iterations": 1}))
         timeline = SampleTimeline([ASKED[0], DIALOGUE], every_n_batches=3)
         callbacks = [timeline] if name == "with" else []
-        fitted(
-            module, prompts(root, batch_size=4), tmp_path / name, callbacks=callbacks, max_epochs=2
-        )
+        options: dict[str, Any] = {"callbacks": callbacks, "max_epochs": 2}
+        fitted(module, prompts(root, batch_size=4), tmp_path / name, **options)
         states.append(copied(module))
     assert_equal_states(*states)
-    lines = [
-        json.loads(line) for line in (tmp_path / "with/samples.jsonl").read_text().splitlines()
-    ]
+    lines = [json.loads(x) for x in (tmp_path / "with/samples.jsonl").read_text().splitlines()]
     assert [(line["step"], line["prompt_index"]) for line in lines] == [
         (0, 0),
         (0, 1),

@@ -105,9 +105,8 @@ def test_imitation_learns_from_chosen_tokens_alone(root: Path) -> None:
     assert logits.shape[:2] == (1, int(batch.chosen.completion_mask.sum()))
     assert (logits.grad.abs().sum(-1) > 0).all()
     # and other rejected responses change nothing in it
-    shuffled = batch._replace(
-        rejected=batch.rejected._replace(input_ids=batch.rejected.input_ids.flip(0))
-    )
+    flipped = batch.rejected._replace(input_ids=batch.rejected.input_ids.flip(0))
+    shuffled = batch._replace(rejected=flipped)
     other = shares(model, shuffled)
     assert torch.equal(other["reward/lm_loss"], metrics["reward/lm_loss"])
     assert not torch.equal(other["reward/pairwise_loss"], metrics["reward/pairwise_loss"])

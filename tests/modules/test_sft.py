@@ -147,9 +147,8 @@ def test_predictions_are_logprobs_of_completion_tokens(root: Path) -> None:
     batch = first_batch(demonstrations(root, batch_size=8), root)
     logprobs = model.predict_step(batch, 0)
     mask = batch.completion_mask[:, 1:]
-    torch.testing.assert_close(
-        logprobs[mask].double(), -completion_losses(model, batch), rtol=1e-4, atol=1e-4
-    )
+    expected = -completion_losses(model, batch)
+    torch.testing.assert_close(logprobs[mask].double(), expected, rtol=1e-4, atol=1e-4)
     assert logprobs[~mask].abs().max() == 0.0
 
 

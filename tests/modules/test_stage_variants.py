@@ -113,9 +113,8 @@ def test_critic_keeps_its_weights_when_reward_model_is_another(root: Path, tmp_p
             parameter.mul_(1.5)
     save_model_folder(other, module.tokenizer, tmp_path / "other")
 
-    changed = PPOModule.load_from_checkpoint(
-        tmp_path / "ppo.ckpt", rewards={str(tmp_path / "other"): 1.0}
-    )
+    rewards = {str(tmp_path / "other"): 1.0}
+    changed = PPOModule.load_from_checkpoint(tmp_path / "ppo.ckpt", rewards=rewards)
 
     before, after = copied(module), copied(changed)
     unlike = {name for name, value in after.items() if not torch.equal(value, before[name])}
@@ -168,9 +167,8 @@ def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.* rounded back to what they were:UserWarning")
 def test_true_bf16_rounds_weights_and_no_state_of_ppo(root: Path, tmp_path: Path) -> None:
-    options = ppo_options(
-        root, reward_shaping={"kl_coef": 0.1, "kl_target": 0.5, "kl_horizon": 10_000}
-    )
+    shaping = {"kl_coef": 0.1, "kl_target": 0.5, "kl_horizon": 10_000}
+    options = ppo_options(root, reward_shaping=shaping)
     module = PPOModule(**options)
     module.iteration.fill_(256)  # bf16 goes on with 258
     run = fitted(module, prompts(root), tmp_path, precision="bf16-true")

@@ -96,9 +96,8 @@ def test_the_warning_names_quantity_network_and_place(root: Path, tmp_path: Path
 
 def ppo(root: Path, at: tuple[int, ...], network: str, kind: str, **options: Any) -> FaultyPPO:
     """Two iterations of four updates of each network, with batches of four."""
-    return FaultyPPO(
-        at, network, kind, **ppo_options(root, minibatches={"minibatch_size": 2}, **options)
-    )
+    options = ppo_options(root, minibatches={"minibatch_size": 2}, **options)
+    return FaultyPPO(at, network, kind, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

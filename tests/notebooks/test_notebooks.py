@@ -92,11 +92,8 @@ def test_outputs_are_there_small_and_without_an_error(path: Path) -> None:
     notebook = read(path)
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
-    assert {output.output_type for output in outputs(notebook)} <= {
-        "stream",
-        "display_data",
-        "execute_result",
-    }
+    kinds = {output.output_type for output in outputs(notebook)}
+    assert kinds <= {"stream", "display_data", "execute_result"}
     figures = [out.data["image/png"] for out in images(notebook)]
     assert figures
     assert max(len(figure) * 3 // 4 for figure in figures) < MAX_FIGURE
@@ -126,9 +123,8 @@ def test_notebook_runs_alone_from_top_to_bottom(path: Path, tmp_path: Path) -> N
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
         "IPYTHONDIR": str(tmp_path / "ipython"),  # nobody's own start-up files
     }
-    client = nbclient.NotebookClient(
-        read(path), timeout=600, resources={"metadata": {"path": str(tmp_path)}}
-    )
+    place = {"metadata": {"path": str(tmp_path)}}
+    client = nbclient.NotebookClient(read(path), timeout=600, resources=place)
     done = client.execute(env=environment)
     assert len(images(done)) == len(images(read(path)))
     texts = [output.text for output in outputs(done) if output.get("name") == "stderr"]

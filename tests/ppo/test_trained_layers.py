@@ -99,9 +99,8 @@ def plain_losses(module: PPOModule, part: Experience, tokens: Tensor) -> tuple[T
     hidden = trunk(**arguments, use_cache=False).last_hidden_state
     values = scalar_head_of(module.critic)(hidden)[:, -length - 1 : -1, 0]
     targets = (values, part.old_values, part.returns, part.loss_mask, module.loss.value_clip)
-    return surrogate_loss(*surrogate, denominator=tokens).loss, value_loss(
-        *targets, denominator=tokens
-    )[0]
+    policy_loss = surrogate_loss(*surrogate, denominator=tokens).loss
+    return policy_loss, value_loss(*targets, denominator=tokens)[0]
 
 
 @pytest.mark.parametrize(
@@ -215,9 +214,8 @@ def test_a_shared_critic_is_saved_resumed_and_finished(
     ids = torch.arange(5, 13)[None]
     mask = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
-        torch.testing.assert_close(
-            token_logits(policy, ids, mask), token_logits(module.policy, ids, mask)
-        )
+        logits = token_logits(policy, ids, mask)
+        torch.testing.assert_close(logits, token_logits(module.policy, ids, mask))
     head = module.policy.state_dict()
     (weight,) = (value for name, value in head.items() if name.endswith("value_head.weight"))
     assert torch.equal(scalar_head_of(critic).weight, weight)

@@ -91,9 +91,8 @@ def test_invalid_result_of_a_function_is_named(rollouts: RolloutBatch, name: str
 )
 def test_non_finite_scores_pass(rollouts: RolloutBatch, name: str, number: str, row: int) -> None:
     sample = f"prompt {PROMPTS[row]!r} and response {TEXTS[row]!r}"
-    with pytest.warns(
-        UserWarning, match=f"{name}': expected finite scores, got {number} for {sample}"
-    ):
+    told = f"{name}': expected finite scores, got {number} for {sample}"
+    with pytest.warns(UserWarning, match=told):
         result = scores(name, rollouts)
     assert str(result[row]) == number
 
@@ -117,9 +116,8 @@ def test_error_is_shown_with_the_sample(rollouts: RolloutBatch, timeout: float |
 
 
 def test_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None:
-    weighted = WeightedReward(
-        {f"{FUNCTIONS}:waits": 1.0}, ModelOptions(), tiny_tokenizer(), timeout=0.01
-    )
+    waiting = {f"{FUNCTIONS}:waits": 1.0}
+    weighted = WeightedReward(waiting, ModelOptions(), tiny_tokenizer(), timeout=0.01)
     message = (
         "waits': no scores after 0.01 seconds .reward_timeout. for 3 responses, the first: prompt "
         "'first prompt' and response 'yes'"

@@ -92,9 +92,8 @@ def test_refused_connection_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
-        with pytest.raises(
-            RewardError, match=f"{url}: the connection failed .*refused.* last of 1 att"
-        ):
+        told = f"{url}: the connection failed .*refused.* last of 1 att"
+        with pytest.raises(RewardError, match=told):
             RemoteScorer(url, retries=0)(PROMPTS, TEXTS)
 
 

@@ -318,10 +318,8 @@ def test_a_checkpoint_holds_the_names_of_python_objects() -> None:
         "runs/reward": 2.0,
     }
     assert [spec.name for spec in parse_rewards(rewards)] == ["brevity", "Ends", "nested", "reward"]
-    assert plain_rewards([brevity, Path("runs") / "reward"]) == {
-        f"{this}:brevity": 1.0,
-        "runs/reward": 1.0,
-    }
+    paths = plain_rewards([brevity, Path("runs") / "reward"])
+    assert paths == {f"{this}:brevity": 1.0, "runs/reward": 1.0}
     assert plain_rewards("runs/reward") == {"runs/reward": 1.0}
     assert plain_rewards(tiny_causal_lm()) == {"<LlamaForCausalLM>": 1.0}
     assert untrusted_rewards(plain_rewards([brevity, tiny_causal_lm(), "runs/reward"])) == [

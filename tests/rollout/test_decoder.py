@@ -55,9 +55,8 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
     expected = by_transformers(tiny_causal_lm(family), ids, mask, **options)
     greedy = SamplingOptions(max_new_tokens=30, do_sample=False, **options)
     for n_slots in (6, 2):
-        rollouts = generate_responses(
-            optimized_causal_lm(family), ids, mask, greedy, EOS, PAD_ID, 0, n_slots
-        )
+        model = optimized_causal_lm(family)
+        rollouts = generate_responses(model, ids, mask, greedy, EOS, PAD_ID, 0, n_slots)
         width = rollouts.response_ids.shape[1]
         assert torch.equal(rollouts.response_ids, expected[:, :width])
 
@@ -69,9 +68,8 @@ def test_response_depends_only_on_prompt_row_and_seed(family: str) -> None:
     one, other = (generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, n) for n in (6, 2))
     assert torch.equal(one.response_ids, other.response_ids)
     # other prompts in other rows, and nothing of it is seen in the third
-    changed = torch.where(torch.arange(6)[:, None] == 2, ids, ids.flip(1)).masked_fill(
-        ~mask, PAD_ID
-    )
+    third = torch.arange(6)[:, None] == 2
+    changed = torch.where(third, ids, ids.flip(1)).masked_fill(~mask, PAD_ID)
     beside = generate_responses(model, changed, mask, options, EOS, PAD_ID, 3, 2)
     n_tokens = int(one.lengths[2])
     assert int(beside.lengths[2]) == n_tokens
@@ -192,9 +190,8 @@ def test_changed_weights_are_read_under_autocast() -> None:
 def test_the_cache_is_freed_with_the_rollout() -> None:
     model = optimized_causal_lm()
     ids, mask = prompts()
-    rollouts = generate_responses(
-        model, ids, mask, SamplingOptions(max_new_tokens=5), EOS, PAD_ID, 0, 2
-    )
+    options = SamplingOptions(max_new_tokens=5)
+    rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 0, 2)
     gc.collect()
     assert len(rollouts.response_ids) == 6
     assert KVCache not in {type(thing) for thing in gc.get_objects()}

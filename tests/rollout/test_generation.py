@@ -339,9 +339,8 @@ def test_adapters_are_merged_in_float32_and_the_weights_are_the_same_after(
     apart = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
     assert not any(seen)
     assert torch.equal(merged.response_ids, apart.response_ids)
-    torch.testing.assert_close(
-        merged.statistics.logprobs, apart.statistics.logprobs, rtol=1e-4, atol=1e-4
-    )
+    actual, expected = merged.statistics.logprobs, apart.statistics.logprobs
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     with adapted.disable_adapter():
         reference = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
     assert not torch.equal(merged.response_ids, reference.response_ids)
@@ -359,8 +358,7 @@ def test_adapters_stay_apart_if_merging_lost_them(adapted: LanguageModel, case: 
         torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"),
         adapted.disable_adapter() if case == "disabled" else nullcontext(),
     ):
-        generate_responses(
-            adapted, ids, mask, SamplingOptions(max_new_tokens=2), [EOS_ID], PAD_ID, 3
-        )
+        options = SamplingOptions(max_new_tokens=2)
+        generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
     assert seen
     assert not any(seen)

@@ -39,12 +39,10 @@ def test_a_record_tells_text_score_kl_length_and_end() -> None:
     rollouts = batch()
     # nats per token: policy -1, reference -1.5; behind a response 0
     logprobs = -rollouts.response_mask.float()
-    estimates = TokenStatistics(
-        logprobs, 1.5 * logprobs, logprobs, logprobs, logprobs[:, 0], logprobs[:, 0]
-    )
-    records = build_response_records(
-        rollouts, torch.tensor([0.125, -2.0, 3.0]), estimates, tiny_tokenizer()
-    )
+    after = [logprobs[:, 0]] * 2
+    estimates = TokenStatistics(logprobs, 1.5 * logprobs, logprobs, logprobs, *after)
+    scores = torch.tensor([0.125, -2.0, 3.0])
+    records = build_response_records(rollouts, scores, estimates, tiny_tokenizer())
     tokenizer = tiny_tokenizer()
     counts = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in TEXTS]
     assert records == [

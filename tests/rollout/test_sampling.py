@@ -166,8 +166,5 @@ def test_options_are_spelled_out_for_transformers() -> None:
     longer = replace(options, min_new_tokens=1)
     assert longer.generation_kwargs() == {**sampled, "min_new_tokens": 1}
     greedy = replace(options, do_sample=False)
-    assert greedy.generation_kwargs() == {
-        "max_new_tokens": 8,
-        "repetition_penalty": 1.0,
-        "do_sample": False,
-    }
+    expected = {"max_new_tokens": 8, "repetition_penalty": 1.0, "do_sample": False}
+    assert greedy.generation_kwargs() == expected

@@ -32,9 +32,8 @@ def test_a_stream_has_the_statistics_of_all_its_numbers(cuts: tuple[int, ...]) -
 
 def test_before_the_first_number_everything_is_zero() -> None:
     moments = RunningMoments()
-    assert [x.item() for x in (moments.mean, moments.var, moments.std, moments.sample_std)] == [
-        0
-    ] * 4
+    found = (moments.mean, moments.var, moments.std, moments.sample_std)
+    assert [x.item() for x in found] == [0] * 4
 
 
 def test_one_number_is_legal() -> None:

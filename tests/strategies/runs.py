@@ -267,9 +267,8 @@ class Runs:
                 trainer.save_checkpoint(path)
             except Exception as error:
                 told = f"{type(error).__name__}: {error}"
-            resource.setrlimit(
-                resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-            )
+            unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
         module.on_train_end = on_train_end  # type: ignore[method-assign]
         trainer.fit(module, batches())

@@ -25,9 +25,8 @@ def test_partitions_of_any_number_of_ranks_can_be_read(tmp_path: Path, world_siz
     path = write(tmp_path / "last.ckpt")
     size = -(-7 // world_size)
     with ShardReader(path / "policy", read_engine_layouts(path)["policy"]) as reader:
-        parts = [
-            reader.read_range("0.exp_avg", r * size, (r + 1) * size) for r in range(world_size)
-        ]
+        starts = range(0, size * world_size, size)
+        parts = [reader.read_range("0.exp_avg", start, start + size) for start in starts]
     assert {len(part) for part in parts} == {size}
     joined = torch.cat(parts)
     assert torch.equal(joined[:7], torch.arange(7.0) * 10)
@@ -117,7 +116,6 @@ def test_the_layout_names_trained_parameters_in_order_and_tied_ones() -> None:
     network.register_parameter("extra", extra)
     groups: list[dict[str, Any]] = [{"params": [extra]}, {"params": [second.bias, first.weight]}]
     layout = engine_layout(network, trained_parameters(SGD(groups, lr=1)), world_size=2)
-    assert layout == EngineLayout(
-        2, ((("extra", (3,)),), (("0.weight", (2, 2)),)), {"1.weight": "0.weight"}
-    )
+    groups = ((("extra", (3,)),), (("0.weight", (2, 2)),))
+    assert layout == EngineLayout(2, groups, {"1.weight": "0.weight"})
     assert layout.names == {"extra", "0.weight", "1.weight"}

@@ -118,9 +118,8 @@ def test_model_without_chat_template_says_which_there_are(root: Path, source: li
 
 
 def test_a_bad_prompt_of_an_argument_is_named_by_its_number(root: Path) -> None:
-    assert "prompts[1]: field 'prompt': empty, got ''" in refusal(
-        arguments(root, "--prompt", "hi", "")
-    )
+    said = refusal(arguments(root, "--prompt", "hi", ""))
+    assert "prompts[1]: field 'prompt': empty, got ''" in said
     assert "prompts:2: a turn contains the text of the EOS token" in refusal(
         arguments(root, "--prompt", "hi", "a</s>")
     )

@@ -150,9 +150,8 @@ def test_the_printed_commands_are_those_that_run_with_seed_and_copied_configurat
     ]
     for words in commands:
         seeds = [i + 1 for i, word in enumerate(words) if re.search(r"seed(_everything)?$", word)]
-        assert {words[i] for i in seeds} == (
-            {SEED} if words[0] not in ("plot", "report") else set()
-        )
+        seeded = words[0] not in ("plot", "report")
+        assert {words[i] for i in seeds} == ({SEED} if seeded else set())
     used = {word for words in commands for word in words if word.endswith(".yaml")}
     assert {Path(file).parent for file in used} == {root / "configs"}
     assert "runs/quickstart" not in "".join(Path(file).read_text("utf-8") for file in used)

@@ -36,10 +36,7 @@ def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
 
 def test_page_and_numbers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(arguments(root, tmp_path / "new", "--language_model", str(root / "sft")))
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [
-        "report.html",
-        "report.json",
-    ]
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["report.html", "report.json"]
     numbers = json.loads((tmp_path / "new/report.json").read_text("utf-8"))
     assert numbers["accuracy"]["pairs"] == 2
     assert numbers["perplexity"]["language model"]["all"] > 1

@@ -171,9 +171,8 @@ def test_activations_next_to_the_tensors_of_a_llama(
     monkeypatch.setattr("lit_rlhf.forward.outputs.CPU_CHUNK_SIZE", CHUNK_SIZE)
 
     scored = 2 * TOKENS * ROWS
-    sizes = PPOSizes(
-        1, TOKENS, TOKENS, ROWS, ROWS, None, scored, gradient_checkpointing=checkpointing
-    )
+    read = {"gradient_checkpointing": checkpointing}
+    sizes = PPOSizes(1, TOKENS, TOKENS, ROWS, ROWS, None, scored, **read)
     logits = SCORED_LOGIT_BYTES * ROWS * TOKENS * vocabulary
     expected = ppo_memory(NetworkShape(1, layers, hidden, hidden, vocabulary), sizes)
     assert peak(model, update) == pytest.approx(expected.update, rel=0.2)

@@ -189,9 +189,7 @@ def drawn(figure: Figure, title: str) -> Axes:
 def test_every_share_is_a_bar_behind_the_one_before(tmp_path: Path) -> None:
     figure = outcome_figure(ROWS, "sft")
     axis = drawn(figure, "helpful")
-    bars = [
-        (bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_width()) for bar in axis.patches
-    ]
+    bars = [(b.get_y() + b.get_height() / 2, b.get_x(), b.get_width()) for b in axis.patches]
     expected = [
         *((0, 0.0, 0.44), (0, 0.44, 0.26), (0, 0.7, 0.3)),
         *((1, 0.0, 0.2), (1, 0.2, 0.02), (1, 0.22, 0.78)),
@@ -216,9 +214,8 @@ def test_reward_charts_draw_accuracies_with_their_intervals() -> None:
     ):
         intervals, dots = figure.axes[0].collections
         assert [float(y) for _, y in dots.get_offsets()] == [f.accuracy for f in found]
-        assert [list(path.vertices[:, 1]) for path in intervals.get_paths()] == [
-            [f.low, f.high] for f in found
-        ]
+        drawn = [list(path.vertices[:, 1]) for path in intervals.get_paths()]
+        assert drawn == [[f.low, f.high] for f in found]
 
 
 def test_scatter_chart_holds_every_pair_and_is_the_same_address_each_time() -> None:

@@ -55,9 +55,8 @@ def compared(folders: Folders, policies: list[str], **options: Any) -> Compariso
 
 @pytest.fixture(scope="module")
 def comparison(folders: Folders) -> Comparison:
-    return compared(
-        folders, [folders.sft, folders.ppo], rewards={CHARACTERS: 1.0, folders.reward: 1.0}
-    )
+    rewards = {CHARACTERS: 1.0, folders.reward: 1.0}
+    return compared(folders, [folders.sft, folders.ppo], rewards=rewards)
 
 
 def test_every_reward_of_every_policy_is_summarized(comparison: Comparison) -> None:
@@ -79,10 +78,8 @@ def test_every_reward_decides_against_the_first_policy(comparison: Comparison, r
 
     assert comparison.policies["sft"].outcomes == {}
     assert (rates.win, rates.lose, rates.n) == (wins / 7, losses / 7, 7)
-    assert [row[:2] for row in comparison.head_to_heads] == [
-        ("ppo", "characters"),
-        ("ppo", "reward"),
-    ]
+    decided = [row[:2] for row in comparison.head_to_heads]
+    assert decided == [("ppo", "characters"), ("ppo", "reward")]
 
 
 def test_responses_go_with_the_prompts_as_they_were_read(comparison: Comparison) -> None:
@@ -105,9 +102,8 @@ def test_interrupted_comparison_samples_what_is_missing(folders: Folders, tmp_pa
     def run(output: str, last: int | None = None, **options: Any) -> Comparison:
         sampling = Sampling(last)
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", sampling):
-            result = compared(
-                folders, [folders.sft, folders.ppo], responses=tmp_path / output, **options
-            )
+            policies = [folders.sft, folders.ppo]
+            result = compared(folders, policies, responses=tmp_path / output, **options)
         n_batches.append(sampling.n_batches)
         return result
 
@@ -238,10 +234,9 @@ def test_rule_compares_with_field_of_prompts_records(folders: Folders, tmp_path:
     result = compare_policies([folders.sft], DataSource(str(path)), {"e": rule}, sampling)
     samples = result.samples["sft"]
     assert samples.scores["e"].tolist() == [float("e" in r.response) for r in samples.responses]
+    other = {"e": rule | {"field": "gold"}}
     with pytest.raises(ValueError, match=r"'e' .*with the field 'gold'.* records have known, que"):
-        compare_policies(
-            [folders.sft], DataSource(str(path)), {"e": rule | {"field": "gold"}}, sampling
-        )
+        compare_policies([folders.sft], DataSource(str(path)), other, sampling)
 
 
 def test_the_report_is_strict_json(comparison: Comparison) -> None:
@@ -391,9 +386,8 @@ def test_metrics_are_those_of_an_unpadded_loop(
     assert samples.kl.tolist() == pytest.approx(expected_kl, rel=1e-4, abs=1e-4)
     assert samples.metrics["kl"] == pytest.approx(sum(expected_kl) / 7, rel=1e-4)
     assert samples.metrics["perplexity"] == pytest.approx(math.exp(-sum(ours) / sum(lengths)), 1e-4)
-    assert samples.metrics["ref_perplexity"] == pytest.approx(
-        math.exp(-sum(theirs) / sum(lengths)), 1e-4
-    )
+    perplexity = math.exp(-sum(theirs) / sum(lengths))
+    assert samples.metrics["ref_perplexity"] == pytest.approx(perplexity, 1e-4)
     assert samples.metrics["response_length"] == pytest.approx(sum(lengths) / 7)
     assert samples.metrics["truncation_rate"] == pytest.approx(1 - sum(ended) / 7)
 
@@ -466,14 +460,12 @@ METRIC_VALUES = dict.fromkeys((*METRICS, "commonest_opening", "repetition"), 0.0
 SFT = PolicyReport("runs/sft", {"gold": ScoreSummary(0.5, 0.4, 0.6, 1.0)}, {}, METRIC_VALUES)
 
 
-OUTCOMES = Outcomes(
-    0.5, 0.25, 0.25, Interval(0.44, 0.56), Interval(0.2, 0.31), Interval(0.2, 0.3), 256
-)
+SHARES = (Interval(0.44, 0.56), Interval(0.2, 0.31), Interval(0.2, 0.3))
+OUTCOMES = Outcomes(0.5, 0.25, 0.25, *SHARES, 256)
 
 
-PPO = PolicyReport(
-    "runs/ppo", {"gold": ScoreSummary(1.25, 1.0, 1.5, 1.0)}, {"gold": OUTCOMES}, METRIC_VALUES
-)
+GOLD = {"gold": ScoreSummary(1.25, 1.0, 1.5, 1.0)}
+PPO = PolicyReport("runs/ppo", GOLD, {"gold": OUTCOMES}, METRIC_VALUES)
 
 
 def cells(line: str) -> list[str]:

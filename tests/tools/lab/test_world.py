@@ -92,9 +92,8 @@ def test_languages_and_follow_ups_occur() -> None:
 def test_perfect_demonstrator_always_gets_the_best_gold(language: LanguageOption) -> None:
     world = World(language=language, skill=1.0, politeness=0.0, multi_turn=0.5)
     rng = random.Random(0)
-    rewards = {
-        gold(p, world.sample_demonstration(p, rng)).total for p in world.sample_prompts(1000, 0)
-    }
+    asked = world.sample_prompts(1000, 0)
+    rewards = {gold(p, world.sample_demonstration(p, rng)).total for p in asked}
     assert rewards == {2.0}
 
 
@@ -114,11 +113,8 @@ def test_default_demonstrator_is_imperfect_in_every_way(language: LanguageOption
     assert any(t.misjudged for r, t in pairs if not r.harmful)
     for flaw in ("wrong_items", "excess_items", "unfinished", "extra_words", "malformed"):
         assert any(getattr(t, flaw) for t in terms), flaw
-    assert any(
-        not t.wrong_items and not t.misjudged and t.correct_share < 1
-        for r, t in pairs
-        if not r.harmful
-    )
+    partly = [t for r, t in pairs if not r.harmful and t.correct_share < 1]
+    assert any(not t.wrong_items and not t.misjudged for t in partly)
 
 
 def test_demonstrator_may_run_out_of_items() -> None:

@@ -88,9 +88,8 @@ def test_base_loads_in_plain_transformers(folder: Path) -> None:
 def test_tokenizer_carries_the_template(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
     for record in lines(folder / "prompts_heldout.jsonl"):
-        text = tokenizer.apply_chat_template(
-            record["prompt"], tokenize=False, add_generation_prompt=True
-        )
+        prompt = record["prompt"]
+        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
         assert text == render_prompt(record["prompt"])
 
 
@@ -105,10 +104,8 @@ def test_one_token_for_each_word(language: Any) -> None:
     tokenizer = build_tokenizer(world, CHAT_TEMPLATES["hh"])
     rng = random.Random(0)
     for prompt in world.sample_prompts(200, 0):
-        dialogue = [
-            *prompt,
-            {"role": "assistant", "content": world.sample_demonstration(prompt, rng)},
-        ]
+        said = world.sample_demonstration(prompt, rng)
+        dialogue = [*prompt, {"role": "assistant", "content": said}]
         expected = 0
         for turn in dialogue:
             words = split_words(turn["content"])

@@ -44,6 +44,5 @@ def test_a_reward_model_with_another_eos_token(own_root: Path, tmp_path: Path) -
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<s>"}))
     report = findings(own_root, tmp_path / "run")
     assert not_ok(report) == {"vocabulary": "failure"}
-    assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in (
-        report.findings["vocabulary"].found
-    )
+    told = report.findings["vocabulary"].found
+    assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in told

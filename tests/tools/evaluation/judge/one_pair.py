@@ -13,6 +13,5 @@ PAIR = Responses([(Message("user", "hi"),)], {"sft": ["four"], "ppo": ["longer"]
 def judge_pair(base_url: str | None, folder: Path, **more: Any) -> Judgement:
     """Judge a longer answer against `four`; one request at a time, without retries."""
     settings: dict[str, Any] = {"criteria": ["helpful"], "max_retries": 0, "concurrency": 1} | more
-    return judge_policies(
-        PAIR, JudgeOptions(model="tiny", base_url=base_url, folder=str(folder), **settings)
-    )
+    settings |= {"model": "tiny", "base_url": base_url, "folder": str(folder)}
+    return judge_policies(PAIR, JudgeOptions(**settings))

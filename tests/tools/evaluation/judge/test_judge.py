@@ -40,9 +40,8 @@ def test_failure_on_way_ends_run(tmp_path: Path, good: int, concurrency: int, st
         return longer_wins(asked) if asked.number <= good else Failure(401)
 
     with judge_server(fails_later) as server:
-        options = JudgeOptions(
-            "tiny", server.base_url, folder=str(tmp_path), concurrency=concurrency
-        )
+        more = {"folder": str(tmp_path), "concurrency": concurrency}
+        options = JudgeOptions("tiny", server.base_url, **more)
         with pytest.raises(JudgeError, match=stored):
             judge_policies(many, options)
     # of 400; how many depends on the threads

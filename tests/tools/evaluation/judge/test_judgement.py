@@ -204,9 +204,8 @@ def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
 def test_result_is_strict_json_without_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-secret")
     with judge_server(longer_wins) as server:
-        judged = judge_policies(
-            said(sft=SFT, ppo=PPO), options(server, tmp_path, api_key_variable="JUDGE_KEY")
-        )
+        keyed = options(server, tmp_path, api_key_variable="JUDGE_KEY")
+        judged = judge_policies(said(sft=SFT, ppo=PPO), keyed)
     text = json.dumps(judged.as_dict(), allow_nan=False)
     report = json.loads(text)
     assert report["policies"][0]["against_baseline"]["win"] == 0.25

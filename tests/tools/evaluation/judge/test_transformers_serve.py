@@ -28,9 +28,8 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def options(base_url: str, model: str, folder: Path, **more: Any) -> JudgeOptions:
-    return JudgeOptions(
-        model, base_url, folder=str(folder), concurrency=2, max_tokens=8, max_retries=0, **more
-    )
+    few = {"concurrency": 2, "max_tokens": 8, "max_retries": 0}
+    return JudgeOptions(model, base_url, folder=str(folder), **few, **more)
 
 
 def test_a_model_that_always_says_a(base_url: str, tmp_path: Path) -> None:

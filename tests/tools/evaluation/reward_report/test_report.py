@@ -49,9 +49,8 @@ def page(report: RewardReport, folder: Path) -> Page:
 
 @pytest.fixture
 def report() -> RewardReport:
-    return measure_reward_model(
-        "runs/reward", {"helpful": "a.jsonl", "harmless": "b.jsonl"}, pairs()
-    )
+    sources = {"helpful": "a.jsonl", "harmless": "b.jsonl"}
+    return measure_reward_model("runs/reward", sources, pairs())
 
 
 def test_the_page_needs_nothing_else(report: RewardReport, tmp_path: Path) -> None:
@@ -78,9 +77,8 @@ def test_mistakes_come_with_their_text_worst_first(report: RewardReport, tmp_pat
 
 
 def test_text_from_data_is_escaped(tmp_path: Path) -> None:
-    hostile = replace(
-        pairs(NASTY, (f"a{NASTY}", f"b{NASTY}")), lm_head=NASTY, skipped=Counter({NASTY: 1})
-    )
+    named = pairs(NASTY, (f"a{NASTY}", f"b{NASTY}"))
+    hostile = replace(named, lm_head=NASTY, skipped=Counter({NASTY: 1}))
     nasty = measure_reward_model(NASTY, {f"a{NASTY}": "a", f"b{NASTY}": "b"}, hostile)
 
     shown = page(nasty, tmp_path)
