@@ -74,9 +74,8 @@ def test_limit_follows_the_waiting_and_is_told_once(
     limit.set(False)
 
     assert states == [False, False, True, False, True]
-    assert [record.message for record in caplog.records] == [
-        "other processes use the cores: threads that wait sleep at once"
-    ]
+    told = "other processes use the cores: threads that wait sleep at once"
+    assert [record.message for record in caplog.records] == [told]
 
 
 def test_waiting_is_what_scheduler_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,11 +65,8 @@ def test_missing_runs_leave_a_claim_open() -> None:
 def test_failing_run_decides_its_claim_alone(place: int) -> None:
     claim = CLAIMS[place]
     deciding = [run for run in ALL if run.seed in claim.seeds]
-    others = [
-        FAILURES[place]._replace(seed=run.seed, arithmetic=run.arithmetic)
-        for run in ALL
-        if run.seed not in claim.seeds
-    ]
+    outside = [run for run in ALL if run.seed not in claim.seeds]
+    others = [FAILURES[place]._replace(seed=r.seed, arithmetic=r.arithmetic) for r in outside]
     failing = [FAILURES[place]._replace(seed=claim.seeds[0])] * (claim.allowed_failures + 1)
     expected = ["holds"] * 4
     assert verdicts([*others, *failing[1:], *deciding[claim.allowed_failures :]]) == expected

@@ -211,10 +211,8 @@ def mean_gold(found: Found, figure: str, arm: Arm, place: int = -1) -> str:
 
 def test_table_of_tricks_agrees_with_the_committed_results(found: Found) -> None:
     gold = partial(mean_gold, found, "tricks")
-    rows = [
-        f"| {added.label.removeprefix('with ')} | {gold(without)} | {gold(added)} |"
-        for without, added in zip(LEFT_OUT, ADDED, strict=True)
-    ]
+    pairs = zip(LEFT_OUT, ADDED, strict=True)
+    rows = [f"| {b.label.removeprefix('with ')} | {gold(a)} | {gold(b)} |" for a, b in pairs]
     rows.append(f"| none left out, none added | {gold(PPO_MAX)} | {gold(VANILLA)} |")
     text = (ROOT / "docs" / "recipe.md").read_text("utf-8")
     assert "\n".join(rows) in text

@@ -44,11 +44,8 @@ def test_update_with_one_response() -> None:
 def counted_by_torch(model: torch.nn.Module, ids: torch.Tensor) -> int:
     with FlopCounterMode(display=False) as counter:
         model(ids)
-    return sum(
-        count
-        for name, count in counter.get_flop_counts()["Global"].items()
-        if "attention" not in str(name)
-    )
+    counts = counter.get_flop_counts()["Global"].items()
+    return sum(count for name, count in counts if "attention" not in str(name))
 
 
 def test_torch_counts_the_same_products_in_a_language_model() -> None:

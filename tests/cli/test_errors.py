@@ -143,8 +143,6 @@ def test_a_folder_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_other_errors_keep_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    with (
-        patch("lit_rlhf.cli.training.run_cli", side_effect=KeyError("a defect")),
-        pytest.raises(KeyError, match="a defect"),
-    ):
+    fails = patch("lit_rlhf.cli.training.run_cli", side_effect=KeyError("a defect"))
+    with fails, pytest.raises(KeyError, match="a defect"):
         errors_of(capsys=capsys)

@@ -54,10 +54,8 @@ def test_help_version_and_mistyped_names_do_not_wait_for_libraries() -> None:
     imported = "{name.partition('.')[0] for name in sys.modules.keys() - before}"
     told = run_code(*attempts, f"print({imported} - sys.stdlib_module_names)")
     assert told.stdout.splitlines()[-1] == "{'lit_rlhf'}"
-    ran = run_code(
-        "try: main(['fit', '--config', 'quickstart/ppo_mx'])",
-        "finally: assert 'torch' not in sys.modules",
-    )
+    attempt = "try: main(['fit', '--config', 'quickstart/ppo_mx'])"
+    ran = run_code(attempt, "finally: assert 'torch' not in sys.modules")
     assert ran.returncode == 2
     assert "did you mean quickstart/ppo_max?" in ran.stderr
     assert ran.stderr.count("\n") == 1

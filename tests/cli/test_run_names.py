@@ -107,9 +107,8 @@ def test_overwrite_replaces_model_and_log(root: Path, capsys: pytest.CaptureFixt
     with pytest.raises((RecordError, SystemExit)):  # a run that does not start deletes nothing
         fit(root, "--overwrite", "--data.init_args.train_sources", '[{"path": "lost.jsonl"}]')
     kept = contents()
-    assert {name for name in before if "finished" not in name and before[name] != kept[name]} <= {
-        "runs/logs/sft/config.yaml"
-    }
+    changed = {name for name in before if "finished" not in name and before[name] != kept[name]}
+    assert changed <= {"runs/logs/sft/config.yaml"}
 
     fit(root, "--overwrite", "--model.optimizer.learning_rate", "2.0e-3")
     events = list(Path("runs/logs/sft").glob("events.out.tfevents.*"))

@@ -62,9 +62,8 @@ def test_responses_get_sft_on_a_model_and_are_told_what_is_missing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_models(tmp_path)
-    (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps({"prompt": r["prompt"], "response": r["chosen"]}) + "\n" for r in ROWS)
-    )
+    rows = [{"prompt": r["prompt"], "response": r["chosen"]} for r in ROWS]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     main(["start", "rows.jsonl", "policy", "--output_dir", "mine"])
     assert "a reward model needs preferences" in capsys.readouterr().out
     assert configuration(Path("mine/sft.yaml"))["model_path"] == "policy"

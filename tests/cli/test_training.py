@@ -182,13 +182,8 @@ def test_configuration_and_flags_win_over_a_checkpoint_of_the_same_class(
     assert remembered["advantages"]["lam"] == 0.9
     assert remembered["sampling"]["max_new_tokens"] == 4
     flags = configs("ppo", world, tmp_path, advantages={"lam": 0.5})
-    cli = command(
-        "fit",
-        *flags,
-        *("--model.sampling.max_new_tokens", 3),
-        *("--trainer.max_epochs", 2),
-        *("--ckpt_path", checkpoints["ppo"]),
-    )
+    flags += ["--model.sampling.max_new_tokens", 3, "--trainer.max_epochs", 2]
+    cli = command("fit", *flags, "--ckpt_path", checkpoints["ppo"])
     assert (cli.model.advantages.lam, cli.model.sampling.max_new_tokens) == (0.5, 3)
     assert cli.model.hparams["advantages"]["lam"] == 0.5
     # and the run went on where the checkpoint stood

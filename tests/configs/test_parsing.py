@@ -196,13 +196,8 @@ def test_ablation_fits_any_ppo_configuration(ablation: Path) -> None:
     for config in PPO_BASES:
         # what parsing both makes of options, which takes longer
         settings = {**parsed(config), **wanted}
-        options = nested(
-            {
-                key.removeprefix("model.init_args."): value
-                for key, value in settings.items()
-                if key.startswith("model.init_args.")
-            }
-        )
+        prefix = "model.init_args."
+        options = nested({k.removeprefix(prefix): v for k, v in settings.items() if prefix in k})
         for group in option_groups(PPOModule):
             merge_options(PPOModule, group, options[group])  # refuses what contradicts
 

@@ -61,13 +61,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(kind: type[Made], sources: list[DataSource], **options: Any) -> Any:
-    given = {
-        "tokenizer": tiny_tokenizer(),
-        "chat_template": "hh",
-        "max_length": 64,
-        "on_bad_record": "skip",
-        "val_fraction": 0.3,
-    }
+    given = {"tokenizer": tiny_tokenizer(), "chat_template": "hh", "max_length": 64}
+    given |= {"on_bad_record": "skip", "val_fraction": 0.3}
     return kind(sources, **{**given, **options})
 
 
@@ -257,9 +252,8 @@ def test_renamed_columns_are_other_rows(folder: Path) -> None:
     renamed = DataSource(rows.rename_columns(names))
     swapped = started(PreferenceDataModule, [renamed], val_fraction=0)
     pair = first.examples["train"][0]
-    assert plain(swapped.examples["train"][0]) == plain(
-        pair._replace(chosen=pair.rejected, rejected=pair.chosen)
-    )
+    expected = pair._replace(chosen=pair.rejected, rejected=pair.chosen)
+    assert plain(swapped.examples["train"][0]) == plain(expected)
 
 
 def test_rows_that_are_read_once_only_are_not_cached(folder: Path) -> None:

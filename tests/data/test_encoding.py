@@ -293,9 +293,8 @@ def test_special_tokens_in_plain_text_are_encoded_as_text_and_counted() -> None:
     special = {coder.tokenizer.bos_token_id, coder.tokenizer.pad_token_id, coder.eos_token_id}
     text = "one</s>two<pad> <s>\n\nHuman: three"  # a turn marker is no token
     counts = DataCounts()
-    (block,) = encode_records(
-        [TextRecord(text, "s")], lambda record: coder.encode_text(record.text), counts, "error"
-    )
+    texts = [TextRecord(text, "s")]
+    (block,) = encode_records(texts, lambda r: coder.encode_text(r.text), counts, "error")
     first, *middle, last = ids(block)
     assert (first, last) == (coder.tokenizer.bos_token_id, coder.eos_token_id)
     assert special.isdisjoint(middle)

@@ -68,10 +68,8 @@ def test_samples_per_epoch_go_through_all_before_any_repeats() -> None:
 
 
 def test_samples_per_epoch_count_over_all_ranks() -> None:
-    ranks = [
-        FixedBatchSampler(100, 4, drop_last=True, samples_per_epoch=24, num_replicas=2, rank=rank)
-        for rank in range(2)
-    ]
+    usual = {"drop_last": True, "samples_per_epoch": 24, "num_replicas": 2}
+    ranks = [FixedBatchSampler(100, 4, rank=rank, **usual) for rank in range(2)]
     assert [len(rank) for rank in ranks] == [3, 3]
     assert len({index for rank in ranks for index in flat(rank)}) == 24
 
@@ -147,12 +145,8 @@ def test_token_budget_ranks(num_replicas: int, drop_last: bool) -> None:
         with pytest.raises(ValueError, match="num_replicas"):
             TokenBudgetBatchSampler(lengths, 1000, drop_last=True, num_replicas=num_replicas)
         return
-    ranks = [
-        TokenBudgetBatchSampler(
-            lengths, 1000, drop_last=drop_last, num_replicas=num_replicas, rank=rank
-        )
-        for rank in range(num_replicas)
-    ]
+    usual = {"drop_last": drop_last, "num_replicas": num_replicas}
+    ranks = [TokenBudgetBatchSampler(lengths, 1000, rank=r, **usual) for r in range(num_replicas)]
     assert len({len(list(rank)) for rank in ranks} | {len(ranks[0])}) == 1
     served = Counter(frozenset(batch) for rank in ranks for batch in rank)
     assert set(served) <= whole

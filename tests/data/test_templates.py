@@ -22,11 +22,8 @@ CHAT = [
 
 def rendered(tokenizer: Tokenizer, name: str, turns: int, prompt: bool) -> str:
     template = resolve_template(name, tokenizer)
-    return str(
-        tokenizer.apply_chat_template(
-            CHAT[:turns], chat_template=template, tokenize=False, add_generation_prompt=prompt
-        )
-    )
+    options = {"chat_template": template, "add_generation_prompt": prompt}
+    return str(tokenizer.apply_chat_template(CHAT[:turns], tokenize=False, **options))
 
 
 @pytest.mark.parametrize(

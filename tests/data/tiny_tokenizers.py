@@ -41,9 +41,9 @@ def tiny_tokenizer(
         ),
     )
     if bos is not None:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
-        )
+        special = [(bos, tokenizer.token_to_id(bos))]
+        post = processors.TemplateProcessing(f"{bos} $A", special_tokens=special)
+        tokenizer.post_processor = post
     fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, eos_token=eos, pad_token=pad or eos, bos_token=bos
     )

@@ -47,15 +47,9 @@ def main() -> None:
     )
     root = Path(folder)
     module = Dying(end, **ppo_options(root, minibatches={"minibatch_size": 4, "ppo_epochs": 1}))
-    fitted(
-        module,
-        prompts(root, batch_size=4),
-        root / name,
-        max_epochs=4,
-        strategy=strategy,
-        devices=2,
-        use_distributed_sampler=False,
-    )
+    ranks: dict[str, Any] = {"devices": 2, "use_distributed_sampler": False}
+    data = prompts(root, batch_size=4)
+    fitted(module, data, root / name, max_epochs=4, strategy=strategy, **ranks)
 
 
 if __name__ == "__main__":

@@ -116,9 +116,8 @@ def test_commands_of_the_examples_train(tree: Path, quickstart: Path, tmp_path: 
     )
     python(tree, folder, "-c", program, json.dumps([[*w, *small] for w in words]))
     logs = folder / "runs" / "quickstart" / "logs"
-    before, squashed, watched, asked = (
-        logged(logs / name) for name in ("ppo_max", "ppo_squash", "ppo_watched", "ppo_questions")
-    )
+    names = ("ppo_max", "ppo_squash", "ppo_watched", "ppo_questions")
+    before, squashed, watched, asked = (logged(logs / name) for name in names)
     # the same first responses
     assert squashed["rollout/score"][0] == before["rollout/score"][0]
     assert squashed["rollout/reward"][0] != before["rollout/reward"][0]

@@ -110,9 +110,8 @@ def test_script_trains_what_trls_does(folder: Path) -> None:
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(3e-6 / 4)
     # prompts are TRL's: the ids of apply_chat_template
     example = names["data"].examples["train"][0]
-    rendered = module.tokenizer.apply_chat_template(
-        [{"role": "user", "content": QUESTIONS[0]}], add_generation_prompt=True, return_dict=False
-    )
+    asked, options = [{"role": "user", "content": QUESTIONS[0]}], {"return_dict": False}
+    rendered = module.tokenizer.apply_chat_template(asked, add_generation_prompt=True, **options)
     assert example.input_ids.tolist() == rendered
     assert load_causal_lm(folder / "models" / "ppo").can_generate()
 

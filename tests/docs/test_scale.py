@@ -67,11 +67,8 @@ def test_memory_table_agrees_with_the_estimate() -> None:
 
 def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
     overlay = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", CONFIGS / "overlays/zero2_8xa100.yaml")
-    options = {
-        name.removeprefix("model.init_args."): value
-        for name, value in overlay.items()
-        if name.startswith("model.init_args.")
-    }
+    prefix = "model.init_args."
+    options = {k.removeprefix(prefix): v for k, v in overlay.items() if k.startswith(prefix)}
     sizes: dict[str, Any] = {
         "gpus": overlay["trainer.devices"],
         "prompt_tokens": overlay["data.init_args.max_prompt_length"],
@@ -80,10 +77,9 @@ def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
         "rows": options["minibatches.minibatch_size"],
         "micro_batch_tokens": options["minibatches.micro_batch_tokens"],
     }
-    peaks = [
-        ppo_memory(shape("7B"), PPOSizes(**sizes, shard_frozen=shard)).peak / 2**30
-        for shard in (options["memory.shard_frozen"], False)
-    ]
+    shards = (options["memory.shard_frozen"], False)
+    sizes_of = [PPOSizes(**sizes, shard_frozen=shard) for shard in shards]
+    peaks = [ppo_memory(shape("7B"), found).peak / 2**30 for found in sizes_of]
     assert peaks[0] < 72 < 80 < peaks[1]
     gpus = overlay["trainer.devices"] * overlay["trainer.num_nodes"]
     assert gpus * overlay["data.init_args.batch_size"] == 128  # the paper's

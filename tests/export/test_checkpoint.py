@@ -104,10 +104,8 @@ def test_reward_model_in_other_formats_scores_alike(form: Any, runs: Runs, tmp_p
     saved = runs("reward")
     load_checkpoint_model(saved.checkpoint).save(tmp_path / "m", format=form)
     with torch.no_grad():
-        actual, expected = (
-            sequence_scores(load_scalar_model(folder).eval(), IDS, MASK)
-            for folder in (tmp_path / "m", saved.finished)
-        )
+        models = (load_scalar_model(path).eval() for path in (tmp_path / "m", saved.finished))
+        actual, expected = (sequence_scores(model, IDS, MASK) for model in models)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -164,10 +162,8 @@ def test_checkpoints_that_are_not_a_stages_are_refused(runs: Runs, tmp_path: Pat
     whole = runs("sft").checkpoint.read_bytes()
     (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
     torch.save({"state_dict": {}, "callbacks": Path("a")}, tmp_path / "evil.ckpt")
-    other: dict[str, Any] = {
-        "state_dict": {"encoder.weight": torch.ones(1)},
-        "hyper_parameters": {"_class_path": "their.Classifier"},
-    }
+    theirs = {"_class_path": "their.Classifier"}
+    other: Any = {"state_dict": {"encoder.weight": torch.ones(1)}, "hyper_parameters": theirs}
     torch.save(other, tmp_path / "other.ckpt")
     expected = {
         "cut": r"cut\.ckpt: is damaged or cut off",

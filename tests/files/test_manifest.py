@@ -33,10 +33,8 @@ def test_manifest_lists_size_and_hash_of_every_file_but_itself(folder: Path) -> 
     write_manifest(folder, {"more": 1})  # what was there is kept
     manifest = json.loads((folder / MANIFEST).read_text())
     assert (manifest["made"], manifest["more"]) == ({"updates": 3}, 1)
-    expected = {
-        name: [len(name), hashlib.sha256(name.encode()).hexdigest()]
-        for name in ("config.json", "critic/model.safetensors", WEIGHTS)
-    }
+    files = ("config.json", "critic/model.safetensors", WEIGHTS)
+    expected = {n: [len(n), hashlib.sha256(n.encode()).hexdigest()] for n in files}
     assert manifest["files"] == listed_files(folder) == expected
 
 

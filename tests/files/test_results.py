@@ -140,10 +140,8 @@ def test_a_full_disk_is_named_with_the_file_of_batches(tmp_path: Path) -> None:
     # as on a full disk, no file can grow beyond this size
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
     try:
-        with (
-            pytest.raises(OSError, match=r"File too large: '.*out\.jsonl\.partial'"),
-            ProgressFile(path, SETTINGS) as progress,
-        ):
+        refused = pytest.raises(OSError, match=r"File too large: '.*out\.jsonl\.partial'")
+        with refused, ProgressFile(path, SETTINGS) as progress:
             progress.add("sft", ["x" * 200])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -98,9 +98,8 @@ def test_the_next_token_attends_to_a_part_of_a_cache(n_groups: int, dtype: torch
     key, value = keys[:3, :, :7], values[:3, :, :7]
     seen = (torch.arange(7) < torch.tensor([[7], [2], [5]]))[:, None, None]
     output = cached_attention(AttentionInputs(query[:3], key, value, None, 0.0, None), seen)
-    expected = functional.scaled_dot_product_attention(
-        query[:3].float(), key.float(), value.float(), attn_mask=seen, enable_gqa=True
-    )
+    floats = (query[:3].float(), key.float(), value.float())
+    expected = functional.scaled_dot_product_attention(*floats, attn_mask=seen, enable_gqa=True)
     torch.testing.assert_close(output.float(), expected, rtol=1e-2, atol=1e-2)
     assert output.dtype == dtype
 

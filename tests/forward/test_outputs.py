@@ -124,21 +124,15 @@ def test_values_are_read_before_the_token(scalar_folder: Callable[[str], Path]) 
 
 def test_attention_implementations_agree(family: str, causal_folder: Callable[[str], Path]) -> None:
     ids, mask = padded(sequences(), LAYOUTS["both"], 14, PAD_ID)
-    eager, sdpa = (
-        load_causal_lm(causal_folder(family), ModelOptions(attn_implementation=name)).eval()
-        for name in ("eager", "sdpa")
-    )
+    options = [ModelOptions(attn_implementation=name) for name in ("eager", "sdpa")]
+    eager, sdpa = (load_causal_lm(causal_folder(family), o).eval() for o in options)
     assert (eager.config._attn_implementation, sdpa.config._attn_implementation) == (
         "eager",
         ATTENTION_NAME,  # sdpa, which also takes packed tokens
     )
     with torch.no_grad():
-        torch.testing.assert_close(
-            token_logits(eager, ids, mask)[mask],
-            token_logits(sdpa, ids, mask)[mask],
-            rtol=1e-4,
-            atol=1e-5,
-        )
+        actual, expected = (token_logits(model, ids, mask)[mask] for model in (eager, sdpa))
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_values_and_scores_of_bf16_models_are_float32(scalar_folder: Callable[[str], Path]) -> None:

@@ -150,10 +150,8 @@ def test_real_operator(kernel: str, window: int | None, monkeypatch: pytest.Monk
         assert find() is attention.flash_attention_rows
         monkeypatch.setattr(attention, "_find_kernel", find)
     meta: dict[str, Any] = {"dtype": torch.bfloat16, "device": "meta"}
-    query, key, value = (
-        torch.empty((sum(LENGTHS), n_heads, 64), requires_grad=True, **meta)
-        for n_heads in (8, 2, 2)
-    )
+    shapes = ((sum(LENGTHS), n_heads, 64) for n_heads in (8, 2, 2))
+    query, key, value = (torch.empty(shape, requires_grad=True, **meta) for shape in shapes)
     rows = PackedLayout(LENGTHS, torch.device("meta")).rows
     output = varlen_attention(AttentionInputs(query, key, value, 0.5, 0.0, window), rows, rows)
     assert output.shape == query.shape

@@ -16,13 +16,9 @@ def naive_gae(
 
 def test_gae_by_hand() -> None:
     # backwards: delta_1 = 2 - 1 = 1, A_1 = 1; delta_0 = 1 + 0.5 * 1 - 3 = -1.5, A_0 = -1.5 + 0.25
-    advantages, returns = gae(
-        torch.tensor([[3.0, 1.0]]),
-        torch.tensor([[1.0, 2.0]]),
-        torch.ones(1, 2, dtype=torch.bool),
-        gamma=0.5,
-        lam=0.5,
-    )
+    values, rewards = torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 2.0]])
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    advantages, returns = gae(values, rewards, mask, gamma=0.5, lam=0.5)
     assert advantages.tolist() == [[-1.25, 1.0]]
     assert returns.tolist() == [[1.75, 2.0]]
 
@@ -89,9 +85,8 @@ def test_the_truncation_flag_changes_the_last_delta_by_gamma_v_and_nothing_else(
     torch.testing.assert_close(deltas[1] - deltas[0], expected)
     # and the advantages before it change by its share in them
     shares = [(gamma * lam) ** 2, gamma * lam, 1.0, 0.0]
-    torch.testing.assert_close(
-        (cut_off - ended)[0], gamma * next_value * torch.tensor(shares, dtype=torch.float64)
-    )
+    expected = gamma * next_value * torch.tensor(shares, dtype=torch.float64)
+    torch.testing.assert_close((cut_off - ended)[0], expected)
     assert (cut_off[1] == ended[1]).all()
 
 

@@ -139,9 +139,8 @@ def test_approx_kl_is_that_of_the_old_policy_to_the_new_one() -> None:
 def test_metrics_are_means_over_the_mask_whatever_the_denominator() -> None:
     ratios = torch.tensor([[1.5, 1.0, 999.0], [0.5, 1.1, 999.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True, False], [True, True, False]])
-    output = surrogate_loss(
-        ratios.log(), torch.zeros_like(ratios), torch.ones_like(ratios), mask, denominator=100
-    )
+    zeros, ones = torch.zeros_like(ratios), torch.ones_like(ratios)
+    output = surrogate_loss(ratios.log(), zeros, ones, mask, denominator=100)
     assert output.clip_fraction.item() == 0.25
     assert output.ratio_mean.item() == pytest.approx(4.1 / 4, rel=1e-12)
     assert output.loss.item() == pytest.approx(-(1.2 + 1.0 + 0.5 + 1.1) / 100, rel=1e-12)
@@ -167,10 +166,8 @@ def test_junk_outside_the_mask_changes_no_loss_and_no_gradient(loss: object, jun
     mask = torch.tensor([[True, True, False], [True, False, False]])
     results = []
     for filler in (0.0, junk):
-        logprobs, old, advantages = (
-            torch.linspace(-low, -0.5, 6).view(2, 3).masked_fill(~mask, filler)
-            for low in (2.0, 1.8, 1.0)
-        )
+        rows = (torch.linspace(-low, -0.5, 6).view(2, 3) for low in (2.0, 1.8, 1.0))
+        logprobs, old, advantages = (row.masked_fill(~mask, filler) for row in rows)
         logprobs.requires_grad_()
         if loss is surrogate_loss:
             output = surrogate_loss(logprobs, old, advantages, mask)
@@ -210,13 +207,8 @@ def test_the_kl_penalty_has_the_gradient_of_the_exact_kl() -> None:
     total = torch.zeros((), dtype=torch.float64)
     for token, weight in enumerate(old.tolist()):
         one = slice(token, token + 1)
-        output = kl_penalty_loss(
-            logprobs[one].view(1, 1),
-            old[one].log().view(1, 1),
-            torch.zeros(1, 1).double(),
-            ONE,
-            1.0,
-        )
+        now, before = logprobs[one].view(1, 1), old[one].log().view(1, 1)
+        output = kl_penalty_loss(now, before, torch.zeros(1, 1).double(), ONE, 1.0)
         total = total + weight * output.loss
     torch.autograd.backward(total)
     torch.testing.assert_close(logits.grad, exact, rtol=1e-9, atol=1e-12)

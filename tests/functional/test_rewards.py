@@ -18,9 +18,8 @@ from lit_rlhf.functional import (
 def test_normalized_and_clipped_scores_by_hand() -> None:
     scores = torch.tensor([1.0, 3.0, 4.0, 20.0, -20.0])
     assert normalized_scores(scores, 3.0, 2.0, None).tolist() == [-1.0, 0.0, 0.5, 8.5, -11.5]
-    assert normalized_scores(scores, 3.0, 2.0, 0.8).tolist() == pytest.approx(
-        [-0.8, 0.0, 0.5, 0.8, -0.8], rel=1e-6
-    )
+    clipped = normalized_scores(scores, 3.0, 2.0, 0.8).tolist()
+    assert clipped == pytest.approx([-0.8, 0.0, 0.5, 0.8, -0.8], rel=1e-6)
 
 
 def test_statistics_may_be_float64_tensors() -> None:

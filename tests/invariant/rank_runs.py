@@ -85,9 +85,9 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             results[f"ddp {stage}"] = trajectory(
                 stage, root, folder / "ddp" / stage, SAMPLES // RANKS, trainer=arguments
             )
-            results[f"validated {stage}"] = validated(
-                stage, root, folder / "validated", BATCH_SIZE, strategy=strategy("ddp"), **shared
-            )
+            options: dict[str, Any] = {"strategy": strategy("ddp"), **shared}
+            found = validated(stage, root, folder / "validated", BATCH_SIZE, **options)
+            results[f"validated {stage}"] = found
     for stage in STAGES:
         # the ranks' rows make unlike numbers of micro-batches
         arguments = {"strategy": strategy("deepspeed"), **shared}

@@ -240,10 +240,8 @@ def score_samples(
         if not sample.ended:
             reward -= SHAPING["missing_eos_penalty"]
         logprobs = [float(logprob) for logprob, _ in read_policy(policy, sample)]
-        kls = [
-            logprob - float(other)
-            for logprob, (other, _) in zip(logprobs, read_policy(reference, sample), strict=True)
-        ]
+        others = [float(logprob) for logprob, _ in read_policy(reference, sample)]
+        kls = [logprob - other for logprob, other in zip(logprobs, others, strict=True)]
         rewards = [-SHAPING["kl_coef"] * kl for kl in kls]
         rewards[-1] += reward
         *values, after = read_values(critic, sample).tolist()
@@ -333,9 +331,9 @@ def policy_loss(
     surrogate, bonus, text_nll = (torch.zeros((), dtype=torch.float64) for _ in range(3))
     clips, kl, ratios = 0, 0.0, 0.0
     for sample, score in batch:
-        for (logprob, entropy), old, advantage in zip(
-            read_policy(policy, sample), score.old_logprobs, score.advantages, strict=True
-        ):
+        tokens = read_policy(policy, sample)
+        olds = zip(tokens, score.old_logprobs, score.advantages, strict=True)
+        for (logprob, entropy), old, advantage in olds:
             ratio = (logprob - old).exp()
             bound = 1 + math.copysign(LOSS["ratio_clip"], advantage)
             held = float(ratio.detach()) > bound if advantage > 0 else float(ratio.detach()) < bound

@@ -56,10 +56,8 @@ def differences(actual: Any, expected: Any, where: str = "") -> list[str]:
 
 def check_end(folder: Path, run: str) -> None:
     """A run has ended as the uninterrupted one: all that its last checkpoint and model hold."""
-    whole, resumed = (
-        torch.load(folder / name / "checkpoints/batch=6.ckpt", weights_only=True)
-        for name in ("whole", run)
-    )
+    paths = (folder / name / "checkpoints/batch=6.ckpt" for name in ("whole", run))
+    whole, resumed = (torch.load(path, weights_only=True) for path in paths)
     assert differences(resumed, whole) == []
     assert {"state_dict", "optimizer_states", "lr_schedulers", "random_state"} <= whole.keys()
     left = sorted(path.name for path in (folder / run / "checkpoints").iterdir())

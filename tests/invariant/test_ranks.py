@@ -39,10 +39,8 @@ def test_validation_is_that_of_all_batches_of_all_ranks(
 ) -> None:
     whole = validated(stage, root, tmp_path, SAMPLES)
     assert len(whole) >= 3
-    for unequal in (
-        validated(stage, root, tmp_path, BATCH_SIZE),
-        *(rank[f"validated {stage}"] for rank in ranks),
-    ):
+    single = validated(stage, root, tmp_path, BATCH_SIZE)
+    for unequal in (single, *(rank[f"validated {stage}"] for rank in ranks)):
         assert unequal == pytest.approx(whole, rel=1e-5, abs=1e-6)
 
 
@@ -103,9 +101,8 @@ def test_dynamic_batches_may_differ_in_rows(root: Path, ranks: list[dict[str, An
         torch.cat(losses).mean().backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
-            torch.testing.assert_close(
-                seen[0]["gradients"][f"model.{name}"], parameter.grad, rtol=1e-3, atol=1e-5
-            )
+            gradient = seen[0]["gradients"][f"model.{name}"]
+            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-3, atol=1e-5)
 
 
 def test_ranks_agree_on_when_critic_pretraining_ends(ranks: list[dict[str, Any]]) -> None:

@@ -52,9 +52,8 @@ def sft(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModul
 
 
 def reward(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
-    module = RewardModule(
-        **nested({"model_path": str(root / "policy"), "optimizer.learning_rate": 1e-3}, options)
-    )
+    usual = {"model_path": str(root / "policy"), "optimizer.learning_rate": 1e-3}
+    module = RewardModule(**nested(usual, options))
     return module, preferences(root, batch_size=BATCH)
 
 
@@ -413,14 +412,11 @@ def test_checkpoint_without_a_part_is_not_resumed(root: Path, tmp_path: Path, ke
         "resume_settings": pytest.warns(UserWarning, match="does not hold the settings"),
     }
     with message[key]:
-        fitted(
-            module,
-            data,
-            tmp_path / "again",
-            callbacks=[ResumeCheckpoint()],
-            enable_checkpointing=True,
-            ckpt_path=tmp_path / "less.ckpt",
-        )
+        options: Any = {
+            "enable_checkpointing": True,
+            "ckpt_path": tmp_path / "less.ckpt",
+        }
+        fitted(module, data, tmp_path / "again", callbacks=[ResumeCheckpoint()], **options)
 
 
 def test_every_setting_has_a_rule_and_the_documentation_shows_it() -> None:

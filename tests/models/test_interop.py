@@ -260,9 +260,8 @@ def test_we_score_plain_folders_as_transformers_does(family: str, tmp_path: Path
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     tokenizer.padding_side = "right"
     tokenizer.save_pretrained(tmp_path)
-    torch.testing.assert_close(
-        plain_text_scores(plain, tmp_path), our_text_scores(tmp_path), rtol=1e-4, atol=1e-5
-    )
+    actual, expected = plain_text_scores(plain, tmp_path), our_text_scores(tmp_path)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_with_eos_is_refused_by_plain_transformers(family: str, tmp_path: Path) -> None:

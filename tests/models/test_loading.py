@@ -66,10 +66,8 @@ def test_loaded_models_are_saved_ones_in_training_mode(family: str, causal_folde
 
 
 def test_a_new_head_is_seeded_small_and_without_bias(family: str, causal_folder: Folder) -> None:
-    heads = [
-        scalar_head_of(load_scalar_model(causal_folder(family), head_seed=seed)).state_dict()
-        for seed in (3, 3, 4)
-    ]
+    models = [load_scalar_model(causal_folder(family), head_seed=seed) for seed in (3, 3, 4)]
+    heads = [scalar_head_of(model).state_dict() for model in models]
     assert [list(head) for head in heads] == [["weight"]] * 3
     first, same, other = (head["weight"] for head in heads)
     assert torch.equal(first, same)
@@ -97,10 +95,8 @@ def test_random_scalar_model_is_seeded_and_apart(family: str, causal_folder: Fol
 
 def test_bf16_weights_load(family: str, causal_folder: Folder) -> None:
     options = ModelOptions(dtype="bfloat16")
-    for model in (
-        load_causal_lm(causal_folder(family), options),
-        load_scalar_model(causal_folder(family), options),
-    ):
+    path = causal_folder(family)
+    for model in (load_causal_lm(path, options), load_scalar_model(path, options)):
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     exact = token_logits(tiny_causal_lm(family), IDS, MASK)
     rounded = token_logits(load_causal_lm(causal_folder(family), options).eval(), IDS, MASK)
@@ -119,11 +115,8 @@ def test_checkpointing_keeps_gradients(family: str, rank: int, causal_folder: Fo
                 if "lora_B" in name:
                     torch.nn.init.constant_(parameter, 0.1)
         count = [0]
-        norm = next(
-            module
-            for name, module in trunk_of(model).named_modules()
-            if ".0." in name and "Norm" in type(module).__name__
-        )
+        layers = [m for name, m in trunk_of(model).named_modules() if ".0." in name]
+        norm = next(layer for layer in layers if "Norm" in type(layer).__name__)
         norm.register_forward_hook(lambda *_, count=count: count.__setitem__(0, count[0] + 1))
         torch.autograd.backward(token_logits(model, IDS, MASK).logsumexp(-1).sum())
         gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})

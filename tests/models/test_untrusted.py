@@ -241,9 +241,7 @@ def test_a_checkpoint_behind_a_url_is_read_as_plain_data() -> None:
         asked.append(weights_only)
         return {"state_dict": {}, "hyper_parameters": {"zzz": 0}}
 
-    with (
-        patch.object(TorchCheckpointIO, "load_checkpoint", load),
-        pytest.raises(ValueError, match="SFTModule: zzz"),
-    ):
+    loads = patch.object(TorchCheckpointIO, "load_checkpoint", load)
+    with loads, pytest.raises(ValueError, match="SFTModule: zzz"):
         SFTModule.load_from_checkpoint("https://example.org/received.ckpt")
     assert asked == [True]

@@ -74,9 +74,6 @@ def as_engines_write_it(run: SavedRun, path: Path, ranks: int) -> Path:
         every = module.named_parameters(remove_duplicate=False)
         trained[network] = weights
         aliases[network] = {n: names[id(p)] for n, p in every if n != names[id(p)]}
-        state = {
-            name: tensor
-            for name, tensor in state.items()
-            if name.removeprefix(f"{network}.") not in {*weights, *aliases[network]}
-        }
+        known = {f"{network}.{name}" for name in (*weights, *aliases[network])}
+        state = {name: tensor for name, tensor in state.items() if name not in known}
     return write_checkpoint_folder(path, content | {"state_dict": state}, trained, ranks, aliases)

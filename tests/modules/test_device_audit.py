@@ -102,15 +102,8 @@ def audited_fit(
 ) -> PretendCuda:
     """Fit one batch, write a checkpoint and the finished model, all on the pretend device."""
     with auditing() as audit, one_rank():
-        run = fitted(
-            module,
-            data,
-            folder,
-            accelerator="auto",
-            strategy=PretendCudaStrategy(),
-            limit_train_batches=1,
-            **trainer,
-        )
+        place: dict[str, Any] = {"accelerator": "auto", "strategy": PretendCudaStrategy()}
+        run = fitted(module, data, folder, limit_train_batches=1, **place, **trainer)
         run.save_checkpoint(folder / "run.ckpt")
     return audit
 

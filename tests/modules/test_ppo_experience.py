@@ -42,13 +42,8 @@ def rollouts_of(batch: PromptBatch, terminated: list[bool], lengths: list[int]) 
     for row, (ended, length) in enumerate(zip(terminated, lengths, strict=True)):
         if ended:
             ids[row, length - 1] = 2
-    return RolloutBatch(
-        batch.input_ids[:n],
-        batch.attention_mask[:n],
-        ids.masked_fill(~mask, 0),
-        mask,
-        torch.tensor(terminated),
-    )
+    prompts = (batch.input_ids[:n], batch.attention_mask[:n])
+    return RolloutBatch(*prompts, ids.masked_fill(~mask, 0), mask, torch.tensor(terminated))
 
 
 def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> TokenStatistics:
@@ -373,10 +368,8 @@ def test_the_critic_has_no_dropout(tmp_path: Path) -> None:
     folder = write_models(write_data(tmp_path), config)
     module = PPOModule(**ppo_options(folder)).train()
     rollouts = rollouts_of(first_batch(prompts(folder), folder), [True, False], [3, 2])
-    one, other = (
-        response_values(module.critic, rollouts.sequence_ids, rollouts.sequence_mask, 3)
-        for _ in range(2)
-    )
+    rows = (rollouts.sequence_ids, rollouts.sequence_mask, 3)
+    one, other = (response_values(module.critic, *rows) for _ in range(2))
     assert torch.equal(one[rollouts.response_mask], other[rollouts.response_mask])
 
 

@@ -39,9 +39,8 @@ def test_offloading_changes_nothing_but_the_place(
     assert logged == expected
     before = copied(here)
     assert all(torch.equal(value, before[key]) for key, value in copied(away).items())
-    assert {key for key in before if key not in copied(away)} == {
-        key for key in before if key.startswith(FROZEN)
-    }
+    frozen = {key for key in before if key.startswith(FROZEN)}
+    assert {key for key in before if key not in copied(away)} == frozen
     networks = [away.reference, *(source.model for source in away.reward.models)]
     assert all(isinstance(network, Offloaded) for network in networks)
     assert len(visits) == len(networks)  # each visits once in the one iteration, in one copy
@@ -55,12 +54,8 @@ def test_frozen_networks_in_bfloat16_beside_float32_ones(root: Path, tmp_path: P
         for name, network in module.named_children()
         if any(True for _ in network.parameters())
     }
-    assert types == {
-        "policy": {torch.float32},
-        "critic": {torch.float32},
-        "reference": {torch.bfloat16},
-        "reward": {torch.bfloat16},
-    }
+    single, half = {torch.float32}, {torch.bfloat16}
+    assert types == {"policy": single, "critic": single, "reference": half, "reward": half}
     # 8 bits of mantissa, in networks with weights ten times larger than usual
     assert logged["rollout/score"] == pytest.approx(expected["rollout/score"], abs=0.1)
     key = "rollout/ref_perplexity"

@@ -45,10 +45,8 @@ class Checkpoint(Callback):
 
 
 def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "policy_optimizer": {"learning_rate": 1e-3, "lr_scheduler": "linear"},
-        "loss.ptx_coef": 0.1,
-    }
+    linear = {"learning_rate": 1e-3, "lr_scheduler": "linear"}
+    options: dict[str, Any] = {"policy_optimizer": linear, "loss.ptx_coef": 0.1}
     seen = Checkpoint(tmp_path / "first.ckpt")
     whole = stage(root, **options)
     run = fitted(whole, prompts(root, ptx=True, batch_size=4), tmp_path / "whole", callbacks=[seen])

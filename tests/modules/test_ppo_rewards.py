@@ -88,9 +88,8 @@ class BrokenEstimates(PPOModule):
 
 @pytest.mark.filterwarnings("ignore:update of policy and critic skipped")
 def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_path: Path) -> None:
-    options = ppo_options(
-        root, rewards={"brevity": BREVITY}, critic_init="policy", minibatches={"minibatch_size": 2}
-    )
+    small = {"critic_init": "policy", "minibatches": {"minibatch_size": 2}}
+    options = ppo_options(root, rewards={"brevity": BREVITY}, **small)
     stage = BrokenEstimates(**options)
     fitted(stage, prompts(root, batch_size=2), tmp_path)
     (moments,) = stage.reward.moments.values()
@@ -140,10 +139,8 @@ EQUALS = "tests.rewards.reward_functions:equals_answer"
 
 def answered(root: Path, **fields: Any) -> PromptDataModule:
     """The prompts of `root`, with fields of their records beside them."""
-    rows = [
-        {"question": question, **{name: column[row] for name, column in fields.items()}}
-        for row, question in enumerate(QUESTIONS)
-    ]
+    columns = [{name: column[row] for name, column in fields.items()} for row in range(8)]
+    rows = [{"question": q, **more} for q, more in zip(QUESTIONS, columns, strict=True)]
     return prompts(root, train_sources=[DataSource(rows)], val_sources=None)
 
 

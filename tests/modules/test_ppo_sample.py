@@ -119,16 +119,12 @@ def test_kl_is_the_sum_over_a_responses_tokens(root: Path, tmp_path: Path) -> No
 def test_a_dialogue_and_a_plain_text_are_rendered_as_in_a_data_file(root: Path) -> None:
     encoder = encoder_of(tiny_tokenizer())
     batch = encode_prompts([DIALOGUE, "hi"], encoder)
-    assert batch.texts == [
-        "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why\n\nAssistant:",
-        "\n\nHuman: hi\n\nAssistant:",
-    ]
+    first = "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why\n\nAssistant:"
+    assert batch.texts == [first, "\n\nHuman: hi\n\nAssistant:"]
     assert batch.index.tolist() == [0, 1]
     assert batch.attention_mask[1].tolist() == sorted(batch.attention_mask[1].tolist())
-    decoded = [
-        tiny_tokenizer().decode(ids[mask])
-        for ids, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
-    ]
+    rows = zip(batch.input_ids, batch.attention_mask, strict=True)
+    decoded = [tiny_tokenizer().decode(ids[mask]) for ids, mask in rows]
     assert decoded == batch.texts
     data: RecordDataModule = prompts(root)
     data.tokenizer = tiny_tokenizer()
@@ -157,9 +153,8 @@ def test_a_bad_prompt_is_named(bad: Any, message: str) -> None:
 
 def test_without_a_datamodule_there_is_no_encoder(root: Path, tmp_path: Path) -> None:
     module = PPOModule(**ppo_options(root))
-    module.trainer = Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path
-    )
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False}
+    module.trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, **quiet)
     with pytest.raises(RuntimeError, match="sample: the trainer has no datamodule"):
         module.sample(ASKED)
 
@@ -177,13 +172,7 @@ def test_a_timeline_follows_ppos_iterations_and_changes_nothing(root: Path, tmp_
         states.append(copied(module))
     assert_equal_states(*states)
     lines = [json.loads(x) for x in (tmp_path / "with/samples.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["prompt_index"]) for line in lines] == [
-        (0, 0),
-        (0, 1),
-        (3, 0),
-        (3, 1),
-        (4, 0),
-        (4, 1),
-    ]
+    places = [(line["step"], line["prompt_index"]) for line in lines]
+    assert places == [(0, 0), (0, 1), (3, 0), (3, 1), (4, 0), (4, 1)]
     assert lines[1]["prompt"] == DIALOGUE
     assert {"response", "score", "kl", "length", "truncated"} < lines[0].keys()

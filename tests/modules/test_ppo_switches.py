@@ -103,11 +103,8 @@ class Recorded(PPOModule):
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         estimates = super().estimate(rollouts)
-        self.record |= {
-            "logprobs": estimates.logprobs,
-            "ref_logprobs": estimates.ref_logprobs,
-            "values": estimates.values,
-        }
+        of_policy = {"logprobs": estimates.logprobs, "ref_logprobs": estimates.ref_logprobs}
+        self.record |= {**of_policy, "values": estimates.values}
         return estimates
 
     def shape_rewards(self, *arguments: Any) -> Tensor:

@@ -57,11 +57,8 @@ class HugeReturns(PPOModule):
 
 def with_dropout(family: str) -> PreTrainedConfig:
     config = tiny_config(family)
-    names = {
-        "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        "llama": ("attention_dropout",),
-        "opt": ("dropout", "attention_dropout"),
-    }
+    names = {"gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"), "llama": ("attention_dropout",)}
+    names["opt"] = ("dropout", "attention_dropout")
     for name in names[family]:
         assert hasattr(config, name)
         setattr(config, name, 0.5)
@@ -231,10 +228,10 @@ def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: P
 def test_huge_critic_gradient_leaves_policys_step_unchanged(root: Path, tmp_path: Path) -> None:
     plain, huge = PPOModule(**ppo_options(root)), HugeReturns(**ppo_options(root))
     recorders = StepRecorder(), StepRecorder()
-    runs = [
-        fitted(module, prompts(root), tmp_path / str(i), callbacks=[recorders[i]])
-        for i, module in enumerate((plain, huge))
-    ]
+    runs = []
+    for module, recorder in zip((plain, huge), recorders, strict=True):
+        folder = tmp_path / type(module).__name__
+        runs.append(fitted(module, prompts(root), folder, callbacks=[recorder]))
     norms = [float(run.callback_metrics["ppo/critic_grad_norm"]) for run in runs]
     assert norms[1] > 1e6 * norms[0]
     assert_equal_states(copied(huge.policy), copied(plain.policy))
@@ -247,11 +244,8 @@ def test_huge_critic_gradient_leaves_policys_step_unchanged(root: Path, tmp_path
 @pytest.mark.parametrize("bound", [None, 0.1])
 def test_networks_are_clipped_apart(root: Path, tmp_path: Path, bound: float | None) -> None:
     steps = StepRecorder()
-    module = Recording(
-        **ppo_options(
-            root, policy_optimizer={"grad_clip": bound}, critic_optimizer={"grad_clip": 0.2}
-        )
-    )
+    bounds = {"policy_optimizer": {"grad_clip": bound}, "critic_optimizer": {"grad_clip": 0.2}}
+    module = Recording(**ppo_options(root, **bounds))
     fitted(module, prompts(root), tmp_path, callbacks=[steps])
     (update,) = module.updates
     assert steps.norms("critic") == pytest.approx([0.2] * 4, rel=1e-4)

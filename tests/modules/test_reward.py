@@ -43,12 +43,8 @@ def read_scores(model: RewardModule, batch: PreferenceBatch) -> Tensor:
 
 def lm_losses(model: RewardModule, batch: PreferenceBatch, policy: torch.nn.Module) -> Tensor:
     """Loss of each chosen completion token under the language model it starts from, float64."""
-    return torch.cat(
-        [
-            token_nll(policy, ids[real])[wanted[real][1:]]
-            for ids, real, wanted in zip(*batch.chosen, strict=True)
-        ]
-    )
+    rows = zip(*batch.chosen, strict=True)
+    return torch.cat([token_nll(policy, ids[real])[wanted[real][1:]] for ids, real, wanted in rows])
 
 
 def shares(model: RewardModule, batch: PreferenceBatch) -> dict[str, Tensor]:
@@ -157,9 +153,8 @@ def test_eos_is_read_and_trained_when_it_is_the_padding(pad_is_eos_root: Path) -
         assert side.input_ids[rows, ends].eq(eos).all()
         assert not side.attention_mask.all()
     # what is read ends with EOS and has no padding in it
-    assert kept["embedded inputs"].flatten().tolist() == [
-        token for side in sides for token in side.input_ids[side.attention_mask].tolist()
-    ]
+    expected = torch.cat([side.input_ids[side.attention_mask] for side in sides])
+    assert kept["embedded inputs"].flatten().tolist() == expected.tolist()
     # the score is read at EOS
     last = torch.cat([side.attention_mask.sum(1) for side in sides]).cumsum(0) - 1
     assert (kept["embedded"].grad[0, last].abs().sum(-1) > 0).all()

@@ -158,10 +158,8 @@ def test_a_run_does_not_start_from_the_folder_of_an_interrupted_one(own: Path) -
         fitted(module, demonstrations(own), own, callbacks=[Interrupted()])
     (own / "sft").rename(own / "policy")  # stands for the model of an earlier run
     told = rf"model_path: expected a finished model, got {own}/policy, .*process {os.getpid()} on"
-    for stage, data in (
-        (SFTModule(str(own / "policy")), demonstrations(own)),
-        (PPOModule(**ppo_options(own)), prompts(own)),
-    ):
+    first, ppo = SFTModule(str(own / "policy")), PPOModule(**ppo_options(own))
+    for stage, data in ((first, demonstrations(own)), (ppo, prompts(own))):
         with pytest.raises(ValueError, match=told):
             fitted(stage, data, own / "logs", callbacks=[Refused()])
     lock_path(own / "policy").unlink()

@@ -116,9 +116,8 @@ def test_no_rate_is_0_and_none_climbs_after_warmup(name: str, warmup_ratio: floa
 
 
 def test_schedules_that_need_more_than_a_length_are_refused() -> None:
-    assert {s.value for s in SchedulerType} - set(SCHEDULES) == {
-        *("reduce_lr_on_plateau", "greedy", "warmup_stable_decay")
-    }
+    others = {"reduce_lr_on_plateau", "greedy", "warmup_stable_decay"}
+    assert {s.value for s in SchedulerType} - set(SCHEDULES) == others
     with pytest.raises(ValueError, match=r"lr_scheduler: expected one of linear, .*got 'greedy'"):
         OptimizerOptions(1e-3, lr_scheduler="greedy")
 

@@ -94,11 +94,8 @@ def test_a_micro_batch_that_only_keeps_step_with_other_ranks_does_not_count(
         module, data = stage(name, root, micro_batch_size=3)
         run = fitted(module, data, tmp_path / str(more), callbacks=[recorder])
         (steps,) = recorder.steps.values()
-        metrics = {
-            key: float(value)
-            for key, value in run.callback_metrics.items()
-            if key.startswith(f"{name}/")
-        }
+        logged = run.callback_metrics.items()
+        metrics = {key: float(value) for key, value in logged if key.startswith(f"{name}/")}
         results.append((steps, metrics))
     (plain, expected), (repeated, metrics) = results
     assert metrics == pytest.approx(expected, rel=1e-6)

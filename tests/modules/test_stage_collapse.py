@@ -47,13 +47,8 @@ def stopping() -> CollapseEarlyStopping:
 def test_last_healthy_weights_are_left_and_said(root: Path, tmp_path: Path) -> None:
     module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "out"))
     sabotage = Sabotage()
-    run = fitted(
-        module,
-        demonstrations(root, batch_size=1),
-        tmp_path,
-        callbacks=[sabotage, stopping()],
-        enable_checkpointing=True,
-    )
+    data, callbacks = demonstrations(root, batch_size=1), [sabotage, stopping()]
+    run = fitted(module, data, tmp_path, callbacks=callbacks, enable_checkpointing=True)
     assert run.fit_loop.total_batch_idx + 1 == SABOTAGED
     left = load_causal_lm(tmp_path / "out").state_dict()
     for name, weight in left.items():

@@ -74,9 +74,8 @@ def test_scalar_models_load_in_transformers(chain: dict[str, Any], root: Path, n
     batch = first_batch(preferences(root, batch_size=8), root).chosen
     ids = batch.input_ids[0][batch.attention_mask[0]].unsqueeze(0)
     with torch.no_grad():
-        torch.testing.assert_close(
-            plain(input_ids=ids).logits, module(input_ids=ids).logits, rtol=1e-4, atol=1e-4
-        )
+        actual, expected = plain(input_ids=ids).logits, module(input_ids=ids).logits
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_folders_hold_safetensors_tokenizer_contract_and_card(chain: dict[str, Any]) -> None:

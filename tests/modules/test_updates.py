@@ -236,10 +236,8 @@ def test_a_detector_sees_it_and_can_roll_back(root: Path, tmp_path: Path) -> Non
                 pl_module.policy.get_parameter("model.norm.weight")[0] = torch.nan
 
     detector = CollapseDetector()
-    with (
-        pytest.warns(UserWarning, match=SKIPPED),
-        pytest.raises(TooManySkippedUpdates, match="skipped updates of policy and critic"),
-    ):
+    ends = pytest.raises(TooManySkippedUpdates, match="skipped updates of policy and critic")
+    with pytest.warns(UserWarning, match=SKIPPED), ends:
         fitted(module, prompts(root, batch_size=2), tmp_path, callbacks=[detector, NaNAtTheStart()])
     assert detector.verdict.level is Level.COLLAPSED
     assert "rollout/kl" in detector.verdict.sentence
@@ -321,10 +319,8 @@ def test_training_stops_after_the_set_number(root: Path, tmp_path: Path) -> None
     folder = tmp_path / "checkpoints"
     saving = ModelCheckpoint(folder, "{epoch}")
     module, data = faulty_stage("sft", root, at=(4, 5, 6), max_skipped_in_a_row=3)
-    with (
-        pytest.warns(UserWarning, match="in a row, and training stops after 3"),
-        pytest.raises(TooManySkippedUpdates) as error,
-    ):
+    told = pytest.warns(UserWarning, match="in a row, and training stops after 3")
+    with told, pytest.raises(TooManySkippedUpdates) as error:
         fitted(module, data, tmp_path, max_epochs=2, callbacks=[saving], enable_checkpointing=True)
     message = str(error.value)
     assert "update of the model skipped at epoch 1, batch 2: non-finite: sft/loss" in message

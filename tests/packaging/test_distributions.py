@@ -56,10 +56,8 @@ def test_wheels_hold_their_packages(root_wheel: Path, callbacks_wheel: Path) -> 
 
 
 def test_wheels_hold_every_source_file(root_wheel: Path, callbacks_wheel: Path) -> None:
-    for wheel, package in (
-        (root_wheel, ROOT / "lit_rlhf"),
-        (callbacks_wheel, ROOT / "callbacks" / "lit_callbacks"),
-    ):
+    callbacks = (callbacks_wheel, ROOT / "callbacks" / "lit_callbacks")
+    for wheel, package in ((root_wheel, ROOT / "lit_rlhf"), callbacks):
         with zipfile.ZipFile(wheel) as archive:
             names = set(archive.namelist())
         expected = {

@@ -37,11 +37,8 @@ def ppo() -> PPO:
         tokenizer=tokenizer,
     )
     shaping = RewardShapingOptions(normalization=False, clip=None, kl_coef=0.05)
-    options = PPOOptions(
-        sampling=SamplingOptions(max_new_tokens=LENGTH),
-        reward_shaping=shaping,
-        responses_per_prompt=2,
-    )
+    sampling = SamplingOptions(max_new_tokens=LENGTH)
+    options = PPOOptions(sampling=sampling, reward_shaping=shaping, responses_per_prompt=2)
     return PPO(networks, options)
 
 

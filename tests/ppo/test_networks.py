@@ -15,12 +15,8 @@ from tests.modules.stages import write_models
 def test_head_of_a_new_critic_depends_on_the_seed(init: CriticInit, tmp_path: Path) -> None:
     path = str(write_models(tmp_path) / "policy")
     policy = load_causal_lm(path)
-    heads = [
-        scalar_head_of(load_critic(init, path, policy, [], ModelOptions(), seed)).get_parameter(
-            "weight"
-        )
-        for seed in (1, 1, 2)
-    ]
+    critics = [load_critic(init, path, policy, [], ModelOptions(), seed) for seed in (1, 1, 2)]
+    heads = [scalar_head_of(critic).get_parameter("weight") for critic in critics]
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
 

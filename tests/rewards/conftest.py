@@ -30,10 +30,5 @@ def rollouts() -> RolloutBatch:
     padded = [row + [PAD_ID] * (width - len(row)) for row in ids]
     prompt_mask = torch.tensor([[True] * 4, [False, True, True, True], [False, False, True, True]])
     prompt_ids = torch.randint(4, 280, (3, 4)).masked_fill(~prompt_mask, PAD_ID)
-    return RolloutBatch(
-        prompt_ids,
-        prompt_mask,
-        torch.tensor(padded),
-        torch.arange(width) < lengths[:, None],
-        torch.tensor([True, False, True]),
-    )
+    responses = (torch.tensor(padded), torch.arange(width) < lengths[:, None])
+    return RolloutBatch(prompt_ids, prompt_mask, *responses, torch.tensor([True, False, True]))

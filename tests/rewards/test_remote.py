@@ -57,10 +57,8 @@ def test_service_scores_requests_of_the_batch_size(fields: list[str]) -> None:
     assert scores.tolist() == pytest.approx([5.3, 6.6, 5.1])
     sent = [request.pop("fields", {}) for request in requests]
     assert sent == ([{"gold": ["yes", "no"]}, {"gold": ["对"]}] if fields else [{}, {}])
-    assert requests == [
-        {"prompts": PROMPTS[:2], "responses": TEXTS[:2]},
-        {"prompts": PROMPTS[2:], "responses": TEXTS[2:]},
-    ]
+    first, last = (PROMPTS[:2], TEXTS[:2]), (PROMPTS[2:], TEXTS[2:])
+    assert requests == [{"prompts": p, "responses": t} for p, t in (first, last)]
 
 
 @pytest.mark.parametrize("status", [429, 500, 0])

@@ -39,10 +39,8 @@ BATCHES = [["a", "abc.", "ab"], ["abcdefgh", "x.", "abc"], ["a.", "a", "a"]]
 
 
 def weighted(normalize: bool = True, **rewards: Any) -> WeightedReward:
-    rewards = rewards or {
-        "brevity": {**LENGTH, "weight": 0.5, "normalize": normalize},
-        "ends": {**ENDS, "weight": 2.0},
-    }
+    usual = {"brevity": {**LENGTH, "weight": 0.5, "normalize": normalize}}
+    rewards = rewards or usual | {"ends": {**ENDS, "weight": 2.0}}
     return WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
 
 
@@ -62,10 +60,8 @@ def test_rules_add_up_by_their_weights() -> None:
     reward = weighted(normalize=False)
     assert scored(reward, BATCHES[0]).tolist() == [-0.5, 0.0, -1.0]
     assert list(reward.moments) == []
-    assert {name: scores.tolist() for name, scores in reward.raw_scores.items()} == {
-        "brevity": [-1.0, -4.0, -2.0],
-        "ends": [0.0, 1.0, 0.0],
-    }
+    raw = {name: scores.tolist() for name, scores in reward.raw_scores.items()}
+    assert raw == {"brevity": [-1.0, -4.0, -2.0], "ends": [0.0, 1.0, 0.0]}
 
 
 def test_a_normalized_reward_enters_the_sum_with_the_moments_of_all_its_scores_so_far() -> None:
@@ -181,11 +177,8 @@ def test_a_number_is_a_weight_and_a_mapping_holds_options(tmp_path: Path) -> Non
 
 
 def test_names_are_short_where_that_tells_them_apart() -> None:
-    assert shorten_names(["runs/a/reward", "my.rules:polite", "hub/b"]) == {
-        "runs/a/reward": "reward",
-        "my.rules:polite": "polite",
-        "hub/b": "b",
-    }
+    short = {"runs/a/reward": "reward", "my.rules:polite": "polite", "hub/b": "b"}
+    assert shorten_names([*short]) == short
     assert list(shorten_names(["a/reward", "b/reward"]).values()) == ["a/reward", "b/reward"]
     # a rule's name is a name already
     assert shorten_names(["x:y"], unchanged=["x:y"]) == {"x:y": "x:y"}
@@ -230,11 +223,8 @@ def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: Rollout
     paths = [str(folder / "reward_1"), str(folder / "reward_2")]
     first, second = (ModelReward(path, ModelOptions())(rollouts, PROMPTS, None) for path in paths)
     raw, length = [first.tolist(), second.tolist()], torch.tensor([3.0, 6.0, 0.0])
-    weighted = WeightedReward(
-        {paths[0]: 2.0, f"{FUNCTIONS}:length": -0.1, paths[1]: 0.5},
-        ModelOptions(),
-        tiny_tokenizer(),
-    )
+    sources = {paths[0]: 2.0, f"{FUNCTIONS}:length": -0.1, paths[1]: 0.5}
+    weighted = WeightedReward(sources, ModelOptions(), tiny_tokenizer())
     expected = 2.0 * first - 0.1 * length + 0.5 * second
     torch.testing.assert_close(weighted(rollouts, PROMPTS, None), expected)
     assert [model.path for model in weighted.models] == paths
@@ -322,10 +312,8 @@ def test_a_checkpoint_holds_the_names_of_python_objects() -> None:
     assert paths == {f"{this}:brevity": 1.0, "runs/reward": 1.0}
     assert plain_rewards("runs/reward") == {"runs/reward": 1.0}
     assert plain_rewards(tiny_causal_lm()) == {"<LlamaForCausalLM>": 1.0}
-    assert untrusted_rewards(plain_rewards([brevity, tiny_causal_lm(), "runs/reward"])) == [
-        f"{this}:brevity",
-        "<LlamaForCausalLM>",
-    ]
+    mixed = plain_rewards([brevity, tiny_causal_lm(), "runs/reward"])
+    assert untrusted_rewards(mixed) == [f"{this}:brevity", "<LlamaForCausalLM>"]
 
 
 def test_a_loaded_model_scores_as_from_its_folder(folder: Path, rollouts: RolloutBatch) -> None:

@@ -268,9 +268,8 @@ def samples(
     prompt = torch.tensor([[5, 6]]).expand(n_samples, 2)
     options = SamplingOptions(max_new_tokens=n_tokens, temperature=temperature)
     # no token ends a response, so all outcomes have the same length
-    rollouts = generate_responses(
-        model, prompt, torch.ones_like(prompt, dtype=torch.bool), options, (), 0, seed=0
-    )
+    mask = torch.ones_like(prompt, dtype=torch.bool)
+    rollouts = generate_responses(model, prompt, mask, options, (), 0, seed=0)
     return rollouts.response_ids
 
 

@@ -153,14 +153,8 @@ def test_logits_that_are_not_finite_give_a_token_of_the_vocabulary() -> None:
 
 
 def test_options_are_spelled_out_for_transformers() -> None:
-    sampled = {
-        "max_new_tokens": 8,
-        "temperature": 0.7,
-        "top_p": 1.0,
-        "top_k": 0,
-        "repetition_penalty": 1.0,
-        "do_sample": True,
-    }
+    sampled = {"max_new_tokens": 8, "temperature": 0.7, "top_p": 1.0, "top_k": 0}
+    sampled |= {"repetition_penalty": 1.0, "do_sample": True}
     options = replace(OPTIONS, temperature=0.7)
     assert options.generation_kwargs() == sampled
     longer = replace(options, min_new_tokens=1)

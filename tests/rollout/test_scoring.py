@@ -52,9 +52,8 @@ def rollouts_of(model: PreTrainedModel, pad: int = PAD_ID) -> RolloutBatch:
     response_ids, lengths = rollouts.response_ids.clone(), torch.tensor([8, 3, 1, 5])
     response_mask = torch.arange(8) < lengths[:, None]
     response_ids[1, 2] = response_ids[2, 0] = EOS_ID
-    return rollouts._replace(
-        response_ids=response_ids.masked_fill(~response_mask, pad), response_mask=response_mask
-    )
+    response_ids = response_ids.masked_fill(~response_mask, pad)
+    return rollouts._replace(response_ids=response_ids, response_mask=response_mask)
 
 
 @torch.no_grad()

@@ -157,15 +157,10 @@ class Runs:
             names = NAMES_USED_OFFLOADED if strategy.offload_optimizer else NAMES_USED
             found["missing"] = [n for n in names for zero in zeros if not hasattr(zero, n)]
             found["dtypes"] = {k: v.dtype for k, v in module.state_dict().items()}
-            found["masters"] = [
-                group["params"][0].dtype for opt in trainer.optimizers for group in opt.param_groups
-            ]
-            found["state"] = [
-                value.dtype
-                for opt in trainer.optimizers
-                for s in opt.state.values()
-                for value in s.values()
-            ]
+            groups = [group for opt in trainer.optimizers for group in opt.param_groups]
+            found["masters"] = [group["params"][0].dtype for group in groups]
+            states = [state for opt in trainer.optimizers for state in opt.state.values()]
+            found["state"] = [value.dtype for state in states for value in state.values()]
 
         module.on_train_end = on_train_end  # type: ignore[method-assign]
         trainer.fit(module, batches(2))
@@ -174,9 +169,8 @@ class Runs:
     def save(self) -> dict[str, Any]:
         """An uninterrupted run that leaves checkpoints, `step=19` after 12 of 20 batches."""
         module = PolicyAndCritic()
-        saving = ModelCheckpoint(
-            self.folder / "saved", "{step}", every_n_train_steps=1, save_top_k=-1, save_last="link"
-        )
+        every: dict[str, Any] = {"every_n_train_steps": 1, "save_top_k": -1, "save_last": "link"}
+        saving = ModelCheckpoint(self.folder / "saved", "{step}", **every)
         trainer = self.trainer(enable_checkpointing=True, callbacks=[saving])
         trainer.fit(module, batches())
         return {"state": module.state_dict(), "records": module.records}

@@ -117,10 +117,8 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("room", [0, 500, 4000, 9000])
 def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path: Path, room: int) -> None:
     path = saved(tmp_path / "last.ckpt", 1)
-    with (
-        largest_file(room),
-        pytest.raises(OSError, match=re.escape(f"checkpoint {path} could not be written")) as told,
-    ):
+    told_of = re.escape(f"checkpoint {path} could not be written")
+    with largest_file(room), pytest.raises(OSError, match=told_of) as told:
         saved(path, 2)
     assert "File too large" in str(told.value)
     assert step_of(path) == 1

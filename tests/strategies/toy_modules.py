@@ -81,10 +81,8 @@ class TwoNetworks(LightningModule):
     def local(self, index: int) -> list[Tensor]:
         """This rank's rows: every strategy trains on the same global batch."""
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        return [
-            self.trainer.precision_plugin.convert_input(tensor[rank::world].to(self.device))
-            for tensor in global_batch(index)
-        ]
+        convert = self.trainer.precision_plugin.convert_input
+        return [convert(tensor[rank::world].to(self.device)) for tensor in global_batch(index)]
 
     def finish(self, *steps: OptimizerStep) -> None:
         """Step the schedules and keep what a test looks at."""

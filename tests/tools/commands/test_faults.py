@@ -89,20 +89,17 @@ def test_a_limit_on_memory_is_named(tmp_path: Path, error: Exception) -> None:
 
 def test_a_defect_keeps_its_traceback(tmp_path: Path) -> None:
     policy = write_policy(tmp_path / "sft")
-    with (
-        patch("lit_rlhf.tools.evaluation.sampling.load_policy", side_effect=RuntimeError("oops")),
-        pytest.raises(RuntimeError, match="oops"),
-    ):
+    oops = RuntimeError("oops")
+    fails = patch("lit_rlhf.tools.evaluation.sampling.load_policy", side_effect=oops)
+    with fails, pytest.raises(RuntimeError, match="oops"):
         message_of("generate", "hi", "--models", policy)
 
 
 def test_ctrl_c_says_how_to_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy, output = write_policy(tmp_path / "sft"), tmp_path / "out.jsonl"
     argv = ["generate", "a", "b", "--models", policy, "--batch_size", "1", "--device", "cpu"]
-    with (
-        patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last=1)),
-        pytest.raises(SystemExit) as ended,
-    ):
+    stops = patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last=1))
+    with stops, pytest.raises(SystemExit) as ended:
         main([*argv, "--max_new_tokens", "4", "--output", str(output)])
     assert ended.value.code == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
@@ -119,10 +116,8 @@ def test_error_after_ctrl_c_is_its_own(tmp_path: Path, capsys: pytest.CaptureFix
             raise TimeoutError from None  # as a pool of workers does
 
     policy = write_policy(tmp_path / "sft")
-    with (
-        patch("lit_rlhf.tools.evaluation.sampling.load_policy", interrupted),
-        pytest.raises(SystemExit) as ended,
-    ):
+    loads = patch("lit_rlhf.tools.evaluation.sampling.load_policy", interrupted)
+    with loads, pytest.raises(SystemExit) as ended:
         main(["generate", "hi", "--models", policy, "--device", "cpu", "--max_new_tokens", "4"])
     assert ended.value.code == 130
     assert capsys.readouterr().err.splitlines()[-1] == "lit_rlhf generate: interrupted"

@@ -47,9 +47,8 @@ def test_responses_to_file(root: Path, tmp_path: Path, capsys: pytest.CaptureFix
     main(arguments(root, *source, *sampling, "--output", str(output)))
 
     written = records(output.read_text("utf-8"))
-    assert [record["model"] for record in written] == [
-        str(root / model) for model in ("sft", "ppo") for _ in range(6)
-    ]
+    models = [str(root / model) for model in ("sft", "ppo") for _ in range(6)]
+    assert [record["model"] for record in written] == models
     assert [record["prompt"][0]["content"] for record in written[:6:2]] == QUESTIONS[:3]
     assert {record["seed"] for record in written} == {5}
     papers = {"top_p": 0.9, "temperature": 0.8, "repetition_penalty": 1.1}
@@ -120,9 +119,8 @@ def test_model_without_chat_template_says_which_there_are(root: Path, source: li
 def test_a_bad_prompt_of_an_argument_is_named_by_its_number(root: Path) -> None:
     said = refusal(arguments(root, "--prompt", "hi", ""))
     assert "prompts[1]: field 'prompt': empty, got ''" in said
-    assert "prompts:2: a turn contains the text of the EOS token" in refusal(
-        arguments(root, "--prompt", "hi", "a</s>")
-    )
+    said = refusal(arguments(root, "--prompt", "hi", "a</s>"))
+    assert "prompts:2: a turn contains the text of the EOS token" in said
 
 
 def test_a_folder_without_a_model_says_how_to_make_one(root: Path, tmp_path: Path) -> None:

@@ -38,9 +38,8 @@ def preferences(world: Path, output: Path, batch_size: int) -> list[str]:
 
 
 def sampled(world: Path, pairs: int, seed: int = 0) -> list[dict[str, str]]:
-    return sample_preferences(
-        str(world / "base"), world, pairs, seed, max_new_tokens=4, batch_size=3, device="cpu"
-    )
+    few = {"max_new_tokens": 4, "batch_size": 3, "device": "cpu"}
+    return sample_preferences(str(world / "base"), world, pairs, seed, **few)
 
 
 def test_a_world_has_the_sizes_asked_for(world: Path) -> None:
@@ -108,10 +107,8 @@ def test_interrupted_preferences_continue_where_they_were(world: Path, tmp_path:
 
 def test_a_world_that_is_not_complete_is_none(tmp_path: Path) -> None:
     main(["world", "--output_dir", str(tmp_path), *SIZES, "--n_texts", "1"])
-    with (
-        patch("lit_rlhf.tools.lab.world_folder.write_base_model", side_effect=KeyboardInterrupt),
-        pytest.raises(KeyboardInterrupt),
-    ):
+    stops = patch("lit_rlhf.tools.lab.world_folder.write_base_model", side_effect=KeyboardInterrupt)
+    with stops, pytest.raises(KeyboardInterrupt):
         main(["world", "--output_dir", str(tmp_path), *SIZES, "--n_texts", "1"])
     with pytest.raises(ValueError, match="expected a folder that `lit_rlhf lab world` wrote"):
         read_world(tmp_path)

@@ -45,12 +45,8 @@ def findings(
     with warnings.catch_warnings():
         # reference and reward model are frozen in evaluation mode, which Lightning wonders at
         warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
-        return examine(
-            module or module_of(root),
-            prompts(root, **(data or {})),
-            Trainer(**(QUIET | settings)),
-            plan,
-        )
+        data_module, run = prompts(root, **(data or {})), Trainer(**(QUIET | settings))
+        return examine(module or module_of(root), data_module, run, plan)
 
 
 def not_ok(report: Report) -> dict[str, str]:

@@ -16,10 +16,8 @@ CLASS = {"class_path": "lit_rlhf.strategies.MultiEngineDeepSpeedStrategy"}
 def gpus(request: pytest.FixtureRequest) -> Any:
     """GPUs that seem to be there."""
     count: int = request.param
-    with (
-        patch.object(torch.cuda, "is_available", lambda: count > 0),
-        patch.object(torch.cuda, "device_count", lambda: count),
-    ):
+    available = patch.object(torch.cuda, "is_available", lambda: count > 0)
+    with available, patch.object(torch.cuda, "device_count", lambda: count):
         yield count
 
 

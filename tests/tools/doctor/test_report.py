@@ -31,11 +31,8 @@ def test_a_finding_has_its_status_its_name_and_what_to_change() -> None:
     )
     lines = [line.rstrip() for line in printed(report).splitlines()]
     assert max(map(len, lines)) <= 80
-    assert [line.split()[:2] for line in lines if line and line[0] != " "][:3] == [
-        ["FAIL", "ratio"],
-        ["ok", "memory"],
-        ["-", "time"],
-    ]
+    starts = [line.split()[:2] for line in lines if line and line[0] != " "]
+    assert starts[:3] == [["FAIL", "ratio"], ["ok", "memory"], ["-", "time"]]
     words = " ".join(" ".join(lines).split())
     assert f"{LONG} Change: Set [model.x] to 1." in words
     assert "On the CPU only. 1 ok, 1 failed, 1 not checked. Fix the failures" in words

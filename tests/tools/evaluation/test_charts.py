@@ -174,11 +174,8 @@ MAX = Outcomes(
     0.44, 0.26, 0.3, Interval(0.37, 0.51), Interval(0.2, 0.32), Interval(0.24, 0.36), 200
 )
 VANILLA = Outcomes(0.2, 0.02, 0.78, Interval(0.1, 0.3), Interval(0, 0.04), Interval(0.7, 0.88), 200)
-ROWS = [
-    HeadToHead("ppo_max", "helpful", MAX),
-    HeadToHead("vanilla", "helpful", VANILLA),
-    HeadToHead("ppo_max", "harmless", None),
-]
+HELPFUL = [HeadToHead("ppo_max", "helpful", MAX), HeadToHead("vanilla", "helpful", VANILLA)]
+ROWS = [*HELPFUL, HeadToHead("ppo_max", "harmless", None)]
 
 
 def drawn(figure: Figure, title: str) -> Axes:
@@ -190,10 +187,8 @@ def test_every_share_is_a_bar_behind_the_one_before(tmp_path: Path) -> None:
     figure = outcome_figure(ROWS, "sft")
     axis = drawn(figure, "helpful")
     bars = [(b.get_y() + b.get_height() / 2, b.get_x(), b.get_width()) for b in axis.patches]
-    expected = [
-        *((0, 0.0, 0.44), (0, 0.44, 0.26), (0, 0.7, 0.3)),
-        *((1, 0.0, 0.2), (1, 0.2, 0.02), (1, 0.22, 0.78)),
-    ]
+    expected = [(0, 0.0, 0.44), (0, 0.44, 0.26), (0, 0.7, 0.3)]
+    expected += [(1, 0.0, 0.2), (1, 0.2, 0.02), (1, 0.22, 0.78)]
     assert bars == [pytest.approx(bar) for bar in expected]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["ppo_max", "vanilla"]
     assert axis.yaxis_inverted()  # the first policy is on top
@@ -208,10 +203,9 @@ def test_reward_charts_draw_accuracies_with_their_intervals() -> None:
     differences, lengths = np.array([2.0, -1.0, 0.5, 3.0]), np.array([5, 5, 0, -2])
     bins, buckets = reliability(differences), length_buckets(differences, lengths)
 
-    for figure, found in (
-        (charts.reliability_chart(bins), list(bins)),
-        (charts.length_chart(buckets), [bucket.accuracy for bucket in buckets]),
-    ):
+    accuracies = [bucket.accuracy for bucket in buckets]
+    reliability_chart, length_chart = charts.reliability_chart(bins), charts.length_chart(buckets)
+    for figure, found in ((reliability_chart, list(bins)), (length_chart, accuracies)):
         intervals, dots = figure.axes[0].collections
         assert [float(y) for _, y in dots.get_offsets()] == [f.accuracy for f in found]
         drawn = [list(path.vertices[:, 1]) for path in intervals.get_paths()]

@@ -43,14 +43,9 @@ from tests.tools.evaluation.folders import (
 
 def compared(folders: Folders, policies: list[str], **options: Any) -> Comparison:
     rewards = options.pop("rewards", {CHARACTERS: 1.0})
-    return compare_policies(
-        policies,
-        DataSource(folders.prompts),
-        rewards,
-        SamplingOptions(max_new_tokens=5),
-        batch_size=3,
-        **options,
-    )
+    sampling = SamplingOptions(max_new_tokens=5)
+    prompts = DataSource(folders.prompts)
+    return compare_policies(policies, prompts, rewards, sampling, batch_size=3, **options)
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +126,8 @@ def test_an_edited_reward_function_is_not_mixed_with_its_earlier_scores(
         for name in ("edited_reward", "its_helper"):  # each command is a process of its own
             sys.modules.pop(name, None)
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last)):
-            return compared(
-                folders,
-                [folders.sft],
-                rewards={"edited_reward:score": 1.0},
-                responses=tmp_path / "out.jsonl",
-            )
+            out, rewards = tmp_path / "out.jsonl", {"edited_reward:score": 1.0}
+            return compared(folders, [folders.sft], rewards=rewards, responses=out)
 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -187,9 +178,8 @@ def test_a_wide_margin_makes_every_prompt_a_tie(folders: Folders) -> None:
 def test_a_function_is_told_which_responses_ended(folders: Folders) -> None:
     result = compared(folders, [folders.sft], rewards={QUESTION_MARKS: 1.0}, max_prompts=2)
     samples = result.samples["sft"]
-    assert samples.scores["question_marks"].tolist() == [
-        -float(not response.ended) for response in samples.responses
-    ]
+    marks = samples.scores["question_marks"].tolist()
+    assert marks == [-float(not response.ended) for response in samples.responses]
 
 
 def test_a_rule_scores_too_times_its_weight_and_not_normalized(folders: Folders) -> None:
@@ -365,9 +355,8 @@ def test_metrics_are_those_of_an_unpadded_loop(
     prompts: EncodedPrompts,
 ) -> None:
     responses: dict[int, list[int]] = {}
-    for record in sample_batches(
-        lambda: policy, encoder, prompts.examples, OPTIONS, 2, 5, lambda batch: {"batch": batch}
-    ):
+    sampled = (encoder, prompts.examples, OPTIONS, 2, 5, lambda batch: {"batch": batch})
+    for record in sample_batches(lambda: policy, *sampled):
         batch = record["batch"]
         rows = batch.rollouts
         for row, position in enumerate(batch.positions):
@@ -395,9 +384,8 @@ def test_metrics_are_those_of_an_unpadded_loop(
 def test_everything_is_in_the_order_of_the_prompts(samples: PolicySamples) -> None:
     responses = samples.responses
     assert [r.prompt for r in responses] == [(Message("user", text),) for text in QUESTIONS]
-    assert [response.prompt_text for response in responses] == [
-        f"\n\nHuman: {text}\n\nAssistant:" for text in QUESTIONS
-    ]
+    texts = [response.prompt_text for response in responses]
+    assert texts == [f"\n\nHuman: {text}\n\nAssistant:" for text in QUESTIONS]
     assert samples.scores["characters"].tolist() == [len(r.response) for r in responses]
     marks = [t.count("?") - float(not r.ended) for t, r in zip(QUESTIONS, responses, strict=True)]
     assert samples.scores["marks"].tolist() == marks
@@ -496,14 +484,8 @@ def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_best_of_n(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewards = {CHARACTERS: 1.0, QUESTION_MARKS: 2.0}
-    both = compared(
-        folders,
-        [folders.sft, folders.ppo],
-        rewards=rewards,
-        samples_per_prompt=3,
-        best_of=[1, 2],
-        responses=tmp_path / "r.jsonl",
-    )
+    options: Any = {"samples_per_prompt": 3, "best_of": [1, 2], "responses": tmp_path / "r.jsonl"}
+    both = compared(folders, [folders.sft, folders.ppo], rewards=rewards, **options)
     sft, ppo = both.samples.values()
     lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text("utf-8").splitlines()]
     assert [line["sample"] for line in lines] == [0, 1, 2] * (2 * len(QUESTIONS))

@@ -223,14 +223,8 @@ def test_the_seed_repeats_responses_and_is_the_same_for_every_model(folders: Fol
 def test_interrupted_generation_samples_what_is_missing(folders: Folders, tmp_path: Path) -> None:
     def run(output: str, sampling: Sampling, **options: Any) -> Generation:
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", sampling):
-            return generated(
-                folders,
-                *(folders.sft, folders.ppo),
-                batch_size=2,
-                responses_per_prompt=2,
-                output=tmp_path / output,
-                **options,
-            )
+            options |= {"batch_size": 2, "responses_per_prompt": 2, "output": tmp_path / output}
+            return generated(folders, folders.sft, folders.ppo, **options)
 
     whole = run("whole.jsonl", Sampling())
     with pytest.raises(KeyboardInterrupt):
@@ -254,10 +248,8 @@ def test_the_batches_of_a_model_that_was_trained_since_are_refused(tmp_path: Pat
     policy = write_policy(tmp_path / "sft")
     options: dict[str, Any] = {"batch_size": 1, "output": tmp_path / "out.jsonl"}
     prompts = parse_prompts(["a", "b"])
-    with (
-        patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last=1)),
-        pytest.raises(KeyboardInterrupt),
-    ):
+    stops = patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last=1))
+    with stops, pytest.raises(KeyboardInterrupt):
         generate_from_models([policy], prompts, FEW, **options)
     write_policy(tmp_path / "sft", seed=1)
     with pytest.raises(ValueError, match="another value of models;"):
@@ -288,10 +280,8 @@ def test_a_shortened_prompt_is_counted_and_kept_whole_beside_what_was_fed(folder
 def test_models_may_have_templates_of_their_own(folders: Folders, tmp_path: Path) -> None:
     other = write_policy(tmp_path / "other", template="paper-en")
     result = generate_from_models([folders.sft, other], parse_prompts(["hi"]), FEW)
-    assert [responses[0].prompt_text for responses in result.responses.values()] == [
-        "\n\nHuman: hi\n\nAssistant:",
-        "Human:hi</s>Assistant:",
-    ]
+    texts = [responses[0].prompt_text for responses in result.responses.values()]
+    assert texts == ["\n\nHuman: hi\n\nAssistant:", "Human:hi</s>Assistant:"]
 
 
 def test_an_error_in_the_last_model_comes_before_the_first_is_loaded(folders: Folders) -> None:

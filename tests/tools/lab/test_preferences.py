@@ -37,12 +37,10 @@ def test_the_named_worlds_fail_in_two_ways() -> None:
     polite = "iron and zinc. glad to help! glad to help!"
     gold_logit = -3.5 * (3 * 0.25 + 1)  # what the phrase too many costs in gold; 12 words are free
     noise, gain = 0.5 * 0.03, 1 - 0.03
-    assert probability(polite, GOOD, WORLDS["biased"]) == pytest.approx(
-        noise + gain / (1 + math.exp(-(8 * 0.3 + 2 * 0.4)))
-    )
-    assert probability(polite, GOOD, WORLDS["extrapolation"]) == pytest.approx(
-        noise + gain / (1 + math.exp(-gold_logit))
-    )
+    expected = noise + gain / (1 + math.exp(-(8 * 0.3 + 2 * 0.4)))
+    assert probability(polite, GOOD, WORLDS["biased"]) == pytest.approx(expected)
+    expected = noise + gain / (1 + math.exp(-gold_logit))
+    assert probability(polite, GOOD, WORLDS["extrapolation"]) == pytest.approx(expected)
 
 
 def test_probabilities_of_both_orders_sum_to_one() -> None:

@@ -48,11 +48,8 @@ def test_prompts_depend_on_the_seed_and_a_larger_number_appends() -> None:
 def test_held_out_prompts_are_never_training_prompts(language: LanguageOption) -> None:
     trained = {render_prompt(p) for p in World(language=language).sample_prompts(3000, 0)}
     other = World(language=language, multi_turn=0.0, harmful=0.5)
-    held_out = {
-        render_prompt(prompt)
-        for world in (World(language=language), other)
-        for prompt in world.sample_held_out_prompts(1000, 0)
-    }
+    worlds = (World(language=language), other)
+    held_out = {render_prompt(p) for w in worlds for p in w.sample_held_out_prompts(1000, 0)}
     assert not trained & held_out
     assert len(held_out) > 100
     assert not any(is_held_out(prompt) for prompt in World().sample_prompts(200, 0))
@@ -107,9 +104,9 @@ def test_default_demonstrator_is_imperfect_in_every_way(language: LanguageOption
     assert 0.35 < flawless < 0.55
     requests = [parse_request(render_prompt(prompt)) for prompt in prompts]
     pairs = list(zip(requests, terms, strict=True))
-    assert sum(t.misjudged for r, t in pairs if r.harmful) / sum(
-        r.harmful for r in requests
-    ) == pytest.approx(1 - world.skill, abs=0.05)
+    misjudged = sum(t.misjudged for r, t in pairs if r.harmful)
+    share = misjudged / sum(r.harmful for r in requests)
+    assert share == pytest.approx(1 - world.skill, abs=0.05)
     assert any(t.misjudged for r, t in pairs if not r.harmful)
     for flaw in ("wrong_items", "excess_items", "unfinished", "extra_words", "malformed"):
         assert any(getattr(t, flaw) for t in terms), flaw
@@ -142,10 +139,8 @@ def test_demonstrations_vary_in_length_and_politeness() -> None:
 
 def test_demonstration_repeats_with_its_seed() -> None:
     prompt = World().sample_prompts(1, 0)[0]
-    drawn = [
-        [World().sample_demonstration(prompt, rng) for _ in range(5)]
-        for rng in (random.Random(4), random.Random(4))
-    ]
+    rngs = (random.Random(4), random.Random(4))
+    drawn = [[World().sample_demonstration(prompt, rng) for _ in range(5)] for rng in rngs]
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) > 1
 

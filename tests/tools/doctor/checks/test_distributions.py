@@ -128,9 +128,8 @@ def test_log_probs_of_sampled_tokens_are_minus_the_entropy_on_average() -> None:
         mask = torch.ones(1, 100, dtype=torch.bool)
         rollouts = RolloutBatch(tokens[None], mask, tokens[None], mask, mask[:, 0])
         zeros = torch.zeros(1, 100)
-        estimates = TokenStatistics(
-            logprobs[tokens][None], zeros, zeros + entropy, zeros, zeros[:, 0], zeros[:, 0]
-        )
+        after = (zeros[:, 0], zeros[:, 0])
+        estimates = TokenStatistics(logprobs[tokens][None], zeros, zeros + entropy, zeros, *after)
 
         gap, _ = entropy_gap(rollouts, estimates)
 

@@ -112,10 +112,8 @@ def test_what_helps_is_of_what_takes_the_most(root: Path, tmp_path: Path) -> Non
     case = case_of(root, tmp_path)
     big = {"trained": 8, "frozen": 4, "rollout": 1, "scoring": 1, "update": 1}
     rest = {"cpu": 0, "gradients": 0}
-    said = {
-        most: memory.suggest_settings(case, PPOMemory(**{**big, **rest, most: 20}))
-        for most in ("trained", "update", "scoring")
-    }
+    sizes = {most: {**big, **rest, most: 20} for most in ("trained", "update", "scoring")}
+    said = {k: memory.suggest_settings(case, PPOMemory(**v)) for k, v in sizes.items()}
     assert "set memory.offload_frozen: true" in said["trained"]
     assert "set minibatches.micro_batch_size (now None)" in said["update"]
     assert "set network.gradient_checkpointing: true" in said["update"]

@@ -113,9 +113,8 @@ def answers(value: float, stderr: float | None, questions: list[float] | None) -
 
 def test_differences_are_paired_where_questions_can_be() -> None:
     before, after = [1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]
-    (row,) = compare_results(
-        {"sft": {"b": [answers(0.5, 0.25, before)]}, "ppo": {"b": [answers(0.75, 0.25, after)]}}
-    )
+    sft, ppo = answers(0.5, 0.25, before), answers(0.75, 0.25, after)
+    (row,) = compare_results({"sft": {"b": [sft]}, "ppo": {"b": [ppo]}})
     assert row.scores["sft"] == BenchmarkScore(0.5, 0.25)
     # steps 0 1 0 0: variance 1/4, over 4 questions
     assert row.scores["ppo"] == BenchmarkScore(0.75, 0.25, 0.25, pytest.approx(0.25))
@@ -134,9 +133,8 @@ def test_other_differences_are_unpaired(before: TaskResult, after: TaskResult, e
 
 
 def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = run_benchmarks(
-        [str(root / "sft"), str(root / "ppo")], choices=[str(root / "questions.jsonl")], shots=0
-    )
+    policies = [str(root / "sft"), str(root / "ppo")]
+    report = run_benchmarks(policies, choices=[str(root / "questions.jsonl")], shots=0)
     print_benchmarks(report)
     printed = capsys.readouterr().out
     whole = report.rows[0].scores

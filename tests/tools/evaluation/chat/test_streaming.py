@@ -36,9 +36,8 @@ def test_the_pieces_are_the_response_of_a_batch(
     model, pieces = tiny_causal_lm(seed=model_seed), list[str]()
     response = stream_reply(model, encoder, prompt, GREEDY, 0, pieces.append)
     ids = torch.tensor([prompt])
-    batch = generate_responses(
-        model, ids, torch.ones_like(ids).bool(), GREEDY, [EOS_ID], encoder.pad_token_id, seed=0
-    )
+    mask, pad = torch.ones_like(ids).bool(), encoder.pad_token_id
+    batch = generate_responses(model, ids, mask, GREEDY, [EOS_ID], pad, seed=0)
     assert response.text == encoder.decode_response(batch.response_ids[0].tolist())
     assert response.ended == bool(batch.terminated[0]) == ended
     assert not response.interrupted

@@ -142,9 +142,8 @@ def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path)
     assert results(judged) == ["win"]
     assert len(server.asked) == 4
     again = [asked.body["messages"] for asked in server.asked if len(asked.body["messages"]) > 2]
-    assert [[message["role"] for message in messages] for messages in again] == [
-        ["system", "user", "assistant", "user"]
-    ] * 2
+    roles = [[message["role"] for message in messages] for messages in again]
+    assert roles == [["system", "user", "assistant", "user"]] * 2
     assert again[0][2]["content"] == "I prefer A"
     assert "it is not only one JSON object" in again[0][3]["content"]
     assert lines(judged.file)[0]["policy_as_a"]["malformed"] == ["I prefer A"]
@@ -178,10 +177,8 @@ def test_an_answer_that_gives_orders_is_judged_like_any_other(tmp_path: Path, at
         return verdict("B" if seen["answer_a"] == text else "A")
 
     with judge_server(exact) as server:
-        judged = judge_policies(
-            said(sft=["honest"], ppo=[text]),
-            options(server, tmp_path, max_characters=400_000, max_attempts=1),
-        )
+        asked = options(server, tmp_path, max_characters=400_000, max_attempts=1)
+        judged = judge_policies(said(sft=["honest"], ppo=[text]), asked)
 
     assert results(judged) == ["lose"]
 

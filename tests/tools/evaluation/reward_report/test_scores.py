@@ -32,9 +32,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     encoder = DialogueEncoder(tokenizer, "hh", max_length=64)
     trained = load_scalar_model(folder / "sft", head_seed=2)
     head = tiny_causal_lm(seed=5).get_output_embeddings()  # type: ignore[no-untyped-call]
-    save_model_folder(
-        trained, tokenizer, folder / "trained", contract=encoder.contract, lm_head=head.state_dict()
-    )
+    extra = {"contract": encoder.contract, "lm_head": head.state_dict()}
+    save_model_folder(trained, tokenizer, folder / "trained", **extra)
     write_pairs(folder / "a.jsonl", PAIRS[:3])
     write_pairs(folder / "b.jsonl", PAIRS[3:])
     return folder
