@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import Strategy
 from lit_rlhf.cli.main import stage_usage
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, is_no_advertisement, run_cli
 from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, moved, overlay
+from tests.models.test_untrusted import Payload
 
 STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
 MODULES = {"sft": "SFTModule", "reward": "RewardModule", "ppo": "PPOModule"}
@@ -105,16 +106,6 @@ def test_a_checkpoint_of_another_class_is_refused(
     assert "the configuration trains lit_rlhf.modules.PPOModule" in message
     assert "point --model.model_path at the folder" in message
     assert not (tmp_path / "logs").exists()
-
-
-class Payload:
-    """Leaves a mark where it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.mark,))
 
 
 @pytest.mark.parametrize("verb", ["fit", "validate", "test"])

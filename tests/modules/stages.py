@@ -210,23 +210,13 @@ class StepRecorder(Callback):
 
 
 class Rates(Callback):
-    """The learning rates at each batch, one for each optimizer.
+    """The learning rates at each batch, one for each optimizer."""
 
-    Args:
-        still: set the rates of the steps to 0, so that nothing is trained.
-    """
-
-    def __init__(self, still: bool = False) -> None:
-        self.still, self.rates = still, list[list[float]]()
+    def __init__(self) -> None:
+        self.rates: list[list[float]] = []
 
     def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
         self.rates.append([optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers])
-
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None:
-        for group in optimizer.param_groups if self.still else []:
-            group["lr"] = 0.0
 
 
 def copied(module: torch.nn.Module) -> dict[str, Tensor]:

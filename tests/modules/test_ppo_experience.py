@@ -13,9 +13,9 @@ from torch import Tensor
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import response_values
 from lit_rlhf.functional import Moments
-from lit_rlhf.modules import LossShare, PPOModule, iteration_generator
+from lit_rlhf.modules import PPOModule, iteration_generator
 from lit_rlhf.modules import ppo as ppo_file
-from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
+from lit_rlhf.rollout import RolloutBatch, TokenStatistics
 from tests.modules.stages import first_batch, fitted, ppo_options, prompts, write_data, write_models
 from tests.support.tiny_models import tiny_config
 
@@ -231,22 +231,6 @@ def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_p
     for outputs, rollouts in zip(returned, made, strict=True):
         assert outputs["response_lengths"].tolist() == rollouts.response_mask.sum(1).tolist()
         assert outputs["scores"].tolist() == (4.0 * rollouts.terminated - 2.0).tolist()
-
-
-def test_an_update_whitens_each_minibatch_by_itself(root: Path, tmp_path: Path) -> None:
-    seen: list[Tensor] = []
-
-    class Watched(PPOModule):
-        def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-            seen.append(experience.advantages[experience.loss_mask].double())
-            return super().policy_loss(experience, tokens)
-
-    options = {"advantages.normalization": True, "minibatches.ppo_epochs": 1}
-    fitted(Watched(**ppo_options(root, **options)), prompts(root), tmp_path)
-    assert len(seen) == 2
-    for advantages in seen:
-        assert float(advantages.mean()) == pytest.approx(0.0, abs=1e-6)
-        assert float(advantages.var(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_ratio_is_taken_against_rollout_policy_or_reference(root: Path, batch: PromptBatch) -> None:

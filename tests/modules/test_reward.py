@@ -16,7 +16,6 @@ from lit_rlhf.rollout import RolloutBatch
 from tests.modules.stages import (
     ANSWERS,
     QUESTIONS,
-    Rates,
     StepRecorder,
     first_batch,
     fitted,
@@ -194,13 +193,6 @@ def test_validation_weighs_pairs_and_tokens_anew(root: Path, tmp_path: Path) -> 
         )
         assert logged["val/reward/calibration_error"] == pytest.approx(error, rel=1e-4)
     assert abs(pairwise[0] - pairwise[1]) > 1e-3
-
-
-def test_the_learning_rate_rises_over_the_first_tenth(root: Path, tmp_path: Path) -> None:
-    model, watch = module(root, optimizer={"learning_rate": 1e-4}), Rates()
-    data = preferences(root, batch_size=2)
-    fitted(model, data, tmp_path, max_epochs=5, callbacks=[watch])
-    assert [rate for (rate,) in watch.rates] == pytest.approx([0.5e-4, 1e-4, *[1e-4] * 18])
 
 
 def test_gradients_are_clipped_over_trunk_and_heads_together(root: Path, tmp_path: Path) -> None:

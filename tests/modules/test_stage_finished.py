@@ -141,13 +141,6 @@ def test_cards_code_runs(chain: dict[str, Any], name: str, monkeypatch: pytest.M
     exec(code.replace("max_new_tokens=64", "max_new_tokens=2"), {})
 
 
-def test_adapters_are_merged(chain: dict[str, Any]) -> None:
-    for name in ("sft", "reward", "ppo"):
-        config = json.loads((chain["folder"] / name / "config.json").read_text())
-        assert config["model_type"] == "llama"
-        assert not (chain["folder"] / name / "adapter_config.json").exists()
-
-
 def content(folder: Path) -> dict[str, bytes]:
     """What is in a folder, by name."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

@@ -103,9 +103,8 @@ def test_no_key_is_logged_that_is_not_documented(ppo_events: EventAccumulator) -
     documented = keys | {f"val/{key}" for key in ROLLOUT} | {"epoch", "hp_metric"}
     assert set(ppo_events.Tags()["scalars"]) - documented == set()
     table = Path(__file__).parents[2] / "docs/metrics.md"
-    for key in (keys | STEP_TIMES | REWARD | SFT) - {
-        "rollout/score/reward"
-    }:  # listed as that of any source
+    # the score of a source is listed as that of any
+    for key in (keys | STEP_TIMES | REWARD | SFT) - {"rollout/score/reward"}:
         assert f"`{key}`" in table.read_text("utf-8"), key
 
 

@@ -3,10 +3,11 @@
 import copy
 from pathlib import Path
 from typing import Any
+from unittest.mock import PropertyMock, patch
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from lit_rlhf.forward import unwrap_model
 from lit_rlhf.models import load_scalar_model, save_model_folder
@@ -185,10 +186,6 @@ def test_true_bf16_rounds_weights_and_no_state_of_ppo(root: Path, tmp_path: Path
 
 
 def test_half_precision_with_a_loss_scale_is_refused(root: Path, tmp_path: Path) -> None:
-    from unittest.mock import PropertyMock, patch
-
-    from lightning.pytorch import Trainer
-
     module, data = stage("sft", root)
     scaler = patch.object(Trainer, "scaler", PropertyMock(return_value=object()))
     with scaler, pytest.raises(ValueError, match="precision: expected 32-true, bf16-mixed"):

@@ -380,9 +380,3 @@ def test_the_newest_checkpoint_that_is_still_there_is_named(tmp_path: Path) -> N
     for callback, name in zip(callbacks, ("older", "new", "deleted"), strict=True):
         callback.best_model_path = str(tmp_path / f"{name}.ckpt")
     assert find_last_saved([resume, *callbacks]) == str(tmp_path / "new.ckpt")
-
-
-def test_a_clean_run_warns_of_nothing(root: Path, tmp_path: Path) -> None:
-    # warnings are errors here
-    seen = course(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, None)
-    assert [m["sft/skipped_updates"] for m in seen.metrics] == [0.0, 0.0]

@@ -69,20 +69,12 @@ def test_responses_are_sampled_as_in_the_paper(
         assert {name: parameters[name].default for name in papers} == papers
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("", "bad.jsonl: empty file"),
-        ('{"prompt": "hi"}\n{"query": "hi"}\n', "bad.jsonl:2: field 'prompt': missing"),
-        ('{"prompt": "hi"}\n{"prompt": ""}\n', "bad.jsonl:2: field 'prompt'"),
-    ],
-)
-def test_bad_prompts_are_placed(root: Path, tmp_path: Path, content: str, expected: str) -> None:
-    (tmp_path / "bad.jsonl").write_text(content, encoding="utf-8")
+def test_bad_prompts_are_placed(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "hi"}\n{"query": "hi"}\n', encoding="utf-8")
     with pytest.raises(SystemExit) as error:
         main(arguments(root, prompts=str(tmp_path / "bad.jsonl")))
     assert message(error).startswith("lit_rlhf evaluate: ")
-    assert expected in message(error)
+    assert "bad.jsonl:2: field 'prompt': missing" in message(error)
 
 
 @pytest.fixture

@@ -145,12 +145,6 @@ def test_a_policy_with_one_answer_is_refused(world: Path, monkeypatch: pytest.Mo
         sampled(world, pairs=2)
 
 
-def test_a_folder_without_a_world_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["preferences", "--policy", "a", "--world", str(tmp_path), "--output", "b"])
-    assert "expected a folder that `lit_rlhf lab world` wrote" in str(error.value.code)
-
-
 def test_a_world_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "world.json").write_text('{"world": {"color": "red"}}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"world: expected a world of this version in .*color"):
@@ -161,8 +155,3 @@ def test_a_policy_that_cuts_the_prompts_is_refused(world: Path, tmp_path: Path) 
     policy = write_policy(tmp_path / "policy", max_length=16)
     with pytest.raises(ValueError, match=r"takes the world's prompts whole, got .* 16 tokens"):
         sample_preferences(policy, world, pairs=2)
-
-
-def test_an_unknown_command_is_refused() -> None:
-    with pytest.raises(SystemExit, match="no command 'moon'"):
-        main(["moon"])

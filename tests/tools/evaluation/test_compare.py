@@ -391,27 +391,6 @@ def test_everything_is_in_the_order_of_the_prompts(samples: PolicySamples) -> No
     assert samples.scores["marks"].tolist() == marks
 
 
-def test_a_policy_is_at_no_distance_from_itself(
-    policy: PreTrainedModel, encoder: DialogueEncoder, prompts: EncodedPrompts
-) -> None:
-    samples = measure_policy(policy, policy, encoder, prompts, {}, OPTIONS, 3)
-
-    assert samples.kl.tolist() == [0.0] * len(prompts.examples)
-    assert samples.metrics["kl"] == 0.0
-    assert samples.metrics["perplexity"] == samples.metrics["ref_perplexity"]
-
-
-def test_equal_policies_answer_alike(
-    reference: PreTrainedModel, encoder: DialogueEncoder, prompts: EncodedPrompts
-) -> None:
-    copy = tiny_causal_lm(seed=0)
-    first = measure_policy(reference, reference, encoder, prompts, {}, OPTIONS, 2, seed=3)
-    second = measure_policy(copy, reference, encoder, prompts, {}, OPTIONS, 2, seed=3)
-    other = measure_policy(copy, reference, encoder, prompts, {}, OPTIONS, 2, seed=4)
-    assert first.responses == second.responses
-    assert first.responses != other.responses
-
-
 def test_records_say_what_was_measured(samples: PolicySamples) -> None:
     record, response = samples.records("ppo")[5], samples.responses[5]
 

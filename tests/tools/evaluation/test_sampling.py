@@ -64,11 +64,6 @@ def test_numbers_out_of_range_are_refused(folders: Folders) -> None:
         generated(folders, folders.sft, folders.sft)
 
 
-def test_prompts_are_rendered_in_the_order_of_the_file(examples: list[PromptExample]) -> None:
-    assert [e.text for e in examples] == [f"\n\nHuman: {q}\n\nAssistant:" for q in QUESTIONS]
-    assert [example.index for example in examples] == list(range(len(QUESTIONS)))
-
-
 PREFERENCES = [
     {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     for prompt, chosen, rejected in [
