@@ -50,7 +50,6 @@ from lit_rlhf.tools.lab import World, render_prompt
 ROOT = Path(__file__).resolve().parents[2]
 A, B = Arm("a", overlays=("no_ptx",)), Arm("b", overlays=("no_kl_penalty",))
 HIGHER = Check(Value(A, "gold"), ">", Value(B, "gold"))
-SHORTER = Check(Value(A, "response_length"), "<", Value(B, "response_length"))
 
 
 def run_of(gold: float, length: float = 8.0) -> dict[str, Any]:

@@ -62,19 +62,6 @@ def test_padding_changes_no_values_and_no_scores(
             torch.testing.assert_close(scores[i], alone[-1], rtol=1e-4, atol=1e-5)
 
 
-def test_order_changes_no_scores(family: str, scalar_folder: Callable[[str], Path]) -> None:
-    model = load_scalar_model(scalar_folder(family)).eval()
-    ids, mask = padded(sequences(), LAYOUTS["right"], 12, PAD_ID)
-    order = torch.tensor([2, 0, 1])
-    with torch.no_grad():
-        torch.testing.assert_close(
-            sequence_scores(model, ids[order], mask[order]),
-            sequence_scores(model, ids, mask)[order],
-            rtol=1e-4,
-            atol=1e-5,
-        )
-
-
 def test_gradients_under_left_padding_are_those_without_padding(family: str) -> None:
     row = sequences()[1]
     gradients = []

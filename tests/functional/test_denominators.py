@@ -1,10 +1,12 @@
-"""Micro-batches with the token count of the whole step as denominator add up to the whole batch."""
+"""What all losses share: denominators that add up, gradients, and masks that keep junk out."""
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import gradcheck
 
 from lit_rlhf.functional import (
     entropy_loss,
@@ -69,6 +71,26 @@ def test_empty_mask_gives_zero_with_graph(loss: Loss, denominator: Tensor | floa
     assert value.item() == 0
     (grad,) = torch.autograd.grad(value, x)
     assert (grad == 0).all()
+
+
+@over_losses
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 999.0])
+def test_junk_outside_the_mask_changes_nothing(loss: Loss, junk: float) -> None:
+    *tensors, mask = inputs()
+    results = []
+    for filler in (0.0, junk):
+        x, a, b = (tensor.detach().masked_fill(~mask, filler) for tensor in tensors)
+        value = loss(x.requires_grad_(), a, b, mask, None)
+        results.append((value.item(), torch.autograd.grad(value, x)[0].tolist()))
+    assert results[0] == results[1]
+
+
+@over_losses
+def test_only_the_trained_tensor_gets_a_gradient(loss: Loss) -> None:
+    x, a, b, mask = inputs()
+    value = loss(x, a.requires_grad_(), b.requires_grad_(), mask, None)
+    assert torch.autograd.grad(value, [a, b], allow_unused=True) == (None, None)
+    assert gradcheck(lambda y: loss(y, a.detach(), b.detach(), mask, None), (x,))
 
 
 @over_losses

@@ -264,17 +264,6 @@ def test_a_function_of_a_notebook_is_a_reward(root: Path, tmp_path: Path) -> Non
     assert int(loaded.iteration) == 2
 
 
-def test_a_loaded_reward_model_trains_as_its_folder_does(root: Path, tmp_path: Path) -> None:
-    model = AutoModelForSequenceClassification.from_pretrained(root / "reward")
-    states = []
-    for name, rewards in (("path", str(root / "reward")), ("loaded", model)):
-        stage = PPOModule(**ppo_options(root, rewards=rewards))
-        fitted(stage, prompts(root), tmp_path / name)
-        states.append(copied(stage))
-        assert stage.hparams["rewards"] == {str(root / "reward"): 1.0}
-    assert_equal_states(*states)
-
-
 def test_a_model_without_a_folder_cannot_start_the_critic(root: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(root / "reward")
     model.config._name_or_path = ""

@@ -8,19 +8,18 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.forward import LanguageModel, eval_mode, optimize_forward
+from lit_rlhf.forward import LanguageModel, eval_mode
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.models.prepare import checkpoint_activations
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 from lit_rlhf.rollout.generation import adapters_merged
 from tests.support.tiny_models import (
     EOS_ID,
-    FAMILIES,
     PAD_ID,
     VOCAB_SIZE,
+    noisy_causal_lm,
     optimized_causal_lm,
     tiny_causal_lm,
-    tiny_config,
     tiny_tokenizer,
 )
 
@@ -68,11 +67,6 @@ def sampled(
 
 
 FIELDS = 5  # tensors of a RolloutBatch
-
-
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def test_tokens_depend_on_the_seed_and_not_on_the_global_generator(family: str) -> None:
@@ -160,11 +154,7 @@ def test_greedy_responses_ignore_padding_and_slots(family: str, batch_size: int 
 
 
 def test_dropout_is_off_and_modes_are_restored() -> None:
-    config = tiny_config("gpt2")
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
-    noisy = optimize_forward(type(tiny_causal_lm("gpt2"))(config))
-    noisy.load_state_dict(tiny_causal_lm("gpt2").state_dict())
-    noisy.train()
+    noisy = noisy_causal_lm().train()
     noisy.get_submodule("transformer.h.0").eval()
     expected = sampled(optimized_causal_lm("gpt2"), seed=5)
     assert torch.equal(sampled(noisy, seed=5).response_ids, expected.response_ids)

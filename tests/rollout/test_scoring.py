@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from lit_rlhf.forward import optimize_forward
@@ -20,23 +20,18 @@ from lit_rlhf.rollout import (
     score_rollouts,
 )
 from lit_rlhf.rollout.scoring import compute_reference_statistics, compute_values
+from tests.forward.test_outputs import PositionHead
 from tests.support.tiny_models import (
     EOS_ID,
-    FAMILIES,
     PAD_ID,
     VOCAB_SIZE,
+    noisy_causal_lm,
     optimized_causal_lm,
     tiny_causal_lm,
-    tiny_config,
     tiny_tokenizer,
 )
 
 TEMPERATURE = 0.7
-
-
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def rollouts_of(model: PreTrainedModel, pad: int = PAD_ID) -> RolloutBatch:
@@ -84,24 +79,13 @@ def test_logprobs_and_entropy_are_each_steps(family: str, pad: int, max_tokens: 
 
 
 def test_dropout_and_gradients_are_off() -> None:
-    config = tiny_config("gpt2")
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
-    noisy = optimize_forward(type(tiny_causal_lm("gpt2"))(config))
-    noisy.load_state_dict(tiny_causal_lm("gpt2").state_dict())
-    noisy.train()
+    noisy = noisy_causal_lm().train()
     rollouts = rollouts_of(noisy)
     logprobs = compute_logprobs(noisy, rollouts, TEMPERATURE)
     expected = compute_logprobs(optimized_causal_lm("gpt2"), rollouts, TEMPERATURE)
     assert torch.equal(logprobs, expected)
     assert not logprobs.requires_grad
     assert noisy.training
-
-
-class PositionHead(nn.Module):
-    """Its value is the index of the position it reads."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return torch.arange(hidden.shape[1]).expand(hidden.shape[:2]).unsqueeze(-1)
 
 
 @pytest.mark.parametrize("max_tokens", [None, 3])
@@ -216,12 +200,7 @@ def test_statistics_are_reused_at_equal_temperature(folder: Path, rollouts: Roll
 
 
 def test_values_are_read_without_dropout(rollouts: RolloutBatch) -> None:
-    config = tiny_config("gpt2")
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        causal_lm = type(tiny_causal_lm("gpt2"))(config)
-    critic = optimize_forward(build_scalar_model(causal_lm)).train()
+    critic = optimize_forward(build_scalar_model(noisy_causal_lm())).train()
     one, other = (compute_values(critic, rollouts)[0] for _ in range(2))
     assert torch.equal(one, other)
     assert critic.training

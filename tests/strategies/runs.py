@@ -29,6 +29,7 @@ from tests.strategies.toy_modules import (
     LanguageModels,
     PolicyAndCritic,
     Probe,
+    TwoNetworks,
     WithFaults,
 )
 from tests.support.ranks import run_on_ranks
@@ -95,20 +96,18 @@ class Runs:
         trainer.fit(module, batches(steps))
         return trainer
 
-    def gan(self) -> dict[str, Any]:
-        module = Gan()
+    def recorded(self, module: TwoNetworks) -> dict[str, Any]:
         self.trained(module)
         return {"state": module.state_dict(), "records": module.records}
+
+    def gan(self) -> dict[str, Any]:
+        return self.recorded(Gan())
 
     def policy_and_critic(self) -> dict[str, Any]:
-        module = PolicyAndCritic()
-        self.trained(module)
-        return {"state": module.state_dict(), "records": module.records}
+        return self.recorded(PolicyAndCritic())
 
     def faults(self) -> dict[str, Any]:
-        module = WithFaults()
-        self.trained(module)
-        return {"state": module.state_dict(), "records": module.records}
+        return self.recorded(WithFaults())
 
     def language_models(self) -> dict[str, Any]:
         module = LanguageModels()

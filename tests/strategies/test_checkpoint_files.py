@@ -5,9 +5,6 @@ import os
 import random
 import re
 import resource
-import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -123,40 +120,6 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path: Path, r
     assert "File too large" in str(told.value)
     assert step_of(path) == 1
     assert list(tmp_path.iterdir()) == [path]
-
-
-FILL_A_DISK = """
-import sys
-from pathlib import Path
-from tests.strategies.test_checkpoint_files import saved, step_of
-
-folder = Path(sys.argv[1])
-path = saved(folder / "last.ckpt", 1)
-(folder / "other").write_bytes(bytes(8192))
-try:
-    saved(path, 2)
-except OSError as error:
-    print(error, step_of(path), sorted(p.name for p in folder.iterdir()))
-"""
-
-
-@pytest.mark.slow
-def test_a_full_file_system_is_named_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    script = tmp_path / "fill.py"
-    script.write_text(FILL_A_DISK)
-    # a mount name space of its own: the mount is gone with the process
-    mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    mount = f"mount -t tmpfs -o size=24k none {tmp_path}/disk"
-    (tmp_path / "disk").mkdir()
-    if not shutil.which("unshare") or subprocess.run([*mounted, mount]).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    command = f"{mount} && exec {sys.executable} {script} {tmp_path}/disk"
-    run = subprocess.run(
-        [*mounted, command], cwd=ROOT, env={**os.environ, "PYTHONPATH": ".:callbacks"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert "could not be written: No space left on device" in run.stdout, run.stderr
-    assert "are unchanged 1 ['last.ckpt', 'other']" in run.stdout
 
 
 @pytest.mark.parametrize("cut", [*range(0, 10_000, 1250), -100, -1])

@@ -110,6 +110,15 @@ def optimized_causal_lm(
     return optimize_forward(tiny_causal_lm(family, vocab_size, seed))
 
 
+def noisy_causal_lm() -> PreTrainedModel:
+    """A tiny GPT-2 with the usual weights, and dropout in training mode."""
+    config = tiny_config("gpt2")
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
+    model = optimize_forward(type(tiny_causal_lm("gpt2"))(config))
+    model.load_state_dict(tiny_causal_lm("gpt2").state_dict())
+    return model
+
+
 def tiny_tokenizer(
     pad_token: str | None = PAD, special_pad: bool = True
 ) -> PreTrainedTokenizerFast:

@@ -1,0 +1,3 @@
+from tests.models.conftest import family
+
+__all__ = ["family"]
