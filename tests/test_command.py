@@ -48,9 +48,7 @@ BOMB = "a: &a [x, x]\n" + "".join(f"k{n}: &k{n} [*k{n - 1}, *k{n - 1}]\n" for n 
 @pytest.mark.parametrize(
     "text", [BOMB.replace("a: &a", "k0: &k0"), "a: &a\n  b: *a\n", "[" * 5000], ids=len
 )
-def test_configuration_that_stands_for_too_much_is_refused(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_huge_aliases_fail(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(SystemExit):
         Command(draw).run(["--config", str(tmp_path / "c.yaml")], "paint")

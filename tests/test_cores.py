@@ -50,9 +50,7 @@ def test_threads_spin_less_while_the_limit_is_on() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_limit_follows_the_waiting_and_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_limit_follows(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     class Ended(Exception): ...
 
     clock = iter([*range(6)])

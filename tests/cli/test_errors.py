@@ -62,9 +62,7 @@ def errors_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[A
 
 
 @pytest.mark.parametrize("name", USAGE_ERRORS)
-def test_a_mistake_in_an_overlay_is_one_line_with_the_file_and_the_nearest_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_mistake_in_overlay(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     overlay, expected = USAGE_ERRORS[name]
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(overlay), "utf-8")
@@ -92,9 +90,7 @@ def test_file_that_is_no_yaml_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         (["--data.bacth_size", "3"], "data.bacth_size: no such option; did you mean "),
     ],
 )
-def test_a_mistake_in_a_flag_is_one_line_and_names_no_file(
-    capsys: pytest.CaptureFixture[str], flags: list[str], expected: str
-) -> None:
+def test_bad_flag(capsys: pytest.CaptureFixture[str], flags: list[str], expected: str) -> None:
     code, told = errors_of(*flags, capsys=capsys)
     assert code == 2
     assert told.partition(": error: ")[2].startswith(expected)
@@ -123,9 +119,7 @@ def test_a_missing_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("package", "logger"), [("wandb", "Wandb"), ("mlflow", "MLFlow")])
-def test_a_tracker_without_its_package_is_one_line_with_the_command(
-    capsys: pytest.CaptureFixture[str], package: str, logger: str
-) -> None:
+def test_missing_tracker(capsys: pytest.CaptureFixture[str], package: str, logger: str) -> None:
     if find_spec(package) is not None:
         pytest.skip(f"{package} is installed")
     code, _ = errors_of("--config", f"overlays/{package}", capsys=capsys)

@@ -23,9 +23,7 @@ def refused(*arguments: str) -> str:
     return str(error.value.code)
 
 
-def test_a_network_of_a_checkpoint_is_written_and_the_card_has_the_command(
-    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_network_and_card(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = runs("ppo")
     more = ["--network", "critic"]
     main(["--checkpoint", str(saved.checkpoint), "--output", str(tmp_path / "m"), *more])
@@ -57,9 +55,7 @@ def test_flags_choose_type_shards_adapters_and_base(runs: Runs, tmp_path: Path) 
     assert not (tmp_path / "n").exists()
 
 
-def test_a_model_from_elsewhere_gets_a_template_and_a_format(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_model_gets_a_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_foreign(tmp_path / "theirs", FOREIGN["trl"])
     source = ["--checkpoint", str(tmp_path / "theirs"), "--format", "trl"]
     main([*source, "--output", str(tmp_path / "a")])

@@ -21,7 +21,7 @@ def pairs(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_model_of_the_given_size_reads_any_text(
+def test_size_and_text_read(
     pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "base"

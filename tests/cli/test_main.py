@@ -104,9 +104,7 @@ def test_all_options_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -
         ("frobnicate", ""),
     ],
 )
-def test_a_mistyped_command_is_answered_with_the_nearest(
-    capsys: pytest.CaptureFixture[str], name: str, advice: str
-) -> None:
+def test_nearest_command_named(capsys: pytest.CaptureFixture[str], name: str, advice: str) -> None:
     with pytest.raises(SystemExit) as refused:
         main([name, "--config", "a.yaml"])
     assert refused.value.code == 2
@@ -125,9 +123,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest(
         (["fit", "mine.yaml"], "lit_rlhf fit --config mine.yaml"),
     ],
 )
-def test_a_near_miss_is_told_what_to_type(
-    capsys: pytest.CaptureFixture[str], words: list[str], advice: str
-) -> None:
+def test_near_miss(capsys: pytest.CaptureFixture[str], words: list[str], advice: str) -> None:
     with pytest.raises(SystemExit) as refused:
         main(words)
     message = capsys.readouterr().err
@@ -143,9 +139,7 @@ def test_tools_get_the_arguments_behind_their_name(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_a_command_sets_up_the_allocator_of_cuda_unless_the_user_has(
-    given: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_allocator_is_set_up(given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     for name in names:
         monkeypatch.setenv(name, "max_split_size_mb:512")

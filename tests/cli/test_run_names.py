@@ -61,9 +61,7 @@ def test_earlier_run_is_replaced_if_asked(root: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed from")
-def test_checkpoint_of_another_run_replaces_no_finished_model(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_run_replaces_no_model(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("sft", "other"):
         fit(root, "--name", name, "--model.optimizer.learning_rate", "1.0e-3")
     (checkpoint,) = Path("runs/logs/other/checkpoints").iterdir()

@@ -166,9 +166,7 @@ def test_a_checkpoint_behind_a_url_is_read_as_tensors_too(world: Path, tmp_path:
     assert asked == [True]
 
 
-def test_configuration_and_flags_win_over_a_checkpoint_of_the_same_class(
-    world: Path, checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+def test_flags_beat_checkpoint(world: Path, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     remembered = torch.load(checkpoints["ppo"], weights_only=True)["hyper_parameters"]
     assert remembered["advantages"]["lam"] == 0.9
     assert remembered["sampling"]["max_new_tokens"] == 4

@@ -142,9 +142,7 @@ def test_training_batches_are_full(write_lines: Writer, tokenizer: Tokenizer) ->
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
 
 
-def test_ptx_text_is_cut_into_blocks_of_its_own_length(
-    write_lines: Writer, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_ptx_text_has_its_own_length(write_lines: Writer, tokenizer: Tokenizer) -> None:
     ptx = [DataSource(write_lines({"text": "Paris " * 50}, name="ptx.jsonl"))]
     path = write_lines(*questions(8), name="prompts.jsonl")
     data = started(prompts(path, tokenizer, ptx_sources=ptx, max_length=64, ptx_max_length=16))

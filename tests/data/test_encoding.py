@@ -75,9 +75,7 @@ def encoder(tokenizer: Tokenizer, template: str, length: int = 512) -> DialogueE
 
 @pytest.mark.parametrize("messages", DIALOGUES, ids=["single", "multi", "chinese"])
 @pytest.mark.parametrize("template", ["hh", "paper-en", "paper-zh", "own"])
-def test_dialogue_is_prompt_and_response(
-    any_tokenizer: Tokenizer, template: str, messages: list[Message]
-) -> None:
+def test_dialogue_parts(any_tokenizer: Tokenizer, template: str, messages: list[Message]) -> None:
     coder = encoder(any_tokenizer, template)
     prompt = coder.encode_prompt(messages[:-1])
     dialogue = coder.encode_dialogue(messages)
@@ -480,9 +478,7 @@ def test_as_many_turns_are_kept_as_fit(tokenizer: Tokenizer, system: list[Messag
 
 
 @pytest.mark.parametrize("train_on", ["last", "all"])
-def test_time_to_drop_turns_does_not_grow_with_their_square(
-    tokenizer: Tokenizer, train_on: Any
-) -> None:
+def test_time_to_drop_turns_grows_linearly(tokenizer: Tokenizer, train_on: Any) -> None:
     rendered = []
 
     def count(coder: DialogueEncoder) -> DialogueEncoder:

@@ -152,9 +152,7 @@ def test_rejected_half_matters_to_preferences_only(write_lines: Writer) -> None:
         read("preference", path, format="hh")
 
 
-def test_rejected_response_is_not_a_demonstration(
-    write_lines: Writer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rejected_is_no_example(write_lines: Writer, caplog: pytest.LogCaptureFixture) -> None:
     liked = {"prompt": "q", "completion": "a", "label": True}
     path = write_lines(liked, {**liked, "completion": "b", "label": False})
     with caplog.at_level(logging.INFO):
@@ -196,9 +194,7 @@ def test_unknown_fields_are_refused_with_the_known_formats(write_lines: Writer) 
 
 
 @pytest.mark.parametrize(("fields", "margin"), [({}, 3), ({"margin": 0.5}, 0.5)])
-def test_strength_is_the_margin_of_a_row_without_one(
-    write_lines: Writer, fields: dict[str, float], margin: float
-) -> None:
+def test_strength_is_margin(write_lines: Writer, fields: dict[str, float], margin: float) -> None:
     row = {"prompt": "q", "response_1": "good", "response_2": "bad", "preference_strength": -3}
     (record,) = read("preference", write_lines(row | fields))
     assert (record.chosen, record.margin) == ("good", margin)

@@ -106,9 +106,7 @@ def test_wrong_byte_of_file_read_as_whole_has_line(tmp_path: Path, name: str, co
     ],
     ids=["value", "delimiter", "deep", "huge"],
 )
-def test_broken_array_is_an_error_even_where_bad_records_are_skipped(
-    tmp_path: Path, content: str, message: str
-) -> None:
+def test_broken_array_is_always_an_error(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(RecordError, match=r"a\.json" + message):
         read_good("prompt", str(tmp_path / "a.json"))

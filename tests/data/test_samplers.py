@@ -98,9 +98,7 @@ def test_token_budget_is_kept_and_used() -> None:
         (9, 100, 4, [1, 4, 4]),  # a maximum keeps it apart
     ],
 )
-def test_last_batch_reaches_the_minimum_where_it_can(
-    size: int, budget: int, most: int | None, sizes: list[int]
-) -> None:
+def test_last_batch_is_minimal(size: int, budget: int, most: int | None, sizes: list[int]) -> None:
     sampler = TokenBudgetBatchSampler([100] * size, budget, min_samples=4, max_samples=most)
     assert sorted(len(batch) for batch in sampler) == sizes
 

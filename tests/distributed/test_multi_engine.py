@@ -59,9 +59,7 @@ def length(result: dict[str, Any], network: str) -> float:
 
 @pytest.mark.parametrize(("strategy", "devices"), LIKE_SINGLE_DEVICE)
 @pytest.mark.parametrize("scenario", ["gan", "policy_and_critic"])
-def test_weights_norms_and_rates_follow_a_single_device(
-    outcomes: Outcomes, scenario: str, strategy: str, devices: int
-) -> None:
+def test_one_device_equals(outcomes: Outcomes, scenario: str, strategy: str, devices: int) -> None:
     expected = outcomes("auto", 1)[scenario]
     actual = outcomes(strategy, devices)[scenario]
     assert relative_error(actual["state"], expected["state"]) < 1e-5
@@ -88,9 +86,7 @@ def test_critic_pretraining_leaves_policy(outcomes: Outcomes, strategy: str, dev
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
-def test_a_huge_gradient_is_clipped_and_leaves_the_other_network_alone(
-    outcomes: Outcomes, strategy: str, devices: int
-) -> None:
+def test_huge_gradient_is_clipped_alone(outcomes: Outcomes, strategy: str, devices: int) -> None:
     result = outcomes(strategy, devices)["clipping"]
     small, huge = result["small"], result["huge"]
     assert huge["records"][0]["norms"][0] > 1e5

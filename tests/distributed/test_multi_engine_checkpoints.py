@@ -22,9 +22,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
 
 
 @pytest.fixture(scope="module")
-def one(
-    two: tuple[dict[str, Any], Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def one(two: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process does with the checkpoint of two."""
     scenarios = ("resume", "validate", "damaged")
     folder = tmp_path_factory.mktemp("one")

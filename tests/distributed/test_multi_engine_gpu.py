@@ -21,9 +21,7 @@ STRATEGIES = [
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("precision", "tolerance"), [("32-true", 1e-4), ("bf16-mixed", 0.02)])
-def test_engines_on_cuda_follow_a_single_cpu(
-    tmp_path: Path, strategy: str, precision: str, tolerance: float
-) -> None:
+def test_cuda_follows_cpu(tmp_path: Path, strategy: str, precision: str, tolerance: float) -> None:
     scenarios = ("gan", "policy_and_critic")
     expected = outcome(tmp_path / "cpu", "auto", 1, *scenarios)
     more = {"precision": precision, "environment": ENVIRONMENT}

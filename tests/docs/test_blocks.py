@@ -126,9 +126,7 @@ def test_yaml_blocks_are_yaml(block: Block) -> None:
     [b for b in all_blocks() if b.language == "yaml" and "callbacks" in b.document.parts],
     ids=place,
 )
-def test_callbacks_in_yaml_are_parsed_on_top_of_a_configuration(
-    block: Block, workspace: Path, tmp_path: Path
-) -> None:
+def test_callbacks_in_yaml_are_parsed(block: Block, workspace: Path, tmp_path: Path) -> None:
     overlay = tmp_path / "callbacks.yaml"
     overlay.write_text(block.text, "utf-8")
     parse(["fit", "--config", str(CONFIGS / "quickstart/ppo_max.yaml"), "--config", str(overlay)])

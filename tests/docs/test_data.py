@@ -68,9 +68,7 @@ def test_bad_records_are_reported_as_the_page_shows(
     assert capsys.readouterr().out.splitlines() == comments
 
 
-def test_encoding_example_trains_on_the_response_and_eos(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_response_and_eos_are_trained(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (b for b in blocks(PAGE) if "encode_dialogue" in b.text)
     exec(compile(block.text, "data.md", "exec"), {})
     text, counts = capsys.readouterr().out.splitlines()

@@ -119,9 +119,7 @@ def test_script_trains_what_trls_does(folder: Path) -> None:
 @pytest.mark.slow  # runs of PPO
 @pytest.mark.filterwarnings("ignore:.*has no text_contract.json")
 @pytest.mark.parametrize("example", ["tldr", "continuations"])
-def test_examples_of_trl_run_on_raw_prompts_without_a_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str
-) -> None:
+def test_raw_prompts_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str) -> None:
     monkeypatch.chdir(tmp_path)
     write_models(tmp_path, tiny_config("gpt_neox"))
     for folder in (Path("policy"), Path("reward")):  # as released: no template, no pad token

@@ -29,9 +29,7 @@ def test_names_are_swapped_in_one_step_or_nothing_changes(tmp_path: Path) -> Non
     assert not try_swap_names(tmp_path / "none", second)
 
 
-def test_folder_whose_file_system_cannot_force_names_to_disk_is_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some network and FUSE mounts answer EINVAL for folders."""
 
     def refuse(descriptor: int) -> None:

@@ -53,9 +53,7 @@ def by_loop(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: floa
 @pytest.mark.parametrize(
     ("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-2)]
 )
-def test_each_query_takes_the_mean_of_what_it_sees(
-    dtype: torch.dtype, close: float, n_groups: int, scale: float | None
-) -> None:
+def test_mean_of_keys(dtype: torch.dtype, close: float, n_groups: int, scale: float | None) -> None:
     query, key, value = states(3, 4, n_groups, 2, 5, dtype)
     seen = torch.rand((3, 1, 2, 5), generator=torch.Generator().manual_seed(1)) < 0.5
     seen[..., 2] = True
@@ -69,9 +67,7 @@ def test_each_query_takes_the_mean_of_what_it_sees(
 
 @pytest.mark.parametrize("window", [None, 3, 100])
 @pytest.mark.parametrize("n_groups", [4, 2])
-def test_short_and_long_rows_agree_with_their_gradients(
-    n_groups: int, window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_agree(n_groups: int, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for short in (MAX_BATCHED_LENGTH, 0):
         monkeypatch.setattr("lit_rlhf.forward.attention.MAX_BATCHED_LENGTH", short)

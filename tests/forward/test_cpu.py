@@ -51,9 +51,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @onednn
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(600,), (2, 300)])
-def test_values_and_gradients_are_those_of_float64(
-    shape: tuple[int, ...], bias: bool, handed_over: list[int]
-) -> None:
+def test_float64_agrees(shape: tuple[int, ...], bias: bool, handed_over: list[int]) -> None:
     generator = torch.Generator().manual_seed(0)
     layer = nn.Linear(160, 200, bias=bias)
     exact = copy.deepcopy(layer).double()
@@ -130,9 +128,7 @@ def test_small_and_low_precision_matmuls_stay_with_torch(handed_over: list[int])
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_layers_change_only_where_mkl_is_slow(
-    slow: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_mkl_is_slow(slow: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_rlhf.forward.optimize.mkl_is_slow", lambda: slow)
     model = load_causal_lm(folder)
     assert forward_plan(model).onednn_matmul is slow
@@ -167,9 +163,7 @@ def test_mkl_is_slow_on_amd_processors_with_avx512(
     [ModelOptions(), ModelOptions(gradient_checkpointing=True), ModelOptions(lora_rank=2)],
     ids=["plain", "checkpointing", "lora"],
 )
-def test_loaded_networks_use_onednn_in_forward_and_backward(
-    options: ModelOptions, folder: Path, handed_over: list[int]
-) -> None:
+def test_networks_use_onednn(options: ModelOptions, folder: Path, handed_over: list[int]) -> None:
     ids = torch.randint(4, 288, (3, 20), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(20) < torch.tensor([[20], [9], [14]])
     targets = mask & (torch.arange(20) > 3)

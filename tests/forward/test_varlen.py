@@ -57,9 +57,7 @@ def test_values_and_gradients_are_those_of_groups(
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_network_in_half_precision_on_a_gpu_attends_in_one_kernel(
-    autocast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_precision_on_gpu_is_varlen(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[int]] = []
 
     def counted(audit: PretendCuda, *args: Tensor, **kwargs: object) -> Tensor:

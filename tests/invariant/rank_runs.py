@@ -67,7 +67,7 @@ class Batches(Callback):
         self.rows: list[list[tuple[Tensor, Tensor]]] = []
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         side = getattr(batch, "chosen", batch)
         self.rows.append([(ids[r].clone(), w[r].clone()) for ids, r, w in zip(*side, strict=True)])

@@ -253,9 +253,7 @@ def test_lowered_learning_rate_stays_until_another_is_set(root: Path, tmp_path: 
     assert last_rate(2e-3, 0.1, ckpt_path=stopped) == 2e-3
 
 
-def test_a_configured_kl_coefficient_wins_over_one_that_has_adapted(
-    dropout_root: Path, tmp_path: Path, stopped: dict[str, Path]
-) -> None:
+def test_configured_kl_wins(dropout_root: Path, tmp_path: Path, stopped: dict[str, Path]) -> None:
     saved = float(torch.load(stopped["ppo"], weights_only=True)["state_dict"]["kl_coef"])
     assert saved != 0.05
     seen: list[float] = []
@@ -378,9 +376,7 @@ def test_buffer_that_an_older_checkpoint_lacks_starts_anew(
     assert 0 < int(resumed.ppo_step) < int(module.ppo_step)
 
 
-def test_settings_that_no_batch_was_trained_with_are_not_documented(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unused_settings(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for rate in (1e-3, 9e-7):
         module, data = sft(root, optimizer={"learning_rate": rate})
         last = find_newest_checkpoint(tmp_path)

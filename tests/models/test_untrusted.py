@@ -91,9 +91,7 @@ def test_the_payloads_work(folder: Path, mark: Path) -> None:
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_a_model_that_needs_its_own_code_is_refused(
-    folder: Path, mark: Path, load: Callable[[Path], object]
-) -> None:
+def test_code_of_models_refused(folder: Path, mark: Path, load: Callable[[Path], object]) -> None:
     with_code(folder, mark, model_type="evil")
     with pytest.raises(ValueError, match=r"path: expected a model [\s\S]*custom code"):
         load(folder)

@@ -189,9 +189,7 @@ class StepRecorder(Callback):
     def __init__(self) -> None:
         self.steps: dict[str, list[dict[str, Tensor]]] = {}
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         gradients = {
             name: parameter.grad.clone()

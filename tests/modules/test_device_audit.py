@@ -111,9 +111,7 @@ def audited_fit(
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
 @pytest.mark.parametrize("network", [PLAIN, ADAPTED], ids=["plain", "adapters"])
 @pytest.mark.parametrize("name", ["sft", "reward", "ppo"])
-def test_a_fit_stays_on_its_device_and_rarely_waits(
-    root: Path, tmp_path: Path, name: str, network: dict[str, Any]
-) -> None:
+def test_fit_rarely_waits(root: Path, tmp_path: Path, name: str, network: dict[str, Any]) -> None:
     module = stage_module(name, root, network)
     before = {key: p.detach().clone() for key, p in module.named_parameters() if p.requires_grad}
     audit = audited_fit(module, stage_data(name, root), tmp_path)
@@ -224,9 +222,7 @@ def test_a_decoding_step_launches_a_bounded_number_of_kernels(
     assert audit.calls["replay"] == replayed
 
 
-def test_a_read_of_a_number_in_the_decoding_loop_is_found(
-    policy: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_while_decoding(policy: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Decoder.step
 
     def reading(self: Decoder) -> None:

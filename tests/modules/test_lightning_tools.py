@@ -61,9 +61,7 @@ def test_compiled_module_is_refused_with_option_that_compiles(root: Path, tmp_pa
         fitted(module, demonstrations(root), tmp_path)
 
 
-def test_callbacks_speak_above_lightnings_rich_bar(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_above_bar(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Speaker(Callback):
         def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
             say(trainer, "a verdict")

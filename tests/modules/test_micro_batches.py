@@ -35,9 +35,7 @@ def test_nested_batches_are_cut_alike() -> None:
     ("max_rows", "max_tokens", "sizes"),
     [(None, None, [6]), (4, None, [4, 2]), (None, 10, [3, 1, 2]), (2, 10, [2, 1, 1, 2])],
 )
-def test_micro_batches_keep_to_rows_and_tokens(
-    max_rows: int | None, max_tokens: int | None, sizes: list[int]
-) -> None:
+def test_sizes_are_kept(max_rows: int | None, max_tokens: int | None, sizes: list[int]) -> None:
     lengths = torch.tensor([3, 3, 4, 20, 5, 5])
     parts = list(split_rows(lengths, max_rows, max_tokens))
     assert [part.stop - part.start for part in parts] == sizes

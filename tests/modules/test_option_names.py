@@ -59,9 +59,7 @@ def checkpoint_of(module: PPOModule, root: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("module_class", [PPOModule, FrugalPPO])
-def test_a_checkpoint_holds_plain_data_and_builds_the_groups_again(
-    root: Path, tmp_path: Path, module_class: type[PPOModule]
-) -> None:
+def test_groups_are_built_again(root: Path, tmp_path: Path, module_class: type[PPOModule]) -> None:
     shaping = RewardShapingOptions(kl_coef=0.2, clip=None)
     module = module_class(**ppo_options(root) | {"reward_shaping": shaping, "seed": 3})
     checkpoint = checkpoint_of(module, root, tmp_path)

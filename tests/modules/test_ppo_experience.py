@@ -59,9 +59,7 @@ def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> TokenStatistics:
     return TokenStatistics(*logprobs, numbers().abs(), numbers(), after, after)
 
 
-def test_values_are_read_before_the_token_in_rollout_and_update(
-    root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_values_read(root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     def positions(model: object, ids: Tensor, mask: Tensor, *_: object) -> Tensor:
         return (mask.cumsum(1) - 1).clamp(min=0).float()
 
@@ -194,9 +192,7 @@ def test_advantages_are_whitened_then_clipped_by_minibatch(root: Path, batch: Pr
         assert bounded.abs().max() == 0.5
 
 
-def test_advantages_are_whitened_by_the_moments_of_all_ranks(
-    root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whiten_all_ranks(root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     rollouts = rollouts_of(batch, [True, False, True, True], [3, 4, 2, 4])
     module = PPOModule(**ppo_options(root, advantages={"normalization": True}))
     rewards = torch.randn(4, 4).masked_fill(~rollouts.response_mask, 0.0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.modules import PPOModule, trained_networks
@@ -36,9 +36,7 @@ class Checkpoint(Callback):
         self.path = path
         self.outputs: list[Any] = []
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: object
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: object) -> None:
         self.outputs.append(outputs)
         if len(self.outputs) == 1:
             trainer.save_checkpoint(self.path)

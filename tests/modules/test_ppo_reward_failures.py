@@ -31,9 +31,7 @@ def module(root: Path, function: str, **options: Any) -> PPOModule:
     return PPOModule(**ppo_options(root, rewards=rewards, **options))
 
 
-def test_a_function_that_fails_in_the_third_batch_costs_that_batch_alone(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_costs_batch(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = {"batch_size": 2}  # four iterations
     monkeypatch.setattr(reward_functions, "calls", -100)
     whole = module(root, "fails_from_the_third_call")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
@@ -46,9 +46,7 @@ class Watching(Callback):
         self.logged: list[dict[str, float]] = []
         self.scores: list[Tensor] = []
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: object
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: object) -> None:
         self.logged.append({k: float(v) for k, v in trainer.callback_metrics.items()})
         self.scores.append(outputs["scores"])
         if len(self.logged) == 2:
@@ -105,9 +103,7 @@ def test_validation_learns_nothing(root: Path, tmp_path: Path) -> None:
     stage.sample(["hi"])
 
 
-def test_a_remote_scorer_beside_a_reward_model(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_and_model(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(remote, "sleep", lambda seconds: None)
     busy = [True]
@@ -187,9 +183,7 @@ def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Pat
         ("gold_reward", {"known": {"rule": "equals", "field": "label"}}),
     ],
 )
-def test_a_field_that_the_data_lack_is_an_error_before_training(
-    root: Path, tmp_path: Path, option: str, rewards: dict[str, Any]
-) -> None:
+def test_lacking_field(root: Path, tmp_path: Path, option: str, rewards: dict[str, Any]) -> None:
     gold = EQUALS if option == "gold_reward" else None
     stage = PPOModule(**ppo_options(root, rewards=rewards, critic_init="policy", gold_reward=gold))
     label = {"rewards": next(iter(rewards)), "gold_reward": EQUALS}[option]

@@ -76,9 +76,7 @@ def dropout_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         },
     ],
 )
-def test_the_first_ratio_is_one_and_the_first_kl_zero_despite_dropout(
-    dropout_root: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_first_ratio_is_one(dropout_root: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     module = Recording(**ppo_options(dropout_root, **options))
     logged = fitted(module, prompts(dropout_root), tmp_path).callback_metrics
     first, later = module.policy_losses[0], module.policy_losses[-1]
@@ -289,9 +287,7 @@ def test_iteration_without_anything_to_learn_from_moves_nothing(root: Path, tmp_
     assert all(torch.isfinite(value) for value in run.callback_metrics.values())
 
 
-def test_minibatches_have_to_divide_the_rollouts(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rollouts_are_divided(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = PPOModule(**ppo_options(root, minibatches={"minibatch_size": 3, "ppo_epochs": 2}))
     rollout = Mock(side_effect=AssertionError("refused only after a rollout"))
     monkeypatch.setattr(module, "rollout", rollout)

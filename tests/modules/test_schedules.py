@@ -31,9 +31,7 @@ class Rates(StepRecorder):
         super().__init__()
         self.rates: dict[str, list[float]] = {}
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         super().on_before_optimizer_step(trainer, pl_module, optimizer)
         network = "critic" if optimizer is trainer.optimizers[-1] else "policy"
         rates = {group["lr"] for group in optimizer.param_groups}
@@ -45,11 +43,9 @@ def percents(rates: list[float], peak: float) -> str:
     return " ".join(f"{100 * rate / peak:.0f}" for rate in rates)
 
 
-def one_network(
-    module: LightningModule, data: Any, folder: Path, **arguments: Any
-) -> dict[str, str]:
+def one_network(module: LightningModule, data: Any, folder: Path, **options: Any) -> dict[str, str]:
     rates = Rates()
-    fitted(module, data, folder, callbacks=[rates], **arguments)
+    fitted(module, data, folder, callbacks=[rates], **options)
     return {"": percents(rates.rates["critic"], 1e-3)}
 
 

@@ -102,9 +102,7 @@ def ppo(root: Path, at: tuple[int, ...], network: str, kind: str, **options: Any
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("network", "other"), [("policy", "critic"), ("critic", "policy")])
-def test_a_fault_of_one_of_ppos_networks_leaves_the_other_alone(
-    root: Path, tmp_path: Path, network: str, other: str, kind: str
-) -> None:
+def test_fault_of_one(root: Path, tmp_path: Path, network: str, other: str, kind: str) -> None:
     steps: list[dict[str, Any]] = []
 
     class Watched(UpdateGuard):

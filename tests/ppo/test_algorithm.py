@@ -1,6 +1,5 @@
 """PPO without a Trainer: the phases of an iteration from two tiny models."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +19,7 @@ from tests.support.tiny_models import EOS_ID, optimized_causal_lm, tiny_causal_l
 LENGTH = 5
 
 
-def count_tokens(
-    prompts: Sequence[str], responses: Sequence[str], lengths: Sequence[int]
-) -> list[float]:
+def count_tokens(prompts: list[str], responses: list[str], lengths: list[int]) -> list[float]:
     return [float(length) for length in lengths]
 
 

@@ -191,9 +191,7 @@ def test_sampling_in_float32_takes_the_states_of_the_reference(roots: dict[str, 
 
 
 @pytest.mark.parametrize("extra", [{}, LORA])
-def test_a_shared_critic_is_saved_resumed_and_finished(
-    roots: dict[str, Path], tmp_path: Path, extra: dict[str, Any]
-) -> None:
+def test_shared_critic_saved(roots: dict[str, Path], tmp_path: Path, extra: dict[str, Any]) -> None:
     root = roots["llama"]
     arguments = {"max_epochs": 2}
     ends = []

@@ -10,68 +10,66 @@ import torch
 not_callable = 3
 
 
-def length(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def length(prompts: list[str], responses: list[str]) -> list[float]:
     return [float(len(response)) for response in responses]
 
 
-def prompt_length(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def prompt_length(prompts: list[str], responses: list[str]) -> list[float]:
     return [float(len(prompt)) for prompt in prompts]
 
 
-def ended(
-    prompts: Sequence[str], responses: Sequence[str], terminated: Sequence[bool]
-) -> list[float]:
+def ended(prompts: list[str], responses: list[str], terminated: list[bool]) -> list[float]:
     return [1.0 if end else -1.0 for end in terminated]
 
 
-def one_too_few(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def one_too_few(prompts: list[str], responses: list[str]) -> list[float]:
     return [0.0] * (len(responses) - 1)
 
 
-def a_column(prompts: Sequence[str], responses: Sequence[str]) -> list[list[float]]:
+def a_column(prompts: list[str], responses: list[str]) -> list[list[float]]:
     return [[0.0] for _ in responses]
 
 
-def not_a_number(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def not_a_number(prompts: list[str], responses: list[str]) -> list[float]:
     return [float("nan") if index == 1 else 0.0 for index in range(len(responses))]
 
 
-def nothing(prompts: Sequence[str], responses: Sequence[str]) -> None:
+def nothing(prompts: list[str], responses: list[str]) -> None:
     return None
 
 
-def words(prompts: Sequence[str], responses: Sequence[str]) -> list[str]:
+def words(prompts: list[str], responses: list[str]) -> list[str]:
     return ["good", "bad", "good"]
 
 
-def fails_on_no_way(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def fails_on_no_way(prompts: list[str], responses: list[str]) -> list[float]:
     if "no way" in responses:
         raise KeyError("way")
     return [0.0] * len(responses)
 
 
-def fails_on_several(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def fails_on_several(prompts: list[str], responses: list[str]) -> list[float]:
     if len(responses) > 1:
         raise KeyError("several")
     return [0.0]
 
 
-def infinite(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def infinite(prompts: list[str], responses: list[str]) -> list[float]:
     return [-float("inf")] * len(responses)
 
 
-def exits(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def exits(prompts: list[str], responses: list[str]) -> list[float]:
     if "no way" in responses:
         sys.exit(0)
     return [0.0] * len(responses)
 
 
-def turns_gradients_off(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def turns_gradients_off(prompts: list[str], responses: list[str]) -> list[float]:
     torch.set_grad_enabled(False)
     return [0.0] * len(responses)
 
 
-def turns_gradients_on(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def turns_gradients_on(prompts: list[str], responses: list[str]) -> list[float]:
     torch.set_grad_enabled(True)
     return [0.0] * len(responses)
 
@@ -93,28 +91,22 @@ def changes_the_lengths(
     return [0.0] * len(responses)
 
 
-def equals_answer(
-    prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]
-) -> list[float]:
+def equals_answer(prompts: list[str], responses: list[str], answer: list[str]) -> list[float]:
     return [float(r == a) for r, a in zip(responses, answer, strict=True)]
 
 
 def default_level(
-    prompts: Sequence[str], responses: Sequence[str], level: Sequence[int] = (7, 7, 7)
+    prompts: list[str], responses: list[str], level: Sequence[int] = (7, 7, 7)
 ) -> list[float]:
     return [float(value) for value in level]
 
 
-def count_fields(
-    prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[object]
-) -> list[float]:
+def count_fields(prompts: list[str], responses: list[str], **fields: list[object]) -> list[float]:
     assert all(len(column) == len(responses) for column in fields.values())
     return [float(len(fields))] * len(responses)
 
 
-def empties_a_field(
-    prompts: Sequence[str], responses: Sequence[str], tags: Sequence[list[str]]
-) -> list[float]:
+def empties_a_field(prompts: list[str], responses: list[str], tags: list[list[str]]) -> list[float]:
     for value in tags:
         value.clear()
     return [0.0] * len(responses)
@@ -123,7 +115,7 @@ def empties_a_field(
 released = Event()
 
 
-def waits(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def waits(prompts: list[str], responses: list[str]) -> list[float]:
     """Until a test sets `released`."""
     released.wait()
     return [0.0] * len(responses)
@@ -132,13 +124,13 @@ def waits(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
 calls = 0
 
 
-def nan_in_the_second_call(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def nan_in_the_second_call(prompts: list[str], responses: list[str]) -> list[float]:
     global calls  # set to 0 by the test
     calls += 1
     return [float("nan") if calls == 2 else float(len(response)) for response in responses]
 
 
-def fails_from_the_third_call(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def fails_from_the_third_call(prompts: list[str], responses: list[str]) -> list[float]:
     global calls  # set to 0 by the test
     calls += 1
     if calls >= 3:
@@ -146,6 +138,6 @@ def fails_from_the_third_call(prompts: Sequence[str], responses: Sequence[str]) 
     return [float(len(response)) for response in responses]
 
 
-async def asynchronous(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+async def asynchronous(prompts: list[str], responses: list[str]) -> list[float]:
     await asyncio.sleep(0)
     return length(prompts, responses)

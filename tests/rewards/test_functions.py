@@ -17,9 +17,7 @@ from tests.support.tiny_models import tiny_tokenizer
 FUNCTIONS = "tests.rewards.reward_functions"
 
 
-def scores(
-    name: str, rollouts: RolloutBatch, records: Sequence[dict[str, Any]] = ()
-) -> list[float]:
+def scores(name: str, rollouts: RolloutBatch, records: Sequence[Any] = ()) -> list[float]:
     reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer())
     result = reward(rollouts, PROMPTS, None, records)
     assert result.dtype == torch.float32

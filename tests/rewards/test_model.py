@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
@@ -44,9 +43,7 @@ def test_base_is_shared_only_with_networks_of_the_same_type(folder: Path) -> Non
     assert ModelReward(path, options, loaded=loaded).find_base(options) is None
 
 
-def contract(
-    template: str = "hh", tokenizer: PreTrainedTokenizerFast | None = None
-) -> TextContract:
+def contract(template: str = "hh", tokenizer: object = None) -> TextContract:
     return DialogueEncoder(tokenizer or tiny_tokenizer(), template, max_length=64).contract
 
 

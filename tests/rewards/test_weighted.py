@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from traceback import format_exception
@@ -266,7 +265,7 @@ def test_a_password_in_the_url_of_a_service_is_refused_and_not_shown() -> None:
     parse_rewards({"safety": service | {"url": "http://me:$SCORER_PASSWORD@localhost/"}})
 
 
-def brevity(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def brevity(prompts: list[str], responses: list[str]) -> list[float]:
     return [-float(len(response)) for response in responses]
 
 
@@ -276,7 +275,7 @@ class Ends:
     def __init__(self, mark: str) -> None:
         self.mark = mark
 
-    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    def __call__(self, prompts: list[str], responses: list[str]) -> list[float]:
         return [float(response.endswith(self.mark)) for response in responses]
 
 
@@ -294,7 +293,7 @@ def test_python_objects_are_rewards_by_themselves_in_a_list_or_with_a_weight() -
 
 
 def test_a_checkpoint_holds_the_names_of_python_objects() -> None:
-    def nested(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    def nested(prompts: list[str], responses: list[str]) -> list[float]:
         return [0.0] * len(responses)
 
     this = "tests.rewards.test_weighted"

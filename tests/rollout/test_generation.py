@@ -307,9 +307,7 @@ def record_merging(model: LanguageModel) -> list[bool]:
     return seen
 
 
-def test_adapters_are_merged_in_float32_and_the_weights_are_the_same_after(
-    adapted: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merged_in_float32(adapted: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {name: parameter.data for name, parameter in adapted.named_parameters()}
     values = {name: weight.clone() for name, weight in weights.items()}
     ids, mask = prompts()

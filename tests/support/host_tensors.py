@@ -4,7 +4,7 @@ A process group of GPUs reduces only tensors on the GPU. On a CPU every tensor i
 device, so tensors that a GPU run would have on the host are marked by a subclass.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,13 +42,7 @@ class HostTensor(Tensor):
         return self.clone()
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = tree_leaves((args, dict(kwargs or {})))
         tensors = [leaf for leaf in inputs if isinstance(leaf, Tensor)]
         # a move to a device, or the device of another tensor, which on a GPU wins over the host's
@@ -63,13 +57,7 @@ class HostTensor(Tensor):
 
 
 class _MarkHostTensors(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         made = func in FACTORIES and (kwargs or {}).get("device") is None
         made &= not any(isinstance(leaf, Tensor) for leaf in tree_leaves(args))

@@ -1,7 +1,6 @@
 """Counting the bytes of living tensors, where no device counts what it allocates."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,13 +24,7 @@ class LiveTensors(TorchDispatchMode):
         self.peak = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._count(args)
         result = func(*args, **(kwargs or {}))
         self._count(result)

@@ -66,13 +66,7 @@ class CudaTensor(Tensor):
     is_cpu = property(lambda _: False)  # type: ignore[assignment]
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _OUTSIDE.call(func, args, dict(kwargs or {}))
 
 
@@ -169,13 +163,7 @@ class PretendCuda(TorchFunctionMode):
         """Number of waits in all calls of a phase."""
         return sum(self.waits.get(phase, {}).values())
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.call(func, args, dict(kwargs or {}))
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -414,13 +402,7 @@ class _CountKernels(TorchDispatchMode):
         super().__init__()
         self.audit = audit
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.audit._counting or in_backward():
             name = func.name().partition("::")[2].partition(".")[0]
             if not func.is_view and name not in WITHOUT_KERNEL:

@@ -32,9 +32,7 @@ class RecordedGraph(TorchDispatchMode):
         self.calls: list[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = []
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().partition("::")[2].partition(".")[0]
         if name in READS:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -44,9 +42,7 @@ class RecordedGraph(TorchDispatchMode):
                 self._before.setdefault(id(base), (base, base.clone()))
         return self.record(func, args, kwargs or {})
 
-    def record(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
+    def record(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         self.calls.append((func, args, kwargs, result))
         return result
@@ -81,9 +77,7 @@ def capture_graph(function: Callable[[], None], pool: Any) -> tuple[Callable[[],
 
 
 class _RefuseReads(TorchDispatchMode):
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.name().partition("::")[2].partition(".")[0] in READS:
             raise RuntimeError("called a synchronizing CUDA operation")
         return func(*args, **(kwargs or {}))

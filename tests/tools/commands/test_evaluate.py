@@ -53,9 +53,7 @@ def test_comparison_reports(root: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert mean == pytest.approx(sum(lengths[: len(QUESTIONS)]) / len(QUESTIONS))
 
 
-def test_responses_are_sampled_as_in_the_paper(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_papers_sampling(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     papers = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
     report_file = tmp_path / "report.json"
     main(arguments(root, "--output", str(report_file)))

@@ -59,14 +59,12 @@ class Sampling:
         return generate_responses(*arguments, **options)
 
 
-def characters(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def characters(prompts: list[str], responses: list[str]) -> list[float]:
     """Reward: number of characters."""
     return [float(len(response)) for response in responses]
 
 
-def question_marks(
-    prompts: Sequence[str], responses: Sequence[str], terminated: Sequence[bool]
-) -> list[float]:
+def question_marks(prompts: list[str], responses: list[str], terminated: list[bool]) -> list[float]:
     """Reward: question marks in the prompt, less one for a response that did not end."""
     return [text.count("?") - float(not e) for text, e in zip(prompts, terminated, strict=True)]
 

@@ -49,9 +49,7 @@ def test_the_limit_holds_for_each_policy(tmp_path: Path) -> None:
         (said(("hi", "a"), policy="sft"), r"'sft' in .*sft.jsonl:1 and .*ppo.jsonl:1; rename"),
     ],
 )
-def test_policies_must_have_answered_the_same(
-    tmp_path: Path, second: list[dict[str, Any]], message: str
-) -> None:
+def test_prompts_must_agree(tmp_path: Path, second: list[dict[str, Any]], message: str) -> None:
     first = write_lines(tmp_path / "sft.jsonl", said(("hi", "a"), ("bye", "b")))
     with pytest.raises(ValueError, match=message):
         read_responses([first, write_lines(tmp_path / "ppo.jsonl", second)])
