@@ -17,38 +17,17 @@ from typing import Any
 import pytest
 
 import lit_rlhf
-from benchmarks.reproduce import running
+from benchmarks.reproduce import page, running, table
 from benchmarks.reproduce.claims import CLAIMS, RULES
 from benchmarks.reproduce.judging import VERSION, Check, Claim, Runs, Value, Verdict, judge
 from benchmarks.reproduce.measuring import BINS, summarize_samples
-from benchmarks.reproduce.page import (
-    IMAGES,
-    PAGE,
-    format_claims,
-    format_page,
-    has_seeds,
-    read_results,
-)
 from benchmarks.reproduce.running import RESULTS, Plan
-from benchmarks.reproduce.table import (
-    ADDED,
-    ENGLISH,
-    EXPERIMENTS,
-    FEW_PAIRS,
-    LEFT_OUT,
-    PPO_MAX,
-    REWARD_08,
-    VANILLA,
-    Arm,
-    Experiment,
-    arms_by_name,
-)
 from benchmarks.results_file import read_runs, write_run
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.tools.lab import World, render_prompt
 
 ROOT = Path(__file__).resolve().parents[2]
-A, B = Arm("a", overlays=("no_ptx",)), Arm("b", overlays=("no_kl_penalty",))
+A, B = table.Arm("a", overlays=("no_ptx",)), table.Arm("b", overlays=("no_kl_penalty",))
 HIGHER = Check(Value(A, "gold"), ">", Value(B, "gold"))
 
 
@@ -104,7 +83,7 @@ def test_verdicts(found: dict[int, Runs], asked: Claim, verdict: Verdict) -> Non
 # --- the table
 
 
-def parts_of(experiment: Experiment) -> set[str]:
+def parts_of(experiment: table.Experiment) -> set[str]:
     foundations = {foundation.name for foundation in experiment.needed_foundations()}
     return foundations | {arm.name for arm in experiment.arms}
 
@@ -112,24 +91,24 @@ def parts_of(experiment: Experiment) -> set[str]:
 def test_every_claim_is_measured_by_its_figure() -> None:
     assert len(CLAIMS) >= 22
     for asked in CLAIMS:
-        needed = asked.parts() - parts_of(EXPERIMENTS[asked.figure])
+        needed = asked.parts() - parts_of(table.EXPERIMENTS[asked.figure])
         # a few compare with a run that another figure has
-        assert needed <= {VANILLA.name, PPO_MAX.name, REWARD_08.name}, asked.text
+        assert needed <= {table.VANILLA.name, table.PPO_MAX.name, table.REWARD_08.name}, asked.text
 
 
 def test_arms_of_one_name_are_one_run() -> None:
-    arms = [arm for figure in EXPERIMENTS.values() for arm in figure.arms]
-    names = {name: replace(arm, label="") for name, arm in arms_by_name().items()}
+    arms = [arm for figure in table.EXPERIMENTS.values() for arm in figure.arms]
+    names = {name: replace(arm, label="") for name, arm in table.arms_by_name().items()}
     assert [arm for arm in arms if names[arm.name] != replace(arm, label="")] == []
     assert all(find_config(f"ablations/{name}") for arm in arms for name in arm.overlays)
 
 
 def test_key_follows_from_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(VANILLA, 0, tmp_path)
+    plan = Plan(table.VANILLA, 0, tmp_path)
     key = plan.key()
-    assert plan.of(replace(VANILLA, label="another name")).key() == key
-    others = [replace(plan, seed=1), replace(plan, trial=True), plan.of(PPO_MAX)]
-    others.append(plan.of(replace(VANILLA, foundation=FEW_PAIRS)))
+    assert plan.of(replace(table.VANILLA, label="another name")).key() == key
+    others = [replace(plan, seed=1), replace(plan, trial=True), plan.of(table.PPO_MAX)]
+    others.append(plan.of(replace(table.VANILLA, foundation=table.FEW_PAIRS)))
     assert len({key, *(other.key() for other in others)}) == 5
     packages = [Path(lit_rlhf.__file__).parent / name for name in running.HASHED]
     assert all(list(package.glob("*.py")) for package in packages)
@@ -138,7 +117,7 @@ def test_key_follows_from_the_content(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_result_of_other_settings_is_not_a_finished_run(tmp_path: Path) -> None:
-    plan = Plan(VANILLA, 0, tmp_path, tmp_path / "results.jsonl")
+    plan = Plan(table.VANILLA, 0, tmp_path, tmp_path / "results.jsonl")
     assert not plan.is_finished()
     write_run(plan.results, plan.name, {"key": plan.key()})
     assert plan.is_finished()
@@ -147,9 +126,9 @@ def test_result_of_other_settings_is_not_a_finished_run(tmp_path: Path) -> None:
 
 
 def test_arm_comes_after_what_it_starts_from(tmp_path: Path) -> None:
-    arm = replace(VANILLA, foundation=FEW_PAIRS)
+    arm = replace(table.VANILLA, foundation=table.FEW_PAIRS)
     names = [plan.part.name for plan in Plan(arm, 0, tmp_path).chain()]
-    assert names == [ENGLISH.name, FEW_PAIRS.name, arm.name]
+    assert names == [table.ENGLISH.name, table.FEW_PAIRS.name, arm.name]
 
 
 # --- measures
@@ -184,42 +163,42 @@ Found = Mapping[int, Runs]
 @pytest.fixture(scope="module")
 def found() -> Found:
     """The committed results."""
-    return read_results(RESULTS)
+    return page.read_results(RESULTS)
 
 
 def test_page_and_claims_agree_with_the_committed_results(found: Found) -> None:
-    drawn = [name for name, figure in EXPERIMENTS.items() if has_seeds(figure, found)]
+    drawn = [name for name, figure in table.EXPERIMENTS.items() if page.has_seeds(figure, found)]
     judged = json.loads(RESULTS.with_name("reproduction_verdicts.json").read_text("utf-8"))
     verdicts = [str(judge(asked, found).verdict) for asked in CLAIMS]
     assert (judged["rules"], judged["verdicts"][str(VERSION)]) == (RULES, verdicts)
-    assert (ROOT / "docs" / PAGE).read_text("utf-8") == format_page(found, judged)
-    claims = format_claims(found, drawn, "../../docs")
+    assert (ROOT / "docs" / page.PAGE).read_text("utf-8") == page.format_page(found, judged)
+    claims = page.format_claims(found, drawn, "../../docs")
     assert RESULTS.with_suffix(".md").read_text("utf-8") == claims
-    images = {path.stem for path in (ROOT / "docs" / IMAGES).glob("*.svg")}
+    images = {path.stem for path in (ROOT / "docs" / page.IMAGES).glob("*.svg")}
     assert images == set(drawn)
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert f"tests {len(CLAIMS)} statements" in text
 
 
-def mean_gold(found: Found, figure: str, arm: Arm, place: int = -1) -> str:
+def mean_gold(found: Found, figure: str, arm: table.Arm, place: int = -1) -> str:
     """The committed gold reward of an arm, in the sample at a place, as the pages have it."""
-    names = {arm.name for arm in EXPERIMENTS[figure].arms}
+    names = {arm.name for arm in table.EXPERIMENTS[figure].arms}
     runs = [runs for runs in found.values() if names <= runs.keys()]
     return f"{fmean(run[arm.name]['samples']['gold'][place] for run in runs):.2f}"
 
 
 def test_table_of_tricks_agrees_with_the_committed_results(found: Found) -> None:
     gold = partial(mean_gold, found, "tricks")
-    pairs = zip(LEFT_OUT, ADDED, strict=True)
+    pairs = zip(table.LEFT_OUT, table.ADDED, strict=True)
     rows = [f"| {b.label.removeprefix('with ')} | {gold(a)} | {gold(b)} |" for a, b in pairs]
-    rows.append(f"| none left out, none added | {gold(PPO_MAX)} | {gold(VANILLA)} |")
+    rows.append(f"| none left out, none added | {gold(table.PPO_MAX)} | {gold(table.VANILLA)} |")
     text = (ROOT / "docs" / "recipe.md").read_text("utf-8")
     assert "\n".join(rows) in text
-    assert f"means of three seeds, SFT has {gold(PPO_MAX, 0)} (" in text
+    assert f"means of three seeds, SFT has {gold(table.PPO_MAX, 0)} (" in text
 
 
 def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> None:
-    figure = EXPERIMENTS["worlds"]
+    figure = table.EXPERIMENTS["worlds"]
     gold = partial(mean_gold, found, "worlds")
     vanilla, ppo_max = figure.arms
     text = " ".join((ROOT / "docs" / "lab.md").read_text("utf-8").split())
@@ -267,4 +246,4 @@ def test_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
     assert None not in curve["score"]
     assert found["ppo_max"]["preferences"]["helpful"].keys() == {"win", "tie", "lose"}
     assert found["foundation-biased-en"]["accuracy"] >= 0
-    assert read_results(results) == {}  # a trial is no result
+    assert page.read_results(results) == {}  # a trial is no result

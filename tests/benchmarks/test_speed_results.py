@@ -6,16 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.speed import report
 from benchmarks.speed.job import Job
 from benchmarks.speed.ours_supervised import build_batches, lengths
-from benchmarks.speed.report import (
-    PAGE,
-    RESULTS,
-    comparison_tables,
-    fill_page,
-    scaling_tables,
-    summarize,
-)
 from benchmarks.speed.workload import SIZES, Workload, completions, prompts
 
 TINY = Workload(**SIZES["tiny"])
@@ -53,7 +46,7 @@ def run_of(side: str, *seconds: float, foreign: float = 0.0, memory: float = 100
 
 def test_summary_takes_medians_over_quiet_updates() -> None:
     runs = [run_of("TRL", 2.0, 4.0), run_of("TRL", 100.0, foreign=1.0), run_of("TRL", 3.0)]
-    row = summarize(runs, CEILINGS, quiet_cores=0.05)
+    row = report.summarize(runs, CEILINGS, quiet_cores=0.05)
     assert (row["seconds"], row["seconds_min"], row["seconds_max"]) == (3.0, 2.0, 4.0)
     assert (row["updates"], row["updates_dropped"]) == (3, 1)
     assert row["phases"] == {"rollout": 1.5, "update": 0.75, "other": 0.75}
@@ -61,7 +54,7 @@ def test_summary_takes_medians_over_quiet_updates() -> None:
     assert row["ceiling_fraction"] == pytest.approx(0.2)
     assert row["real_tokens"] == 100
     bf16 = [run | {"precision": "bf16-mixed"} for run in runs]
-    assert summarize(bf16, CEILINGS, 0.05)["ceiling_fraction"] == pytest.approx(0.1)
+    assert report.summarize(bf16, CEILINGS, 0.05)["ceiling_fraction"] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
@@ -79,11 +72,11 @@ def test_supervised_batches_hold_the_tokens_that_the_peer_gets(stage: Any) -> No
 
 
 def test_page_and_tables_agree_with_the_results() -> None:
-    page = PAGE.read_text("utf-8")
+    page = report.PAGE.read_text("utf-8")
     assert "| PPO, full | fp32 |" in page
-    assert fill_page(page, RESULTS) == page, "run python -m benchmarks.speed.report"
-    for file in RESULTS.glob("*.md"):
+    assert report.fill_page(page, report.RESULTS) == page, "run python -m benchmarks.speed.report"
+    for file in report.RESULTS.glob("*.md"):
         if (file.with_suffix(".json")).is_file():
             result = json.loads(file.with_suffix(".json").read_text("utf-8"))
-            tables = scaling_tables if "sweeps" in result else comparison_tables
+            tables = report.scaling_tables if "sweeps" in result else report.comparison_tables
             assert file.read_text("utf-8") == tables(result)

@@ -6,50 +6,43 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.speed import workload
 from benchmarks.speed.job import Job
 from benchmarks.speed.ours import build_loader, run
-from benchmarks.speed.workload import (
-    BOS,
-    EOS,
-    PAD,
-    SIZES,
-    Workload,
-    bias_lm_head,
-    left_padded,
-    policy_network,
-    prompts,
-    save_networks,
-)
 
-TINY = Workload(**SIZES["tiny"])
+TINY = workload.Workload(**workload.SIZES["tiny"])
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("networks")
-    save_networks(TINY, path)
+    workload.save_networks(TINY, path)
     return path
 
 
 def test_both_sides_get_the_same_prompts() -> None:
     ours = list(build_loader(TINY, 2))
-    peers = [left_padded(rows) for rows in prompts(TINY, 2)]
+    peers = [workload.left_padded(rows) for rows in workload.prompts(TINY, 2)]
     for mine, theirs in zip(ours, peers, strict=True):
         assert mine.input_ids.equal(theirs)
-        assert mine.attention_mask.equal(theirs != PAD)
+        assert mine.attention_mask.equal(theirs != workload.PAD)
         assert mine.ptx is None
 
 
 @pytest.mark.parametrize("mode", ["ragged", "full"])
 def test_responses_end_with_the_probability_asked_for(mode: str) -> None:
-    work = Workload(mode="ragged" if mode == "ragged" else "full", layers=1)
+    work = workload.Workload(mode="ragged" if mode == "ragged" else "full", layers=1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = policy_network(work)
-        bias_lm_head(model, work)
+        model = workload.policy_network(work)
+        workload.bias_lm_head(model, work)
         ids = torch.randint(3, work.vocab, (8, 64))
     with torch.no_grad():
-        ends = model(ids).logits.softmax(-1)[..., [PAD, BOS, EOS]].mean((0, 1))
+        ends = (
+            model(ids)
+            .logits.softmax(-1)[..., [workload.PAD, workload.BOS, workload.EOS]]
+            .mean((0, 1))
+        )
     assert ends[:2].max() < 1e-12
     if mode == "ragged":
         assert ends[2] == pytest.approx(1 / 32, rel=0.1)
@@ -64,7 +57,7 @@ def test_our_side_runs_and_counts_its_work(folder: Path) -> None:
     laps = run(job)
     assert len(laps.records) == 2
     record = laps.records[1]
-    assert record["prompts"] == [len(row) for row in prompts(job.work, 2)[1]]
+    assert record["prompts"] == [len(row) for row in workload.prompts(job.work, 2)[1]]
     assert record["responses"] == [TINY.response] * TINY.batch
     assert set(record["phases"]) == {"rollout", "score", "update", "other"}
     assert sum(record["phases"].values()) == pytest.approx(record["seconds"])

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 import pytest
 
 from tests.export.fixtures import runs
@@ -5,9 +7,11 @@ from tests.export.fixtures import runs
 __all__ = ["runs"]
 
 
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    # LightningCLI looks at the test runner's own arguments otherwise
-    monkeypatch.setattr("sys.argv", ["lit_rlhf"])
-    # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
-    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        # LightningCLI looks at the test runner's own arguments otherwise
+        patch.setattr("sys.argv", ["lit_rlhf"])
+        # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
+        patch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+        yield

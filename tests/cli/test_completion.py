@@ -14,10 +14,7 @@ pytestmark = pytest.mark.slow  # builds the parsers of all commands
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("completion") / "completion.sh"
     with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
-        patch.setattr("sys.argv", ["lit_rlhf"])
         patch.setattr("sys.stdout", file)
-        # Lightning 2.6.6 makes classes in a way that jsonargparse 4.53 deprecates
-        patch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
         with pytest.raises(SystemExit) as ended:
             main([])
     assert ended.value.code == 0

@@ -70,13 +70,8 @@ def test_folder_is_uploaded_if_asked(
     ("token", "name", "message"),
     [(None, "someone/model", "`hf auth login`, or set HF_TOKEN"), ("hf", "a/b/c", "a/b/c")],
 )
-def test_missing_token_and_wrong_name_are_said_before_anything_is_done(
-    runs: Runs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    token: str | None,
-    name: str,
-    message: str,
+def test_refused_first(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: Any, name: str, message: str
 ) -> None:
     hub = Hub(monkeypatch)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: token)

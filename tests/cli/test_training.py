@@ -51,7 +51,7 @@ def configs(stage: str, world: Path, folder: Path, **options: Any) -> list[objec
     return [part for path in (config, small, last) for part in ("--config", path)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def checkpoints(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A checkpoint of each stage, left by `fit`."""
     found = {}

@@ -12,19 +12,7 @@ import yaml
 
 from lit_rlhf import data
 from lit_rlhf.modules import PPOModule, merge_options, option_groups
-from tests.configs.parsing import (
-    ABLATIONS,
-    BASES,
-    OF_THE_QUICKSTART,
-    OVERLAYS,
-    REWARD_ABLATIONS,
-    changed_keys,
-    cli_parser,
-    flat,
-    name_of,
-    parsed,
-    stage_of,
-)
+from tests.configs import parsing
 from tests.configs.tiny_runs import CONFIGS, QUICKSTART
 from tests.modules.stages import nested
 from tests.modules.test_options import PPO_MAX as PPO_MAX_OPTIONS
@@ -78,15 +66,15 @@ def contains(settings: object, wanted: object) -> bool:
 
 def written(config: Path) -> dict[str, Any]:
     """The settings in a file itself, by dotted key."""
-    content = flat(yaml.safe_load(config.read_text("utf-8")))
+    content = parsing.flat(yaml.safe_load(config.read_text("utf-8")))
     # `suffix+` appends, which changes `suffix`
     return {"suffix" if key == "suffix+" else key: v for key, v in content.items()}
 
 
-@pytest.mark.parametrize("config", BASES, ids=name_of)
+@pytest.mark.parametrize("config", parsing.BASES, ids=parsing.name_of)
 def test_configuration_parses(config: Path) -> None:
-    settings = parsed(config)
-    stage = stage_of(config)
+    settings = parsing.parsed(config)
+    stage = parsing.stage_of(config)
     assert settings["model.class_path"] == f"lit_rlhf.modules.{MODULES[stage]}"
     assert settings["data.class_path"].endswith(f".{DATA[stage]}")
     assert settings["seed_everything"] == 0
@@ -94,7 +82,7 @@ def test_configuration_parses(config: Path) -> None:
 
 
 def test_files_are_all_tested_here() -> None:
-    known = {*BASES, *OVERLAYS, *ABLATIONS, VANILLA}
+    known = {*parsing.BASES, *parsing.OVERLAYS, *parsing.ABLATIONS, VANILLA}
     assert set(CONFIGS.rglob("*.*")) - known == set()
 
 
@@ -105,17 +93,17 @@ def test_configurations_write_a_checkpoint_once() -> None:
     assert all("save_last: link" in line for line in settings)
 
 
-@pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
+@pytest.mark.parametrize("ablation", parsing.ABLATIONS, ids=parsing.name_of)
 def test_ablation_changes_only_what_it_names(ablation: Path) -> None:
     # the paper's configuration has all tricks of PPO-max on and no other; a value of the paper
     # changes the quickstart, whose values suit a small model, or vanilla PPO
     bases = [[CONFIGS / "ppo" / "paper_7b_en.yaml"], [PPO_MAX], [PPO_MAX, VANILLA]]
-    if ablation in REWARD_ABLATIONS:
+    if ablation in parsing.REWARD_ABLATIONS:
         bases = [[QUICKSTART / "reward.yaml"]]
     changes = []
     for base in bases:
-        before, after = parsed(*base), parsed(*base, ablation)
-        changed = changed_keys(before, after)
+        before, after = parsing.parsed(*base), parsing.parsed(*base, ablation)
+        changed = parsing.changed_keys(before, after)
         assert changed <= written(ablation).keys()
         assert after["suffix"] == [ablation.stem]  # it stands beside a run without it
         changes.append(changed)
@@ -124,7 +112,7 @@ def test_ablation_changes_only_what_it_names(ablation: Path) -> None:
     assert changes[-1] > {"suffix"}
 
 
-@pytest.mark.parametrize("ablation", ABLATIONS, ids=name_of)
+@pytest.mark.parametrize("ablation", parsing.ABLATIONS, ids=parsing.name_of)
 def test_ablation_begins_with_the_number_of_its_trick(ablation: Path) -> None:
     table = (CONFIGS.parent / "docs" / "recipe.md").read_text("utf-8").splitlines()
     text = ablation.read_text("utf-8")
@@ -135,12 +123,12 @@ def test_ablation_begins_with_the_number_of_its_trick(ablation: Path) -> None:
 
 
 def test_vanilla_switches_all_tricks_off() -> None:
-    settings = parsed(PPO_MAX, VANILLA)
+    settings = parsing.parsed(PPO_MAX, VANILLA)
     assert {name: settings[f"model.init_args.{name}"] for name in OFF} == OFF
 
 
 def test_vanilla_differs_in_its_tricks_and_names_only() -> None:
-    changed = changed_keys(parsed(PPO_MAX), parsed(PPO_MAX, VANILLA))
+    changed = parsing.changed_keys(parsing.parsed(PPO_MAX), parsing.parsed(PPO_MAX, VANILLA))
     names = {"trainer.callbacks", "trainer.logger.init_args.name", "model.init_args.output_dir"}
     assert changed - {f"model.init_args.{name}" for name in OFF} == names
 
@@ -149,18 +137,18 @@ def test_vanilla_differs_in_its_tricks_and_names_only() -> None:
     ("overlay", "config"),
     [
         (overlay, config)
-        for overlay in OVERLAYS
-        for config in BASES
-        if stage_of(config) in stages(overlay)
+        for overlay in parsing.OVERLAYS
+        for config in parsing.BASES
+        if parsing.stage_of(config) in stages(overlay)
     ],
-    ids=name_of,
+    ids=parsing.name_of,
 )
 def test_overlay_parses_on_every_configuration_that_it_is_for(overlay: Path, config: Path) -> None:
-    before, after = parsed(config), parsed(config, overlay)
+    before, after = parsing.parsed(config), parsing.parsed(config, overlay)
     wanted = written(overlay)
     if "trainer.logger+" in wanted:  # every configuration has one logger, the overlay makes a list
         logger, added = after["trainer.logger"][0], wanted.pop("trainer.logger+")
-        assert flat(logger, "trainer.logger.").items() <= before.items()
+        assert parsing.flat(logger, "trainer.logger.").items() <= before.items()
         assert contains(after["trainer.logger"][1:], added)
         after = {**before, **{k: v for k, v in after.items() if k != "trainer.logger"}}
     for key, value in wanted.items():
@@ -168,34 +156,36 @@ def test_overlay_parses_on_every_configuration_that_it_is_for(overlay: Path, con
             key = key.removesuffix("+")
             value = [*before[key], *value]
         assert contains(after[key], value), key
-    changed = changed_keys(before, after)
+    changed = parsing.changed_keys(before, after)
     assert changed <= {key.removesuffix("+") for key in wanted}
 
 
 @pytest.mark.parametrize(
-    "overlay", [o for o in OVERLAYS if o.stem in STAGES_OF_OVERLAY], ids=name_of
+    "overlay", [o for o in parsing.OVERLAYS if o.stem in STAGES_OF_OVERLAY], ids=parsing.name_of
 )
 def test_overlay_that_is_not_for_all_stages_says_so(overlay: Path) -> None:
     head = overlay.read_text("utf-8").splitlines()[0].lower()
     assert {stage for stage in MODULES if f"for {stage}" in head} == stages(overlay)
 
 
-PPO_BASES = [config for config in BASES if stage_of(config) == "ppo"]
+PPO_BASES = [config for config in parsing.BASES if parsing.stage_of(config) == "ppo"]
 
 
 @pytest.mark.parametrize(
-    "ablation", [a for a in ABLATIONS if a.stem not in OF_THE_QUICKSTART], ids=name_of
+    "ablation",
+    [a for a in parsing.ABLATIONS if a.stem not in parsing.OF_THE_QUICKSTART],
+    ids=parsing.name_of,
 )
 def test_ablation_fits_any_ppo_configuration(ablation: Path) -> None:
     wanted = written(ablation)
     names = {key.removeprefix("model.init_args.") for key in wanted}
     # nothing that another configuration would have elsewhere, such as paths
     assert not [name for name in names if name.startswith(("data.", "trainer.", "model_path"))]
-    settings = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", ablation)
+    settings = parsing.parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", ablation)
     assert {key: settings[key] for key in wanted} == wanted
     for config in PPO_BASES:
         # what parsing both makes of options, which takes longer
-        settings = {**parsed(config), **wanted}
+        settings = {**parsing.parsed(config), **wanted}
         prefix = "model.init_args."
         options = nested({k.removeprefix(prefix): v for k, v in settings.items() if prefix in k})
         for group in option_groups(PPOModule):
@@ -242,12 +232,12 @@ PAPER = {
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("stage", PAPER)
 def test_7b_configurations_have_the_papers_values(stage: str, language: str) -> None:
-    settings = parsed(CONFIGS / stage / f"paper_7b_{language}.yaml")
+    settings = parsing.parsed(CONFIGS / stage / f"paper_7b_{language}.yaml")
     assert settings["trainer.devices"] == 8
     assert settings["trainer.strategy"] == "multi_deepspeed_stage_2"
     assert {key: settings[key] for key in PAPER[stage]} == PAPER[stage]
     if stage == "reward":  # from the pre-trained model (Section 4.1)
-        sft = parsed(CONFIGS / "sft" / f"paper_7b_{language}.yaml")
+        sft = parsing.parsed(CONFIGS / "sft" / f"paper_7b_{language}.yaml")
         for key in ("model.init_args.model_path", "data.init_args.chat_template"):
             assert settings[key] == sft[key]
     if stage == "ppo":
@@ -257,7 +247,7 @@ def test_7b_configurations_have_the_papers_values(stage: str, language: str) -> 
 @pytest.mark.parametrize("name", DATA.values())
 def test_help_lists_arguments_of_bases(capsys: pytest.CaptureFixture[str], name: str) -> None:
     with pytest.raises(SystemExit):
-        cli_parser().parse_args(["fit", "--data.help", name])
+        parsing.cli_parser().parse_args(["fit", "--data.help", name])
     shown = set(re.findall(r"--data\.(\w+) ", capsys.readouterr().out))
     bases = getattr(data, name).__mro__
     taken = [arg for base in bases for arg in inspect.signature(base.__init__).parameters.values()]
@@ -274,8 +264,8 @@ def overlay_of(folder: Path, name: str, **options: Any) -> Path:
 def test_overlays_of_one_group_leave_its_other_options(tmp_path: Path) -> None:
     cooler = overlay_of(tmp_path, "cooler", sampling={"temperature": 0.7})
     shaped = overlay_of(tmp_path, "shaped", reward_shaping={"clip": None}, sampling={"top_k": 9})
-    before, after = parsed(PPO_MAX), parsed(PPO_MAX, cooler, shaped)
-    changed = {key: after[key] for key in changed_keys(before, after)}
+    before, after = parsing.parsed(PPO_MAX), parsing.parsed(PPO_MAX, cooler, shaped)
+    changed = {key: after[key] for key in parsing.changed_keys(before, after)}
     assert changed == {
         "model.init_args.sampling.temperature": 0.7,
         "model.init_args.sampling.top_k": 9,
@@ -287,7 +277,7 @@ def test_overlays_of_one_group_leave_its_other_options(tmp_path: Path) -> None:
 def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
     path = overlay_of(tmp_path, "rates", optimizer={"weight_decay": 0.1})
     words = ["fit", "--model=SFTModule", f"--config={path}", *SFT]
-    optimizer = flat(cli_parser().parse_args(words))
+    optimizer = parsing.flat(parsing.cli_parser().parse_args(words))
     assert optimizer["fit.model.init_args.optimizer.weight_decay"] == 0.1
     assert optimizer["fit.model.init_args.optimizer.learning_rate"] == 9.5e-6
     assert optimizer["fit.model.init_args.optimizer.lr_scheduler"] == "cosine_with_min_lr"
@@ -311,9 +301,11 @@ def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, Any]) -> None:
-    settings = cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *flags]).fit.as_dict()
-    before, after = parsed(PPO_MAX), flat(settings)
-    keys = changed_keys(before, after) - {"config"}
+    settings = (
+        parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *flags]).fit.as_dict()
+    )
+    before, after = parsing.parsed(PPO_MAX), parsing.flat(settings)
+    keys = parsing.changed_keys(before, after) - {"config"}
     assert {key.removeprefix("model.init_args."): after[key] for key in keys} == changed
 
 
@@ -343,11 +335,11 @@ def test_wrong_option_is_refused_and_the_right_one_named(
         wrong = ["--config", str(tmp_path / "whole.yaml")]
         (tmp_path / "whole.yaml").write_text(yaml.safe_dump(content), "utf-8")
     elif how != "overlay":
-        ((name, value),) = flat(options).items()
+        ((name, value),) = parsing.flat(options).items()
         prefix = "--model" if how == "flag" else "--model.init_args"
         wrong = [f"{prefix}.{name}", str(value)]
     with pytest.raises(SystemExit):
-        cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *wrong])
+        parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *wrong])
     file = f"{wrong[1]}: " if wrong[0] == "--config" else ""
     assert f"error: {file}model.{told}\n" in capsys.readouterr().err
 
@@ -357,6 +349,6 @@ def test_time_limit_of_collectives_is_set_in_a_configuration(tmp_path: Path, str
     limit = {"class_path": strategy, "init_args": {"timeout": "0:05:00"}}
     overlay = tmp_path / "limit.yaml"
     overlay.write_text(yaml.safe_dump({"trainer": {"strategy": limit}}))
-    settings = parsed(QUICKSTART / "sft.yaml", overlay)
+    settings = parsing.parsed(QUICKSTART / "sft.yaml", overlay)
     assert settings["trainer.strategy.class_path"].endswith(strategy)
     assert settings["trainer.strategy.init_args.timeout"] == timedelta(minutes=5)

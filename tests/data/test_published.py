@@ -7,21 +7,13 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.data import (
-    DataSource,
-    DemonstrationRecord,
-    PreferenceRecord,
-    Record,
-    RecordError,
-    RecordKind,
-    load_records,
-)
+from lit_rlhf import data
 from lit_rlhf.data.sources import prompt_of
 from tests.data.published_rows import ASK, BAD, BE_BRIEF, GOOD, PUBLISHED, PublishedRow
 from tests.docs.blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "data.md"
-KINDS: tuple[RecordKind, ...] = ("preference", "demonstration", "prompt")
+KINDS: tuple[data.RecordKind, ...] = ("preference", "demonstration", "prompt")
 
 
 @pytest.fixture(autouse=True)
@@ -32,16 +24,16 @@ def maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def load(kind: RecordKind, row: PublishedRow, folder: Path) -> list[Record]:
+def load(kind: data.RecordKind, row: PublishedRow, folder: Path) -> list[data.Record]:
     path = folder / "rows.json"
     path.write_text(json.dumps([row.fields]), "utf-8")
-    return load_records(kind, [DataSource(str(path), **row.settings)])
+    return data.load_records(kind, [data.DataSource(str(path), **row.settings)])
 
 
-def responses(record: Record) -> list[str]:
-    if isinstance(record, PreferenceRecord):
+def responses(record: data.Record) -> list[str]:
+    if isinstance(record, data.PreferenceRecord):
         return [record.chosen, record.rejected]
-    return [record.messages[-1].content] if isinstance(record, DemonstrationRecord) else []
+    return [record.messages[-1].content] if isinstance(record, data.DemonstrationRecord) else []
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -52,7 +44,7 @@ def test_row_loads_as_every_kind_that_it_serves_as(name: str, tmp_path: Path) ->
         (record,) = load(kind, row, tmp_path)
         *system, ask = prompt_of(record)
         assert responses(record) == expected[kind]
-        if isinstance(record, PreferenceRecord):
+        if isinstance(record, data.PreferenceRecord):
             assert record.margin == (abs(row.fields[row.margin]) if row.margin else 0)
         assert ask.role == "user"
         assert ASK in ask.content
@@ -64,7 +56,7 @@ def test_row_loads_as_every_kind_that_it_serves_as(name: str, tmp_path: Path) ->
 def test_row_is_refused_as_any_other_kind(name: str, tmp_path: Path) -> None:
     row = PUBLISHED[name]
     for kind in set(KINDS) - set(row.kinds):
-        with pytest.raises(RecordError):
+        with pytest.raises(data.RecordError):
             load(kind, row, tmp_path)
 
 

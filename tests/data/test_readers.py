@@ -12,32 +12,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lit_rlhf.data import (
-    DataSource,
-    DemonstrationRecord,
-    Message,
-    PromptRecord,
-    RecordError,
-    RecordKind,
-    TextRecord,
-    load_records,
-    read_file,
-)
+from lit_rlhf import data
 from tests.data.reading import Writer, read, read_good
 
-ASK, REPLY, ASK_MORE = Message("user", "q"), Message("assistant", "a"), Message("user", "r")
+ASK, REPLY, ASK_MORE = (
+    data.Message("user", "q"),
+    data.Message("assistant", "a"),
+    data.Message("user", "r"),
+)
 CHAT_ASK, CHAT_REPLY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 
 
 def test_text_file_is_one_record(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\n", encoding="utf-8")
-    assert read("text", str(tmp_path / "a.txt")) == [TextRecord("one\n\ntwo\n", "s")]
+    assert read("text", str(tmp_path / "a.txt")) == [data.TextRecord("one\n\ntwo\n", "s")]
 
 
 def test_compressed_lines(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps({"prompt": "你好"}, ensure_ascii=False).encode()))
-    assert read("prompt", str(path)) == [PromptRecord((Message("user", "你好"),), "s")]
+    assert read("prompt", str(path)) == [data.PromptRecord((data.Message("user", "你好"),), "s")]
 
 
 @pytest.mark.parametrize("name", ["data.json", "data.json.gz"])
@@ -46,7 +40,7 @@ def test_json_array(tmp_path: Path, name: str, indent: int | None) -> None:
     content = json.dumps([{"prompt": "q"}, {"prompt": "r"}], indent=indent).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     records = read("prompt", str(tmp_path / name))
-    assert records == [PromptRecord((ASK,), "s"), PromptRecord((ASK_MORE,), "s")]
+    assert records == [data.PromptRecord((ASK,), "s"), data.PromptRecord((ASK_MORE,), "s")]
 
 
 def test_json_file_of_lines(write_lines: Writer) -> None:
@@ -65,14 +59,14 @@ def test_parquet(tmp_path: Path) -> None:
     rows = [{"messages": [CHAT_ASK, CHAT_REPLY]}, {"messages": [CHAT_ASK, CHAT_REPLY]}]
     pq.write_table(pa.Table.from_pylist(rows), path)
     records = read("demonstration", str(path))
-    assert records == [DemonstrationRecord((ASK, REPLY), "s")] * 2
+    assert records == [data.DemonstrationRecord((ASK, REPLY), "s")] * 2
     assert str(records[1].location) == f"{path}:2"
 
 
 def test_folder_is_read_as_a_dataset(tmp_path: Path, write_lines: Writer) -> None:
     (tmp_path / "folder").mkdir()
     write_lines({"prompt": "q"}, name="folder/train.jsonl")
-    assert read("prompt", str(tmp_path / "folder")) == [PromptRecord((ASK,), "s")]
+    assert read("prompt", str(tmp_path / "folder")) == [data.PromptRecord((ASK,), "s")]
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -80,7 +74,7 @@ def test_wrong_byte_costs_its_line(tmp_path: Path, compressed: bool) -> None:
     content = '{"prompt": "q"}\n{"prompt": "café"}\n'.encode("latin-1") + b'{"prompt": "r"}\n'
     path = tmp_path / ("data.jsonl.gz" if compressed else "data.jsonl")
     path.write_bytes(gzip.compress(content) if compressed else content)
-    with pytest.raises(RecordError, match=r"data\.jsonl(\.gz)?:2: not UTF-8"):
+    with pytest.raises(data.RecordError, match=r"data\.jsonl(\.gz)?:2: not UTF-8"):
         read("prompt", str(path))
     records, counts = read_good("prompt", str(path))
     assert (len(records), counts.skipped) == (2, {"not UTF-8": 1})
@@ -92,7 +86,7 @@ def test_wrong_byte_costs_its_line(tmp_path: Path, compressed: bool) -> None:
 )
 def test_wrong_byte_of_file_read_as_whole_has_line(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_bytes(content.encode("latin-1"))
-    with pytest.raises(RecordError, match=rf"{name}:3: not UTF-8"):
+    with pytest.raises(data.RecordError, match=rf"{name}:3: not UTF-8"):
         read_good("text", str(tmp_path / name))
 
 
@@ -108,7 +102,7 @@ def test_wrong_byte_of_file_read_as_whole_has_line(tmp_path: Path, name: str, co
 )
 def test_broken_array_is_always_an_error(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(RecordError, match=r"a\.json" + message):
+    with pytest.raises(data.RecordError, match=r"a\.json" + message):
         read_good("prompt", str(tmp_path / "a.json"))
 
 
@@ -140,14 +134,14 @@ def test_file_without_records_is_an_error_either_way(
     tmp_path: Path, name: str, content: bytes, reason: str, on_bad_record: Any
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    kind: RecordKind = "text" if name.endswith("txt") else "prompt"
-    with pytest.raises(RecordError, match=reason) as caught:
-        load_records(kind, [DataSource(str(tmp_path / name))], on_bad_record)
+    kind: data.RecordKind = "text" if name.endswith("txt") else "prompt"
+    with pytest.raises(data.RecordError, match=reason) as caught:
+        data.load_records(kind, [data.DataSource(str(tmp_path / name))], on_bad_record)
     assert caught.value.file == str(tmp_path / name)
 
 
 def test_missing_file() -> None:
-    with pytest.raises(RecordError, match=r"nowhere\.jsonl: no such file"):
+    with pytest.raises(data.RecordError, match=r"nowhere\.jsonl: no such file"):
         read("prompt", "nowhere.jsonl")
 
 
@@ -164,7 +158,7 @@ def test_local_path_is_not_asked_from_the_hub(
 ) -> None:
     (tmp_path / "data.xlsx").write_bytes(b"PK")
     monkeypatch.setattr(datasets, "load_dataset", None)
-    with pytest.raises(RecordError, match=f"{name}: {reason}"):
+    with pytest.raises(data.RecordError, match=f"{name}: {reason}"):
         read("prompt", f"{tmp_path}/{name}")
 
 
@@ -182,7 +176,7 @@ def test_table_of_texts(tmp_path: Path, name: str, separator: str) -> None:
     content = ("\ufeff" + text.getvalue()).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     first, second = read("preference", str(tmp_path / name))
-    assert first.prompt == (Message("user", "q, really"),)
+    assert first.prompt == (data.Message("user", "q, really"),)
     assert (first.chosen, first.rejected, first.margin) == ('say "a"\nb', "None", 0.5)
     assert (second.prompt[0].content, second.location.line) == ("007", 4)
 
@@ -194,7 +188,7 @@ def test_wrong_rows_of_a_table_have_their_lines(tmp_path: Path) -> None:
     assert [record.location.line for record in records] == [2, 7]
     assert [t.partition(": ")[0] for t in counts.skipped_examples] == [f"{path}:3", f"{path}:6"]
     path.write_text('prompt\nq\n"q\n')
-    with pytest.raises(RecordError, match=r"a\.csv:3: broken CSV"):
+    with pytest.raises(data.RecordError, match=r"a\.csv:3: broken CSV"):
         read("prompt", str(path))
 
 
@@ -206,7 +200,7 @@ def test_saved_datasets(tmp_path: Path) -> None:
     for path, expected in (("saved", "qr"), ("splits", "r"), (f"saved/{file.name}", "qr")):
         found = read("prompt", str(tmp_path / path))
         assert [record.prompt[0].content for record in found] == [*expected]
-    with pytest.raises(RecordError, match="splits: no such split"):
+    with pytest.raises(data.RecordError, match="splits: no such split"):
         read("prompt", str(tmp_path / "splits"), split="test")
 
 
@@ -227,6 +221,6 @@ def test_duplicates_are_counted_and_dropped_if_asked(write_lines: Writer) -> Non
 
 
 def test_rows_know_their_source(write_lines: Writer) -> None:
-    (row,) = read_file(write_lines({"prompt": "q"}), "s")
-    assert not isinstance(row, RecordError)
+    (row,) = data.read_file(write_lines({"prompt": "q"}), "s")
+    assert not isinstance(row, data.RecordError)
     assert (row.fields, row.source) == ({"prompt": "q"}, "s")

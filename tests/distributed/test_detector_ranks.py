@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,7 @@ class OfRank(Scripted):
 
 
 def outcome(
-    rank: int,
-    folder: Path,
-    scripts: Sequence[Mapping[str, Sequence[float | None]]],
-    monitor: Monitor,
-    scores: Sequence[Any] = (),
+    rank: int, folder: Path, scripts: Sequence[Any], monitor: Monitor, scores: Any = ()
 ) -> dict[str, Any]:
     """What one rank came to, with actions at a collapse."""
     watch, module = Watch(), OfRank(rank, scripts, scores)

@@ -13,15 +13,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from lit_rlhf.forward import (
-    forward_plan,
-    hidden_states,
-    logits_from_hidden,
-    map_target_logits,
-    target_logprobs,
-    target_logprobs_from_hidden,
-    token_logits,
-)
+from lit_rlhf import forward
 from lit_rlhf.forward.outputs import shift_to_predictors
 from lit_rlhf.functional import token_entropy, token_logprobs
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm, tiny_config
@@ -59,11 +51,11 @@ def test_chunks_agree(family: str, chunk: int | None, monkeypatch: pytest.Monkey
     if chunk is not None:
         monkeypatch.setattr("lit_rlhf.forward.outputs.CHUNK_SIZE", chunk)
     model, plain = optimized_causal_lm(family), tiny_causal_lm(family)
-    assert forward_plan(model).chunked_logits == (family != "gemma2")
+    assert forward.forward_plan(model).chunked_logits == (family != "gemma2")
     ids, mask, targets = batch()
-    logits = token_logits(plain, ids, mask)[:, :-1]
+    logits = forward.token_logits(plain, ids, mask)[:, :-1]
     expected = [torch.where(targets[:, 1:], values, 0.0) for values in read(logits, ids[:, 1:])]
-    readings = map_target_logits(model, ids, mask, targets, read)
+    readings = forward.map_target_logits(model, ids, mask, targets, read)
     for reading, values in zip(readings, expected, strict=True):
         assert reading.shape == ids.shape
         torch.testing.assert_close(reading[:, 1:], values, rtol=1e-5, atol=1e-5)
@@ -82,7 +74,7 @@ def test_no_more_logits_exist_at_once_than_a_chunk(monkeypatch: pytest.MonkeyPat
     ids, mask, targets = batch()
     sizes: list[int] = []
     model.lm_head.register_forward_hook(lambda _, __, output: sizes.append(output.shape[1]))
-    (logprobs, _) = map_target_logits(model, ids, mask, targets, read)
+    (logprobs, _) = forward.map_target_logits(model, ids, mask, targets, read)
     logprobs.sum().backward()
     n_targets = int(targets.sum())
     # once forward, once more in the backward
@@ -96,16 +88,16 @@ def test_logprobs_are_the_models(chunk: int | None, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("lit_rlhf.forward.outputs.CHUNK_SIZE", chunk)
     model, plain = optimized_causal_lm(), tiny_causal_lm()
     ids, mask, targets = batch()
-    by_token = (token_logits(plain, ids, mask).double() / 0.7).log_softmax(-1)
+    by_token = (forward.token_logits(plain, ids, mask).double() / 0.7).log_softmax(-1)
     expected = by_token[:, :-1].gather(-1, ids[:, 1:, None])[..., 0] * targets[:, 1:]
     for network in (model, plain):
-        actual = target_logprobs(network, ids, mask, targets, temperature=0.7)[:, 1:]
+        actual = forward.target_logprobs(network, ids, mask, targets, temperature=0.7)[:, 1:]
         torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
-        target_logprobs_from_hidden(
-            model, model.lm_head, hidden_states(model, ids, mask), ids, targets
+        forward.target_logprobs_from_hidden(
+            model, model.lm_head, forward.hidden_states(model, ids, mask), ids, targets
         ),
-        target_logprobs(plain, ids, mask, targets),
+        forward.target_logprobs(plain, ids, mask, targets),
         rtol=1e-4,
         atol=1e-5,
     )
@@ -114,7 +106,7 @@ def test_logprobs_are_the_models(chunk: int | None, monkeypatch: pytest.MonkeyPa
 def test_empty_targets_give_a_zero_with_a_graph() -> None:
     model = optimized_causal_lm()
     ids, mask, targets = batch()
-    logprobs = target_logprobs(model, ids, mask, torch.zeros_like(targets))
+    logprobs = forward.target_logprobs(model, ids, mask, torch.zeros_like(targets))
     assert float(logprobs.sum().detach()) == 0.0
     logprobs.sum().backward()
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
@@ -125,13 +117,13 @@ def test_a_target_follows_a_real_token(row: int, column: int) -> None:
     ids, mask, targets = batch()
     targets[row, column] = True
     with pytest.raises(ValueError, match="target_mask: expected tokens that follow a real token"):
-        map_target_logits(tiny_causal_lm(), ids, mask, targets, read)
+        forward.map_target_logits(tiny_causal_lm(), ids, mask, targets, read)
 
 
 def test_targets_have_the_masks_shape() -> None:
     ids, mask, targets = batch()
     with pytest.raises(ValueError, match=r"target_mask: expected shape \(3, 24\)"):
-        map_target_logits(tiny_causal_lm(), ids, mask, targets[:, 1:], read)
+        forward.map_target_logits(tiny_causal_lm(), ids, mask, targets[:, 1:], read)
 
 
 def test_a_target_is_predicted_by_the_token_before_it() -> None:
@@ -153,6 +145,6 @@ def test_what_follows_head(config_class: type[PreTrainedConfig], settings: dict[
     model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
     ids, mask = torch.randint(4, 288, (2, 7)), torch.ones(2, 7, dtype=torch.bool)
     head = model.get_output_embeddings()
-    logits = logits_from_hidden(model, head, hidden_states(model, ids, mask))
-    torch.testing.assert_close(logits, token_logits(model, ids, mask), rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(logits, head(hidden_states(model, ids, mask)))
+    logits = forward.logits_from_hidden(model, head, forward.hidden_states(model, ids, mask))
+    torch.testing.assert_close(logits, forward.token_logits(model, ids, mask), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(logits, head(forward.hidden_states(model, ids, mask)))

@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lit_rlhf.forward import (
-    LanguageModel,
-    Offloaded,
-    disable_dropout,
-    eval_mode,
-    freeze,
-    networks,
-    on_device,
-    token_logits,
-)
+from lit_rlhf import forward
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from tests.support.pretend_cuda import CUDA, PretendCuda, is_on_device, mark
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
@@ -48,14 +39,14 @@ def with_dropout(family: str) -> PreTrainedModel:
     return model
 
 
-def logits(model: LanguageModel) -> Tensor:
-    return token_logits(model, IDS, MASK).detach()
+def logits(model: forward.LanguageModel) -> Tensor:
+    return forward.token_logits(model, IDS, MASK).detach()
 
 
 def test_disabled_dropout_is_off_in_training_mode(family: str) -> None:
     model = with_dropout(family)
     assert not torch.equal(logits(model), logits(model))
-    disable_dropout(model)
+    forward.disable_dropout(model)
     trained = logits(model)
     assert model.training
     assert torch.equal(trained, logits(model.train(False)))
@@ -68,17 +59,17 @@ def test_disabled_dropout_covers_adapters(causal_folder: Callable[[str], Path]) 
         if "lora_B" in name:
             torch.nn.init.ones_(parameter)
     assert not torch.equal(logits(model), logits(model))
-    disable_dropout(model)
+    forward.disable_dropout(model)
     assert torch.equal(logits(model), logits(model))
 
 
 def test_disabling_dropout_keeps_the_config() -> None:
-    model = disable_dropout(with_dropout("gpt2"))
+    model = forward.disable_dropout(with_dropout("gpt2"))
     assert model.config.resid_pdrop == 0.5
 
 
 def test_a_frozen_model_has_no_gradients_and_no_dropout() -> None:
-    model = freeze(with_dropout("gpt2"))
+    model = forward.freeze(with_dropout("gpt2"))
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert torch.equal(logits(model), logits(model))
 
@@ -87,7 +78,7 @@ def test_evaluating_gives_every_module_its_mode_back() -> None:
     model = with_dropout("gpt2")
     model.get_submodule("transformer.h.1").eval()
     modes = [module.training for module in model.modules()]
-    with eval_mode(model):
+    with forward.eval_mode(model):
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == modes
     assert True in modes
@@ -96,7 +87,7 @@ def test_evaluating_gives_every_module_its_mode_back() -> None:
 
 def test_evaluating_gives_modes_back_after_an_error() -> None:
     model = with_dropout("gpt2")
-    with pytest.raises(RuntimeError, match="stop"), eval_mode(model):
+    with pytest.raises(RuntimeError, match="stop"), forward.eval_mode(model):
         raise RuntimeError("stop")
     assert model.training
 
@@ -122,7 +113,7 @@ def test_weights_and_buffers_are_on_device_inside_and_at_home_outside(visits: li
     network = tiny_causal_lm("llama")
     home, ids = places(network), torch.arange(6).view(1, 6)
     expected = network(ids).logits
-    with on_device(Offloaded(network), CPU) as visitor:
+    with forward.on_device(forward.Offloaded(network), CPU) as visitor:
         (copied,) = visits
         ends = (copied.data_ptr(), copied.data_ptr() + copied.nbytes)
         assert all(ends[0] <= place < ends[1] for place in places(visitor))
@@ -131,18 +122,18 @@ def test_weights_and_buffers_are_on_device_inside_and_at_home_outside(visits: li
     home = places(network)
     assert not any(ends[0] <= place < ends[1] for place in home)
     assert torch.equal(network(ids).logits, expected)
-    with on_device(Offloaded(network), CPU):
+    with forward.on_device(forward.Offloaded(network), CPU):
         pass
     assert len(visits) == 2
 
 
 def test_an_error_inside_brings_the_network_home(visits: list[Tensor]) -> None:
     network = tiny_causal_lm("gpt2")  # its output layer is its embedding
-    offloaded = Offloaded(network)
-    with on_device(offloaded, CPU):
+    offloaded = forward.Offloaded(network)
+    with forward.on_device(offloaded, CPU):
         pass
     home = places(network)
-    with pytest.raises(RuntimeError, match="inside"), on_device(offloaded, CPU):
+    with pytest.raises(RuntimeError, match="inside"), forward.on_device(offloaded, CPU):
         raise RuntimeError("inside")
     assert places(network) == home
     assert len(visits) == 2
@@ -151,18 +142,18 @@ def test_an_error_inside_brings_the_network_home(visits: list[Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_visit_is_one_quick_copy(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[Tensor] = []
-    copy = networks.copy_to_device
+    copy = forward.networks.copy_to_device
 
     def watched(tensor: Tensor, device: torch.device) -> Tensor:
         copies.append(copy(tensor, device))
         return copies[-1]
 
-    monkeypatch.setattr(networks, "copy_to_device", watched)
+    monkeypatch.setattr(forward.networks, "copy_to_device", watched)
     network = tiny_causal_lm("llama")
     for parameter in network.parameters():
         parameter.data = parameter.data.to(dtype)
     with PretendCuda() as audit:
-        with on_device(Offloaded(network), CUDA) as visitor:
+        with forward.on_device(forward.Offloaded(network), CUDA) as visitor:
             assert all(is_on_device(p) for p in (*visitor.parameters(), *visitor.buffers()))
         assert not any(is_on_device(p) for p in (*network.parameters(), *network.buffers()))
     assert audit.waits == {}
@@ -176,14 +167,14 @@ def test_shares_are_gathered_once_per_use(to_cpu: bool, monkeypatch: pytest.Monk
     networks_of_ranks = [tiny_causal_lm("llama").to(torch.bfloat16) for _ in ranks]  # type: ignore[arg-type]
     expected = networks_of_ranks[0](ids).logits
     n_bytes = sum(map(n_bytes_of, networks_of_ranks)) // 2
-    offloaded = [Offloaded(network, to_cpu, shard=True) for network in networks_of_ranks]
+    offloaded = [forward.Offloaded(network, to_cpu, shard=True) for network in networks_of_ranks]
     gathered: list[int] = []
 
     def gather(whole: Tensor, share: Tensor) -> None:
         gathered.append(share.nbytes)
         whole.copy_(torch.cat([one._share.to(share.device) for one in offloaded]))
 
-    monkeypatch.setattr(networks, "world_size", lambda: 2)
+    monkeypatch.setattr(forward.networks, "world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", gather)
     with PretendCuda() as audit:
         for rank in ranks:
@@ -192,12 +183,12 @@ def test_shares_are_gathered_once_per_use(to_cpu: bool, monkeypatch: pytest.Monk
                 offloaded[rank]._flatten(CUDA)
         for one, network in zip(offloaded, networks_of_ranks, strict=True):
             for inference in (True, False):
-                with torch.inference_mode(inference), on_device(one, CUDA) as visitor:
+                with torch.inference_mode(inference), forward.on_device(one, CUDA) as visitor:
                     assert all(map(is_on_device, visitor.parameters()))
                     assert torch.equal(visitor(mark(ids.clone())).logits.cpu(), expected)
                 assert n_bytes_of(network) == 0
                 assert is_on_device(one._share) == (not to_cpu)
-            with pytest.raises(RuntimeError, match="inside"), on_device(one, CUDA):
+            with pytest.raises(RuntimeError, match="inside"), forward.on_device(one, CUDA):
                 raise RuntimeError("inside")
             assert not any(p.numel() for p in network.parameters())
     assert audit.refused == []
@@ -211,7 +202,7 @@ def n_bytes_of(network: torch.nn.Module) -> int:
 
 def test_offloaded_network_is_frozen_and_not_part_of_its_holder() -> None:
     holder = torch.nn.Module()
-    holder.reference = Offloaded(tiny_causal_lm())  # type: ignore[assignment]
+    holder.reference = forward.Offloaded(tiny_causal_lm())  # type: ignore[assignment]
     assert list(holder.parameters()) == []
     assert holder.state_dict() == {}
     network = holder.reference.network
@@ -221,7 +212,7 @@ def test_offloaded_network_is_frozen_and_not_part_of_its_holder() -> None:
 
 def test_a_network_that_is_not_offloaded_stays_where_it_is(visits: list[Tensor]) -> None:
     network = tiny_causal_lm()
-    with on_device(network, CPU) as same:
+    with forward.on_device(network, CPU) as same:
         assert same is network
     assert visits == []
 
@@ -233,7 +224,7 @@ def test_a_cuda_device_holds_the_weights_during_a_visit_only() -> None:
     size = sum(p.nbytes for p in network.parameters())
     gc.collect()
     before = torch.cuda.memory_allocated()
-    with on_device(Offloaded(network), torch.device("cuda", 0)) as visitor:
+    with forward.on_device(forward.Offloaded(network), torch.device("cuda", 0)) as visitor:
         assert {p.device.type for p in visitor.parameters()} == {"cuda"}
         assert torch.cuda.memory_allocated() - before >= size
     assert torch.cuda.memory_allocated() == before

@@ -20,15 +20,7 @@ from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, optimization
 from tests.invariant.estimators import RECIPES, run_step
 from tests.invariant.reference import TRUNCATIONS, run_iteration
 from tests.invariant.trajectories import SAMPLES, Scripted, trajectory, validated
-from tests.modules.stages import (
-    StepRecorder,
-    copied,
-    demonstrations,
-    fitted,
-    ppo_options,
-    preferences,
-    prompts,
-)
+from tests.modules import stages
 from tests.rollout.test_metrics import measured
 from tests.support.host_tensors import host_tensors_in_collectives
 
@@ -100,18 +92,18 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             trainer=arguments,
         )
     for module_class in (Scripted, HugeReturns):
-        recorder = StepRecorder()
-        module = module_class(**ppo_options(root))
-        run = fitted(
+        recorder = stages.StepRecorder()
+        module = module_class(**stages.ppo_options(root))
+        run = stages.fitted(
             module,
-            prompts(root, batch_size=4),
+            stages.prompts(root, batch_size=4),
             folder / module_class.__name__,
             callbacks=[recorder],
             strategy=strategy("ddp"),
             **shared,
         )
         results[module_class.__name__] = {
-            "policy": copied(module.policy),
+            "policy": stages.copied(module.policy),
             "norms": {name: recorder.norms(name) for name in ("policy", "critic")},
             "logged": {key: float(value) for key, value in run.callback_metrics.items()},
         }
@@ -153,11 +145,11 @@ def dynamic_batches(root: Path, folder: Path, shared: dict[str, Any]) -> dict[st
     sizes = {"batch_size": 1, "tokens_per_batch": 90}
     seen = {}
     for name, module, data in (
-        ("sft", SFTModule, demonstrations(root, **sizes)),
-        ("reward", RewardModule, preferences(root, **sizes)),
+        ("sft", SFTModule, stages.demonstrations(root, **sizes)),
+        ("reward", RewardModule, stages.preferences(root, **sizes)),
     ):
-        recorder, batches = StepRecorder(), Batches()
-        fitted(
+        recorder, batches = stages.StepRecorder(), Batches()
+        stages.fitted(
             module(str(root / "policy"), micro_batch_size=1, optimizer={"grad_clip": None}),
             data,
             folder / f"dynamic {name}",
@@ -195,14 +187,16 @@ def traffic(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
         return all_reduce(tensor, *arguments, **named)
 
     minibatches = {"minibatch_size": 4, "micro_batch_size": 2, "ppo_epochs": 1}
-    options = ppo_options(root, minibatches=minibatches, critic_pretraining={"iterations": 0})
+    options = stages.ppo_options(
+        root, minibatches=minibatches, critic_pretraining={"iterations": 0}
+    )
     module = Scripted(**options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "all_reduce", spy)
         patch.setattr(optimization, "BUCKET_SIZE", 2**25)  # one bucket
-        fitted(
+        stages.fitted(
             module,
-            prompts(root, batch_size=4),
+            stages.prompts(root, batch_size=4),
             folder / "traffic",
             callbacks=[counted],
             limit_train_batches=1,
@@ -226,9 +220,9 @@ def pretraining(root: Path, folder: Path, shared: dict[str, Any]) -> list[bool]:
             states.append(pl_module.in_critic_pretraining())
 
     phase = {"iterations": 3, "target_value_loss": 1.0}
-    fitted(
-        UnlikeLosses(**ppo_options(root, critic_pretraining=phase)),
-        prompts(root, batch_size=4),
+    stages.fitted(
+        UnlikeLosses(**stages.ppo_options(root, critic_pretraining=phase)),
+        stages.prompts(root, batch_size=4),
         folder / "pretraining",
         max_epochs=3,
         callbacks=[Watch()],

@@ -45,20 +45,20 @@ def dropout_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_models(write_data(tmp_path_factory.mktemp("dropout")), config)
 
 
+def usual(root: Path, options: dict[str, Any]) -> dict[str, Any]:
+    return nested({"model_path": str(root / "policy"), "optimizer.learning_rate": 1e-3}, options)
+
+
 def sft(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
-    usual = {"model_path": str(root / "policy"), "optimizer.learning_rate": 1e-3}
-    module = SFTModule(**nested(usual, options))
-    return module, demonstrations(root, batch_size=BATCH)
+    return SFTModule(**usual(root, options)), demonstrations(root, batch_size=BATCH)
 
 
 def reward(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
-    usual = {"model_path": str(root / "policy"), "optimizer.learning_rate": 1e-3}
-    module = RewardModule(**nested(usual, options))
-    return module, preferences(root, batch_size=BATCH)
+    return RewardModule(**usual(root, options)), preferences(root, batch_size=BATCH)
 
 
 def ppo(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
-    usual = ppo_options(
+    own = ppo_options(
         root,
         minibatches={"minibatch_size": 1},
         policy_optimizer={"lr_scheduler": "cosine_with_min_lr"},
@@ -67,8 +67,8 @@ def ppo(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModul
         loss={"ptx_coef": 0.3},
         reward_shaping={"kl_target": 0.5, "kl_horizon": 50},
     )
-    module = PPOModule(**nested(usual, options))
-    return module, prompts(root, ptx=True, batch_size=BATCH, samples_per_epoch=10)
+    data = prompts(root, ptx=True, batch_size=BATCH, samples_per_epoch=10)
+    return PPOModule(**nested(own, options)), data
 
 
 def rloo(root: Path) -> tuple[LightningModule, LightningDataModule]:
@@ -284,21 +284,11 @@ OTHER_RUNS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]
 ]
 
 
-@pytest.mark.parametrize(
-    ("stage", "options", "attributes", "arguments", "listed"),
-    OTHER_RUNS,
-    ids=[case[-1].partition(":")[0] for case in OTHER_RUNS],
-)
-def test_a_resume_that_makes_the_run_another_one_is_refused(
-    dropout_root: Path,
-    tmp_path: Path,
-    stopped: dict[str, Path],
-    stage: str,
-    options: dict[str, Any],
-    attributes: dict[str, Any],
-    arguments: dict[str, Any],
-    listed: str,
+@pytest.mark.parametrize("case", OTHER_RUNS, ids=lambda case: case[-1].partition(":")[0])
+def test_other_runs_are_refused(
+    dropout_root: Path, tmp_path: Path, stopped: dict[str, Path], case: tuple[Any, ...]
 ) -> None:
+    stage, options, attributes, arguments, listed = case
     module, data = STAGES[stage](dropout_root, **options)
     for name, value in attributes.items():
         setattr(data, name, value)
@@ -408,10 +398,7 @@ def test_checkpoint_without_a_part_is_not_resumed(root: Path, tmp_path: Path, ke
         "resume_settings": pytest.warns(UserWarning, match="does not hold the settings"),
     }
     with message[key]:
-        options: Any = {
-            "enable_checkpointing": True,
-            "ckpt_path": tmp_path / "less.ckpt",
-        }
+        options: Any = {"enable_checkpointing": True, "ckpt_path": tmp_path / "less.ckpt"}
         fitted(module, data, tmp_path / "again", callbacks=[ResumeCheckpoint()], **options)
 
 

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from lit_rlhf.forward import LanguageModel, token_logits
 from lit_rlhf.models import (
     ModelOptions,
     build_model,
@@ -17,25 +15,8 @@ from lit_rlhf.models import (
     merge_adapters,
     save_adapter_folder,
 )
+from tests.models.test_prepare import LORA, logits, trained
 from tests.support.tiny_models import tiny_tokenizer
-
-IDS = torch.arange(4, 24).reshape(2, 10)
-MASK = torch.ones(2, 10, dtype=torch.bool)
-LORA = ModelOptions(lora_rank=2)
-
-
-def trained(model: LanguageModel) -> LanguageModel:
-    """Stands in for training: adapters that are not 0."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1)
-    return model.eval()
-
-
-@torch.no_grad()
-def logits(model: LanguageModel) -> Tensor:
-    return token_logits(model, IDS, MASK)
 
 
 @pytest.mark.parametrize("scalar", [False, True])

@@ -6,20 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_rlhf import models
 from lit_rlhf.forward import forward_plan, token_logits, token_values, unwrap_model
-from lit_rlhf.models import (
-    ModelOptions,
-    four_bit,
-    load_causal_lm,
-    load_scalar_model,
-    merge_adapters,
-    save_model_folder,
-)
 from lit_rlhf.models.four_bit import dequantized_weights
 from tests.modules.stages import causal_lm
 from tests.support.tiny_models import four_bit_config, tiny_tokenizer
 
-QLORA = ModelOptions(lora_rank=2, load_in_4bit=True, gradient_checkpointing=True)
+QLORA = models.ModelOptions(lora_rank=2, load_in_4bit=True, gradient_checkpointing=True)
 IDS = torch.arange(3, 11).unsqueeze(0)
 MASK = torch.ones_like(IDS, dtype=torch.bool)
 
@@ -27,9 +20,9 @@ MASK = torch.ones_like(IDS, dtype=torch.bool)
 def test_bitsandbytes_is_asked_for(
     causal_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(four_bit.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(models.four_bit.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="load_in_4bit: expected bitsandbytes to be installed"):
-        load_causal_lm(causal_folder("llama"), QLORA)
+        models.load_causal_lm(causal_folder("llama"), QLORA)
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +30,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Llama; read only."""
     pytest.importorskip("bitsandbytes", reason="the extra `bitsandbytes` is not installed")
     folder = tmp_path_factory.mktemp("four_bit")
-    save_model_folder(causal_lm(four_bit_config()), tiny_tokenizer(), folder / "llama")
+    models.save_model_folder(causal_lm(four_bit_config()), tiny_tokenizer(), folder / "llama")
     return folder / "llama"
 
 
 def test_layers_compute_with_their_4_bit_numbers(folder: Path, tmp_path: Path) -> None:
-    model = load_causal_lm(folder, QLORA)
+    model = models.load_causal_lm(folder, QLORA)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.1)
-    plain = load_causal_lm(folder)
+    plain = models.load_causal_lm(folder)
 
-    save_model_folder(model, tiny_tokenizer(), tmp_path / "merged")
-    merged = load_causal_lm(tmp_path / "merged")
+    models.save_model_folder(model, tiny_tokenizer(), tmp_path / "merged")
+    merged = models.load_causal_lm(tmp_path / "merged")
 
     logits = token_logits(model, IDS, MASK)
     assert forward_plan(model).packed
     torch.testing.assert_close(logits, token_logits(merged, IDS, MASK), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits, token_logits(plain, IDS, MASK), atol=1e-3)
-    numbers = dequantized_weights(unwrap_model(load_causal_lm(folder, QLORA)))
+    numbers = dequantized_weights(unwrap_model(models.load_causal_lm(folder, QLORA)))
     states = [getattr(weight, "quant_state", None) for weight in model.parameters()]
     assert all(state.nested for state in states if state is not None)  # their scales have 8 bits
     layers = unwrap_model(plain).state_dict()
@@ -71,8 +64,8 @@ def test_layers_compute_with_their_4_bit_numbers(folder: Path, tmp_path: Path) -
 
 def test_gradients_reach_layers_below_even_after_evaluation(folder: Path) -> None:
     """bitsandbytes repacks weights in evaluation mode on some CPUs, without a gradient after it."""
-    model = load_causal_lm(folder, QLORA)
-    twin = load_causal_lm(folder, QLORA)
+    model = models.load_causal_lm(folder, QLORA)
+    twin = models.load_causal_lm(folder, QLORA)
     model.eval()
     token_logits(model, IDS, MASK)
     model.train()
@@ -87,7 +80,7 @@ def test_gradients_reach_layers_below_even_after_evaluation(folder: Path) -> Non
 
 
 def test_state_dicts_leave_4_bit_weights_out(folder: Path) -> None:
-    model, other = load_causal_lm(folder, QLORA), load_causal_lm(folder, QLORA)
+    model, other = models.load_causal_lm(folder, QLORA), models.load_causal_lm(folder, QLORA)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -102,13 +95,15 @@ def test_state_dicts_leave_4_bit_weights_out(folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["policy", "reward"])
 def test_a_critic_shares_4_bit_weights(folder: Path, kind: str) -> None:
     if kind == "policy":
-        base = load_causal_lm(folder, QLORA)
+        base = models.load_causal_lm(folder, QLORA)
     else:
-        base = load_scalar_model(folder, ModelOptions(load_in_4bit=True)).requires_grad_(False)
-    own = load_scalar_model(folder, QLORA)
-    critic = load_scalar_model(folder, QLORA, base=base)
+        base = models.load_scalar_model(
+            folder, models.ModelOptions(load_in_4bit=True)
+        ).requires_grad_(False)
+    own = models.load_scalar_model(folder, QLORA)
+    critic = models.load_scalar_model(folder, QLORA, base=base)
     assert torch.equal(token_values(critic, IDS, MASK), token_values(own, IDS, MASK))
     assert critic.state_dict().keys() == own.state_dict().keys()
     shared = {id(p) for p in critic.parameters()} & {id(p) for p in base.parameters()}
     assert len(shared) >= len(dequantized_weights(unwrap_model(critic)))
-    assert not hasattr(merge_adapters(critic).config, "quantization_config")
+    assert not hasattr(models.merge_adapters(critic).config, "quantization_config")

@@ -6,6 +6,7 @@ Each file here would leave a mark if it were.
 import json
 import pickle
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,25 +17,16 @@ import pytest
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lit_rlhf.models import (
-    ModelOptions,
-    build_random_scalar_model,
-    load_causal_lm,
-    load_lm_head,
-    load_scalar_model,
-    load_tokenizer,
-    save_model_folder,
-)
+from lit_rlhf import models
 from lit_rlhf.modules import PPOModule, SFTModule
 from lit_rlhf.strategies import read_state_dict
 from tests.support.engine_checkpoints import write_checkpoint_folder
-from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 LOADERS: list[Callable[[Path], object]] = [
-    load_causal_lm,
-    load_scalar_model,
-    build_random_scalar_model,
-    load_lm_head,
+    models.load_causal_lm,
+    models.load_scalar_model,
+    models.build_random_scalar_model,
+    models.load_lm_head,
 ]
 
 
@@ -55,10 +47,9 @@ def mark(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A tiny model's folder."""
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "model")
-    return tmp_path / "model"
+def folder(tmp_path: Path, causal_folder: Callable[[str], Path]) -> Path:
+    """A tiny model's folder, to be written to."""
+    return shutil.copytree(causal_folder("llama"), tmp_path / "model")
 
 
 def with_code(folder: Path, mark: Path, **config: Any) -> None:
@@ -103,7 +94,7 @@ def test_a_tokenizer_that_needs_its_own_code_is_refused(folder: Path, mark: Path
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "Evil"}))
     with pytest.raises(ValueError, match=r"path: expected a tokenizer [\s\S]*custom code"):
-        load_tokenizer(folder)
+        models.load_tokenizer(folder)
     with pytest.raises(ValueError, match="custom code"):
         SFTModule(str(folder))
     assert not mark.exists()
@@ -113,7 +104,7 @@ def test_code_beside_a_model_that_does_not_need_it_is_not_run(folder: Path, mark
     with_code(folder, mark)
     for load in LOADERS:
         load(folder)
-    load_tokenizer(folder)
+    models.load_tokenizer(folder)
     module = SFTModule(str(folder))
     module.model.generate(torch.tensor([[5, 6]]), max_new_tokens=1)  # type: ignore[operator]
     assert not mark.exists()
@@ -123,7 +114,7 @@ def test_code_beside_a_model_that_does_not_need_it_is_not_run(folder: Path, mark
 def test_pickled_weights_stay(folder: Path, mark: Path, load: Callable[[Path], object]) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(mark)))
-    if load is not build_random_scalar_model:  # which reads no weights
+    if load is not models.build_random_scalar_model:  # which reads no weights
         with pytest.raises(ValueError, match="safetensors"):
             load(folder)
     assert not mark.exists()
@@ -135,20 +126,16 @@ def test_pickled_adapters_are_not_executed(folder: Path, mark: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(adapter))
     torch.save(Payload(mark), folder / "adapter_model.bin")
     with pytest.raises(ValueError, match="safetensors"):
-        load_causal_lm(folder)
+        models.load_causal_lm(folder)
     assert not mark.exists()
 
 
-def test_a_checkpoint_folder_is_read_without_executing_it(tmp_path: Path, mark: Path) -> None:
-    content = {"state_dict": {}, "callbacks": Payload(mark)}
-    path = write_checkpoint_folder(tmp_path / "evil.ckpt", content)
+def test_checkpoints_are_read_without_executing(tmp_path: Path, mark: Path) -> None:
+    content = {"state_dict": {}, "hyper_parameters": Payload(mark)}
+    path = write_checkpoint_folder(tmp_path / "folder.ckpt", content)
     with pytest.raises(ValueError, match="could run code when it is loaded: Weights only load"):
         read_state_dict(path)
-    assert not mark.exists()
-
-
-def test_checkpoint_is_read_without_executing(folder: Path, tmp_path: Path, mark: Path) -> None:
-    torch.save({"state_dict": {}, "hyper_parameters": Payload(mark)}, tmp_path / "evil.ckpt")
+    torch.save(content, tmp_path / "evil.ckpt")
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         SFTModule.load_from_checkpoint(tmp_path / "evil.ckpt")
     assert not mark.exists()
@@ -202,7 +189,7 @@ def test_checkpoint_does_not_decide_to_trust_code(folder: Path, tmp_path: Path, 
         SFTModule.load_from_checkpoint(path)
     assert not mark.exists()
     with pytest.raises(AttributeError, match="Evil"):  # that class is not there, but the code is
-        SFTModule.load_from_checkpoint(path, network=ModelOptions(trust_remote_code=True))
+        SFTModule.load_from_checkpoint(path, network=models.ModelOptions(trust_remote_code=True))
     assert mark.exists()
 
 

@@ -9,18 +9,7 @@ from lightning.pytorch import Trainer
 from lit_rlhf.export import load_checkpoint_model
 from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.modules.stages import (
-    assert_equal_states,
-    copied,
-    demonstrations,
-    distance,
-    fitted,
-    ppo_options,
-    preferences,
-    prompts,
-    write_data,
-    write_models,
-)
+from tests.modules import stages
 from tests.support.tiny_models import four_bit_config
 
 QLORA = {"lora_rank": 2, "load_in_4bit": True, "gradient_checkpointing": True}
@@ -30,11 +19,13 @@ QLORA = {"lora_rank": 2, "load_in_4bit": True, "gradient_checkpointing": True}
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stages of networks that are wide enough for bitsandbytes; read only."""
     pytest.importorskip("bitsandbytes", reason="the extra `bitsandbytes` is not installed")
-    return write_data(write_models(tmp_path_factory.mktemp("wide"), four_bit_config()))
+    return stages.write_data(
+        stages.write_models(tmp_path_factory.mktemp("wide"), four_bit_config())
+    )
 
 
 def ppo(root: Path, **options: object) -> PPOModule:
-    return PPOModule(**ppo_options(root, network=QLORA, **options))
+    return PPOModule(**stages.ppo_options(root, network=QLORA, **options))
 
 
 def test_4_bit_weights_are_not_trained(root: Path) -> None:
@@ -46,24 +37,24 @@ def test_4_bit_weights_are_not_trained(root: Path) -> None:
 @pytest.mark.parametrize("init", ["policy", "reward"])
 def test_ppo_resumes_and_is_exported_as_it_was(wide: Path, tmp_path: Path, init: str) -> None:
     module = ppo(wide, critic_init=init)
-    before = copied(module)
+    before = stages.copied(module)
     assert not any("proj.base_layer" in name for name in before)
-    run = fitted(module, prompts(wide), tmp_path / "first")
+    run = stages.fitted(module, stages.prompts(wide), tmp_path / "first")
     run.save_checkpoint(tmp_path / "first.ckpt")
-    assert distance(copied(module), before) > 0
+    assert stages.distance(stages.copied(module), before) > 0
 
     resumed, whole = ppo(wide, critic_init=init), ppo(wide, critic_init=init)
     start = {"ckpt_path": tmp_path / "first.ckpt"}
-    run = fitted(resumed, prompts(wide), tmp_path / "resumed", max_epochs=2, **start)
-    fitted(whole, prompts(wide), tmp_path / "whole", max_epochs=2)
-    assert_equal_states(copied(resumed), copied(whole))
+    run = stages.fitted(resumed, stages.prompts(wide), tmp_path / "resumed", max_epochs=2, **start)
+    stages.fitted(whole, stages.prompts(wide), tmp_path / "whole", max_epochs=2)
+    stages.assert_equal_states(stages.copied(resumed), stages.copied(whole))
     run.save_checkpoint(tmp_path / "last.ckpt")
 
     exported = load_checkpoint_model(tmp_path / "last.ckpt", "critic")
     exported.save(tmp_path / "critic")
     load = load_scalar_model
     whole = tmp_path / "whole" / "model" / "critic"
-    assert_equal_states(copied(load(tmp_path / "critic")), copied(load(whole)))
+    stages.assert_equal_states(stages.copied(load(tmp_path / "critic")), stages.copied(load(whole)))
     with pytest.raises(ValueError, match="critic_init: expected 'policy' or 'reward'"):
         ppo(wide, critic_init="random")
 
@@ -72,16 +63,20 @@ def test_offloaded_networks_are_whole(wide: Path, tmp_path: Path) -> None:
     module = ppo(wide, memory={"offload_frozen": True}, critic_init="policy")
     reward = module.reward.models[0].model.network
     assert {p.dtype for p in reward.parameters()} == {torch.float32}
-    assert fitted(module, prompts(wide), tmp_path).callback_metrics["rollout/score"].isfinite()
+    assert (
+        stages.fitted(module, stages.prompts(wide), tmp_path)
+        .callback_metrics["rollout/score"]
+        .isfinite()
+    )
 
 
 def test_sft_and_reward_models_train_below_4_bit_weights(wide: Path, tmp_path: Path) -> None:
     optimizer = {"learning_rate": 1e-2}
     runs: list[Trainer] = []
     sft = SFTModule(str(wide / "policy"), network=QLORA, optimizer=optimizer)
-    runs.append(fitted(sft, demonstrations(wide), tmp_path / "sft", max_epochs=3))
+    runs.append(stages.fitted(sft, stages.demonstrations(wide), tmp_path / "sft", max_epochs=3))
     reward = RewardModule(str(wide / "policy"), network=QLORA, optimizer=optimizer)
-    runs.append(fitted(reward, preferences(wide), tmp_path / "reward", max_epochs=3))
+    runs.append(stages.fitted(reward, stages.preferences(wide), tmp_path / "reward", max_epochs=3))
     for run, loss in zip(runs, ("sft/loss", "reward/loss"), strict=True):
         assert run.callback_metrics[loss].isfinite()
     whole = load_causal_lm(tmp_path / "sft" / "model")  # a folder without bitsandbytes

@@ -18,15 +18,7 @@ from lit_rlhf.modules import PPOModule
 from lit_rlhf.rewards import remote
 from lit_rlhf.rollout import RolloutBatch, TokenStatistics
 from tests.docs.blocks import ROOT, blocks
-from tests.modules.stages import (
-    QUESTIONS,
-    assert_equal_states,
-    copied,
-    first_batch,
-    fitted,
-    ppo_options,
-    prompts,
-)
+from tests.modules import stages
 from tests.rewards.said import said, service
 
 BREVITY = {"rule": "length", "weight": 0.5, "longest": 3, "normalize": True}
@@ -35,7 +27,7 @@ LETTERS = {"rule": "regex", "pattern": "[a-z]", "normalize": True}
 
 def module(root: Path, **rewards: Any) -> PPOModule:
     sources = {str(root / "reward"): {"weight": 2.0, "normalize": True}, **rewards}
-    return PPOModule(**ppo_options(root, rewards=sources, minibatches={"minibatch_size": 2}))
+    return PPOModule(**stages.ppo_options(root, rewards=sources, minibatches={"minibatch_size": 2}))
 
 
 class Watching(Callback):
@@ -56,7 +48,7 @@ class Watching(Callback):
 def test_a_run_goes_on_from_its_sources_moments(root: Path, tmp_path: Path) -> None:
     data = {"batch_size": 2}  # four iterations
     whole, seen = module(root, brevity=BREVITY, letters=LETTERS), Watching(tmp_path)
-    fitted(whole, prompts(root, **data), tmp_path / "whole", callbacks=[seen])
+    stages.fitted(whole, stages.prompts(root, **data), tmp_path / "whole", callbacks=[seen])
     assert [float(m.count) for m in whole.reward.moments.values()] == [8.0, 8.0, 8.0]
     for logged, scores in zip(seen.logged, seen.scores, strict=True):
         assert logged["rollout/score"] == pytest.approx(float(scores.mean()), abs=1e-5)
@@ -71,8 +63,8 @@ def test_a_run_goes_on_from_its_sources_moments(root: Path, tmp_path: Path) -> N
     assert kept == {f"reward.moments.{n}.{b}" for n in names for b in ("mean", "m2", "count")}
 
     resumed = module(root, brevity=BREVITY, letters=LETTERS)
-    fitted(resumed, prompts(root, **data), tmp_path / "resumed", ckpt_path=seen.path)
-    assert_equal_states(copied(resumed), copied(whole))
+    stages.fitted(resumed, stages.prompts(root, **data), tmp_path / "resumed", ckpt_path=seen.path)
+    stages.assert_equal_states(stages.copied(resumed), stages.copied(whole))
 
 
 class BrokenEstimates(PPOModule):
@@ -87,9 +79,9 @@ class BrokenEstimates(PPOModule):
 @pytest.mark.filterwarnings("ignore:update of policy and critic skipped")
 def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_path: Path) -> None:
     small = {"critic_init": "policy", "minibatches": {"minibatch_size": 2}}
-    options = ppo_options(root, rewards={"brevity": BREVITY}, **small)
+    options = stages.ppo_options(root, rewards={"brevity": BREVITY}, **small)
     stage = BrokenEstimates(**options)
-    fitted(stage, prompts(root, batch_size=2), tmp_path)
+    stages.fitted(stage, stages.prompts(root, batch_size=2), tmp_path)
     (moments,) = stage.reward.moments.values()
     assert float(moments.count) == 6.0  # of four iterations, one was skipped
     assert float(stage.score_moments.count) == 6.0
@@ -97,7 +89,7 @@ def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_p
 
 def test_validation_learns_nothing(root: Path, tmp_path: Path) -> None:
     stage = module(root, brevity=BREVITY)
-    run = fitted(stage, prompts(root), tmp_path, limit_val_batches=1)
+    run = stages.fitted(stage, stages.prompts(root), tmp_path, limit_val_batches=1)
     assert [float(m.count) for m in stage.reward.moments.values()] == [8.0, 8.0]
     assert "val/rollout/score/brevity" in run.callback_metrics
     stage.sample(["hi"])
@@ -117,7 +109,7 @@ def test_remote_and_model(root: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     with service(answer) as (url, requests):
         stage = module(root, remote={"rule": "http", "url": url, "weight": 0.1, "batch_size": 3})
         with pytest.warns(UserWarning, match="status 503 and no body in attempt 1 of 5"):
-            run = fitted(stage, prompts(root), tmp_path)
+            run = stages.fitted(stage, stages.prompts(root), tmp_path)
     assert float(run.callback_metrics["rollout/score/remote"]) == 7.0
     assert [len(request["responses"]) for request in requests] == [3, 3, 3, 2]
     assert all("Human: " in prompt for request in requests for prompt in request["prompts"])
@@ -125,9 +117,9 @@ def test_remote_and_model(root: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_critic_starts_from_the_reward_model_and_not_from_a_rules_name(root: Path) -> None:
     first = {"brevity": BREVITY, str(root / "reward"): 1.0}
-    PPOModule(**ppo_options(root, rewards=first))
+    PPOModule(**stages.ppo_options(root, rewards=first))
     with pytest.raises(ValueError, match="holds functions and rules only; use critic_init: policy"):
-        PPOModule(**ppo_options(root, rewards={"brevity": BREVITY}))
+        PPOModule(**stages.ppo_options(root, rewards={"brevity": BREVITY}))
 
 
 EQUALS = "tests.rewards.reward_functions:equals_answer"
@@ -136,8 +128,8 @@ EQUALS = "tests.rewards.reward_functions:equals_answer"
 def answered(root: Path, **fields: Any) -> PromptDataModule:
     """The prompts of `root`, with fields of their records beside them."""
     columns = [{name: column[row] for name, column in fields.items()} for row in range(8)]
-    rows = [{"question": q, **more} for q, more in zip(QUESTIONS, columns, strict=True)]
-    return prompts(root, train_sources=[DataSource(rows)], val_sources=None)
+    rows = [{"question": q, **more} for q, more in zip(stages.QUESTIONS, columns, strict=True)]
+    return stages.prompts(root, train_sources=[DataSource(rows)], val_sources=None)
 
 
 class Seen(PPOModule):
@@ -150,7 +142,7 @@ class Seen(PPOModule):
 
 
 def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Path) -> None:
-    options = ppo_options(
+    options = stages.ppo_options(
         root,
         rewards={
             EQUALS: 1.0,
@@ -161,8 +153,8 @@ def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Pat
         gold_reward=EQUALS,
     )
     stage = Seen(**options)
-    run = fitted(stage, answered(root, answer=list("abcdefgh")), tmp_path)
-    pairs = dict(zip(QUESTIONS, "abcdefgh", strict=True))
+    run = stages.fitted(stage, answered(root, answer=list("abcdefgh")), tmp_path)
+    pairs = dict(zip(stages.QUESTIONS, "abcdefgh", strict=True))
     assert len(stage.seen) == 8
     assert [pairs[question] for question, _ in stage.seen] == [answer for _, answer in stage.seen]
     assert all(q in text for text, (q, _) in zip(stage.texts, stage.seen, strict=True))
@@ -185,14 +177,16 @@ def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Pat
 )
 def test_lacking_field(root: Path, tmp_path: Path, option: str, rewards: dict[str, Any]) -> None:
     gold = EQUALS if option == "gold_reward" else None
-    stage = PPOModule(**ppo_options(root, rewards=rewards, critic_init="policy", gold_reward=gold))
+    stage = PPOModule(
+        **stages.ppo_options(root, rewards=rewards, critic_init="policy", gold_reward=gold)
+    )
     label = {"rewards": next(iter(rewards)), "gold_reward": EQUALS}[option]
     with pytest.raises(
         ValueError,
         match=f"{label}'.*: expected records with the field 'answer'.*the train records have label"
         ", question",
     ):
-        fitted(stage, answered(root, label=list("abcdefgh")), tmp_path)
+        stages.fitted(stage, answered(root, label=list("abcdefgh")), tmp_path)
 
 
 def test_results_of_gsm8k_are_verified(
@@ -205,10 +199,10 @@ def test_results_of_gsm8k_are_verified(
     rows = read_file(str(shared_data / "gsm8k/test.jsonl.gz"))
     path = tmp_path / "gsm8k.jsonl"
     path.write_text("".join(json.dumps(row.fields) + "\n" for row in islice(rows, 8)))  # type: ignore[union-attr]
-    data = prompts(root, train_sources=[DataSource(str(path))], val_sources=None)
+    data = stages.prompts(root, train_sources=[DataSource(str(path))], val_sources=None)
     data.max_prompt_length = data.max_length = 512
-    stage = PPOModule(**ppo_options(root, rewards=rewards, critic_init="policy"))
-    batch: PromptBatch = first_batch(data, root)
+    stage = PPOModule(**stages.ppo_options(root, rewards=rewards, critic_init="policy"))
+    batch: PromptBatch = stages.first_batch(data, root)
     answers = [str(fields["answer"]) for fields in batch.fields]
     assert "#### 18" in answers[0]
     wrong = [answer + "0" for answer in answers]
@@ -230,7 +224,7 @@ def test_a_function_of_a_notebook_is_a_reward(root: Path, tmp_path: Path) -> Non
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(CELL, names)  # as a cell does
     brevity = names["brevity"]
-    options = ppo_options(root, critic_init="policy", minibatches={"minibatch_size": 2})
+    options = stages.ppo_options(root, critic_init="policy", minibatches={"minibatch_size": 2})
 
     def stage(reward: Any) -> PPOModule:
         return PPOModule(**options | {"rewards": reward, "gold_reward": brevity})
@@ -241,7 +235,7 @@ def test_a_function_of_a_notebook_is_a_reward(root: Path, tmp_path: Path) -> Non
         return data
 
     whole, seen = stage(brevity), Watching(tmp_path)
-    fitted(whole, data(), tmp_path / "whole", callbacks=[seen])
+    stages.fitted(whole, data(), tmp_path / "whole", callbacks=[seen])
     assert "rollout/score/brevity" in seen.logged[0]
     checkpoint = torch.load(seen.path, weights_only=True)
     assert checkpoint["hyper_parameters"]["rewards"] == {"__main__:brevity": 1.0}
@@ -249,8 +243,8 @@ def test_a_function_of_a_notebook_is_a_reward(root: Path, tmp_path: Path) -> Non
     assert "how are you" not in str(checkpoint["resume_settings"])  # rows are no setting
 
     resumed = stage([brevity])
-    fitted(resumed, data(), tmp_path / "resumed", ckpt_path=seen.path)
-    assert_equal_states(copied(resumed), copied(whole))
+    stages.fitted(resumed, data(), tmp_path / "resumed", ckpt_path=seen.path)
+    stages.assert_equal_states(stages.copied(resumed), stages.copied(whole))
 
     with pytest.raises(ValueError, match=r"rewards: the checkpoint names __main__:brevity, .* ob"):
         PPOModule.load_from_checkpoint(seen.path)
@@ -262,4 +256,4 @@ def test_a_model_without_a_folder_cannot_start_the_critic(root: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(root / "reward")
     model.config._name_or_path = ""
     with pytest.raises(ValueError, match=r"critic_init: .* that was loaded from a folder, got <L"):
-        PPOModule(**ppo_options(root, rewards=model))
+        PPOModule(**stages.ppo_options(root, rewards=model))

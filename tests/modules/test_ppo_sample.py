@@ -12,19 +12,10 @@ from torch import Tensor
 from lit_callbacks import SampleTimeline
 from lit_rlhf.data import DialogueEncoder, RecordDataModule, encode_prompts
 from lit_rlhf.modules import PPOModule
-from tests.modules.stages import (
-    QUESTIONS,
-    assert_equal_states,
-    copied,
-    encoder_of,
-    fitted,
-    ppo_options,
-    prompts,
-    token_nll,
-)
+from tests.modules import stages
 from tests.support.tiny_models import EOS_ID, tiny_tokenizer
 
-ASKED = list(QUESTIONS)
+ASKED = list(stages.QUESTIONS)
 DIALOGUE = "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why"
 
 
@@ -62,8 +53,10 @@ def asked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Asking,
         "policy_optimizer.learning_rate": 0.05,
         "seed": 3,
     }
-    module = PPOModule(**ppo_options(root, **options))
-    fitted(module, prompts(root), tmp_path_factory.mktemp("asked"), callbacks=[asking])
+    module = PPOModule(**stages.ppo_options(root, **options))
+    stages.fitted(
+        module, stages.prompts(root), tmp_path_factory.mktemp("asked"), callbacks=[asking]
+    )
     return asking, module
 
 
@@ -95,14 +88,14 @@ def test_a_record_holds_response_score_kl_and_length(asked: tuple[Asking, PPOMod
 
 def test_kl_is_the_sum_over_a_responses_tokens(root: Path, tmp_path: Path) -> None:
     """After training, against log-probs of one row at a time in float64."""
-    module = PPOModule(**ppo_options(root, policy_optimizer={"learning_rate": 0.05}))
+    module = PPOModule(**stages.ppo_options(root, policy_optimizer={"learning_rate": 0.05}))
 
     class Measuring(Asking):
         def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
             self.on_train_start(trainer, pl_module)
 
     asking = Measuring()
-    fitted(module, prompts(root), tmp_path, callbacks=[asking])
+    stages.fitted(module, stages.prompts(root), tmp_path, callbacks=[asking])
     records, rollouts = asking.answers[-1], asking.rollouts[-1]
     assert module.reference is not None
     for row, record in enumerate(records):
@@ -110,14 +103,14 @@ def test_kl_is_the_sum_over_a_responses_tokens(root: Path, tmp_path: Path) -> No
         ids = rollouts.sequence_ids[row][rollouts.sequence_mask[row]]
 
         def nll(model: torch.nn.Module, ids: Tensor = ids, start: int = start) -> float:
-            return float(token_nll(model.eval(), ids)[start - 1 :].sum())
+            return float(stages.token_nll(model.eval(), ids)[start - 1 :].sum())
 
         assert record["kl"] == pytest.approx(nll(module.reference) - nll(module.policy), abs=1e-3)
     assert max(abs(record["kl"]) for record in records) > 0.1
 
 
 def test_a_dialogue_and_a_plain_text_are_rendered_as_in_a_data_file(root: Path) -> None:
-    encoder = encoder_of(tiny_tokenizer())
+    encoder = stages.encoder_of(tiny_tokenizer())
     batch = encode_prompts([DIALOGUE, "hi"], encoder)
     first = "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why\n\nAssistant:"
     assert batch.texts == [first, "\n\nHuman: hi\n\nAssistant:"]
@@ -126,7 +119,7 @@ def test_a_dialogue_and_a_plain_text_are_rendered_as_in_a_data_file(root: Path) 
     rows = zip(batch.input_ids, batch.attention_mask, strict=True)
     decoded = [tiny_tokenizer().decode(ids[mask]) for ids, mask in rows]
     assert decoded == batch.texts
-    data: RecordDataModule = prompts(root)
+    data: RecordDataModule = stages.prompts(root)
     data.tokenizer = tiny_tokenizer()
     data.setup("fit")
     in_the_file = next(iter(data.make_loader("val", shuffle=False)))
@@ -152,7 +145,7 @@ def test_a_bad_prompt_is_named(bad: Any, message: str) -> None:
 
 
 def test_without_a_datamodule_there_is_no_encoder(root: Path, tmp_path: Path) -> None:
-    module = PPOModule(**ppo_options(root))
+    module = PPOModule(**stages.ppo_options(root))
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False}
     module.trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, **quiet)
     with pytest.raises(RuntimeError, match="sample: the trainer has no datamodule"):
@@ -164,13 +157,13 @@ def test_a_timeline_follows_ppos_iterations_and_changes_nothing(root: Path, tmp_
     states = []
     for name in ("without", "with"):
         torch.manual_seed(0)
-        module = PPOModule(**ppo_options(root, critic_pretraining={"iterations": 1}))
+        module = PPOModule(**stages.ppo_options(root, critic_pretraining={"iterations": 1}))
         timeline = SampleTimeline([ASKED[0], DIALOGUE], every_n_batches=3)
         callbacks = [timeline] if name == "with" else []
         options: dict[str, Any] = {"callbacks": callbacks, "max_epochs": 2}
-        fitted(module, prompts(root, batch_size=4), tmp_path / name, **options)
-        states.append(copied(module))
-    assert_equal_states(*states)
+        stages.fitted(module, stages.prompts(root, batch_size=4), tmp_path / name, **options)
+        states.append(stages.copied(module))
+    stages.assert_equal_states(*states)
     lines = [json.loads(x) for x in (tmp_path / "with/samples.jsonl").read_text().splitlines()]
     places = [(line["step"], line["prompt_index"]) for line in lines]
     assert places == [(0, 0), (0, 1), (3, 0), (3, 1), (4, 0), (4, 1)]

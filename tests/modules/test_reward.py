@@ -13,17 +13,7 @@ from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, r
 from lit_rlhf.modules import RewardModule
 from lit_rlhf.rewards import ModelReward
 from lit_rlhf.rollout import RolloutBatch
-from tests.modules.stages import (
-    ANSWERS,
-    QUESTIONS,
-    StepRecorder,
-    first_batch,
-    fitted,
-    preferences,
-    prompts,
-    token_nll,
-    trainer,
-)
+from tests.modules import stages
 
 
 def module(root: Path, **options: Any) -> RewardModule:
@@ -43,7 +33,9 @@ def read_scores(model: RewardModule, batch: PreferenceBatch) -> Tensor:
 def lm_losses(model: RewardModule, batch: PreferenceBatch, policy: torch.nn.Module) -> Tensor:
     """Loss of each chosen completion token under the language model it starts from, float64."""
     rows = zip(*batch.chosen, strict=True)
-    return torch.cat([token_nll(policy, ids[real])[wanted[real][1:]] for ids, real, wanted in rows])
+    return torch.cat(
+        [stages.token_nll(policy, ids[real])[wanted[real][1:]] for ids, real, wanted in rows]
+    )
 
 
 def shares(model: RewardModule, batch: PreferenceBatch) -> dict[str, Tensor]:
@@ -54,7 +46,7 @@ def shares(model: RewardModule, batch: PreferenceBatch) -> dict[str, Tensor]:
 
 def test_losses_accuracy_and_margin_of_a_ragged_batch(root: Path) -> None:
     model = module(root, lm_coef=0.3)
-    batch = first_batch(preferences(root, batch_size=8), root)
+    batch = stages.first_batch(stages.preferences(root, batch_size=8), root)
     metrics = shares(model, batch)
     scores = read_scores(model, batch)
     difference = scores[:, 0] - scores[:, 1]
@@ -73,7 +65,7 @@ def test_losses_accuracy_and_margin_of_a_ragged_batch(root: Path) -> None:
 
 def test_a_margin_of_the_data_has_to_be_beaten(root: Path) -> None:
     model = module(root, lm_coef=0.0, label_smoothing=0.2, center_coef=0.1)
-    batch = first_batch(preferences(root, batch_size=8), root)
+    batch = stages.first_batch(stages.preferences(root, batch_size=8), root)
     margin = torch.linspace(0.0, 3.0, 8)
     scores = read_scores(model, batch)
     ahead = scores[:, 0] - scores[:, 1] - margin
@@ -85,7 +77,7 @@ def test_a_margin_of_the_data_has_to_be_beaten(root: Path) -> None:
 
 def test_imitation_learns_from_chosen_tokens_alone(root: Path) -> None:
     model = module(root)
-    batch = first_batch(preferences(root, batch_size=8), root)
+    batch = stages.first_batch(stages.preferences(root, batch_size=8), root)
     seen: list[Tensor] = []
 
     def keep(_: object, __: object, output: Tensor) -> None:
@@ -110,7 +102,7 @@ def test_imitation_learns_from_chosen_tokens_alone(root: Path) -> None:
 def test_imitation_can_be_left_out(root: Path, tmp_path: Path) -> None:
     model = module(root, lm_coef=0.0)
     assert model.lm_head is None
-    logged = fitted(model, preferences(root), tmp_path).callback_metrics
+    logged = stages.fitted(model, stages.preferences(root), tmp_path).callback_metrics
     assert float(logged["reward/loss"]) == float(logged["reward/pairwise_loss"])
     assert not any("lm_loss" in key for key in logged)
     assert read_lm_head(tmp_path / "model") is None
@@ -121,7 +113,7 @@ def test_imitation_can_be_left_out(root: Path, tmp_path: Path) -> None:
 def test_the_folder_keeps_the_trained_output_layer(root: Path, tmp_path: Path) -> None:
     model = module(root, optimizer={"learning_rate": 0.1})
     before = model.lm_head.weight.detach().clone()
-    fitted(model, preferences(root), tmp_path)
+    stages.fitted(model, stages.preferences(root), tmp_path)
     saved = read_lm_head(tmp_path / "model")
     assert torch.equal(saved.weight, model.lm_head.weight)
     assert not torch.equal(saved.weight, before)
@@ -132,7 +124,7 @@ def test_eos_is_read_and_trained_when_it_is_the_padding(pad_is_eos_root: Path) -
     model = module(pad_is_eos_root)
     eos = model.tokenizer.eos_token_id
     assert eos == model.tokenizer.pad_token_id
-    batch = first_batch(preferences(pad_is_eos_root, batch_size=8), pad_is_eos_root)
+    batch = stages.first_batch(stages.preferences(pad_is_eos_root, batch_size=8), pad_is_eos_root)
     kept: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
@@ -164,15 +156,17 @@ def test_eos_is_read_and_trained_when_it_is_the_padding(pad_is_eos_root: Path) -
 
 def test_validation_weighs_pairs_and_tokens_anew(root: Path, tmp_path: Path) -> None:
     model = module(root, lm_coef=0.3)
-    batch = first_batch(preferences(root, batch_size=8), root)
-    run = trainer(tmp_path, limit_val_batches=None)
+    batch = stages.first_batch(stages.preferences(root, batch_size=8), root)
+    run = stages.trainer(tmp_path, limit_val_batches=None)
     lm = float(lm_losses(model, batch, load_causal_lm(root / "policy")).mean())
     pairwise = []
     for factor in (1.0, -2.0, 0.0):
         with torch.no_grad():
             model.model.score.weight *= factor
         # batches of 3, 3 and 2 pairs
-        (logged,) = run.validate(model, datamodule=preferences(root, batch_size=3), verbose=False)
+        (logged,) = run.validate(
+            model, datamodule=stages.preferences(root, batch_size=3), verbose=False
+        )
         scores = read_scores(model, batch)
         difference = scores[:, 0] - scores[:, 1]
         pairwise.append(float(-logsigmoid(difference).mean()))
@@ -196,21 +190,21 @@ def test_validation_weighs_pairs_and_tokens_anew(root: Path, tmp_path: Path) -> 
 
 
 def test_gradients_are_clipped_over_trunk_and_heads_together(root: Path, tmp_path: Path) -> None:
-    steps = StepRecorder()
+    steps = stages.StepRecorder()
     model = module(root, optimizer={"grad_clip": 0.25})
-    run = fitted(model, preferences(root), tmp_path, callbacks=[steps])
+    run = stages.fitted(model, stages.preferences(root), tmp_path, callbacks=[steps])
     assert any("lm_head" in name for name in steps.steps["networks"][0])
     assert steps.norms("networks") == pytest.approx([0.25, 0.25], rel=1e-4)
     assert float(run.callback_metrics["reward/grad_norm"]) > 0.25
 
 
 def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(root: Path) -> None:
-    preferred = first_batch(preferences(root, batch_size=8), root)
-    prompted = first_batch(prompts(root), root)
+    preferred = stages.first_batch(stages.preferences(root, batch_size=8), root)
+    prompted = stages.first_batch(stages.prompts(root), root)
     encoder = DialogueEncoder(load_tokenizer(str(root / "policy")), "hh", 64)
     reward = ModelReward(str(root / "reward"), module(root).network)
     trained = RewardModule(str(root / "reward"), lm_coef=0.0)
-    for row, (question, answer) in enumerate(zip(QUESTIONS, ANSWERS, strict=True)):
+    for row, (question, answer) in enumerate(zip(stages.QUESTIONS, stages.ANSWERS, strict=True)):
         said = encoder.encode_dialogue([Message("user", question), Message("assistant", answer)])
         real = prompted.attention_mask[row]
         prompt = prompted.input_ids[row][real]

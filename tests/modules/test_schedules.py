@@ -12,19 +12,12 @@ from transformers import SchedulerType
 from lit_rlhf.modules import OptimizerOptions, PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.options import SCHEDULES
 from lit_rlhf.modules.schedules import learning_rate_factor
-from tests.modules.stages import (
-    StepRecorder,
-    demonstrations,
-    fitted,
-    ppo_options,
-    preferences,
-    prompts,
-)
+from tests.modules import stages
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
 
 
-class Rates(StepRecorder):
+class Rates(stages.StepRecorder):
     """The learning rate of each step, by network."""
 
     def __init__(self) -> None:
@@ -45,25 +38,25 @@ def percents(rates: list[float], peak: float) -> str:
 
 def one_network(module: LightningModule, data: Any, folder: Path, **options: Any) -> dict[str, str]:
     rates = Rates()
-    fitted(module, data, folder, callbacks=[rates], **options)
+    stages.fitted(module, data, folder, callbacks=[rates], **options)
     return {"": percents(rates.rates["critic"], 1e-3)}
 
 
 def sft(root: Path, folder: Path) -> dict[str, str]:
     module = SFTModule(str(root / "policy"), optimizer={"learning_rate": 1e-3})
-    return one_network(module, demonstrations(root), folder, max_epochs=4)
+    return one_network(module, stages.demonstrations(root), folder, max_epochs=4)
 
 
 def reward(root: Path, folder: Path) -> dict[str, str]:
     optimizer = {"learning_rate": 1e-3, "warmup_ratio": 0.5}
     module = RewardModule(str(root / "policy"), optimizer=optimizer)
     limits = {"max_epochs": -1, "max_steps": 8}
-    return one_network(module, preferences(root), folder, **limits)
+    return one_network(module, stages.preferences(root), folder, **limits)
 
 
 def ppo(name: str, iterations: int, target: float | None) -> Callable[[Path, Path], dict[str, str]]:
     def run(root: Path, folder: Path) -> dict[str, str]:
-        options = ppo_options(
+        options = stages.ppo_options(
             root,
             policy_optimizer={"lr_scheduler": name, "warmup_ratio": 0.5},
             critic_optimizer={"lr_scheduler": name, "warmup_ratio": 0.5},
@@ -72,7 +65,9 @@ def ppo(name: str, iterations: int, target: float | None) -> Callable[[Path, Pat
             max_iterations=5,
         )
         rates = Rates()
-        fitted(PPOModule(**options), prompts(root), folder, max_epochs=-1, callbacks=[rates])
+        stages.fitted(
+            PPOModule(**options), stages.prompts(root), folder, max_epochs=-1, callbacks=[rates]
+        )
         return {network: percents(seen, 1e-3) for network, seen in rates.rates.items()}
 
     return run
@@ -119,7 +114,7 @@ def test_schedules_that_need_more_than_a_length_are_refused() -> None:
 
 
 def test_a_resumed_schedule_knows_when_pretraining_ended(root: Path, tmp_path: Path) -> None:
-    options = ppo_options(
+    options = stages.ppo_options(
         root,
         policy_optimizer={"lr_scheduler": "linear", "warmup_ratio": 0.0},
         critic_pretraining={"iterations": 3, "target_value_loss": 1e9},
@@ -133,11 +128,11 @@ def test_a_resumed_schedule_knows_when_pretraining_ended(root: Path, tmp_path: P
                 trainer.save_checkpoint(tmp_path / "third.ckpt")
 
     whole, rest = Save(), Rates()
-    data = prompts(root)
-    fitted(PPOModule(**options), data, tmp_path, max_epochs=-1, callbacks=[whole])
+    data = stages.prompts(root)
+    stages.fitted(PPOModule(**options), data, tmp_path, max_epochs=-1, callbacks=[whole])
     module = PPOModule(**options)
     third = {"ckpt_path": tmp_path / "third.ckpt"}
-    fitted(module, data, tmp_path, max_epochs=-1, callbacks=[rest], **third)
+    stages.fitted(module, data, tmp_path, max_epochs=-1, callbacks=[rest], **third)
     assert whole.rates["policy"] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
     assert rest.rates["policy"] == whole.rates["policy"][2:]
     assert int(module.iteration) == 5

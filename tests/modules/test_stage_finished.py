@@ -8,14 +8,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import transformers
 from lightning.pytorch import Callback
 from lightning.pytorch.tuner import Tuner
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    GenerationConfig,
-)
 
 from lit_rlhf.data import DataSource, PromptDataModule, TextContract
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
@@ -56,9 +51,9 @@ def chain(
 def test_language_models_load_in_plain_transformers(chain: dict[str, Any], root: Path) -> None:
     batch = first_batch(demonstrations(root, batch_size=8), root)
     ids = batch.input_ids[0][batch.attention_mask[0]].unsqueeze(0)
-    start = AutoModelForCausalLM.from_pretrained(root / "policy")
+    start = transformers.AutoModelForCausalLM.from_pretrained(root / "policy")
     for name, model in (("sft", chain["sft"].model), ("ppo", chain["ppo"].policy)):
-        plain = AutoModelForCausalLM.from_pretrained(chain["folder"] / name)
+        plain = transformers.AutoModelForCausalLM.from_pretrained(chain["folder"] / name)
         with torch.no_grad():
             logits, expected = plain(input_ids=ids).logits, model(input_ids=ids).logits
             before = start(input_ids=ids).logits
@@ -68,7 +63,7 @@ def test_language_models_load_in_plain_transformers(chain: dict[str, Any], root:
 
 @pytest.mark.parametrize("name", ["reward", "ppo/critic"])
 def test_scalar_models_load_in_transformers(chain: dict[str, Any], root: Path, name: str) -> None:
-    plain = AutoModelForSequenceClassification.from_pretrained(chain["folder"] / name)
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(chain["folder"] / name)
     assert plain.config.num_labels == 1
     module = chain["reward"].model if name == "reward" else chain["ppo"].critic
     batch = first_batch(preferences(root, batch_size=8), root).chosen
@@ -87,7 +82,7 @@ def test_folders_hold_safetensors_tokenizer_contract_and_card(chain: dict[str, A
         assert not any(file.endswith((".bin", ".pt", ".pkl")) for file in files)
         # safetensors' own files are for their owner only
         assert len({path.stat().st_mode for path in folder.iterdir() if path.is_file()}) == 1
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         contract = TextContract.load(folder)
         assert tokenizer.chat_template == contract.chat_template
         turns = [{"role": "user", "content": "hi"}]
@@ -99,7 +94,7 @@ def test_folders_hold_safetensors_tokenizer_contract_and_card(chain: dict[str, A
 
 
 def test_the_policys_folder_samples_as_the_rollouts_did(chain: dict[str, Any]) -> None:
-    settings = GenerationConfig.from_pretrained(chain["folder"] / "ppo")
+    settings = transformers.GenerationConfig.from_pretrained(chain["folder"] / "ppo")
     assert settings.do_sample is True
     assert settings.temperature == 0.7
     assert settings.eos_token_id == 2

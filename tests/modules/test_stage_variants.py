@@ -12,16 +12,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lit_rlhf.forward import unwrap_model
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.modules.stages import (
-    assert_equal_states,
-    copied,
-    demonstrations,
-    distance,
-    fitted,
-    ppo_options,
-    preferences,
-    prompts,
-)
+from tests.modules import stages
 
 LOSSES = {"sft": "sft/loss", "reward": "reward/loss", "ppo": "ppo/value_loss"}
 STAGES = tuple(LOSSES)
@@ -31,16 +22,16 @@ def stage(name: str, root: Path, **options: Any) -> tuple[LightningModule, Light
     model_path, optimizer = str(root / "policy"), {"learning_rate": 1e-2, "warmup_ratio": 0.0}
     if name == "sft":
         sft = SFTModule(model_path, optimizer=optimizer, **options)
-        return sft, demonstrations(root, batch_size=8)
+        return sft, stages.demonstrations(root, batch_size=8)
     if name == "reward":
         reward = RewardModule(model_path, optimizer=optimizer, **options)
-        return reward, preferences(root, batch_size=8)
+        return reward, stages.preferences(root, batch_size=8)
     one_minibatch = {  # what is logged does not depend on a step
         "minibatches": {"minibatch_size": 8, "ppo_epochs": 1},
         "policy_optimizer": {"learning_rate": 1e-2},
         "critic_optimizer": {"learning_rate": 1e-2},
     }
-    return PPOModule(**ppo_options(root, **one_minibatch, **options)), prompts(root)
+    return PPOModule(**stages.ppo_options(root, **one_minibatch, **options)), stages.prompts(root)
 
 
 def networks(module: LightningModule) -> list[torch.nn.Module]:
@@ -52,9 +43,11 @@ def networks(module: LightningModule) -> list[torch.nn.Module]:
 @pytest.mark.parametrize("name", STAGES)
 def test_lora_trains_adapters_and_heads_alone(root: Path, tmp_path: Path, name: str) -> None:
     module, data = stage(name, root, network={"lora_rank": 2})
-    before = copied(module)
-    run = fitted(module, data, tmp_path, max_epochs=2)
-    moved = {key for key, value in copied(module).items() if not torch.equal(value, before[key])}
+    before = stages.copied(module)
+    run = stages.fitted(module, data, tmp_path, max_epochs=2)
+    moved = {
+        key for key, value in stages.copied(module).items() if not torch.equal(value, before[key])
+    }
     weights = {key for key in moved if key in dict(module.named_parameters())}
     assert weights
     assert all(".lora_" in key or "score.modules_to_save" in key for key in weights)
@@ -73,7 +66,7 @@ def test_the_reference_of_lora_is_that_of_full_training(root: Path, tmp_path: Pa
     first = []
     for rank in (0, 2):
         module, data = stage("ppo", root, network={"lora_rank": rank})
-        run = fitted(module, data, tmp_path / str(rank))
+        run = stages.fitted(module, data, tmp_path / str(rank))
         first.append({k: float(v) for k, v in run.callback_metrics.items()})
     for key in ("rollout/ref_perplexity", "rollout/score", "rollout/response_length"):
         assert first[0][key] == pytest.approx(first[1][key], rel=1e-5)
@@ -92,21 +85,21 @@ def test_weights_below_adapters_are_held_once(root: Path, tmp_path: Path, init: 
         assert all(".lora_" in name or ".score." in name for name in own)
         if separate:
             module.critic = copy.deepcopy(module.critic)
-        run = fitted(module, data, tmp_path / str(separate))
+        run = stages.fitted(module, data, tmp_path / str(separate))
         run.save_checkpoint(tmp_path / f"{separate}.ckpt")
-        runs.append(copied(module))
-    assert_equal_states(*runs)
+        runs.append(stages.copied(module))
+    stages.assert_equal_states(*runs)
     if init == "policy":  # a checkpoint has no reward model
         sizes = [(tmp_path / f"{separate}.ckpt").stat().st_size for separate in (False, True)]
         assert sizes[0] < sizes[1]
 
     again = PPOModule.load_from_checkpoint(tmp_path / "False.ckpt")
-    assert_equal_states(copied(again), runs[0])
+    stages.assert_equal_states(stages.copied(again), runs[0])
 
 
 def test_critic_keeps_its_weights_when_reward_model_is_another(root: Path, tmp_path: Path) -> None:
     module, data = stage("ppo", root, network={"lora_rank": 2})
-    run = fitted(module, data, tmp_path)
+    run = stages.fitted(module, data, tmp_path)
     run.save_checkpoint(tmp_path / "ppo.ckpt")
     other = load_scalar_model(root / "reward")
     with torch.no_grad():
@@ -117,7 +110,7 @@ def test_critic_keeps_its_weights_when_reward_model_is_another(root: Path, tmp_p
     rewards = {str(tmp_path / "other"): 1.0}
     changed = PPOModule.load_from_checkpoint(tmp_path / "ppo.ckpt", rewards=rewards)
 
-    before, after = copied(module), copied(changed)
+    before, after = stages.copied(module), stages.copied(changed)
     unlike = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert {name.partition(".")[0] for name in unlike} == {"reward"}
     assert len([n for n in unlike if n.startswith("reward.functions.")]) == len(other.state_dict())
@@ -132,11 +125,11 @@ def test_gradient_checkpointing_changes_memory_alone(root: Path, tmp_path: Path,
             modules = unwrap_model(network).modules()
             assert any(getattr(m, "gradient_checkpointing", False) for m in modules) is on
             assert network.training
-        fitted(module, data, tmp_path / str(on))
-        runs.append(copied(module))
+        stages.fitted(module, data, tmp_path / str(on))
+        runs.append(stages.copied(module))
         for network in networks(module):
             assert network.training  # rollouts put the mode back: it acts in training mode only
-    assert distance(*runs) < 1e-6
+    assert stages.distance(*runs) < 1e-6
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -144,7 +137,7 @@ def test_bf16_mixed_follows_fp32(root: Path, tmp_path: Path, name: str) -> None:
     losses = []
     for precision in ("32-true", "bf16-mixed"):
         module, data = stage(name, root)
-        run = fitted(module, data, tmp_path / precision, precision=precision)
+        run = stages.fitted(module, data, tmp_path / precision, precision=precision)
         losses.append(float(run.callback_metrics[LOSSES[name]]))
         assert all(p.dtype == torch.float32 for p in module.parameters())
         if isinstance(module, PPOModule):
@@ -158,21 +151,21 @@ def test_bf16_mixed_follows_fp32(root: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
     module, data = stage(name, root, network={"dtype": "bfloat16"})
-    before = copied(module)
-    run = fitted(module, data, tmp_path)
+    before = stages.copied(module)
+    run = stages.fitted(module, data, tmp_path)
     for network in networks(module):
         assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
-    assert distance(copied(module), before) > 0
+    assert stages.distance(stages.copied(module), before) > 0
     assert torch.isfinite(run.callback_metrics[LOSSES[name]])
 
 
 @pytest.mark.filterwarnings("ignore:.* rounded back to what they were:UserWarning")
 def test_true_bf16_rounds_weights_and_no_state_of_ppo(root: Path, tmp_path: Path) -> None:
     shaping = {"kl_coef": 0.1, "kl_target": 0.5, "kl_horizon": 10_000}
-    options = ppo_options(root, reward_shaping=shaping)
+    options = stages.ppo_options(root, reward_shaping=shaping)
     module = PPOModule(**options)
     module.iteration.fill_(256)  # bf16 goes on with 258
-    run = fitted(module, prompts(root), tmp_path, precision="bf16-true")
+    run = stages.fitted(module, stages.prompts(root), tmp_path, precision="bf16-true")
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert int(module.iteration) == 257
     # eight rollouts move it by at most 20 % * 8 / 10,000; the next number of bf16 is 0.5 % away
@@ -189,4 +182,4 @@ def test_half_precision_with_a_loss_scale_is_refused(root: Path, tmp_path: Path)
     module, data = stage("sft", root)
     scaler = patch.object(Trainer, "scaler", PropertyMock(return_value=object()))
     with scaler, pytest.raises(ValueError, match="precision: expected 32-true, bf16-mixed"):
-        fitted(module, data, tmp_path)
+        stages.fitted(module, data, tmp_path)

@@ -10,16 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.forward import (
-    decoder_layers,
-    forward_plan,
-    lower,
-    response_logits,
-    scalar_head_of,
-    token_logits,
-    trunk_of,
-    unwrap_model,
-)
+from lit_rlhf import forward
 from lit_rlhf.functional import surrogate_loss, value_loss
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
 from lit_rlhf.modules import PPOModule
@@ -87,17 +78,17 @@ def plain_losses(module: PPOModule, part: Experience, tokens: Tensor) -> tuple[T
     """Both losses by whole padded forwards of transformers."""
     ids, mask = part.rollouts.sequence_ids, part.rollouts.sequence_mask
     length = part.loss_mask.shape[1]
-    logits = response_logits(module.policy, ids, mask, length)
+    logits = forward.response_logits(module.policy, ids, mask, length)
     logprobs = logits.log_softmax(-1).gather(2, part.rollouts.response_ids[..., None])[..., 0]
     clip = module.loss.ratio_clip
     surrogate = (logprobs, part.old_logprobs, part.advantages, part.loss_mask, clip)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    trunk = trunk_of(module.critic)
+    trunk = forward.trunk_of(module.critic)
     arguments: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long()}
     if "opt" not in type(trunk).__name__.lower():
         arguments["position_ids"] = positions
     hidden = trunk(**arguments, use_cache=False).last_hidden_state
-    values = scalar_head_of(module.critic)(hidden)[:, -length - 1 : -1, 0]
+    values = forward.scalar_head_of(module.critic)(hidden)[:, -length - 1 : -1, 0]
     targets = (values, part.old_values, part.returns, part.loss_mask, module.loss.value_clip)
     policy_loss = surrogate_loss(*surrogate, denominator=tokens).loss
     return policy_loss, value_loss(*targets, denominator=tokens)[0]
@@ -122,7 +113,7 @@ def test_gradients_are_whole(roots: dict[str, Path], family: str, options: dict[
     tokens = experience.loss_mask.sum()
     kept = [experience.policy_lower, experience.critic_lower]
     n_lower = LAYERS - 1 if module.network.trained_layers else 0
-    assert forward_plan(module.policy).lower_layers == n_lower
+    assert forward.forward_plan(module.policy).lower_layers == n_lower
     # float64 is scored by a forward of its own, and the critic's are the policy's where shared
     expected = [n_lower > 0 and not module.shares_trunk, n_lower > 0]
     assert [states is not None for states in kept] == expected
@@ -154,7 +145,7 @@ def test_only_the_top_layers_move_and_what_is_kept_changes_nothing(
 ) -> None:
     root, ends = roots["llama"], []
     for kept in (True, False):
-        monkeypatch.setattr(lower, "KEPT_BYTES", 2**30 if kept else 0)
+        monkeypatch.setattr(forward.lower, "KEPT_BYTES", 2**30 if kept else 0)
         module = module_of(root, **{"minibatches.micro_batch_size": 3})
         before = copied(module)
         fitted(module, prompts(root), tmp_path / str(kept))
@@ -163,11 +154,11 @@ def test_only_the_top_layers_move_and_what_is_kept_changes_nothing(
         assert {n for n in moved if n.startswith(("policy.model", "critic.model"))} == {
             f"{network}.model.{name}"
             for network in ("policy", "critic")
-            for name, _ in trunk_of(module.policy).named_parameters()
+            for name, _ in forward.trunk_of(module.policy).named_parameters()
             if name.startswith(("layers.2.", "norm."))
         }
     assert distance(*ends) < 1e-5
-    policy, reference = trunk_of(module.policy), trunk_of(module.reference)
+    policy, reference = forward.trunk_of(module.policy), forward.trunk_of(module.reference)
     assert reference.embed_tokens.weight is policy.embed_tokens.weight
     assert reference.layers[1].mlp.up_proj.weight is policy.layers[1].mlp.up_proj.weight
 
@@ -176,7 +167,7 @@ def test_sampling_in_float32_takes_the_states_of_the_reference(roots: dict[str, 
     module = module_of(roots["llama"])
     experience = experienced(module, roots["llama"])
     mask = experience.rollouts.sequence_mask
-    hidden = unwrap_model(module.policy)(
+    hidden = forward.unwrap_model(module.policy)(
         experience.rollouts.sequence_ids,
         attention_mask=mask.long(),
         position_ids=(mask.cumsum(1) - 1).clamp(min=0),
@@ -212,11 +203,11 @@ def test_shared_critic_saved(roots: dict[str, Path], tmp_path: Path, extra: dict
     ids = torch.arange(5, 13)[None]
     mask = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
-        logits = token_logits(policy, ids, mask)
-        torch.testing.assert_close(logits, token_logits(module.policy, ids, mask))
+        logits = forward.token_logits(policy, ids, mask)
+        torch.testing.assert_close(logits, forward.token_logits(module.policy, ids, mask))
     head = module.policy.state_dict()
     (weight,) = (value for name, value in head.items() if name.endswith("value_head.weight"))
-    assert torch.equal(scalar_head_of(critic).weight, weight)
+    assert torch.equal(forward.scalar_head_of(critic).weight, weight)
 
 
 def test_what_cannot_be_is_refused(roots: dict[str, Path]) -> None:
@@ -227,7 +218,7 @@ def test_what_cannot_be_is_refused(roots: dict[str, Path]) -> None:
         module_of(root, **SHARED, **{"critic_pretraining.iterations": 1})
     with pytest.raises(ValueError, match="trained_layers"):
         ModelOptions(trained_layers=0)
-    assert len(decoder_layers(trunk_of(module_of(root).policy))) == LAYERS
+    assert len(forward.decoder_layers(forward.trunk_of(module_of(root).policy))) == LAYERS
 
 
 @pytest.mark.parametrize("options", [SEPARATE, SHARED])

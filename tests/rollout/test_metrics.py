@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.rollout import (
-    RolloutMetrics,
-    SamplingOptions,
-    compute_policy_statistics,
-    generate_responses,
-)
+from lit_rlhf import rollout
 from tests.support.tiny_models import EOS_ID, PAD_ID, optimized_causal_lm
 
 LENGTHS = (4, 1, 2)
@@ -46,7 +41,7 @@ def batch(rows: slice = slice(None)) -> dict[str, Tensor]:
 
 def measured(*parts: slice) -> dict[str, float]:
     """Metrics of the responses in these batches."""
-    metrics = RolloutMetrics()
+    metrics = rollout.RolloutMetrics()
     for rows in parts:
         metrics.update(**batch(rows))
     computed = metrics.compute()
@@ -85,25 +80,25 @@ def test_metrics_do_not_depend_on_batches(cut: int) -> None:
 
 
 def test_metrics_without_an_update_are_empty() -> None:
-    assert RolloutMetrics().compute() == {}
+    assert rollout.RolloutMetrics().compute() == {}
 
 
 def test_metrics_of_real_rollouts_are_plausible() -> None:
     model = optimized_causal_lm()
     ids = torch.randint(4, 280, (6, 5))
-    rollouts = generate_responses(
+    rollouts = rollout.generate_responses(
         model,
         ids,
         torch.ones_like(ids, dtype=torch.bool),
-        SamplingOptions(max_new_tokens=8),
+        rollout.SamplingOptions(max_new_tokens=8),
         [EOS_ID, *range(4, 40)],
         PAD_ID,
         seed=0,
     )
     lengths = rollouts.lengths
     assert lengths.min() < lengths.max()
-    statistics = compute_policy_statistics(model, rollouts)
-    totals = RolloutMetrics()
+    statistics = rollout.compute_policy_statistics(model, rollouts)
+    totals = rollout.RolloutMetrics()
     totals.update(
         statistics.logprobs,
         statistics.logprobs,
@@ -121,7 +116,7 @@ def test_metrics_of_real_rollouts_are_plausible() -> None:
 
 
 def test_commonest_opening_is_counted_over_batches() -> None:
-    metrics = RolloutMetrics()
+    metrics = rollout.RolloutMetrics()
     for rows in ([[1, 2, 3, 4, 5], [1, 2, 3, 4, 9]], [[1, 2, 3, 4, 7], [1, 2, 3, 0, 0]]):
         ids = torch.tensor(rows)
         zeros, ended = torch.zeros(ids.shape), torch.ones(2, dtype=torch.bool)
@@ -131,7 +126,7 @@ def test_commonest_opening_is_counted_over_batches() -> None:
 
 
 def test_responses_of_one_token_repeat_nothing() -> None:
-    metrics, one = RolloutMetrics(), torch.zeros(2, 1)
+    metrics, one = rollout.RolloutMetrics(), torch.zeros(2, 1)
     ids = torch.tensor([[4], [5]])
     metrics.update(one, one, one, ids > 0, ids, torch.ones(2, dtype=torch.bool))
     assert float(metrics.compute()["rollout/repeated_2"]) == 0.0

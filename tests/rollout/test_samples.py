@@ -2,19 +2,13 @@
 
 import torch
 
-from lit_rlhf.rollout import (
-    RolloutBatch,
-    TokenStatistics,
-    build_response_records,
-    decode_responses,
-    format_sample_table,
-)
+from lit_rlhf import rollout
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_tokenizer
 
 TEXTS = ("a|b", "two\nlines ", "铁")
 
 
-def batch() -> RolloutBatch:
+def batch() -> rollout.RolloutBatch:
     """Responses that say TEXTS; the second is cut off. Padding is a letter that would show."""
     tokenizer = tiny_tokenizer()
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
@@ -22,7 +16,7 @@ def batch() -> RolloutBatch:
     lengths = torch.tensor([len(row) for row in ids])
     width = int(lengths.max()) + 1
     (letter,) = tokenizer("Z", add_special_tokens=False)["input_ids"]
-    return RolloutBatch(
+    return rollout.RolloutBatch(
         torch.full((3, 2), PAD_ID),
         torch.ones(3, 2, dtype=torch.bool),
         torch.tensor([row + [letter] * (width - len(row)) for row in ids]),
@@ -32,7 +26,7 @@ def batch() -> RolloutBatch:
 
 
 def test_responses_are_decoded_without_special_tokens_and_padding() -> None:
-    assert decode_responses(batch(), tiny_tokenizer()) == list(TEXTS)
+    assert rollout.decode_responses(batch(), tiny_tokenizer()) == list(TEXTS)
 
 
 def test_a_record_tells_text_score_kl_length_and_end() -> None:
@@ -40,9 +34,9 @@ def test_a_record_tells_text_score_kl_length_and_end() -> None:
     # nats per token: policy -1, reference -1.5; behind a response 0
     logprobs = -rollouts.response_mask.float()
     after = [logprobs[:, 0]] * 2
-    estimates = TokenStatistics(logprobs, 1.5 * logprobs, logprobs, logprobs, *after)
+    estimates = rollout.TokenStatistics(logprobs, 1.5 * logprobs, logprobs, logprobs, *after)
     scores = torch.tensor([0.125, -2.0, 3.0])
-    records = build_response_records(rollouts, scores, estimates, tiny_tokenizer())
+    records = rollout.build_response_records(rollouts, scores, estimates, tiny_tokenizer())
     tokenizer = tiny_tokenizer()
     counts = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in TEXTS]
     assert records == [
@@ -60,7 +54,7 @@ def test_the_table_shows_each_response_beside_its_numbers_and_stays_a_table() ->
         {"response": "a|b", "score": 0.125, "kl": 2.0, "length": 4, "truncated": False},
         {"response": "two\nlines ", "score": -2.0, "kl": -0.5, "length": 9, "truncated": True},
     ]
-    assert format_sample_table(["say | it", "\n\nHuman: hi"], records).split("\n") == [
+    assert rollout.format_sample_table(["say | it", "\n\nHuman: hi"], records).split("\n") == [
         "| score | KL, nats | tokens | ended | prompt | response |",
         "|---|---|---|---|---|---|",
         "| 0.12 | 2.00 | 4 | yes | say \\| it | a\\|b |",

@@ -6,15 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_rlhf import stats
 from lit_rlhf.functional import length_mask, masked_whiten
-from lit_rlhf.stats import (
-    RunningMoments,
-    all_gather_rows,
-    global_masked_moments,
-    global_max,
-    global_sum,
-    world_size,
-)
 from tests.support.ranks import run_on_ranks
 
 # rows of a batch of five: the ranks have unlike numbers of rows and of tokens
@@ -29,8 +22,8 @@ def batch() -> Tensor:
 
 def on_a_rank(rank: int) -> dict[str, Any]:
     values, mask = batch()[ROWS[rank]], MASK[ROWS[rank]]
-    moments = global_masked_moments(values, mask)
-    running = RunningMoments()
+    moments = stats.global_masked_moments(values, mask)
+    running = stats.RunningMoments()
     running.update(values, mask)
     running.update(values[:, 0])
     # on one rank only there is nothing left
@@ -49,12 +42,12 @@ def on_a_rank(rank: int) -> dict[str, Any]:
         "running": running.state_dict(),
         "before_bad": before,
         "error": error,
-        "sum": global_sum(tensor),
-        "rows": all_gather_rows(batch()[ROWS[rank]]),
-        "rows of one": all_gather_rows(batch()[: 2 * rank]),
+        "sum": stats.global_sum(tensor),
+        "rows": stats.all_gather_rows(batch()[ROWS[rank]]),
+        "rows of one": stats.all_gather_rows(batch()[: 2 * rank]),
         "summand": tensor,
-        "ranks": world_size(),
-        "most": global_max(rank, tensor.device),
+        "ranks": stats.world_size(),
+        "most": stats.global_max(rank, tensor.device),
     }
 
 
@@ -119,21 +112,21 @@ def test_the_largest_number_of_any_rank(ranks: list[dict[str, Any]]) -> None:
 
 def test_the_number_of_ranks(ranks: list[dict[str, Any]]) -> None:
     assert [result["ranks"] for result in ranks] == [2, 2]
-    assert world_size() == 1
+    assert stats.world_size() == 1
 
 
 def test_without_ranks_global_is_local() -> None:
     values, mask = torch.tensor([1.0, 3.0, 999.0]), torch.tensor([True, True, False])
-    assert [x.item() for x in global_masked_moments(values, mask)] == [2, 1, 2]
+    assert [x.item() for x in stats.global_masked_moments(values, mask)] == [2, 1, 2]
     numbers = torch.tensor([1, 2])
-    total = global_sum(numbers)
+    total = stats.global_sum(numbers)
     assert total.tolist() == [1, 2]
     assert total is not numbers
     trained = torch.ones(2, requires_grad=True)
-    assert not global_sum(trained).requires_grad
-    assert not all_gather_rows(trained).requires_grad
+    assert not stats.global_sum(trained).requires_grad
+    assert not stats.all_gather_rows(trained).requires_grad
 
 
 def test_a_sum_of_bools_is_refused() -> None:
     with pytest.raises(ValueError, match="tensor: expected a numeric dtype"):
-        global_sum(torch.tensor([True]))
+        stats.global_sum(torch.tensor([True]))

@@ -23,15 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.files import partial_path
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward, find_newest_checkpoint
-from tests.strategies.toy_modules import (
-    STEPS,
-    Gan,
-    LanguageModels,
-    PolicyAndCritic,
-    Probe,
-    TwoNetworks,
-    WithFaults,
-)
+from tests.strategies import toy_modules
 from tests.support.ranks import run_on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +54,7 @@ def strategy_of(name: str) -> str | Strategy:
     return name
 
 
-def batches(count: int = STEPS) -> DataLoader[Any]:
+def batches(count: int = toy_modules.STEPS) -> DataLoader[Any]:
     """One item per step: modules look up the batch by its index."""
     return DataLoader(TensorDataset(torch.arange(count)))
 
@@ -91,26 +83,28 @@ class Runs:
             **{"max_epochs": 1, "enable_checkpointing": False, **arguments},
         )
 
-    def trained(self, module: LightningModule, steps: int = STEPS, **arguments: Any) -> Trainer:
+    def trained(
+        self, module: LightningModule, steps: int = toy_modules.STEPS, **arguments: Any
+    ) -> Trainer:
         trainer = self.trainer(**arguments)
         trainer.fit(module, batches(steps))
         return trainer
 
-    def recorded(self, module: TwoNetworks) -> dict[str, Any]:
+    def recorded(self, module: toy_modules.TwoNetworks) -> dict[str, Any]:
         self.trained(module)
         return {"state": module.state_dict(), "records": module.records}
 
     def gan(self) -> dict[str, Any]:
-        return self.recorded(Gan())
+        return self.recorded(toy_modules.Gan())
 
     def policy_and_critic(self) -> dict[str, Any]:
-        return self.recorded(PolicyAndCritic())
+        return self.recorded(toy_modules.PolicyAndCritic())
 
     def faults(self) -> dict[str, Any]:
-        return self.recorded(WithFaults())
+        return self.recorded(toy_modules.WithFaults())
 
     def language_models(self) -> dict[str, Any]:
-        module = LanguageModels()
+        module = toy_modules.LanguageModels()
         trainer = self.trainer()
 
         def on_train_end() -> None:
@@ -122,7 +116,7 @@ class Runs:
 
     def pretraining(self) -> dict[str, Any]:
         """Critic pre-training only; what the policy's optimizer holds then."""
-        module = PolicyAndCritic(pretraining=STEPS)
+        module = toy_modules.PolicyAndCritic(pretraining=toy_modules.STEPS)
         start = {k: v.clone() for k, v in module.state_dict().items()}
         self.trained(module)
         policy = module.trainer.optimizers[0]
@@ -138,14 +132,14 @@ class Runs:
             ("abandoned_more", 1e-2, "abandon_more"),
             ("lightning", 1e6, "lightning"),
         ):
-            module = Probe(scale, script)
+            module = toy_modules.Probe(scale, script)
             self.trained(module, 1)
             result[name] = {"moved": module.moved(), "records": module.records}
         return result
 
     def names(self) -> dict[str, Any]:
         """Which of the names that the strategy uses are there."""
-        module = Gan()
+        module = toy_modules.Gan()
         module.frozen.bfloat16()  # a reference model may be loaded in bf16 to save memory
         trainer = self.trainer()
         found: dict[str, Any] = {}
@@ -167,7 +161,7 @@ class Runs:
 
     def save(self) -> dict[str, Any]:
         """An uninterrupted run that leaves checkpoints, `step=19` after 12 of 20 batches."""
-        module = PolicyAndCritic()
+        module = toy_modules.PolicyAndCritic()
         every: dict[str, Any] = {"every_n_train_steps": 1, "save_top_k": -1, "save_last": "link"}
         saving = ModelCheckpoint(self.folder / "saved", "{step}", **every)
         trainer = self.trainer(enable_checkpointing=True, callbacks=[saving])
@@ -180,7 +174,7 @@ class Runs:
 
     def resume(self) -> dict[str, Any]:
         """Resume from the checkpoint half-way."""
-        module = PolicyAndCritic()
+        module = toy_modules.PolicyAndCritic()
         seen: dict[str, Any] = {}
 
         def on_fit_start() -> None:
@@ -199,7 +193,7 @@ class Runs:
     def validate(self) -> dict[str, Any]:
         """Weights of a module that only validates a checkpoint, without engines."""
 
-        class Validated(PolicyAndCritic):
+        class Validated(toy_modules.PolicyAndCritic):
             def validation_step(self, batch: object, batch_idx: int) -> None:
                 """Nothing: the weights are looked at afterwards."""
 
@@ -219,7 +213,7 @@ class Runs:
             flipped = content[:-10] + bytes([content[-10] ^ 1]) + content[-9:]
             shard.write_bytes(content[:-10] if damage == "cut" else flipped)
             try:
-                self.trainer().fit(PolicyAndCritic(), batches(), ckpt_path=str(copy))
+                self.trainer().fit(toy_modules.PolicyAndCritic(), batches(), ckpt_path=str(copy))
             except ValueError as error:
                 told[damage] = str(error)
         return told
@@ -228,7 +222,7 @@ class Runs:
         """Checkpoints of ResumeCheckpoint after a kill in the middle of a save, and a resume."""
         folder = self.folder / "kept"
         keep = ResumeCheckpoint(every_n_batches=6, dirpath=str(folder))
-        self.trained(PolicyAndCritic(), enable_checkpointing=True, callbacks=[keep])
+        self.trained(toy_modules.PolicyAndCritic(), enable_checkpointing=True, callbacks=[keep])
         before = sorted(path.name for path in folder.iterdir())
         torch.distributed.barrier()
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -236,7 +230,7 @@ class Runs:
         torch.distributed.barrier()
         again = ResumeCheckpoint(every_n_batches=6, dirpath=str(folder))
         trainer = self.trainer(enable_checkpointing=True, callbacks=[again])
-        module = PolicyAndCritic()
+        module = toy_modules.PolicyAndCritic()
         trainer.fit(module, batches(), ckpt_path=find_newest_checkpoint(folder))
         return {
             "state": module.state_dict(),
@@ -247,7 +241,7 @@ class Runs:
     def disk_full(self) -> dict[str, Any]:
         """The last rank cannot write; what each rank is told, and what is left."""
         path = self.folder / "full" / "last.ckpt"
-        module = PolicyAndCritic(pretraining=0)
+        module = toy_modules.PolicyAndCritic(pretraining=0)
         trainer = self.trainer(max_steps=4)
         told = ""
 
@@ -274,7 +268,7 @@ class Runs:
     def refused(self) -> dict[str, Any]:
         """Messages of misuse while engines exist."""
 
-        class Misuse(Gan):
+        class Misuse(toy_modules.Gan):
             def __init__(self, script: Callable[[Misuse], None]) -> None:
                 super().__init__()
                 self.script = script

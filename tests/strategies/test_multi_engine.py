@@ -7,13 +7,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from torch import nn
 from torch.optim import SGD
 
-from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
-from lit_rlhf.strategies.multi_engine import (
-    cast_parameters,
-    check_shared_weights,
-    optimized_networks,
-    register_strategies,
-)
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, multi_engine
 
 # an import of deepspeed fails after this, as where it is not installed
 WITHOUT_DEEPSPEED = "import sys; sys.modules['deepspeed'] = None\n"
@@ -44,7 +38,7 @@ def test_importing_works_where_deepspeed_is_missing() -> None:
 
 
 def test_registering_again_is_harmless() -> None:
-    register_strategies()
+    multi_engine.register_strategies()
     assert StrategyRegistry["multi_deepspeed_stage_2"]["init_params"] == {"stage": 2}
 
 
@@ -74,21 +68,21 @@ class Pair(nn.Module):
 def test_each_optimizer_belongs_to_the_child_that_holds_its_parameters() -> None:
     module = Pair()
     optimizers = [SGD(module.critic.parameters(), lr=1), SGD(module.policy[1].parameters(), lr=1)]
-    assert optimized_networks(module, optimizers) == ["critic", "policy"]
+    assert multi_engine.optimized_networks(module, optimizers) == ["critic", "policy"]
 
 
 def test_parameters_of_two_children_are_refused_by_name() -> None:
     module = Pair()
     both = SGD([*module.policy.parameters(), *module.critic.parameters()], lr=1)
     with pytest.raises(ValueError, match="got those of: critic, policy"):
-        optimized_networks(module, [both])
+        multi_engine.optimized_networks(module, [both])
 
 
 def test_a_parameter_outside_every_child_is_refused() -> None:
     module = Pair()
     optimizer = SGD([*module.critic.parameters(), module.offset], lr=1)
     with pytest.raises(ValueError, match="got those of: critic, and 1 that are in no child"):
-        optimized_networks(module, [optimizer])
+        multi_engine.optimized_networks(module, [optimizer])
 
 
 def test_a_parameter_that_two_children_share_is_refused() -> None:
@@ -96,28 +90,28 @@ def test_a_parameter_that_two_children_share_is_refused() -> None:
     module.critic.weight = nn.Parameter(torch.zeros(3, 2))
     module.policy[0].weight = module.critic.weight
     with pytest.raises(ValueError, match="expected the parameters of exactly one direct child"):
-        optimized_networks(module, [SGD(module.critic.parameters(), lr=1)])
+        multi_engine.optimized_networks(module, [SGD(module.critic.parameters(), lr=1)])
 
 
 def test_two_optimizers_on_one_child_are_refused() -> None:
     module = Pair()
     optimizers = [SGD(layer.parameters(), lr=1) for layer in module.policy]
     with pytest.raises(ValueError, match="optimizer 1: 'policy' already has optimizer 0"):
-        optimized_networks(module, optimizers)
+        multi_engine.optimized_networks(module, optimizers)
 
 
 def test_casting_leaves_buffers_and_integers_alone() -> None:
     module = nn.BatchNorm1d(2)
-    cast_parameters(module, torch.bfloat16)
+    multi_engine.cast_parameters(module, torch.bfloat16)
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert module.running_mean.dtype == torch.float32
 
 
 def test_networks_that_share_weights_have_one_type() -> None:
     module = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("policy", "critic", "reward")})
-    check_shared_weights(module, ["critic"])
+    multi_engine.check_shared_weights(module, ["critic"])
     module["critic"].weight = module["policy"].weight
     for names in ([], ["policy", "critic"], ["reward"]):
-        check_shared_weights(module, names)
+        multi_engine.check_shared_weights(module, names)
     with pytest.raises(ValueError, match="expected both of policy and critic, which share weights"):
-        check_shared_weights(module, ["critic"])
+        multi_engine.check_shared_weights(module, ["critic"])

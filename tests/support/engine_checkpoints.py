@@ -16,11 +16,7 @@ Weights = Mapping[str, Mapping[str, Tensor]]
 
 
 def write_checkpoint_folder(
-    path: Path,
-    content: dict[str, Any],
-    trained: Weights | None = None,
-    ranks: int = 1,
-    aliases: Mapping[str, Mapping[str, str]] | None = None,
+    path: Path, content: Any, trained: Weights | None = None, ranks: int = 1, aliases: Any = None
 ) -> Path:
     """Write a checkpoint folder.
 

@@ -16,7 +16,7 @@ as on the device there.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Self, cast
@@ -201,13 +201,7 @@ class PretendCuda(TorchFunctionMode):
             return result
         return mark(result)
 
-    def _run(
-        self,
-        func: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        counting: bool,
-    ) -> Any:
+    def _run(self, func: Callable[..., Any], args: Any, kwargs: Any, counting: bool) -> Any:
         before, self._counting = self._counting, counting
         try:
             with torch._C.DisableTorchFunctionSubclass():  # as torch's guide to subclasses does
@@ -226,12 +220,12 @@ class PretendCuda(TorchFunctionMode):
 
     def _check_operation(
         self,
-        func: Callable[..., Any],
+        func: Any,
         name: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        on_device: list[Tensor],
-        on_host: list[Tensor],
+        args: Any,
+        kwargs: Any,
+        on_device: Any,
+        on_host: Any,
         moved: bool,
     ) -> None:
         generator = kwargs.get("generator")
@@ -265,12 +259,7 @@ class PretendCuda(TorchFunctionMode):
             self.kernels[self.phase] += MASKED_ATTENTION_KERNELS - 1
 
     def _count_waits(
-        self,
-        name: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        on_device: list[Tensor],
-        target: torch.device | None,
+        self, name: str, args: Any, kwargs: Any, on_device: list[Tensor], target: Any
     ) -> None:
         if on_device and (name in READS or (name == "where" and len(args) == 1)):
             self.wait(name)

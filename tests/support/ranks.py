@@ -57,12 +57,7 @@ def run_on_ranks(
 
 
 def _rank_main(
-    rank: int,
-    environment: dict[str, str],
-    fn: Callable[..., Any],
-    world_size: int,
-    folder: Path,
-    args: tuple[Any, ...],
+    rank: int, environment: Any, fn: Any, world_size: int, folder: Path, args: Any
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)

@@ -4,21 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GemmaConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    OPTConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-)
 
 from lit_rlhf.forward import optimize_forward
 
@@ -33,7 +20,7 @@ TEXTS = (
 )
 
 
-def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> PreTrainedConfig:
+def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> transformers.PreTrainedConfig:
     """Config of `family` with two layers of 16 to 32 hidden units and 128 positions.
 
     Weights are ten times larger than usual, so that outputs depend on everything. OPT projects its
@@ -55,13 +42,15 @@ def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> PreTrainedConfig:
         "max_position_embeddings": 128,
     }
     grouped = {**common, "num_key_value_heads": 1, "head_dim": 8}
-    builders: dict[str, Callable[[], PreTrainedConfig]] = {
-        "llama": lambda: LlamaConfig(**grouped, tie_word_embeddings=False),
-        "qwen3": lambda: Qwen3Config(**grouped, tie_word_embeddings=True),
-        "mistral": lambda: MistralConfig(**grouped, sliding_window=8),
-        "gpt2": lambda: GPT2Config(**tokens, n_embd=16, n_layer=2, n_head=2, n_positions=128),
-        "gpt_neox": lambda: GPTNeoXConfig(**common, tie_word_embeddings=False),
-        "opt": lambda: OPTConfig(
+    builders: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+        "llama": lambda: transformers.LlamaConfig(**grouped, tie_word_embeddings=False),
+        "qwen3": lambda: transformers.Qwen3Config(**grouped, tie_word_embeddings=True),
+        "mistral": lambda: transformers.MistralConfig(**grouped, sliding_window=8),
+        "gpt2": lambda: transformers.GPT2Config(
+            **tokens, n_embd=16, n_layer=2, n_head=2, n_positions=128
+        ),
+        "gpt_neox": lambda: transformers.GPTNeoXConfig(**common, tie_word_embeddings=False),
+        "opt": lambda: transformers.OPTConfig(
             **{
                 k: v
                 for k, v in common.items()
@@ -71,8 +60,8 @@ def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> PreTrainedConfig:
             word_embed_proj_dim=8,
             init_std=0.2,
         ),
-        "gemma": lambda: GemmaConfig(**grouped),
-        "gemma2": lambda: Gemma2Config(
+        "gemma": lambda: transformers.GemmaConfig(**grouped),
+        "gemma2": lambda: transformers.Gemma2Config(
             **grouped,
             sliding_window=8,
             final_logit_softcapping=2.0,
@@ -85,18 +74,18 @@ def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> PreTrainedConfig:
 
 def tiny_causal_lm(
     family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0
-) -> PreTrainedModel:
+) -> transformers.PreTrainedModel:
     """A seeded random language model of `family`, in float32 and evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             tiny_config(family, vocab_size)
         )
     model.train(False)
     return model
 
 
-def four_bit_config() -> PreTrainedConfig:
+def four_bit_config() -> transformers.PreTrainedConfig:
     """Config of a Llama for bitsandbytes (0.50), whose CPU kernels misread rows of less than 64."""
     config = tiny_config("llama")
     config.hidden_size, config.intermediate_size, config.head_dim = 64, 128, 32
@@ -105,12 +94,12 @@ def four_bit_config() -> PreTrainedConfig:
 
 def optimized_causal_lm(
     family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0
-) -> PreTrainedModel:
+) -> transformers.PreTrainedModel:
     """`tiny_causal_lm` with the forward that loading functions choose."""
     return optimize_forward(tiny_causal_lm(family, vocab_size, seed))
 
 
-def noisy_causal_lm() -> PreTrainedModel:
+def noisy_causal_lm() -> transformers.PreTrainedModel:
     """A tiny GPT-2 with the usual weights, and dropout in training mode."""
     config = tiny_config("gpt2")
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
@@ -121,7 +110,7 @@ def noisy_causal_lm() -> PreTrainedModel:
 
 def tiny_tokenizer(
     pad_token: str | None = PAD, special_pad: bool = True
-) -> PreTrainedTokenizerFast:
+) -> transformers.PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of `VOCAB_SIZE` tokens; any text goes through it and back.
 
     Args:
@@ -138,7 +127,7 @@ def tiny_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=EOS,

@@ -33,12 +33,7 @@ def case_of(root: Path, folder: Path, plan: RunPlan | None = None, **options: An
 
 
 def findings(
-    root: Path,
-    folder: Path,
-    module: PPOModule | None = None,
-    plan: RunPlan | None = None,
-    data: dict[str, Any] | None = None,
-    **trainer: Any,
+    root: Path, folder: Path, module: Any = None, plan: Any = None, data: Any = None, **trainer: Any
 ) -> Report:
     """What the doctor finds in a tiny run; `trainer` and `data` are settings over the usual."""
     settings = {"accelerator": "cpu", "max_epochs": 3, "default_root_dir": folder, **trainer}

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.rollout import RolloutBatch, generate_responses
@@ -16,11 +14,7 @@ QUESTIONS = ["hi", "name three metals, please, now", "a", "make tea", "name two"
 
 
 def write_policy(
-    folder: Path,
-    seed: int = 0,
-    template: str = "hh",
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    max_length: int = 64,
+    folder: Path, seed: int = 0, template: str = "hh", tokenizer: Any = None, max_length: int = 64
 ) -> str:
     """A Llama with random weights and the text contract of a policy."""
     tokenizer = tiny_tokenizer() if tokenizer is None else tokenizer

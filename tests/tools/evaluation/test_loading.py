@@ -5,30 +5,25 @@ import torch
 
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.rollout import SamplingOptions
-from lit_rlhf.tools.evaluation.loading import (
-    choose_device,
-    load_encoder,
-    load_shared_encoder,
-    short_names,
-)
+from lit_rlhf.tools.evaluation import loading
 from tests.support.tiny_models import VOCAB_SIZE, tiny_causal_lm, tiny_tokenizer
 from tests.tools.evaluation.conftest import Folders
 
 
 def test_a_device_is_one_of_the_machine() -> None:
-    assert choose_device("cpu") == torch.device("cpu")
+    assert loading.choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ValueError, match="device: expected 'auto' or a device of this machine"):
-        choose_device("abacus")
+        loading.choose_device("abacus")
 
 
 def test_prompts_are_as_long_as_the_baseline_was_trained_on(folders: Folders) -> None:
-    assert load_shared_encoder([folders.sft]).max_prompt_length == 64
-    assert load_shared_encoder([folders.sft], max_prompt_length=20).max_prompt_length == 20
+    assert loading.load_shared_encoder([folders.sft]).max_prompt_length == 64
+    assert loading.load_shared_encoder([folders.sft], max_prompt_length=20).max_prompt_length == 20
 
 
 def test_names_are_short_where_they_differ() -> None:
     sources = ["runs/a/model", "runs/b/model", "runs/sft/", "package.module:gold", "owner/name"]
-    assert short_names(sources, "sources") == [*sources[:2], "sft", "gold", "name"]
+    assert loading.short_names(sources, "sources") == [*sources[:2], "sft", "gold", "name"]
 
 
 FEW = SamplingOptions(max_new_tokens=6, temperature=0.8, top_p=0.9, repetition_penalty=1.1)
@@ -46,28 +41,28 @@ def test_a_prompt_leaves_room_for_the_response(
     folders: Folders, max_new_tokens: int, max_prompt_length: int | None, expected: int
 ) -> None:
     sampling = SamplingOptions(max_new_tokens)
-    encoder = load_encoder(folders.sft, sampling, max_prompt_length=max_prompt_length)
+    encoder = loading.load_encoder(folders.sft, sampling, max_prompt_length=max_prompt_length)
     assert encoder.max_prompt_length == expected
 
 
 def test_foreign_model_takes_template_and_prompts_of_its_positions(tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "foreign")
     foreign = str(tmp_path / "foreign")
-    assert load_encoder(foreign, SamplingOptions(8), "hh").max_prompt_length == 120
+    assert loading.load_encoder(foreign, SamplingOptions(8), "hh").max_prompt_length == 120
     with pytest.raises(ValueError, match=r"foreign': chat_template: .*'hh', 'paper-en', 'paper-zh"):
-        load_encoder(foreign, FEW)
+        loading.load_encoder(foreign, FEW)
 
 
 @pytest.mark.parametrize(("max_new_tokens", "max_prompt_length"), [(127, None), (100, 29)])
 def test_too_long(folders: Folders, max_new_tokens: int, max_prompt_length: int | None) -> None:
     sampling = SamplingOptions(max_new_tokens)
     with pytest.raises(ValueError, match="within its 128 positions, got max_new_tokens="):
-        load_encoder(folders.sft, sampling, max_prompt_length=max_prompt_length)
+        loading.load_encoder(folders.sft, sampling, max_prompt_length=max_prompt_length)
 
 
 def test_a_model_is_not_shown_text_in_another_way_than_in_its_training(folders: Folders) -> None:
     with pytest.raises(ValueError, match="the chat templates differ"):
-        load_encoder(folders.sft, FEW, "paper-en")
+        loading.load_encoder(folders.sft, FEW, "paper-en")
 
 
 def test_a_tokenizer_with_tokens_that_the_model_does_not_embed_is_refused(tmp_path: Path) -> None:
@@ -75,4 +70,4 @@ def test_a_tokenizer_with_tokens_that_the_model_does_not_embed_is_refused(tmp_pa
     tokenizer.add_tokens([f"<new {i}>" for i in range(VOCAB_SIZE)])
     save_model_folder(tiny_causal_lm(), tokenizer, tmp_path / "model")
     with pytest.raises(ValueError, match=r"model'.*largest id is 5.*, got 288; resize the embed"):
-        load_encoder(str(tmp_path / "model"), FEW, "hh")
+        loading.load_encoder(str(tmp_path / "model"), FEW, "hh")
