@@ -7,11 +7,7 @@ from lightning.pytorch import Callback, Trainer
 
 
 class Interrupting(Callback):
-    """Sends SIGINT to this process when a batch starts, the first time that a run gets there.
-
-    Args:
-        batch: Number of the batch, from 1.
-    """
+    """Sends SIGINT to this process when a batch (from 1) starts, the first time it gets there."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch

@@ -15,14 +15,7 @@ BE_BRIEF = "Be brief."
 
 
 class PublishedRow(NamedTuple):
-    """A row of a dataset.
-
-    Attributes:
-        fields: The row.
-        kinds: What it serves as.
-        settings: Fields of the data source beside `path`.
-        margin: The field whose absolute value is the margin of the pair, if there is one.
-    """
+    """A dataset's row, what it serves as, settings of its source, and the field of its margin."""
 
     fields: Any
     kinds: tuple[RecordKind, ...] = ("preference", "demonstration", "prompt")

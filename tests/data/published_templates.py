@@ -11,17 +11,10 @@ from tests.data.tiny_tokenizers import tiny_tokenizer
 
 
 class PublishedTemplate(NamedTuple):
-    """What a family's template writes around the turns.
+    """What a family's template writes around the turns, with `@` for their content.
 
-    Attributes:
-        eos: The EOS token of the tokenizer as it is published.
-        user: A human turn, `@` for its content.
-        assistant: An assistant turn.
-        prompt: What a prompt ends with.
-        system: A system turn; None if the template refuses one.
-        begin: The text before the first turn.
-        end: The text behind a dialogue that is no prompt.
-        last: The assistant's last turn, where it is written in another way.
+    `system` is None if it refuses one, `end` comes behind a dialogue that is no prompt, and `last`
+    is the assistant's last turn, where it is written in another way.
     """
 
     eos: str

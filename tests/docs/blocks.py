@@ -22,15 +22,7 @@ _ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 
 
 class Block(NamedTuple):
-    """A fenced code block.
-
-    Attributes:
-        document: The Markdown file.
-        line: Line number of the opening fence, from 1.
-        language: Language that the fence names, or an empty string.
-        title: Name of the file that readers save the block to, or an empty string.
-        text: Its lines.
-    """
+    """A fenced code block: its file, line of its opening fence, its language and title or ""."""
 
     document: Path
     line: int
@@ -47,11 +39,7 @@ class Command(NamedTuple):
 
 
 def blocks(document: Path) -> list[Block]:
-    """The fenced code blocks of a document, in order.
-
-    Raises:
-        ValueError: If a fence cannot be parsed or is not closed.
-    """
+    """The fenced code blocks of a document, in order; ValueError for a fence that is not closed."""
     found: list[Block] = []
     opened: tuple[int, str, str] | None = None
     lines: list[str] = []

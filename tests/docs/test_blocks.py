@@ -49,11 +49,7 @@ class _ParsedError(Exception):
 
 
 def parse(words: list[str]) -> None:
-    """Parse the arguments of `lit_rlhf` without running it.
-
-    Raises:
-        SystemExit: If a command or argument does not exist, or a configuration is missing.
-    """
+    """Parse the arguments of `lit_rlhf` without running it; SystemExit if they are refused."""
     assert words[0] in (*STAGES, *TOOLS), f"lit_rlhf has no command {words[0]!r}"
     if words[0] in STAGES:
         cli_parser().parse_args(words)

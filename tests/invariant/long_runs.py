@@ -31,15 +31,11 @@ OPTIONS = {
 
 
 class Run(NamedTuple):
-    """What a rank saw of a run.
+    """A rank's metrics of each iteration, and weights and steps of each optimizer at the end.
 
-    Attributes:
-        metrics: Logged in each iteration.
-        state: Weights and buffers in the end.
-        squares: By network, sum of squares of this rank's part of each step's gradient, clipped.
-        untouched: After each iteration of critic pre-training and after one more, whether the
-            policy's weights, master weights, moments, step counts and schedule are as at the start.
-        steps: By network, the steps that its optimizer counts in the end.
+    `squares` are sums of squares of this rank's part of each clipped gradient. `untouched` says
+    after each iteration of critic pre-training and one more whether the policy and all that its
+    optimizer and schedule hold are as at the start.
     """
 
     metrics: list[dict[str, float]]

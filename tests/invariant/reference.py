@@ -37,15 +37,7 @@ EPOCHS, MINIBATCH = 2, 4  # rollouts of a minibatch on all ranks
 
 
 class Sample(NamedTuple):
-    """A prompt with its response, and a text for the language-model loss.
-
-    Attributes:
-        prompt: Token ids.
-        response: Token ids, EOS included.
-        ended: Whether it ended with EOS.
-        text: Token ids.
-        targets: Which tokens of the text are learned.
-    """
+    """Token ids of a prompt, its response (with EOS if ended) and a text with learned targets."""
 
     prompt: tuple[int, ...]
     response: tuple[int, ...]
@@ -58,14 +50,8 @@ class Sample(NamedTuple):
 class Iteration:
     """What an iteration of the module started from and came to, on one rank.
 
-    Attributes:
-        samples: The rank's samples.
-        order: Places in `samples` of each minibatch.
-        start: State of policy and critic before it.
-        end: The same after it.
-        gradients: By network, what each step was made with, after clipping; empty under engines,
-            which clip inside their step.
-        logged: The metrics.
+    `order` has places in `samples` of each minibatch, `gradients` those after clipping of each
+    step by network; empty under engines, which clip inside their step.
     """
 
     samples: list[Sample]

@@ -13,15 +13,7 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 
 class Foreign(NamedTuple):
-    """A layout.
-
-    Attributes:
-        head: Name of the head.
-        bias: Whether it has one.
-        prefix: Before all other names.
-        lm_head: Whether the language model's head is there.
-        config: What the config says other than a language model's.
-    """
+    """A layout: the head's name and bias, the prefix of other names, whether it has an LM head."""
 
     head: str
     bias: bool = False

@@ -20,14 +20,7 @@ from tests.support.engine_checkpoints import write_checkpoint_folder
 
 
 class SavedRun(NamedTuple):
-    """A run.
-
-    Attributes:
-        checkpoint: Its last, of one process.
-        finished: The folder that it left.
-        module: As it ended.
-        networks: What it has an optimizer for.
-    """
+    """A run's last checkpoint, of one process, the folder it left, and its module at the end."""
 
     checkpoint: Path
     finished: Path
@@ -57,13 +50,7 @@ def saved_run(stage: str, root: Path, folder: Path, **options: Any) -> SavedRun:
 
 
 def as_engines_write_it(run: SavedRun, path: Path, ranks: int) -> Path:
-    """The run's checkpoint as the multi-engine strategy writes it: a folder, a shard per rank.
-
-    Args:
-        run: The run.
-        path: Name of the folder.
-        ranks: Processes that it would have had.
-    """
+    """The run's checkpoint as the multi-engine strategy writes it: a folder, a shard per rank."""
     content = torch.load(run.checkpoint, weights_only=True)
     state: dict[str, Tensor] = content["state_dict"]
     trained, aliases = {}, {}

@@ -180,11 +180,7 @@ def fitted(
 
 
 class StepRecorder(Callback):
-    """What each optimizer is about to step with: the gradients of its network, after clipping.
-
-    Attributes:
-        steps: By network, one dictionary of gradients by parameter name for each step.
-    """
+    """By network, the clipped gradients by parameter name that each of its steps is made with."""
 
     def __init__(self) -> None:
         self.steps: dict[str, list[dict[str, Tensor]]] = {}

@@ -17,11 +17,7 @@ SABOTAGED, HEALTHY = 4, 1  # a checkpoint of step 3 would not be confirmed
 
 
 class Sabotage(Callback):
-    """Ruins the weights after a batch; keeps those after each.
-
-    Args:
-        key: Name under which it logs 1, and 100 once the weights are ruined.
-    """
+    """Ruins the weights after a batch; logs 1 as `key`, then 100; keeps the weights after each."""
 
     def __init__(self, key: str = "toy/damage") -> None:
         self.key = key

@@ -88,13 +88,7 @@ SHORTEST_LIMIT = 60.0  # seconds that the tests may take with a defect, at least
 
 
 class TestRun(NamedTuple):
-    """Time and functions of a test without a defect.
-
-    Attributes:
-        seconds: Its duration.
-        functions: Qualified names of the module's functions that it called.
-        n_failures: How often it has failed so far. The forks share the number.
-    """
+    """Seconds and functions of a test without a defect, and how often it failed in forks since."""
 
     seconds: float
     functions: frozenset[str]
@@ -102,12 +96,7 @@ class TestRun(NamedTuple):
 
 
 class Mutation:
-    """A pytest plugin that runs the tests of a module with each of its mutants.
-
-    Attributes:
-        survivors: The mutants that no test noticed.
-        ran: Whether the tests passed without a defect, so that the mutants were made.
-    """
+    """A pytest plugin that runs a module's tests with each mutant, after they passed without."""
 
     def __init__(self, module: str, source: str, mutants: list[Mutant], jobs: int) -> None:
         self.file = str(ROOT / module)
@@ -312,11 +301,7 @@ def changed_lines(base: str) -> dict[str, set[int]]:
 def try_mutants(
     module: str, jobs: int, folder: Path, lines: set[int] | None = None
 ) -> tuple[int, list[Mutant]]:
-    """The number of a module's mutants, in some lines or all, and those that no test notices.
-
-    Raises:
-        RuntimeError: If the tests fail without a defect.
-    """
+    """Number of a module's mutants, and those that no test notices; all have to pass without."""
     source = (ROOT / module).read_text()
     functions = FUNCTIONS.get(module, ("",)) if lines is None else ("",)
     mutants = make_mutants(module, source, functions)

@@ -62,17 +62,7 @@ SKIPPED_FIELDS = {"annotation", "returns", "decorator_list"}
 
 
 class Mutant(NamedTuple):
-    """A module with a defect.
-
-    Attributes:
-        module: Path of the module inside the package.
-        function: Qualified name of the function or class; empty at the level of the module.
-        line: Line of the defect.
-        text: That line as it was.
-        was: What stood there.
-        now: What stands there instead.
-        source: The whole module with the defect.
-    """
+    """A module with a defect: the line as it was, what stood there, and what stands there now."""
 
     module: str
     function: str
@@ -87,13 +77,7 @@ class Mutant(NamedTuple):
 
 
 def make_mutants(module: str, source: str, functions: tuple[str, ...] = ("",)) -> list[Mutant]:
-    """All mutants of a module, in the order of its lines.
-
-    Args:
-        module: Path of the module inside the package.
-        source: Its source.
-        functions: Beginnings of the names of the functions to change.
-    """
+    """All mutants of a module in functions whose names begin so, in the order of its lines."""
     mutants, tree = [], ast.parse(source)
     clean, lines = ast.dump(tree), source.splitlines()
     for node, function in _nodes(tree, ""):

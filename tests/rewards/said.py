@@ -39,13 +39,9 @@ Answer = Callable[[dict[str, Any]], tuple[int, bytes]]
 
 @contextmanager
 def service(answer: Answer) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A scorer on a free port of this machine.
+    """A scorer on a free port: its URL, and the requests that it gets.
 
-    Args:
-        answer: Status and body for a request's JSON; status 0 closes the connection instead.
-
-    Yields:
-        Its URL, and the requests that it gets.
+    `answer` gives status and body for a request's JSON; status 0 closes the connection instead.
     """
     requests: list[dict[str, Any]] = []
 

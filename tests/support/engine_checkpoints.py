@@ -18,14 +18,9 @@ Weights = Mapping[str, Mapping[str, Tensor]]
 def write_checkpoint_folder(
     path: Path, content: Any, trained: Weights | None = None, ranks: int = 1, aliases: Any = None
 ) -> Path:
-    """Write a checkpoint folder.
+    """Write a checkpoint folder with Lightning's part and shards of weights by network and name.
 
-    Args:
-        path: The folder.
-        content: Lightning's part.
-        trained: Weights by network and name; a moment `exp_avg` is ten times them.
-        ranks: Number of shards of each network.
-        aliases: Other names by network.
+    A moment `exp_avg` is ten times the weights. `aliases` are other names, by network.
     """
     partial = partial_path(path)
     partial.mkdir(parents=True)

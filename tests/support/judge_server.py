@@ -13,13 +13,7 @@ _DATA = re.compile(r"^BEGIN DATA (\w+)\n(.*)\nEND DATA \1$", re.MULTILINE)
 
 
 class Asked(NamedTuple):
-    """One request.
-
-    Attributes:
-        number: Of the request, from 1.
-        body: As it was sent.
-        headers: As they were sent, names in lower case.
-    """
+    """A request: its number, from 1, its body, and its headers with names in lower case."""
 
     number: int
     body: dict[str, Any]
@@ -50,13 +44,7 @@ Rule = Callable[[Asked], str | Failure | dict[str, Any]]
 
 @dataclass
 class JudgeServer:
-    """The server as a test sees it.
-
-    Attributes:
-        base_url: For the client.
-        asked: The requests so far.
-        most_at_once: The most requests that were under way at a time.
-    """
+    """The server as a test sees it; `most_at_once` requests were under way at a time."""
 
     base_url: str
     asked: list[Asked] = field(default_factory=list)

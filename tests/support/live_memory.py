@@ -9,13 +9,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts the storages that ops in its context touch or make, until they are freed.
+    """Counts the storages that ops in its context touch or make, until they are freed, in bytes.
 
     Ops of the backward are seen too: on a CPU it runs in the thread that calls it.
-
-    Attributes:
-        live: Bytes now.
-        peak: The most bytes at any time.
     """
 
     def __init__(self) -> None:

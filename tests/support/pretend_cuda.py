@@ -100,17 +100,9 @@ def mark_module(module: nn.Module) -> nn.Module:
 class PretendCuda(TorchFunctionMode):
     """The context in which there is the pretend device.
 
-    Args:
-        count_kernels: Whether to count kernels, which doubles the time.
-
-    Attributes:
-        phase: Name of what is running.
-        waits: Number of times that the host waited, by phase and then by what for.
-        kernels: Number of kernels by phase; those of a CUDA graph are in the phase `replay`.
-        host_tensors: Number of tensors computed on the host, by phase.
-        calls: Number of times that a phase was entered.
-        refused: What was refused, as a handler may swallow the error.
-        host_metrics: Keys of logged values that were not on the device.
+    What it counts is by phase, which `named` and `watch` set: waits by what for, kernels (which
+    doubles the time; those of a CUDA graph are in `replay`), tensors computed on the host, and
+    calls. `refused` keeps what was refused, as a handler may swallow the error.
     """
 
     def __init__(self, *, count_kernels: bool = False) -> None:

@@ -22,22 +22,10 @@ PRELOADED = ("deepspeed", "lit_rlhf.modules", "lit_rlhf.strategies", "tests.modu
 def run_on_ranks(
     fn: Callable[..., Any], world_size: int, tmp_path: Path, *args: Any, fresh: bool = False
 ) -> list[Any]:
-    """Call `fn(rank, *args)` on every rank of a gloo group, and wait for all.
+    """What `fn(rank, *args)` returns on every rank of a gloo group, by rank.
 
-    The ranks have this process's environment, and none of its other state.
-
-    Args:
-        fn: A function at the top level of a module; it is imported by name on the ranks.
-        world_size: Number of processes.
-        tmp_path: Folder for the meeting point and the results.
-        args: Passed on, pickled.
-        fresh: Start the ranks as new interpreters, which know nothing of a device yet.
-
-    Returns:
-        What `fn` returned, by rank.
-
-    Raises:
-        torch.multiprocessing.ProcessRaisedException: With the traceback, if `fn` raised on a rank.
+    `fn` is imported by name on the ranks, which have this process's environment and none of its
+    other state. `fresh` ones are new interpreters, which know nothing of a device yet.
     """
     # a new folder: a meeting point cannot be used twice
     folder = Path(mkdtemp(prefix="ranks_", dir=tmp_path))

@@ -26,10 +26,7 @@ CHAT_TEMPLATE = (
 def write_chat_model(folder: Path, reply: str | None = None) -> str:
     """A Llama of a few thousand weights with a chat template and room for a judge's questions.
 
-    Args:
-        folder: Where to.
-        reply: The answer to everything, in one token and then EOS; `None`: random weights, so
-            that it talks nonsense.
+    It answers everything by `reply`, one token and EOS, or talks nonsense without one.
     """
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -74,14 +71,7 @@ def _always_says(model: LlamaForCausalLM, token: int) -> None:
 
 @contextmanager
 def transformers_serve(log: Path) -> Iterator[str]:
-    """Serve any model by its folder.
-
-    Args:
-        log: Where the server's output goes.
-
-    Yields:
-        The base URL.
-    """
+    """Serve any model by its folder, at the base URL given; the server's output goes to `log`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -113,9 +113,7 @@ def tiny_tokenizer(
 ) -> transformers.PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of `VOCAB_SIZE` tokens; any text goes through it and back.
 
-    Args:
-        pad_token: `</s>` pads with EOS, `None` leaves the tokenizer without a padding token.
-        special_pad: Whether the vocabulary has the special token `<pad>`.
+    `pad_token` may be `</s>` or None, and the vocabulary has `<pad>` if `special_pad`.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
