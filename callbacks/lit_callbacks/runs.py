@@ -132,7 +132,7 @@ def read_run(name: str, log: str | Path) -> Run:
 
 
 def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Folder of each run by its name: the folder's own name, or its path where two are alike.
+    """Folder of each run by its name: the folder's own, after its parents where two are alike.
 
     A folder with several runs below it stands for all of them, unless it has a name.
     """
@@ -145,11 +145,12 @@ def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     folders = [str(log) for run in runs for log in _each_log(run)]
     if len(set(folders)) < len(folders):
         raise ValueError(f"runs: expected each folder once, got {', '.join(folders)}")
-    tails = [Path(folder).resolve().name for folder in folders]
-    return {
-        tail if tails.count(tail) == 1 else folder: folder
-        for tail, folder in zip(tails, folders, strict=True)
-    }
+    names, paths = {}, [Path(folder).resolve().parts for folder in folders]
+    for folder, parts in zip(folders, paths, strict=True):
+        tails = (parts[-n:] for n in range(1, len(parts) + 1))
+        alone = (tail for tail in tails if [p[-len(tail) :] for p in paths].count(tail) == 1)
+        names["/".join(next(alone, (folder,)))] = folder
+    return names
 
 
 def _each_log(folder: str) -> list[str | Path]:

@@ -131,13 +131,17 @@ def test_verdicts_of_several_runs_are_in_order_of_steps(tmp_path: Path, watched:
     assert [value.text for value in values.all("b")] == ["4", "1"]
 
 
-def test_runs_are_named_by_folder_or_by_path_where_two_are_alike(tmp_path: Path) -> None:
+def test_runs_are_named_by_folder_after_parents_where_two_are_alike(tmp_path: Path) -> None:
     one = write_run(tmp_path / "a" / "ppo", {"toy/a": [1.0]})
     two = write_run(tmp_path / "b" / "ppo", {"toy/a": [1.0]})
     three = write_run(tmp_path / "sft", {"toy/a": [1.0]})
     page = report(tmp_path, one, two, three)
 
-    assert [item.text for item in page.root.one(css="legend").all("li")] == [one, two, "sft"]
+    assert [item.text for item in page.root.one(css="legend").all("li")] == [
+        "a/ppo",
+        "b/ppo",
+        "sft",
+    ]
 
 
 def test_table_shows_settings_only_if_every_run_has_them(tmp_path: Path) -> None:
