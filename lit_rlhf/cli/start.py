@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ _HELD_OUT = 0.05  # of the prompts, for validation, and as many for the evaluati
 _SHOWN, _MEASURED = 3, 500  # records
 _SHORTEST, _LONGEST = 128, 512  # tokens of a dialogue; `init` makes a model with 512 positions
 _PPO_ITERATIONS = 10  # of the trial model
+_UPDATES = 20  # of an epoch at least, if a file is small
 
 
 def start(data: str, model: str | None = None, output_dir: str | None = None) -> None:
@@ -55,8 +57,7 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     counts.log_read()
     if model is None:
         init([data], f"{root}/base")
-    path = model or f"{root}/base"
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(model or f"{root}/base")
     template = "tokenizer" if tokenizer.chat_template else "hh"
     encoder = DialogueEncoder(tokenizer, template, max_length=1_000_000)
     encode = partial(_encode, encoder)
@@ -66,7 +67,9 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     for number, example in enumerate(examples[: _SHOWN * len(labels)]):
         text = "".join(_mark(example, encoder)).strip()
         print(f"\n{labels[number % len(labels)]}:", *text.splitlines(), sep="\n  | ")
-    longest = sorted(example.n_tokens for example in examples)[int(0.99 * (len(examples) - 1))]
+    lengths = sorted(example.n_tokens for example in examples)
+    longest = lengths[int(0.99 * (len(examples) - 1))]
+    tokens = int(fmean(lengths) * len(records) / _UPDATES)
     length = min(max(-(-longest // 64) * 64, _SHORTEST), _LONGEST)
     print(f"\n99 % of them have at most {longest} tokens, of {length} that the stages take")
     *_, test = split_records(records, _HELD_OUT, _HELD_OUT, seed=0)
@@ -76,6 +79,8 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     stages = ["sft", "reward", "ppo"] if kind == "preference" else ["sft"]
     for stage in stages:
         config = _configure(stage, root, data, model, length, template)
+        if "tokens_per_batch" in (read := config["data"]["init_args"]):
+            read["tokens_per_batch"] = min(read["tokens_per_batch"], max(tokens, length))
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         write_text(root / f"{stage}.yaml", f"# {stage} on {data}, by `lit_rlhf start`.\n{text}")
     commands = [f"lit_rlhf fit --config {root}/{stage}.yaml" for stage in stages]
@@ -120,23 +125,22 @@ def _configure(
     family = "{}/hh_single_gpu" if torch.cuda.is_available() else "smollm2/{}"
     name = ("{}/hh_cpu" if model is None else family).format(stage)
     config: dict[str, Any] = yaml.safe_load(find_config(name).read_text("utf-8"))
-    trainer, options, loaded = config["trainer"], config["model"]["init_args"], config["data"]
-    trainer["logger"]["init_args"]["save_dir"] = f"{root}/logs"
+    options, read = config["model"]["init_args"], config["data"]["init_args"]
+    config["trainer"]["logger"]["init_args"]["save_dir"] = f"{root}/logs"
     options["model_path"] = (model or f"{root}/base") if stage == "sft" else f"{root}/sft"
     options["output_dir"] = f"{root}/{stage}"
-    loaded["init_args"] |= {"train_sources": [{"path": data}], "max_length": length}
-    loaded["init_args"] |= {"val_fraction": _HELD_OUT, "test_fraction": _HELD_OUT}
+    read |= {"train_sources": [{"path": data}], "max_length": length}
+    read |= {"val_fraction": _HELD_OUT, "test_fraction": _HELD_OUT}
     if stage == "sft":
-        loaded["init_args"]["chat_template"] = template
+        read["chat_template"] = template
     if stage == "ppo":
         options["rewards"] = {f"{root}/reward": 1.0}
         new_tokens = min(options["sampling"]["max_new_tokens"], length // 2)
         options["sampling"]["max_new_tokens"] = new_tokens
-        loaded["init_args"]["max_prompt_length"] = length - new_tokens
+        read["max_prompt_length"] = length - new_tokens
         if model is None:
             options["critic_pretraining"]["iterations"] = 2
-            samples = _PPO_ITERATIONS * loaded["init_args"]["batch_size"]
-            loaded["init_args"]["samples_per_epoch"] = samples
+            read["samples_per_epoch"] = _PPO_ITERATIONS * read["batch_size"]
     return config
 
 

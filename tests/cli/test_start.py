@@ -43,6 +43,7 @@ def test_pairs_get_all_stages_on_a_model_of_their_own(
     assert shown.count("\nrejected:\n") == 3
     stages = {name: configuration(Path(f"runs/pairs/{name}.yaml")) for name in ("sft", "ppo")}
     assert stages["sft"]["model_path"] == "runs/pairs/base"
+    assert stages["sft"]["tokens_per_batch"] == 128  # 41 short rows: as long as one may be
     assert stages["ppo"]["model_path"] == stages["sft"]["output_dir"] == "runs/pairs/sft"
     reward = configuration(Path("runs/pairs/reward.yaml"))
     assert stages["ppo"]["rewards"] == {reward["output_dir"]: 1.0}

@@ -16,14 +16,11 @@ QUESTIONS = {
     "How do I install it with and without CUDA?": ("docs/index.md", "download.pytorch.org/whl/cpu"),
     "What do I run first on my own data?": ("docs/first_run.md", "lit_rlhf start"),
     "Can the data be a CSV file?": ("docs/data.md", "The first line of a `.csv`"),
-    "What becomes of my TRL scripts for SFT and reward models?": (
+    "What of TRL's SFT and reward scripts?": (
         "docs/migration.md",
-        "## From TRL's SFTTrainer and RewardTrainer",
+        "## From TRL's SFTTrainer and Re",
     ),
-    "How do I train on raw prompts, without a chat template?": (
-        "docs/migration.md",
-        "### Raw prompts",
-    ),
+    "How do I train on prompts without a template?": ("docs/migration.md", "### Raw prompts"),
     "How do I write a reward of my own?": ("docs/extending.md", "reward"),
     "How do I resume an interrupted run?": ("docs/resume.md", "--ckpt_path last"),
     "Why is a run slow?": ("docs/diagnosis.md", "## A run is slow"),

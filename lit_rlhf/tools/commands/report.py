@@ -92,9 +92,8 @@ def report_reward_model(
     print_reward_report(report)
     values = report.as_dict() | {"settings": settings}
     numbers = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    folder = Path(output)
-    print(f"Numbers: {write_text(folder / 'report.json', numbers)}")
-    print(f"Page: {write_text(folder / 'report.html', report_html(report))}")
+    print(f"Numbers: {write_text(Path(output, 'report.json'), numbers)}")
+    print(f"Page: {write_text(Path(output, 'report.html'), report_html(report))}")
     return report
 
 

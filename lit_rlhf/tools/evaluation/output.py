@@ -86,8 +86,7 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    console = Console(stderr=True)
-    # without ipywidgets, rich leaves an empty output in a notebook
+    console = Console(stderr=True)  # in a notebook rich would leave an empty output
     with Progress(*columns, console=console, disable=console.is_jupyter) as progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.update(task, advance=done)

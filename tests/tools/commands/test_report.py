@@ -70,12 +70,6 @@ def test_bad_pairs_are_placed(root: Path, tmp_path: Path, content: str, expected
         assert sum(report.skipped.values()) == 1
 
 
-def test_a_model_that_is_not_there_ends_the_command(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as error:
-        main([*arguments(root, tmp_path), "--model", str(root / "rewrad")])
-    assert "expected a folder with a model or a hub id" in message(error)
-
-
 def test_sources_can_be_named(tmp_path: Path) -> None:
     assert parse_source("data/pairs.jsonl", "test").label == "pairs"
     named = parse_source("mine=data/pairs.jsonl", "test[:5]")
