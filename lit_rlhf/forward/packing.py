@@ -46,7 +46,13 @@ class RowGroups:
         self.groups: list[tuple[int, int]] = []
         gathered: list[Tensor] = []
         n_places = 0
-        for rows in _group_by_length(order, lengths):
+        by_length: list[list[int]] = []
+        for row in order:  # from long to short, until one is too short for its group
+            if by_length and lengths[row] >= MIN_LENGTH_RATIO * lengths[by_length[-1][0]]:
+                by_length[-1].append(row)
+            else:
+                by_length.append([row])
+        for rows in by_length:
             width = lengths[rows[0]]
             columns = torch.arange(width)
             size = sizes[rows].unsqueeze(1)
@@ -146,17 +152,6 @@ def packed_states(
     # Back to the rectangle that callers index: it takes memory, but nothing is computed with it.
     rectangle = states.new_zeros((mask.numel(), states.shape[1]))
     return rectangle.index_copy(0, indices[:n_tokens], states).view(*mask.shape, -1)
-
-
-def _group_by_length(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Rows from long to short, cut where they become too short for their group."""
-    groups: list[list[int]] = []
-    for row in order:
-        if groups and lengths[row] >= MIN_LENGTH_RATIO * lengths[groups[-1][0]]:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
 
 
 def _gather(states: Tensor, indices: Tensor, places: Tensor | None = None) -> Tensor:

@@ -49,7 +49,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
     logits = tempered_logits(logits, temperature)
     check_tensors(logits.shape[:2], token_ids=token_ids)
     # the fused log_softmax passes over the logits once forward and once backward
-    return _gather_tokens(logits.log_softmax(-1), token_ids)
+    return logits.log_softmax(-1).gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
 
 
 def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -78,7 +78,8 @@ def token_logprobs_and_entropy(
     logits = tempered_logits(logits, temperature)
     check_tensors(logits.shape[:2], token_ids=token_ids)
     logprobs = logits.log_softmax(-1)
-    return _gather_tokens(logprobs, token_ids), _entropy(logprobs)
+    gathered = logprobs.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
+    return gathered, _entropy(logprobs)
 
 
 def language_model_loss(
@@ -121,10 +122,6 @@ def perplexity(logprobs: Tensor, mask: Tensor) -> Tensor:
         4.0
     """
     return loss_perplexity(language_model_loss(logprobs, mask))
-
-
-def _gather_tokens(logprobs: Tensor, token_ids: Tensor) -> Tensor:
-    return logprobs.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
 
 
 def _entropy(logprobs: Tensor) -> Tensor:

@@ -108,14 +108,14 @@ class Decoder:
         # Tokens in the cache of the sequences in progress: what the host knows without waiting for
         # the device. There are as many sequences as numbers here.
         self.host_lengths: list[int] = []
-        # The state by slot, `[S]`, changed in place only, as CUDA graphs require: the samples, ...
+        # The state by slot, `[S]`, changed in place only, as CUDA graphs require: the samples,
         self.samples = torch.full((n_rows,), n_samples, device=device)
-        # ... their tokens in the cache, ...
+        # their tokens in the cache,
         self.lengths = torch.zeros_like(self.samples)
-        # ... the tokens sampled so far and the last of them, which is not in the cache yet, ...
+        # the tokens sampled so far, and the last of them, which is not in the cache yet,
         self.n_sampled = torch.zeros_like(self.samples)
         self.last_tokens = torch.zeros_like(self.samples)
-        # ... and whether that one ended the response. A free slot has the numbers given here.
+        # and whether that one ended the response. A free slot has the numbers given here.
         self.ended = torch.zeros_like(self.samples, dtype=torch.bool)
 
     @torch.no_grad()

@@ -34,23 +34,14 @@ def generate_responses(
     """Sample a response to each prompt, in evaluation mode.
 
     The generation config of the model's folder is ignored: tokens come from softmax(logits /
-    temperature) unless `options` says otherwise. The padding token may be an EOS token, as a
-    response ends at its first EOS.
-
-    Args:
-        model: A causal language model.
-        prompt_ids: `[B, P]` long, padded on the left.
-        prompt_mask: Prompt tokens, `[B, P]` bool.
-        options: How to sample.
-        eos_token_ids: Tokens that end a response; empty for none.
-        pad_token_id: Fills responses after their end.
-        seed: Seed of the sampling; the global random state is left as it was.
-        batch_size: Most sequences in progress at a time; `None` for all.
+    temperature) unless `options` says otherwise. Prompts are `[B, P]`, padded on the left. A
+    response ends at the first of the EOS tokens, if there are any; the padding token may be one of
+    them. The global random state is left as it was. At most `batch_size` sequences, or all, are in
+    progress at a time.
     """
     inner = unwrap_model(model)
     _check_prompts(inner, prompt_ids, prompt_mask, options)
-    if batch_size is None:
-        batch_size = len(prompt_ids)
+    batch_size = len(prompt_ids) if batch_size is None else batch_size
     check_count("batch_size", batch_size)
     statistics: PolicyStatistics | None = None
     sampling = (prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size)
