@@ -20,9 +20,9 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-BUSY = 0.2
+_BUSY = 0.2
 """Seconds that this process's threads wait for a core, in each second, above which it is busy."""
-PERIOD = 0.5  # seconds between two looks
+_PERIOD = 0.5  # seconds between two looks
 TOLD_AFTER = 10  # busy looks; short commands say nothing
 OWN_CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Variables with which a user decides how long threads spin."""
@@ -82,10 +82,10 @@ def _watch(limit: SpinLimit) -> None:
     times = 0
     waited, looked = waiting_seconds(), time.monotonic()
     while True:
-        time.sleep(PERIOD)
+        time.sleep(_PERIOD)
         before, then = waited, looked
         waited, looked = waiting_seconds(), time.monotonic()
-        limit.set(waited - before > BUSY * (looked - then))
+        limit.set(waited - before > _BUSY * (looked - then))
         times += limit.is_on
         if limit.is_on and times == TOLD_AFTER:
             logger.warning("other processes use the cores: threads that wait sleep at once")

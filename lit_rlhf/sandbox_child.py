@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-LIMITS: dict[str, float] = json.loads(sys.argv[1])
+_LIMITS: dict[str, float] = json.loads(sys.argv[1])
 sys.path[:] = json.loads(sys.argv[2])  # -I leaves out PYTHONPATH
 
 from jinja2.exceptions import SecurityError, TemplateError  # noqa: E402
@@ -21,36 +21,36 @@ from transformers.utils.chat_template_utils import render_jinja_template  # noqa
 
 from lit_rlhf.limits import end_with_parent, limit_process, limit_time  # noqa: E402
 
-LARGEST_INTEGER = 4096  # bits
-LONGEST_SEQUENCE = 10**7  # characters or elements
-WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)")
-HARD_TEXT = 20_000  # characters
+_LARGEST_INTEGER = 4096  # bits
+_LONGEST_SEQUENCE = 10**7  # characters or elements
+_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)")
+_HARD_TEXT = 20_000  # characters
 PARTS = (*"aA1 \n\t.-_'é中", "ab", "a ", "a1", " \n", "a.")
 # The last one has each character that a pattern may need, but not behind the part.
-ENDINGS = ("", "!", "\n", "b", "\x00" + "".join(map(chr, range(32, 127))))
+_ENDINGS = ("", "!", "\n", "b", "\x00" + "".join(map(chr, range(32, 127))))
 
 
-def bound_operator(_: object, context: object, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
+def _bound_operator(_: object, context: object, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
     """Jinja's `call_binop` for `**`, `*`, `%` and `+`, refusing results that take long or much."""
     del context
     if operator == "**":
         if isinstance(left, int) and isinstance(right, int):
-            check(right * left.bit_length(), LARGEST_INTEGER, "**")
+            check(right * left.bit_length(), _LARGEST_INTEGER, "**")
         return left**right
     if operator == "*":
         for first, second in ((left, right), (right, left)):
             if isinstance(first, int) and not isinstance(second, float):
                 if isinstance(second, int):
-                    check(first.bit_length() + second.bit_length(), LARGEST_INTEGER, "*")
+                    check(first.bit_length() + second.bit_length(), _LARGEST_INTEGER, "*")
                 else:
-                    check(len(second) * first, LONGEST_SEQUENCE, "*")
+                    check(len(second) * first, _LONGEST_SEQUENCE, "*")
         return left * right
     if operator == "%":
-        if isinstance(left, str) and WIDE_FORMAT.search(left):
+        if isinstance(left, str) and _WIDE_FORMAT.search(left):
             raise SecurityError("a result of '%' is too large")
         return left % right
     if isinstance(left, str | list | tuple):
-        check(len(left) + len(right), LONGEST_SEQUENCE, "+")
+        check(len(left) + len(right), _LONGEST_SEQUENCE, "+")
     return left + right
 
 
@@ -64,7 +64,7 @@ def render(arguments: dict[str, Any]) -> str:
     """Render a dialogue, as transformers does."""
     rendered: Any = render_jinja_template(**arguments)
     text = str(rendered[0][0])  # (texts, token spans)
-    if len(text) > LONGEST_SEQUENCE:
+    if len(text) > _LONGEST_SEQUENCE:
         raise SecurityError("the text is too long")
     return text
 
@@ -80,8 +80,8 @@ def split_hard_texts(parts: dict[str, Any]) -> None:
         json.dumps({"version": "1.0", "added_tokens": [], "model": model, **parts})
     )
     for part in PARTS:
-        for ending in ENDINGS:
-            text = part * (HARD_TEXT // len(part)) + ending
+        for ending in _ENDINGS:
+            text = part * (_HARD_TEXT // len(part)) + ending
             tokenizer.encode(text)
             if tokenizer.decoder is not None:
                 tokenizer.decoder.decode([text])
@@ -103,16 +103,16 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer requests until there are no more."""
     ImmutableSandboxedEnvironment.intercepted_binops = frozenset({"**", "*", "%", "+"})
-    ImmutableSandboxedEnvironment.call_binop = bound_operator  # type: ignore[assignment]
+    ImmutableSandboxedEnvironment.call_binop = _bound_operator  # type: ignore[assignment]
     for template in ("{{ lipsum() }}{{ strftime_now('%c') | tojson }}", "{{ 1 / 0 }}"):
         with suppress(ZeroDivisionError):  # what is used, is imported
             render({"conversations": [[]], "chat_template": template})
     end_with_parent(os.getppid())
     # from now on, it opens neither a file nor a socket
-    limit_process(int(LIMITS["memory"]), NOFILE=0)
+    limit_process(int(_LIMITS["memory"]), NOFILE=0)
     print("ready", flush=True)
     for line in sys.stdin:
-        limit_time(LIMITS["seconds"])  # the parent limits the time by the clock
+        limit_time(_LIMITS["seconds"])  # the parent limits the time by the clock
         print(json.dumps(answer(json.loads(line))), flush=True)
 
 

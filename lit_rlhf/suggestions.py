@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-SIMILAR = 0.6  # ratio of matching characters from which a name may be a misspelling
+_SIMILAR = 0.6  # ratio of matching characters from which a name may be a misspelling
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -17,4 +17,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return max(SequenceMatcher(None, a, b).ratio() for a, b in pairs)
 
     nearest = max(known, key=similarity, default="")
-    return f"; did you mean {nearest}?" if nearest and similarity(nearest) >= SIMILAR else ""
+    return f"; did you mean {nearest}?" if nearest and similarity(nearest) >= _SIMILAR else ""

@@ -8,7 +8,7 @@ import textwrap
 from typing import Any, TextIO
 
 
-class LastingStream:
+class _LastingStream:
     """An output stream that becomes `/dev/null` once writing to it fails."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -63,4 +63,4 @@ def outlive_terminal() -> None:
 
 
 def _lasting(stream: TextIO | None) -> Any:  # noqa: ANN401  # a stream by its methods
-    return LastingStream(open(os.devnull, "w") if stream is None else stream)
+    return _LastingStream(open(os.devnull, "w") if stream is None else stream)

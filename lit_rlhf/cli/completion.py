@@ -16,7 +16,7 @@ _PREAMBLE = """\
 {function}() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}"""
 
 
-class CompletionParser(RLHFArgumentParser):
+class _CompletionParser(RLHFArgumentParser):
     """The parser of the stages and all other commands; it prints the script."""
 
     shell = "bash"
@@ -37,7 +37,7 @@ class CompletionParser(RLHFArgumentParser):
             if own := getattr(module, "COMMAND", None):
                 self.commands.add_subcommand(name, own.build_parser(name, type(self)))
             elif group := getattr(module, "COMMANDS", None):
-                parser = CompletionParser(prog=name)
+                parser = _CompletionParser(prog=name)
                 self.commands.add_subcommand(name, parser)
                 words = ArgumentParser.add_subcommands(parser)
                 for word, command in group.items():
@@ -59,8 +59,8 @@ def completion(shell: Literal["bash", "zsh", "tcsh"] = "bash") -> None:
     Args:
         shell: The shell.
     """
-    CompletionParser.shell = shell
-    run_cli(parser_class=CompletionParser)
+    _CompletionParser.shell = shell
+    run_cli(parser_class=_CompletionParser)
 
 
 COMMAND = Command(completion)

@@ -10,9 +10,9 @@ import lit_rlhf
 from lit_rlhf.command import Command, run_group
 from lit_rlhf.suggestions import did_you_mean
 
-PACKAGE = Path(lit_rlhf.__file__).parent
+_PACKAGE = Path(lit_rlhf.__file__).parent
 # A wheel has the configurations inside the package, a checkout beside it.
-CONFIGS = next(p for p in (PACKAGE / "configs", PACKAGE.parent / "configs") if p.is_dir())
+CONFIGS = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
 """Folder of the configurations that come with the project."""
 _OUTPUT = re.compile(r"^ *output_dir: (\S+)", re.MULTILINE)
 _FIRST_SENTENCE = re.compile(r"(?:\d+\. )?.*?[.:](?=\s+[A-Z]|$)")
@@ -41,7 +41,7 @@ _COMMANDS = {
 _NAMES_HELP = "Names of configurations, as `lit_rlhf configs list` shows them."
 
 
-def list_configs() -> None:
+def _list_configs() -> None:
     """List the configurations by name, with the first line of each."""
     names = config_names()
     width = max(map(len, names))
@@ -49,7 +49,7 @@ def list_configs() -> None:
         print(f"{name:<{width}}  {_read_summary(find_config(name))}")
 
 
-def copy_configs(names: list[str], output_dir: str = "configs", overwrite: bool = False) -> None:
+def _copy_configs(names: list[str], output_dir: str = "configs", overwrite: bool = False) -> None:
     """Copy configurations into a folder, to change them there.
 
     Args:
@@ -169,8 +169,8 @@ def _short(name: str) -> str:
 
 
 COMMANDS = {
-    "list": Command(list_configs),
-    "copy": Command(copy_configs, words={"names": _NAMES_HELP}),
+    "list": Command(_list_configs),
+    "copy": Command(_copy_configs, words={"names": _NAMES_HELP}),
 }
 
 

@@ -25,9 +25,9 @@ _JSON_SUFFIXES = (*_LINE_SUFFIXES, ".json", ".json.gz")
 _TEXT_SUFFIXES = (".txt", ".txt.gz")
 _CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _TABLE_SUFFIXES = (".parquet", ".arrow")
-FILE_SUFFIXES = (*_JSON_SUFFIXES, *_CSV_SUFFIXES, *_TEXT_SUFFIXES, *_TABLE_SUFFIXES)
+_FILE_SUFFIXES = (*_JSON_SUFFIXES, *_CSV_SUFFIXES, *_TEXT_SUFFIXES, *_TABLE_SUFFIXES)
 """The suffixes of data files. Any other path is a dataset."""
-_KNOWN_KINDS = "known ones end in " + ", ".join(s for s in FILE_SUFFIXES if ".gz" not in s)
+_KNOWN_KINDS = "known ones end in " + ", ".join(s for s in _FILE_SUFFIXES if ".gz" not in s)
 _NUMBER_COLUMNS = {"label", "labels", "margin", "choice", "better_response_id"}
 _NUMBER_COLUMNS |= {"preference_strength"}
 _LONGEST_CELL = 2**31 - 1  # the largest that every platform takes; the default is 131,072
@@ -35,13 +35,13 @@ _LONGEST_CELL = 2**31 - 1  # the largest that every platform takes; the default 
 
 def is_file_path(path: str) -> bool:
     """Whether a path names a data file, which need not exist, as opposed to a dataset."""
-    return path.lower().endswith(FILE_SUFFIXES)
+    return path.lower().endswith(_FILE_SUFFIXES)
 
 
 def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
     """Read the rows of a local file in order, or the error in place of one that cannot be parsed.
 
-    The suffix is one of `FILE_SUFFIXES`. Blank lines are skipped but counted. A text file is one
+    The suffix says what it is. Blank lines are skipped but counted. A text file is one
     row with the field `text`.
     """
     if not Path(path).is_file():

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 PARTIAL, REPLACED = "partial", "replaced"
-CRC_BLOCK = 1 << 20  # bytes read at a time
+_CRC_BLOCK = 1 << 20  # bytes read at a time
 
 
 def partial_path(path: Path) -> Path:
@@ -115,6 +115,6 @@ def file_crc32(path: Path) -> int:
     """CRC-32 of a file's content."""
     value = 0
     with path.open("rb") as file:
-        while block := file.read(CRC_BLOCK):
+        while block := file.read(_CRC_BLOCK):
             value = zlib.crc32(block, value)
     return value

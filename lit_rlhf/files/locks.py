@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems that have no locks."""
 
 
@@ -45,7 +45,7 @@ class FolderLocks:
                     "its end, or give this run another folder"
                 ) from None
             except OSError as error:
-                if error.errno not in NO_LOCKS:
+                if error.errno not in _NO_LOCKS:
                     raise
                 warnings.warn(f"{path} cannot be locked: {error}", stacklevel=2)
                 continue

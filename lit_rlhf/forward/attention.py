@@ -32,7 +32,7 @@ BASE_ATTENTION = "sdpa"
 MAX_BATCHED_LENGTH = 128
 """Longest rows on a CPU that go through two batched matmuls instead of torch's own attention."""
 
-FLASH_CAPABILITY = (8, 0)
+_FLASH_CAPABILITY = (8, 0)
 """Oldest CUDA devices that flash attention runs on: Ampere."""
 
 MAX_HEAD_SIZE, HEAD_SIZE_MULTIPLE = 256, 8  # that flash attention knows
@@ -133,7 +133,7 @@ def causal_attention(inputs: AttentionInputs) -> Tensor:
     length, dtype = query.shape[2], value.dtype  # under autocast, the others come in float32
     on_cpu, full_precision = query.device.type == "cpu", dtype.itemsize >= 4
     if on_cpu and full_precision and length <= MAX_BATCHED_LENGTH and not dropout:
-        bias = causal_bias(length, window or length, dtype)
+        bias = _causal_bias(length, window or length, dtype)
         return batched_attention(query, key, value, bias, scale)
     # On a CPU, the backward of scaled_dot_product_attention is several times slower in bfloat16
     # than in float32.
@@ -208,7 +208,7 @@ def batched_attention(
 
 # every layer of every forward needs the bias of its rows' length
 @lru_cache(maxsize=MAX_BATCHED_LENGTH)
-def causal_bias(length: int, window: int, dtype: torch.dtype) -> Tensor:
+def _causal_bias(length: int, window: int, dtype: torch.dtype) -> Tensor:
     """The bias of causal attention within a window on a CPU, `[1, 1, length, length]`."""
     # A tensor made in inference mode cannot be saved for a backward, and this one is cached.
     with torch.inference_mode(False):
@@ -241,7 +241,7 @@ def varlen_obstacle(value: Tensor) -> str:
         return f"the heads have size {size}"
     if _find_kernel() is None:
         return f"torch {torch.__version__} has no such kernel"
-    if torch.cuda.get_device_capability(value.device) < FLASH_CAPABILITY:
+    if torch.cuda.get_device_capability(value.device) < _FLASH_CAPABILITY:
         return "the GPU is older than Ampere"
     return ""
 

@@ -18,7 +18,7 @@ LanguageModel: TypeAlias = PreTrainedModel | PeftModel
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-DROPOUT_LAYERS = (
+_DROPOUT_LAYERS = (
     nn.Dropout,
     nn.Dropout1d,
     nn.Dropout2d,
@@ -90,7 +90,7 @@ def disable_dropout(model: ModuleT) -> ModuleT:
     probabilities.
     """
     for module in model.modules():
-        if isinstance(module, DROPOUT_LAYERS):
+        if isinstance(module, _DROPOUT_LAYERS):
             module.p = 0.0
         # attention and layer dropout are plain floats in many transformers modules
         for name, value in vars(module).items():
@@ -143,7 +143,7 @@ def forward_plan(model: LanguageModel) -> ForwardPlan:
     return plan if isinstance(plan, ForwardPlan) else ForwardPlan()
 
 
-ALIGNMENT = 256
+_ALIGNMENT = 256
 """Bytes between the starts of tensors in a buffer: kernels want aligned addresses."""
 
 
@@ -203,10 +203,10 @@ class Offloaded:
         places = []
         for tensor in (*self.network.parameters(), *self.network.buffers()):
             places.append(_Place(tensor, tensor.shape, n_bytes))
-            n_bytes += _round_up(places[-1].n_bytes, ALIGNMENT)
+            n_bytes += _round_up(places[-1].n_bytes, _ALIGNMENT)
         self._n_ranks = world_size() if self._shard else 1
         rank = distributed.get_rank() if self._n_ranks > 1 else 0
-        size = _round_up(n_bytes, self._n_ranks * ALIGNMENT) // self._n_ranks
+        size = _round_up(n_bytes, self._n_ranks * _ALIGNMENT) // self._n_ranks
         if self._to_cpu:
             pin = device.type == "cuda" and torch.cuda.is_available()
             self._share = torch.empty(size, dtype=torch.uint8, pin_memory=pin)

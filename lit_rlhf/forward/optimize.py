@@ -36,7 +36,7 @@ from lit_rlhf.forward.networks import (
 from lit_rlhf.forward.outputs import hidden_states, logits_from_hidden, token_logits
 from lit_rlhf.forward.packing import packed_states
 
-PROBE_LENGTHS = (12, 7, 9)
+_PROBE_LENGTHS = (12, 7, 9)
 """Tokens in the rows that the packed forward is compared with the padded one on."""
 
 
@@ -149,7 +149,7 @@ def _packed_outputs_agree(trunk: PreTrainedModel) -> bool:
     embedding = trunk.get_input_embeddings().weight
     assert isinstance(embedding, Tensor)
     device = embedding.device
-    mask = torch.arange(max(PROBE_LENGTHS)) < torch.tensor(PROBE_LENGTHS).unsqueeze(1)
+    mask = torch.arange(max(_PROBE_LENGTHS)) < torch.tensor(_PROBE_LENGTHS).unsqueeze(1)
     # a generator of its own: the caller's random state stays as it was
     ids = torch.randint(len(embedding), mask.shape, generator=torch.Generator().manual_seed(0))
     ids, mask = ids.to(device), mask.to(device)

@@ -26,7 +26,7 @@ from lit_rlhf.forward.attention import (
 from lit_rlhf.forward.cpu import PadToMultiple
 from lit_rlhf.forward.lower import start_above
 
-MIN_LENGTH_RATIO = 0.75
+_MIN_LENGTH_RATIO = 0.75
 """Rows of a group are at least this long, relative to the longest row of the group."""
 
 
@@ -48,7 +48,7 @@ class RowGroups:
         n_places = 0
         by_length: list[list[int]] = []
         for row in order:  # from long to short, until one is too short for its group
-            if by_length and lengths[row] >= MIN_LENGTH_RATIO * lengths[by_length[-1][0]]:
+            if by_length and lengths[row] >= _MIN_LENGTH_RATIO * lengths[by_length[-1][0]]:
                 by_length[-1].append(row)
             else:
                 by_length.append([row])

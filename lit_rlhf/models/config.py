@@ -36,7 +36,7 @@ SIZES = {
 WRONG_VALUES = (TypeError, AttributeError, KeyError, AssertionError, RecursionError)
 """Errors of libraries for a configuration with values that they do not expect."""
 
-HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
+_HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def check_model_path(path: str | Path) -> None:
         f"{str(path)!r}, which is not a folder here and "
     )
     advice = "; if another stage writes the folder, run that one first"
-    if isinstance(path, Path) or Path(path).exists() or HUB_ID.fullmatch(path) is None:
+    if isinstance(path, Path) or Path(path).exists() or _HUB_ID.fullmatch(path) is None:
         raise ValueError(expected + "not of the form of a hub id" + advice)
     owner, _, name = path.partition("/")
     if name and Path(owner).is_dir():

@@ -26,7 +26,7 @@ from lit_rlhf.forward import (
 VALUE_HEAD = "value_head"
 """The layer of a policy that is the scalar head of the critic with the same trunk."""
 
-LM_HEAD_FILE = "lm_head.safetensors"
+_LM_HEAD_FILE = "lm_head.safetensors"
 """The file in a reward model's folder with the output layer of Eq. 2; transformers ignores it."""
 
 
@@ -126,7 +126,7 @@ def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
 
 def save_lm_head(lm_head: Mapping[str, Tensor], folder: str | Path) -> Path:
     """Write an output layer's weight, and bias if any, to a reward model's folder."""
-    path = Path(folder) / LM_HEAD_FILE
+    path = Path(folder) / _LM_HEAD_FILE
     state = {name: tensor.contiguous() for name, tensor in lm_head.items()}
     save_file(state, path, metadata={"format": "pt"})
     return path
@@ -134,7 +134,7 @@ def save_lm_head(lm_head: Mapping[str, Tensor], folder: str | Path) -> Path:
 
 def read_lm_head(folder: str | Path) -> nn.Linear | None:
     """Read the output layer in a reward model's folder; `None` if there is none."""
-    path = Path(folder) / LM_HEAD_FILE
+    path = Path(folder) / _LM_HEAD_FILE
     if not path.is_file():
         return None
     state = load_file(path)

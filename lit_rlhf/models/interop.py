@@ -47,16 +47,16 @@ from lit_rlhf.models.config import is_classifier
 HeadFormat = Literal["transformers", "openrlhf", "trl"]
 """The project under whose names a scalar model is saved."""
 
-HEAD_NAMES = ("score", "value_head", "reward_head", "v_head.summary")
-TRL_PREFIX = "pretrained_model."
-TRL_HEAD = "v_head.summary"
-DELTA_ARCHITECTURES = ("LlamaRewardModel", "Llama")
+_HEAD_NAMES = ("score", "value_head", "reward_head", "v_head.summary")
+_TRL_PREFIX = "pretrained_model."
+_TRL_HEAD = "v_head.summary"
+_DELTA_ARCHITECTURES = ("LlamaRewardModel", "Llama")
 """Classes that the configs of published delta weights name."""
-MAX_DELTA_NORM = 1e-2
+_MAX_DELTA_NORM = 1e-2
 """Largest mean weight of a norm in delta weights: they have under 1e-3, LLaMA has about 0.3."""
 
 
-class StoredHead(NamedTuple):
+class _StoredHead(NamedTuple):
     """The scalar head in a model's files: weight `[1, H]`, and bias `[1]` unless it is 0."""
 
     name: str
@@ -65,13 +65,13 @@ class StoredHead(NamedTuple):
 
     def is_plain(self, config: PreTrainedConfig) -> bool:
         """Whether the class that the model's config names loads the head as it is."""
-        standard = self.name == HEAD_NAMES[0] and self.bias is None
+        standard = self.name == _HEAD_NAMES[0] and self.bias is None
         return standard and is_classifier(config) and config.num_labels == 1
 
     @property
     def key_mapping(self) -> dict[str, str]:
         """Transformers' `key_mapping` (pattern to name) to its own sequence classifiers."""
-        return {rf"^{re.escape(TRL_PREFIX)}": "", rf"^{re.escape(self.name)}\.": "score."}
+        return {rf"^{re.escape(_TRL_PREFIX)}": "", rf"^{re.escape(self.name)}\.": "score."}
 
     def to_linear(self) -> nn.Linear:
         """The head as a layer, which shares its weights."""
@@ -84,13 +84,13 @@ class StoredHead(NamedTuple):
 
 def find_stored_head(
     path: str | Path, config: PreTrainedConfig, pickled_weights: bool = False
-) -> StoredHead | None:
+) -> _StoredHead | None:
     """Find the scalar head in a model's files by name and shape; `None` if there is none.
 
     With `pickled_weights`, it may be in `pytorch_model.bin`, read as plain data.
     """
-    first = getattr(config, "value_head_prefix", None) or HEAD_NAMES[0]
-    known = (first, *(name for name in HEAD_NAMES if name != first))
+    first = getattr(config, "value_head_prefix", None) or _HEAD_NAMES[0]
+    known = (first, *(name for name in _HEAD_NAMES if name != first))
     tensors = _read_single_output_tensors(path, pickled_weights)
     found = [name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dim() == 2]
     # classifiers of other architectures have a name of their own, which transformers knows
@@ -104,7 +104,7 @@ def find_stored_head(
             "head, and if it has another name, set value_head_prefix in config.json to it"
         )
     bias = tensors.get(f"{found[0]}.bias")
-    return StoredHead(
+    return _StoredHead(
         found[0], tensors[f"{found[0]}.weight"], bias if bias is not None and bias.any() else None
     )
 
@@ -125,7 +125,7 @@ def _read_single_output_tensors(path: str | Path, pickled_weights: bool) -> dict
                     f"{error}"
                 ) from error
         else:
-            for name, tensor in load_plain_tensors(file).items():
+            for name, tensor in _load_plain_tensors(file).items():
                 if _is_outside_layers(name) and tensor.shape[:1] == (1,):
                     rows[name] = tensor.clone()  # else the whole file would stay mapped
     return rows
@@ -160,7 +160,7 @@ def _find_file(path: str | Path, name: str) -> Path | None:
         return None
 
 
-def load_plain_tensors(file: Path) -> dict[str, Tensor]:
+def _load_plain_tensors(file: Path) -> dict[str, Tensor]:
     """Map the tensors in a file that torch pickled, without running code from it."""
     try:
         tensors: dict[str, Tensor] = torch.load(
@@ -196,11 +196,11 @@ def convert_to_trl(
                 f"lm_head: expected {name} {getattr(output, name).shape}, got {tensor.shape}"
             )
     renamed = {
-        name.replace("score.", f"{TRL_HEAD}.", 1) if name.startswith("score.") else name: tensor
+        name.replace("score.", f"{_TRL_HEAD}.", 1) if name.startswith("score.") else name: tensor
         for name, tensor in weights.items()
     }
-    weight = renamed[f"{TRL_HEAD}.weight"]
-    renamed.setdefault(f"{TRL_HEAD}.bias", weight.new_zeros(1))
+    weight = renamed[f"{_TRL_HEAD}.weight"]
+    renamed.setdefault(f"{_TRL_HEAD}.bias", weight.new_zeros(1))
     return causal, renamed | {f"{prefix}.{name}": t for name, t in lm_head.items()}
 
 
@@ -226,10 +226,10 @@ def check_not_delta_weights(
 
     They are known by the config's class and norms whose weights are about 0.
     """
-    if not set(config.architectures or []) & set(DELTA_ARCHITECTURES):
+    if not set(config.architectures or []) & set(_DELTA_ARCHITECTURES):
         return
     norms = [p.abs().mean() for n, p in trunk_of(model).named_parameters() if "layernorm" in n]
-    if norms and max(norms) < MAX_DELTA_NORM:
+    if norms and max(norms) < _MAX_DELTA_NORM:
         raise ValueError(
             f"path: expected whole weights in {path}, got differences from LLaMA's, as the "
             "paper's authors publish them; make whole ones with `lit_rlhf export --checkpoint "

@@ -29,7 +29,7 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.models.config import ModelOptions
 
-LIGER_LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
+_LIGER_LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 """Arguments of liger-kernel that replace a model's own loss, which nothing here computes."""
 
 
@@ -52,7 +52,7 @@ def prepare_model(
     if options.fused_kernels:
         use_fused_kernels(prepared)
     if options.torch_compile is not None:
-        compile_trunk(prepared, options.torch_compile)
+        _compile_trunk(prepared, options.torch_compile)
         # a compiled trunk runs all of its layers
         plan = replace(forward_plan(prepared), lower_layers=0)
         setattr(unwrap_model(prepared), PLAN_ATTRIBUTE, plan)
@@ -123,7 +123,7 @@ def use_fused_kernels(model: ModuleT) -> ModuleT:
     accepted = inspect.signature(apply).parameters
     names = vars(sys.modules[type(inner).__module__])  # of the architecture's file in transformers
     before = dict(names)
-    apply(model=inner, **{name: False for name in LIGER_LOSSES if name in accepted})
+    apply(model=inner, **{name: False for name in _LIGER_LOSSES if name in accepted})
     # Liger (0.8.5) binds its forwards to the layers of the model, but it also replaces classes and
     # functions of the file, for every network of the process.
     fused = {name: value for name, value in names.items() if before.get(name) is not value}
@@ -160,7 +160,7 @@ def _on_cuda(fused: Callable[..., Any], plain: Callable[..., Any]) -> Callable[.
     return choose
 
 
-def compile_trunk(model: ModuleT, backend: str) -> ModuleT:
+def _compile_trunk(model: ModuleT, backend: str) -> ModuleT:
     """Put the trunk of `model` behind torch.compile, for sequences of any length, in place."""
     known = torch.compiler.list_backends(exclude_tags=())
     if backend not in known:

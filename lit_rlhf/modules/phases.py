@@ -15,7 +15,7 @@ from torch import Tensor
 GIB = 2**30
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 # Messages of errors that are plain RuntimeErrors: of the CPU's allocator, of CUDA's libraries.
-OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class PhaseTimer:
@@ -103,7 +103,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory of the device or of the host ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return any(phrase in str(error) for phrase in OUT_OF_MEMORY)
+    return any(phrase in str(error) for phrase in _OUT_OF_MEMORY)
 
 
 def suggest_change(name: str, module: object) -> str:

@@ -257,7 +257,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         """
         if self.trainer.state.fn != TrainerFn.FITTING or not self.trainer.is_global_zero:
             return
-        check_lightning_tools(self)
+        _check_lightning_tools(self)
         check_finished_dir(self.trainer, self.finished_dir, self.inputs)
         if not is_dry_run(self.trainer):
             self.folders.lock(self.trainer, self.finished_dir)
@@ -274,7 +274,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         names = {id(parameter): name for name, parameter in self.named_parameters()}
         for optimizer in self.trainer.optimizers:
             # Engines that keep float32 masters have those in their groups, not the weights.
-            check_trained_weights(optimizer, names)
+            _check_trained_weights(optimizer, names)
 
     @property
     def datamodule(self) -> LightningDataModule | None:
@@ -326,7 +326,7 @@ def evaluation_prefix(trainer: Trainer) -> str:
     return "test/" if trainer.testing else "val/"
 
 
-def check_lightning_tools(module: LightningModule) -> None:
+def _check_lightning_tools(module: LightningModule) -> None:
     """Refuse tools of Lightning that do not fit manual optimization or generation."""
     # private to Lightning (2.6.6), which asks for it in `to_uncompiled`
     if module._compiler_ctx is not None:
@@ -345,7 +345,7 @@ def check_lightning_tools(module: LightningModule) -> None:
         )
 
 
-def check_trained_weights(optimizer: Optimizer, names: Mapping[int, str]) -> None:
+def _check_trained_weights(optimizer: Optimizer, names: Mapping[int, str]) -> None:
     """Refuse float16 weights, and warn of bfloat16 ones, that an optimizer steps without masters.
 
     `names` are the parameters' by their `id`.

@@ -27,7 +27,7 @@ from lit_rlhf.rollout import split_by_tokens
 from lit_rlhf.stats import global_max, global_sum, world_size
 from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
 
-MAX_NAMES = 4  # of quantities in a message
+_MAX_NAMES = 4  # of quantities in a message
 HELP = "a lower learning rate or clip norm, float32 weights, or a look at data and rewards."
 
 ACTIVATION_BYTES = 2**30
@@ -47,7 +47,7 @@ class TooManySkippedUpdates(RuntimeError):
     """
 
 
-class NotFiniteError(Exception):
+class _NotFiniteError(Exception):
     """Numbers that an iteration needs are not finite; only `UpdateGuard.iteration` sees it."""
 
     def __init__(self, names: list[str]) -> None:
@@ -55,7 +55,7 @@ class NotFiniteError(Exception):
         self.names = names
 
 
-class TrainedNetwork(NamedTuple):
+class _TrainedNetwork(NamedTuple):
     """A network's optimizer with its learning-rate schedule."""
 
     optimizer: LightningOptimizer
@@ -69,7 +69,7 @@ class TrainedNetwork(NamedTuple):
             self.schedule.step()
 
 
-def trained_networks(module: LightningModule) -> list[TrainedNetwork]:
+def trained_networks(module: LightningModule) -> list[_TrainedNetwork]:
     """Each network's optimizer and schedule, in the order of `configure_optimizers`."""
     optimizers, schedules = module.optimizers(), module.lr_schedulers()
     pairs = zip(
@@ -77,7 +77,9 @@ def trained_networks(module: LightningModule) -> list[TrainedNetwork]:
         schedules if isinstance(schedules, list) else [schedules],
         strict=True,
     )
-    return [TrainedNetwork(optimizer, cast(LRScheduler, schedule)) for optimizer, schedule in pairs]
+    return [
+        _TrainedNetwork(optimizer, cast(LRScheduler, schedule)) for optimizer, schedule in pairs
+    ]
 
 
 class UpdateGuard:
@@ -139,7 +141,7 @@ class UpdateGuard:
         found: list[str] = []
         try:
             yield
-        except NotFiniteError as error:
+        except _NotFiniteError as error:
             found = error.names
         self.skipped = bool(found)
         self._count_update(trainer, networks, found, place)
@@ -147,14 +149,14 @@ class UpdateGuard:
     def require_finite(self, quantities: Mapping[str, Tensor]) -> None:
         """End the iteration unless these named tensors are finite on all ranks."""
         if found := find_non_finite(quantities):
-            raise NotFiniteError(found)
+            raise _NotFiniteError(found)
 
     def check_end(self, trainer: Trainer) -> None:
         """Refuse to end a run well whose last update of a network was skipped."""
         if skipped := [network for network, row in self.in_a_row.items() if row]:
             raise TooManySkippedUpdates(
                 f"the run ends with skipped updates of {', '.join(skipped)}, so that no finished "
-                f"model is saved: a number was not finite. {name_last_checkpoint(trainer)}. What "
+                f"model is saved: a number was not finite. {_name_last_checkpoint(trainer)}. What "
                 f"helps: {HELP}"
             )
 
@@ -181,7 +183,7 @@ class UpdateGuard:
             return
         raise TooManySkippedUpdates(
             f"{skipped}. It was number {row} in a row (max_skipped_in_a_row). "
-            f"{name_last_checkpoint(trainer)}. What helps: {HELP}"
+            f"{_name_last_checkpoint(trainer)}. What helps: {HELP}"
         )
 
 
@@ -207,8 +209,8 @@ def find_non_finite(quantities: Mapping[str, Tensor]) -> list[str]:
 
 def join_names(names: Sequence[str]) -> str:
     """The first names, and the number of the others: all weights may be NaN at once."""
-    others = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {others} more" if others > 0 else "")
+    others = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {others} more" if others > 0 else "")
 
 
 def require_finite_weights(module: nn.Module, name: str, where: str) -> None:
@@ -222,7 +224,7 @@ def require_finite_weights(module: nn.Module, name: str, where: str) -> None:
         )
 
 
-def name_last_checkpoint(trainer: Trainer) -> str:
+def _name_last_checkpoint(trainer: Trainer) -> str:
     """Name the checkpoint to resume from, as a sentence without its stop."""
     checkpoint = find_last_saved(trainer.checkpoint_callbacks)
     if checkpoint is None:

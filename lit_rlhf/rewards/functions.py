@@ -23,7 +23,7 @@ from lit_rlhf.time_limit import call_with_timeout
 MAX_SHOWN = 200
 """Characters of a prompt, response or answer that a message shows."""
 
-OPTIONAL_ARGUMENTS = ("terminated", "lengths")
+_OPTIONAL_ARGUMENTS = ("terminated", "lengths")
 """Columns of `Samples` that a reward function gets if it has a parameter of that name."""
 
 
@@ -90,15 +90,15 @@ class CallableReward(nn.Module):
         self.timeout = timeout
         parameters = list(inspect.signature(function).parameters.values())
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        others = [p for p in parameters[2:] if p in named and p.name not in OPTIONAL_ARGUMENTS]
-        self.optional_arguments = [p.name for p in named if p.name in OPTIONAL_ARGUMENTS]
+        others = [p for p in parameters[2:] if p in named and p.name not in _OPTIONAL_ARGUMENTS]
+        self.optional_arguments = [p.name for p in named if p.name in _OPTIONAL_ARGUMENTS]
         self.required_fields = [p.name for p in others if p.default is p.empty]
         self.required_fields += getattr(function, "record_fields", ())
         self.optional_fields = [p.name for p in others if p.default is not p.empty]
         takes_others = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.takes_all_fields = takes_others and not hasattr(function, "record_fields")
         # names of other arguments, which a `**` parameter cannot get
-        self._taken = {"prompts", "responses", *OPTIONAL_ARGUMENTS, *(p.name for p in named)}
+        self._taken = {"prompts", "responses", *_OPTIONAL_ARGUMENTS, *(p.name for p in named)}
 
     def forward(
         self,

@@ -23,7 +23,7 @@ from lit_rlhf.rewards.functions import RewardError, shorten
 SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)\]）」』]*\s*\Z")
 
 # a brace that `re` takes literally: neither escaped (group 1) nor a quantifier such as {2,5}
-LITERAL_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.)|\{(?!\d*,?\d*\})", re.DOTALL)
+_LITERAL_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.)|\{(?!\d*,?\d*\})", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ def _compile(pattern: str) -> Any:  # noqa: ANN401  # regex has no type informat
             re.compile(pattern)
         # VERSION0 is the mode that follows re, except that a brace after an item can be an
         # approximate match: \frac{d} would allow a deletion in place of the letter d
-        escaped = LITERAL_BRACE.sub(lambda found: found[1] or r"\{", pattern)
+        escaped = _LITERAL_BRACE.sub(lambda found: found[1] or r"\{", pattern)
         return regex.compile(escaped, regex.VERSION0)
     except (re.error, regex.error, FutureWarning) as error:
         raise ValueError(

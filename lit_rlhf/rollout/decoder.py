@@ -35,7 +35,7 @@ from lit_rlhf.rollout.batch import PolicyStatistics, default_tokens_per_forward,
 from lit_rlhf.rollout.graphs import RowGraphs, tell_once
 from lit_rlhf.rollout.sampling import SamplingOptions, sample_tokens
 
-ADMISSION_SHARE = 4
+_ADMISSION_SHARE = 4
 """Prompts are admitted once one slot in this many is free: a prefill of several costs less each."""
 
 CPU_RELEASE_INTERVAL, GPU_RELEASE_INTERVAL = 1, 8
@@ -129,7 +129,7 @@ class Decoder:
         with eval_mode(self.model), _cast_weights_once(self.lengths.device):
             while self.host_lengths or self.waiting:
                 n_free = self.n_slots - len(self.host_lengths)
-                if self.waiting and n_free * ADMISSION_SHARE >= self.n_slots:
+                if self.waiting and n_free * _ADMISSION_SHARE >= self.n_slots:
                     self.admit(n_free)
                 else:
                     self.step()
@@ -152,7 +152,7 @@ class Decoder:
         for part in split_by_tokens(lengths, max_tokens):
             first_slot = len(self.host_lengths)
             slots = slice(first_slot, first_slot + len(samples[part]))
-            layout = PrefillLayout(self.cache, lengths[part], first_slot)
+            layout = _PrefillLayout(self.cache, lengths[part], first_slot)
             input_ids = torch.cat([self.prompts[sample] for sample in samples[part]]).unsqueeze(0)
             hidden = self._run_trunk(input_ids, layout.packed.position_ids, layout)
             self.host_lengths += lengths[part]
@@ -192,7 +192,7 @@ class Decoder:
         """
         n_rows = n_rows or n
         lengths = self.lengths[:n_rows]
-        layout = DecodeLayout(self.cache, lengths, width or self.cache.capacity)
+        layout = _DecodeLayout(self.cache, lengths, width or self.cache.capacity)
         # a sequence that has ended goes on until it is released, but learned position embeddings
         # may have no row for what comes after the longest possible response
         positions = lengths.clamp(max=self.cache.capacity - self.release_interval - 1)
@@ -315,7 +315,7 @@ class KVCache:
                     buffer[target, :width] = buffer[source, :width]
 
 
-class PrefillLayout:
+class _PrefillLayout:
     """Attention of packed prompts, whose keys and values go to the slots from `first_slot`.
 
     `last_tokens` is the index of each prompt's last token among the packed ones.
@@ -338,7 +338,7 @@ class PrefillLayout:
         return self.packed.attend(module, inputs)
 
 
-class DecodeLayout:
+class _DecodeLayout:
     """Attention of one new token in each of the first slots.
 
     `lengths` are the tokens of each sequence before the new one, `[n]` long, and `width` is the

@@ -5,7 +5,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-EnginePrecisionName = Literal["32-true", "bf16-mixed", "bf16-true"]
+_EnginePrecisionName = Literal["32-true", "bf16-mixed", "bf16-true"]
 
 PRECISION_DTYPES: dict[str, torch.dtype] = {
     "32-true": torch.float32,
@@ -41,13 +41,13 @@ def validate_stage(stage: int) -> int:
     return stage
 
 
-def validate_precision(precision: str) -> EnginePrecisionName:
+def validate_precision(precision: str) -> _EnginePrecisionName:
     """Return the Trainer's precision if engines can run in it."""
     if precision not in PRECISION_DTYPES:
         raise ValueError(
             f"trainer.precision: expected one of {list(PRECISION_DTYPES)}, got {precision!r}"
         )
-    return cast("EnginePrecisionName", precision)
+    return cast("_EnginePrecisionName", precision)
 
 
 def validate_overrides(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class EngineOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all of the engine's gradients, partitioned and accumulated ones included."""
-        drop_gradients(self.engine)
+        _drop_gradients(self.engine)
 
     def clip_next_step(self, max_norm: float | None) -> None:
         """Clip the gradient of the next step to an L2 norm of at most `max_norm`."""
@@ -106,7 +106,7 @@ def is_partitioned(value: object, master: Tensor) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape == master.shape
 
 
-def drop_gradients(engine: DeepSpeedEngine) -> None:
+def _drop_gradients(engine: DeepSpeedEngine) -> None:
     """Forget every gradient that an engine holds, so that an update can be abandoned half-way.
 
     ZeRO's own `zero_grad` clears only the gradients of the parameters. Sums over the backwards
@@ -137,7 +137,7 @@ def ignore_gradients(engine: DeepSpeedEngine, ignore: bool) -> None:
     engine.optimizer._coalesce_grad_reduction = ignore
 
 
-def engine_of(optimizer: object) -> DeepSpeedEngine:
+def _engine_of(optimizer: object) -> DeepSpeedEngine:
     """The engine that steps an optimizer of the module."""
     if not isinstance(optimizer, EngineOptimizer):
         raise ValueError(
@@ -160,7 +160,7 @@ class EnginePrecision(DeepSpeedPrecision):
         **kwargs: object,
     ) -> None:
         """Accumulate the gradient of `tensor` in the engine of `optimizer`."""
-        engine = engine_of(optimizer)
+        engine = _engine_of(optimizer)
         # `step` leaves this at True. An engine's own forward would set it back, but networks are
         # called directly here. At True, CPU offload takes each backward for the last one before a
         # step, and loses gradients of networks that are larger than a bucket.
@@ -189,4 +189,4 @@ class EnginePrecision(DeepSpeedPrecision):
                 f"gradient_clip_algorithm: expected 'norm', got {gradient_clip_algorithm!r}"
             )
         if clip_val > 0:
-            engine_of(optimizer).optimizer.clip_grad = float(clip_val)
+            _engine_of(optimizer).optimizer.clip_grad = float(clip_val)

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from lit_rlhf.files import fsync
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer, group_states, is_partitioned
 
-MASTER_WEIGHTS = "weights"
+_MASTER_WEIGHTS = "weights"
 """Name of the weights' partition in a shard; moments have the names of the optimizer's state."""
 
 
@@ -106,7 +106,7 @@ def save_shard(optimizer: EngineOptimizer, folder: Path, rank: int, with_moments
     """
     tensors = {}
     for index, (master, state) in enumerate(group_states(optimizer)):
-        tensors[f"{index}.{MASTER_WEIGHTS}"] = master.detach()
+        tensors[f"{index}.{_MASTER_WEIGHTS}"] = master.detach()
         if with_moments:
             for key, value in state.items():
                 if is_partitioned(value, master):
@@ -115,12 +115,12 @@ def save_shard(optimizer: EngineOptimizer, folder: Path, rank: int, with_moments
     path = shard_file(folder, rank)
     save_file(tensors, path)
     with ThreadPoolExecutor(1) as pool:  # the disk and the checksum take a while each
-        crc32 = pool.submit(safetensors_crc32, path, tensors)
+        crc32 = pool.submit(_safetensors_crc32, path, tensors)
         fsync(path)
         return crc32.result()
 
 
-def safetensors_crc32(path: Path, tensors: Mapping[str, Tensor]) -> int:
+def _safetensors_crc32(path: Path, tensors: Mapping[str, Tensor]) -> int:
     """CRC-32 of a safetensors file written from flat CPU tensors; only its header is read."""
     with path.open("rb") as file:
         size = file.read(8)
@@ -170,7 +170,7 @@ class ShardReader:
     def read_parameter(self, index: int, spec: ParameterSpec, start: int) -> Tensor:
         """The weights, float32, of a parameter that begins at `start` in group `index`."""
         stop = start + torch.Size(spec.shape).numel()
-        return self.read_range(f"{index}.{MASTER_WEIGHTS}", start, stop).view(spec.shape)
+        return self.read_range(f"{index}.{_MASTER_WEIGHTS}", start, stop).view(spec.shape)
 
     def parameter_offsets(self) -> list[tuple[int, ParameterSpec, int]]:
         """Group, name and shape, and first flat element of each trained parameter."""
@@ -226,7 +226,7 @@ class ShardReader:
                 for key in self.keys
                 if key.partition(".")[0] == str(index)
             }
-            master.copy_(partitions.pop(MASTER_WEIGHTS))
+            master.copy_(partitions.pop(_MASTER_WEIGHTS))
             state[index] = {**saved["unpartitioned"][index], **partitions}
         groups = [{**group, "params": [i]} for i, group in enumerate(saved["param_groups"])]
         optimizer.optimizer.load_state_dict(

@@ -64,7 +64,7 @@ def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimize
     if isinstance(strategy, ParallelStrategy):
         # `clipped_step` averages over ranks instead of DDP; for engines this does nothing
         unsynchronized = strategy.block_backward_sync()
-    with freeze_other_networks(module, optimizer), unsynchronized:
+    with _freeze_other_networks(module, optimizer), unsynchronized:
         # As `manual_backward`, which gives the strategy no optimizer: with one engine per optimizer
         # the strategy must know whose backward this is.
         strategy.backward(loss, cast("Optimizer", optimizer))
@@ -78,12 +78,12 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
     """
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a positive number or None, got {max_norm}")
-    if (engine_optimizer := as_engine_optimizer(optimizer)) is not None:
+    if (engine_optimizer := _as_engine_optimizer(optimizer)) is not None:
         # The engine clips inside its step: only it knows the norm of all ranks' partitions.
         engine_optimizer.clip_next_step(max_norm)
         optimizer.step()
         return OptimizerStep(engine_optimizer.grad_norm, engine_optimizer.step_was_applied)
-    parameters = network_parameters(optimizer)
+    parameters = _network_parameters(optimizer)
     average_gradients(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients).float()
@@ -97,7 +97,7 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
 
 
 @contextmanager
-def freeze_other_networks(
+def _freeze_other_networks(
     module: LightningModule, optimizer: LightningOptimizer
 ) -> Generator[None, None, None]:
     """Keep a backward from giving gradients to what the module's other optimizers train.
@@ -113,8 +113,8 @@ def freeze_other_networks(
             f"optimizer: expected one of {type(module).__name__}.optimizers(), got another "
             f"{type(optimizer).__name__}"
         )
-    frozen = [p for other in others for p in network_parameters(other) if p.requires_grad]
-    engines = [o.engine for other in others if (o := as_engine_optimizer(other)) is not None]
+    frozen = [p for other in others for p in _network_parameters(other) if p.requires_grad]
+    engines = [o.engine for other in others if (o := _as_engine_optimizer(other)) is not None]
     try:
         for parameter in frozen:
             parameter.requires_grad_(False)
@@ -128,14 +128,14 @@ def freeze_other_networks(
             ignore_gradients(engine, False)
 
 
-def as_engine_optimizer(optimizer: object) -> EngineOptimizer | None:
+def _as_engine_optimizer(optimizer: object) -> EngineOptimizer | None:
     """The optimizer, or Lightning's wrapper of it, if an engine steps it; else `None`."""
     return optimizer if isinstance(optimizer, EngineOptimizer) else None
 
 
-def network_parameters(optimizer: LightningOptimizer) -> list[Tensor]:
+def _network_parameters(optimizer: LightningOptimizer) -> list[Tensor]:
     """The parameters of the module that an optimizer trains."""
-    if (engine_optimizer := as_engine_optimizer(optimizer)) is not None:
+    if (engine_optimizer := _as_engine_optimizer(optimizer)) is not None:
         # its groups hold flat partitions, which no module owns
         return list(engine_optimizer.engine.module.parameters())
     return [p for group in optimizer.param_groups for p in group["params"]]

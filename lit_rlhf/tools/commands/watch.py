@@ -6,7 +6,7 @@ from lit_callbacks.logs import watch_logs
 from lit_callbacks.monitors import Level
 from lit_rlhf.command import Command
 
-LOGS_HELP = (
+_LOGS_HELP = (
     "Folders of runs, or files (.csv, .jsonl, trainer_state.json, .wandb), before all flags even "
     "without --logs."
 )
@@ -34,7 +34,7 @@ def watch(
     return watch_logs(logs, map, votes, responses, follow)
 
 
-COMMAND = Command(watch, lists={"logs": LOGS_HELP}, first="logs")
+COMMAND = Command(watch, lists={"logs": _LOGS_HELP}, first="logs")
 
 
 def main(argv: Sequence[str]) -> None:

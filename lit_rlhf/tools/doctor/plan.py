@@ -55,10 +55,10 @@ def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
     on_gpu = trainer.get("accelerator") in GPU or (
         trainer.get("accelerator", "auto") == "auto" and torch.cuda.is_available()
     )
-    devices = count_devices(trainer.get("devices", "auto"), on_gpu)
+    devices = _count_devices(trainer.get("devices", "auto"), on_gpu)
     nodes = int(trainer.get("num_nodes") or 1)
     ranks = devices * nodes
-    name, options = strategy_name_and_options(trainer.get("strategy", "auto"))
+    name, options = _strategy_name_and_options(trainer.get("strategy", "auto"))
     return RunPlan(
         ranks=ranks,
         strategy=name,
@@ -66,7 +66,7 @@ def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
         offload_optimizer=name.endswith("_offload") or bool(options.get("offload_optimizer")),
         limit_train_batches=trainer.get("limit_train_batches"),
         max_time=trainer.get("max_time"),
-        substitution=describe_substitution(ranks, name, on_gpu),
+        substitution=_describe_substitution(ranks, name, on_gpu),
         on_gpu=on_gpu,
         log_every_n_steps=trainer.get("log_every_n_steps") or 1,
         logs=trainer.get("logger") not in (False, []),
@@ -82,7 +82,7 @@ def examination_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def count_devices(devices: Any, on_gpu: bool) -> int:  # noqa: ANN401  # Lightning takes many forms
+def _count_devices(devices: Any, on_gpu: bool) -> int:  # noqa: ANN401  # Lightning takes many forms
     """Number of devices that `Trainer(devices=...)` uses on a node."""
     available = max(torch.cuda.device_count(), 1) if on_gpu else 1
     if isinstance(devices, list):
@@ -93,7 +93,7 @@ def count_devices(devices: Any, on_gpu: bool) -> int:  # noqa: ANN401  # Lightni
     return available if count == -1 else count
 
 
-def strategy_name_and_options(strategy: Any) -> tuple[str, Mapping[str, Any]]:  # noqa: ANN401
+def _strategy_name_and_options(strategy: Any) -> tuple[str, Mapping[str, Any]]:  # noqa: ANN401
     """Name and arguments of `Trainer(strategy=...)`: a name, a class with arguments, an object."""
     if isinstance(strategy, str):
         return strategy, {}
@@ -104,7 +104,7 @@ def strategy_name_and_options(strategy: Any) -> tuple[str, Mapping[str, Any]]:  
     return type(strategy).__name__, {}
 
 
-def describe_substitution(ranks: int, strategy: str, on_gpu: bool) -> str:
+def _describe_substitution(ranks: int, strategy: str, on_gpu: bool) -> str:
     """What the examination uses instead of the run's GPUs and processes; empty for nothing."""
     parts = []
     if on_gpu and not torch.cuda.is_available():

@@ -84,20 +84,20 @@ class Report:
         }
 
 
-SHOWN = {
+_SHOWN = {
     Status.OK: ("ok", "green"),
     Status.WARNING: ("warn", "yellow"),
     Status.FAILURE: ("FAIL", "bold red"),
     Status.NOT_CHECKED: ("-", "dim"),
 }
 """Word and style of each status on the terminal."""
-COUNTED = {
+_COUNTED = {
     Status.OK: "ok",
     Status.WARNING: "warned",
     Status.FAILURE: "failed",
     Status.NOT_CHECKED: "not checked",
 }
-MAX_WIDTH = 100  # columns; longer lines are hard to read
+_MAX_WIDTH = 100  # columns; longer lines are hard to read
 
 
 class Display:
@@ -106,7 +106,7 @@ class Display:
     def __init__(self, console: Console | None = None) -> None:
         # Bound to the stream: while a status is shown, rich redirects prints to standard error.
         self.console = console or Console(file=sys.stdout, highlight=False)
-        self.width = min(self.console.width, MAX_WIDTH)
+        self.width = min(self.console.width, _MAX_WIDTH)
 
     @contextmanager
     def show_progress(self, text: str) -> Iterator[None]:
@@ -116,7 +116,7 @@ class Display:
 
     def show_finding(self, name: str, finding: Finding) -> None:
         """Print a finding."""
-        word, style = SHOWN[finding.status]
+        word, style = _SHOWN[finding.status]
         row = Table.grid(padding=(0, 2))
         row.add_column(width=4)
         row.add_column(width=15)
@@ -128,7 +128,7 @@ class Display:
 
     def show_summary(self, report: Report) -> None:
         """Print the number of findings by status, and whether the run can start."""
-        counts = [f"{n} {COUNTED[s]}" for s in Status if (n := report.count(s))]
+        counts = [f"{n} {_COUNTED[s]}" for s in Status if (n := report.count(s))]
         if report.substitution:
             self.console.print()
             self.console.print(Text(report.substitution), width=self.width)

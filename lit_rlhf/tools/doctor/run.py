@@ -46,7 +46,7 @@ from lit_rlhf.tools.doctor.report import (
     ok,
 )
 
-NO_BATCH = failure(
+_NO_BATCH = failure(
     "The training data give no batch.",
     "Lower data.batch_size, or add prompts to data.train_sources.",
 )
@@ -94,7 +94,7 @@ def run_iteration(case: Case) -> Finding:
         )
     rewards = module.shape_rewards(rollouts, scores, estimates)
     case.experience = module.experience(rollouts, rewards, estimates)
-    updates = run_two_updates(case, generator)
+    updates = _run_two_updates(case, generator)
     if names := sorted({k for u in updates for k, v in u.metrics.items() if v != v}):
         return failure(
             f"An update was skipped, as a number was not finite: {', '.join(names)}.",
@@ -109,7 +109,7 @@ def run_iteration(case: Case) -> Finding:
     )
 
 
-def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
+def _run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
     """Update both networks twice on the first minibatch, and time the second update.
 
     The first allocates the optimizers' state, which takes time. Where it does not exceed a
@@ -127,7 +127,7 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
     def update(clips: dict[str, float | None], timer: PhaseTimer) -> Update:
         optimizers = [network.optimizer for network in trained_networks(module)]
         for optimizer in optimizers:
-            reset_first_moments(optimizer)
+            _reset_first_moments(optimizer)
         with timer("update", minibatch.rollouts.sequence_ids, UPDATE_MEMORY):
             found = {}
             if module.separate_critic:
@@ -136,7 +136,7 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
         metrics = {key: float(value) for key, value in found.items()}
         steps = {
             name: NetworkStep(
-                clips[name], metrics[f"ppo/{name}_grad_norm"], applied_gradient_norm(optimizer)
+                clips[name], metrics[f"ppo/{name}_grad_norm"], _applied_gradient_norm(optimizer)
             )
             for name, optimizer in zip(NETWORKS, optimizers, strict=module.separate_critic)
         }
@@ -158,22 +158,22 @@ def run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
 # before a step, it is (1 - beta_1) times the gradient of that step afterwards.
 
 
-def reset_first_moments(optimizer: LightningOptimizer) -> None:
+def _reset_first_moments(optimizer: LightningOptimizer) -> None:
     """Set Adam's running means of the gradient to 0."""
-    for moment, _ in first_moments(optimizer):
+    for moment, _ in _first_moments(optimizer):
         moment.zero_()
 
 
-def applied_gradient_norm(optimizer: LightningOptimizer) -> float | None:
-    """L2 norm of the gradient that a step after `reset_first_moments` used; `None` without Adam."""
+def _applied_gradient_norm(optimizer: LightningOptimizer) -> float | None:
+    """L2 norm of the gradient of a step after `_reset_first_moments`; `None` without Adam."""
     norms = [
         torch.linalg.vector_norm(moment, dtype=torch.float32).cpu() / (1 - beta)
-        for moment, beta in first_moments(optimizer)
+        for moment, beta in _first_moments(optimizer)
     ]
     return float(torch.stack(norms).norm()) if norms else None
 
 
-def first_moments(optimizer: LightningOptimizer) -> list[tuple[Tensor, float]]:
+def _first_moments(optimizer: LightningOptimizer) -> list[tuple[Tensor, float]]:
     """Adam's running means of the gradient, each with its beta_1; none for other optimizers."""
     return [
         (optimizer.state[parameter]["exp_avg"], group["betas"][0])
@@ -322,7 +322,7 @@ def examine(
         examination.add(START, failure_of(error))
     else:
         if case.batch is None:
-            examination.add(START, NO_BATCH)
+            examination.add(START, _NO_BATCH)
     for check in (*CHECKS_BEFORE, *CHECKS_DURING):
         if check.name not in report.findings:
             examination.add(check.name, not_reached())

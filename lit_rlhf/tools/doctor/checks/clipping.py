@@ -22,7 +22,7 @@ def check_clipping(case: Case) -> Finding:
         if step is None or step.applied_norm is None or step.clip is None:
             return warning(
                 f"It cannot be told whether gradients of the {network} are clipped: "
-                f"{explain_unknown(steps[-1])}",
+                f"{_explain_unknown(steps[-1])}",
                 f"Watch ppo/{network}_grad_norm against {option} in the run's first iterations.",
             )
         if not step.applied_norm <= step.clip * (1 + case.tolerance(1e-3, 2e-2)):
@@ -38,7 +38,7 @@ def check_clipping(case: Case) -> Finding:
     return ok(f"{strategy} clips gradient norms: {'; '.join(parts)}.")
 
 
-def explain_unknown(step: NetworkStep) -> str:
+def _explain_unknown(step: NetworkStep) -> str:
     """Why it cannot be told whether a step was clipped."""
     if step.applied_norm is None:
         return "its optimizer is not Adam, whose moments show the gradient."

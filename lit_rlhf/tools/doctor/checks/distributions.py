@@ -14,9 +14,9 @@ from lit_rlhf.tools.doctor.case import FEW, Case, first_rows
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
 FAR = 5.0  # standard errors that a mean does not reach by chance
-MIN_TOKENS = 32  # fewest tokens whose mean has a meaningful standard error
-N_PADDING = 4  # columns of padding added on either side
-MAX_RESPONSE = 32  # response tokens of the comparison with generation's own log-probs
+_MIN_TOKENS = 32  # fewest tokens whose mean has a meaningful standard error
+_N_PADDING = 4  # columns of padding added on either side
+_MAX_RESPONSE = 32  # response tokens of the comparison with generation's own log-probs
 
 
 def check_reference(case: Case) -> Finding:
@@ -67,14 +67,14 @@ def check_padding(case: Case) -> Finding:
     assert case.batch is not None
     rows = range(min(FEW, len(case.rollouts.response_ids)))
     alone = [
-        outputs_by_network(case, select_row(case.rollouts, row), [case.batch.texts[row]])
+        _outputs_by_network(case, _select_row(case.rollouts, row), [case.batch.texts[row]])
         for row in rows
     ]
-    wide = add_padding(first_rows(case.rollouts), int(case.tokenizer.pad_token_id))
-    together = outputs_by_network(case, wide, case.batch.texts[: len(rows)])
+    wide = _add_padding(first_rows(case.rollouts), int(case.tokenizer.pad_token_id))
+    together = _outputs_by_network(case, wide, case.batch.texts[: len(rows)])
     limit = case.tolerance(1e-3, 5e-2)
     largest = {
-        name: max(mean_difference(one[name][0], values[row]) for row, one in enumerate(alone))
+        name: max(_mean_difference(one[name][0], values[row]) for row, one in enumerate(alone))
         for name, values in together.items()
     }
     too_large = {name: value for name, value in largest.items() if not value <= limit}
@@ -120,9 +120,9 @@ def check_sampling(case: Case) -> Finding:
     mask = case.rollouts.response_mask
     known = case.rollouts.statistics_at(case.module.sampling.temperature)
     difference = (
-        generation_difference(case)
+        _generation_difference(case)
         if known is None
-        else mean_difference(known.logprobs[mask], scored.logprobs[mask])
+        else _mean_difference(known.logprobs[mask], scored.logprobs[mask])
     )
     limit = case.tolerance(1e-3, 5e-2)
     if not difference <= limit:
@@ -146,16 +146,16 @@ def entropy_gap(rollouts: RolloutBatch, estimates: TokenStatistics) -> tuple[flo
     excess = (estimates.logprobs + estimates.entropy)[rollouts.response_mask].double()
     mean = float(excess.mean())
     error = float(excess.std(correction=0)) / len(excess) ** 0.5
-    return mean, mean / error if len(excess) >= MIN_TOKENS and error > 0 else 0.0
+    return mean, mean / error if len(excess) >= _MIN_TOKENS and error > 0 else 0.0
 
 
-def generation_difference(case: Case) -> float:
+def _generation_difference(case: Case) -> float:
     """Mean difference of transformers' log-probs in generation to the scored ones, in nats."""
     assert case.batch is not None
     module = case.module
     ids, mask = case.batch.input_ids[:FEW], case.batch.attention_mask[:FEW]
     options = replace(
-        module.sampling, max_new_tokens=min(module.sampling.max_new_tokens, MAX_RESPONSE)
+        module.sampling, max_new_tokens=min(module.sampling.max_new_tokens, _MAX_RESPONSE)
     ).generation_kwargs()
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         **options,
@@ -177,12 +177,12 @@ def generation_difference(case: Case) -> float:
     rollouts = RolloutBatch(ids, mask, tokens, all_tokens, torch.zeros_like(all_tokens[:, 0]))
     # transformers' scores are logits at the sampling temperature already
     logprobs = token_logprobs(torch.stack(generated.scores, dim=1), tokens)
-    return mean_difference(logprobs, module.estimate(rollouts).logprobs)
+    return _mean_difference(logprobs, module.estimate(rollouts).logprobs)
 
 
-def add_padding(rollouts: RolloutBatch, pad_token_id: int) -> RolloutBatch:
+def _add_padding(rollouts: RolloutBatch, pad_token_id: int) -> RolloutBatch:
     """The same rollouts with more columns of padding on either side."""
-    left, right = (N_PADDING, 0), (0, N_PADDING)
+    left, right = (_N_PADDING, 0), (0, _N_PADDING)
     return RolloutBatch(
         functional.pad(rollouts.prompt_ids, left, value=pad_token_id),
         functional.pad(rollouts.prompt_mask, left),
@@ -192,7 +192,7 @@ def add_padding(rollouts: RolloutBatch, pad_token_id: int) -> RolloutBatch:
     )
 
 
-def select_row(rollouts: RolloutBatch, row: int) -> RolloutBatch:
+def _select_row(rollouts: RolloutBatch, row: int) -> RolloutBatch:
     """One rollout without padding."""
     prompt, response = rollouts.prompt_mask[row], rollouts.response_mask[row]
     return RolloutBatch(
@@ -204,7 +204,7 @@ def select_row(rollouts: RolloutBatch, row: int) -> RolloutBatch:
     )
 
 
-def outputs_by_network(
+def _outputs_by_network(
     case: Case, rollouts: RolloutBatch, prompts: list[str]
 ) -> dict[str, list[Tensor]]:
     """Log-probs, values or score of each rollout, without padding, by network."""
@@ -229,6 +229,6 @@ def outputs_by_network(
     return outputs
 
 
-def mean_difference(a: Tensor, b: Tensor) -> float:
+def _mean_difference(a: Tensor, b: Tensor) -> float:
     """Mean absolute difference, relative where values are large."""
     return float(((a - b).abs() / (1 + b.abs())).mean())

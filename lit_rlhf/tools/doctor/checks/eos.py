@@ -11,8 +11,8 @@ from lit_rlhf.rollout import RolloutBatch
 from lit_rlhf.tools.doctor.case import FEW, Case, first_rows
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
-UNREACHABLE = 1e-6  # probability of EOS below which no rollout will ever sample it
-MOST = 0.5  # share of cut-off responses above which there is a warning
+_UNREACHABLE = 1e-6  # probability of EOS below which no rollout will ever sample it
+_MOST = 0.5  # share of cut-off responses above which there is a warning
 
 
 def check_eos(case: Case) -> Finding:
@@ -27,12 +27,12 @@ def check_eos(case: Case) -> Finding:
             "Set eos_token in the folder's tokenizer_config.json to the token that ends its SFT "
             "responses, or correct eos_token_id in generation_config.json.",
         )
-    if (untrained := find_untrained_eos(case)) is not None:
+    if (untrained := _find_untrained_eos(case)) is not None:
         return untrained
-    return describe_ends(case)
+    return _describe_ends(case)
 
 
-def find_untrained_eos(case: Case) -> Finding | None:
+def _find_untrained_eos(case: Case) -> Finding | None:
     """Report responses that ended while their EOS is outside the loss."""
     assert case.rollouts is not None
     rollouts, tokenizer = case.rollouts, case.tokenizer
@@ -54,18 +54,18 @@ def find_untrained_eos(case: Case) -> Finding | None:
     )
 
 
-def describe_ends(case: Case) -> Finding:
+def _describe_ends(case: Case) -> Finding:
     """Report how many responses ended, and how probable that was."""
     assert case.rollouts is not None
     rollouts, limit = case.rollouts, case.module.sampling.max_new_tokens
     count, cut_off = len(rollouts.terminated), int((~rollouts.terminated).sum())
     if cut_off == count:
-        most = math.exp(float(eos_logprobs(case, first_rows(rollouts)).max()))
+        most = math.exp(float(_eos_logprobs(case, first_rows(rollouts)).max()))
         found = (
             f"None of {count} responses ended within {limit} tokens; EOS had a probability of at "
             f"most {most:.1e}."
         )
-        if most < UNREACHABLE:
+        if most < _UNREACHABLE:
             return failure(
                 f"{found} The policy cannot end a response.",
                 "Use as model.model_path a model whose SFT responses ended with EOS "
@@ -76,20 +76,20 @@ def describe_ends(case: Case) -> Finding:
             found, f"Raise model.sampling.max_new_tokens (now {limit}), or train SFT longer."
         )
     share = f"{cut_off / count:.0%} of {count} responses were cut off at {limit} tokens"
-    if cut_off / count > MOST:
+    if cut_off / count > _MOST:
         return warning(
             f"{share}: their scores are those of unfinished text, and EOS is seldom trained.",
             f"Raise model.sampling.max_new_tokens (now {limit}), or set "
             "model.reward_shaping.missing_eos_penalty.",
         )
-    sampled = sampled_eos_probability(case)
+    sampled = _sampled_eos_probability(case)
     text = f"{share}; EOS is trained, with probability {sampled:.2f} where responses end"
-    if (in_data := data_eos_probability(case)) is not None:
+    if (in_data := _data_eos_probability(case)) is not None:
         text += f" and {in_data:.2f} where ptx examples end"
     return ok(f"{text}.")
 
 
-def sampled_eos_probability(case: Case) -> float:
+def _sampled_eos_probability(case: Case) -> float:
     """Geometric mean of the probability of EOS where it was sampled."""
     assert case.rollouts is not None
     assert case.estimates is not None
@@ -98,7 +98,7 @@ def sampled_eos_probability(case: Case) -> float:
     return math.exp(float(case.estimates.logprobs[rows].gather(1, last).mean()))
 
 
-def data_eos_probability(case: Case) -> float | None:
+def _data_eos_probability(case: Case) -> float | None:
     """Geometric mean of the probability of EOS at the end of ptx examples; `None` without any."""
     assert case.batch is not None
     if case.batch.ptx is None:
@@ -111,12 +111,12 @@ def data_eos_probability(case: Case) -> float | None:
         return None
     # as rollouts: the first token is the prompt, the others are its response
     rows = RolloutBatch(ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:], ended)
-    logprobs = eos_logprobs(case, rows).gather(1, last - 1)[ended]
+    logprobs = _eos_logprobs(case, rows).gather(1, last - 1)[ended]
     return math.exp(float(logprobs.mean()))
 
 
 @torch.no_grad()
-def eos_logprobs(case: Case, rollouts: RolloutBatch) -> Tensor:
+def _eos_logprobs(case: Case, rollouts: RolloutBatch) -> Tensor:
     """Log-prob of EOS in place of each response token, `[B, T]`, in nats; -inf in padding."""
     ids = torch.full_like(rollouts.response_ids, int(case.tokenizer.eos_token_id))
     policy = case.module.policy

@@ -11,7 +11,7 @@ from lit_rlhf.models import load_tokenizer
 from lit_rlhf.tools.doctor.case import Case
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
-SPECIAL_TOKENS = ("eos_token", "bos_token")
+_SPECIAL_TOKENS = ("eos_token", "bos_token")
 
 
 def check_vocabulary(case: Case) -> Finding:
@@ -40,7 +40,7 @@ def check_vocabulary(case: Case) -> Finding:
                 f"{count} tokens: the first larger id ends the run.",
                 f"Give policy and {name} embeddings of the same size (resize_token_embeddings).",
             )
-    if (difference := find_different_token(case, tokenizer)) is not None:
+    if (difference := _find_different_token(case, tokenizer)) is not None:
         return difference
     sizes = ", ".join(str(count) for count in sorted(set(rows.values())))
     return ok(
@@ -49,7 +49,7 @@ def check_vocabulary(case: Case) -> Finding:
     )
 
 
-def find_different_token(case: Case, tokenizer: PreTrainedTokenizerBase) -> Finding | None:
+def _find_different_token(case: Case, tokenizer: PreTrainedTokenizerBase) -> Finding | None:
     """The failure of a reward model whose special tokens are not the policy's."""
     for model in case.module.reward.models:
         if model.own_text is not None:
@@ -58,7 +58,7 @@ def find_different_token(case: Case, tokenizer: PreTrainedTokenizerBase) -> Find
             other = load_tokenizer(model.path, model.trust_remote_code)
         except ValueError:  # it has no tokenizer: its text contract is compared
             continue
-        for token in SPECIAL_TOKENS:
+        for token in _SPECIAL_TOKENS:
             mine, theirs = (
                 (getattr(t, token), getattr(t, f"{token}_id")) for t in (tokenizer, other)
             )

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Timer
 from lit_rlhf.tools.doctor.case import Case
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
-ESTIMATE = "This is an estimate: responses may grow, and validation and saving come on top."
+_ESTIMATE = "This is an estimate: responses may grow, and validation and saving come on top."
 
 
 def check_time(case: Case) -> Finding:
@@ -34,7 +34,7 @@ def check_time(case: Case) -> Finding:
             f"{pace}. The run has no end.", "Set model.max_iterations or trainer.max_epochs."
         )
     whole = (
-        f"{pace}: {count:,.0f} iterations take about {format_seconds(total * count)}. {ESTIMATE}"
+        f"{pace}: {count:,.0f} iterations take about {format_seconds(total * count)}. {_ESTIMATE}"
     )
     if case.plan.max_time is not None:
         allowed = Timer(duration=case.plan.max_time).time_remaining()

@@ -79,7 +79,7 @@ class JudgeError(OSError):
     """The judge cannot be asked; the message says why and what to do."""
 
 
-class BoundedClient(httpx2.Client):
+class _BoundedClient(httpx2.Client):
     """An HTTP client that limits the seconds and size of a whole response and follows no redirect.
 
     The time limit of httpx starts anew with every byte that arrives, and a redirect would send the
@@ -142,7 +142,7 @@ class JudgeClient:
             base_url=options.base_url,
             timeout=options.timeout,
             max_retries=options.max_retries,
-            http_client=BoundedClient(options.timeout, options.concurrency),
+            http_client=_BoundedClient(options.timeout, options.concurrency),
         )
         self._with_schema = True
 

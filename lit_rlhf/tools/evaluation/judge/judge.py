@@ -91,7 +91,7 @@ def _question_key(messages: Sequence[ChatMessage], options: JudgeOptions) -> str
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-class ReplyCache:
+class _ReplyCache:
     """Replies by key in a JSON lines file, to which each is appended as it arrives.
 
     A last line that a crash left incomplete is dropped. Threads may share the cache.
@@ -145,7 +145,7 @@ class Judge(AbstractContextManager["Judge"]):
             raise ValueError("judge.model: expected the name of a model, got none")
         self.options = options
         self._client = JudgeClient(options)
-        self._cache = ReplyCache(Path(options.folder) / ANSWERS_FILE)
+        self._cache = _ReplyCache(Path(options.folder) / ANSWERS_FILE)
         self.questions: dict[str, Question] = {}
         self.asked: set[str] = set()
 
