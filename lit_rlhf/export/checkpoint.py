@@ -19,12 +19,7 @@ from lit_rlhf.models import (
     check_model_path,
     load_tokenizer,
 )
-from lit_rlhf.modules import (
-    CONTRACT_KEY,
-    critic_source,
-    dotted_arguments,
-    generation_settings,
-)
+from lit_rlhf.modules import CONTRACT_KEY, critic_source, dotted_arguments, generation_settings
 from lit_rlhf.rewards import parse_rewards
 from lit_rlhf.strategies import SavedCheckpoint, read_checkpoint
 

@@ -157,10 +157,7 @@ def kl_penalty_loss(
 
 
 def policy_gradient_loss(
-    logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    denominator: Tensor | float | None = None,
+    logprobs: Tensor, advantages: Tensor, mask: Tensor, denominator: Tensor | float | None = None
 ) -> PolicyLoss:
     """The plain policy gradient -A log pi, without importance sampling.
 

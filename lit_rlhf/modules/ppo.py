@@ -27,11 +27,7 @@ from lit_rlhf.functional import explained_variance
 from lit_rlhf.models import ModelOptions, load_causal_lm, separate_weights
 from lit_rlhf.modules.finished import is_dry_run, model_card
 from lit_rlhf.modules.option_names import merge_options
-from lit_rlhf.modules.options import (
-    CriticPretrainingOptions,
-    MinibatchOptions,
-    OptimizerOptions,
-)
+from lit_rlhf.modules.options import CriticPretrainingOptions, MinibatchOptions, OptimizerOptions
 from lit_rlhf.modules.phases import PhaseTimer
 from lit_rlhf.modules.resuming import fill_buffers, weights_checksum
 from lit_rlhf.modules.schedules import build_schedule, training_batch_size

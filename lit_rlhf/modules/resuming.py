@@ -82,7 +82,7 @@ RULES = tuple(
         },
         Change.REFUSED: {
             "advantages.estimator, network.lora_rank, network.lora_targets, network.load_in_4bit, "
-            "network.trained_layers": "the weights would not fit",
+            "network.trained_layers": "the weights would not fit"
         },
         Change.NEEDS_CONSENT: {
             "model_path, weights of the reference": "another reference, tokenizer or start",

@@ -29,12 +29,7 @@ from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
-from lit_rlhf.modules.updates import (
-    Share,
-    slice_batch,
-    split_batch,
-    trained_networks,
-)
+from lit_rlhf.modules.updates import Share, slice_batch, split_batch, trained_networks
 from lit_rlhf.stats import all_gather_rows, global_denominator, global_means, global_sum
 
 

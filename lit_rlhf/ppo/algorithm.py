@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf import functional as F
 from lit_rlhf.data import PromptBatch, TokenBatch
 from lit_rlhf.forward import (
     LanguageModel,
@@ -24,28 +25,6 @@ from lit_rlhf.forward import (
     stop_token_ids,
     target_logprobs,
     trunk_of,
-)
-from lit_rlhf.functional import (
-    PolicyLoss,
-    adaptive_kl_coef,
-    clipped_advantages,
-    clipped_scores,
-    entropy_loss,
-    gae,
-    kl_penalty_loss,
-    language_model_loss,
-    masked_whiten,
-    normalized_scores,
-    policy_gradient_loss,
-    reference_kl_loss,
-    response_weights,
-    scaled_scores,
-    soft_overlong_penalty,
-    surrogate_loss,
-    token_logprobs,
-    token_logprobs_and_entropy,
-    token_rewards,
-    value_loss,
 )
 from lit_rlhf.ppo.estimators import critic_free_advantages
 from lit_rlhf.ppo.options import PPOOptions, check_groups
@@ -217,11 +196,11 @@ class PPO(FixedDtypeBuffers):
         buffer, cut_off = self.reward_shaping.overlong_buffer, ~rollouts.terminated
         if buffer is not None:
             longest = self.sampling.max_new_tokens
-            cut_off = -soft_overlong_penalty(rollouts.lengths, longest, buffer)
+            cut_off = -F.soft_overlong_penalty(rollouts.lengths, longest, buffer)
         scores = scores - self.reward_shaping.missing_eos_penalty * cut_off
         if self.reward_shaping.spread_coef and (spread := self.reward.spread()) is not None:
             scores = scores - self.reward_shaping.spread_coef * spread
-        return token_rewards(
+        return F.token_rewards(
             scores,
             estimates.logprobs,
             estimates.ref_logprobs,
@@ -235,10 +214,10 @@ class PPO(FixedDtypeBuffers):
         self.score_moments.update(scores)
         moments, clip = self.score_moments, self.reward_shaping.clip
         if self.reward_shaping.normalization:
-            return normalized_scores(scores, moments.mean, moments.std, clip)
+            return F.normalized_scores(scores, moments.mean, moments.std, clip)
         if self.reward_shaping.scaling:
-            scores = scaled_scores(scores, moments.std)
-        return scores if clip is None else clipped_scores(scores, clip)
+            scores = F.scaled_scores(scores, moments.std)
+        return scores if clip is None else F.clipped_scores(scores, clip)
 
     def adapt_kl_coef(self, kl: float, n_rollouts: int) -> None:
         """Move an adaptive KL coefficient so that the KL, in nats per response, meets its target.
@@ -248,7 +227,7 @@ class PPO(FixedDtypeBuffers):
         target, horizon = self.reward_shaping.kl_target, self.reward_shaping.kl_horizon
         if target is not None:
             self.kl_coef.fill_(
-                adaptive_kl_coef(float(self.kl_coef), kl, target, horizon, n_rollouts)
+                F.adaptive_kl_coef(float(self.kl_coef), kl, target, horizon, n_rollouts)
             )
 
     def experience(
@@ -265,12 +244,12 @@ class PPO(FixedDtypeBuffers):
             if options.truncation == "bootstrap":
                 # A response that ended has no next state; one that was cut off has V(s_{T+1}).
                 bootstrap = estimates.next_values.masked_fill(rollouts.terminated, 0.0)
-            advantages, returns = gae(
+            advantages, returns = F.gae(
                 estimates.values, rewards, mask, options.gamma, options.lam, bootstrap
             )
             if options.critic_lam is not None:
                 lam = options.critic_lam
-                returns = gae(estimates.values, rewards, mask, options.gamma, lam, bootstrap)[1]
+                returns = F.gae(estimates.values, rewards, mask, options.gamma, lam, bootstrap)[1]
         from_reference = self.loss.old_policy == "reference"
         old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
         return Experience(
@@ -291,9 +270,9 @@ class PPO(FixedDtypeBuffers):
         if self.advantages.normalization:
             # over the tokens to learn from only: padding would change the moments
             moments = global_masked_moments(advantages, mask)
-            advantages = masked_whiten(advantages, mask, moments=moments)
+            advantages = F.masked_whiten(advantages, mask, moments=moments)
         if self.advantages.clip is not None:
-            advantages = clipped_advantages(advantages, self.advantages.clip)
+            advantages = F.clipped_advantages(advantages, self.advantages.clip)
         minibatch = replace(minibatch, advantages=advantages)
         mean = self.loss.aggregation == "token_mean"
         return minibatch if mean else self.weigh_responses(minibatch)
@@ -304,7 +283,7 @@ class PPO(FixedDtypeBuffers):
         counts = torch.stack([lengths.sum(), (lengths > 0).sum()]).float()
         tokens, responses = global_sum(counts).unbind()
         longest = self.sampling.max_new_tokens
-        weights = response_weights(lengths, tokens, responses, longest, self.loss.aggregation)
+        weights = F.response_weights(lengths, tokens, responses, longest, self.loss.aggregation)
         # the surrogate is linear in the size of an advantage
         advantages = minibatch.advantages * weights.unsqueeze(1)
         return replace(minibatch, advantages=advantages, weights=weights)
@@ -326,7 +305,7 @@ class PPO(FixedDtypeBuffers):
             experience.critic_lower,
             hidden,
         )
-        loss, clip_fraction = value_loss(
+        loss, clip_fraction = F.value_loss(
             values,
             experience.old_values,
             experience.returns,
@@ -336,8 +315,7 @@ class PPO(FixedDtypeBuffers):
         )
         share = mask.sum() / tokens
         return LossShare(
-            loss,
-            {"ppo/value_loss": loss, "ppo/value_clip_fraction": clip_fraction * share},
+            loss, {"ppo/value_loss": loss, "ppo/value_clip_fraction": clip_fraction * share}
         )
 
     def joint_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
@@ -365,8 +343,8 @@ class PPO(FixedDtypeBuffers):
 
         def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
             if entropy_coef:
-                return token_logprobs_and_entropy(logits, ids, temperature)
-            return (token_logprobs(logits, ids, temperature),)
+                return F.token_logprobs_and_entropy(logits, ids, temperature)
+            return (F.token_logprobs(logits, ids, temperature),)
 
         logprobs, *entropy = map_target_logits(
             self.policy,
@@ -388,12 +366,12 @@ class PPO(FixedDtypeBuffers):
         }
         loss = terms.loss
         if entropy:
-            metrics["ppo/entropy_loss"] = entropy_loss(
+            metrics["ppo/entropy_loss"] = F.entropy_loss(
                 entropy[0][:, -mask.shape[1] :], mask, self.loss.entropy_clip, denominator=tokens
             )
             loss = loss + entropy_coef * metrics["ppo/entropy_loss"]
         if experience.ref_logprobs is not None:
-            metrics["ppo/ref_kl"] = reference_kl_loss(
+            metrics["ppo/ref_kl"] = F.reference_kl_loss(
                 logprobs, experience.ref_logprobs, mask, experience.weights, tokens
             )
             loss = loss + self.loss.ref_kl_coef * metrics["ppo/ref_kl"]
@@ -401,13 +379,13 @@ class PPO(FixedDtypeBuffers):
 
     def policy_objective(
         self, logprobs: Tensor, experience: Experience, tokens: Tensor
-    ) -> PolicyLoss:
+    ) -> F.PolicyLoss:
         """The objective that `loss.policy_objective` names (Eqs. 13-15); log-probs are `[B, T]`."""
         mask = experience.loss_mask
         surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
         match self.loss.policy_objective:
             case "clip":
-                return surrogate_loss(
+                return F.surrogate_loss(
                     *surrogate,
                     self.loss.ratio_clip,
                     denominator=tokens,
@@ -415,11 +393,11 @@ class PPO(FixedDtypeBuffers):
                     dual_clip=self.loss.dual_clip,
                 )
             case "unclipped":
-                return surrogate_loss(*surrogate, None, denominator=tokens)
+                return F.surrogate_loss(*surrogate, None, denominator=tokens)
             case "kl_penalty":
-                return kl_penalty_loss(*surrogate, self.loss.kl_penalty_coef, denominator=tokens)
+                return F.kl_penalty_loss(*surrogate, self.loss.kl_penalty_coef, denominator=tokens)
             case "policy_gradient":
-                return policy_gradient_loss(
+                return F.policy_gradient_loss(
                     logprobs, experience.advantages, mask, denominator=tokens
                 )
 
@@ -428,4 +406,4 @@ class PPO(FixedDtypeBuffers):
         logprobs = target_logprobs(
             self.policy, batch.input_ids, batch.attention_mask, batch.completion_mask
         )
-        return language_model_loss(logprobs, batch.completion_mask, tokens)
+        return F.language_model_loss(logprobs, batch.completion_mask, tokens)

@@ -1,7 +1,5 @@
 """Advantages of the tokens without a critic, by the option `advantages.estimator`."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from lit_rlhf.functional import (

@@ -215,10 +215,7 @@ def _outputs_by_network(
     def rows(values: Tensor) -> list[Tensor]:
         return [row[mask] for row, mask in zip(values, masks, strict=True)]
 
-    outputs = {
-        "policy": rows(estimates.logprobs),
-        "reference": rows(estimates.ref_logprobs),
-    }
+    outputs = {"policy": rows(estimates.logprobs), "reference": rows(estimates.ref_logprobs)}
     if module.critic is not None:
         outputs["critic"] = rows(estimates.values)
     for model in module.reward.models:
