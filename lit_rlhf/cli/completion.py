@@ -1,7 +1,6 @@
 """`lit_rlhf completion`: a script that completes commands, options and configurations."""
 
 import importlib
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -64,8 +63,3 @@ def completion(shell: Literal["bash", "zsh", "tcsh"] = "bash") -> None:
 
 
 COMMAND = Command(completion)
-
-
-def main(argv: Sequence[str]) -> None:
-    """Entry point of `lit_rlhf completion`."""
-    COMMAND.run(argv, "lit_rlhf completion")

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import lit_rlhf
-from lit_rlhf.command import Command, run_group
+from lit_rlhf.command import Command
 from lit_rlhf.suggestions import did_you_mean
 
 _PACKAGE = Path(lit_rlhf.__file__).parent
@@ -172,8 +172,3 @@ COMMANDS = {
     "list": Command(_list_configs),
     "copy": Command(_copy_configs, words={"names": _NAMES_HELP}),
 }
-
-
-def main(argv: Sequence[str]) -> None:
-    """Entry point of `lit_rlhf configs`."""
-    run_group(COMMANDS, argv, "lit_rlhf configs")

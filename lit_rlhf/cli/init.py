@@ -126,8 +126,3 @@ def _train_tokenizer(
 
 
 COMMAND = Command(init, lists={"data": _DATA_HELP})
-
-
-def main(argv: Sequence[str]) -> None:
-    """Run `lit_rlhf init`."""
-    COMMAND.run(argv, "lit_rlhf init")

@@ -43,7 +43,10 @@ TOOLS = {
 }
 """Commands that look at what was trained. Each is a module `lit_rlhf.tools.commands.<name>`."""
 COMMANDS = dict(sorted((_UTILITIES | TOOLS).items()))
-"""The commands besides those of the LightningCLI. Their modules have `main(argv)`."""
+"""The commands besides those of the LightningCLI.
+
+Their modules have `main(argv)`, or a `COMMAND` or a group of `COMMANDS` that needs nothing else.
+"""
 _HINTS = {
     "chat": "lit_rlhf generate FOLDER --chat",
     "help": "lit_rlhf --help lists all",
@@ -127,7 +130,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         gc.enable()
         if "torch" in sys.modules:
             importlib.import_module("lit_rlhf.cores").share_cores()
-        command.main(arguments if is_stage else arguments[1:])
+        words = arguments if is_stage else arguments[1:]
+        if hasattr(command, "main"):
+            command.main(words)
+        elif hasattr(command, "COMMAND"):
+            command.COMMAND.run(words, f"lit_rlhf {name}")
+        else:
+            run_group = importlib.import_module("lit_rlhf.command").run_group
+            run_group(command.COMMANDS, words, f"lit_rlhf {name}")
     except SystemExit as stopped:
         if debug and stopped.__cause__ is not None:
             raise stopped.__cause__ from None

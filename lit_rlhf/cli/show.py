@@ -1,7 +1,7 @@
 """`lit_rlhf show`: what models, checkpoints and evaluations were made from."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,3 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 COMMAND = Command(show, words={"paths": PATHS_HELP})
-
-
-def main(argv: Sequence[str]) -> None:
-    """Run `lit_rlhf show`."""
-    COMMAND.run(argv, "lit_rlhf show")

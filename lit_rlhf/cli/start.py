@@ -147,8 +147,3 @@ def _configure(
 _DATA_HELP = "A file of preferences or demonstrations, in any format of docs/data.md, or a dataset."
 _MODEL_HELP = "Folder or hub id of a causal language model; default: a small one from your text."
 COMMAND = Command(start, words={"data": _DATA_HELP, "model": _MODEL_HELP})
-
-
-def main(argv: Sequence[str]) -> None:
-    """Run `lit_rlhf start`."""
-    COMMAND.run(argv, "lit_rlhf start")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.cli.completion import main
+from lit_rlhf.cli.completion import COMMAND
 
 pytestmark = pytest.mark.slow  # builds the parsers of all commands
 
@@ -16,7 +16,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
         patch.setattr("sys.stdout", file)
         with pytest.raises(SystemExit) as ended:
-            main([])
+            COMMAND.run([], "lit_rlhf completion")
     assert ended.value.code == 0
     return path
 

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from lit_callbacks import ResumeCheckpoint
-from lit_rlhf.cli.show import main
+from lit_rlhf.cli.show import COMMAND
 from lit_rlhf.files import hash_weights, lock_path, write_json_lines
 from lit_rlhf.modules import PPOModule
 from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shown(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, Any]:
     capsys.readouterr()  # what libraries have said so far
-    main([str(path)])
+    COMMAND.run([str(path)], "lit_rlhf show")
     found: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
     return dict(found[str(path)])
 
@@ -74,7 +74,7 @@ def test_checkpoint_says_which_run_it_is_of(run: Path, capsys: pytest.CaptureFix
 def test_other_paths_are_refused(name: str, message: str) -> None:
     Path("other.json").write_text("[]")
     with pytest.raises(SystemExit, match=message):
-        main([name])
+        COMMAND.run([name], "lit_rlhf show")
 
 
 def test_entry_of_the_cache_says_which_part_it_is(
@@ -98,4 +98,4 @@ def test_responses_say_their_sampling(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["of"] == [{"model": "m", **of}, {"model": "n", **of}]
     (tmp_path / "r.jsonl").write_text("no")
     with pytest.raises(SystemExit, match="expected a file of responses"):
-        main([str(tmp_path / "r.jsonl")])
+        COMMAND.run([str(tmp_path / "r.jsonl")], "lit_rlhf show")

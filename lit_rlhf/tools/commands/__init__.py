@@ -1,1 +1,1 @@
-"""Commands of the tools: a module each, with `main(argv)`."""
+"""Commands of the tools: a module each, see `lit_rlhf.cli.main.COMMANDS`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_rlhf.checks import check_count
-from lit_rlhf.command import Command, run_group
+from lit_rlhf.command import Command
 from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptExample
 from lit_rlhf.files import ProgressFile, write_json_lines
 from lit_rlhf.models import ModelOptions
@@ -205,8 +205,3 @@ def iterate_prompts(examples: Sequence[PromptExample], seed: int) -> Iterator[Pr
 
 
 COMMANDS = {"world": Command(world), "preferences": Command(preferences)}
-
-
-def main(argv: Sequence[str]) -> None:
-    """Entry point of `lit_rlhf lab`."""
-    run_group(COMMANDS, argv, "lit_rlhf lab")

@@ -323,8 +323,3 @@ def _relocate(config: Path, root: Path) -> Path:
 
 
 COMMAND = Command(quickstart)
-
-
-def main(argv: Sequence[str]) -> None:
-    """Entry point of `lit_rlhf quickstart`."""
-    COMMAND.run(argv, "lit_rlhf quickstart")

@@ -39,7 +39,6 @@ def write_world(
     The files are `demonstrations.jsonl` (`{"messages": [...]}`), `prompts_train.jsonl` and
     `prompts_heldout.jsonl` (`{"prompt": [...]}`), `text.jsonl` (`{"text": ...}`, dialogues with
     demonstrations as plain text), `world.json` (`seed`, and the settings of the `World`), and the
-    model folder `base/`.
     model folder `base/`. Demonstrations and texts have prompts of the training side.
     """
     from lit_rlhf.files import write_json_lines, write_text  # see write_base_model

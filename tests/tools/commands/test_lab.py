@@ -1,18 +1,21 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from lit_rlhf.command import run_group
 from lit_rlhf.data import DataSource, load_records
 from lit_rlhf.tools.commands import lab
-from lit_rlhf.tools.commands.lab import main, sample_preferences
+from lit_rlhf.tools.commands.lab import COMMANDS, sample_preferences
 from lit_rlhf.tools.lab import WORLDS, World, read_world
 from tests.tools.evaluation.folders import Sampling, write_policy
 
+main = partial(run_group, COMMANDS, prog="lit_rlhf lab")
 SIZES = ("--n_demonstrations", "8", "--n_train_prompts", "6", "--n_heldout_prompts", "4")
 
 

@@ -7,6 +7,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,8 +17,10 @@ import yaml
 
 from lit_rlhf.cli import main as cli
 from lit_rlhf.tools.commands import quickstart as cli_quickstart
-from lit_rlhf.tools.commands.quickstart import Outcome, main, read_outcome
+from lit_rlhf.tools.commands.quickstart import COMMAND, Outcome, read_outcome
 from tests.configs.tiny_runs import QUICKSTART, SMALL
+
+main = partial(COMMAND.run, prog="lit_rlhf quickstart")
 
 SEED = "3"
 SMALL_TOOLS = {
