@@ -63,17 +63,12 @@ def fail_together(action: str, device: torch.device) -> Generator[None, None, No
 
     Otherwise the ranks that succeeded would wait in their next collective until the timeout.
 
-    Args:
-        action: What the block does, for the message.
-        device: Where ranks tell each other.
+    `action` is what the block does, for the message, and `device` where ranks tell each other.
 
     Examples:
         >>> with fail_together("write the model", torch.device("cpu")):  # a single process
         ...     print("written")
         written
-
-    Raises:
-        RuntimeError: On the ranks that succeeded where another did not.
     """
     error: Exception | None = None
     try:

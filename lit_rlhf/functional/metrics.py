@@ -64,13 +64,8 @@ def best_of_n(proxies: Tensor, values: Tensor, n: int) -> Tensor:
     ascending order, the i-th (from 1) is the best of C(i - 1, n - 1) of the C(N, n) subsets. Equal
     scores share their weights.
 
-    Args:
-        proxies: Scores that the best is chosen by, `[B, N]`.
-        values: What is measured of it, `[B, N]`, for instance the scores of another judge.
-        n: Samples to choose from, 1 to `N`.
-
-    Returns:
-        `[B]` float64.
+    `proxies` `[B, N]` choose the best, `values` `[B, N]` are what is measured of it, for instance
+    another judge's scores, and `n` is 1 to `N`. The result is `[B]` float64.
 
     Examples:
         >>> proxies, values = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.0, 0.3, 0.9]])

@@ -61,14 +61,11 @@ def load_causal_lm(
     """Load a causal language model, for instance policy, reference or SFT model.
 
     With a positive `options.lora_rank` the model is inside LoRA adapters, and is its own reference
-    inside `with model.disable_adapter()`.
+    inside `with model.disable_adapter()`. `path` is a folder or hub id.
 
-    Args:
-        path: Folder or hub id.
-        options: How it is loaded.
-        pickled_weights: Take `pytorch_model.bin` if there is no safetensors file. It is read as
-            plain data, so no code in it is run.
-        delta_weights: Accept differences from another model's weights, see `add_base_weights`.
+    With `pickled_weights` it takes `pytorch_model.bin`, read as plain data so that no code in it is
+    run, if there is no safetensors file. With `delta_weights` it accepts differences from another
+    model's weights, see `add_base_weights`.
     """
     options = options or ModelOptions()
     model = _load_plain_causal_lm(path, options, pickled_weights, delta_weights)
@@ -89,16 +86,12 @@ def load_scalar_model(
     From the folder of a scalar model, trunk and head are loaded: an
     `AutoModelForSequenceClassification` with one label, or a model under the names of another
     project. From the folder of a causal language model the trunk is loaded, and the head is new.
-    Inside LoRA adapters (`options.lora_rank`) the head is trained in full.
+    Inside LoRA adapters (`options.lora_rank`) the head is trained in full. `head_seed` is the seed
+    of a new head's weights, and of adapters.
 
-    Args:
-        path: Folder or hub id.
-        options: How it is loaded.
-        head_seed: Seed of a new head's weights, and of LoRA adapters.
-        base: A network with frozen weights that was loaded from `path` with the same options. The
-            model has these very weights below its adapters, instead of copies from the folder.
-        pickled_weights: As for `load_causal_lm`.
-        delta_weights: As for `load_causal_lm`.
+    `base` is a network with frozen weights that was loaded from `path` with the same options: the
+    model has these very weights below its adapters, instead of copies. The last two arguments are
+    as for `load_causal_lm`.
     """
     options = options or ModelOptions()
     head: nn.Linear | None = None

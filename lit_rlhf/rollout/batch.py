@@ -47,16 +47,10 @@ class PolicyStatistics(NamedTuple):
 class RolloutBatch(NamedTuple):
     """`B` prompts with one sampled response each.
 
-    Attributes:
-        prompt_ids: `[B, P]` long, padded on the left.
-        prompt_mask: Prompt tokens, `[B, P]` bool.
-        response_ids: `[B, T]` long, padded on the right.
-        response_mask: Response tokens, `[B, T]` bool: a prefix of each row with at least one token,
-            EOS included.
-        terminated: Whether the response ended with EOS, `[B]` bool; otherwise it was cut off at
-            the length limit.
-        statistics: Log-probs and entropies under the policy that sampled the responses. `None`
-            where sampling computed them less precisely than a separate forward would.
+    Prompts are `[B, P]`, long, padded on the left, and responses `[B, T]`, padded on the right. The
+    response mask is a prefix of each row with at least one token, EOS included. A response that is
+    not `terminated` (`[B]` bool) by EOS was cut off at the length limit. `statistics` are under the
+    policy that sampled; `None` where sampling computed them less precisely than a separate forward.
     """
 
     prompt_ids: Tensor

@@ -226,16 +226,11 @@ def read_outcome(evaluation: Mapping[str, Any]) -> Outcome:
     sft, vanilla, ppo_max = (
         evaluation["policies"][name]["rewards"] for name in ("sft", "ppo_vanilla", "ppo_max")
     )
+    golds = (sft["gold_reward"], vanilla["gold_reward"], ppo_max["gold_reward"])
     return Outcome(
-        sft_gold=sft["gold_reward"]["mean"],
-        sft_std=sft["gold_reward"]["std"],
-        vanilla_gold=vanilla["gold_reward"]["mean"],
-        max_gold=ppo_max["gold_reward"]["mean"],
-        vanilla_score=vanilla["reward"]["mean"],
-        max_score=ppo_max["reward"]["mean"],
-        sft_well_formed=sft["well_formed"]["mean"],
-        vanilla_well_formed=vanilla["well_formed"]["mean"],
-        max_well_formed=ppo_max["well_formed"]["mean"],
+        *(golds[0]["mean"], golds[0]["std"], golds[1]["mean"], golds[2]["mean"]),
+        *(policy["reward"]["mean"] for policy in (vanilla, ppo_max)),
+        *(policy["well_formed"]["mean"] for policy in (sft, vanilla, ppo_max)),
     )
 
 
