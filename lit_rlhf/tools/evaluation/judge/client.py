@@ -216,43 +216,28 @@ def _describe(error: Exception, options: JudgeOptions) -> str:
     import openai
 
     where = redact_url(options.base_url) if options.base_url else "OpenAI's endpoint"
-    said = f"It said {type(error).__name__}: {error}"[:500]
     repeated = f"after {options.max_retries} retries (judge.max_retries)"
-    if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
-        return (
-            f"the judge at {where} does not accept the key. Set the environment variable "
-            f"{options.api_key_variable} to a valid one, or name another variable with "
-            f"judge.api_key_variable. {said}"
-        )
-    if isinstance(error, openai.NotFoundError):
-        return (
-            f"the judge at {where} knows no model {options.model!r}, or the address is wrong. "
-            f"Check judge.model and judge.base_url, which usually ends in /v1. {said}"
-        )
-    if isinstance(error, openai.RateLimitError):
-        return (
-            f"the judge at {where} still limits the rate {repeated}. Lower judge.concurrency, "
-            f"wait, or check your quota. {said}"
-        )
-    if isinstance(error, openai.APITimeoutError):
-        return (
-            f"the judge at {where} did not reply within {options.timeout:g} seconds {repeated}. "
-            "Raise judge.timeout or lower judge.concurrency"
-        )
-    if isinstance(error, openai.APIConnectionError):
-        return (
-            f"the judge at {where} cannot be reached {repeated}. Check that the server runs and "
-            f"that judge.base_url is its address. {said} ({error.__cause__})"
-        )
-    if isinstance(error, openai.InternalServerError):
-        return f"the judge at {where} fails {repeated}; its log tells why. {said}"
-    if isinstance(error, openai.APIStatusError) and error.response.is_redirect:
-        return (
-            f"the judge at {where} redirects to another address, which is not followed, as the "
-            f"texts would go there; give that address as judge.base_url. {said}"
-        )
-    return (
-        f"the judge at {where} refuses the request. If it does not support a setting, change "
+    texts: dict[tuple[type[Exception], ...], str] = {
+        (openai.AuthenticationError, openai.PermissionDeniedError): "does not accept the key. Set "
+        f"the environment variable {options.api_key_variable} to a valid one, or name another "
+        "variable with judge.api_key_variable",
+        (
+            openai.NotFoundError,
+        ): f"knows no model {options.model!r}, or the address is wrong. Check "
+        "judge.model and judge.base_url, which usually ends in /v1",
+        (openai.RateLimitError,): f"still limits the rate {repeated}. Lower judge.concurrency, "
+        "wait, or check your quota",
+        (openai.APITimeoutError,): f"did not reply within {options.timeout:g} seconds {repeated}. "
+        "Raise judge.timeout or lower judge.concurrency",
+        (openai.APIConnectionError,): f"cannot be reached {repeated} ({error.__cause__}). Check "
+        "that the server runs and that judge.base_url is its address",
+        (openai.InternalServerError,): f"fails {repeated}; its log tells why",
+        (Exception,): "refuses the request. If it does not support a setting, change "
         "judge.temperature (null sends none) or judge.max_tokens; if the texts are too long for "
-        f"it, lower judge.max_characters. {said}"
-    )
+        "it, lower judge.max_characters",
+    }
+    text = next(text for kinds, text in texts.items() if isinstance(error, kinds))
+    if isinstance(error, openai.APIStatusError) and error.response.is_redirect:
+        text = "redirects to another address, which is not followed, as the texts would go there; "
+        text += "give that address as judge.base_url"
+    return f"the judge at {where} {text}. It said {type(error).__name__}: {error}"[:1000]
