@@ -246,17 +246,11 @@ class _Parts(NamedTuple):
     margin: Any = None
 
 
-class _Dialogue(NamedTuple):
-    """_Turns with the assistant's last turn, if there is one, taken off as the response."""
-
-    prompt: _Turns
-    response: Any
-
-
-def _split_response(turns: _Turns) -> _Dialogue:
+def _split_response(turns: _Turns) -> tuple[_Turns, Any]:
+    """Take off the assistant's last turn, if there is one, as the response."""
     if turns[-1].role == "assistant":
-        return _Dialogue(turns[:-1], turns[-1].content)
-    return _Dialogue(turns, None)
+        return turns[:-1], turns[-1].content
+    return turns, None
 
 
 def _read_hh_turns(row: Row, field: str) -> _Turns:
@@ -319,7 +313,7 @@ def _add_system(row: Row, turns: _Turns) -> _Turns:
     return (Message("system", system), *turns)
 
 
-def _read_response(row: Row, prompt: _Turns, field: str) -> _Dialogue:
+def _read_response(row: Row, prompt: _Turns, field: str) -> tuple[_Turns, Any]:
     """Read a response to a prompt: a string, a turn, or turns that may repeat the prompt."""
     value = row.get(field)
     if isinstance(value, list):
@@ -330,7 +324,7 @@ def _read_response(row: Row, prompt: _Turns, field: str) -> _Dialogue:
         if message.role != "assistant":
             raise row.error(field, "not an assistant turn")
         value = message.content
-    return _Dialogue(prompt, value)  # checked with the record
+    return prompt, value  # checked with the record
 
 
 _Parser = Callable[[Row, RecordKind], Iterator[_Parts]]
@@ -343,10 +337,10 @@ def _parse_dialogue(read: Callable[[Row, str], _Turns], *fields: str) -> _Parser
         del kind
         field = next((name for name in fields if row.get(name) is not None), fields[-1])
         prompt, response = _split_response(read(row, field))
-        rejected = _Dialogue(prompt, None)
+        same, rejected = prompt, None
         if field == "chosen" and row.get("rejected") is not None:
-            rejected = _split_response(read(row, "rejected"))
-        yield _Parts(prompt, field, response, field, rejected.response, rejected.prompt)
+            same, rejected = _split_response(read(row, "rejected"))
+        yield _Parts(prompt, field, response, field, rejected, same)
 
     return parse
 
@@ -369,12 +363,11 @@ def _parse_pairs(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     field = row.find_field(*_PAIR_PROMPT_FIELDS)
     has_prompt = row.get(field) is not None
     stem = _add_system(row, _read_prompt(row, field)) if has_prompt else ()
-    chosen, rejected = (_read_response(row, stem, name) for name in ("chosen", "rejected"))
-    if not chosen.prompt:
+    prompt, chosen = _read_response(row, stem, "chosen")
+    same, rejected = _read_response(row, stem, "rejected")
+    if not prompt:
         raise row.error("prompt", "missing")
-    yield _Parts(
-        chosen.prompt, field, chosen.response, "chosen", rejected.response, rejected.prompt
-    )
+    yield _Parts(prompt, field, chosen, "chosen", rejected, same)
 
 
 def _parse_conversations(row: Row, kind: RecordKind) -> Iterator[_Parts]:
@@ -385,8 +378,8 @@ def _parse_conversations(row: Row, kind: RecordKind) -> Iterator[_Parts]:
         prompt, response = _split_response(turns)
         yield _Parts(prompt, field, response, field)
     else:
-        chosen, rejected = (_read_response(row, turns, name) for name in ("chosen", "rejected"))
-        yield _Parts(turns, field, chosen.response, "chosen", rejected.response)
+        chosen, rejected = (_read_response(row, turns, name)[1] for name in ("chosen", "rejected"))
+        yield _Parts(turns, field, chosen, "chosen", rejected)
 
 
 def _parse_comparison(row: Row, kind: RecordKind) -> Iterator[_Parts]:

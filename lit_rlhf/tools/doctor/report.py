@@ -85,18 +85,12 @@ class Report:
 
 
 _SHOWN = {
-    Status.OK: ("ok", "green"),
-    Status.WARNING: ("warn", "yellow"),
-    Status.FAILURE: ("FAIL", "bold red"),
-    Status.NOT_CHECKED: ("-", "dim"),
+    Status.OK: ("ok", "green", "ok"),
+    Status.WARNING: ("warn", "yellow", "warned"),
+    Status.FAILURE: ("FAIL", "bold red", "failed"),
+    Status.NOT_CHECKED: ("-", "dim", "not checked"),
 }
-"""Word and style of each status on the terminal."""
-_COUNTED = {
-    Status.OK: "ok",
-    Status.WARNING: "warned",
-    Status.FAILURE: "failed",
-    Status.NOT_CHECKED: "not checked",
-}
+"""Word and style of each status on the terminal, and its word in the summary."""
 _MAX_WIDTH = 100  # columns; longer lines are hard to read
 
 
@@ -116,7 +110,7 @@ class Display:
 
     def show_finding(self, name: str, finding: Finding) -> None:
         """Print a finding."""
-        word, style = _SHOWN[finding.status]
+        word, style, _ = _SHOWN[finding.status]
         row = Table.grid(padding=(0, 2))
         row.add_column(width=4)
         row.add_column(width=15)
@@ -128,7 +122,7 @@ class Display:
 
     def show_summary(self, report: Report) -> None:
         """Print the number of findings by status, and whether the run can start."""
-        counts = [f"{n} {_COUNTED[s]}" for s in Status if (n := report.count(s))]
+        counts = [f"{n} {_SHOWN[s][2]}" for s in Status if (n := report.count(s))]
         if report.substitution:
             self.console.print()
             self.console.print(Text(report.substitution), width=self.width)
