@@ -18,9 +18,7 @@ from lit_rlhf.files.atomic_io import file_crc32 as file_crc32
 from lit_rlhf.files.atomic_io import fsync as fsync
 from lit_rlhf.files.atomic_io import move_into_place as move_into_place
 from lit_rlhf.files.atomic_io import partial_path as partial_path
-from lit_rlhf.files.atomic_io import replaced_path as replaced_path
 from lit_rlhf.files.atomic_io import save_durably as save_durably
-from lit_rlhf.files.atomic_io import try_swap_names as try_swap_names
 from lit_rlhf.files.atomic_io import undo_interrupted_replacement as undo_interrupted_replacement
 from lit_rlhf.files.locks import FolderInUseError as FolderInUseError
 from lit_rlhf.files.locks import FolderLocks as FolderLocks

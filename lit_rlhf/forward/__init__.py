@@ -18,7 +18,6 @@ from lit_rlhf.forward.cpu import has_bfloat16 as has_bfloat16
 from lit_rlhf.forward.cpu import resident_bytes as resident_bytes
 from lit_rlhf.forward.lower import KEPT_BYTES as KEPT_BYTES
 from lit_rlhf.forward.lower import LowerStates as LowerStates
-from lit_rlhf.forward.lower import decoder_layers as decoder_layers
 from lit_rlhf.forward.lower import freeze_lower_layers as freeze_lower_layers
 from lit_rlhf.forward.lower import has_lower_layers_of as has_lower_layers_of
 from lit_rlhf.forward.lower import share_lower_layers as share_lower_layers

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.files import delete_partials, fsync, partial_path, try_swap_names
+from lit_rlhf.files import delete_partials, fsync, partial_path
+from lit_rlhf.files.atomic_io import try_swap_names
 
 
 def can_swap_names(folder: Path) -> bool:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from lit_rlhf.files import atomic_io, replaced_path
+from lit_rlhf.files import atomic_io
+from lit_rlhf.files.atomic_io import replaced_path
 from lit_rlhf.forward import stop_token_ids
 from lit_rlhf.models import (
     load_causal_lm,

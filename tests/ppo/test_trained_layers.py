@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf import forward
+from lit_rlhf.forward.lower import decoder_layers
 from lit_rlhf.functional import surrogate_loss, value_loss
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
 from lit_rlhf.modules import PPOModule
@@ -218,7 +219,7 @@ def test_what_cannot_be_is_refused(roots: dict[str, Path]) -> None:
         module_of(root, **SHARED, **{"critic_pretraining.iterations": 1})
     with pytest.raises(ValueError, match="trained_layers"):
         ModelOptions(trained_layers=0)
-    assert len(forward.decoder_layers(forward.trunk_of(module_of(root).policy))) == LAYERS
+    assert len(decoder_layers(forward.trunk_of(module_of(root).policy))) == LAYERS
 
 
 @pytest.mark.parametrize("options", [SEPARATE, SHARED])

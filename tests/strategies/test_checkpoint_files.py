@@ -16,7 +16,8 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
 
-from lit_rlhf.files import delete_partials, partial_path, replaced_path
+from lit_rlhf.files import delete_partials, partial_path
+from lit_rlhf.files.atomic_io import replaced_path
 from lit_rlhf.strategies import (
     AtomicCheckpointIO,
     checkpoint_files,

@@ -11,13 +11,9 @@ from lit_rlhf.tools.lab.gold import parse_request as parse_request
 from lit_rlhf.tools.lab.gold import well_formed as well_formed
 from lit_rlhf.tools.lab.preferences import ResponsePair as ResponsePair
 from lit_rlhf.tools.lab.preferences import label_pair as label_pair
-from lit_rlhf.tools.lab.preferences import label_probability as label_probability
 from lit_rlhf.tools.lab.world import WORLDS as WORLDS
 from lit_rlhf.tools.lab.world import World as World
 from lit_rlhf.tools.lab.world import WorldName as WorldName
-from lit_rlhf.tools.lab.world import is_held_out as is_held_out
 from lit_rlhf.tools.lab.world import render_prompt as render_prompt
-from lit_rlhf.tools.lab.world_folder import build_tokenizer as build_tokenizer
 from lit_rlhf.tools.lab.world_folder import read_world as read_world
-from lit_rlhf.tools.lab.world_folder import write_base_model as write_base_model
 from lit_rlhf.tools.lab.world_folder import write_world as write_world
