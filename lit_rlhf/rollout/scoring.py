@@ -4,7 +4,7 @@ Every function here runs its networks without gradients and in evaluation mode. 
 samples, `T` response tokens.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -174,7 +174,7 @@ def compute_values(
     parts = []
     with eval_mode(model):
         for part in rollouts.split(max_tokens_per_forward):
-            with _keeping(lower, model, part):
+            with lower.recording(model, part.sequence_mask) if lower else nullcontext():
                 values = token_values(model, part.sequence_ids, part.sequence_mask)
             parts.append(values[:, -length - 1 :])
     # Column 0 is the last prompt token, whose value is V(s_1); column t is response token t, whose
@@ -198,16 +198,10 @@ def _map_response_logits(
     with eval_mode(model):
         for part in rollouts.split(max_tokens_per_forward):
             targets = part.to_sequence_mask(part.response_mask)
-            with _keeping(lower, model, part):
+            with lower.recording(model, part.sequence_mask) if lower else nullcontext():
                 parts.append(
                     map_target_logits(
                         model, part.sequence_ids, part.sequence_mask, targets, function
                     )
                 )
     return tuple(torch.cat(results)[:, -length:] for results in zip(*parts, strict=True))
-
-
-def _keeping(
-    lower: LowerStates | None, model: LanguageModel, part: RolloutBatch
-) -> AbstractContextManager[None]:
-    return nullcontext() if lower is None else lower.recording(model, part.sequence_mask)

@@ -64,10 +64,9 @@ class NetworkShape:
 
 @dataclass(frozen=True)
 class PPOSizes:
-    """The sizes of a PPO run that decide its memory, per GPU.
+    """The sizes of a PPO run that decide its memory, per GPU, with as many GPUs on each node.
 
     Attributes:
-        gpus: Number of GPUs, on all nodes.
         prompt_tokens: Longest prompt (`data.max_prompt_length`).
         response_tokens: Longest response (`sampling.max_new_tokens`).
         rollouts: Rollouts in progress (`memory.rollout_batch_size`).
@@ -79,7 +78,6 @@ class PPOSizes:
         offload_optimizer: Whether the strategy is `multi_deepspeed_stage_2_offload`.
         offload_frozen: Whether reference and reward model are in CPU memory between uses.
         shard_frozen: Whether each GPU, or each rank's part of CPU memory, has a share of them then.
-        nodes: Number of nodes, with as many GPUs each.
         trained_layers: Layers that are trained, from the top, while the outputs of the others are
             kept; `None` for all.
     """

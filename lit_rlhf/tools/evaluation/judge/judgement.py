@@ -56,9 +56,7 @@ class Judgement:
     def as_dict(self) -> dict[str, Any]:
         """Convert the result to JSON types."""
         left_out = ("baseline", "file")
-        fields = {name: value for name, value in vars(self).items() if name not in left_out}
-        values: dict[str, Any] = to_json_types(fields)
-        return values
+        return dict(to_json_types({k: v for k, v in vars(self).items() if k not in left_out}))
 
 
 def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:

@@ -107,13 +107,8 @@ class RewardReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert the report to JSON types; `None` replaces inf and nan."""
-        fields = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("differences", "length_differences")
-        }
-        values: dict[str, Any] = to_json_types(fields)
-        return values
+        left_out = ("differences", "length_differences")
+        return dict(to_json_types({k: v for k, v in vars(self).items() if k not in left_out}))
 
 
 def measure_reward_model(
