@@ -1,16 +1,20 @@
 """Configurations by name: `--config quickstart/sft`, and `lit_rlhf configs`."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lit_rlhf.cli import configs
 from lit_rlhf.cli.errors import end_with_message
+from lit_rlhf.command import run_group
+
+main = partial(run_group, configs.COMMANDS, prog="lit_rlhf configs")
 
 
 def test_each_configuration_has_a_name(capsys: pytest.CaptureFixture[str]) -> None:
-    configs.main(["list"])
+    main(["list"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == configs.config_names()
     assert len(lines) == len(list(configs.CONFIGS.rglob("*.yaml")))
@@ -41,15 +45,15 @@ def test_the_nearest_name_is_proposed() -> None:
 
 
 def test_copies_are_not_overwritten(tmp_path: Path) -> None:
-    configs.main(["copy", "quickstart/sft", "overlays/bf16"])
+    main(["copy", "quickstart/sft", "overlays/bf16"])
     copy = tmp_path / "configs/quickstart/sft.yaml"
     assert copy.read_bytes() == (configs.CONFIGS / "quickstart/sft.yaml").read_bytes()
     assert (tmp_path / "configs/overlays/bf16.yaml").is_file()
     copy.write_text("mine: 1\n")
     with pytest.raises(SystemExit, match=r"sft\.yaml exists already; --overwrite"):
-        configs.main(["copy", "quickstart/sft"])
+        main(["copy", "quickstart/sft"])
     assert copy.read_text() == "mine: 1\n"
-    configs.main(["copy", "quickstart/sft", "--overwrite", "true"])
+    main(["copy", "quickstart/sft", "--overwrite", "true"])
     assert copy.read_text() != "mine: 1\n"
 
 
