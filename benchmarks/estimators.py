@@ -152,6 +152,8 @@ def gold_within(result: Mapping[str, Any], budget: float) -> float:
 
 def compare(arm: Sequence[float], base: Sequence[float]) -> str:
     """The verdict of `CRITERION` on an arm, by the gold of each seed."""
+    if not len(arm) == len(base) == len(SEEDS):
+        return "open"
     differences = [a - b for a, b in zip(arm, base, strict=True)]
     if all(difference > MARGIN for difference in differences):
         return "better"
@@ -197,6 +199,8 @@ def build_table(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     }
     rows = []
     for arm, results in arms.items():
+        if not results:
+            continue
         cells = [arm]
         for measure in measures.values():
             values = measure[arm]

@@ -28,6 +28,7 @@ def result(seed: int, arm: str, gold: float) -> dict[str, Any]:
         ([1.2, 1.3, 1.05], "no difference shown"),
         ([0.8, 0.7, 0.85], "worse"),
         ([1.2, 1.3, math.nan], "no difference shown"),
+        ([1.2, 1.3], "open"),
     ],
 )
 def test_an_arm_differs_if_it_does_in_each_seed(arm: list[float], verdict: str) -> None:
