@@ -13,9 +13,11 @@ from typing import Any
 from jsonargparse import auto_cli
 
 from benchmarks.detector.criterion import CHOOSING, GRID
+from benchmarks.detector.early import read_results
 from benchmarks.detector.families import (
     Trajectory,
     describe,
+    exploit_runs,
     gather,
     lab_runs,
     paper_runs,
@@ -56,7 +58,7 @@ def replay(run: Trajectory) -> dict[str, Any]:
 
 def run() -> None:
     """Replay all runs, and write what each detector says of each to the results."""
-    groups = (lab_runs(), quickstart_runs(), smollm2_runs(), trl_runs())
+    groups = (lab_runs(), exploit_runs(), quickstart_runs(), smollm2_runs(), trl_runs())
     groups += (paper_runs(), synthetic_runs())
     rows = [replay(trajectory) for runs in gather(groups).values() for trajectory in runs]
     write_text(RESULT, "".join(json.dumps(row) + "\n" for row in rows))
@@ -69,7 +71,7 @@ def run() -> None:
 def report() -> None:
     """Write the section of the page from the results."""
     before = PAGE.read_text("utf-8").partition("## Families of runs")[0]
-    write_text(PAGE, before + format_section(read_rows()))
+    write_text(PAGE, before + format_section(read_rows(), read_results()))
 
 
 if __name__ == "__main__":

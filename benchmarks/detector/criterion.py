@@ -27,7 +27,10 @@ The threshold is the lowest that at most `MAX_FALSE` of the healthy runs are eve
 is the number of iterations from there to the harm. The disagreement of the reward models warns
 early if its median lead is above 0 and larger than the one of KL per token by the same rule; a
 collapse that is never reported counts as a lead below all others. The penalty on disagreement
-helps if gold over the last five iterations is higher with it on each seed.
+helps if gold over the last five iterations is higher with it on each seed. Two things changed after
+the first four runs: KL, which begins at 0, is taken by its value, and a second disagreement is
+judged beside the one that is logged: how far the mean scores of the models drift apart, since
+scores that are standardized within a batch cannot show what all of its responses have in common.
 
 What the grid contains, and which signals there are, was decided after looking at the lab's curves
 and at the measurements that made this benchmark necessary, so leaving a family out does not make it

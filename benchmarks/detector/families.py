@@ -128,6 +128,19 @@ def smollm2_runs() -> list[Trajectory]:
     return runs
 
 
+def exploit_runs() -> list[Trajectory]:
+    """The lab's six exploits, each beside the run that learns the truth, and ensembles."""
+    runs = []
+    for name, row in read_runs(RESULTS / "exploits.jsonl").items():
+        harm = find_harm(row["curves"]["rollout/gold"], row["gold_std"])
+        places = range(len(row["curves"]["rollout/gold"]))
+        curves = {key: v for key, v in row["curves"].items() if key != "rollout/gold"}
+        # a metric of the update is missing where there was none
+        steps = [{k: v[i] for k, v in curves.items() if v[i] is not None} for i in places]
+        runs.append(Trajectory("lab: exploits", name, harm is not None, steps, harm))
+    return runs
+
+
 def trl_runs() -> list[Trajectory]:
     """GRPO of TRL with a proxy and with the truth as reward: 64 responses a step, gold is known."""
     runs = []

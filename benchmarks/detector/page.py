@@ -10,6 +10,7 @@ from textwrap import fill
 from typing import Any
 
 from benchmarks.detector.criterion import CHOOSING, GRID
+from benchmarks.detector.early import format_penalty, format_warnings
 from benchmarks.detector.families import figure
 from benchmarks.detector.judging import (
     DETECTORS,
@@ -90,7 +91,7 @@ runs, which have no label, they flag {told}, and no other.
 """
 
 
-def format_section(rows: Sequence[Row]) -> str:
+def format_section(rows: Sequence[Row], exploits: dict[str, dict[str, Any]]) -> str:
     """The section, from what each detector says of each run."""
     chosen = {detector: choose_and_score(rows, detector) for detector in DETECTORS}
     scores = {name: [s for _, s in pairs] for name, pairs in chosen.items()}
@@ -106,6 +107,8 @@ def format_section(rows: Sequence[Row]) -> str:
     place = {s.family: i for i, s in chosen["ours"]}
     assert told
     text = SECTION.format(
+        early_warning=format_warnings(exploits),
+        penalty=format_penalty(exploits),
         families=_families(scores),
         demands=_demands(rows, shipped),
         late=-round(median(total(lab).leads)),
