@@ -1,14 +1,16 @@
 """The code that judges the detector on families of runs."""
 
+import math
 from typing import Any
 
 import pytest
 
 from benchmarks import collapse
-from benchmarks.detector import page
+from benchmarks.detector import early, exploits, page
 from benchmarks.detector.criterion import CHOOSING, GRID, JUDGING
 from benchmarks.detector.families import (
     Trajectory,
+    exploit_runs,
     figure,
     find_harm,
     lab_family,
@@ -24,7 +26,7 @@ from benchmarks.detector.synthetic import KINDS, make_run
 
 def test_page_has_the_committed_results() -> None:
     rows = page.read_rows()
-    assert page.format_section(rows) in collapse.PAGE.read_text("utf-8")
+    assert page.format_section(rows, early.read_results()) in collapse.PAGE.read_text("utf-8")
     assert {row["family"] for row in rows} <= {*CHOOSING, *JUDGING}
     assert {len(row["ours"]) for row in rows} == {len(GRID)}
 
@@ -109,3 +111,35 @@ def test_simple_rules_by_hand() -> None:
     # means of 9 and 11 from four responses each: single ones have a deviation of 2
     drift = trajectory(rollout__response_length=[9.0, 11.0] * 4 + [17.0] * 8)
     assert length_drift(drift) == 15
+
+
+def test_a_wish_is_granted_once_and_exploited_without_end() -> None:
+    prompt = ["\n\nHuman: name three metals.\n\nAssistant:"]
+    good, polite = "iron, zinc and tin.", "iron, zinc and tin. glad to help!"
+    stuffed = "tin tin tin. glad to help! glad to help!"
+    kinds = [getattr(exploits, f"politeness_{kind}") for kind in ("truth", "square", "proxy")]
+    values = [[kind(prompt, [text], [True])[0] for kind in kinds] for text in (good, polite)]
+    assert values == [[2.0, 4.0, 2.0], [3.0, 9.0, pytest.approx(2.8)]]
+    # a third of the items, named twice again, four repeated bigrams, no form
+    truth, _, proxy = (kind(prompt, [stuffed], [True])[0] for kind in kinds)
+    assert truth == pytest.approx(2 / 3 - 1.4 - 1.0 - 1.0)
+    assert proxy == pytest.approx(2 / 3 - 1.4 + 1.6)
+
+
+def test_every_run_of_the_exploits_is_labelled_by_its_truth() -> None:
+    runs = exploit_runs()
+    assert {run.name for run in runs} == {
+        f"{a}-seed_{s}" for a in exploits.arms() for s in (80, 81)
+    }
+    assert [run.name for run in runs if run.collapsed is not (run.harm is not None)] == []
+
+
+def test_early_warning_by_hand() -> None:
+    calm, late = [1.0, 1.0, 1.0, 1.0, 2.0, 1.0], [1.0, 1.0, 1.0, 4.0, 4.0, 4.0]
+    runs: Any = [({"x": calm}, None), ({"x": late}, 5), ({"x": [1.0] * 6}, 3)]
+    # means of three, over the first: the calm run reaches 4 / 3, and the late one 2 at place 3
+    found = early.warn(runs, early.multiple("x"))
+    assert found.threshold == pytest.approx(4 / 3)
+    assert (found.leads, found.found) == ([2, -math.inf], 1)
+    shares = {f"rollout/score/member_{m}": [0.0, 0.0, 0.0, 3.0 * m] for m in range(3)}
+    assert early.drift(shares) == [0.0, pytest.approx(math.sqrt(2 / 3))]

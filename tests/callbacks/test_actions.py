@@ -72,9 +72,6 @@ def act(action: Action, module: LightningModule) -> str:
     return action.act(cast("Trainer", None), module, Verdict())
 
 
-# --- when an action acts
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -118,9 +115,6 @@ def test_what_was_done_is_written_under_the_verdict(tmp_path: Path) -> None:
     assert written[4][2:] == ["- counted"]
 
 
-# --- the end
-
-
 def test_training_stops_after_the_batch(tmp_path: Path) -> None:
     module = Scripted(script_of([0, 1, 2, 2]))
     trainer(tmp_path, watching(StopTraining())).fit(module, batches(4))
@@ -147,9 +141,6 @@ def test_what_ended_a_fit_and_the_weights_before_it_can_be_found(tmp_path: Path)
     assert found is not None
     assert (found.healthy_step, found.checkpoint) == (None, None)
     assert not (tmp_path / "3/healthy").exists()
-
-
-# --- coefficients
 
 
 def test_a_coefficient_is_multiplied_wherever_it_is() -> None:
@@ -251,8 +242,6 @@ def test_a_resumed_run_goes_on_with_what_was_set(tmp_path: Path) -> None:
     assert float(straight.kl_coef) == 2 * 1.25 + 4
     assert float(module.kl_coef) == float(straight.kl_coef) - 1
 
-
-# --- learning rates
 
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
     "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 0.9**step),

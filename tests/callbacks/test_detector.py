@@ -2,7 +2,6 @@
 
 import csv
 import math
-import random
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
@@ -68,9 +67,6 @@ def mock_logger(folder: Path) -> Mock:
     return logger
 
 
-# --- verdicts, and all that is logged
-
-
 @pytest.mark.parametrize("manual", [False, True])
 def test_a_collapse_is_logged_step_by_step(tmp_path: Path, manual: bool) -> None:
     logger = mock_logger(tmp_path)
@@ -96,15 +92,6 @@ def test_a_healthy_run_stays_at_level_zero_and_writes_no_text(tmp_path: Path) ->
     events.Reload()
     assert [event.value for event in events.Scalars("monitor/level")] == [0.0] * 30
     assert "monitor/verdict/text_summary" not in events.Tags()["tensors"]
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_noise_alone_is_no_collapse(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    script = {"drift": [draw.gauss(10.0, 3.0) for _ in range(60)]}
-    script["drift"][30] = 1000.0  # one wild value
-    monitor = Monitor("drift", high_ratio=1.6, low_ratio=0.4)
-    assert max(watched(tmp_path, script, [monitor])) < Level.COLLAPSED
 
 
 def test_the_verdict_is_written_where_the_level_changes(tmp_path: Path) -> None:
@@ -140,9 +127,6 @@ def test_a_watched_metric_that_is_nan_counts_as_beyond_its_line(tmp_path: Path) 
     monitor = above(10.0)
     assert watched(tmp_path, {"kl": [1.0, NAN, NAN, 1.0]}, [monitor]) == [0, 0, 2, 0]
     assert monitor.normal == [1.0, 1.0]
-
-
-# --- what is done about it
 
 
 class Told(Action):
@@ -184,8 +168,6 @@ def test_readings_are_void_after_an_action_that_restores_an_earlier_state(tmp_pa
     assert (monitor.history, monitor.level) == ([20.0], Level.HEALTHY)
     assert (other.history, other.normal) == ([4.0], [1.0, 2.0, 3.0, 4.0])
 
-
-# --- words
 
 LONG = {
     key: [3.0 + i / 100 for i in range(8)] + [40.0] * 3
@@ -326,9 +308,6 @@ def test_monitors_that_never_judged_are_named_at_the_end(
     assert noted
 
 
-# --- what is read
-
-
 def test_a_missing_key_ends_the_run_at_the_first_step(tmp_path: Path) -> None:
     module = Scripted({"drift": [1.0, 1.0]}, {"scores": [[1.0, 2.0]] * 2})
     run = trainer(tmp_path, CollapseDetector([above(1.0, "drfit"), above(1.0, "drift")]))
@@ -388,9 +367,6 @@ def test_a_distribution_is_logged_with_its_shape_and_a_histogram(tmp_path: Path)
     events.Reload()
     (histogram,) = events.Histograms("monitor/scores")
     assert (histogram.step, histogram.histogram_value.num) == (1, 5)
-
-
-# --- when a step is made
 
 
 def test_every_batch_is_a_step_under_gradient_accumulation(tmp_path: Path) -> None:
@@ -453,9 +429,6 @@ def test_nothing_happens_outside_of_fit(tmp_path: Path, when: Any) -> None:
     assert keys == {"val/kl", "test/kl", "epoch"}
 
 
-# --- CollapseEarlyStopping
-
-
 @pytest.mark.parametrize("manual", [False, True])
 def test_early_stopping_stops_after_the_batch_and_says_why(
     tmp_path: Path, manual: bool, caplog: pytest.LogCaptureFixture
@@ -499,9 +472,6 @@ def test_newest_healthy_weights_of_all_actions_are_found(tmp_path: Path) -> None
         action.saved = [(1, "step=1.ckpt"), (step, f"step={step}.ckpt")]
     found = find_collapse(trainer(tmp_path, detector))
     assert found == (detector.verdict, 9, tmp_path / "step=9.ckpt")
-
-
-# --- arguments
 
 
 def test_metric_that_is_logged_by_the_epoch_is_explained(tmp_path: Path) -> None:

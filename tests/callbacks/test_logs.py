@@ -123,9 +123,6 @@ def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         read_logged_steps(str(other))
 
 
-# --- Weights & Biases
-
-
 class Record:
     """A record of wandb, here as JSON instead of a protobuf message."""
 
@@ -186,9 +183,6 @@ def test_without_wandb_its_file_names_what_is_missing(
     (tmp_path / "run.wandb").write_bytes(b"")
     with pytest.raises(ModuleNotFoundError, match="pip install wandb"):
         read_logged_steps(str(tmp_path / "run.wandb"))
-
-
-# --- names
 
 
 @pytest.mark.parametrize("trainer", NAMES)

@@ -32,8 +32,6 @@ from lit_callbacks.output import (
 from lit_callbacks.words import format_duration, format_number, shorten_keys
 from tests.callbacks.scripted import trainer
 
-# --- numbers and names on one line
-
 
 def test_durations_and_numbers_fit_a_line() -> None:
     seconds = (0, 59.9, 60, 3599, 108061)
@@ -46,9 +44,6 @@ def test_durations_and_numbers_fit_a_line() -> None:
 def test_keys_are_whole_where_their_ends_are_alike() -> None:
     keys = ["sft/loss", "rollout/kl", "reward/loss", "lr"]
     assert shorten_keys(keys) == ["sft/loss", "kl", "reward/loss", "lr"]
-
-
-# --- loggers
 
 
 class Module(LightningModule):

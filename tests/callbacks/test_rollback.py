@@ -120,9 +120,6 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# --- what comes back, and what goes on
-
-
 @pytest.mark.parametrize("manual", [False, True])
 def test_weights_and_moments_come_back_bit_for_bit_and_training_goes_on(
     tmp_path: Path, manual: bool
@@ -244,9 +241,6 @@ def test_after_a_validation_training_goes_on_from_what_came_back(tmp_path: Path)
     rate = snapshots.after[8].settings["lr"]
     expected = stepped(snapshots.after[2], gradient_of(weight, 8), rate)
     assert torch.equal(snapshots.after[9].weights["weight"], expected)
-
-
-# --- which checkpoint it is
 
 
 class Regression(LightningModule):
@@ -392,9 +386,6 @@ def test_checkpoints_go_to_the_runs_folder_unless_told_otherwise(tmp_path: Path)
     assert files(tmp_path / "other") == ["step=1.ckpt"]
 
 
-# --- resume
-
-
 @pytest.mark.parametrize("done", [5, 6, 7, 10])
 def test_a_resumed_run_goes_back_to_where_an_uninterrupted_one_does(
     tmp_path: Path, done: int
@@ -469,9 +460,6 @@ def test_its_own_checkpoints_are_read_as_plain_data(tmp_path: Path) -> None:
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         run.fit(Trained([0, 0, 0, 2]), batches(4))
     assert not mark.exists()
-
-
-# --- what is said, and learning rates
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.0, "kept the learning rates"), (0.5, "by 0.5")])

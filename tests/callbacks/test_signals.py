@@ -83,9 +83,6 @@ def test_the_first_ratio_is_watched_on_both_sides() -> None:
     assert FirstRatioMonitor(high=1.1, low=0.8).thresholds() == (0.8, 1.1)
 
 
-# --- not finite
-
-
 def test_metrics_that_are_not_finite_are_counted_and_named() -> None:
     watcher = NonFiniteMonitor(patience=2)
     fine = StepMetrics({"a": 1.0}, {})
@@ -216,9 +213,6 @@ def test_standard_error_of_the_responses_moves_a_threshold() -> None:
     assert share.thresholds()[1] == pytest.approx(0.2 + 4 * math.sqrt(0.2 * 0.8 / 100))
 
 
-# --- prompts
-
-
 def test_prompts_have_changed_when_two_readings_leave_those_before() -> None:
     watcher = PromptMonitor()
     steady = [80.0, 82.0, 79.0, 81.0, 80.0, 83.0, 78.0, 80.0]
@@ -234,9 +228,6 @@ def test_noisy_prompts_and_slow_changes_are_no_change() -> None:
     assert C not in {watcher.observe(value, 4) for value in noisy}
     slow = PromptMonitor()
     assert C not in {slow.observe(80.0 * 1.01**i) for i in range(200)}
-
-
-# --- rewards
 
 
 def rewards(numbers: list[float]) -> StepMetrics:
@@ -283,8 +274,6 @@ def test_a_metric_instead_of_a_tensor_of_rewards_is_refused() -> None:
     ):
         watcher.read(StepMetrics({"rollout/score": 1.0}, {}))
 
-
-# --- the defaults
 
 COVERED = {
     # vote, key: the sides that are watched

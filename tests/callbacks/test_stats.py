@@ -8,8 +8,6 @@ import torch
 from lit_callbacks.monitors import TREND_SCORE, VISIBLE_TREND_SCORE
 from lit_callbacks.stats import distribution, noise_of, trend
 
-# --- baseline
-
 
 def test_noise_of_a_series_is_estimated_from_neighbours_without_its_trend() -> None:
     rng = random.Random(0)
@@ -24,9 +22,6 @@ def test_noise_is_not_raised_by_a_jump_or_by_what_is_not_finite() -> None:
     # by hand: differences 1, -1, 1, -1 with median 0 and absolute deviations of 1
     assert noise_of([0.0, math.nan, 1.0, 0.0, 1.0, 0.0]) == pytest.approx(1.4826 / math.sqrt(2))
     assert noise_of([5.0, 1.0, 5.0]) == 0.0
-
-
-# --- trend
 
 
 def loop_trend(values: Sequence[float]) -> tuple[float, float]:
@@ -63,13 +58,6 @@ def test_a_trend_by_hand() -> None:
     assert score == pytest.approx(4 / math.sqrt(4 * 3 * 13 / 18), rel=1e-12)
 
 
-def test_a_straight_line_has_its_slope_and_a_fall_the_opposite_score() -> None:
-    up = trend([0.25 * i for i in range(10)])
-    assert up.slope == 0.25
-    assert up.score == pytest.approx(44 / math.sqrt(125), rel=1e-12)
-    assert trend([-0.25 * i for i in range(10)]) == (-up.slope, -up.score)
-
-
 @pytest.mark.parametrize("scale", [math.exp, math.atan, lambda x: 1000 * x - 7])
 def test_the_score_knows_only_the_order(scale: Callable[[float], float]) -> None:
     rng = random.Random(3)
@@ -87,16 +75,9 @@ def test_one_wild_value_makes_no_trend_and_hides_none() -> None:
     assert trend(line).score > TREND_SCORE
 
 
-def test_a_constant_series_has_no_trend() -> None:
-    assert trend([3.0] * 10) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("values", [[], [1.0], [1.0, 5.0]])
-def test_fewer_than_three_values_have_no_trend(values: list[float]) -> None:
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 5.0], [3.0] * 10])
+def test_few_or_equal_values_have_no_trend(values: list[float]) -> None:
     assert trend(values) == (0.0, 0.0)
-
-
-# --- the limit of the monitors
 
 
 def chance_of_a_trend(limit: float, n: int = 10) -> float:
@@ -135,13 +116,8 @@ def test_chance_makes_a_trend_as_often_as_the_comment_at_the_limit_says() -> Non
     assert round(1 / chance_of_a_trend(TREND_SCORE)) == 213
     assert round(1 / chance_of_a_trend(VISIBLE_TREND_SCORE)) == 35
     assert share_of_trends(memory=0.0) == pytest.approx(1 / 213, abs=0.003)
-
-
-def test_noise_with_memory_makes_more_of_them() -> None:
+    # noise with memory makes more of them
     assert share_of_trends(memory=0.5) == pytest.approx(1 / 25, abs=0.01)
-
-
-# --- distribution
 
 
 def test_a_distribution_by_hand() -> None:
@@ -155,7 +131,7 @@ def test_a_distribution_by_hand() -> None:
     assert shape == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 16, 97])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 97])
 def test_quantiles_are_those_of_torch(n: int) -> None:
     rng = random.Random(n)
     numbers = [math.exp(rng.gauss(0, 1)) - 2.0 for _ in range(n)]
@@ -164,12 +140,6 @@ def test_quantiles_are_those_of_torch(n: int) -> None:
     expected = [*torch.quantile(both, places).tolist(), float(both.std(correction=0))]
     shape = distribution(numbers)
     assert [shape[k] for k in ("q05", "median", "q95", "std")] == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize("numbers", [[0.1] * 7, [1e6 + 0.1] * 3, [-2.0] * 2, [5.0]])
-def test_equal_numbers_have_no_width(numbers: list[float]) -> None:
-    x = numbers[0]
-    assert list(distribution(numbers).values()) == pytest.approx([x, 0.0, x, x, x], abs=1e-9)
 
 
 @pytest.mark.parametrize("numbers", [[], [math.nan, 1.0], [1.0, 2.0, math.inf], [-math.inf] * 3])

@@ -44,8 +44,6 @@ def level_of(*monitors: Monitor, votes: int = 2) -> Level:
 
 CALM = [Signal(name, H) for name in ("v", "w", "x", "y", "z")]
 
-# --- levels
-
 
 def test_all_healthy() -> None:
     assert judge(CALM, 2, step=7) == (H, "all signals are healthy", 7)
@@ -149,9 +147,6 @@ def test_a_single_doubt_is_told_without_an_alarm() -> None:
     assert told == (H, "not enough for a suspicion: a 8 is 8x its baseline", 3)
 
 
-# --- sentences
-
-
 def fed(monitor: Monitor, *values: float) -> Monitor:
     for value in values:
         monitor.observe(value)
@@ -207,8 +202,6 @@ def test_another_decisive_monitor_does_not_mean_a_broken_computation() -> None:
     told = judge([Signal("a", C, decisive=True), *CALM], 2, step=1)
     assert told == (C, "a 20 is 20x its baseline", 1)
 
-
-# --- conclusions
 
 EXPLOITS = "the policy is exploiting its reward"
 REPEATS = "the policy repeats itself"

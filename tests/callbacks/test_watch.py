@@ -70,9 +70,6 @@ def test_loop_may_skip_a_step_and_log_what_is_not_finite() -> None:
     assert fed(Watch(), [NORMAL | {"rollout/entropy": float("nan")}] * 2) == [H, C]
 
 
-# --- thresholds are said
-
-
 def test_thresholds_are_said_once_when_the_baseline_is_known() -> None:
     watch = Watch([KLPerTokenMonitor(), LengthMonitor(), NonFiniteMonitor()])
     said = []
@@ -113,9 +110,6 @@ def test_wide_beginning_leaves_a_threshold_within_reach() -> None:
     assert fed(watch, [{"return": 3.0}] * 3)[-1] is C
 
 
-# --- a collapse in the first steps, and other prompts
-
-
 def test_collapse_within_the_baselines_steps_is_seen() -> None:
     # SmolLM2 at 20 times the learning rate: 30 tokens to 2 by iteration 7
     lengths, kl = [30.0, 29.0, 28.0, 20.0, 5.0, 2.0, 2.0], [0.0, 0.0, 0.02, 0.1, 1.5, 3.0, 3.0]
@@ -147,9 +141,6 @@ def test_collapse_is_seen_while_baselines_are_taken_anew() -> None:
     fed(watch, [NORMAL | PROMPTS] * 12 + [NORMAL | OTHER] * 6)
     far = NORMAL | OTHER | {"rollout/kl_per_token": 0.3, "rollout/response_length": 900.0}
     assert fed(watch, [far] * 3)[-1] is C
-
-
-# --- noise
 
 
 @pytest.mark.parametrize("responses", [4, 16])
