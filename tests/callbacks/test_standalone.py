@@ -125,6 +125,7 @@ def test_the_example_of_cartpole_trains_under_a_detector() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # TRL's own
 def test_the_example_of_trl_trains_under_a_watch(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("trl", reason="the example's own requirement")
     runpy.run_path(str(CALLBACKS / "examples" / "trl_grpo.py"))["main"](steps=2)
