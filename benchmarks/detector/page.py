@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from textwrap import fill
 from typing import Any
 
 from benchmarks.detector.criterion import CHOOSING, GRID
-from benchmarks.detector.early import format_penalty, format_warnings
+from benchmarks.detector.early import (
+    SIGNALS,
+    format_penalty,
+    format_warnings,
+    labelled,
+    warn,
+)
 from benchmarks.detector.families import figure
 from benchmarks.detector.judging import (
     DETECTORS,
@@ -60,26 +66,31 @@ negative one is late.
   before the harm in the lab and {early_trl} updates before it under TRL, but {doubted} of {healthy}
   healthy runs are suspicious at some step too: it says where to look, not when to stop.
 - **By single families** the demands are not all met: more than 5 % of the healthy runs are flagged
-  among those with KL weights and constraints, some of which lie between PPO-max and a collapse, and
-  fewer than 95 % of the collapses among padding and exploits in a share. All runs of the lab are
-  from one small world with answers of about eight tokens, and more than half of all are made up.
+  among those with KL weights, constraints and exploits, some of which lie between PPO-max and a
+  collapse, and fewer than 95 % of the collapses among padding and exploits in a share. All runs of
+  the lab are from one small world with answers of about eight tokens, and more than half of all
+  are made up.
 - **What is missed**: {missed}. In these runs KL per token is the only signal that moves, or the
   length changes by less than in healthy runs of the lab.
-- **False alarms**: {false}. All four are vanilla PPO with a weak constraint: they end at 2.8 to 6.6
+- **False alarms**: {false}. The four called vanilla have a weak constraint: they end at 2.8 to 6.6
   nats, against 0.2 to 0.3 of PPO-max, and pad their answers by 60 to 74 %. Two end above SFT's
-  gold, and two below it, by less than what counts as harm.
-- **Not judged**: the lab's ways to exploit with matched negatives have no committed runs yet; of
-  SmolLM2 there are nine. The disagreement of several reward models is logged and watched
-  (`rollout/score_spread`), but no committed run has several, so how early it speaks is not known,
-  and no option penalizes it. The lab's runs have KL, length, perplexity, entropy and explained
-  variance, the paper's figures KL and length only. The families were known when the signals and the
-  settings to choose from were decided.
+  gold, and two below it, by less than what counts as harm. The others are proxies of the exploits
+  below.
+- **Limits**: of SmolLM2 there are nine runs. The lab's older runs have KL, length, perplexity,
+  entropy and explained variance, the paper's figures KL and length only. The families were known
+  when the signals and the settings to choose from were decided, but for the exploits below.
 
 After the first results, four rules changed, because of made-up trajectories outside of these
 families: KL per response has no vote beside KL per token (healthy responses of 1,000 tokens reach
 30 nats); a policy that starts far from its reference is judged from there; where KL is not logged,
 longer responses of lower entropy are one signal; and a metric that was never finite, and is not
 watched, breaks nothing. By the rules before, the counts of the table are the same.
+
+Made-up trajectories of 40 other kinds, which chose nothing (drifts, steps, plateaus, oscillations,
+recoveries, warm-ups, batches of 4, changing and growing prompts, missing signals and gaps, a log
+every ten steps, collapses in the first three iterations; five seeds each): flagged were 90 of 90
+collapses and 3 of 110 healthy runs, all three of a log in which many metrics are NaN in two
+successive steps, which counts as a broken computation.
 
 The runs of TRL are GRPO with 16-letter responses of a tiny model
 (`benchmarks/detector/trl_grpo.py`): a reward that counts one letter, where the truth is the number
@@ -88,6 +99,32 @@ stopped at update 19, before its truth falls, and `lit_rlhf watch` gives its log
 
 The shipped thresholds are the best on all families that choose: {shipped}. Of the paper's other
 runs, which have no label, they flag {told}, and no other.
+
+### Exploits beside matched runs
+
+The people of a pair wish for something. One run learns a proxy that wants it without measure and
+overlooks form, the other the truth, which is gold plus the bounded wish; both are vanilla PPO from
+the same SFT model without a KL penalty (`benchmarks/detector/exploits.py`; the criterion was
+committed before the runs). What the truth of a run does labels it, not its name. Iterations are
+counted from 1, and truths are means of the first and the last five.
+
+{pairs}
+{exploited} KL is matched only to the proxies that are not exploited: the runs that learn the truth
+end at {calm_kl} nats, those that collapse at {harmed_kl}.
+
+### Does the disagreement of reward models warn earlier?
+
+{early_warning}
+Each signal alone gets the lowest threshold that at most 5 % of the {calm} healthy runs above are
+ever beyond, on means of three iterations. The reward models are three of 1,500 own pairs each; they
+score all runs, and two runs a seed learn from their mean. The first disagreement is what
+`rollout/score_spread` logs, as a multiple of its start; the second is how far the mean scores of
+the models drift apart. By the criterion, disagreement warns early if its median lead is above 0 and
+larger than the one of KL per token. {lead}
+
+{penalty}
+`ensemble-penalized` subtracts the disagreement once (`reward_shaping.spread_coef` 1) from the mean.
+{helped} The models share their SFT model and most of what they overlook, so they err together.
 """
 
 
@@ -109,6 +146,13 @@ def format_section(rows: Sequence[Row], exploits: dict[str, dict[str, Any]]) -> 
     text = SECTION.format(
         early_warning=format_warnings(exploits),
         penalty=format_penalty(exploits),
+        pairs=_pairs(rows, exploits, shipped),
+        exploited=_exploited(rows, shipped),
+        calm=sum(harm is None for _, harm in labelled(exploits)),
+        lead=_lead(exploits),
+        calm_kl=_final_kl(exploits, "-truth-"),
+        harmed_kl=_final_kl(exploits, None),
+        helped=_helped(exploits),
         families=_families(scores),
         demands=_demands(rows, shipped),
         late=-round(median(total(lab).leads)),
@@ -138,6 +182,77 @@ def format_section(rows: Sequence[Row], exploits: dict[str, dict[str, Any]]) -> 
         ),
     )
     return "\n\n".join(map(_wrap, text.split("\n\n")))
+
+
+def _pairs(rows: Sequence[Row], exploits: dict[str, dict[str, Any]], shipped: int) -> str:
+    """A line for each pair and seed."""
+    flags = {row["name"]: row["ours"][shipped] for row in rows if row["family"] == "lab: exploits"}
+    harms = dict(zip(exploits, (harm for _, harm in labelled(exploits)), strict=True))
+
+    def cells(name: str) -> list[str]:
+        gold = exploits[name]["curves"]["rollout/gold"]
+        kl = fmean(exploits[name]["curves"]["rollout/kl"][-5:])
+        places = (harms[name], flags[name])
+        found = ["-" if place is None else str(place + 1) for place in places]
+        return [f"{fmean(gold[:5]):.1f} to {fmean(gold[-5:]):.1f}", f"{kl:.1f}", *found]
+
+    columns = ["truth", "KL", "harm", "flag"]
+    head = ["pair", "seed", *(f"{kind}: {name}" for kind in ("proxy", "truth") for name in columns)]
+    names = [name.split("-proxy-seed_") for name in exploits if "-proxy-" in name]
+    return table(
+        head,
+        [
+            [pair, seed, *cells(f"{pair}-proxy-seed_{seed}"), *cells(f"{pair}-truth-seed_{seed}")]
+            for pair, seed in names
+        ],
+    )
+
+
+def _exploited(rows: Sequence[Row], shipped: int) -> str:
+    """How the detector does on the exploits, in a sentence."""
+    s = score(rows, "ours", shipped, "lab: exploits")
+    false = [
+        row["name"]
+        for row in rows
+        if row["family"] == s.family and not row["collapsed"] and row["ours"][shipped] is not None
+    ]
+    matched = sum("-truth-" in name for name in false)
+    total_matched = sum("-truth-" in row["name"] for row in rows if row["family"] == s.family)
+    return (
+        f"The detector flags {s.found} of {s.collapsed} collapses (median lead "
+        f"{median(s.leads):g}) and {s.false} of {s.healthy} runs whose truth does not fall so far "
+        f"({', '.join(false) or 'none'}), {matched} of {total_matched} runs that learn the truth."
+    )
+
+
+def _final_kl(exploits: dict[str, dict[str, Any]], kind: str | None) -> str:
+    """Range of the final KL of the runs of a kind, or of those that collapse."""
+    runs = zip(exploits, labelled(exploits), strict=True)
+    last = [
+        fmean(curves["rollout/kl"][-5:])
+        for name, (curves, harm) in runs
+        if (harm is not None if kind is None else kind in name)
+    ]
+    return f"{min(last):.1f} to {max(last):.1f}"
+
+
+def _lead(exploits: dict[str, dict[str, Any]]) -> str:
+    """Whether disagreement warns early, in a sentence."""
+    runs = labelled(exploits)
+    leads = [median(warn(runs, signal).leads) for signal in SIGNALS.values()]
+    early = [lead > 0 and lead > leads[2] for lead in leads[:2]]
+    return (
+        "It does." if any(early) else "It does not, by either measure: there is no lead."
+    ) + " Of these signals, the length of the responses speaks first." * (leads[3] == max(leads))
+
+
+def _helped(exploits: dict[str, dict[str, Any]]) -> str:
+    """Whether the penalty helped, in a sentence."""
+    last = {name: fmean(row["curves"]["rollout/gold"][-5:]) for name, row in exploits.items()}
+    seeds = [name.rpartition("_")[2] for name in exploits if name.startswith("ensemble-seed_")]
+    better = [last[f"ensemble-penalized-seed_{s}"] > last[f"ensemble-seed_{s}"] for s in seeds]
+    says = "helps by the criterion" if all(better) else "does not help by the criterion"
+    return f"Gold ends higher with it on {sum(better)} of {len(seeds)} seeds, so that it {says}."
 
 
 def _wrap(block: str) -> str:
