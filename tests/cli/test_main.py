@@ -88,11 +88,20 @@ def test_a_fit_imports_no_more_than_it_needs_before_its_first_line(tmp_path: Pat
     assert everything <= 6200
 
 
-def test_all_options_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "words", "given"),
+    [
+        ("cli.training", ["fit", "--help_all"], ["fit", "--help"]),
+        ("tools.commands.plot", ["plot", "--runs", "a=b"], ["--runs", "a=b"]),
+    ],
+)
+def test_commands_get_their_arguments(
+    module: str, words: list[str], given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Sequence[str]] = []
-    monkeypatch.setattr("lit_rlhf.cli.training.main", seen.append)
-    main(["fit", "--help_all"])
-    assert seen == [["fit", "--help"]]
+    monkeypatch.setattr(f"lit_rlhf.{module}.main", seen.append)
+    main(words)
+    assert seen == [given]
 
 
 @pytest.mark.parametrize(
@@ -129,13 +138,6 @@ def test_near_miss(capsys: pytest.CaptureFixture[str], words: list[str], advice:
     message = capsys.readouterr().err
     assert (refused.value.code, message.count("\n")) == (2, 1)
     assert advice in message
-
-
-def test_tools_get_the_arguments_behind_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Sequence[str]] = []
-    monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", seen.append)
-    main(["plot", "--runs", "a=b"])
-    assert seen == [["--runs", "a=b"]]
 
 
 @pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])

@@ -158,11 +158,8 @@ def test_a_response_needs_a_prompt(length: int) -> None:
         response_logits(tiny_causal_lm(), IDS, MASK, length)
 
 
-def test_a_language_model_has_no_values() -> None:
+def test_other_kinds_of_models_are_refused() -> None:
     with pytest.raises(ValueError, match="expected a scalar model"):
         token_values(tiny_causal_lm(), IDS, MASK)
-
-
-def test_a_bare_module_is_no_language_model() -> None:
     with pytest.raises(ValueError, match=r"expected a transformers PreTrainedModel.*Linear"):
         token_logits(nn.Linear(2, 2), IDS, MASK)  # type: ignore[arg-type]

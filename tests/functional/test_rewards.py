@@ -38,8 +38,9 @@ def test_scores_far_from_zero_keep_their_digits() -> None:
     assert normalized.item() == pytest.approx(0.8, rel=1e-6)
 
 
-def test_scaled_scores_keep_their_sign() -> None:
+def test_scaled_scores_keep_their_sign_and_clipped_ones_their_order() -> None:
     assert scaled_scores(torch.tensor([-1.0, 0.0, 3.0]), 2.0).tolist() == [-0.5, 0.0, 1.5]
+    assert clipped_scores(torch.tensor([-3.0, 0.5, 3.0]), 1.0).tolist() == [-1.0, 0.5, 1.0]
 
 
 def test_scores_without_a_spread_are_not_scaled() -> None:
@@ -48,10 +49,6 @@ def test_scores_without_a_spread_are_not_scaled() -> None:
     assert scaled_scores(scores, 0.0).tolist() == [2.0, 5.0]
     # the spread of equal numbers is sometimes not quite 0
     assert scaled_scores(scores, 1e-17).tolist() == [2.0, 5.0]
-
-
-def test_clipped_scores() -> None:
-    assert clipped_scores(torch.tensor([-3.0, 0.5, 3.0]), 1.0).tolist() == [-1.0, 0.5, 1.0]
 
 
 def test_token_rewards_by_hand() -> None:

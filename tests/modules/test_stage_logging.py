@@ -108,17 +108,17 @@ def test_no_key_is_logged_that_is_not_documented(ppo_events: EventAccumulator) -
         assert f"`{key}`" in table.read_text("utf-8"), key
 
 
-def test_sft_logs_every_key_against_its_steps(root: Path, tmp_path: Path) -> None:
-    events = logged(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
-    for key in SFT | STEP_TIMES | {"sft/grad_norm", "sft/skipped_updates"}:
-        assert steps(events, key) == [0, 1, 2, 3], key
-    for key in SFT:
-        assert len(steps(events, f"val/{key}")) == 2, key
+OF_PAIRS = {"reward/calibration_error", "reward/accuracy/preferences"}
 
 
-def test_reward_modelling_logs_every_key_against_its_steps(root: Path, tmp_path: Path) -> None:
-    events = logged(RewardModule(str(root / "policy")), preferences(root), tmp_path)
-    for key in REWARD | STEP_TIMES | {"reward/grad_norm", "reward/skipped_updates"}:
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_other_stages_log_every_key_against_their_steps(
+    root: Path, tmp_path: Path, stage: str
+) -> None:
+    module, data = (SFTModule, demonstrations) if stage == "sft" else (RewardModule, preferences)
+    keys, validated = (SFT, SFT) if stage == "sft" else (REWARD, REWARD | OF_PAIRS)
+    events = logged(module(str(root / "policy")), data(root), tmp_path)
+    for key in keys | STEP_TIMES | {f"{stage}/grad_norm", f"{stage}/skipped_updates"}:
         assert steps(events, key) == [0, 1, 2, 3], key
-    for key in REWARD | {"reward/calibration_error", "reward/accuracy/preferences"}:
+    for key in validated:
         assert len(steps(events, f"val/{key}")) == 2, key

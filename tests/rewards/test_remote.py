@@ -61,6 +61,11 @@ def test_service_scores_requests_of_the_batch_size(fields: list[str]) -> None:
     assert requests == [{"prompts": p, "responses": t} for p, t in (first, last)]
 
 
+def refuses(url: str, told: str, **options: Any) -> None:
+    with pytest.raises(RewardError, match=told):
+        RemoteScorer(url, **options)(PROMPTS, TEXTS)
+
+
 @pytest.mark.parametrize("status", [429, 500, 0])
 def test_transient_failures_are_retried_after_pauses(status: int, pauses: list[float]) -> None:
     with (
@@ -77,11 +82,8 @@ def test_transient_failures_are_retried_after_pauses(status: int, pauses: list[f
 
 @pytest.mark.filterwarnings("ignore:http.*in attempt")
 def test_last_attempt_reports_the_answer(pauses: list[float]) -> None:
-    with (
-        service(always(503, "the model is loading")) as (url, requests),
-        pytest.raises(RewardError, match="the body 'the model is loading' in the last of 3 attemp"),
-    ):
-        RemoteScorer(url, retries=2)(PROMPTS, TEXTS)
+    with service(always(503, "the model is loading")) as (url, requests):
+        refuses(url, "the body 'the model is loading' in the last of 3 attempts", retries=2)
     assert len(requests) == 3
     assert pauses == [1.0, 2.0]
 
@@ -90,9 +92,7 @@ def test_refused_connection_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
-        told = f"{url}: the connection failed .*refused.* last of 1 att"
-        with pytest.raises(RewardError, match=told):
-            RemoteScorer(url, retries=0)(PROMPTS, TEXTS)
+        refuses(url, f"{url}: the connection failed .*refused.* last of 1 attempt", retries=0)
 
 
 def test_missing_answer_is_reported() -> None:
@@ -104,20 +104,16 @@ def test_missing_answer_is_reported() -> None:
 
     with service(waits) as (url, _):
         try:
-            with pytest.raises(RewardError, match=r"no answer within 0\.05 seconds .timeout. in"):
-                RemoteScorer(url, timeout=0.05, retries=0)(PROMPTS, TEXTS)
+            expected = r"no answer within 0\.05 seconds .timeout. in"
+            refuses(url, expected, timeout=0.05, retries=0)
         finally:
             told.set()
 
 
 @pytest.mark.parametrize("status", [400, 404])
 def test_permanent_failures_are_not_retried(status: int) -> None:
-    told = f'expected status 200, got status {status} and the body "no field'
-    with (
-        service(always(status, "no field 'prompts'")) as (url, requests),
-        pytest.raises(RewardError, match=f"{url}: {told}"),
-    ):
-        RemoteScorer(url)(PROMPTS, TEXTS)
+    with service(always(status, "no field 'prompts'")) as (url, requests):
+        refuses(url, f'{url}: expected status 200, got status {status} and the body "no field')
     assert len(requests) == 1
 
 
@@ -246,8 +242,7 @@ def test_dripping_answer_does_not_stretch_the_time_limit(in_body: bool) -> None:
 
     begun, client_left = monotonic(), Event()
     with raw_service(drip(), client_left) as (url, _):
-        with pytest.raises(RewardError, match=r"no answer within 0\.1 seconds .timeout. in"):
-            RemoteScorer(url, timeout=0.1, retries=0)(PROMPTS, TEXTS)
+        refuses(url, r"no answer within 0\.1 seconds .timeout. in", timeout=0.1, retries=0)
         if in_body:  # the thread that was given up stops reading
             assert client_left.wait(5)
     assert monotonic() - begun < 5
@@ -256,11 +251,8 @@ def test_dripping_answer_does_not_stretch_the_time_limit(in_body: bool) -> None:
 @pytest.mark.parametrize("status", [301, 303, 308])
 def test_redirect_is_not_followed(status: int) -> None:
     head = f"HTTP/1.1 {status} Moved\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n"
-    with (
-        raw_service([head.encode()]) as (url, requests),
-        pytest.raises(RewardError, match=f"got status {status}, a redirect, which is not followed"),
-    ):
-        RemoteScorer(url)(PROMPTS, TEXTS)
+    with raw_service([head.encode()]) as (url, requests):
+        refuses(url, f"got status {status}, a redirect, which is not followed")
     assert len(requests) == 1
 
 
@@ -269,11 +261,8 @@ def test_long_answer_is_not_read_to_its_end(status: int, monkeypatch: pytest.Mon
     body = b'{"scores": [1, 2, 3]}'
     monkeypatch.setattr(remote, "MAX_BODY", len(body))
     head = f"HTTP/1.1 {status} OK\r\n\r\n".encode()
-    with (
-        raw_service(chain([head], repeat(bytes(100)))) as (url, _),
-        pytest.raises(RewardError, match=f"of at most 21 bytes, got .* with status {status}"),
-    ):
-        RemoteScorer(url)(PROMPTS, TEXTS)
+    with raw_service(chain([head], repeat(bytes(100)))) as (url, _):
+        refuses(url, f"of at most 21 bytes, got .* with status {status}")
     with service(always(200, body.decode())) as (url, _):  # the largest size
         assert RemoteScorer(url)(PROMPTS, TEXTS) == [1.0, 2.0, 3.0]
 
@@ -281,11 +270,8 @@ def test_long_answer_is_not_read_to_its_end(status: int, monkeypatch: pytest.Mon
 @pytest.mark.filterwarnings("ignore:http.*in attempt")
 def test_incomplete_answer_is_retried() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
-    with (
-        raw_service([head, b'{"scores"']) as (url, requests),
-        pytest.raises(RewardError, match=r"connection failed .*9 bytes.* last of 2 attempts"),
-    ):
-        RemoteScorer(url, retries=1)(PROMPTS, TEXTS)
+    with raw_service([head, b'{"scores"']) as (url, requests):
+        refuses(url, r"connection failed .*9 bytes.* last of 2 attempts", retries=1)
     assert len(requests) == 2
 
 

@@ -24,12 +24,6 @@ def test_a_state_dict_joins_shards_names_tied_weights_and_adds_the_rest(tmp_path
     assert read_state_dict(path, "policy").keys() == {"a", "b", "tied"}
 
 
-def test_an_unknown_network_is_answered_with_those_there_are(tmp_path: Path) -> None:
-    path = write(tmp_path / "last.ckpt")
-    with pytest.raises(ValueError, match=r"\['frozen', 'policy', 'scale'\], got 'critic'"):
-        read_state_dict(path, "critic")
-
-
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("name", [LIGHTNING_FILE, "policy/rank_00001.safetensors", MANIFEST])
 def test_a_truncated_file_is_named(tmp_path: Path, name: str, share: float) -> None:
@@ -53,8 +47,10 @@ def test_a_flipped_byte_is_found_and_another_checkpoint_offered(tmp_path: Path, 
         read_state_dict(path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_an_unknown_network_and_a_missing_file_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "last.ckpt")
+    with pytest.raises(ValueError, match=r"\['frozen', 'policy', 'scale'\], got 'critic'"):
+        read_state_dict(path, "critic")
     (path / "policy/rank_00002.safetensors").unlink()
     with pytest.raises(ValueError, match=r"policy/rank_00002\.safetensors is missing"):
         read_state_dict(path)

@@ -16,9 +16,7 @@ from lit_rlhf.tools.evaluation.output import print_table
 def test_outcomes_are_shares_of_prompts() -> None:
     rates = outcome_rates([1.0, 2.0, 3.0, 4.0], [0.0, 2.0, 5.0, 1.0])
     assert (rates.win, rates.tie, rates.lose, rates.n) == (0.5, 0.25, 0.25, 4)
-
-
-def test_a_difference_of_exactly_the_margin_is_a_tie() -> None:
+    # a difference of exactly the margin is a tie
     rates = outcome_rates([0.5, 1.0, -0.5, -1.0], [0.0, 0.0, 0.0, 0.0], margin=0.5)
     assert (rates.win, rates.tie, rates.lose) == (0.25, 0.5, 0.25)
 

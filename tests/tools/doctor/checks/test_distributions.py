@@ -40,13 +40,6 @@ class OtherUpdate(PPOModule):
         return super().train_policy(changed, *arguments)
 
 
-@pytest.mark.parametrize("kind", [OtherLogprobs, OtherUpdate])
-def test_a_ratio_other_than_one(root: Path, tmp_path: Path, kind: type[PPOModule]) -> None:
-    report = findings(root, tmp_path, module_of(root, kind))
-    assert not_ok(report) == {"ratio": "failure"}
-    assert "The ratio is 1.1052 before the first update" in report.findings["ratio"].found  # e^0.1
-
-
 def test_ratios_that_are_one_only_on_average(root: Path, tmp_path: Path) -> None:
     def noise(made: Experience) -> dict[str, Tensor]:
         signs = 1.0 - 2.0 * (torch.arange(made.old_logprobs.shape[1]) % 2)
@@ -65,12 +58,6 @@ class CountsPadding(PPOModule):
         return super().estimate(rollouts)._replace(values=values)
 
 
-def test_a_critic_that_reads_padding(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, module_of(root, CountsPadding))
-    assert not_ok(report) == {"padding": "failure"}
-    assert "differ: critic by" in report.findings["padding"].found
-
-
 class Cooler(PPOModule):
     """Samples at another temperature than it scores."""
 
@@ -79,13 +66,6 @@ class Cooler(PPOModule):
         rollouts = super().rollout(batch, seed)
         self.sampling = scored
         return rollouts
-
-
-def test_samples_of_another_distribution(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, module_of(root, Cooler))
-    assert not_ok(report) == {"sampling": "failure"}
-    assert "standard errors" in report.findings["sampling"].found
-    assert "model.sampling.temperature" in report.findings["sampling"].change
 
 
 class ScoresHotter(with_experience(lambda made: {"old_logprobs": made.old_logprobs - 0.01})):  # type: ignore[misc]
@@ -98,10 +78,21 @@ class ScoresHotter(with_experience(lambda made: {"old_logprobs": made.old_logpro
         return made._replace(**moved, entropy=made.entropy - off)
 
 
-def test_generations_own_logprobs_that_are_not_the_scored_ones(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, module_of(root, ScoresHotter))
-    assert not_ok(report) == {"sampling": "failure"}
-    assert "Generation gives its own tokens other log-probs" in report.findings["sampling"].found
+@pytest.mark.parametrize(
+    ("kind", "check", "found", "change"),
+    [
+        (OtherLogprobs, "ratio", "The ratio is 1.1052 before the first update", ""),  # e^0.1
+        (OtherUpdate, "ratio", "The ratio is 1.1052 before the first update", ""),
+        (CountsPadding, "padding", "differ: critic by", ""),
+        (Cooler, "sampling", "standard errors", "model.sampling.temperature"),
+        (ScoresHotter, "sampling", "Generation gives its own tokens other log-probs", ""),
+    ],
+)
+def test_faults(root: Path, tmp_path: Path, kind: Any, check: str, found: str, change: str) -> None:
+    report = findings(root, tmp_path, module_of(root, kind))
+    assert not_ok(report) == {check: "failure"}
+    assert found in report.findings[check].found
+    assert change in report.findings[check].change
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,18 @@ from lit_rlhf.tools.doctor.checks import time
 from tests.tools.doctor.runs import case_of, findings, not_ok
 
 
-def test_a_run_without_an_iteration(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, plan=RunPlan(ranks=2))
-    assert not_ok(report) == {"time": "failure"}
-    assert "(2 ranks)" in report.findings["time"].found
-
-
-def test_a_run_without_an_end_is_a_warning(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, max_epochs=-1)
-    assert not_ok(report) == {"time": "warning"}
-    assert "trainer.max_epochs" in report.findings["time"].change
-
-
-def test_a_time_limit_before_the_end_is_a_warning(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, plan=RunPlan(max_time={"seconds": 1}), max_epochs=10_000_000)
-    assert not_ok(report) == {"time": "warning"}
-    assert "trainer.max_time ends the run after 1 s" in report.findings["time"].found
+@pytest.mark.parametrize(
+    ("plan", "trainer", "status", "told"),
+    [
+        (RunPlan(ranks=2), {}, "failure", "(2 ranks)"),  # not one iteration
+        (None, {"max_epochs": -1}, "warning", "trainer.max_epochs"),
+        (RunPlan(max_time={"seconds": 1}), {"max_epochs": 10**7}, "warning", "max_time ends the"),
+    ],
+)
+def test_ends(root: Path, tmp_path: Path, plan: Any, trainer: Any, status: str, told: str) -> None:
+    report = findings(root, tmp_path, plan=plan, **trainer)
+    assert not_ok(report) == {"time": status}
+    assert told in report.findings["time"].found + str(report.findings["time"].change)
 
 
 @pytest.mark.parametrize(
