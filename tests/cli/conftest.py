@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.export.fixtures import runs
+from tests.export.folders import runs
 
 __all__ = ["runs"]
 

@@ -20,14 +20,8 @@ PAGE = ROOT / "docs" / "data.md"
 TEXT = PAGE.read_text("utf-8")
 EXAMPLES = {block.title: block.text for block in blocks(PAGE) if block.language == "json"}
 PREFERENCES = {"hh", "pairs", "conversations", "comparison"}
-ANSWERED = PREFERENCES | {
-    "messages",
-    "turns",
-    "instruction",
-    "instances",
-    "question",
-    "multiple_choice",
-}
+DIALOGUES = {"messages", "turns", "instruction", "instances", "question", "multiple_choice"}
+ANSWERED = PREFERENCES | DIALOGUES
 
 
 def kinds(format: str) -> list[RecordKind]:

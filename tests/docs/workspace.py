@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.docs.blocks import ROOT, all_blocks
+from tests.models.foreign import write_weights
 from tests.support.gguf_file import write_tiny_gguf
 
 
@@ -67,12 +68,6 @@ def write_foreign_reward(reward: Path, folder: Path, llama: Path) -> None:
         config.pop(key, None)
     config["architectures"] = ["LlamaRewardModel"]
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    names, places = sorted(weights), dict[str, str]()
-    for number, part in enumerate((names[::2], names[1::2]), 1):
-        file = f"pytorch_model-0000{number}-of-00002.bin"
-        torch.save({name: weights[name] for name in part}, folder / file)
-        places |= dict.fromkeys(part, file)
-    index = {"metadata": {}, "weight_map": places}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index), "utf-8")
+    write_weights(folder, weights, shards=2, pickled=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(reward / name, folder / name)

@@ -1,3 +1,3 @@
-from tests.export.fixtures import runs
+from tests.export.folders import runs
 
 __all__ = ["runs"]

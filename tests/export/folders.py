@@ -5,12 +5,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.modules.saved_runs import SavedRun
+from tests.modules.saved_runs import SavedRun, saved_run
 
 Runs: TypeAlias = Callable[..., SavedRun]
+
+
+@pytest.fixture(scope="session")
+def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A run of a stage with full weights or adapters; each is made once."""
+    made: dict[tuple[str, bool], SavedRun] = {}
+
+    def of(stage: str, lora: bool = False) -> SavedRun:
+        if (stage, lora) not in made:
+            options = {"network": {"lora_rank": 2}} if lora else {}
+            folder = tmp_path_factory.mktemp(stage)
+            made[stage, lora] = saved_run(stage, root, folder, **options)
+        return made[stage, lora]
+
+    return of
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

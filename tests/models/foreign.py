@@ -75,13 +75,13 @@ def write_foreign(
     weights[f"{layout.head}.weight"] = weight
     if layout.bias:
         weights[f"{layout.head}.bias"] = bias
-    _write_weights(folder, weights, shards, pickled)
+    write_weights(folder, weights, shards, pickled)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | layout.config), "utf-8")
     return Written(folder, causal, weight, bias)
 
 
-def _write_weights(folder: Path, weights: dict[str, Tensor], shards: int, pickled: bool) -> None:
+def write_weights(folder: Path, weights: dict[str, Tensor], shards: int, pickled: bool) -> None:
     stem, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
     names, places = sorted(weights), dict[str, str]()
     for number in range(shards):
