@@ -84,12 +84,8 @@ def test_page_names_open_seeds_and_each_verdict() -> None:
     policies = {name: row for name in ("sft", "ppo_vanilla", "ppo_max")}
     steps = {"policies": policies, "more_of_sft": {"sft": row}, "sft": {}}
     steps |= {name: {"flagged_at": 7} for name in ("ppo_vanilla", "ppo_max")}
-    results = {
-        "seed_10": {
-            "steps": {name: {"result": result} for name, result in steps.items()},
-            "verdict": judge(*read_arms(steps)),
-        }
-    }
+    done = {name: {"result": result} for name, result in steps.items()}
+    results = {"seed_10": {"steps": done, "verdict": judge(*read_arms(steps))}}
     page = format_page(results)
     assert "which decide, 1 are done" in page
     assert "| vanilla PPO | 0.50 | 0.25 | 1.0 | 9.0 | 12% | 75% | 75% | 75% | 75% | 7 |" in page

@@ -12,14 +12,8 @@ from benchmarks.speed.ours_supervised import build_batches, lengths
 from benchmarks.speed.workload import SIZES, Workload, completions, prompts
 
 TINY = Workload(**SIZES["tiny"])
-CEILINGS: dict[str, Any] = {
-    "device": "a processor",
-    "flops_fp32": 1e6,
-    "flops_fp32_onednn": 2e6,
-    "flops_bf16": 2e6,
-    "bytes_per_second": 1e9,
-    "peak_bf16": None,
-}
+CEILINGS: dict[str, Any] = {"device": "a processor", "bytes_per_second": 1e9, "peak_bf16": None}
+CEILINGS |= {"flops_fp32": 1e6, "flops_fp32_onednn": 2e6, "flops_bf16": 2e6}
 
 
 def run_of(side: str, *seconds: float, foreign: float = 0.0, memory: float = 100.0) -> Any:

@@ -49,9 +49,8 @@ def test_flags_choose_type_shards_adapters_and_base(runs: Runs, tmp_path: Path) 
         *source, "--output", str(tmp_path / "n"), *more
     )
     save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
-    assert "path: expected a model of the weights' shape" in refused(
-        *source, "--output", str(tmp_path / "n"), "--base", str(tmp_path / "other")
-    )
+    other = ("--output", str(tmp_path / "n"), "--base", str(tmp_path / "other"))
+    assert "path: expected a model of the weights' shape" in refused(*source, *other)
     assert not (tmp_path / "n").exists()
 
 

@@ -157,11 +157,8 @@ def test_run_resumed_at_its_very_end_leaves_its_model_with_metrics_in_the_card(r
 
 def contents() -> dict[str, tuple[int, bytes]]:
     """Time and content of every file but the configuration of the command."""
-    return {
-        str(path): (path.stat().st_mtime_ns, path.read_bytes())
-        for path in Path().rglob("*")
-        if path.is_file() and path != Path("config.yaml")
-    }
+    files = [p for p in Path().rglob("*") if p.is_file() and p != Path("config.yaml")]
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
 def killed(*_: object) -> None:

@@ -308,12 +308,8 @@ def test_control_tokens_are_counted(
     write_lines: Writer, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [*questions(4), {"question": "and\n\nAssistant: no", "answer": "a"}]
-    data = prompts(
-        write_lines(*rows),
-        tokenizer,
-        ptx_sources=[DataSource(write_lines({"text": "a </s> b <pad>"}, name="text.jsonl"))],
-        on_bad_record="skip",
-    )
+    texts = [DataSource(write_lines({"text": "a </s> b <pad>"}, name="text.jsonl"))]
+    data = prompts(write_lines(*rows), tokenizer, ptx_sources=texts, on_bad_record="skip")
     with caplog.at_level(logging.WARNING):
         data.setup("fit")
     assert data.counts.dropped == {"a turn contains the text of a control token": 1}

@@ -20,10 +20,8 @@ SYSTEM = Message("system", "be kind")
 CHAT_ASK, CHAT_REPLY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 FROM_ASK, FROM_REPLY = {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}
 
-HH = {
-    "chosen": "\n\nHuman: q\n\nAssistant: a\n\nHuman: r\n\nAssistant: good",
-    "rejected": "\n\nHuman: q\n\nAssistant: a\n\nHuman: r\n\nAssistant: bad",
-}
+TURNS = "\n\nHuman: q\n\nAssistant: a\n\nHuman: r\n\nAssistant: "
+HH = {"chosen": f"{TURNS}good", "rejected": f"{TURNS}bad"}
 MULTI = (ASK, REPLY, ASK_MORE)
 ROW = {"prompt": "q", "chosen": "good", "rejected": "bad"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("good", "bad"))

@@ -53,11 +53,8 @@ def test_the_other_rank_ends_with_an_error(folder: Path, strategy: str, end: str
     for rank, path in enumerate(logs):
         with path.open("wb") as log:
             rank_environment = {**environment, "LOCAL_RANK": str(rank)}
-            ranks.append(
-                subprocess.Popen(
-                    command, cwd=ROOT, env=rank_environment, stdout=log, stderr=subprocess.STDOUT
-                )
-            )
+            output = {"stdout": log, "stderr": subprocess.STDOUT}
+            ranks.append(subprocess.Popen(command, cwd=ROOT, env=rank_environment, **output))
     try:
         ranks[0].wait()
     finally:

@@ -179,14 +179,9 @@ def with_engines(rank: int, folder: Path, precision: Any) -> list[list[dict[str,
     detector = CollapseDetector([above(10.0, patience=1)], actions)
     for callback in (detector, CopiedBack()):
         weights = Weights()
-        run = trainer(
-            folder,
-            callback,
-            weights,
-            strategy=MultiEngineDeepSpeedStrategy(stage=2),
-            precision=precision,
-            use_distributed_sampler=False,
-        )
+        engines = MultiEngineDeepSpeedStrategy(stage=2)
+        options = {"precision": precision, "use_distributed_sampler": False}
+        run = trainer(folder, callback, weights, strategy=engines, **options)
         run.fit(Logging(pretraining=1), batches(BATCHES))
         results.append(weights.after)
     return results

@@ -26,14 +26,8 @@ def free_port() -> int:
 
 def torchrun(node: int, port: int) -> tuple[list[str], dict[str, str]]:
     """Command of a node, and what it adds to the environment."""
-    options = {
-        "nnodes": NODES,
-        "nproc-per-node": 1,
-        "rdzv-id": "test",
-        "rdzv-backend": "c10d",
-        "rdzv-endpoint": f"127.0.0.1:{port}",
-        "local-addr": "127.0.0.1",
-    }
+    options = {"nnodes": NODES, "nproc-per-node": 1, "rdzv-id": "test", "rdzv-backend": "c10d"}
+    options |= {"rdzv-endpoint": f"127.0.0.1:{port}", "local-addr": "127.0.0.1"}
     flags = [f"--{name}={value}" for name, value in options.items()]
     return ["-m", "torch.distributed.run", *flags, "-m"], {}
 

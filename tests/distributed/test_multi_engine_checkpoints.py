@@ -75,9 +75,8 @@ def test_last_checkpoint_holds_both_final_weights(two: tuple[dict[str, Any], Pat
     assert last.is_symlink()
     assert checkpoint_problem(last) is None
     assert same(read_state_dict(last), result["save"]["state"])
-    assert read_state_dict(last, "second").keys() == {
-        f"{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")
-    }
+    names = {f"{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")}
+    assert read_state_dict(last, "second").keys() == names
 
 
 def test_tied_weights_are_kept_under_both_names(two: tuple[dict[str, Any], Path]) -> None:

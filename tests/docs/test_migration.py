@@ -85,10 +85,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder of a TRL user: `models/sft`, `models/reward` and `prompts.jsonl`."""
     write_models(tmp_path / "models")
     shutil.move(tmp_path / "models" / "policy", tmp_path / "models" / "sft")
-    lines = [
-        json.dumps({"prompt": [{"role": "user", "content": question}], "answer": answer})
-        for question, answer in zip(QUESTIONS, ANSWERS, strict=True)
-    ]
+    rows = zip(QUESTIONS, ANSWERS, strict=True)
+    asked = [({"role": "user", "content": question}, answer) for question, answer in rows]
+    lines = [json.dumps({"prompt": [turn], "answer": answer}) for turn, answer in asked]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -187,14 +187,8 @@ def test_rewards_evaluate_policies(fresh_workspace: Path) -> None:
 
 # --- export.md
 
-KEEP = {
-    "trainer": {
-        "enable_checkpointing": True,
-        "callbacks+": [
-            {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
-        ],
-    }
-}
+SAVE = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
+KEEP = {"trainer": {"enable_checkpointing": True, "callbacks+": [SAVE]}}
 
 
 @pytest.fixture(scope="module")

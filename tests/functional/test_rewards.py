@@ -84,13 +84,9 @@ def test_all_rewards_of_a_response_add_up_to_eq_3() -> None:
 
 
 def test_a_response_without_a_token_gets_no_reward() -> None:
-    rewards = token_rewards(
-        torch.tensor([5.0, 5.0]),
-        torch.full((2, 2), float("nan")),
-        torch.zeros(2, 2),
-        torch.zeros(2, 2, dtype=torch.bool),
-        kl_coef=0.1,
-    )
+    scores, masked = torch.tensor([5.0, 5.0]), torch.zeros(2, 2, dtype=torch.bool)
+    junk = torch.full((2, 2), float("nan"))
+    rewards = token_rewards(scores, junk, torch.zeros(2, 2), masked, kl_coef=0.1)
     assert (rewards == 0).all()
 
 
@@ -102,12 +98,8 @@ def test_rewards_are_constants() -> None:
         inputs[trained].requires_grad_()
         assert not token_rewards(*inputs, mask, kl_coef=0.1).requires_grad
     scores.requires_grad_()
-    others = (
-        normalized_scores(scores, 0.0, 1.0, None),
-        normalized_scores(scores, 0.0, 1.0, 1.0),
-        scaled_scores(scores, 1.0),
-        clipped_scores(scores, 1.0),
-    )
+    others = [normalized_scores(scores, 0.0, 1.0, clip) for clip in (None, 1.0)]
+    others += [scaled_scores(scores, 1.0), clipped_scores(scores, 1.0)]
     assert not any(x.requires_grad for x in others)
 
 

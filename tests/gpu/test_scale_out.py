@@ -85,21 +85,12 @@ def billion(root: Path, folder: Path, strategy: str, offload_frozen: bool) -> di
         )
     )
     logged = Logged()
-    fitted(
-        module,
-        prompts(root, batch_size=ROWS),
-        folder,
-        max_epochs=10,
-        callbacks=[logged],
-        accelerator="gpu",
-        strategy=strategy,
-        precision="bf16-mixed",
-    )
-    return {
-        "parameters": sum(p.numel() for p in module.policy.parameters()),
-        "metrics": logged.steps,
-        "peak": torch.cuda.max_memory_allocated(),
-    }
+    options = {"accelerator": "gpu", "strategy": strategy, "precision": "bf16-mixed"}
+    data = prompts(root, batch_size=ROWS)
+    fitted(module, data, folder, max_epochs=10, callbacks=[logged], **options)
+    parameters = sum(p.numel() for p in module.policy.parameters())
+    peak = torch.cuda.max_memory_allocated()
+    return {"parameters": parameters, "metrics": logged.steps, "peak": peak}
 
 
 @pytest.fixture(scope="module")

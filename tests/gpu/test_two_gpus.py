@@ -22,13 +22,8 @@ STAGES = ("sft", "reward", "ppo")
 
 
 def run_stages(root: Path, folder: Path, strategy: str, accelerator: str) -> None:
-    arguments = {
-        "devices": 2,
-        "accelerator": accelerator,
-        "strategy": strategy,
-        "precision": "bf16-mixed",
-        "use_distributed_sampler": False,
-    }
+    arguments = {"devices": 2, "accelerator": accelerator, "strategy": strategy}
+    arguments |= {"precision": "bf16-mixed", "use_distributed_sampler": False}
     for stage in STAGES:
         options = {"memory": {"shard_frozen": True}} if stage == "ppo" else {}
         run = trajectory(stage, root, folder / stage, 4, trainer=arguments, **options)
@@ -41,13 +36,8 @@ def run_stages(root: Path, folder: Path, strategy: str, accelerator: str) -> Non
 def test_all_stages_train_on_two_devices(root: Path, tmp_path: Path, strategy: str) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command = [*launch, "tests.gpu.test_two_gpus", str(root), str(tmp_path), strategy, "gpu"]
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "DS_ACCELERATOR": "cuda"},
-        capture_output=True,
-        text=True,
-        timeout=80,
-    )
+    options = {"env": {**os.environ, "DS_ACCELERATOR": "cuda"}, "timeout": 80}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, **options)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     print(done.stdout)
 

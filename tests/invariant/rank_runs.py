@@ -74,8 +74,9 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     with host_tensors_in_collectives() as results["host tensors"]:
         for stage in STAGES:
             arguments = {"strategy": strategy("ddp"), **shared}
+            place = folder / "ddp" / stage
             results[f"ddp {stage}"] = trajectory(
-                stage, root, folder / "ddp" / stage, SAMPLES // RANKS, trainer=arguments
+                stage, root, place, SAMPLES // RANKS, trainer=arguments
             )
             options: dict[str, Any] = {"strategy": strategy("ddp"), **shared}
             found = validated(stage, root, folder / "validated", BATCH_SIZE, **options)

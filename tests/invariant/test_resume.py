@@ -332,9 +332,10 @@ def test_other_content_of_the_same_files_is_refused(dropout_root: Path, tmp_path
 
 def test_allowed_reward_changes_start_moments_anew(dropout_root: Path, tmp_path: Path) -> None:
     def resume(*names: str, **arguments: Any) -> PPOModule:
+        brevity = {"rule": "length", "longest": 0, "normalize": True}
         entries = {
             str(dropout_root / "reward"): {"weight": 1.0, "normalize": True},
-            "brevity": {"rule": "length", "longest": 0, "normalize": True},
+            "brevity": brevity,
         }
         rewards = {name: entries[name] for name in entries if Path(name).name in names}
         module, data = ppo(dropout_root, rewards=rewards)

@@ -54,13 +54,8 @@ class Scripted(PPOModule):
             if prompt % 2:
                 ids[row, length - 1] = EOS_ID
         device = batch.input_ids.device
-        return RolloutBatch(
-            batch.input_ids,
-            batch.attention_mask,
-            ids.to(device),
-            mask.to(device),
-            (batch.index % 2 == 1).to(device),
-        )
+        response = (ids.to(device), mask.to(device), (batch.index % 2 == 1).to(device))
+        return RolloutBatch(batch.input_ids, batch.attention_mask, *response)
 
 
 class Logged(Callback):

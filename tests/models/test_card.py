@@ -103,13 +103,8 @@ def test_settings_commands_and_metrics_tell_nothing_of_the_machine(tmp_path: Pat
         "rewards": {"runs/hh/reward": 1.0, "my.rules:brevity": 0.1, "owner/reward": 2.0},
         "loss.ratio_clip": 0.2,
     }
-    info = ModelCardInfo(
-        "ppo",
-        "runs/hh/sft",
-        config,
-        {"rollout/kl": 1.5},
-        f"lit_rlhf export --checkpoint={tmp_path}/last.ckpt --base {tmp_path}",
-    )
+    command = f"lit_rlhf export --checkpoint={tmp_path}/last.ckpt --base {tmp_path}"
+    info = ModelCardInfo("ppo", "runs/hh/sft", config, {"rollout/kl": 1.5}, command)
 
     card = render_model_card(info, scalar=False)
 

@@ -17,12 +17,9 @@ FAMILIES = ("llama", "gpt2")
 
 def shared_bytes(*networks: torch.nn.Module) -> int:
     """Bytes of the weights of all networks, each storage once."""
-    storages = {
-        parameter.untyped_storage().data_ptr(): parameter.untyped_storage().nbytes()
-        for network in networks
-        for parameter in network.parameters()
-    }
-    return sum(storages.values())
+    parameters = [parameter for network in networks for parameter in network.parameters()]
+    storages = [parameter.untyped_storage() for parameter in parameters]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

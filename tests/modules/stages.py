@@ -111,13 +111,8 @@ def prompts(root: Path, ptx: bool = False, **arguments: Any) -> PromptDataModule
 
 
 def _datamodule(kind: type[Any], root: Path, name: str, arguments: dict[str, Any]) -> Any:
-    usual = {
-        "train_sources": source(root, name),
-        "val_sources": source(root, name),
-        "chat_template": "hh",
-        "max_length": MAX_LENGTH,
-        "batch_size": 4,
-    }
+    sources = {"train_sources": source(root, name), "val_sources": source(root, name)}
+    usual = {**sources, "chat_template": "hh", "max_length": MAX_LENGTH, "batch_size": 4}
     return kind(**usual | arguments)
 
 

@@ -299,11 +299,11 @@ def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) ->
 
 @pytest.mark.parametrize("pretraining", [0, 1])
 def test_coefficient_waits_for_training(pretraining: int, root: Path, tmp_path: Path) -> None:
-    options = ppo_options(
-        root,
-        reward_shaping={"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100},
-        critic_pretraining={"iterations": pretraining},
+    shaping, phase = (
+        {"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100},
+        {"iterations": pretraining},
     )
+    options = ppo_options(root, reward_shaping=shaping, critic_pretraining=phase)
     module = PPOModule(**options)
     told = pytest.warns(UserWarning, match="the policy is not trained")
     with told if pretraining else nullcontext():

@@ -163,10 +163,11 @@ def test_tuner_keeps_a_model_alone(root: Path, tmp_path: Path, finished: Path, m
     options = {"learning_rate": 1e-2, "lr_scheduler": "constant"}
     module, data = SFTModule(str(root / "policy"), optimizer=options), demonstrations(root)
     run = trainer(tmp_path, max_epochs=2)
-    arguments = {
-        "lr_find": {"num_training": 2, "update_attr": False},
-        "scale_batch_size": {"max_trials": 1, "steps_per_trial": 1},
-    }
+    finding, scaling = (
+        {"num_training": 2, "update_attr": False},
+        {"max_trials": 1, "steps_per_trial": 1},
+    )
+    arguments = {"lr_find": finding, "scale_batch_size": scaling}
     getattr(Tuner(run), method)(module, datamodule=data, **arguments[method])
     assert content(finished) == before
     run.fit(module, datamodule=data)

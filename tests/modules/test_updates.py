@@ -190,16 +190,10 @@ def test_non_finite_weight_skips_the_iteration_and_is_named(root: Path, tmp_path
         "critic_optimizer.lr_scheduler": "linear",
     }
     module = PPOModule(**ppo_options(root, **options))
-    recorder = Course()
+    recorder, data = Course(), prompts(root, batch_size=2)
+    more = {"limit_val_batches": None, "val_check_interval": 1}
     with pytest.warns(UserWarning, match="non-finite: weights of the policy") as shown:
-        fitted(
-            module,
-            prompts(root, batch_size=2),
-            tmp_path,
-            callbacks=[NaNWeight(until=3), recorder],
-            limit_val_batches=None,
-            val_check_interval=1,
-        )
+        fitted(module, data, tmp_path, callbacks=[NaNWeight(until=3), recorder], **more)
     told = [str(w.message) for w in shown]
     assert [text.partition(". Weights")[0] for text in told if SKIPPED in text] == [
         f"update of policy and critic skipped at iteration {iteration}: non-finite: weights of "

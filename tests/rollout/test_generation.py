@@ -92,13 +92,8 @@ def test_response_ends_with_its_first_eos(build: Build, pad: int, batch_size: in
     lengths = set()
     for seed in range(3):
         rollouts = sampled(model, seed=seed, pad=pad, batch_size=batch_size)
-        rows = zip(
-            rollouts.response_ids.tolist(),
-            rollouts.response_mask.tolist(),
-            rollouts.terminated.tolist(),
-            rollouts.lengths.tolist(),
-            strict=True,
-        )
+        columns = (*rollouts[2:5], rollouts.lengths)  # ids, mask and whether they ended
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         for ids, mask, terminated, length in rows:
             assert mask == [True] * length + [False] * (len(ids) - length)
             assert EOS_ID not in ids[: length - 1]

@@ -183,12 +183,8 @@ class Runs:
         module.on_fit_start = on_fit_start  # type: ignore[method-assign]
         trainer = self.trainer()
         trainer.fit(module, batches(), ckpt_path=str(self.checkpoint()))
-        return {
-            "state": module.state_dict(),
-            "at_start": seen,
-            "records": module.records,
-            "global_step": trainer.global_step,
-        }
+        seen_and_last = {"at_start": seen, "global_step": trainer.global_step}
+        return {"state": module.state_dict(), "records": module.records, **seen_and_last}
 
     def validate(self) -> dict[str, Any]:
         """Weights of a module that only validates a checkpoint, without engines."""

@@ -14,17 +14,8 @@ from torch import Tensor, distributed
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-FACTORIES = (
-    torch.arange,
-    torch.as_tensor,
-    torch.empty,
-    torch.from_numpy,
-    torch.full,
-    torch.ones,
-    torch.rand,
-    torch.tensor,
-    torch.zeros,
-)
+FACTORIES = (torch.arange, torch.as_tensor, torch.empty, torch.from_numpy, torch.full)
+FACTORIES += (torch.ones, torch.rand, torch.tensor, torch.zeros)
 COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",

@@ -71,10 +71,8 @@ def test_damaged_model(tmp_path: Path, damage: Callable[[Path], None], expected:
 
 def test_a_reward_that_ends_the_process_is_named(tmp_path: Path) -> None:
     policy, prompts = write_policy(tmp_path / "sft"), write_prompts(tmp_path / "prompts.jsonl")
-    message = message_of(
-        *("evaluate", "--policies", policy, "--prompts", prompts),
-        *("--rewards", json.dumps({LEAVING: 1.0})),
-    )
+    rewards = ("--rewards", json.dumps({LEAVING: 1.0}))
+    message = message_of("evaluate", "--policies", policy, "--prompts", prompts, *rewards)
     assert message.startswith("lit_rlhf evaluate: reward function")
     assert "raised SystemExit: 3. Called with prompt" in message
 

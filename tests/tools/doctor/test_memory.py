@@ -25,14 +25,8 @@ from lit_rlhf.tools.doctor.memory import (
 from tests.support.live_memory import LiveTensors
 
 SHAPE = NetworkShape(parameters=1000, layers=3, hidden=8, kv_width=4, vocabulary=50)
-SIZES: dict[str, Any] = {
-    "gpus": 4,
-    "prompt_tokens": 6,
-    "response_tokens": 4,
-    "rollouts": 5,
-    "rows": 2,
-    "scored_tokens": 30,
-}
+SIZES: Any = {"gpus": 4, "prompt_tokens": 6, "response_tokens": 4, "rollouts": 5, "rows": 2}
+SIZES["scored_tokens"] = 30
 ROWS, TOKENS = 8, 64
 
 

@@ -40,8 +40,5 @@ def test_a_finding_has_its_status_its_name_and_what_to_change() -> None:
 
 def test_a_report_is_plain_data() -> None:
     report = Report({"ratio": Finding(Status.FAILURE, "1.1", "Do.")})
-    assert report.as_dict() == {
-        "failed": True,
-        "substitution": "",
-        "checks": [{"check": "ratio", "status": "failure", "found": "1.1", "change": "Do."}],
-    }
+    check = {"check": "ratio", "status": "failure", "found": "1.1", "change": "Do."}
+    assert report.as_dict() == {"failed": True, "substitution": "", "checks": [check]}

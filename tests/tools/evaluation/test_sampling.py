@@ -194,13 +194,9 @@ def test_records_name_model_seed_and_settings(folders: Folders) -> None:
     assert record["prompt"] == ({"role": "user", "content": QUESTIONS[3]},)
     assert record["seed"] == 7
     assert record["length"] <= 6
-    assert record["settings"] == asdict(FEW) | {
-        "responses_per_prompt": 1,
-        "batch_size": 4,
-        "chat_template": "tokenizer",
-        "dtype": "float32",
-        "device": "cpu",
-    }
+    models = {"chat_template": "tokenizer", "dtype": "float32", "device": "cpu"}
+    sizes = {"responses_per_prompt": 1, "batch_size": 4}
+    assert record["settings"] == asdict(FEW) | sizes | models
 
 
 def test_the_seed_repeats_responses_and_is_the_same_for_every_model(folders: Folders) -> None:
