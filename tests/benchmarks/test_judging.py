@@ -67,8 +67,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         rewards = {
             "gold_reward": {"mean": mean, "std": std},
             "reward": {"mean": 10.0 + place, "std": 7.0},
-            "well_formed": {"mean": 0.9 - place / 10, "std": 0.3},
         }
+        rewards["well_formed"] = {"mean": 0.9 - place / 10, "std": 0.3}
         policies[name] = {"rewards": rewards, "response_length": 8, "kl": place, "perplexity": 2.0}
     (folder / "evaluation.json").write_text(json.dumps({"policies": policies}))
     monkeypatch.setattr(collapse, "default_monitors", monitors)
@@ -188,12 +188,10 @@ def test_hash_is_of_the_rules_and_not_of_words() -> None:
     value = replace(check.left, part=replace(A, label="other words"))
     same = replace(claim, text="Other words.", checks=(replace(check, left=value),))
     assert hash_rules([claim]) == hash_rules([same])
-    others = [
-        replace(claim, checks=(replace(check, margin=0.2),)),
-        replace(claim, checks=(replace(check, left=replace(check.left, at="peak")),)),
-        replace(claim, premise=(check,)),
-        replace(claim, checks=(), then=(check,)),
-    ]
+    peak = replace(check.left, at="peak")
+    changes = [{"checks": (replace(check, margin=0.2),)}, {"checks": (replace(check, left=peak),)}]
+    changes += [{"premise": (check,)}, {"checks": (), "then": (check,)}]
+    others = [replace(claim, **change) for change in changes]
     assert len({hash_rules([claim]), *(hash_rules([other]) for other in others)}) == 5
 
 

@@ -73,14 +73,9 @@ def test_a_fit_imports_no_more_than_it_needs_before_its_first_line(tmp_path: Pat
         "    unused = {'deepspeed', 'lm_eval', 'openai', 'gguf', 'IPython'} & sys.modules.keys()\n"
         "    print(len(own), len(sys.modules), *unused)\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    options = {"capture_output": True, "text": True, "check": True, "cwd": tmp_path}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, **options)
     own, everything = map(int, ran.stdout.split()[-2:])
     assert "Seed set to 0" in ran.stderr
     # 126 and 5548 when this was written; the modules of ours take 0.8 of 26 s on a busy machine

@@ -11,12 +11,8 @@ from lit_rlhf.cli.training import RLHFCLI
 from tests.cli import fitting
 from tests.configs.tiny_runs import logged
 
-PPO: dict[str, Any] = {
-    "sampling": {"max_new_tokens": 4},
-    "minibatches": {"minibatch_size": 2},
-    "loss": {"ptx_coef": 0.0},
-    "critic_pretraining": {"iterations": 0},
-}
+PPO: dict[str, Any] = {"sampling": {"max_new_tokens": 4}, "minibatches": {"minibatch_size": 2}}
+PPO |= {"loss": {"ptx_coef": 0.0}, "critic_pretraining": {"iterations": 0}}
 
 
 def fit(root: Path, **trainer: Any) -> RLHFCLI:

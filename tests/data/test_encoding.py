@@ -39,13 +39,8 @@ CHINESE = [
 ]
 DIALOGUES = [SINGLE, MULTI, CHINESE]
 SYSTEM = Message("system", "be kind")
-TURNS = [
-    Message("user", "first question"),
-    Message("assistant", "first answer"),
-    Message("user", "second question"),
-    Message("assistant", "second answer"),
-    Message("user", "third question"),
-]
+TEXTS = ("first question", "first answer", "second question", "second answer", "third question")
+TURNS = [Message("assistant" if n % 2 else "user", text) for n, text in enumerate(TEXTS)]
 ANSWER = Message("assistant", "third answer")
 
 

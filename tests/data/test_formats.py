@@ -163,10 +163,8 @@ def test_rejected_is_no_example(write_lines: Writer, caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("choice", [0, None, "2"])
 def test_tie_is_only_a_prompt(write_lines: Writer, choice: Any) -> None:
-    path = write_lines(
-        {"prompt": "q", "response_1": "a", "response_2": "b", "preference_strength": -2},
-        {"prompt": "q", "response_1": "a", "response_2": "b", "preference_strength": choice},
-    )
+    row = {"prompt": "q", "response_1": "a", "response_2": "b"}
+    path = write_lines(*(row | {"preference_strength": strength} for strength in (-2, choice)))
     assert len(read("prompt", path)) == 2
     with pytest.raises(RecordError, match=r"data.jsonl:2: .*neither response is preferred"):
         read("preference", path)

@@ -12,12 +12,8 @@ from lit_rlhf.data import DialogueEncoder, EncodingError, Message
 from lit_rlhf.data.templates import CHAT_TEMPLATES, adds_bos, resolve_template
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
-CHAT = [
-    {"role": "user", "content": "one"},
-    {"role": "assistant", "content": "two"},
-    {"role": "user", "content": "three"},
-    {"role": "assistant", "content": "four"},
-]
+ROLES, WORDS = ("user", "assistant") * 2, ("one", "two", "three", "four")
+CHAT = [{"role": role, "content": word} for role, word in zip(ROLES, WORDS, strict=True)]
 
 
 def rendered(tokenizer: Tokenizer, name: str, turns: int, prompt: bool) -> str:

@@ -31,15 +31,9 @@ def tiny_tokenizer(
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        TEXTS,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=specials,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
+    alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=specials, **alphabet)
+    tokenizer.train_from_iterator(TEXTS, trainer)
     if bos is not None:
         special = [(bos, tokenizer.token_to_id(bos))]
         post = processors.TemplateProcessing(f"{bos} $A", special_tokens=special)

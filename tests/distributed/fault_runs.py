@@ -41,16 +41,13 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             course = Course()
             with warnings.catch_warnings(record=True) as shown:
                 warnings.simplefilter("always")
-                fitted(
-                    module,
-                    data,
-                    folder / name / stage,
-                    max_epochs=2,
-                    callbacks=[course],
-                    strategy=strategy(name),
-                    devices=RANKS,
-                    use_distributed_sampler=False,
-                )
+                options = {
+                    "strategy": strategy(name),
+                    "devices": RANKS,
+                    "use_distributed_sampler": False,
+                }
+                place = folder / name / stage
+                fitted(module, data, place, max_epochs=2, callbacks=[course], **options)
             results[f"{name} {stage}"] = {
                 "states": course.states,
                 "moments": course.moments,

@@ -39,14 +39,9 @@ def free_port() -> int:
     ],
 )
 def test_the_other_rank_ends_with_an_error(folder: Path, strategy: str, end: str) -> None:
-    environment = {
-        **os.environ,
-        "DS_ACCELERATOR": "cpu",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "NODE_RANK": "0",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]),
-    }
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "callbacks")])
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", **meeting, "PYTHONPATH": paths}
     command = [sys.executable, "-m", "tests.distributed.dying_run", str(folder), strategy, end]
     logs = [folder / f"{strategy} {end} {rank}.log" for rank in range(2)]
     ranks = []

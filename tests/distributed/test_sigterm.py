@@ -17,17 +17,10 @@ from tests.support.ranks import run_on_ranks
 
 def fit(folder: Path, *callbacks: Any, ckpt_path: Path | None = None) -> Module:
     module = Module()
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        max_epochs=2,
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[*callbacks, ResumeCheckpoint()],
-    )
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    options: Any = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_epochs": 2, **quiet}
+    keep = [*callbacks, ResumeCheckpoint()]
+    trainer = Trainer(default_root_dir=folder, callbacks=keep, **options)
     trainer.fit(module, Numbers(), ckpt_path=ckpt_path)
     return module
 

@@ -33,15 +33,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def shape(size: str) -> NetworkShape:
     """Shape of a Llama, whose parameters are counted on the meta device."""
     hidden, intermediate, layers, heads, kv_heads = LAYOUTS[size]
-    config = LlamaConfig(
-        vocab_size=32000,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=False,
-    )
+    sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    config = LlamaConfig(vocab_size=32000, tie_word_embeddings=False, **sizes)
     with torch.device("meta"):
         return network_shape(AutoModelForCausalLM.from_config(config))  # type: ignore[no-untyped-call]
 

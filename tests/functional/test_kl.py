@@ -81,13 +81,9 @@ def test_the_reward_of_k3_has_the_difference_of_the_gradients_of_both_kls() -> N
     probs, reference = logits.softmax(0), logs(REFERENCE)
     estimates = kl_estimate(probs.log(), reference, "k3").detach()
     (gradient,) = torch.autograd.grad((probs * estimates).sum(), logits, retain_graph=True)
-    both = [
-        torch.autograd.grad(kl, logits, retain_graph=True)[0]
-        for kl in (
-            exact_kl(logits[None, None], reference[None, None]).sum(),
-            exact_kl(reference[None, None], logits[None, None]).sum(),
-        )
-    ]
+    one, other = logits[None, None], reference[None, None]
+    kls = (exact_kl(one, other).sum(), exact_kl(other, one).sum())
+    both = [torch.autograd.grad(kl, logits, retain_graph=True)[0] for kl in kls]
     torch.testing.assert_close(gradient, both[0] - both[1], rtol=1e-9, atol=1e-12)
 
 

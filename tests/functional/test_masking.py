@@ -70,10 +70,8 @@ def test_moments_keep_the_spread_of_values_far_from_zero() -> None:
 
 
 def test_merged_moments_are_those_of_the_union() -> None:
-    merged = merged_moments(
-        masked_moments(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3, dtype=torch.bool)),
-        masked_moments(torch.tensor([10.0]), torch.ones(1, dtype=torch.bool)),
-    )
+    parts = (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0]))
+    merged = merged_moments(*(masked_moments(part, torch.ones_like(part).bool()) for part in parts))
     assert [float(x) for x in merged] == pytest.approx([4, 12.5, 4], rel=1e-14)
 
 

@@ -126,16 +126,9 @@ def test_ten_iterations_of_a_billion_weights_and_their_peak_next_to_the_estimate
     assert found["parameters"] > 1e9
     assert len(found["metrics"]) == 10
     assert all(math.isfinite(v) for metrics in found["metrics"] for v in metrics.values())
-    sizes = PPOSizes(
-        1,
-        LONGEST,
-        RESPONSE,
-        ROWS,
-        ROWS // 2,
-        scored_tokens=ROWS * (LONGEST + RESPONSE),
-        offload_frozen=offload,
-        offload_optimizer=strategy == STRATEGIES[1],
-    )
+    kept = {"offload_frozen": offload, "offload_optimizer": strategy == STRATEGIES[1]}
+    scored = ROWS * (LONGEST + RESPONSE)
+    sizes = PPOSizes(1, LONGEST, RESPONSE, ROWS, ROWS // 2, scored_tokens=scored, **kept)
     estimate = ppo_memory(NetworkShape(found["parameters"], 22, 2048, 256, 32000), sizes).peak
     record_property("peak_bytes", found["peak"])
     record_property("estimated_bytes", estimate)

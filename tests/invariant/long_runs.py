@@ -94,13 +94,9 @@ def _policy_and_optimizer(trainer: Trainer, module: Any) -> list[Any]:
     optimizer = _stepped(trainer.optimizers[0])
     parameters = [p.detach() for group in optimizer.param_groups for p in group["params"]]
     schedule = trainer.lr_scheduler_configs[0].scheduler.state_dict()
-    return [
-        dict(module.policy.state_dict()),
-        parameters,
-        [dict(optimizer.state.get(p, {})) for p in parameters],
-        {key: value for key, value in schedule.items() if key != "lr_lambdas"},
-        int(module.ppo_step),
-    ]
+    state = [dict(optimizer.state.get(p, {})) for p in parameters]
+    rates = {key: value for key, value in schedule.items() if key != "lr_lambdas"}
+    return [dict(module.policy.state_dict()), parameters, state, rates, int(module.ppo_step)]
 
 
 def _equal(one: Any, other: Any) -> bool:

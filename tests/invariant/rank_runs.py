@@ -74,40 +74,27 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     with host_tensors_in_collectives() as results["host tensors"]:
         for stage in STAGES:
             arguments = {"strategy": strategy("ddp"), **shared}
-            place = folder / "ddp" / stage
-            results[f"ddp {stage}"] = trajectory(
-                stage, root, place, SAMPLES // RANKS, trainer=arguments
-            )
+            own, place = SAMPLES // RANKS, folder / "ddp" / stage
+            results[f"ddp {stage}"] = trajectory(stage, root, place, own, trainer=arguments)
             options: dict[str, Any] = {"strategy": strategy("ddp"), **shared}
             found = validated(stage, root, folder / "validated", BATCH_SIZE, **options)
             results[f"validated {stage}"] = found
     for stage in STAGES:
         # the ranks' rows make unlike numbers of micro-batches
         arguments = {"strategy": strategy("deepspeed"), **shared}
-        results[f"deepspeed {stage}"] = trajectory(
-            stage,
-            root,
-            folder / "deepspeed" / stage,
-            SAMPLES // RANKS,
-            micro_batch_tokens=MICRO_BATCH_TOKENS,
-            trainer=arguments,
-        )
+        options = {"micro_batch_tokens": MICRO_BATCH_TOKENS, "trainer": arguments}
+        place = folder / "deepspeed" / stage
+        results[f"deepspeed {stage}"] = trajectory(stage, root, place, SAMPLES // RANKS, **options)
     for module_class in (Scripted, HugeReturns):
         recorder = stages.StepRecorder()
         module = module_class(**stages.ppo_options(root))
-        run = stages.fitted(
-            module,
-            stages.prompts(root, batch_size=4),
-            folder / module_class.__name__,
-            callbacks=[recorder],
-            strategy=strategy("ddp"),
-            **shared,
-        )
-        results[module_class.__name__] = {
-            "policy": stages.copied(module.policy),
-            "norms": {name: recorder.norms(name) for name in ("policy", "critic")},
-            "logged": {key: float(value) for key, value in run.callback_metrics.items()},
-        }
+        place, data = folder / module_class.__name__, stages.prompts(root, batch_size=4)
+        options = {"callbacks": [recorder], "strategy": strategy("ddp"), **shared}
+        run = stages.fitted(module, data, place, **options)
+        norms = {name: recorder.norms(name) for name in ("policy", "critic")}
+        metrics = {key: float(value) for key, value in run.callback_metrics.items()}
+        policy = stages.copied(module.policy)
+        results[module_class.__name__] = {"policy": policy, "norms": norms, "logged": metrics}
     results["iterations"] = {
         f"{name} {truncation}": run_iteration(
             root,
@@ -150,14 +137,9 @@ def dynamic_batches(root: Path, folder: Path, shared: dict[str, Any]) -> dict[st
         ("reward", RewardModule, stages.preferences(root, **sizes)),
     ):
         recorder, batches = stages.StepRecorder(), Batches()
-        stages.fitted(
-            module(str(root / "policy"), micro_batch_size=1, optimizer={"grad_clip": None}),
-            data,
-            folder / f"dynamic {name}",
-            callbacks=[recorder, batches],
-            strategy=strategy("ddp"),
-            **shared,
-        )
+        made = module(str(root / "policy"), micro_batch_size=1, optimizer={"grad_clip": None})
+        options = {"callbacks": [recorder, batches], "strategy": strategy("ddp"), **shared}
+        stages.fitted(made, data, folder / f"dynamic {name}", **options)
         (steps,) = recorder.steps.values()
         seen[name] = {"gradients": steps[0], "rows": batches.rows}
     return seen
@@ -195,15 +177,9 @@ def traffic(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "all_reduce", spy)
         patch.setattr(optimization, "BUCKET_SIZE", 2**25)  # one bucket
-        stages.fitted(
-            module,
-            stages.prompts(root, batch_size=4),
-            folder / "traffic",
-            callbacks=[counted],
-            limit_train_batches=1,
-            strategy=strategy("ddp"),
-            **shared,
-        )
+        options = {"callbacks": [counted], "limit_train_batches": 1, "strategy": strategy("ddp")}
+        data = stages.prompts(root, batch_size=4)
+        stages.fitted(module, data, folder / "traffic", **options, **shared)
     networks = (module.critic, module.policy)
     return {
         "by DDP": counted.numbers,
@@ -221,13 +197,7 @@ def pretraining(root: Path, folder: Path, shared: dict[str, Any]) -> list[bool]:
             states.append(pl_module.in_critic_pretraining())
 
     phase = {"iterations": 3, "target_value_loss": 1.0}
-    stages.fitted(
-        UnlikeLosses(**stages.ppo_options(root, critic_pretraining=phase)),
-        stages.prompts(root, batch_size=4),
-        folder / "pretraining",
-        max_epochs=3,
-        callbacks=[Watch()],
-        strategy=strategy("ddp"),
-        **shared,
-    )
+    module = UnlikeLosses(**stages.ppo_options(root, critic_pretraining=phase))
+    options = {"max_epochs": 3, "callbacks": [Watch()], "strategy": strategy("ddp"), **shared}
+    stages.fitted(module, stages.prompts(root, batch_size=4), folder / "pretraining", **options)
     return states

@@ -378,14 +378,10 @@ def recompute(root: Path, truncation: str, ranks: Sequence[Iteration]) -> Expect
     logged["ppo/explained_variance"] = 1 - unexplained**2 / total**2
     logged["rollout/kl"] = sum(score.kl for score in scores) / len(scores)
     logged["rollout/reward"] = sum(score.reward for score in scores) / len(scores)
-    return Expected(
-        end={
-            name: {key: p.detach() for key, p in optimizer.parameters.items()}
-            for name, optimizer in optimizers.items()
-        },
-        gradients={name: optimizer.gradients for name, optimizer in optimizers.items()},
-        logged=logged,
-    )
+    end = {
+        name: {key: p.detach() for key, p in o.parameters.items()} for name, o in optimizers.items()
+    }
+    return Expected(end, {name: o.gradients for name, o in optimizers.items()}, logged)
 
 
 def assert_follows_reference(actual: Iteration, expected: Expected) -> None:

@@ -83,12 +83,9 @@ def stage_run(
     **options: Any,
 ) -> tuple[LightningModule, LightningDataModule]:
     """A module and its data; the batch size is that of one rank."""
-    usual = {
-        "model_path": str(root / "policy"),
-        "optimizer": {"learning_rate": 1e-3, "warmup_ratio": 0.0},
-        "micro_batch_size": micro_batch_size,
-        "micro_batch_tokens": micro_batch_tokens,
-    }
+    usual = {"model_path": str(root / "policy"), "micro_batch_size": micro_batch_size}
+    usual |= {"optimizer": {"learning_rate": 1e-3, "warmup_ratio": 0.0}}
+    usual |= {"micro_batch_tokens": micro_batch_tokens}
     if stage == "sft":
         sft = SFTModule(**nested(usual, options))
         return sft, demonstrations(root, batch_size=batch_size)

@@ -14,13 +14,8 @@ from lit_rlhf.models.card import render_model_card
 from lit_rlhf.models.heads import build_scalar_model
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
-CARD = ModelCardInfo(
-    stage="reward",
-    base_model="owner/base",
-    config={"learning_rate": 1e-5, "pipe": "a|b"},
-    metrics={"reward/accuracy": 0.71},
-    command="lit_rlhf fit",
-)
+SETTINGS, METRICS = {"learning_rate": 1e-5, "pipe": "a|b"}, {"reward/accuracy": 0.71}
+CARD = ModelCardInfo("reward", "owner/base", SETTINGS, METRICS, "lit_rlhf fit")
 
 
 LIBRARY = {"library_name": "transformers"}

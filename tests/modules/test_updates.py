@@ -132,12 +132,8 @@ def test_fault_of_one(root: Path, tmp_path: Path, network: str, other: str, kind
     assert all(torch.isfinite(torch.tensor(list(faulty.metrics[0].values()))))
 
 
-MOVING = {
-    "reward_shaping.kl_target": 0.5,
-    "reward_shaping.kl_horizon": 50,
-    "policy_optimizer.lr_scheduler": "linear",
-    "critic_optimizer.lr_scheduler": "linear",
-}
+MOVING = {"reward_shaping.kl_target": 0.5, "reward_shaping.kl_horizon": 50}
+MOVING |= {f"{network}_optimizer.lr_scheduler": "linear" for network in ("policy", "critic")}
 
 
 @pytest.mark.parametrize(

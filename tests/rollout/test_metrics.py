@@ -86,15 +86,9 @@ def test_metrics_without_an_update_are_empty() -> None:
 def test_metrics_of_real_rollouts_are_plausible() -> None:
     model = optimized_causal_lm()
     ids = torch.randint(4, 280, (6, 5))
-    rollouts = rollout.generate_responses(
-        model,
-        ids,
-        torch.ones_like(ids, dtype=torch.bool),
-        rollout.SamplingOptions(max_new_tokens=8),
-        [EOS_ID, *range(4, 40)],
-        PAD_ID,
-        seed=0,
-    )
+    real, options = torch.ones_like(ids).bool(), rollout.SamplingOptions(max_new_tokens=8)
+    stops = [EOS_ID, *range(4, 40)]
+    rollouts = rollout.generate_responses(model, ids, real, options, stops, PAD_ID, seed=0)
     lengths = rollouts.lengths
     assert lengths.min() < lengths.max()
     statistics = rollout.compute_policy_statistics(model, rollouts)

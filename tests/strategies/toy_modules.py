@@ -210,16 +210,14 @@ class LanguageModels(TwoNetworks):
 
     def __init__(self) -> None:
         super().__init__([4, 4], [4, 4])
-        config = LlamaConfig(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=16,
-            pad_token_id=0,
-            tie_word_embeddings=True,
-        )
+        sizes = {
+            "vocab_size": 32,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+        }
+        sizes |= {"num_attention_heads": 2, "max_position_embeddings": 16}
+        config = LlamaConfig(pad_token_id=0, tie_word_embeddings=True, **sizes)
         config.num_labels = 1
         with torch.random.fork_rng():
             torch.manual_seed(5)

@@ -45,11 +45,8 @@ def reference_varlen_attn(
         before, after = window_size
         mask = (distance <= before) | (before < 0)
         mask &= (distance >= -after) | (after < 0)
-        output = functional.scaled_dot_product_attention(
-            *(states.transpose(0, 1) for states in (queries, key[keys], value[keys])),
-            attn_mask=mask,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
+        rows = (states.transpose(0, 1) for states in (queries, key[keys], value[keys]))
+        options = {"attn_mask": mask, "scale": scale, "enable_gqa": enable_gqa}
+        output = functional.scaled_dot_product_attention(*rows, **options)
         outputs.append(output.transpose(0, 1))
     return torch.cat(outputs)

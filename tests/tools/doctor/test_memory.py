@@ -128,13 +128,12 @@ def test_a_size_of_zero_is_refused() -> None:
 def test_activations_next_to_the_tensors_of_a_llama(
     vocabulary: int, hidden: int, layers: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=hidden * 43 // 16,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
-    )
+    sizes = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 43 // 16,
+    }
+    config = LlamaConfig(num_hidden_layers=layers, num_attention_heads=hidden // 32, **sizes)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()  # type: ignore[no-untyped-call]
     optimize_forward(model)
     if checkpointing:

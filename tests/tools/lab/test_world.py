@@ -18,11 +18,9 @@ def gold(prompt: Sequence[dict[str, str]], response: str) -> GoldTerms:
 
 
 def test_render_is_hh_text() -> None:
-    messages = (
-        {"role": "user", "content": "name two metals."},
-        {"role": "assistant", "content": "iron and zinc."},
-        {"role": "user", "content": "give me two more."},
-    )
+    roles = ("user", "assistant", "user")
+    texts = ("name two metals.", "iron and zinc.", "give me two more.")
+    messages = tuple({"role": r, "content": text} for r, text in zip(roles, texts, strict=True))
     assert render_prompt(messages) == (
         "\n\nHuman: name two metals.\n\nAssistant: iron and zinc."
         "\n\nHuman: give me two more.\n\nAssistant:"
@@ -59,9 +57,8 @@ def test_held_out_prompts_are_never_training_prompts(language: LanguageOption) -
 def test_both_sides_cover_every_topic_and_number() -> None:
     for prompts in (World().sample_prompts(1500, 0), World().sample_held_out_prompts(1500, 0)):
         requests = [parse_request(render_prompt(prompt)) for prompt in prompts]
-        assert {(r.category, r.n_items) for r in requests if not r.harmful} == {
-            (topic, asked) for topic in ENGLISH.topics for asked in ENGLISH.numbers.values()
-        }
+        expected = {(topic, n) for topic in ENGLISH.topics for n in ENGLISH.numbers.values()}
+        assert {(r.category, r.n_items) for r in requests if not r.harmful} == expected
 
 
 def test_shares_are_met_on_average() -> None:
@@ -116,11 +113,9 @@ def test_default_demonstrator_is_imperfect_in_every_way(language: LanguageOption
 
 def test_demonstrator_may_run_out_of_items() -> None:
     # four named before and five more, one too many, are more than the eight of a category
-    prompt = (
-        {"role": "user", "content": "name four metals."},
-        {"role": "assistant", "content": "iron, zinc, tin and lead."},
-        {"role": "user", "content": "give me four more."},
-    )
+    roles = ("user", "assistant", "user")
+    texts = ("name four metals.", "iron, zinc, tin and lead.", "give me four more.")
+    prompt = tuple({"role": r, "content": text} for r, text in zip(roles, texts, strict=True))
     world = World(skill=0.0)
     rng = random.Random(0)
     answers = [world.sample_demonstration(prompt, rng) for _ in range(50)]

@@ -93,12 +93,9 @@ def test_text_from_data_is_escaped(tmp_path: Path) -> None:
 
 
 def test_missing_measurements_are_named(tmp_path: Path) -> None:
-    found = measure_reward_model(
-        "runs/reward",
-        {"helpful": "a.jsonl"},
-        replace(pairs(), logprobs={}, lm_head="", left_out=Counter({"too long": 3}), shortened=2),
-        n_mistakes=0,
-    )
+    few = {"logprobs": {}, "lm_head": "", "left_out": Counter({"too long": 3}), "shortened": 2}
+    sources, own = {"helpful": "a.jsonl"}, replace(pairs(), **few)
+    found = measure_reward_model("runs/reward", sources, own, n_mistakes=0)
     footer = page(found, tmp_path).root.one("footer").text
     assert "No perplexity: the model's folder holds no output layer" in footer
     assert "3 pairs were left out: 3 x too long." in footer
