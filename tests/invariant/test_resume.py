@@ -31,7 +31,7 @@ from tests.modules.stages import (
     write_data,
     write_models,
 )
-from tests.support.tiny_models import tiny_config
+from tests.support.tiny_models import with_dropout
 
 BATCH = 2  # four steps an epoch
 STOPPED_AT = 3  # in the middle of an epoch
@@ -40,9 +40,7 @@ STOPPED_AT = 3  # in the middle of an epoch
 @pytest.fixture(scope="module")
 def dropout_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """GPT-2 with dropout, so that SFT and reward modelling draw random numbers at each step."""
-    config = tiny_config("gpt2")
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
-    return write_models(write_data(tmp_path_factory.mktemp("dropout")), config)
+    return write_models(write_data(tmp_path_factory.mktemp("dropout")), with_dropout("gpt2"))
 
 
 def usual(root: Path, options: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from lit_rlhf.modules import PPOModule, iteration_generator
 from lit_rlhf.modules import ppo as ppo_file
 from lit_rlhf.rollout import RolloutBatch, TokenStatistics
 from tests.modules.stages import first_batch, fitted, ppo_options, prompts, write_data, write_models
-from tests.support.tiny_models import tiny_config
+from tests.support.tiny_models import with_dropout
 
 # no whitening: advantages can be worked out by hand
 PLAIN = {
@@ -57,6 +57,13 @@ def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> TokenStatistics:
     after = torch.randn(shape[0], generator=generator)
     logprobs = (-numbers().abs(), -numbers().abs())
     return TokenStatistics(*logprobs, numbers().abs(), numbers(), after, after)
+
+
+def case_of(batch: PromptBatch, ended: list[bool], lengths: list[int]) -> tuple[Any, Any, Tensor]:
+    """Rollouts with random estimates and rewards."""
+    rollouts = rollouts_of(batch, ended, lengths)
+    rewards = torch.randn(rollouts.response_mask.shape).masked_fill(~rollouts.response_mask, 0.0)
+    return rollouts, estimates_of(rollouts), rewards
 
 
 def test_when_values_read(root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,12 +140,9 @@ def test_rewards_are_score_at_end_minus_kl_at_each_token(root: Path, batch: Prom
 
 @pytest.mark.parametrize("rule", ["terminal", "bootstrap"])
 def test_what_follows_a_cut_off_response(root: Path, batch: PromptBatch, rule: str) -> None:
-    rollouts = rollouts_of(batch, [True, False, False], [3, 4, 1])
-    estimates = estimates_of(rollouts)
-    rewards = torch.randn(3, 4).masked_fill(~rollouts.response_mask, 0.0)
-    module = PPOModule(
-        **ppo_options(root, advantages={"gamma": 0.9, "lam": 0.8, "truncation": rule}, **PLAIN)
-    )
+    rollouts, estimates, rewards = case_of(batch, [True, False, False], [3, 4, 1])
+    advantages = {"gamma": 0.9, "lam": 0.8, "truncation": rule}
+    module = PPOModule(**ppo_options(root, advantages=advantages, **PLAIN))
     experience = module.experience(rollouts, rewards, estimates)
     for row, length in enumerate((3, 4, 1)):
         cut = row > 0 and rule == "bootstrap"
@@ -155,12 +159,9 @@ def test_what_follows_a_cut_off_response(root: Path, batch: PromptBatch, rule: s
 
 
 def test_masked_truncation_leaves_cut_off_responses_out(root: Path, batch: PromptBatch) -> None:
-    rollouts = rollouts_of(batch, [True, False, True], [3, 4, 2])
-    estimates = estimates_of(rollouts)
-    rewards = torch.randn(3, 4).masked_fill(~rollouts.response_mask, 0.0)
-    module = PPOModule(
-        **ppo_options(root, advantages={"truncation": "mask", "normalization": True})
-    )
+    rollouts, estimates, rewards = case_of(batch, [True, False, True], [3, 4, 2])
+    options = {"advantages.truncation": "mask", "advantages.normalization": True}
+    module = PPOModule(**ppo_options(root, **options))
     experience = module.experience(rollouts, rewards, estimates)
     assert experience.loss_mask.sum(1).tolist() == [3, 0, 2]
     minibatch = module.reparameterize_advantages(experience)
@@ -172,9 +173,7 @@ def test_masked_truncation_leaves_cut_off_responses_out(root: Path, batch: Promp
 
 
 def test_advantages_are_whitened_then_clipped_by_minibatch(root: Path, batch: PromptBatch) -> None:
-    rollouts = rollouts_of(batch, [True, False, True, True], [3, 4, 2, 4])
-    estimates = estimates_of(rollouts)
-    rewards = torch.randn(4, 4).masked_fill(~rollouts.response_mask, 0.0)
+    rollouts, estimates, rewards = case_of(batch, [True, False, True, True], [3, 4, 2, 4])
 
     def advantages(rows: list[int], **options: Any) -> Tensor:
         module = PPOModule(**ppo_options(root, advantages=options))
@@ -193,10 +192,9 @@ def test_advantages_are_whitened_then_clipped_by_minibatch(root: Path, batch: Pr
 
 
 def test_whiten_all_ranks(root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    rollouts = rollouts_of(batch, [True, False, True, True], [3, 4, 2, 4])
+    rollouts, estimates, rewards = case_of(batch, [True, False, True, True], [3, 4, 2, 4])
     module = PPOModule(**ppo_options(root, advantages={"normalization": True}))
-    rewards = torch.randn(4, 4).masked_fill(~rollouts.response_mask, 0.0)
-    experience = module.experience(rollouts, rewards, estimates_of(rollouts))
+    experience = module.experience(rollouts, rewards, estimates)
     moments = Moments(torch.tensor(0.5), torch.tensor(4.0), torch.tensor(9))
     place = "lit_rlhf.ppo.algorithm.global_masked_moments"
     monkeypatch.setattr(place, lambda values, mask: moments)
@@ -299,12 +297,9 @@ def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) ->
 
 @pytest.mark.parametrize("pretraining", [0, 1])
 def test_coefficient_waits_for_training(pretraining: int, root: Path, tmp_path: Path) -> None:
-    shaping, phase = (
-        {"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100},
-        {"iterations": pretraining},
-    )
-    options = ppo_options(root, reward_shaping=shaping, critic_pretraining=phase)
-    module = PPOModule(**options)
+    shaping = {"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100}
+    options = {"reward_shaping": shaping, "critic_pretraining.iterations": pretraining}
+    module = PPOModule(**ppo_options(root, **options))
     told = pytest.warns(UserWarning, match="the policy is not trained")
     with told if pretraining else nullcontext():
         fitted(module, prompts(root), tmp_path, limit_train_batches=1, max_epochs=1)
@@ -343,9 +338,7 @@ def test_entropy_is_computed_for_its_bonus_alone(root: Path, tmp_path: Path, coe
 
 
 def test_the_critic_has_no_dropout(tmp_path: Path) -> None:
-    config = tiny_config("gpt2")
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
-    folder = write_models(write_data(tmp_path), config)
+    folder = write_models(write_data(tmp_path), with_dropout("gpt2"))
     module = PPOModule(**ppo_options(folder)).train()
     rollouts = rollouts_of(first_batch(prompts(folder), folder), [True, False], [3, 2])
     rows = (rollouts.sequence_ids, rollouts.sequence_mask, 3)

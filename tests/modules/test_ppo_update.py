@@ -7,7 +7,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from lit_rlhf.modules import CriticPretrainingOptions, LossShare, PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch
@@ -24,7 +23,7 @@ from tests.modules.stages import (
     write_data,
     write_models,
 )
-from tests.support.tiny_models import tiny_config
+from tests.support.tiny_models import with_dropout
 
 
 class Recording(PPOModule):
@@ -45,16 +44,6 @@ class Recording(PPOModule):
         means = super().update(*arguments)
         self.updates.append({key: float(value) for key, value in means.items()})
         return means
-
-
-def with_dropout(family: str) -> PreTrainedConfig:
-    config = tiny_config(family)
-    names = {"gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"), "llama": ("attention_dropout",)}
-    names["opt"] = ("dropout", "attention_dropout")
-    for name in names[family]:
-        assert hasattr(config, name)
-        setattr(config, name, 0.5)
-    return config
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama", "opt"])
@@ -136,12 +125,9 @@ def test_critic_pretraining_keeps_moments_and_step_counts(root: Path, tmp_path: 
 
 def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> None:
     def run(target: float | None) -> Recording:
-        options = {
-            "critic_pretraining": {"iterations": 4, "target_value_loss": target},
-            "critic_optimizer.learning_rate": 1e-2,
-            "loss.value_clip": None,
-        }
-        module = Recording(**ppo_options(root, **options))
+        phase = {"iterations": 4, "target_value_loss": target}
+        options = {"critic_optimizer.learning_rate": 1e-2, "loss.value_clip": None}
+        module = Recording(**ppo_options(root, critic_pretraining=phase, **options))
         fitted(module, prompts(root), tmp_path / str(target), max_epochs=5)
         return module
 
@@ -171,12 +157,8 @@ def test_the_policys_warmup_starts_after_critic_pretraining(root: Path, tmp_path
 
 
 def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: Path) -> None:
-    one_step = {
-        "minibatches.minibatch_size": 8,
-        "minibatches.ppo_epochs": 1,
-        "policy_optimizer.grad_clip": None,
-        "minibatches.micro_batch_size": 3,
-    }
+    one_step = {"minibatches.minibatch_size": 8, "minibatches.ppo_epochs": 1}
+    one_step |= {"policy_optimizer.grad_clip": None, "minibatches.micro_batch_size": 3}
 
     def gradients(coef: float) -> tuple[dict[str, Tensor], PPOModule, float]:
         module = PPOModule(**ppo_options(root, loss={"ptx_coef": coef}, **one_step))

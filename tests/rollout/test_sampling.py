@@ -19,14 +19,9 @@ def shares(options: SamplingOptions, seen: list[int], n_new: int = 0) -> list[fl
     """How often each token comes for numbers that cover [0, 1) evenly: its probability."""
     n = 10_000
     uniforms = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    tokens = sample_tokens(
-        PROBABILITIES.log().expand(n, 4),
-        uniforms,
-        options,
-        torch.tensor([0]),
-        torch.tensor(seen).expand(n, len(seen)),
-        torch.full((n,), n_new),
-    )
+    logits, before = PROBABILITIES.log().expand(n, 4), torch.tensor(seen).expand(n, len(seen))
+    counts, eos = torch.full((n,), n_new), torch.tensor([0])
+    tokens = sample_tokens(logits, uniforms, options, eos, before, counts)
     return [round(float((tokens == token).double().mean()), 3) for token in range(4)]
 
 
@@ -92,16 +87,16 @@ def test_the_temperature_comes_before_the_nucleus() -> None:
     assert shares(options, [3]) == [1.0, 0.0, 0.0, 0.0]
 
 
+def draws(logits: Tensor, uniform: float, **options: Any) -> list[int]:
+    """The first token of each row, where no token ends a response."""
+    before = torch.zeros(len(logits), 1, dtype=torch.long)
+    uniforms, none = torch.full((len(logits),), uniform, dtype=torch.float64), before[:0, 0]
+    own = SamplingOptions(max_new_tokens=1, **options)
+    return sample_tokens(logits, uniforms, own, none, before, before[:, 0]).tolist()
+
+
 def draw(logits: Tensor, uniform: float, **options: Any) -> int:
-    tokens = sample_tokens(
-        logits[None],
-        torch.tensor([uniform], dtype=torch.float64),
-        SamplingOptions(max_new_tokens=1, **options),
-        torch.tensor([], dtype=torch.long),
-        torch.zeros(1, 1, dtype=torch.long),
-        torch.zeros(1, dtype=torch.long),
-    )
-    return int(tokens)
+    return draws(logits[None], uniform, **options)[0]
 
 
 @pytest.mark.parametrize("end", [0.0, 1 - 2**-53])
@@ -130,15 +125,7 @@ def test_the_number_of_tokens_to_choose_from_does_not_depend_on_that_of_rows() -
 
 def test_each_row_has_its_own_most_probable_token() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
-    tokens = sample_tokens(
-        logits,
-        torch.zeros(2, dtype=torch.float64),
-        replace(OPTIONS, do_sample=False),
-        torch.tensor([], dtype=torch.long),
-        torch.zeros(2, 1, dtype=torch.long),
-        torch.zeros(2, dtype=torch.long),
-    )
-    assert tokens.tolist() == [2, 0]
+    assert draws(logits, 0.0, do_sample=False) == [2, 0]
 
 
 def test_penalties_are_computed_in_float32() -> None:

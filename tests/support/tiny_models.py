@@ -72,6 +72,17 @@ def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> transformers.PreTr
     return builders[family]()
 
 
+def with_dropout(family: str) -> transformers.PreTrainedConfig:
+    """Config of a family in which half of everything that can be is dropped."""
+    config = tiny_config(family)
+    names = {"gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"), "llama": ("attention_dropout",)}
+    names["opt"] = ("dropout", "attention_dropout")
+    for name in names[family]:
+        assert hasattr(config, name)
+        setattr(config, name, 0.5)
+    return config
+
+
 def tiny_causal_lm(
     family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0
 ) -> transformers.PreTrainedModel:
@@ -101,9 +112,7 @@ def optimized_causal_lm(
 
 def noisy_causal_lm() -> transformers.PreTrainedModel:
     """A tiny GPT-2 with the usual weights, and dropout in training mode."""
-    config = tiny_config("gpt2")
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.5
-    model = optimize_forward(type(tiny_causal_lm("gpt2"))(config))
+    model = optimize_forward(type(tiny_causal_lm("gpt2"))(with_dropout("gpt2")))
     model.load_state_dict(tiny_causal_lm("gpt2").state_dict())
     return model
 
