@@ -298,10 +298,8 @@ def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, Any]) -> None:
-    settings = (
-        parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *flags]).fit.as_dict()
-    )
-    before, after = parsing.parsed(PPO_MAX), parsing.flat(settings)
+    settings = parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *flags])
+    before, after = parsing.parsed(PPO_MAX), parsing.flat(settings.fit.as_dict())
     keys = parsing.changed_keys(before, after) - {"config"}
     assert {key.removeprefix("model.init_args."): after[key] for key in keys} == changed
 

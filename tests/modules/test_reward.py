@@ -164,9 +164,8 @@ def test_validation_weighs_pairs_and_tokens_anew(root: Path, tmp_path: Path) -> 
         with torch.no_grad():
             model.model.score.weight *= factor
         # batches of 3, 3 and 2 pairs
-        (logged,) = run.validate(
-            model, datamodule=stages.preferences(root, batch_size=3), verbose=False
-        )
+        data = stages.preferences(root, batch_size=3)
+        (logged,) = run.validate(model, datamodule=data, verbose=False)
         scores = read_scores(model, batch)
         difference = scores[:, 0] - scores[:, 1]
         pairwise.append(float(-logsigmoid(difference).mean()))
@@ -209,13 +208,9 @@ def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(roo
         real = prompted.attention_mask[row]
         prompt = prompted.input_ids[row][real]
         response = said.input_ids.long()[len(prompt) :]
-        rollouts = RolloutBatch(
-            prompted.input_ids[row : row + 1],
-            prompted.attention_mask[row : row + 1],
-            response.unsqueeze(0),
-            torch.ones(1, len(response), dtype=torch.bool),
-            torch.tensor([True]),
-        )
+        asked = (prompted.input_ids[row : row + 1], prompted.attention_mask[row : row + 1])
+        answered = (response.unsqueeze(0), torch.ones(1, len(response), dtype=torch.bool))
+        rollouts = RolloutBatch(*asked, *answered, torch.tensor([True]))
         ids = rollouts.sequence_ids[rollouts.sequence_mask]
         chosen = preferred.chosen.input_ids[row][preferred.chosen.attention_mask[row]]
         assert ids.tolist() == chosen.tolist()

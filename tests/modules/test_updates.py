@@ -132,8 +132,8 @@ def test_fault_of_one(root: Path, tmp_path: Path, network: str, other: str, kind
     assert all(torch.isfinite(torch.tensor(list(faulty.metrics[0].values()))))
 
 
-MOVING = {"reward_shaping.kl_target": 0.5, "reward_shaping.kl_horizon": 50}
-MOVING |= {f"{network}_optimizer.lr_scheduler": "linear" for network in ("policy", "critic")}
+LINEAR = {f"{network}_optimizer.lr_scheduler": "linear" for network in ("policy", "critic")}
+MOVING = {"reward_shaping.kl_target": 0.5, "reward_shaping.kl_horizon": 50, **LINEAR}
 
 
 @pytest.mark.parametrize(
@@ -179,13 +179,9 @@ class NaNWeight(Callback):
 
 
 def test_non_finite_weight_skips_the_iteration_and_is_named(root: Path, tmp_path: Path) -> None:
-    options = {
-        "network.attn_implementation": "eager",  # transformers samples, and raises an error of NaN
-        "minibatches.minibatch_size": 2,
-        "policy_optimizer.lr_scheduler": "linear",
-        "critic_optimizer.lr_scheduler": "linear",
-    }
-    module = PPOModule(**ppo_options(root, **options))
+    # transformers samples, and raises an error of NaN
+    eager = {"network.attn_implementation": "eager", "minibatches.minibatch_size": 2}
+    module = PPOModule(**ppo_options(root, **eager, **LINEAR))
     recorder, data = Course(), prompts(root, batch_size=2)
     more = {"limit_val_batches": None, "val_check_interval": 1}
     with pytest.warns(UserWarning, match="non-finite: weights of the policy") as shown:
@@ -271,13 +267,9 @@ def test_weights_that_are_not_finite_are_not_saved(root: Path, tmp_path: Path) -
             with torch.no_grad():
                 pl_module.model.get_parameter("model.norm.weight")[0] = torch.nan
 
+    module, data = SFTModule(str(root / "policy")), demonstrations(root)
     with pytest.raises(ValueError, match=f"{tmp_path}/model: expected finite numbers"):
-        fitted(
-            SFTModule(str(root / "policy")),
-            demonstrations(root),
-            tmp_path,
-            callbacks=[NaNAtTheEnd()],
-        )
+        fitted(module, data, tmp_path, callbacks=[NaNAtTheEnd()])
     assert not (tmp_path / "model").exists()
 
 
