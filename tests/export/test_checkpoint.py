@@ -50,9 +50,9 @@ def test_networks_of_one_trunk(root: Path, tmp_path: Path) -> None:
     assert not any("value_head" in name for name in weights(saved.finished))
 
 
-def test_a_policy_without_a_critic(stage_root: Path, tmp_path: Path) -> None:
+def test_a_policy_without_a_critic(root: Path, tmp_path: Path) -> None:
     options = {"advantages": {"estimator": "reinforce_plus_plus"}, "critic_init": "shared"}
-    saved = saved_run("ppo", stage_root, tmp_path, **options)
+    saved = saved_run("ppo", root, tmp_path, **options)
     load_checkpoint_model(saved.checkpoint).save(tmp_path / "policy")
     assert_same_model(tmp_path / "policy", saved.finished)
     with pytest.raises(ValueError, match=r"network: expected policy of a checkpoint .*'critic'"):

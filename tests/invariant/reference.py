@@ -317,9 +317,9 @@ def policy_loss(
     surrogate, bonus, text_nll = (torch.zeros((), dtype=torch.float64) for _ in range(3))
     clips, kl, ratios = 0, 0.0, 0.0
     for sample, score in batch:
-        tokens = read_policy(policy, sample)
-        olds = zip(tokens, score.old_logprobs, score.advantages, strict=True)
-        for (logprob, entropy), old, advantage in olds:
+        read = read_policy(policy, sample)
+        rows = zip(read, score.old_logprobs, score.advantages, strict=True)
+        for (logprob, entropy), old, advantage in rows:
             ratio = (logprob - old).exp()
             bound = 1 + math.copysign(LOSS["ratio_clip"], advantage)
             held = float(ratio.detach()) > bound if advantage > 0 else float(ratio.detach()) < bound
