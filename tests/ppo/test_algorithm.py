@@ -65,6 +65,19 @@ def test_phases_run_without_a_trainer(ppo: PPO, prompts: PromptBatch) -> None:
         assert any(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
 
 
+def test_disagreement_of_reward_models_is_subtracted(
+    ppo: PPO, prompts: PromptBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    monkeypatch.setattr(ppo.reward, "spread", lambda: torch.tensor([0.5, 0.0]))
+    ppo.reward_shaping = replace(ppo.reward_shaping, kl_coef=0.0, spread_coef=2.0)
+    rewards = ppo.shape_rewards(rollouts, torch.tensor([3.0, -9.0]), ppo.estimate(rollouts))
+    assert rewards.sum(1).tolist() == pytest.approx([3.0 - 2.0 * 0.5, -9.0], abs=1e-5)
+    networks = PPONetworks(ppo.policy, ppo.reference, ppo.critic, ppo.reward, ppo.tokenizer)
+    with pytest.raises(ValueError, match=r"spread_coef=2\.0: expected at least two reward models"):
+        PPO(networks, PPOOptions(reward_shaping=ppo.reward_shaping))
+
+
 def test_long_responses_are_penalized_gradually(ppo: PPO, prompts: PromptBatch) -> None:
     rollouts = ppo.rollout(prompts, seed=1)
     scores, estimates = torch.zeros(2), ppo.estimate(rollouts)
