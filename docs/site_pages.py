@@ -64,8 +64,7 @@ def write_pages(folder: Path) -> None:
         sources += [target for target in linked if target not in sources]
     reference = {
         f"reference/{package.rpartition('.')[2]}.md": (
-            f"# {package}\n\n::: {package}\n"
-            f"    options: {{members: {importlib.import_module(package).__all__}}}\n"
+            f"# {package}\n\n::: {package}\n    options: {{members: {public_names(package)}}}\n"
         )
         for package in reference_packages(SITE["nav"])
     } | {CONFIGURATION: configuration_page(), MESSAGES: messages_page()}
@@ -108,6 +107,16 @@ def reference_packages(nav: list[dict[str, Any]]) -> Iterator[str]:
             ((title, path),) = entry.items()
             if path.startswith("reference/") and path not in (CONFIGURATION, MESSAGES):
                 yield title
+
+
+def public_names(package: str) -> list[str]:
+    """The names that a package exports, which may be imported or found when they are used."""
+    module = importlib.import_module(package)
+    imported = (name for name, value in vars(module).items() if not inspect.ismodule(value))
+    names: list[str] = getattr(module, "__all__", None) or [
+        name for name in imported if not name.startswith("_")
+    ]
+    return names
 
 
 # --- configuration keys

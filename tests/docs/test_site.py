@@ -74,7 +74,11 @@ def keys(options: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def test_links_lead_to_pages_and_copies_of_files() -> None:
+def test_pages_are_written_with_names_and_links_that_lead_to_copies(tmp_path: Path) -> None:
+    site_pages.write_pages(tmp_path / "pages")
+    for page, name in {"lit_callbacks": "'RollBack'", "forward": "'hidden_states'"}.items():
+        assert name in (tmp_path / f"pages/reference/{page}.md").read_text("utf-8")
+    assert (tmp_path / "pages/files/callbacks/examples/trl_grpo.py").is_file()
     text = "[a](../callbacks/README.md#b) [c](data.md) [d](../Makefile) [e](https://e.e) [f](no.md)"
     led = "[a](callbacks.md#b) [c](data.md) [d](files/Makefile) [e](https://e.e) [f](no.md)"
     assert site_pages.lead_links(text, "docs/index.md") == (led, ["Makefile"])
