@@ -109,7 +109,7 @@ def _is_model_folder(source: Path) -> bool:
         return True
     if source.is_dir() and not is_checkpoint_folder(source):
         raise ValueError(
-            "checkpoint: expected a checkpoint file, a checkpoint folder with manifest.json, or a "
+            "checkpoint: expected a checkpoint file, a checkpoint folder with state.ckpt, or a "
             f"model's folder with config.json or {ADAPTER_CONFIG}, got the folder {source} with "
             "none of them"
         )

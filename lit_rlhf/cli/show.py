@@ -12,7 +12,6 @@ from lit_rlhf.command import Command
 PATHS_HELP = (
     "Folders of models and cached data, checkpoints, evaluations (.json), responses (.jsonl)."
 )
-_OF_RESPONSES = ("model", "policy", "seed", "settings")
 
 
 def show(paths: list[str]) -> None:
@@ -27,31 +26,29 @@ def show(paths: list[str]) -> None:
 
 def describe(path: Path) -> dict[str, Any]:
     """Read the manifest of an artefact as plain data."""
-    from lit_rlhf.files import MANIFEST, lock_path
+    from lit_rlhf.files import lock_path, manifest_path
     from lit_rlhf.strategies import is_checkpoint_folder
 
     if not path.exists():
         raise ValueError(f"paths: expected a model, checkpoint or evaluation, got no file {path}")
+    if manifest_path(path).exists():
+        return {"finished": not lock_path(path).exists(), **describe_manifest(path)}
     if path.suffix == ".json":
         return describe_evaluation(path)
-    if path.suffix == ".jsonl":
-        return describe_responses(path)
-    if path.is_file() or is_checkpoint_folder(path):
+    if path.suffix == ".ckpt" or is_checkpoint_folder(path):
         return describe_checkpoint(path)
-    if not (path / MANIFEST).exists():
-        raise ValueError(
-            f"paths: expected a folder that lit_rlhf has written, got {path} without {MANIFEST}"
-        )
-    return {"finished": not lock_path(path).exists(), **describe_folder(path)}
+    raise ValueError(
+        f"paths: expected what lit_rlhf has written, got {path} without {manifest_path(path)}"
+    )
 
 
-def describe_folder(folder: Path) -> dict[str, Any]:
-    """The manifest of a model's folder, with the files that have changed since."""
+def describe_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a folder or file, with the files that have changed since."""
     from lit_rlhf.files import hash_files, listed_files, read_manifest
 
-    listed, found = listed_files(folder), hash_files(folder)
+    listed, found = listed_files(path), hash_files(path)
     changed = [name for name in {**listed, **found} if listed.get(name) != found.get(name)]
-    manifest = read_manifest(folder)
+    manifest = read_manifest(path)
     made = {name: value for name, value in manifest.get("made", {}).items() if value}
     return {
         **made,
@@ -62,7 +59,7 @@ def describe_folder(folder: Path) -> dict[str, Any]:
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:
     """Description of a checkpoint: its run, and whether it is damaged."""
-    from lit_rlhf.modules import SETTINGS_KEY, VERSION_KEY
+    from lit_rlhf.modules import SETTINGS_KEY, VERSIONS_KEY
     from lit_rlhf.strategies import checkpoint_problem, read_lightning_state
 
     content = read_lightning_state(path)
@@ -72,31 +69,21 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "made_by": options.get("_class_path", "a script"),
         "epoch": content.get("epoch"),
         "updates": content.get("global_step"),
-        "lit_rlhf": content.get(VERSION_KEY, "0.1.0 or older"),
+        "versions": content.get(VERSIONS_KEY, {}),
         "inputs": plain(content.get(SETTINGS_KEY, {})),
         "settings": {name: v for name, v in options.items() if not name.startswith("_")},
     }
 
 
 def describe_evaluation(path: Path) -> dict[str, Any]:
-    """Settings, inputs and versions of an evaluation."""
+    """Inputs, versions and settings of an evaluation."""
     try:
         report = json.loads(path.read_text("utf-8"))
-        return {name: report[name] for name in ("settings", "inputs", "versions")}
+        made = {name: report[name] for name in ("inputs", "versions")}
+        return {"settings": report.get("settings", {}), **made}
     except (ValueError, KeyError, TypeError) as error:
-        expected = "paths: expected the JSON file of an evaluation with responses"
+        expected = "paths: expected the JSON file of an evaluation"
         raise ValueError(f"{expected}, got {path}") from error
-
-
-def describe_responses(path: Path) -> dict[str, Any]:
-    """Whose responses a file has, and how they were sampled, as far as the file says so."""
-    try:
-        records = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        told = [{key: r[key] for key in _OF_RESPONSES if key in r} for r in records]
-        different = list({json.dumps(t): t for t in told}.values())
-        return {"responses": sum("response" in r for r in records), "of": different}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"paths: expected a file of responses, got {path}: {error}") from error
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,13 @@ from lit_rlhf.models import (
     check_model_path,
     load_tokenizer,
 )
-from lit_rlhf.modules import CONTRACT_KEY, critic_source, dotted_arguments, generation_settings
+from lit_rlhf.modules import (
+    CONTRACT_KEY,
+    SETTINGS_KEY,
+    critic_source,
+    dotted_arguments,
+    generation_settings,
+)
 from lit_rlhf.rewards import parse_rewards
 from lit_rlhf.strategies import SavedCheckpoint, read_checkpoint
 
@@ -142,6 +148,9 @@ def load_checkpoint_model(
             dotted_arguments(hparams),
             progress,
             command,
+            # without the options of the data
+            inputs={n: v for n, v in saved.content.get(SETTINGS_KEY, {}).items() if "." not in n},
+            updates=progress.get("global_step"),
         ),
         generation=(
             generation_settings(hparams["sampling"]["temperature"]) if chosen == "policy" else None

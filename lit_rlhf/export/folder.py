@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from lit_rlhf.data import TextContract
 from lit_rlhf.export.model import ExportableModel, NetworkName
+from lit_rlhf.files import read_manifest
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models import (
     ADAPTER_CONFIG,
@@ -27,6 +28,7 @@ from lit_rlhf.models import (
 )
 
 SCALAR_NETWORKS = ("reward", "critic")
+KEPT = ("made", "versions")  # of the manifest
 
 
 def load_folder_model(
@@ -84,6 +86,7 @@ def load_folder_model(
         dtype=ModelOptions(dtype=target).torch_dtype,
         contract=TextContract.find(path),
         card=card.read_text("utf-8") if card.is_file() else None,
+        manifest={name: value for name, value in read_manifest(path).items() if name in KEPT},
         generation=None if scalar else generation_config_settings(inner),
         lm_head={} if lm_head is None else lm_head.state_dict(),
     )

@@ -11,11 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data import DialogueEncoder, TextContract
+from lit_rlhf.files import write_manifest
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models import (
     HeadFormat,
     ModelCardInfo,
     merge_adapters,
+    replace_folder,
     save_adapter_folder,
     save_model_folder,
 )
@@ -29,7 +31,7 @@ class ExportableModel:
 
     `name` is its kind and origin in words, and `dtype` the type that weights are saved in. What is
     not known is `None`. `generation` is for a language model, and `lm_head` the output layer that
-    was trained beside a scalar one.
+    was trained beside a scalar one. `manifest` is taken over from the folder of the model.
     """
 
     model: LanguageModel
@@ -41,6 +43,7 @@ class ExportableModel:
     card: ModelCardInfo | str | None = None
     generation: Mapping[str, Any] | None = None
     lm_head: Mapping[str, Tensor] = field(default_factory=dict)
+    manifest: Mapping[str, Any] = field(default_factory=dict)
 
     def save(
         self, output: str | Path, max_shard_size: str = "5GB", format: HeadFormat = "transformers"
@@ -54,17 +57,19 @@ class ExportableModel:
                 "format: expected transformers for a language model, which all programs load, got "
                 f"{format!r}; network critic or reward exports a scalar model"
             )
-        save_model_folder(
-            merge_adapters(self.model, self.dtype),
-            self.tokenizer,
-            str(output),
-            contract=self.contract,
-            card=self.card,
-            generation=self.generation,
-            max_shard_size=max_shard_size,
-            head_format=format,
-            lm_head={name: tensor.to(self.dtype) for name, tensor in self.lm_head.items()},
-        )
+        with replace_folder(output) as partial:
+            save_model_folder(
+                merge_adapters(self.model, self.dtype),
+                self.tokenizer,
+                partial,
+                contract=self.contract,
+                card=self.card,
+                generation=self.generation,
+                max_shard_size=max_shard_size,
+                head_format=format,
+                lm_head={name: tensor.to(self.dtype) for name, tensor in self.lm_head.items()},
+            )
+            write_manifest(partial, self.manifest)
 
     def save_adapters(self, output: str | Path) -> None:
         """Write a folder of only the model's LoRA adapters."""

@@ -2,8 +2,8 @@
 
 - `partial_path`, `save_durably` and `move_into_place` write a file or folder under a hidden name
   and give it its name when it is complete and on disk.
-- `write_manifest`, `read_manifest` and `check_weights` keep what a folder was made from and the
-  hashes of its files.
+- `write_manifest`, `read_manifest`, `check_weights` and `check_responses` keep what a folder or
+  file was made from and the hashes of its files.
 - `FolderLocks` keeps two runs from writing to one folder.
 - `write_text` and `write_json_lines` write the results of commands; `ProgressFile` keeps the
   finished batches of one that is interrupted.
@@ -24,11 +24,13 @@ from lit_rlhf.files.locks import FolderInUseError as FolderInUseError
 from lit_rlhf.files.locks import FolderLocks as FolderLocks
 from lit_rlhf.files.locks import lock_path as lock_path
 from lit_rlhf.files.manifest import MANIFEST as MANIFEST
+from lit_rlhf.files.manifest import check_responses as check_responses
 from lit_rlhf.files.manifest import check_weights as check_weights
 from lit_rlhf.files.manifest import code_versions as code_versions
 from lit_rlhf.files.manifest import hash_files as hash_files
 from lit_rlhf.files.manifest import hash_weights as hash_weights
 from lit_rlhf.files.manifest import listed_files as listed_files
+from lit_rlhf.files.manifest import manifest_path as manifest_path
 from lit_rlhf.files.manifest import read_manifest as read_manifest
 from lit_rlhf.files.manifest import write_manifest as write_manifest
 from lit_rlhf.files.results import ProgressFile as ProgressFile

@@ -1,7 +1,7 @@
-"""The manifest of a folder: what it was made from, by which code, and the hashes of its files.
+"""Manifests: what a folder or file was made from, by which code, and the hashes of its files.
 
-It is the file `lit_rlhf.json` of every folder that `lit_rlhf.models.replace_folder` writes. A model
-that was made by a stage has there what its card says, so that neither can say what did not happen.
+A folder's is the file `lit_rlhf.json` in it, and a file's stands beside it as `NAME.lit_rlhf.json`.
+A model's card is rendered from its manifest, so that it cannot say what did not happen.
 """
 
 import hashlib
@@ -40,30 +40,41 @@ def code_versions() -> dict[str, str]:
     return versions
 
 
-def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """Read the manifest of a folder; empty if there is none, or one of another program."""
+def manifest_path(path: str | Path) -> Path:
+    """Where the manifest of a folder or file is."""
+    path = Path(path)
+    return path.with_name(f"{path.name}.{MANIFEST}") if path.is_file() else path / MANIFEST
+
+
+def read_manifest(path: str | Path) -> dict[str, Any]:
+    """Read the manifest of a folder or file; empty if there is none, or one of another program."""
     try:
-        manifest = json.loads((Path(folder) / MANIFEST).read_bytes())
+        manifest = json.loads(manifest_path(path).read_bytes())
     except (OSError, ValueError):
         return {}
     return manifest if isinstance(manifest, dict) else {}
 
 
-def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder, with the hashes of the files that are there."""
-    manifest = {**read_manifest(folder), **content, "files": hash_files(folder)}
+def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the manifest of a folder or file, with the hashes of the files that are there."""
+    manifest = {**read_manifest(path), **content, "files": hash_files(path)}
     text = json.dumps(manifest, indent=1, default=str)
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    manifest_path(path).write_text(text, encoding="utf-8")
 
 
-def listed_files(folder: Path) -> dict[str, list[Any]]:
-    """Size and SHA-256 of the files that the manifest of a folder lists, by name."""
-    files = read_manifest(folder).get("files")
+def listed_files(path: Path) -> dict[str, list[Any]]:
+    """Size and SHA-256 of the files that the manifest of a folder or file lists, by name."""
+    files = read_manifest(path).get("files")
     return files if isinstance(files, dict) else {}
 
 
 def hash_files(folder: Path) -> dict[str, list[Any]]:
-    """Size and SHA-256 of each file in a folder but its manifest; nothing for other entries."""
+    """Size and SHA-256 of each file in a folder but its manifest; nothing for other entries.
+
+    Of a file, its own.
+    """
+    if folder.is_file():
+        return {folder.name: _size_and_hash(folder)}
     found: dict[str, list[Any]] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -94,15 +105,32 @@ def check_weights(folder: Path) -> None:
         ValueError: If a file is damaged or was replaced.
     """
     for name, expected in listed_files(folder).items():
-        file = folder / name
-        if "/" in name or file.suffix != ".safetensors":
-            continue
-        found = _size_and_hash(file) if file.is_file() else None
-        if found != expected:
-            raise ValueError(
-                f"path: expected the weights that {folder / MANIFEST} lists, got another {file}: "
-                "it is damaged or was replaced. If these are the weights you want, delete the list"
-            )
+        if "/" not in name and name.endswith(".safetensors"):
+            _check_file(folder / name, expected, "path", "weights", folder)
+
+
+def check_responses(path: Path) -> dict[str, Any]:
+    """Compare a file of responses with its manifest, if it has one.
+
+    Returns:
+        What they were made from, and their size and hash.
+
+    Raises:
+        ValueError: If the file is damaged or was changed.
+    """
+    for expected in listed_files(path).values():
+        _check_file(path, expected, "policies", "responses", path)
+    return {**read_manifest(path).get("made", {}), "file": _size_and_hash(path)}
+
+
+def _check_file(file: Path, expected: object, argument: str, content: str, of: Path) -> None:
+    found = _size_and_hash(file) if file.is_file() else None
+    if found != expected:
+        raise ValueError(
+            f"{argument}: expected the {content} that {manifest_path(of)} lists, got another "
+            f"{file}: it is damaged or was replaced. If these are the {content} you want, delete "
+            "the list"
+        )
 
 
 def _size_and_hash(path: Path) -> list[Any]:

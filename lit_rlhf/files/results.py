@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lit_callbacks import name_file
+from lit_rlhf.files.manifest import code_versions, write_manifest
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -69,6 +70,7 @@ class ProgressFile:
         # a device or a pipe has no file beside it
         to_file = output is not None and (Path(output).is_file() or not Path(output).exists())
         self.path = Path(f"{output}.partial") if to_file else None
+        self._output = output
         self._settings = json.loads(json.dumps(settings))  # a tuple comes back as a list
         self._batches: dict[str, list[Any]] = {}
         self._file: BufferedWriter | None = None
@@ -113,6 +115,13 @@ class ProgressFile:
                     lines.insert(0, self._settings)
             self._file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
             self._file.flush()
+
+    def finish(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write the output as JSON lines, and its manifest, which has the settings."""
+        if self._output is not None:
+            path = write_json_lines(self._output, records)
+            if self.path is not None:
+                write_manifest(path, {"made": self._settings, "versions": code_versions()})
 
     def _read(self, path: Path) -> None:
         # A kill while a line is written leaves a part of it.

@@ -83,61 +83,63 @@ class ModelCardInfo:
     collapse: Mapping[str, Any] | None = None
 
     def manifest(self) -> dict[str, Any]:
-        """The same for a folder's manifest, with versions; local paths by their last parts."""
-        config = {name: shorten_paths(value) for name, value in self._settings().items()}
-        command = self.command and _shorten_words(self.command)
-        base = shorten_paths(self.base_model)
-        made = {**asdict(self), "base_model": base, "config": config, "command": command}
-        return {"made": made, "versions": code_versions()}
+        """The same for a folder's manifest, with versions; local paths by their last parts.
 
-    def _settings(self) -> dict[str, Any]:
+        `start` is what is taken over from the card of the base model.
+        """
         # Names with an underscore are LightningCLI's own.
-        return {
-            name: value
+        config = {
+            name: shorten_paths(value)
             for name, value in self.config.items()
             if not name.startswith("_") and name != "output_dir"
         }
+        shortened = {
+            "base_model": shorten_paths(self.base_model),
+            "config": config,
+            "command": self.command and _shorten_words(self.command),
+            "start": read_card_data(self.base_model).to_dict(),
+        }
+        return {"made": asdict(self) | shortened, "versions": code_versions()}
 
 
-def render_model_card(info: ModelCardInfo, scalar: bool, chat: bool = True) -> str:
-    """Render the README.md of a model folder: Markdown after the hub's metadata block.
+def render_model_card(manifest: Mapping[str, Any], scalar: bool, chat: bool = True) -> str:
+    """Render the README.md of a model folder from its manifest: Markdown after the hub's metadata.
 
-    Base model on the hub, licence and datasets are taken over from the card in the folder that the
-    stage started from. Local paths are shown by their last part.
+    So a card says nothing that the manifest does not say.
     """
-    start = read_card_data(info.base_model)
-    is_critic = info.stage == "critic"
+    made = manifest["made"]
+    stage, start = made["stage"], made["start"]
+    is_critic = stage == "critic"
     task = "text-classification" if scalar else "text-generation"
-    datasets = list(dict.fromkeys([*(start.datasets or []), *info.datasets]))
+    datasets = list(dict.fromkeys([*start.get("datasets", []), *made["datasets"]]))
     metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag=None if is_critic else task,
-        tags=["rlhf", info.stage],
-        base_model=start.base_model,
-        license=start.license,
+        tags=["rlhf", stage],
+        base_model=start.get("base_model"),
+        license=start.get("license"),
         datasets=datasets or None,
     )
     sections = [
         f"---\n{metadata.to_yaml()}\n---",
-        f"# {TITLES.get(info.stage, info.stage)}",
-        _describe_origin(info, start),
+        f"# {TITLES.get(stage, stage)}",
+        _describe_origin(made),
     ]
-    if info.note:
-        sections.append(f"**{info.note}**")
+    if made["note"]:
+        sections.append(f"**{made['note']}**")
     if is_critic:
         sections.append(f"## How to use\n\n{_USE_CRITIC}")
     elif chat:
         use = _USE_REWARD_MODEL if scalar else _USE_LANGUAGE_MODEL
         sections.append(f"## How to use\n\n{use}")
-    if info.command:
-        sections.append(f"## Command\n\n```\n{_shorten_words(info.command)}\n```")
-    metrics = {key: f"{value:.6g}" for key, value in info.metrics.items()}
+    if made["command"]:
+        sections.append(f"## Command\n\n```\n{made['command']}\n```")
+    metrics = {key: f"{value:.6g}" for key, value in made["metrics"].items()}
     if metrics:
         sections.append("## Metrics\n\n" + _render_table("metric", "value", metrics))
-    config = info.manifest()["made"]["config"]
-    if config:
-        sections.append("## Settings\n\n" + _render_table("setting", "value", config))
-    versions = _render_table("package", "version", code_versions())
+    if made["config"]:
+        sections.append("## Settings\n\n" + _render_table("setting", "value", made["config"]))
+    versions = _render_table("package", "version", manifest["versions"])
     sections.append("## Versions\n\n" + versions)
     return "\n\n".join(sections) + "\n"
 
@@ -192,17 +194,17 @@ def _shorten_words(command: str) -> str:
     return " ".join(str(shorten_paths(word)) for word in command.split(" "))
 
 
-def _describe_origin(info: ModelCardInfo, start: ModelCardData) -> str:
-    name = shorten_paths(info.base_model)
-    stage = "ppo" if info.stage == "critic" else info.stage
-    updates = "" if info.updates is None else f" in {info.updates} updates"
+def _describe_origin(made: Mapping[str, Any]) -> str:
+    name = made["base_model"]
+    stage = "ppo" if made["stage"] == "critic" else made["stage"]
+    updates = "" if made["updates"] is None else f" in {made['updates']} updates"
     sentences = [f"Made by the `{stage}` stage of lit_rlhf from `{name}`{updates}."]
-    base = start.base_model if isinstance(start.base_model, str) else None
+    base = made["start"].get("base_model")
+    base = base if isinstance(base, str) else None
     if base is not None and base != name:
         sentences.append(f"The base model is `{base}`.")
-    if info.datasets or info.files:
-        data = [f"`{name}`" for name in (*info.datasets, *info.files)]
-        sentences.append(f"Training data: {', '.join(data)}.")
+    if data := [*made["datasets"], *made["files"]]:
+        sentences.append(f"Training data: {', '.join(f'`{name}`' for name in data)}.")
     if base is not None:
         sentences.append("The licence of the base model applies, and those of the data.")
     return " ".join(sentences)

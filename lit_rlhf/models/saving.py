@@ -29,6 +29,7 @@ from lit_rlhf.files import (
     move_into_place,
     name_file,
     partial_path,
+    read_manifest,
     undo_interrupted_replacement,
     write_manifest,
 )
@@ -228,7 +229,8 @@ def _save_companions(
     if card is not None:
         if isinstance(card, ModelCardInfo):
             write_manifest(folder, card.manifest())
-            card = render_model_card(card, scalar, chat=tokenizer.chat_template is not None)
+            chat = tokenizer.chat_template is not None
+            card = render_model_card(read_manifest(folder), scalar, chat)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -27,7 +27,7 @@ from lit_rlhf.modules.ppo import iteration_generator as iteration_generator
 from lit_rlhf.modules.resuming import CONTRACT_KEY as CONTRACT_KEY
 from lit_rlhf.modules.resuming import RUN_KEY as RUN_KEY
 from lit_rlhf.modules.resuming import SETTINGS_KEY as SETTINGS_KEY
-from lit_rlhf.modules.resuming import VERSION_KEY as VERSION_KEY
+from lit_rlhf.modules.resuming import VERSIONS_KEY as VERSIONS_KEY
 from lit_rlhf.modules.resuming import ChangedRunError as ChangedRunError
 from lit_rlhf.modules.resuming import run_id as run_id
 from lit_rlhf.modules.reward import RewardModule as RewardModule

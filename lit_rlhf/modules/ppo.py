@@ -247,6 +247,8 @@ class PPOModule(PPO, StageModule):
         self.input_checksums["weights of the reward models"] = [
             weights_checksum(model.model) for model in self.reward.models
         ]
+        if sources := self.reward.hash_sources():
+            self.input_checksums["sources of the reward functions"] = sources
         if self.reference is not None:
             self.input_checksums["weights of the reference"] = weights_checksum(self.reference)
         # Buffers, so that checkpoints hold them.

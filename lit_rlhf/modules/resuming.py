@@ -27,8 +27,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_callbacks import count_resumed_epoch
-from lit_rlhf import __version__
 from lit_rlhf.data import DataSource, RecordDataModule
+from lit_rlhf.files import code_versions
 from lit_rlhf.forward import LanguageModel, Offloaded
 from lit_rlhf.modules.option_names import dotted_arguments, option_groups, option_names
 from lit_rlhf.modules.options import OptimizerOptions
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SETTINGS_KEY = "resume_settings"
 CONTRACT_KEY = "text_contract"
 METRICS_KEY = "last_metrics"
-VERSION_KEY = "lit_rlhf_version"
+VERSIONS_KEY = "versions"
 RUN_KEY = "run"
 MACHINE_METRICS = ("time/", "memory/", "throughput/")  # of the machine, not of the model
 VALUES_PER_TENSOR = 64  # of a frozen network, for its checksum
@@ -86,8 +86,8 @@ RULES = tuple(
         },
         Change.NEEDS_CONSENT: {
             "model_path, weights of the reference": "another reference, tokenizer or start",
-            "rewards, weights of the reward models, label_smoothing, center_coef": "another "
-            "objective",
+            "rewards, weights of the reward models, sources of the reward functions, "
+            "label_smoothing, center_coef": "another objective",
             "lm_coef": "another objective; 0 has no output layer to train",
             "critic_init, head_seed, critic_pretraining": "acts at the start of a run only",
             "seed": "other random numbers from here on",
@@ -275,7 +275,7 @@ class Resume(Callback):
             "random_state": random_state(module.device),
             SETTINGS_KEY: self._run_settings(module),
             METRICS_KEY: last_metrics(module.trainer, self.saved_metrics),
-            VERSION_KEY: __version__,
+            VERSIONS_KEY: code_versions(),
             RUN_KEY: run_id(module),
             **({} if contract is None else {CONTRACT_KEY: contract}),
         }
@@ -297,8 +297,8 @@ class Resume(Callback):
                     "of the module's options can be told"
                 )
             self._changes = find_changes(module, checkpoint, self._run_settings(module))
-            version = checkpoint.get(VERSION_KEY)
-            writer = f"lit_rlhf {version}" if version else "a lit_rlhf before 0.1.0 was released"
+            version = checkpoint.get(VERSIONS_KEY, {}).get("lit-rlhf", "before 0.1.0")
+            writer = f"lit_rlhf {version}"
             check_changes(self._changes, module.allow_changes, writer)
         self.saved_metrics = checkpoint.get(METRICS_KEY, {})
         self._random_state = checkpoint.get("random_state", {})

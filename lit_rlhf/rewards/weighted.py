@@ -5,9 +5,13 @@ of options. In Python, a callable or a loaded reward model may take the place of
 `B` responses.
 """
 
+import hashlib
+import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
@@ -156,6 +160,31 @@ class WeightedReward(nn.Module):
     def models(self) -> list[ModelReward]:
         """The reward models among the functions."""
         return [function for function in self.functions if isinstance(function, ModelReward)]
+
+    def hash_sources(self) -> dict[str, str]:
+        """SHA-256 of the files that define the reward functions, by key, which an edit changes.
+
+        It is over all loaded files in the folder of the function's file but a script's own. There
+        is none for models, for functions of this package, and for functions without a file.
+        """
+        loaded = [
+            Path(str(getattr(module, "__file__", None)))
+            for name, module in list(sys.modules.items())
+            if name != "__main__"
+        ]
+        loaded = [f for f in loaded if f.suffix == ".py" and "site-packages" not in f.parts]
+        hashes = {}
+        for spec, reward in zip(self.specs, self.functions, strict=True):
+            function = getattr(reward, "function", None)
+            code = inspect.unwrap(function) if inspect.isroutine(function) else type(function)
+            if code.__module__.partition(".")[0] == __name__.partition(".")[0]:
+                continue
+            with suppress(TypeError, OSError):  # built in, or no such file
+                source = Path(inspect.getsourcefile(code) or "")
+                files = sorted({source, *(f for f in loaded if f.is_relative_to(source.parent))})
+                content = b"".join(file.read_bytes() for file in files)
+                hashes[spec.key] = hashlib.sha256(content).hexdigest()
+        return hashes
 
     def forward(
         self,

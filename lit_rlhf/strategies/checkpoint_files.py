@@ -2,7 +2,7 @@
 
 A checkpoint is either a single file, which Lightning's own strategies write, or a folder, which
 `MultiEngineDeepSpeedStrategy` writes. A file is a zip archive with a CRC-32 for each member. A
-folder has a manifest with the size and CRC-32 of each file.
+folder has a manifest, as models have, with the size and CRC-32 of each file.
 """
 
 import json
@@ -20,6 +20,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_rlhf.files import (
+    MANIFEST,
     REPLACED,
     delete,
     delete_partials,
@@ -27,13 +28,15 @@ from lit_rlhf.files import (
     fsync,
     move_into_place,
     partial_path,
+    read_manifest,
     save_durably,
     undo_interrupted_replacement,
 )
 from lit_rlhf.strategies.engine_shards import EngineLayout
 
-MANIFEST = "manifest.json"
-FORMAT = "lit_rlhf.multi_engine/2"
+FORMAT = "lit_rlhf.multi_engine/3"
+PROVENANCE = ("run", "epoch", "global_step", "resume_settings", "versions")
+"""Keys of a checkpoint that a folder's manifest repeats."""
 LIGHTNING_FILE = "state.ckpt"
 """File of a checkpoint folder with Lightning's state and the weights that no engine trains."""
 NAME_KEY = "written_as"
@@ -122,7 +125,7 @@ def is_remote(path: str | Path) -> bool:
 
 def is_checkpoint_folder(path: Path) -> bool:
     """Whether `path` is a folder that the multi-engine strategy wrote, intact or not."""
-    return (path / MANIFEST).is_file()
+    return (path / LIGHTNING_FILE).is_file() or "engines" in read_manifest(path)
 
 
 def checkpoint_problem(path: str | Path) -> str | None:
@@ -150,7 +153,7 @@ def file_problem(path: Path) -> str | None:
 def folder_problem(path: Path) -> str | None:
     """Say what is wrong with a checkpoint folder, by the names and sizes of its files."""
     try:
-        manifest = read_manifest(path)
+        manifest = read_folder_manifest(path)
     except ValueError as error:
         return str(error)
     for name, expected in manifest["files"].items():
@@ -169,7 +172,7 @@ def content_problem(path: Path, share: int = 0, n_shares: int = 1) -> str | None
     `folder_problem` comes first. Ranks divide the reading into `n_shares`; this one reads `share`,
     from 0.
     """
-    files = read_manifest(path)["files"]
+    files = read_folder_manifest(path)["files"]
     for name in sorted(files)[share::n_shares]:
         if file_crc32(path / name) != files[name]["crc32"]:
             return f"{name} is damaged: its checksum differs"
@@ -177,11 +180,15 @@ def content_problem(path: Path, share: int = 0, n_shares: int = 1) -> str | None
 
 
 def finish_folder(
-    path: Path, engines: Mapping[str, EngineLayout], checksums: Mapping[str, int]
+    path: Path,
+    engines: Mapping[str, EngineLayout],
+    checksums: Mapping[str, int],
+    made: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the manifest of a complete `partial_path(path)` and rename that folder to `path`.
 
-    Files without a checksum, CRC-32 by relative name, are forced to disk and read here.
+    It says what the checkpoint was `made` of. Files without a checksum, CRC-32 by relative name,
+    are forced to disk and read here.
     """
     partial = partial_path(path)
     files = {}
@@ -194,10 +201,11 @@ def finish_folder(
             files[name] = {"bytes": file.stat().st_size, "crc32": crc32}
     manifest = {
         "format": FORMAT,
+        "made": made,
         "files": files,
         "engines": {name: asdict(layout) for name, layout in engines.items()},
     }
-    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, default=str), encoding="utf-8")
     for name in files:  # safetensors lets nobody else read its files, whatever the umask
         (partial / name).chmod((partial / MANIFEST).stat().st_mode)
     fsync(partial / MANIFEST)
@@ -205,19 +213,14 @@ def finish_folder(
     move_into_place(path)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_folder_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest of a checkpoint folder; its ValueErrors are endings of a sentence."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(
-            f"has no {MANIFEST}: not a checkpoint of the multi-engine strategy"
-        ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError):
-        raise ValueError(f"{MANIFEST} is damaged") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{MANIFEST} is not of format {FORMAT}")
-    return manifest
+    manifest = read_manifest(path)
+    if manifest.get("format") == FORMAT:
+        return manifest
+    if (path / MANIFEST).is_file():
+        raise ValueError(f"{MANIFEST} is damaged, or not of format {FORMAT}")
+    raise ValueError(f"has no {MANIFEST}: not a checkpoint of the multi-engine strategy")
 
 
 def read_engine_layouts(path: Path) -> dict[str, EngineLayout]:
@@ -232,7 +235,7 @@ def read_engine_layouts(path: Path) -> dict[str, EngineLayout]:
     problem = folder_problem(path) if path.is_dir() else "not a folder"
     if problem is not None:
         raise damaged_checkpoint_error(path, problem)
-    engines = read_manifest(path)["engines"]
+    engines = read_folder_manifest(path)["engines"]
     return {name: EngineLayout.from_json(layout) for name, layout in engines.items()}
 
 

@@ -26,6 +26,7 @@ from lit_rlhf.stats import fail_together
 from lit_rlhf.strategies.checkpoint_files import (
     LIGHTNING_FILE,
     NAME_KEY,
+    PROVENANCE,
     content_problem,
     damaged_checkpoint_error,
     finish_folder,
@@ -321,7 +322,8 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
                     rest = {key: value for key, value in state.items() if key not in in_shards}
                     content = {**checkpoint, "state_dict": rest, NAME_KEY: path.name}
                     save_durably(content, partial / LIGHTNING_FILE)
-                    finish_folder(path, self.layouts, checksums)
+                    made = {key: checkpoint.get(key) for key in PROVENANCE}
+                    finish_folder(path, self.layouts, checksums, made)
         except BaseException:
             if self.is_global_zero:
                 delete(partial)

@@ -77,7 +77,7 @@ def test_a_file_that_is_neither_checkpoint_nor_model_is_refused(tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     output = ("--output", str(tmp_path / "m"))
     assert "does not exist" in refused("--checkpoint", str(tmp_path / "missing"), *output)
-    assert "manifest.json" in refused("--checkpoint", str(tmp_path / "empty"), *output)
+    assert "state.ckpt" in refused("--checkpoint", str(tmp_path / "empty"), *output)
     # a closing tag of rich's markup, without an opening one
     assert "does not exist" in refused("--checkpoint", str(tmp_path / "[/bold]"), *output)
 

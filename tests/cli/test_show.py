@@ -9,9 +9,11 @@ import yaml
 
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.cli.show import COMMAND
-from lit_rlhf.files import hash_weights, lock_path, write_json_lines
+from lit_rlhf.files import ProgressFile, code_versions, hash_weights, lock_path, read_manifest
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE
 from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
+from tests.strategies.folders import write
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,7 @@ def test_checkpoint_says_which_run_it_is_of(run: Path, capsys: pytest.CaptureFix
     assert found["made_by"] == "a script"
     assert found["settings"]["model_path"] == str(run / "policy")
     assert "training examples" in found["inputs"]
+    assert found["versions"] == code_versions()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_checkpoint_says_which_run_it_is_of(run: Path, capsys: pytest.CaptureFix
     [
         ("nothing", "got no file nothing"),
         (".", r"got \. without lit_rlhf\.json"),
-        ("other.json", "expected the JSON file of an evaluation with responses, got other.json"),
+        ("other.json", "expected the JSON file of an evaluation, got other.json"),
     ],
 )
 def test_other_paths_are_refused(name: str, message: str) -> None:
@@ -89,13 +92,24 @@ def test_entry_of_the_cache_says_which_part_it_is(
     assert (found["stage"], found["part"], found["records"]) == ("data", "train", 8)
 
 
-def test_responses_say_their_sampling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = {"model": "m", "response": "a", "seed": 1, "settings": {"top_k": 2}}
-    write_json_lines(tmp_path / "r.jsonl", [record, record, {**record, "model": "n"}])
-    found = shown(capsys, tmp_path / "r.jsonl")
-    assert found["responses"] == 3
-    of = {"seed": 1, "settings": {"top_k": 2}}
-    assert found["of"] == [{"model": "m", **of}, {"model": "n", **of}]
-    (tmp_path / "r.jsonl").write_text("no")
-    with pytest.raises(SystemExit, match="expected a file of responses"):
-        COMMAND.run([str(tmp_path / "r.jsonl")], "lit_rlhf show")
+def test_file_of_responses_says_how_they_were_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.jsonl"
+    with ProgressFile(path, {"seed": 1, "models": {"sft": "hash"}}) as progress:
+        progress.finish([{"response": "a"}])
+    found = shown(capsys, path)
+    assert (found["seed"], found["models"]) == (1, {"sft": "hash"})
+    assert (found["finished"], found["files"]) == (True, "1, as they were saved")
+    path.write_text("mine")
+    assert shown(capsys, path)["files"] == {"changed": ["r.jsonl"]}
+
+
+def test_folder_of_a_checkpoint_has_a_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "last.ckpt")
+    assert read_manifest(path)["files"].keys() >= {LIGHTNING_FILE, "policy/rank_00002.safetensors"}
+    assert shown(capsys, path)["problem"] == "none"
+    (path / "policy/rank_00002.safetensors").unlink()
+    assert shown(capsys, path)["problem"] == "policy/rank_00002.safetensors is missing"

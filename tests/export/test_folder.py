@@ -16,6 +16,7 @@ from lit_rlhf.export import (
     load_folder_model,
     with_text_contract,
 )
+from lit_rlhf.files import hash_files, read_manifest
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, save_model_folder
 from tests.export.folders import Runs, weights
@@ -60,6 +61,9 @@ def test_a_finished_folder_is_cast(runs: Runs, tmp_path: Path) -> None:
     assert all(torch.equal(half[name], tensor.half()) for name, tensor in full.items())
     for name in ("README.md", "text_contract.json", "generation_config.json"):
         assert filecmp.cmp(tmp_path / "m" / name, saved.finished / name, shallow=False), name
+    was, now = read_manifest(saved.finished), read_manifest(tmp_path / "m")
+    assert now["made"] == was["made"]
+    assert now["files"] == hash_files(tmp_path / "m") != was["files"]
     tokenizer = load_tokenizer(tmp_path / "m")
     assert tokenizer.chat_template == load_tokenizer(saved.finished).chat_template
 

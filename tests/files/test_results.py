@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.files import ProgressFile, write_json_lines, write_text
+from lit_rlhf.files import (
+    MANIFEST,
+    ProgressFile,
+    check_responses,
+    code_versions,
+    manifest_path,
+    read_manifest,
+    write_json_lines,
+    write_text,
+)
 
 SETTINGS = {"seed": 1, "models": ["sft"]}
 
@@ -91,6 +100,29 @@ def test_finished_batches_are_there_after_an_interruption(tmp_path: Path) -> Non
         progress.add("sft", [3, 0.1])
         assert finished(path)[:3] == [[1, 0.1], [2, 0.1], [3, 0.1]]
     assert list(path.parent.iterdir()) == []
+
+
+def test_finished_output_has_a_manifest_with_its_settings(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    for text in ("old", "new"):  # a second command replaces both
+        with ProgressFile(path, SETTINGS) as progress:
+            progress.add("sft", text)
+            progress.finish([{"response": text}])
+    manifest = read_manifest(path)
+    assert (manifest["made"], manifest["versions"]) == (SETTINGS, code_versions())
+    made = check_responses(path)
+    assert made == SETTINGS | {"file": manifest["files"]["out.jsonl"]}
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        path.name,
+        f"{path.name}.{MANIFEST}",
+    ]
+    path.write_text(path.read_text().replace("new", "own"))
+    with pytest.raises(
+        ValueError, match=r"policies: expected the responses that .*jsonl\.lit_rlhf"
+    ):
+        check_responses(path)
+    manifest_path(path).unlink()
+    assert check_responses(path).keys() == {"file"}
 
 
 def test_a_batch_that_was_cut_off_is_computed_again(tmp_path: Path) -> None:

@@ -297,20 +297,27 @@ def test_other_runs_are_refused(
     assert len(changes) == 1
 
 
-def test_other_content_of_the_same_files_is_refused(dropout_root: Path, tmp_path: Path) -> None:
-    """Reward model, reference and prompts, each written anew where it was."""
+def test_other_content_of_the_same_files_is_refused(
+    dropout_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reward model and function, reference and prompts, each written anew where it was."""
+    monkeypatch.syspath_prepend(tmp_path)
+    function = tmp_path / "resumed_reward.py"
+    function.write_text("def score(prompts, responses):\n    return [1.0] * len(responses)\n")
+    rewards = {str(tmp_path / "reward"): 1.0, "resumed_reward:score": 0.1}
     for name in ("policy", "reward"):
         shutil.copytree(dropout_root / name, tmp_path / name)
     write_data(tmp_path)
 
     def resume(allow_changes: bool, **arguments: Any) -> PPOModule:
-        module, data = ppo(tmp_path)
+        module, data = ppo(tmp_path, rewards=rewards)
         module.allow_changes = allow_changes
         callbacks = [SaveOnce(tmp_path)]
         fitted(module, data, tmp_path, max_epochs=1, callbacks=callbacks, **arguments)
         return module
 
     resume(False)
+    function.write_text(function.read_text().replace("1.0", "2.0"))
     prompts_file = tmp_path / "prompts.jsonl"
     prompts_file.write_text(prompts_file.read_text().replace("how are you", "how is she"))
     for name, load in (("policy", load_causal_lm), ("reward", load_scalar_model)):
@@ -323,8 +330,8 @@ def test_other_content_of_the_same_files_is_refused(dropout_root: Path, tmp_path
     with pytest.raises(ChangedRunError) as refused:
         resume(False, ckpt_path=path)
     changed = [line.strip().partition(":")[0] for line in str(refused.value).splitlines()[1:-1]]
-    weights = ["weights of the reward models", "weights of the reference"]
-    assert changed == [*weights, "training examples"]
+    weights = ["weights of the reward models", "sources of the reward functions"]
+    assert changed == [*weights, "weights of the reference", "training examples"]
     assert int(resume(True, ckpt_path=path).iteration) == 5
 
 

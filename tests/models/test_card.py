@@ -43,11 +43,11 @@ def test_the_card_in_a_folder_says_how_the_model_was_made(tmp_path: Path) -> Non
 
 def test_the_hubs_metadata_names_task_tags_and_base_model() -> None:
     tags = {"base_model": "owner/base", "tags": ["rlhf", "reward"]}
-    assert metadata(render_model_card(CARD, scalar=True)) == LIBRARY | SCORE | tags
+    assert metadata(render_model_card(CARD.manifest(), scalar=True)) == LIBRARY | SCORE | tags
     # any name of a stage is valid, and a local base model stays out
     for path in (".", "runs/with/three/parts"):
         info = ModelCardInfo(stage="my: stage", base_model=path)
-        card = render_model_card(info, scalar=False)
+        card = render_model_card(info.manifest(), scalar=False)
         assert metadata(card) == LIBRARY | TEXT | {"tags": ["rlhf", "my: stage"]}
         assert "# my: stage" in card
 
@@ -62,9 +62,9 @@ def test_base_model_licence_and_datasets_are_inherited_over_stages(tmp_path: Pat
     head = "---\nlicense: apache-2.0\nbase_model: owner/base\ndatasets: [owner/first]\n---\n# SFT\n"
     sft = folder_with_card(tmp_path / "runs" / "sft", head)
     info = ModelCardInfo("reward", sft, datasets=["owner/second", "owner/first"], files=["pairs"])
-    card = render_model_card(info, scalar=True)
+    card = render_model_card(info.manifest(), scalar=True)
     again = ModelCardInfo("critic", folder_with_card(tmp_path / "runs" / "reward", card))
-    last = metadata(render_model_card(again, scalar=True))
+    last = metadata(render_model_card(again.manifest(), scalar=True))
     inherited = {"base_model": "owner/base", "datasets": ["owner/first", "owner/second"]}
     inherited |= {"license": "apache-2.0"}  # type: ignore[dict-item]
     assert metadata(card) == LIBRARY | SCORE | inherited | {"tags": ["rlhf", "reward"]}
@@ -77,7 +77,7 @@ def test_hub_models_data_is_not_claimed(tmp_path: Path, monkeypatch: pytest.Monk
     head = "---\nlicense: mit\ndatasets: [their/data]\n---\n"
     cached = Path(folder_with_card(tmp_path / "cache", head)) / "README.md"
     monkeypatch.setattr(models.card, "try_to_load_from_cache", lambda *_: str(cached))
-    found = metadata(render_model_card(ModelCardInfo("sft", "owner/base"), scalar=False))
+    found = metadata(render_model_card(ModelCardInfo("sft", "owner/base").manifest(), scalar=False))
     theirs = {"base_model": "owner/base", "license": "mit", "tags": ["rlhf", "sft"]}
     assert found == LIBRARY | TEXT | theirs
 
@@ -86,7 +86,7 @@ def test_hub_models_data_is_not_claimed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_card_without_metadata_passes_nothing_on(tmp_path: Path, text: str) -> None:
     start = folder_with_card(tmp_path / "sft", text)
     with pytest.warns(UserWarning, match="cannot be read") if "[" in text else nullcontext():
-        card = render_model_card(ModelCardInfo("ppo", start), scalar=False)
+        card = render_model_card(ModelCardInfo("ppo", start).manifest(), scalar=False)
     assert metadata(card) == LIBRARY | TEXT | {"tags": ["rlhf", "ppo"]}
 
 
@@ -101,7 +101,7 @@ def test_settings_commands_and_metrics_tell_nothing_of_the_machine(tmp_path: Pat
     command = f"lit_rlhf export --checkpoint={tmp_path}/last.ckpt --base {tmp_path}"
     info = ModelCardInfo("ppo", "runs/hh/sft", config, {"rollout/kl": 1.5}, command)
 
-    card = render_model_card(info, scalar=False)
+    card = render_model_card(info.manifest(), scalar=False)
 
     assert str(tmp_path) not in card
     assert f"lit_rlhf export --checkpoint=last.ckpt --base {tmp_path.name}" in card

@@ -239,7 +239,7 @@ def test_a_link_to_a_checkpoint_that_is_gone_is_none(tmp_path: Path) -> None:
 def test_a_file_takes_the_place_of_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     path.mkdir()
-    (path / "manifest.json").touch()
+    (path / "lit_rlhf.json").touch()
     with pytest.raises(ValueError, match="as the multi-engine strategy writes"):
         step_of(path)
     assert step_of(saved(path, 1)) == 1
@@ -311,9 +311,9 @@ def test_other_things_are_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="not a folder"):
         read_engine_layouts(tmp_path / "file")
-    assert "has no manifest.json" in str(checkpoint_problem(tmp_path))
+    assert "has no lit_rlhf.json" in str(checkpoint_problem(tmp_path))
     (tmp_path / MANIFEST).write_text(json.dumps({"format": "other"}))
-    assert "is not of format" in str(checkpoint_problem(tmp_path))
+    assert "not of format" in str(checkpoint_problem(tmp_path))
 
 
 def test_files_with_checksums_stay_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,6 +325,6 @@ def test_files_with_checksums_stay_alone(tmp_path: Path, monkeypatch: pytest.Mon
     forced: list[str] = []
     monkeypatch.setattr(checkpoint_files, "fsync", lambda file: forced.append(file.name))
     checkpoint_files.finish_folder(path, {}, {"policy/shard": 7})
-    assert forced == ["policy", "state.ckpt", "manifest.json", partial.name]
-    files = checkpoint_files.read_manifest(path)["files"]
+    assert forced == ["policy", "state.ckpt", "lit_rlhf.json", partial.name]
+    files = checkpoint_files.read_folder_manifest(path)["files"]
     assert files["policy/shard"] == {"bytes": 7, "crc32": 7}

@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_rlhf.command import Command
 from lit_rlhf.data import DataSource, is_file_path
-from lit_rlhf.files import write_text
+from lit_rlhf.files import check_responses, code_versions, hash_weights, write_text
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 from lit_rlhf.tools.evaluation import (
     Comparison,
@@ -117,8 +117,9 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     head_to_heads = []
     responses: Responses | None = None
     if any(is_file_path(policy) for policy in options.policies):
+        report["inputs"] = {path: check_responses(Path(path)) for path in options.policies}
         responses = read_responses(options.policies, options.max_prompts)
-        report = {"baseline": next(iter(responses.by_policy)), "n_prompts": len(responses.prompts)}
+        report |= {"baseline": next(iter(responses.by_policy)), "n_prompts": len(responses.prompts)}
     elif options.source is not None:
         comparison = _sample_and_compare(options, options.source)
         report = comparison.as_dict()
@@ -132,6 +133,9 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
                 comparison.baseline,
             )
             print(f"Chart: {save_figure(figure, options.kl_chart)}")
+    else:
+        report["inputs"] = {"policies": {path: hash_weights(path) for path in options.policies}}
+    report["versions"] = code_versions()
     if options.judge.model is not None and responses is not None:
         judgement = judge_policies(responses, options.judge)
         print_judgement(judgement)

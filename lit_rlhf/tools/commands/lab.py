@@ -11,7 +11,7 @@ from typing import Any, Literal
 from lit_rlhf.checks import check_count
 from lit_rlhf.command import Command
 from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptExample
-from lit_rlhf.files import ProgressFile, write_json_lines
+from lit_rlhf.files import ProgressFile
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions, decode_responses
 from lit_rlhf.tools.evaluation import (
@@ -171,8 +171,7 @@ def sample_preferences(
                 for example, pair in zip(examples, sampled, strict=True)
                 if pair.is_usable
             ]
-        if output is not None:
-            write_json_lines(output, records)
+        unfinished.finish(records)
     return records
 
 

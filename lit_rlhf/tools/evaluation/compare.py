@@ -3,13 +3,9 @@
 Notation: `N` prompts, `B` prompts per batch, `T` response tokens.
 """
 
-import hashlib
-import inspect
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +19,7 @@ from torch.nn import functional
 from lit_callbacks.gain import opening_of, repetition_of
 from lit_rlhf.checks import check_count, check_not_negative
 from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord
-from lit_rlhf.files import ProgressFile, code_versions, write_json_lines
+from lit_rlhf.files import ProgressFile
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.functional import best_of_n, best_of_n_kl, kl_estimate
 from lit_rlhf.models import ModelOptions
@@ -201,7 +197,6 @@ class Comparison:
                 "n_prompts": self.n_prompts,
                 "shortened_prompts": self.shortened,
                 "inputs": self.inputs,
-                "versions": code_versions(),
                 "rewards": self.rewards,
                 "policies": {
                     name: {
@@ -273,7 +268,11 @@ def compare_policies(
         "policies": hash_models(policies),
         "prompts": hash_prompts(encoded),
         "reward_models": hash_models(list(plain)),
-        **_hash_sources(loaded_rewards),
+        **{
+            f"source of reward {name}": found
+            for name, reward in loaded_rewards.items()
+            for found in reward.hash_sources().values()
+        },
     }
     settings = {
         **inputs,
@@ -319,8 +318,7 @@ def compare_policies(
             inputs=inputs,
             best_of=[_best_of(samples, n, seed) for n in best_of],
         )
-        if responses is not None:
-            write_json_lines(responses, comparison.records())
+        unfinished.finish(comparison.records())
     return comparison
 
 
@@ -472,27 +470,6 @@ def _load_rewards(
         reward.check_fields(fields, "the prompts' records")
         loaded[name] = reward.to(device)
     return loaded
-
-
-def _hash_sources(rewards: Mapping[str, WeightedReward]) -> dict[str, str]:
-    """SHA-256 of the files that define each reward function, which an edit changes.
-
-    They are by `source of reward NAME`, over all loaded files in the folder of the function's file;
-    none for models, and for functions without a file, such as in an interactive session.
-    """
-    modules = [Path(str(getattr(m, "__file__", None))) for m in list(sys.modules.values())]
-    loaded = [f for f in modules if f.suffix == ".py" and "site-packages" not in f.parts]
-    hashes = {}
-    for name, reward in rewards.items():
-        for callable_reward in reward.functions:
-            function = getattr(callable_reward, "function", None)
-            code = function if inspect.isroutine(function) else type(function)
-            with suppress(TypeError, OSError):  # built in, or no such file
-                source = Path(inspect.getsourcefile(inspect.unwrap(code)) or "")
-                files = sorted({source, *(f for f in loaded if f.is_relative_to(source.parent))})
-                content = b"".join(file.read_bytes() for file in files)
-                hashes[f"source of reward {name}"] = hashlib.sha256(content).hexdigest()
-    return hashes
 
 
 def _summarize(

@@ -29,7 +29,7 @@ from lit_rlhf.data import (
     encode_records,
     load_records,
 )
-from lit_rlhf.files import ProgressFile, hash_weights, write_json_lines
+from lit_rlhf.files import ProgressFile, hash_weights
 from lit_rlhf.forward import LanguageModel, stop_token_ids
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
@@ -294,8 +294,7 @@ def generate_from_models(
             seed=seed,
             settings=settings,
         )
-        if output is not None:
-            write_json_lines(output, generation.records())
+        unfinished.finish(generation.records())
     return generation
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_rlhf.files import write_manifest
 from lit_rlhf.tools.commands.evaluate import main
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
 from tests.tools.evaluation.folders import CHARACTERS, QUESTIONS, write_policy, write_prompts
@@ -59,7 +60,14 @@ def test_files_of_responses_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
     with judge_server(longer_wins) as server:
         judge = judged_by(server.base_url, tmp_path / "judge")
         chart = ("--judge.criteria", "[harmless]", "--chart", str(tmp_path / "chart.svg"))
-        report = main(["--policies", *write_responses(tmp_path), *judge, *chart])
+        files = write_responses(tmp_path)
+        report = main(["--policies", *files, *judge, *chart])
+        write_manifest(Path(files[1]), {"made": {"seed": 3}})
+        assert main(["--policies", *files, *judge])["inputs"][files[1]]["seed"] == 3
+        Path(files[1]).write_text("{}")
+        with pytest.raises(SystemExit, match=r"expected the responses that .* lists, got another"):
+            main(["--policies", *files, *judge])
+    assert report["inputs"].keys() == set(files)
     assert (report["baseline"], report["n_prompts"]) == ("sft", 2)
     shares = [row["against_baseline"] for row in report["judge"]["policies"]]
     assert [(s["win"], s["tie"], s["lose"]) for s in shares] == [(0.5, 0.0, 0.5), (0.0, 0.0, 1.0)]
