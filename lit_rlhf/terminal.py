@@ -58,6 +58,8 @@ def outlive_terminal() -> None:
             os.fstat(descriptor)
         except OSError:  # closed: a file of the run would get its number, and the output of others
             os.open(os.devnull, os.O_RDWR)
+    if sys.stdin is None:  # as Python has found it closed
+        sys.stdin = open(os.devnull)  # noqa: SIM115  # for as long as the process
     sys.stdout = _lasting(sys.stdout)
     sys.stderr = _lasting(sys.stderr)
 

@@ -11,6 +11,7 @@ import os, sys
 from lit_rlhf.terminal import outlive_terminal
 
 outlive_terminal()
+assert sys.stdin.read() == ""
 for stream in (sys.stdout, sys.stderr):
     for _ in range(3):
         print("a line", file=stream, flush=True)
@@ -32,6 +33,7 @@ def test_run_outlives_its_terminal(terminal: str) -> None:
         command = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *command]
     done = subprocess.run(
         command,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if output is None else output,
         stderr=subprocess.STDOUT,
         pass_fds=[writer],
@@ -46,3 +48,13 @@ def test_run_outlives_its_terminal(terminal: str) -> None:
         assert done.stdout == 6 * "a line\n"
     if output is not None:
         os.close(output)
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "fit --help", "configs list"])
+def test_output_that_nobody_reads_is_no_error(words: str) -> None:
+    gone, output = os.pipe()
+    os.close(gone)
+    command = [sys.executable, "-m", "lit_rlhf.cli.main", *words.split()]
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(output)
+    assert (done.returncode, done.stderr) == (0, "")

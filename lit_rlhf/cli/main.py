@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -90,6 +91,7 @@ _FIT_HELP = """\
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    outlive_terminal()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return
@@ -123,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     name = "training" if is_stage else arguments[0]
-    outlive_terminal()
+    threading.excepthook = _tell_error_of_thread
     try:
         command = importlib.import_module(module_of(name))
         _hide_notes_of_loading()
@@ -211,6 +213,14 @@ def _refuse(message: str, cause: Exception | None = None) -> NoReturn:
     """End with a usage error."""
     print(message, file=sys.stderr)
     raise SystemExit(2) from cause
+
+
+def _tell_error_of_thread(raised: threading.ExceptHookArgs) -> None:
+    """Tell the system's error in a thread in one line: loggers that write there raise it again."""
+    if isinstance(raised.exc_value, OSError):
+        print(f"lit_rlhf: {raised.exc_value}", file=sys.stderr)
+    else:
+        threading.__excepthook__(raised)
 
 
 def _hide_notes_of_loading() -> None:

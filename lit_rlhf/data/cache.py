@@ -9,13 +9,18 @@ written under a hidden name and renamed when it is complete.
 import hashlib
 import json
 import logging
+import multiprocessing
 import os
 import pickle
+import signal
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, partial
 from importlib.metadata import version
@@ -321,21 +326,12 @@ def _write_entry(
     hidden = entry.with_name(f".{entry.name}.{uuid4().hex}.{PARTIAL}")
     encode_rows = _EncodeRows(encode, records[0])
     workers = min(_count_processors(), len(records) // _RECORDS_PER_WORKER, _MAX_WORKERS)
+    if sys.platform != "linux":  # elsewhere a fork may crash in the system's libraries
+        workers = 1
     try:
         hidden.mkdir(parents=True)
         pickled = datasets.Dataset.from_dict({"record": [pickle.dumps(r) for r in records]})
-        with _end_forks_with_this_process():
-            pickled.map(
-                encode_rows,
-                batched=True,
-                batch_size=_ROWS,
-                remove_columns=["record"],
-                features=datasets.Features.from_arrow_schema(encode_rows.schema),
-                cache_file_name=str(hidden / "rows.arrow"),
-                new_fingerprint=part,  # nobody reads it; the default would hash the records
-                num_proc=workers if workers > 1 else None,
-                desc=f"Encoding {part}",
-            )
+        _encode_shards(pickled, encode_rows, hidden, part, max(workers, 1))
         rows = _map_files(hidden)
         counts = DataCounts(records=len(records))
         for error in _read_errors(rows):
@@ -408,31 +404,61 @@ def _delete_abandoned(folder: Path) -> None:
                 delete(path)
 
 
-_parent_of_forks: int | None = None
+def _encode_shards(
+    pickled: datasets.Dataset, encode_rows: _EncodeRows, folder: Path, part: str, workers: int
+) -> None:
+    """Encode records into a file per worker process, or in this process for one."""
+
+    def encode(shard: int) -> None:
+        name = str(shard).zfill(len(str(workers)))
+        pickled.shard(workers, shard, contiguous=True).map(
+            encode_rows,
+            batched=True,
+            batch_size=_ROWS,
+            remove_columns=["record"],
+            features=datasets.Features.from_arrow_schema(encode_rows.schema),
+            cache_file_name=str(folder / f"rows_{name}.arrow"),
+            new_fingerprint=f"{part}{name}",  # nobody reads it; the default would hash the records
+            # of several equal shares, the first tells how far all are
+            desc=f"Encoding {part}" + (f" (a share of {workers})" if workers > 1 else ""),
+        )
+
+    if workers == 1:
+        encode(0)
+        return
+    # the pool of `datasets` waits for a worker that was killed
+    others, fork = multiprocessing.active_children(), multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(workers, fork, _begin_worker, (encode, os.getpid())) as pool:
+        try:
+            for shard in [pool.submit(_encode_shard, shard) for shard in range(workers)]:
+                shard.result()
+        except BrokenProcessPool as error:
+            raise ValueError(
+                f"{part}: a process that encodes the data was killed, as the system does where "
+                f"memory runs out; {workers} run at a time, one for each processor of this process"
+            ) from error
+        except BaseException:  # a Ctrl-C does not wait for the shares
+            for process in {*multiprocessing.active_children()} - {*others}:
+                process.kill()
+            raise
 
 
-@contextmanager
-def _end_forks_with_this_process() -> Iterator[None]:
-    """Have processes forked within killed when this one ends, however it ends (on Linux).
-
-    The workers of `datasets`, and the process that manages them, would not notice.
-    """
-    global _parent_of_forks
-    _parent_of_forks = os.getpid()
-    try:
-        yield
-    finally:
-        _parent_of_forks = None
+_worker_encode: Callable[[int], None] | None = None
 
 
-def _end_with_parent() -> None:
-    global _parent_of_forks
-    parent, _parent_of_forks = _parent_of_forks, None
-    if parent is not None:
-        end_with_parent(parent)
+def _begin_worker(encode: Callable[[int], None], parent: int) -> None:
+    """Keep what a worker process does, which is inherited and not sent; end it with its parent."""
+    global _worker_encode
+    _worker_encode = encode
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent
+    end_with_parent(parent)
 
 
-os.register_at_fork(after_in_child=_end_with_parent)
+def _encode_shard(shard: int) -> None:
+    if shard:
+        datasets.disable_progress_bars()
+    assert _worker_encode is not None
+    _worker_encode(shard)
 
 
 def _count_processors() -> int:

@@ -1,6 +1,6 @@
 """Manifests: what a folder or file was made from, by which code, and the hashes of its files.
 
-A folder's is the file `lit_rlhf.json` in it, and a file's stands beside it as `NAME.lit_rlhf.json`.
+A folder's is the file `lit_rlhf.json` in it, a file's the hidden `.NAME.lit_rlhf.json` beside it.
 A model's card is rendered from its manifest, so that it cannot say what did not happen.
 """
 
@@ -41,9 +41,9 @@ def code_versions() -> dict[str, str]:
 
 
 def manifest_path(path: str | Path) -> Path:
-    """Where the manifest of a folder or file is."""
+    """Where the manifest of a folder or file is; a file's is hidden from readers of its folder."""
     path = Path(path)
-    return path.with_name(f"{path.name}.{MANIFEST}") if path.is_file() else path / MANIFEST
+    return path.with_name(f".{path.name}.{MANIFEST}") if path.is_file() else path / MANIFEST
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class RunFolders(Callback):
     def __init__(self) -> None:
         self._locks = FolderLocks()
         self._training = False
+        self.hashes: dict[str, Any] = {}  # of the models that the run starts from
 
     def lock(self, trainer: Trainer, finished: Path) -> None:
         """Lock the folders of the finished model, of logs and of checkpoints."""
@@ -40,10 +41,16 @@ class RunFolders(Callback):
         self._locks.acquire([finished, *folders_during(trainer)])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that all ranks see the folders of the run and of its models."""
-        if stage == "fit" and trainer.world_size > 1 and not is_dry_run(trainer):
-            module = cast("StageModule", pl_module)
+        """Check that all ranks see the folders of the run and of its models, and hash these."""
+        if stage != "fit" or is_dry_run(trainer):
+            return
+        module = cast("StageModule", pl_module)
+        if trainer.world_size > 1:
             check_shared_folders(trainer, module.finished_dir, module.inputs)
+        if trainer.is_global_zero:  # now, as another run may replace them meanwhile
+            paths = sorted({path for paths in module.inputs.values() for path in paths})
+            hashes = {f"weights of {Path(path).name}": hash_weights(path) for path in paths}
+            self.hashes = {name: found for name, found in hashes.items() if found}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that an interruption leaves an unfinished stage from now on."""
@@ -226,20 +233,11 @@ def model_card(module: StageModule) -> ModelCardInfo:
         config={**dotted_arguments(module.hparams), **unused},
         metrics=last_metrics(module.trainer, saved) if collapse is None else saved,
         note=None if collapse is None else describe_collapse(collapse),
-        inputs=hash_inputs(module),
+        inputs=module.folders.hashes | module.resume.checksums(module),
         updates=module.trainer.global_step if collapse is None else None,
         collapse=None if collapse is None else collapse_record(collapse),
         datasets=[source.path for source in sources if source.is_remote],
         files=[source.label for source in sources if not source.is_remote],
-    )
-
-
-def hash_inputs(module: StageModule) -> dict[str, Any]:
-    """Hashes of the models that a run started from, and checksums of its other inputs."""
-    paths = {path for paths in module.inputs.values() for path in paths}
-    hashes = {f"weights of {Path(path).name}": hash_weights(path) for path in sorted(paths)}
-    return {name: found for name, found in hashes.items() if found} | module.resume.checksums(
-        module
     )
 
 

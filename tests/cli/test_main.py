@@ -4,15 +4,17 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 import lit_rlhf
-from lit_rlhf.cli.main import COMMANDS, STAGE_COMMANDS, main
+from lit_rlhf.cli.main import COMMANDS, STAGE_COMMANDS, _tell_error_of_thread, main
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -187,3 +189,17 @@ def test_modules_of_current_folder_load(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda argv: None)
     main(["plot"])
     assert sys.path[-1] == str(tmp_path)
+
+
+def test_error_of_a_thread_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    for error in (OSError(28, "No space left"), KeyError("defect")):
+        with patch("threading.excepthook", _tell_error_of_thread):
+            thread = threading.Thread(target=fail, args=(error,))
+            thread.start()
+            thread.join()
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "lit_rlhf: [Errno 28] No space left"
+    assert said[1].startswith("Exception in thread")

@@ -2,10 +2,12 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +355,36 @@ def test_leftovers_of_a_day_ago_are_deleted(write_lines: Writer, folder: Path) -
     started(PreferenceDataModule, [DataSource(write_lines(*pairs()))], val_fraction=0)
     assert new.name in entries(folder)
     assert len(entries(folder)) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_signal_of_a_worker(
+    number: int,
+    write_lines: Writer,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    tmp_path: Path,
+) -> None:
+    parent, encode = os.getpid(), cache._EncodeRows.__call__
+
+    def struck(self: cache._EncodeRows, rows: Any) -> Any:
+        with suppress(FileExistsError):  # one worker only
+            if os.getpid() != parent:
+                (tmp_path / "struck").touch(exist_ok=False)
+                os.kill(os.getpid(), number)
+        return encode(self, rows)
+
+    monkeypatch.setattr(cache, "_RECORDS_PER_WORKER", 10)
+    monkeypatch.setattr(cache, "_count_processors", lambda: 2)
+    monkeypatch.setattr(cache._EncodeRows, "__call__", struck)
+    sources = [DataSource(write_lines(*pairs(40)))]
+    if number == signal.SIGINT:
+        started(PreferenceDataModule, sources, val_fraction=0)
+        assert len(entries(folder)) == 1
+        return
+    with pytest.raises(ValueError, match="train: a process that encodes the data was killed"):
+        started(PreferenceDataModule, sources, val_fraction=0)
+    assert entries(folder) == []
 
 
 RUN = """

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +14,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.tuner import Tuner
 
 from lit_rlhf.data import DataSource, PromptDataModule, TextContract
+from lit_rlhf.files import hash_weights, read_manifest
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.finished import training_sources
 from tests.modules.stages import (
@@ -104,6 +106,22 @@ def test_cards_say_how_the_model_was_made(chain: dict[str, Any]) -> None:
     card = (chain["folder"] / "ppo/README.md").read_text("utf-8")
     for text in ("from `sft`", "rollout/score", "| `policy_optimizer.learning_rate` | 0.01 |"):
         assert text in card
+
+
+def test_manifest_has_the_hash_of_the_model_that_was_read(root: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(root / "policy", base)
+    before = hash_weights(base)
+
+    class Replace(Callback):
+        def on_train_start(self, *_: Any) -> None:
+            shutil.copy(root / "reward/model.safetensors", base / "new")
+            (base / "new").replace(base / "model.safetensors")
+
+    module = SFTModule(str(base), str(tmp_path / "sft"))
+    fitted(module, demonstrations(root), tmp_path, callbacks=[Replace()])
+    assert hash_weights(base) != before
+    assert read_manifest(tmp_path / "sft")["made"]["inputs"]["weights of base"] == before
 
 
 @pytest.mark.parametrize(

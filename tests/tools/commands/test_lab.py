@@ -67,7 +67,8 @@ def test_preferences_are_written_as_hh_records(world: Path, tmp_path: Path) -> N
     main(preferences(world, output, batch_size=3))
     # a record that cannot be used would raise
     assert len(load_records("preference", [DataSource(str(output))])) == 7
-    assert [path.name for path in output.parent.iterdir()] == ["preferences.jsonl"]
+    made = sorted(path.name for path in output.parent.iterdir())
+    assert made == [".preferences.jsonl.lit_rlhf.json", "preferences.jsonl"]
 
 
 def test_pairs_share_a_prompt_of_the_training_side(world: Path) -> None:
@@ -105,7 +106,8 @@ def test_interrupted_preferences_continue_where_they_were(world: Path, tmp_path:
     assert not (tmp_path / "out.jsonl").exists()
     assert run("out.jsonl") == 1
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
+    made = {"out.jsonl", "whole.jsonl", *(f".{n}.jsonl.lit_rlhf.json" for n in ("out", "whole"))}
+    assert {path.name for path in tmp_path.iterdir()} == made
 
 
 def test_a_world_that_is_not_complete_is_none(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ def test_interrupted_comparison_samples_what_is_missing(folders: Folders, tmp_pa
     assert result.as_dict() == whole.as_dict()
     assert torch.equal(result.samples["ppo"].kl, whole.samples["ppo"].kl)
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
+    made = {"out.jsonl", "whole.jsonl", *(f".{n}.jsonl.lit_rlhf.json" for n in ("out", "whole"))}
+    assert {path.name for path in tmp_path.iterdir()} == made
 
 
 @pytest.mark.parametrize("edited", [None, "edited_reward.py", "its_helper.py"])

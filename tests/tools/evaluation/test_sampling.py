@@ -232,7 +232,8 @@ def test_interrupted_generation_samples_what_is_missing(folders: Folders, tmp_pa
     assert result == whole
     written = (tmp_path / "out.jsonl").read_bytes()
     assert written == (tmp_path / "whole.jsonl").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "whole.jsonl"]
+    made = {"out.jsonl", "whole.jsonl", *(f".{n}.jsonl.lit_rlhf.json" for n in ("out", "whole"))}
+    assert {path.name for path in tmp_path.iterdir()} == made
 
 
 def test_the_batches_of_a_model_that_was_trained_since_are_refused(tmp_path: Path) -> None:
