@@ -31,12 +31,12 @@ def describe(path: Path) -> dict[str, Any]:
 
     if not path.exists():
         raise ValueError(f"paths: expected a model, checkpoint or evaluation, got no file {path}")
+    if path.suffix == ".ckpt" or is_checkpoint_folder(path):
+        return describe_checkpoint(path)
     if manifest_path(path).exists():
         return {"finished": not lock_path(path).exists(), **describe_manifest(path)}
     if path.suffix == ".json":
         return describe_evaluation(path)
-    if path.suffix == ".ckpt" or is_checkpoint_folder(path):
-        return describe_checkpoint(path)
     raise ValueError(
         f"paths: expected what lit_rlhf has written, got {path} without {manifest_path(path)}"
     )

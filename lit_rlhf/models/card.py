@@ -97,7 +97,7 @@ class ModelCardInfo:
             "base_model": shorten_paths(self.base_model),
             "config": config,
             "command": self.command and _shorten_words(self.command),
-            "start": read_card_data(self.base_model).to_dict(),
+            "start": read_card_data(self.base_model).to_dict(),  # type: ignore[no-untyped-call]
         }
         return {"made": asdict(self) | shortened, "versions": code_versions()}
 

@@ -322,11 +322,11 @@ def flip_bit(file: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda entry: flip_bit(entry / "rows.arrow"),
+        lambda entry: flip_bit(entry / "rows_0.arrow"),
         lambda entry: flip_bit(entry / "report.json"),
-        lambda entry: os.truncate(entry / "rows.arrow", 2000),
+        lambda entry: os.truncate(entry / "rows_0.arrow", 2000),
         lambda entry: os.truncate(entry / "report.json", 10),
-        lambda entry: (entry / "rows.arrow").unlink(),
+        lambda entry: (entry / "rows_0.arrow").unlink(),
         lambda entry: (entry / "report.json").write_text("[1]"),
     ],
     ids=["rows", "report", "cut rows", "cut report", "no rows", "other report"],
@@ -350,7 +350,7 @@ def test_leftovers_of_a_day_ago_are_deleted(write_lines: Writer, folder: Path) -
     old, new = (folder / f".train-abc.{name}.partial" for name in ("old", "new"))
     for path in (old, new):
         path.mkdir(parents=True)
-        (path / "rows.arrow").write_text("half")
+        (path / "rows_0.arrow").write_text("half")
     os.utime(old, (0, 0))
     started(PreferenceDataModule, [DataSource(write_lines(*pairs()))], val_fraction=0)
     assert new.name in entries(folder)
@@ -384,7 +384,7 @@ def test_signal_of_a_worker(
         return
     with pytest.raises(ValueError, match="train: a process that encodes the data was killed"):
         started(PreferenceDataModule, sources, val_fraction=0)
-    assert entries(folder) == []
+    assert entries(folder) == set()
 
 
 RUN = """

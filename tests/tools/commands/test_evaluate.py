@@ -92,7 +92,7 @@ def test_benchmarks_alone(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     policies = {name: str(root / name) for name in ("sft", "ppo")}
     output = ("--choices", write_question(tmp_path), "--output", str(tmp_path / "report.json"))
     result = main(["--policies", *policies.values(), "--device", "cpu", *output])
-    assert list(result) == ["benchmarks", "settings"]
+    assert list(result) == ["inputs", "versions", "benchmarks", "settings"]
     assert "q.jsonl (acc)" in capsys.readouterr().out
     report = json.loads((tmp_path / "report.json").read_text("utf-8"))
     assert report["benchmarks"]["models"] == policies

@@ -44,4 +44,4 @@ def test_runs_without_a_name_of_their_own_are_refused(runs: list[str]) -> None:
 def test_a_folder_without_a_run_ends_the_command(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as error:
         main(["--runs", f"a={tmp_path}"])
-    assert str(error.value.code).startswith("lit_rlhf plot: run: expected a folder")
+    assert str(error.value.code).startswith("lit_rlhf plot: log: expected a folder")
