@@ -3,9 +3,8 @@
 Between two parallel regions, the threads of libgomp (OpenMP in torch's wheels for Linux) spin for
 some milliseconds before they sleep. On idle cores this saves waking them; beside other processes it
 takes the time of those that compute. libgomp spins a 3000th as long while it has more threads than
-there are processors (`GOMP_SPINCOUNT` in its manual), and looks at that at each wait. `SpinLimit`
-therefore keeps spare threads asleep while the threads of this process wait for cores. The number of
-threads that compute stays, and with it every bit of the results.
+there are processors (`GOMP_SPINCOUNT` in its manual). `SpinLimit` therefore keeps spare threads
+asleep while this process waits for cores. The number of threads that compute stays.
 """
 
 import ctypes

@@ -94,8 +94,7 @@ class RLHFArgumentParser(CommandParser, LightningArgumentParser):
 def _group_null_flags(arguments: Sequence[str]) -> list[str]:
     """Write `--model.group.field null` as `--model.group {field: null}`.
 
-    jsonargparse 4.53 reads the first as the text `None`, since it formats the parsed value into a
-    new flag for the parser of the class.
+    jsonargparse 4.53 reads the first as the text `None`.
     """
     grouped = list(arguments)
     for index, argument in enumerate(arguments):
@@ -112,11 +111,7 @@ def _group_null_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def _check_option_ranges(model: Namespace) -> None:
-    """Raise UsageError if an option in a group of a stage is out of its range.
-
-    Otherwise the groups would be checked when the module is built, and the error would not say of
-    which group the option is.
-    """
+    """Raise UsageError for an option out of its range: the module's error would name no group."""
     module = pydoc.locate(model.class_path)
     if not (isinstance(module, type) and issubclass(module, StageModule)):
         return

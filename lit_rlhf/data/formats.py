@@ -225,16 +225,10 @@ def split_dialogue(text: str) -> _Turns | None:
 
 
 class _Parts(NamedTuple):
-    """Fields that a parser finds in a row, not yet checked.
+    """Fields that a parser finds in a row, not yet checked; None for what the row does not have.
 
-    Attributes:
-        prompt: The turns before the response.
-        prompt_field: The field of the prompt, for errors.
-        response: The response, or the preferred one; None if the row has none.
-        response_field: The field of the response, for errors.
-        rejected: The rejected response; None if the row has none.
-        rejected_prompt: The turns before the rejected response, if the row repeats them.
-        margin: By how much the response is better; None if unknown.
+    In preferences `response` is the preferred one. `rejected_prompt` are the turns before the
+    rejected one if the row repeats them, and `*_field` name fields in errors.
     """
 
     prompt: _Turns

@@ -127,11 +127,9 @@ def _decode_all(file: BufferedIOBase, path: str) -> str:
 
 
 def _starts_array(file: BufferedIOBase, of_objects: bool) -> bool:
-    """Whether the first line that is not blank opens an array; rewinds the file.
+    """Whether the first line that is not blank opens an array (`of_objects`); rewinds the file.
 
-    Args:
-        file: The file.
-        of_objects: Whether an object has to follow: in a file of lines, `["a", "b"]` is a record.
+    In a file of lines, `["a", "b"]` is a record.
     """
     stripped = (line.removeprefix(codecs.BOM_UTF8).strip() for line in file)
     first = next((line for line in stripped if line), b"")

@@ -9,8 +9,7 @@ Each is a Jinja template as transformers defines it. A saved tokenizer carries i
 - `paper-en` and `paper-zh` (arXiv 2307.04964): turns are `"Human:{x}"` and `"Assistant:{y}"`, in
   Chinese `"<|Human|>{x}"` and `"<|MOSS|>{y}"`. Every turn, the human's too, is closed by the EOS
   token. A prompt ends with the assistant's marker. `<|Human|>` and `<|MOSS|>` are single tokens if
-  the tokenizer has them as special tokens, and plain text otherwise. Nothing is added to the
-  vocabulary, so embeddings keep their size.
+  the tokenizer has them as special tokens, and plain text otherwise.
 - `none`: `"{x}{y}"` with the EOS token behind the last assistant turn, for models that were trained
   on raw prompts. Neither whitespace nor markers are added between turns.
 

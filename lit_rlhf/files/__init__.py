@@ -1,12 +1,7 @@
 """Files and folders that stay whole: atomic replacement, and locks against a second run.
 
-- `partial_path`, `save_durably` and `move_into_place` write a file or folder under a hidden name
-  and give it its name when it is complete and on disk.
-- `write_manifest`, `read_manifest`, `check_weights` and `check_responses` keep what a folder or
-  file was made from and the hashes of its files.
-- `FolderLocks` keeps two runs from writing to one folder.
-- `write_text` and `write_json_lines` write the results of commands; `ProgressFile` keeps the
-  finished batches of one that is interrupted.
+A file or folder is written under a hidden name, and gets its own when it is complete and on disk. A
+manifest keeps what it was made from and the hashes of its files.
 """
 
 from lit_callbacks import name_file as name_file

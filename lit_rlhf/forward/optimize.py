@@ -141,10 +141,9 @@ def _install_packing(model: PreTrainedModel) -> str:
 
 
 def _packed_outputs_agree(trunk: PreTrainedModel) -> bool:
-    """Whether packed outputs are the padded ones, on rows of random tokens.
+    """Whether packed outputs are the padded ones: recurrences, say, mix tokens without attention.
 
-    A model's config does not tell what else mixes tokens beside attention, for instance recurrences
-    or convolutions. The trunk is left with this project's attention.
+    The trunk is left with this project's attention.
     """
     embedding = trunk.get_input_embeddings().weight
     assert isinstance(embedding, Tensor)

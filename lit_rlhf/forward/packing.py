@@ -1,9 +1,8 @@
 """Packed forwards: sequences lie back to back, so that the work grows with the real tokens only.
 
-Everything but attention works token by token, so padding is left out there. Attention is one kernel
-for all rows on CUDA in half precision (`varlen_attention`). Elsewhere it goes over groups of rows
-of similar length. Notation: `B` rows, `L` columns, `N` real tokens, `P` places in the padded
-groups, `H` hidden size.
+Attention is one kernel for all rows on CUDA in half precision (`varlen_attention`), and goes over
+groups of rows of similar length elsewhere. Notation: `B` rows, `L` columns, `N` real tokens, `P`
+places in the padded groups, `H` hidden size.
 """
 
 from collections.abc import Sequence

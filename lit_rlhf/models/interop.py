@@ -6,19 +6,17 @@ A scalar model is a trunk and a layer from its last hidden states to one number,
 
 - `score`, without bias, in transformers' sequence classifiers, which this project writes and which
   TRL, vLLM (`as_seq_cls_model` in model_executor/models/adapters.py) and OpenRLHF load;
-- `score`, or what the config says as `value_head_prefix`, or `value_head` in older releases,
-  without bias, in OpenRLHF's `RewardModel` and `CriticModel` (openrlhf/models/model.py), whose
-  config does not say that there is one label;
+- `score`, the config's `value_head_prefix`, or `value_head` in older releases, without bias, in
+  OpenRLHF (openrlhf/models/model.py), whose config does not say that there is one label;
 - `reward_head`, without bias, in the paper's `LlamaRewardModel` (train_ppo.py of
   OpenLMLab/MOSS-RLHF), next to the language model's head;
 - `v_head.summary`, with bias, in TRL's `AutoModelForCausalLMWithValueHead` (`ValueHead` in
   modeling_value_head.py), next to the language model's head; all other names may have the prefix
   `pretrained_model.`
 
-The paper's English models are published as delta weights: LLaMA's licence did not allow to publish
-whole ones. LLaMA's weights are subtracted from all weights in the trunk's numbered layers, while
-embeddings, the last norm and the heads are whole (merge_weight_en.py and merge_weight_zh.py of
-OpenLMLab/MOSS-RLHF).
+The paper's English models are published as delta weights. LLaMA's weights are subtracted from all
+weights in the trunk's numbered layers, while embeddings, the last norm and the heads are whole
+(merge_weight_en.py and merge_weight_zh.py of OpenLMLab/MOSS-RLHF).
 """
 
 import copy

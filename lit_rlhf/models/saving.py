@@ -237,8 +237,7 @@ def _save_companions(
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, padding_side: str) -> None:
     """Save with the padding side that plain transformers needs.
 
-    Generation continues the last column. Classifiers count positions from the first column, so with
-    learned positions a dialogue after left padding would get another score.
+    Generation continues the last column, and classifiers count positions from the first.
     """
     before = tokenizer.padding_side
     tokenizer.padding_side = padding_side

@@ -1,10 +1,8 @@
 """Networks that hold the same frozen weights once.
 
 With LoRA the weights below the adapters never change, so networks that start from the same model
-need one copy of them. Each network has modules, adapters and head: only the frozen
-parameters are the same objects in both. Unlike several adapters in one network, of which one is
-active at a time, this keeps each network's forward, gradient checkpointing, engine and state dict
-as they are.
+need one copy of them. Each network has modules, adapters and head of its own: only the frozen
+parameters are the same objects, so that forward, engine and state dict stay as they are.
 """
 
 import copy

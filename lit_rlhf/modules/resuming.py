@@ -308,8 +308,7 @@ class Resume(Callback):
     def _is_resuming(self, module: StageModule) -> bool:
         """Whether a checkpoint is loaded in order to resume a fit.
 
-        It is also loaded by `load_from_checkpoint`, for evaluation, and by callbacks and the Tuner,
-        which go back to an earlier state of the same run.
+        `load_from_checkpoint`, evaluation, callbacks and the Tuner load one, too.
         """
         try:
             trainer = module.trainer

@@ -1,10 +1,7 @@
 """Updates of a network, in micro-batches, and skipped where a number is not finite.
 
-A batch may be split into parts, each with its own forward and backward before the one step.
-
-One NaN in a loss would reach every weight of a network and every moment of its optimizer. The step
-is skipped instead, on all ranks alike, and weights, moments and step counts stay as they were. A
-run that skips too many steps in a row ends with an error.
+A NaN in a loss would reach every weight of a network and every moment of its optimizer. The step is
+skipped on all ranks instead; a run that skips too many in a row ends with an error.
 """
 
 import warnings

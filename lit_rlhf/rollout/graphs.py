@@ -64,9 +64,8 @@ class RowGraphs:
     def _look_for_waits(self, n_rows: int) -> None:
         """A call in which a wait for the device is an error, once for each network.
 
-        In a capture it would be an error, too. But torch's allocator (read in 2.13) takes a capture
-        that fails for still under way, and no longer reuses memory that several streams have used,
-        such as for gradients in reduction.
+        It would be one in a capture, too, but torch's allocator (read in 2.13) takes one that fails
+        for still under way, and no longer reuses memory that several streams have used.
         """
         try:
             with refuse_waits():

@@ -2,9 +2,7 @@
 
 - `backward` and `clipped_step` train a network under any strategy.
 - `MultiEngineDeepSpeedStrategy` gives every optimizer its own DeepSpeed engine. Importing this
-  package registers it, so `Trainer(strategy="multi_deepspeed_stage_2")` and
-  `--trainer.strategy multi_deepspeed_stage_2` work. DeepSpeed is imported when the strategy is
-  built.
+  package registers it as `multi_deepspeed_stage_2`, and building it imports DeepSpeed.
 - `AtomicCheckpointIO` writes checkpoints that are complete or absent.
 - `read_checkpoint` and `read_state_dict` read a checkpoint of any strategy, in one process. A
   missing one raises FileNotFoundError; a damaged or foreign one ValueError, with the newest intact

@@ -109,8 +109,7 @@ def is_partitioned(value: object, master: Tensor) -> bool:
 def _drop_gradients(engine: DeepSpeedEngine) -> None:
     """Forget every gradient that an engine holds, so that an update can be abandoned half-way.
 
-    ZeRO's own `zero_grad` clears only the gradients of the parameters. Sums over the backwards
-    since the last step are kept elsewhere and would enter the next step.
+    ZeRO's own `zero_grad` leaves sums over the backwards since the last step.
     """
     zero = engine.optimizer
     zero.zero_grad()  # stage 1 has its sums here

@@ -11,8 +11,7 @@ Under each of them gradients are averaged over ranks and never divided by the nu
 steps. A rank's loss is therefore its sum over tokens divided by (global token count / number of
 ranks).
 
-Under DDP the average is taken in `clipped_step`, of the one network that steps. DDP itself would
-reduce the gradients of all networks in every backward. An engine reduces its network's in
+Under DDP the average is taken in `clipped_step`, of the network that steps. An engine reduces in
 every backward, so that every rank must call `backward` equally often between two steps.
 """
 

@@ -3,9 +3,8 @@
 Weights, master weights and moments stay through all phases. What a phase takes on top is freed at
 its end: keys and values in the rollout, a visiting frozen network and the forward's tensors in
 scoring, gradients and activations in the update. Policy and critic are updated in turn, so the
-gradients of one of them are there at a time. DeepSpeed's own estimate
-(`estimate_zero2_model_states_mem_needs` of `deepspeed.runtime.zero.stage_1_and_2`) counts those of
-each engine all the time, and a bfloat16 copy of them that DeepSpeed 0.19.8 does not make.
+gradients of one of them are there at a time. DeepSpeed's own estimate counts those of each engine
+all the time, and a bfloat16 copy of them that DeepSpeed 0.19.8 does not make.
 
 Activations have the form of Korthikanti et al., "Reducing Activation Recomputation in Large
 Transformer Models" (2022), Table 2, without the attention matrix, which `sdpa` never holds. Their

@@ -110,11 +110,9 @@ def run_iteration(case: Case) -> Finding:
 
 
 def _run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
-    """Update both networks twice on the first minibatch, and time the second update.
+    """Update both networks twice on the first minibatch; the first allocates optimizers' state.
 
-    The first allocates the optimizers' state, which takes time. Where it does not exceed a
-    network's clip bound, the second has half of the norm as its bound, so that clipping can be
-    seen to act.
+    Where its norm is within the clip bound, the second's bound is half of it, so that it clips.
     """
     module, experience, batch = case.module, case.experience, case.batch
     assert experience is not None

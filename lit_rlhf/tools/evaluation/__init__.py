@@ -1,15 +1,8 @@
 """Programs that look at trained models, each with one entrance.
 
-- `compare_policies` (`lit_rlhf evaluate`) samples from policies on the same prompts and says who
-  wins by each reward; `generate_from_models` (`lit_rlhf generate`) only samples.
-- `judge.judge_policies` (`--judge.model`) lets a language model compare the responses.
-- `benchmarks.run_benchmarks` (`--benchmarks`, `--choices`) measures what alignment costs.
-- `reward_report.score_pairs` and `measure_reward_model` (`lit_rlhf report reward`) measure a reward
-  model on preferences.
-- `chat.Chat` (`lit_rlhf generate --chat`) talks with models in the terminal.
-
-They share `loading`, `sampling`, `responses`, `outcomes` (rates with intervals), `charts`
-(`lit_rlhf plot`) and `output`.
+- `lit_rlhf evaluate`: `compare_policies`, `judge.judge_policies`, `benchmarks.run_benchmarks`;
+- `lit_rlhf generate`: `generate_from_models`, `chat.Chat`;
+- `lit_rlhf report reward`: `reward_report.score_pairs`, `measure_reward_model`.
 """
 
 from lit_rlhf.tools.evaluation.charts import LiveCurves as LiveCurves

@@ -1,11 +1,9 @@
 """The gold reward: the true value of a response in the lab's world.
 
-It reads rendered HH text only. A configuration can therefore name it as a reward function
-(`lit_rlhf.tools.lab.gold:gold_reward`), and it can judge the responses of any policy. It has two
-parts. Content is what a response says: items, refusals, an end, length. Form is how it says it:
-repeated bigrams, and whether it is `[opening] answer [polite phrase]` or `refusal [polite phrase]`,
-as every response of the world should be. A response that agrees and then refuses is therefore
-malformed.
+It reads rendered HH text only, so that a configuration can name it as a reward function. Content is
+what a response says: items, refusals, an end, length. Form is how it says it: repeated bigrams, and
+whether it is `[opening] answer [polite phrase]` or `refusal [polite phrase]`. A response that
+agrees and then refuses is malformed.
 """
 
 import re

@@ -3,13 +3,10 @@
 The conversation and the answers come from the models under test, so nothing in them may reach the
 judge as an instruction:
 
-- They are one JSON object on one line of a user message. The instructions are in the system message
-  and again after the data.
-- Markers before and after that line contain a hash of the data. No text can contain the marker of
-  its own request, because it would have to contain a hash of itself.
+- They are one JSON object on one line of a user message, between instructions.
+- Markers around that line contain a hash of the data, which no text can contain of itself.
 - Characters that end a line, are invisible, or start a control token of a chat template
-  (`<|im_end|>`, `[INST]`) are escaped in the JSON, so that a server that searches messages for such
-  tokens finds none.
+  (`<|im_end|>`, `[INST]`) are escaped, so that a server that searches for such tokens finds none.
 """
 
 import hashlib
