@@ -63,9 +63,10 @@ def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def listed_files(path: Path) -> dict[str, list[Any]]:
-    """Size and SHA-256 of the files that the manifest of a folder or file lists, by name."""
+    """Size and SHA-256 by name of the files that a manifest lists; before 0.1.0 it had CRC-32."""
     files = read_manifest(path).get("files")
-    return files if isinstance(files, dict) else {}
+    listed = files.items() if isinstance(files, dict) else ()
+    return {name: kept for name, kept in listed if not any(type(n) is int for n in kept[1:])}
 
 
 def hash_files(folder: Path) -> dict[str, list[Any]]:
@@ -128,8 +129,7 @@ def _check_file(file: Path, expected: object, argument: str, content: str, of: P
     if found != expected:
         raise ValueError(
             f"{argument}: expected the {content} that {manifest_path(of)} lists, got another "
-            f"{file}: it is damaged or was replaced. If these are the {content} you want, delete "
-            "the list"
+            f"{file}: it is damaged or was replaced. To keep these {content}, delete the list"
         )
 
 
