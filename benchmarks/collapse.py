@@ -24,6 +24,7 @@ from jsonargparse import auto_cli
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from benchmarks.detector.early import read_results
 from benchmarks.detector.page import format_section, read_rows
 from benchmarks.drawing import COLORS, STYLE, band, finish_panel, save
 from benchmarks.processes import Job, run_jobs
@@ -332,7 +333,7 @@ def format_page(rows: list[dict[str, Any]]) -> str:
         policies=format_policies(rows),
         flags=format_flags(rows),
         harm=COLLAPSE_STDS,
-        families=format_section(read_rows()),
+        families=format_section(read_rows(), read_results()),
     )
 
 

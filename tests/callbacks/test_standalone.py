@@ -137,4 +137,4 @@ def test_the_examples_in_docstrings_run() -> None:
     names = [m.name for m in pkgutil.walk_packages(lit_callbacks.__path__, "lit_callbacks.")]
     results = [doctest.testmod(importlib.import_module(name)) for name in names]
     assert sum(result.failed for result in results) == 0
-    assert sum(result.attempted for result in results) >= 4
+    assert sum(result.attempted for result in results) >= 3
