@@ -65,11 +65,13 @@ negative one is late.
   and {kl_missed} of {collapsed} missed. The first `suspicious` verdict comes {early} iterations
   before the harm in the lab and {early_trl} updates before it under TRL, but {doubted} of {healthy}
   healthy runs are suspicious at some step too: it says where to look, not when to stop.
+- **Of trained runs alone**, 8 of 107 healthy ones are flagged, which is more than 5 %: four
+  lie between PPO-max and a collapse by a weak constraint, and four learn a wrong reward, by which
+  the truth rises in two and falls in two by less than what counts as harm.
 - **By single families** the demands are not all met: more than 5 % of the healthy runs are flagged
-  among those with KL weights, constraints and exploits, some of which lie between PPO-max and a
-  collapse, and fewer than 95 % of the collapses among padding and exploits in a share. All runs of
-  the lab are from one small world with answers of about eight tokens, and more than half of all
-  are made up.
+  among those with KL weights, constraints and exploits, and fewer than 95 % of the collapses among
+  padding and exploits in a share. All runs of the lab are from one small world with answers of
+  about eight tokens, and more than half of all are made up.
 - **What is missed**: {missed}. In these runs KL per token is the only signal that moves, or the
   length changes by less than in healthy runs of the lab.
 - **False alarms**: {false}. The four called vanilla have a weak constraint: they end at 2.8 to 6.6
