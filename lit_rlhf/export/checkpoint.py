@@ -22,6 +22,7 @@ from lit_rlhf.models import (
 from lit_rlhf.modules import (
     CONTRACT_KEY,
     SETTINGS_KEY,
+    AdvantageOptions,
     critic_source,
     dotted_arguments,
     generation_settings,
@@ -161,7 +162,8 @@ def load_checkpoint_model(
 
 def trains_critic(hparams: Mapping[str, Any]) -> bool:
     """Whether a run of PPO had a critic; the option is not in older checkpoints."""
-    return bool(hparams.get("advantages", {}).get("estimator", "gae") == "gae")
+    given = hparams.get("advantages", {}).get("estimator", AdvantageOptions.estimator)
+    return AdvantageOptions(given).uses_critic
 
 
 def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:

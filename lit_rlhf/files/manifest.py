@@ -70,10 +70,7 @@ def listed_files(path: Path) -> dict[str, list[Any]]:
 
 
 def hash_files(folder: Path) -> dict[str, list[Any]]:
-    """Size and SHA-256 of each file in a folder but its manifest; nothing for other entries.
-
-    Of a file, its own.
-    """
+    """Size and SHA-256 of a file, or of all in a folder but its manifest; nothing for the rest."""
     if folder.is_file():
         return {folder.name: _size_and_hash(folder)}
     found: dict[str, list[Any]] = {}
