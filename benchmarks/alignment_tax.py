@@ -21,20 +21,17 @@ import json
 import math
 import random
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import fsspec
-import torch
 from jsonargparse import auto_cli
 
 from benchmarks.known_truth.__main__ import Recipe, Seed
-from benchmarks.pretrained import Step, run_step, say
-from benchmarks.reproduce.judging import T_975
+from benchmarks.pretrained import Step
+from benchmarks.reproduce.judging import student_interval
+from benchmarks.reproduce.measuring import measure_perplexity
 from benchmarks.results_file import read_run, read_runs, table, write_run
 from lit_rlhf.files import write_json_lines, write_text
-from lit_rlhf.forward import target_logprobs
-from lit_rlhf.models import load_causal_lm, load_tokenizer
 
 RESULTS = Path(__file__).resolve().parent / "results" / "alignment_tax.jsonl"
 PAGE_TEXT = Path(__file__).with_name("alignment_tax_page.md")
@@ -55,8 +52,8 @@ COMPARISONS = (
     ("ppo_max_ptx", "ppo_max"),
 )
 QUESTIONS = 400
-BLOCK, BLOCKS = 128, 64
-"""Tokens of a block of text, and how many blocks measure perplexity."""
+TEXTS, CHARACTERS = 64, 600
+"""Texts that measure perplexity, and their length."""
 
 
 def write_questions(source: Path, target: Path) -> None:
@@ -85,21 +82,6 @@ def split_text(source: Path, training: Path, unseen: Path) -> None:
     cut = len(lines) * 9 // 10
     write_json_lines(training, [{"text": line} for line in lines[:cut]])
     write_json_lines(unseen, [{"text": line} for line in lines[cut:]])
-
-
-def log_perplexity(model: str, text: str) -> float:
-    """Mean negative log-likelihood per token of the first `BLOCKS` blocks of unseen text."""
-    lines = [json.loads(line)["text"] for line in Path(text).read_text("utf-8").splitlines()]
-    tokenizer, network = load_tokenizer(model), load_causal_lm(model).eval()
-    ids = torch.tensor(tokenizer("\n".join(lines))["input_ids"][: BLOCK * BLOCKS])
-    blocks = ids[: len(ids) // BLOCK * BLOCK].view(-1, BLOCK)
-    mask = torch.ones_like(blocks)
-    predicted = mask.clone()
-    predicted[:, 0] = 0
-    with torch.inference_mode():
-        parts = zip(blocks.split(8), mask.split(8), predicted.split(8), strict=True)
-        total = sum(target_logprobs(network, *part).sum().item() for part in parts)
-    return -total / int(predicted.sum())
 
 
 def run(
@@ -140,11 +122,8 @@ def run(
         steps = [runs.fit_ppo(arm, str(training) if arm.endswith("ptx") else "") for arm in ARMS]
         steps.append(measure(runs, asked, unseen))
         result = read_run(Path(results), f"seed_{seed}") or {}
-        for step in steps:
-            if step.name not in result:
-                say(f"seed {seed}: {step.name}; output: {runs.root / 'output' / step.name}.txt")
-                result[step.name] = run_step(step, runs.root, threads)
-                write_run(Path(results), f"seed_{seed}", result)
+        for _ in runs.run_missing(steps, result, threads):
+            write_run(Path(results), f"seed_{seed}", result)
 
 
 def measure(runs: Seed, questions: Path, unseen: Path) -> Step:
@@ -157,12 +136,14 @@ def measure(runs: Seed, questions: Path, unseen: Path) -> Step:
     def collect() -> dict[str, Any]:
         report = json.loads(Path(output).read_text("utf-8"))["benchmarks"]
         whole = next(row for row in report["rows"] if row["part"] == "")
+        rows = [json.loads(line)["text"] for line in unseen.read_text("utf-8").splitlines()]
+        texts = [text[:CHARACTERS] for text in rows[:TEXTS]]
         return {
             name: {
                 "accuracy": whole["scores"][name]["value"],
                 "difference": whole["scores"][name]["difference"],
                 "stderr": whole["scores"][name]["difference_stderr"],
-                "log_perplexity": log_perplexity(runs.path(name), str(unseen)),
+                "perplexity": measure_perplexity(Path(runs.path(name)), texts),
             }
             for name in ("sft", *ARMS)
         }
@@ -170,15 +151,9 @@ def measure(runs: Seed, questions: Path, unseen: Path) -> Step:
     return Step("measure", 1, command, collect)
 
 
-def interval(effects: list[float]) -> tuple[float, float, float]:
-    """Mean of an effect over the seeds, and Student's 95 % interval of it: low, mean, high."""
-    half = T_975[len(effects) - 2] * stdev(effects) / math.sqrt(len(effects))
-    return fmean(effects) - half, fmean(effects), fmean(effects) + half
-
-
 def judge(effects: list[float], sign: int) -> str:
     """Whether the interval lies on the side of `sign`, on the other side, or on both."""
-    low, _, high = interval(effects)
+    low, _, high = student_interval(effects)
     if low * sign > 0 and high * sign > 0:
         return "yes"
     return "no" if low * sign < 0 and high * sign < 0 else "undecided"
@@ -197,7 +172,7 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
         [
             names[arm],
             *(f"{100 * row[arm]['accuracy']:.1f}" for row in measured),
-            *(f"{math.exp(row[arm]['log_perplexity']):.2f}" for row in measured),
+            *(f"{row[arm]['perplexity']:.2f}" for row in measured),
         ]
         for arm in names
     ]
@@ -205,9 +180,9 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
     for arm, other in COMPARISONS:
         ptx = arm.endswith("ptx")
         accuracy = [row[arm]["accuracy"] - row[other]["accuracy"] for row in measured]
-        text = [row[arm]["log_perplexity"] - row[other]["log_perplexity"] for row in measured]
-        low, mean, high = interval(accuracy)
-        text_low, text_mean, text_high = (math.exp(value) for value in interval(text))
+        text = [math.log(row[arm]["perplexity"] / row[other]["perplexity"]) for row in measured]
+        low, mean, high = student_interval(accuracy)
+        text_low, text_mean, text_high = (math.exp(value) for value in student_interval(text))
         rows.append(
             [
                 f"{names[arm]} against {names[other]}",

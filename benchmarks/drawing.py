@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,11 @@ TITLES = {
 SIGNED_LOG = {"kl": 5.0, "value_loss": 5.0, "perplexity": 50.0}
 """Measures on a logarithmic scale beyond 1 where their largest value is above this."""
 FLOORS = {"explained_variance": -1.0}
+
+
+def window_means(values: Sequence[float], width: int) -> list[float]:
+    """Means over windows of `width` values, of whole windows only."""
+    return [fmean(values[i : i + width]) for i in range(len(values) - width + 1)]
 
 
 def save(figure: Figure, path: Path) -> None:

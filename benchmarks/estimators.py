@@ -25,7 +25,7 @@ from jsonargparse import auto_cli
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.drawing import COLORS, STYLE, finish_axis, save
+from benchmarks.drawing import COLORS, STYLE, finish_axis, save, window_means
 from benchmarks.processes import Job, run_jobs
 from benchmarks.reproduce.running import Plan, train, versions
 from benchmarks.reproduce.table import foundations_by_name
@@ -140,7 +140,7 @@ def run(output_dir: str = "runs/reproduction", parallel: int = 1) -> None:
 
 def smooth(course: Sequence[float]) -> list[float]:
     """Means over `WIDTH` iterations, from each that has as many behind it."""
-    return [statistics.fmean(course[i : i + WIDTH]) for i in range(len(course) - WIDTH + 1)]
+    return window_means(course, WIDTH)
 
 
 def gold_within(result: Mapping[str, Any], budget: float) -> float:

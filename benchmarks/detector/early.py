@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks.detector.criterion import MAX_FALSE, SMOOTH
 from benchmarks.detector.exploits import MEMBERS, RESULT
 from benchmarks.detector.families import find_harm
+from benchmarks.drawing import window_means
 from benchmarks.results_file import read_runs, table
 
 Curves = dict[str, list[float]]
@@ -17,7 +18,7 @@ Curves = dict[str, list[float]]
 
 def smooth(values: Sequence[float]) -> list[float]:
     """Means of the last `SMOOTH` values, from the first place that has as many."""
-    return [fmean(values[i - SMOOTH : i]) for i in range(SMOOTH, len(values) + 1)]
+    return window_means(values, SMOOTH)
 
 
 def multiple(key: str) -> Callable[[Curves], list[float]]:

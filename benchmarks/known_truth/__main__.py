@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,16 @@ class Seed:
             self.evaluate("policies", POLICIES, self.seed),
             self.evaluate("more_of_sft", ("sft",), 1000 + self.seed),
         ]
+
+    def run_missing(
+        self, steps: Sequence[Step], done: dict[str, Any], threads: int
+    ) -> Iterator[None]:
+        """Run the steps that are not done, and stop after each, so that its result is kept."""
+        for step in steps:
+            if step.name not in done:
+                say(f"seed {self.seed}: {step.name}; output: {self.path('output', step.name)}.txt")
+                done[step.name] = run_step(step, self.root, threads)
+                yield
 
     def generate(
         self, name: str, model: str, prompts: str, samples: int, options: Sequence[str]
@@ -333,11 +343,8 @@ def run(
         }
         if result["recipe"] != asdict(recipe):
             raise ValueError(f"recipe: expected {result['recipe']}, as in {results}, got {recipe}")
-        for step in runs.steps():
-            if step.name not in result["steps"]:
-                say(f"seed {seed}: {step.name}; output: {runs.root / 'output' / step.name}.txt")
-                result["steps"][step.name] = run_step(step, runs.root, threads)
-                write_run(Path(results), f"seed_{seed}", result)
+        for _ in runs.run_missing(runs.steps(), result["steps"], threads):
+            write_run(Path(results), f"seed_{seed}", result)
         found = {name: step["result"] for name, step in result["steps"].items()}
         result["verdict"] = judge(*read_arms(found))
         write_run(Path(results), f"seed_{seed}", result)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.drawing import COLORS, STYLE, band, finish_axis
+from benchmarks.drawing import COLORS, STYLE, band, finish_axis, window_means
 from benchmarks.known_truth.criterion import (
     BEST_OF,
     CHOOSING_SEEDS,
@@ -102,9 +102,7 @@ def draw(results: dict[str, dict[str, Any]]) -> Figure:
         for axis, (key, title) in zip(axes, panels.items(), strict=True):
             for policy, color in zip(("ppo_vanilla", "ppo_max"), COLORS, strict=False):
                 courses = [
-                    np.convolve(
-                        row["steps"][policy]["result"]["curves"][key], np.ones(4) / 4, "valid"
-                    )
+                    window_means(row["steps"][policy]["result"]["curves"][key], 4)
                     for row in results.values()
                     if policy in row["steps"]
                 ]

@@ -132,6 +132,13 @@ class Interval(NamedTuple):
     high: float
 
 
+def student_interval(effects: Sequence[float], least_spread: float = 0.0) -> Interval:
+    """Mean of two or more effects, with Student's 95 % interval for that standard deviation."""
+    mean, spread = fmean(effects), max(stdev(effects), least_spread)
+    half = T_975[len(effects) - 2] * spread / math.sqrt(len(effects))
+    return Interval(mean - half, mean, mean + half)
+
+
 @dataclass(frozen=True)
 class Check:
     """A comparison: `left` is below, above or near `factor * right + margin`.
@@ -178,11 +185,8 @@ class Check:
         effects = [self.effect(runs) for runs in seeds]
         if not all(map(math.isfinite, effects)):
             return Interval(math.nan, math.nan, math.nan)
-        mean, spread = fmean(effects), stdev(effects)
-        if self.left.measure == "gain" and not isinstance(self.right, Value):
-            spread = max(spread, NOISE)
-        half = T_975[len(effects) - 2] * spread / math.sqrt(len(effects))
-        return Interval(mean - half, mean, mean + half)
+        is_gain = self.left.measure == "gain" and not isinstance(self.right, Value)
+        return student_interval(effects, NOISE if is_gain else 0.0)
 
     def holds(self, seeds: Sequence[Runs]) -> bool | None:
         """Whether it holds; None where the interval has both sides of the margin."""

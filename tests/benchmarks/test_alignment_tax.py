@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import alignment_tax
-from benchmarks.alignment_tax import format_page, interval, judge, split_text, write_questions
+from benchmarks.alignment_tax import format_page, judge, split_text, write_questions
+from benchmarks.reproduce.judging import student_interval
 from lit_rlhf.tools.evaluation.benchmarks.choices import read_questions
 
 
 def test_interval_is_students() -> None:
     # standard deviation 0.01, standard error 0.01 / sqrt(3), quantile 4.303
-    assert interval([0.01, 0.02, 0.03]) == pytest.approx((-0.004843, 0.02, 0.044843), abs=1e-6)
+    assert student_interval([0.01, 0.02, 0.03]) == pytest.approx(
+        (-0.004843, 0.02, 0.044843), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_page_compares_the_arms_within_a_seed() -> None:
                 "result": {
                     arm: {
                         "accuracy": accuracy.get(arm, 0.25) + seed / 100,
-                        "log_perplexity": 2.0 if arm == "sft" else 2.0 + seed / 10,
+                        "perplexity": 7.0 if arm == "sft" else 7.0 + seed / 10,
                     }
                     for arm in ("sft", *alignment_tax.ARMS)
                 }
