@@ -19,7 +19,9 @@ def call_with_timeout(call: Callable[[], Result], timeout: float | None) -> Futu
         try:
             future.set_result(call())
         # SystemExit would end a thread, or the process with the status of success, without a word.
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and timeout is None:
+                raise
             future.set_exception(error)
 
     if timeout is None:

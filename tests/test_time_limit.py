@@ -1,5 +1,5 @@
-import sys
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +19,12 @@ def test_slow_call_is_given_up() -> None:
         released.set()
 
 
-@pytest.mark.parametrize("timeout", [None, 60.0])
-def test_exit_is_an_exception_of_the_call(timeout: float | None) -> None:
-    call = call_with_timeout(sys.exit, timeout)
-    assert isinstance(call.exception(), SystemExit)
+@pytest.mark.parametrize(
+    ("error", "timeout"),
+    [(SystemExit, None), (SystemExit, 60.0), (GeneratorExit, None), (KeyboardInterrupt, 60.0)],
+)
+def test_exit_is_an_exception_of_the_call(
+    error: type[BaseException], timeout: float | None
+) -> None:
+    call = call_with_timeout(Mock(side_effect=error), timeout)
+    assert isinstance(call.exception(), error)

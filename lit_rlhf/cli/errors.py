@@ -3,6 +3,7 @@
 import inspect
 import pydoc
 import re
+import traceback
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
@@ -81,6 +82,8 @@ def end_with_message(error: Exception, prefix: str, arguments: Sequence[str] = (
         inner = inner.__context__
     original = original_error(error)
     message = summarize(original) or type(original).__name__
+    if isinstance(original, OSError) and original.errno and original.filename is None:
+        message += _written_file(original)
     if not isinstance(original, _USER_ERRORS):
         # Python's words, if a limit on memory or processes leaves no room for a thread
         if not is_out_of_memory(original) and "can't start new thread" not in message:
@@ -92,6 +95,16 @@ def end_with_message(error: Exception, prefix: str, arguments: Sequence[str] = (
     preparation = find_preparation(arguments, message)
     advice = f"; this prepares it: {preparation}" if preparation else ""
     raise SystemExit(f"{prefix}: {message}{advice}") from original
+
+
+def _written_file(error: OSError) -> str:
+    """The file that a library wrote when the system refused it, for the end of a message."""
+    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+        for value in frame.f_locals.values():
+            for file in (value, *getattr(value, "__dict__", {}).values()):
+                if isinstance(name := getattr(file, "name", None), str) and hasattr(file, "write"):
+                    return f": {name!r}"
+    return ""
 
 
 def original_error(error: Exception) -> Exception:

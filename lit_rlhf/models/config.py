@@ -114,6 +114,9 @@ def check_model_path(path: str | Path) -> None:
             "and give the folder"
         )
     if path != "" and Path(path).is_dir():
+        for file in Path(path).iterdir():
+            if file.exists() and not (file.is_file() or file.is_dir()):  # reading it may not end
+                raise ValueError(f"path: expected a model's files, got the device or pipe {file}")
         return
     if Path(path).is_file():
         raise ValueError(

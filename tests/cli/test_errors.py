@@ -1,10 +1,12 @@
 """Errors of `lit_rlhf fit` in one line: which option, in which file, and what to do."""
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import fsspec
 import pytest
 import torch
 import yaml
@@ -134,6 +136,19 @@ def test_a_folder_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
     with patch("lit_rlhf.cli.training.run_cli", side_effect=error):
         code, _ = errors_of(capsys=capsys)
     assert code == f"lit_rlhf fit: error: {error}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full disk is pretended with /dev/full")
+def test_a_full_disk_is_named_with_the_file_of_a_library(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fill(_: object) -> None:  # as Lightning's CSVLogger
+        with fsspec.open("/dev/full", "w") as file:
+            file.write("a row")
+
+    with patch("lit_rlhf.cli.training.run_cli", fill):
+        code, _ = errors_of(capsys=capsys)
+    assert code.endswith("No space left on device: '/dev/full'")
 
 
 def test_other_errors_keep_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:
