@@ -83,11 +83,10 @@ class _Sandbox:
                 process.stdin.write(request)
                 process.stdin.flush()
                 answer = json.loads(_read_line(process, 6 * SECONDS))
-            except (OSError, TimeoutError, ValueError) as error:
-                self.stop()
-                raise SandboxError("") from error
-            except BaseException:  # an answer that nobody reads would be taken for the next one
-                self.stop()
+            except BaseException as error:
+                self.stop()  # an answer that nobody reads would be taken for the next one
+                if isinstance(error, OSError | ValueError):
+                    raise SandboxError("") from error
                 raise
         if "error" in answer:
             raise SandboxError(*answer["error"])
@@ -203,10 +202,8 @@ def try_in_fork(work: Callable[[], object]) -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), output)
             work()
             ended = b"."
-        except MemoryError:
-            pass
-        except BaseException:
-            ended = b"."
+        except BaseException as error:
+            ended = b"" if isinstance(error, MemoryError) else b"."
         finally:
             os.write(writing, ended)
             os._exit(0)
@@ -225,16 +222,13 @@ def try_in_fork(work: Callable[[], object]) -> None:
 def match_names(patterns: object, names: Iterable[str]) -> None:
     """Match each text in nested values with each name, as its regular expression."""
     names = list(names)
-    texts = [patterns] if isinstance(patterns, str) else []
+    if isinstance(patterns, Mapping):
+        patterns = [*patterns, *patterns.values()]
     if isinstance(patterns, list | tuple | set):
-        texts = list(patterns)
-    elif isinstance(patterns, Mapping):
-        texts = [*patterns, *patterns.values()]
-    for text in texts:
-        if text is not patterns:
-            match_names(text, names)
-            continue
+        for part in patterns:
+            match_names(part, names)
+    elif isinstance(patterns, str):
         for name in names:
             with suppress(re.error):
-                re.match(text, name)
-                re.fullmatch(text, name)
+                re.match(patterns, name)
+                re.fullmatch(patterns, name)

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import textwrap
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 
@@ -65,4 +66,6 @@ def outlive_terminal() -> None:
 
 
 def _lasting(stream: TextIO | None) -> Any:  # noqa: ANN401  # a stream by its methods
+    if isinstance(stream, TextIOWrapper):  # for a terminal that has no letter of a text
+        stream.reconfigure(errors="backslashreplace")
     return _LastingStream(open(os.devnull, "w") if stream is None else stream)

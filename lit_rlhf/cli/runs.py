@@ -7,7 +7,6 @@ beside one without it.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lit_callbacks import RECORDS_FILE, default_checkpoint_dir
 from lit_rlhf.command import UsageError
-from lit_rlhf.files import lock_path, read_manifest
+from lit_rlhf.files import delete, lock_path, read_manifest
 from lit_rlhf.modules import RUN_KEY, StageModule, folders_during, run_id
 from lit_rlhf.strategies import NAME_KEY, find_newest_checkpoint, read_lightning_state
 
@@ -104,10 +103,7 @@ class DeleteEarlierRun(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Delete the files, on rank 0."""
         for path in self._files if trainer.is_global_zero else ():
-            if path.is_dir():  # a checkpoint of engines
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            delete(path)
 
 
 def hash_command(settings: Namespace) -> str:

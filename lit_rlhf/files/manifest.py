@@ -76,12 +76,8 @@ def hash_files(folder: Path) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if name == MANIFEST:
-            continue
-        if path.is_file():
-            found[name] = _size_and_hash(path)
-        elif path.is_symlink() or not path.is_dir():
-            found[name] = []
+        if name != MANIFEST and (path.is_symlink() or not path.is_dir()):
+            found[name] = _size_and_hash(path) if path.is_file() else []
     return found
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from io import BufferedWriter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from lit_callbacks import name_file
@@ -81,12 +80,7 @@ class ProgressFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Close the file, and delete it unless there was an error."""
         if self._file is not None:
             # After a failed write, closing tries it once more; its error has been raised already.
