@@ -134,8 +134,7 @@ def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
         ready = poll.poll(max(deadline - time.monotonic(), 0) * 1000)
         if not ready or len(read) > _LARGEST_ANSWER:
             raise TimeoutError
-        data = os.read(process.stdout.fileno(), 2**20)
-        if not data:
+        if not (data := os.read(process.stdout.fileno(), 2**20)):
             break
         read += data
     return read.rstrip(b"\n")

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 
 import pytest
+
+from lit_rlhf.terminal import outlive_terminal
 
 PROGRAM = """
 import os, sys
@@ -48,6 +51,17 @@ def test_run_outlives_its_terminal(terminal: str) -> None:
         assert done.stdout == 6 * "a line\n"
     if output is not None:
         os.close(output)
+
+
+def test_text_that_a_terminal_has_no_letters_for_is_escaped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, TextIOWrapper(written, "ascii", write_through=True))
+    outlive_terminal()
+    print("a\u94c1\ud800")
+    assert written.getvalue() == b"a\\u94c1\\ud800\n"
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "fit --help", "configs list"])

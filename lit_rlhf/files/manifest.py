@@ -9,6 +9,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,19 +25,14 @@ def code_versions() -> dict[str, str]:
     """Versions of Python and of the packages that numbers depend on, and the commit, if known."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     root = Path(__file__).resolve().parents[2]
     if (root / ".git").exists():
         git = ("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40")
-        try:
-            asked = subprocess.run(git, capture_output=True, text=True, timeout=GIT_TIMEOUT)
-        except (OSError, subprocess.TimeoutExpired):
-            return versions
-        if asked.returncode == 0:
-            versions["commit"] = asked.stdout.strip()
+        with suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.check_output(git, stderr=subprocess.DEVNULL, timeout=GIT_TIMEOUT)
+            versions["commit"] = said.decode().strip()
     return versions
 
 
