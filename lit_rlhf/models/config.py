@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -172,7 +173,7 @@ def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
         zero = "a size of 0" if isinstance(error, ZeroDivisionError) else "a wrong value"
         raise ValueError(
             f"path: expected a config.json that a model can be built from in {path}, got {zero}: "
-            f"{' '.join(str(error).split())}"
+            f"{textwrap.shorten(str(error), 1000)}"
         ) from error
 
 
