@@ -52,6 +52,7 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
         raise ValueError(f"output_dir: expected a free name, got {root}, which exists")
     counts = DataCounts()
     kind, records = _read(source, counts)
+    *_, test = split_records(records, _HELD_OUT, _HELD_OUT, seed=0)
     equal = counts.duplicates.total()
     print(f"{data}: {len(records):,} records that serve as {kind}s, {equal} equal an earlier one")
     counts.log_read()
@@ -72,9 +73,8 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     tokens = int(fmean(lengths) * len(records) / _UPDATES)
     length = min(max(-(-longest // 64) * 64, _SHORTEST), _LONGEST)
     print(f"\n99 % of them have at most {longest} tokens, of {length} that the stages take")
-    *_, test = split_records(records, _HELD_OUT, _HELD_OUT, seed=0)
-    held_out = dict.fromkeys(map(prompt_of, test))
-    turns = [[{"role": m.role, "content": m.content} for m in prompt] for prompt in held_out]
+    prompts = dict.fromkeys(map(prompt_of, test))
+    turns = [[{"role": m.role, "content": m.content} for m in prompt] for prompt in prompts]
     write_json_lines(root / "heldout.jsonl", [{"prompt": prompt} for prompt in turns])
     stages = ["sft", "reward", "ppo"] if kind == "preference" else ["sft"]
     for stage in stages:

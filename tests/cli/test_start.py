@@ -81,9 +81,18 @@ def test_validation_takes_a_tenth_of_a_run_at_most(path: Path) -> None:
         assert trainer["limit_val_batches"] <= 0.1 * interval
 
 
-def test_prompts_lack_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("prompt\na\n", r"pairs\.csv: .*missing, or no assistant turn"),
+        ("prompt,chosen,rejected\na,b,c\n", "expected to leave prompts for training, .* of 1 "),
+    ],
+)
+def test_a_file_that_does_not_serve_leaves_nothing_behind(
+    table: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    write_table(tmp_path, "prompt")
-    with pytest.raises(SystemExit, match=r"pairs\.csv: .*missing, or no assistant turn"):
+    Path("pairs.csv").write_text(table)
+    with pytest.raises(SystemExit, match=message):
         main(["start", "pairs.csv"])
     assert not Path("runs").exists()
