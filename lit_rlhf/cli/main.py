@@ -49,7 +49,7 @@ COMMANDS = dict(sorted((_UTILITIES | TOOLS).items()))
 Their modules have `main(argv)`, or a `COMMAND` or a group of `COMMANDS` that needs nothing else.
 """
 _HINTS = {
-    "chat": "lit_rlhf generate FOLDER --chat",
+    "chat": "lit_rlhf generate --models FOLDER --chat",
     "help": "lit_rlhf --help lists all",
     "predict": "lit_rlhf generate writes responses, evaluate compares models",
     "train": "lit_rlhf fit --config NAME trains a stage",

@@ -137,7 +137,7 @@ def test_nearest_command_named(capsys: pytest.CaptureFixture[str], name: str, ad
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (["chat"], "lit_rlhf generate FOLDER --chat"),
+        (["chat"], "lit_rlhf generate --models FOLDER --chat"),
         (["help"], "lit_rlhf --help"),
         (["train"], "lit_rlhf fit --config NAME"),
         (["predict"], "lit_rlhf generate writes"),
