@@ -16,13 +16,12 @@ import pytest
 import yaml
 
 from lit_rlhf.cli.main import COMMANDS as TOOLS
-from lit_rlhf.cli.main import main
+from lit_rlhf.cli.main import STAGE_COMMANDS, main
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule, option_names
 from tests.configs.parsing import cli_parser
 from tests.configs.tiny_runs import CONFIGS
 from tests.docs.blocks import DOCUMENTS, ROOT, Block, Command, all_blocks, blocks, commands, place
 
-STAGES = ("fit", "validate", "test", "predict")
 PYTHON: dict[Path, list[Block]] = defaultdict(list)
 for _block in all_blocks():
     if _block.language == "python" and not _block.title:
@@ -50,8 +49,8 @@ class _ParsedError(Exception):
 
 def parse(words: list[str]) -> None:
     """Parse the arguments of `lit_rlhf` without running it; SystemExit if they are refused."""
-    assert words[0] in (*STAGES, *TOOLS), f"lit_rlhf has no command {words[0]!r}"
-    if words[0] in STAGES:
+    assert words[0] in (*STAGE_COMMANDS, *TOOLS), f"lit_rlhf has no command {words[0]!r}"
+    if words[0] in STAGE_COMMANDS:
         cli_parser().parse_args(words)
         return
 
@@ -110,6 +109,12 @@ def test_files_of_a_python_command_are_there(command: Command) -> None:
     files = [word for word in command.words[1:] if word.startswith("./") or word.endswith(".py")]
     of_page = [block.title for block in blocks(command.block.document)]
     assert [file for file in files if file not in of_page and not (ROOT / file).exists()] == []
+
+
+def test_the_chinese_readme_has_the_numbers_of_the_english_one() -> None:
+    texts = [(ROOT / name).read_text("utf-8") for name in ("README.zh.md", "README.md")]
+    chinese, english = (set(re.findall(r"\d+(?:[.,]\d+)*", text)) for text in texts)
+    assert chinese - english <= {"7"}  # the size of the paper's Chinese models
 
 
 @pytest.mark.parametrize("block", [b for b in all_blocks() if b.language == "yaml"], ids=place)
