@@ -115,10 +115,10 @@ usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...] [--watch [
 
 The first puts training runs side by side, in a table and on a page of curves,
 verdicts, responses and phases, written anew every SECONDS (30) with --watch.
-A RUN is the log of any trainer or its folder, a folder of several, or NAME=LOG.
+A RUN is a log (TensorBoard, .csv, .jsonl, trainer_state.json, .wandb; MLflow's store
+is not read) or its folder, a folder of several, or NAME=LOG.
 The second is about a reward model; lit_rlhf report reward --help has its options.
-The third says what the score's rise is made of (length, cut-off responses, openings,
-repetition), from a run's samples.jsonl."""
+The third says what the score's rise is made of, from a run's samples.jsonl."""
 
 
 def main(argv: Sequence[str]) -> RewardReport | None:
