@@ -73,8 +73,7 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     tokens = int(fmean(lengths) * len(records) / _UPDATES)
     length = min(max(-(-longest // 64) * 64, _SHORTEST), _LONGEST)
     print(f"\n99 % of them have at most {longest} tokens, of {length} that the stages take")
-    prompts = dict.fromkeys(map(prompt_of, test))
-    turns = [[{"role": m.role, "content": m.content} for m in prompt] for prompt in prompts]
+    turns = [[vars(turn) for turn in prompt] for prompt in dict.fromkeys(map(prompt_of, test))]
     write_json_lines(root / "heldout.jsonl", [{"prompt": prompt} for prompt in turns])
     stages = ["sft", "reward", "ppo"] if kind == "preference" else ["sft"]
     for stage in stages:

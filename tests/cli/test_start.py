@@ -1,6 +1,5 @@
 """`lit_rlhf start`: configurations for one's own data, which the stages can run."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -17,15 +16,6 @@ ROWS = [
 ]
 
 
-def write_table(folder: Path, *names: str) -> Path:
-    path = folder / "pairs.csv"
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, names, extrasaction="ignore")
-        table.writeheader()
-        table.writerows([*ROWS, ROWS[0]])
-    return path
-
-
 def configuration(path: Path) -> dict[str, object]:
     loaded = yaml.safe_load(path.read_text("utf-8"))
     return {**loaded["model"]["init_args"], **loaded["data"]["init_args"]}
@@ -35,7 +25,8 @@ def test_pairs_get_all_stages_on_a_model_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_table(tmp_path, "prompt", "chosen", "rejected")
+    rows = "".join(f"{','.join(row.values())}\n" for row in [*ROWS, ROWS[0]])
+    Path("pairs.csv").write_text(f"prompt,chosen,rejected\n{rows}")
     main(["start", "pairs.csv"])
     shown = capsys.readouterr().out
     assert "41 records that serve as preferences, 1 equal an earlier one" in shown
