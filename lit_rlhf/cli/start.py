@@ -61,8 +61,7 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     tokenizer = load_tokenizer(model or f"{root}/base")
     template = "tokenizer" if tokenizer.chat_template else "hh"
     encoder = DialogueEncoder(tokenizer, template, max_length=1_000_000)
-    encode = partial(_encode, encoder)
-    examples = encode_records(records[:_MEASURED], encode, counts, "skip")
+    examples = encode_records(records[:_MEASURED], partial(_encode, encoder), counts, "skip")
     print("Examples; what is trained on is between [[ and ]]:")
     labels = ["chosen", "rejected"] if kind == "preference" else ["response"]
     for number, example in enumerate(examples[: _SHOWN * len(labels)]):

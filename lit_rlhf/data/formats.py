@@ -512,7 +512,8 @@ def _check_prompt(row: Row, prompt: _Turns, field: str, answered: bool) -> None:
 
 def _check_response(row: Row, value: Any, field: str, missing_field: str) -> str:  # noqa: ANN401
     if value is None:
-        raise row.error(missing_field, "missing, or no assistant turn at the end")
+        has = f"the row has {', '.join(row.fields)}"
+        raise row.error(missing_field, "missing, or no assistant turn at the end", has)
     if not isinstance(value, str):
         raise row.error(field, "not a string", type(value).__name__)
     if not value.strip():

@@ -75,7 +75,7 @@ def test_validation_takes_a_tenth_of_a_run_at_most(path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("prompt\na\n", r"pairs\.csv: .*missing, or no assistant turn"),
+        ("prompt\na\n", r"pairs\.csv: .*missing, or no assistant turn .*the row has prompt"),
         ("prompt,chosen,rejected\na,b,c\n", "expected to leave prompts for training, .* of 1 "),
     ],
 )

@@ -52,8 +52,8 @@ def test_page_and_numbers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         ("", "bad.jsonl: empty file"),
         (
             '{"prompt": "hi", "chosen": "a", "rejected": "b"}\n{"prompt": "hi", "chosen": "a"}\n',
-            "bad.jsonl:2: field 'rejected': missing, or no assistant turn at the end; "
-            "--on_bad_record skip leaves such records out",
+            "bad.jsonl:2: field 'rejected': missing, or no assistant turn at the end "
+            "(the row has prompt, chosen); --on_bad_record skip leaves such records out",
         ),
     ],
 )
