@@ -56,10 +56,29 @@ def format_page(results: Mapping[str, Any]) -> str:
         accuracy={name: share(r["accuracy"]) if r else NOT_RUN for name, r in reports.items()},
         gain="" if reports["reward"] is None else format_gain(reports["reward"]),
         watched=len(runs),
+        cut_off=format_cut_off(runs),
         flagged=[run for run in runs if run["flagged_at"] is not None],
         faster=figures_of(results, "faster_policies_0"),
         total=format_total(results),
         window=WINDOW,
+    )
+
+
+def format_cut_off(runs: Sequence[Mapping[str, Any]]) -> str:
+    """How the share of responses that reach the longest length goes with the proxy's score."""
+    curves = [r["curves"] for r in runs if r["name"].startswith(("ppo_max", "ppo_vanilla"))]
+    if not curves:
+        return ""
+    cut, score = (
+        np.array([curve[key] for curve in curves])
+        for key in ("rollout/truncation_rate", "rollout/score/reward")
+    )
+    first, last = (100 * part.mean(1) for part in (cut[:, :WINDOW], cut[:, -WINDOW:]))
+    correlation = np.corrcoef(cut.ravel(), score.ravel())[0, 1]
+    return (
+        f"{first.min():.0f} to {first.max():.0f} % reach it in\n  the first {WINDOW} iterations, "
+        f"{last.min():.0f} to {last.max():.0f} % in the last {WINDOW}, and the correlation of this "
+        f"share\n  with the proxy's score is {correlation:.2f}"
     )
 
 
