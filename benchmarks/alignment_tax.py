@@ -114,7 +114,7 @@ def run(
     write_questions(Path(questions), asked)
     split_text(Path(text), training, unseen)
     for seed in seeds:
-        runs = Seed(root, base, seed, recipe)
+        runs = Seed(root, f"seed_{seed}", base, seed, recipe)
         for name in ("sft", "reward"):
             link = Path(runs.path(name))
             if not link.exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,20 @@ from benchmarks.drawing import save
 from benchmarks.known_truth.criterion import (
     CHOOSING_SEEDS,
     DECIDING_SEEDS,
+    SAMPLES,
     VERSION,
     judge,
     read_arms,
 )
 from benchmarks.known_truth.page import draw, format_page
-from benchmarks.known_truth.rule import PARTS, label, parts, shuffled_prompts
+from benchmarks.known_truth.rule import (
+    PARTS,
+    count_words,
+    is_valid,
+    label,
+    parts,
+    shuffled_prompts,
+)
 from benchmarks.pretrained import CONFIGS, Step, run_step, say
 from benchmarks.results_file import read_run, read_runs, write_run
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
@@ -31,6 +39,8 @@ from lit_rlhf.files import write_json_lines, write_text
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "known_truth.jsonl"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 POLICIES = ("sft", "ppo_vanilla", "ppo_max")
+ANSWERS = 4
+"""Samples of a prompt of which a pair is drawn."""
 PTX_COEF = 0.1
 """Weight of the language-model loss in configs/ppo."""
 RULE = "benchmarks.known_truth.rule"
@@ -45,13 +55,15 @@ class Recipe:
     """What was chosen on seeds 0 and 1, and is the same for all arms.
 
     Attributes:
-        demonstrations: Prompts of SFT; of `candidates` samples the best by the labels' rule.
-        candidates: Samples of the base model for each of these prompts.
-        candidate_temperature: Their temperature; at 1, 12 % are valid, here 37 %.
+        demonstrations: Prompts that the base model answers for a first SFT model, and as many
+            again that this one answers; the valid ones that are short are what SFT learns.
+        candidates: Samples for each of these prompts.
+        candidate_temperature: Temperature of the base model's; at 1, 12 % are valid, here 37 %.
         candidate_top_p: Their nucleus.
+        longest_demonstration: Most words of a demonstration.
         pairs: Preferences of the reward model; deliberately few.
         iterations: Iterations of PPO, of 16 prompts each.
-        held_out: Prompts of the evaluation, with four samples each.
+        held_out: Prompts of the evaluation, with eight samples each.
         max_new_tokens: Longest response.
         trained_layers: Layers that are trained, from the top, in all stages.
         learning_rate: Learning rate of policy and critic in PPO.
@@ -63,9 +75,10 @@ class Recipe:
     candidates: int = 8
     candidate_temperature: float = 0.7
     candidate_top_p: float = 0.9
-    pairs: int = 300
+    longest_demonstration: int = 16
+    pairs: int = 150
     iterations: int = 40
-    held_out: int = 256
+    held_out: int = 64
     max_new_tokens: int = 40
     trained_layers: int = 8
     learning_rate: float = 3e-4
@@ -73,24 +86,21 @@ class Recipe:
     pretraining: int = 3
 
 
-class Seed:
-    """All steps of a seed, in a folder of its own."""
+class Steps:
+    """Steps that share a folder."""
 
-    def __init__(self, root: Path, base: str, seed: int, recipe: Recipe) -> None:
-        self.root, self.base, self.seed, self.recipe = root / f"seed_{seed}", base, seed, recipe
+    def __init__(self, root: Path, name: str, base: str, seed: int, recipe: Recipe) -> None:
+        self.root, self.base, self.seed, self.recipe = root / name, base, seed, recipe
+        self.demonstrations = str(root / "demonstrations" / "demonstrations.jsonl")
         self.root.mkdir(parents=True, exist_ok=True)
         prompts = shuffled_prompts()  # the same split for each seed
-        sizes = (recipe.held_out, recipe.demonstrations, recipe.pairs)
-        first, second, third = np.cumsum(sizes)
-        self.held_out = prompts[:first]
-        self.prompts = {
-            "sft": prompts[first:second],
-            "pairs": prompts[second:third],
-            "ppo": prompts[third:],
-        }
-        for name, rows in self.prompts.items():
-            self.write(f"{name}_prompts.jsonl", [{"prompt": prompt} for prompt in rows])
-        self.write("held_out.jsonl", [{"prompt": p} for p in self.held_out for _ in range(4)])
+        sizes = (recipe.held_out, recipe.demonstrations, recipe.demonstrations, recipe.pairs)
+        cuts = [0, *np.cumsum(sizes), len(prompts)]
+        names = ("held_out", "first", "second", "pairs", "ppo")
+        for name, start, end in zip(names, cuts, cuts[1:], strict=False):
+            times = SAMPLES if name == "held_out" else 1
+            rows = [{"prompt": prompt} for prompt in prompts[start:end] for _ in range(times)]
+            self.write(f"{name}.jsonl", rows)
 
     def path(self, *names: str) -> str:
         """A path in the folder."""
@@ -100,44 +110,31 @@ class Seed:
         """Write a file of JSON lines."""
         write_json_lines(Path(self.path(name)), rows)
 
-    def steps(self) -> list[Step]:
-        """All steps in order."""
-        recipe = self.recipe
-        cooler = ["--temperature", str(recipe.candidate_temperature)]
-        cooler += ["--top_p", str(recipe.candidate_top_p), *UNPENALIZED]
-        base = ("candidates", self.base, "sft_prompts.jsonl", recipe.candidates)
-        return [
-            self.generate(*base, cooler),
-            self.fit("sft", self.base, {"train_sources": [{"path": self.path("demos.jsonl")}]}),
-            self.generate("answers", self.path("sft"), "pairs_prompts.jsonl", 4, ON_POLICY),
-            self.fit(
-                "reward", self.path("sft"), {"train_sources": [{"path": self.path("pairs.jsonl")}]}
-            ),
-            self.fit_ppo("ppo_vanilla"),
-            self.fit_ppo("ppo_max"),
-            self.evaluate("policies", POLICIES, self.seed),
-            self.evaluate("more_of_sft", ("sft",), 1000 + self.seed),
-        ]
-
     def run_missing(
         self, steps: Sequence[Step], done: dict[str, Any], threads: int
     ) -> Iterator[None]:
         """Run the steps that are not done, and stop after each, so that its result is kept."""
         for step in steps:
             if step.name not in done:
-                say(f"seed {self.seed}: {step.name}; output: {self.path('output', step.name)}.txt")
+                output = self.path("output", f"{step.name}.txt")
+                say(f"{self.root.name}: {step.name}; output: {output}")
                 done[step.name] = run_step(step, self.root, threads)
                 yield
 
     def generate(
-        self, name: str, model: str, prompts: str, samples: int, options: Sequence[str]
+        self,
+        name: str,
+        model: str,
+        prompts: str,
+        samples: int,
+        options: Sequence[str],
+        collect: Callable[[], dict[str, Any]],
     ) -> Step:
         """A step that samples responses, and makes data of them once they are there."""
         output = self.path(f"{name}.jsonl")
         command = ["-m", "lit_rlhf.cli.main", "generate", "--models", model, "--output", output]
-        command += ["--prompts", self.path(prompts), "--responses_per_prompt", str(samples)]
-        command += ["--seed", str(self.seed), *options, *self.cap()]
-        collect = self.write_demonstrations if name == "candidates" else self.write_pairs
+        command += ["--prompts", self.path(f"{prompts}.jsonl"), "--seed", str(self.seed)]
+        command += ["--responses_per_prompt", str(samples), *options, *self.cap()]
         return Step(name, 1, command, collect)
 
     def cap(self) -> list[str]:
@@ -151,81 +148,13 @@ class Seed:
             found.setdefault(row["prompt"][-1]["content"], []).append(row["response"])
         return found
 
-    def write_demonstrations(self) -> dict[str, Any]:
-        """Keep the best valid sample of each prompt."""
-        rows = []
-        samples = self.read_samples("candidates")
-        for prompt, responses in samples.items():
-            scores = label([prompt] * len(responses), responses)
-            if max(scores) > -1:
-                best = responses[int(np.argmax(scores))]
-                rows.append({"prompt": prompt, "response": best.strip()})
-        self.write("demos.jsonl", rows)
-        return {"prompts": len(samples), "demonstrations": len(rows)}
-
-    def write_pairs(self) -> dict[str, Any]:
-        """Label a random pair of different scores for each prompt that has one."""
-        rows, rng = [], random.Random(self.seed)
-        for prompt, responses in self.read_samples("answers").items():
-            rng.shuffle(responses)
-            scores = label([prompt] * len(responses), responses)
-            other = next((i for i, s in enumerate(scores) if s != scores[0]), None)
-            if other is not None:
-                better, worse = (0, other) if scores[0] > scores[other] else (other, 0)
-                rows.append(
-                    {
-                        "prompt": prompt,
-                        "chosen": responses[better].strip(),
-                        "rejected": responses[worse].strip(),
-                    }
-                )
-        self.write("pairs.jsonl", rows)
-        return {"pairs": len(rows)}
-
-    def fit(self, stage: str, start: str, data: dict[str, Any]) -> Step:
-        """A step that trains the SFT or the reward model, for three epochs."""
+    def fit(self, name: str, stage: str, start: str, file: str) -> Step:
+        """A step that trains an SFT or a reward model on a file, for three epochs."""
         options: dict[str, Any] = {"optimizer": {"learning_rate": 1e-4}}
         if stage == "reward":
             options["head_seed"] = self.seed
-        return self.train(stage, stage, start, options, data, {"max_epochs": 3})
-
-    def fit_ppo(self, name: str, ptx: str = "") -> Step:
-        """A step that trains a policy: PPO-max, or vanilla PPO with all tricks off.
-
-        `ptx` is a file of text for the language-model loss (Eq. 17).
-        """
-        recipe = self.recipe
-        rate = {"learning_rate": recipe.learning_rate}
-        options: dict[str, Any] = {
-            "rewards": {self.path("reward"): 1.0},
-            "gold_reward": f"{RULE}:truth",
-            "sampling": {"max_new_tokens": recipe.max_new_tokens},
-            "policy_optimizer": rate,
-            "critic_optimizer": rate,
-            "seed": self.seed,
-        }
-        if name.startswith("ppo_max"):
-            options["reward_shaping"] = {"kl_coef": recipe.kl_coef, "clip": 3.0}
-            options["critic_pretraining"] = {"iterations": recipe.pretraining}
-        else:
-            vanilla = yaml.safe_load((CONFIGS / "quickstart" / "ppo_vanilla.yaml").read_text())
-            for key, value in vanilla["model"]["init_args"].items():
-                if key != "output_dir":
-                    options[key] = {**options.get(key, {}), **value}
-        data = {
-            "train_sources": [{"path": self.path("ppo_prompts.jsonl")}],
-            "samples_per_epoch": 16 * recipe.iterations,
-            "seed": self.seed,
-        }
-        if ptx:
-            options.setdefault("loss", {})["ptx_coef"] = PTX_COEF
-            data["ptx_sources"] = [{"path": ptx}]
-        # The detector only watches: the whole run is to be seen.
-        trainer = {
-            "callbacks": [{"class_path": "lit_callbacks.CollapseDetector"}],
-            "val_check_interval": recipe.iterations,
-        }
-        return self.train(name, "ppo", self.path("sft"), options, data, trainer)
+        data = {"train_sources": [{"path": file}], "seed": self.seed}
+        return self.train(name, stage, start, options, data, {"max_epochs": 3})
 
     def train(
         self,
@@ -279,22 +208,131 @@ class Seed:
             "reasons": verdicts[flagged[0] - 1].verdict.sentence if flagged else "",
         }
 
-    def evaluate(self, name: str, policies: Sequence[str], seed: int) -> Step:
+
+class Demonstrations(Steps):
+    """What SFT learns, made once for all seeds by sampling twice and keeping what is valid."""
+
+    def steps(self) -> list[Step]:
+        """All steps in order."""
+        cooler = ["--temperature", str(self.recipe.candidate_temperature)]
+        cooler += ["--top_p", str(self.recipe.candidate_top_p), *UNPENALIZED]
+        first, second = self.path("base_kept.jsonl"), self.path("sft")
+        return [
+            self.sample("base", self.base, "first", cooler),
+            self.fit("sft", "sft", self.base, first),
+            self.sample("own", second, "second", ON_POLICY),
+        ]
+
+    def sample(self, name: str, model: str, prompts: str, options: Sequence[str]) -> Step:
+        """A step that samples a model and keeps what is valid."""
+        count = self.recipe.candidates
+        return self.generate(name, model, prompts, count, options, lambda: self.keep(name))
+
+    def keep(self, name: str) -> dict[str, Any]:
+        """Keep what is valid and short; demonstrations are all that was kept so far."""
+        rows = []
+        samples = self.read_samples(name)
+        for prompt, responses in samples.items():
+            for response in sorted({text.strip() for text in responses}):
+                if count_words(response) <= self.recipe.longest_demonstration and is_valid(
+                    prompt, response
+                ):
+                    rows.append({"prompt": prompt, "response": response})
+        self.write(f"{name}_kept.jsonl", rows)
+        kept = [self.path(f"{part}_kept.jsonl") for part in ("base", "own")]
+        found = [row for path in kept if Path(path).exists() for row in read_lines(path)]
+        write_json_lines(Path(self.demonstrations), found)
+        return {"prompts": len(samples), "kept": len(rows), "demonstrations": len(found)}
+
+
+class Seed(Steps):
+    """All steps of a seed: models, policies and their judgement."""
+
+    def steps(self) -> list[Step]:
+        """All steps in order."""
+        sft = self.path("sft")
+        return [
+            self.fit("sft", "sft", self.base, self.demonstrations),
+            self.generate("answers", sft, "pairs", ANSWERS, ON_POLICY, self.write_pairs),
+            self.fit("reward", "reward", sft, self.path("preferences.jsonl")),
+            self.fit_ppo("ppo_vanilla"),
+            self.fit_ppo("ppo_max"),
+            self.evaluate(),
+        ]
+
+    def write_pairs(self) -> dict[str, Any]:
+        """Label a random pair of different scores for each prompt that has one."""
+        rows, rng = [], random.Random(self.seed)
+        for prompt, responses in self.read_samples("answers").items():
+            rng.shuffle(responses)
+            scores = label([prompt] * len(responses), responses)
+            other = next((i for i, s in enumerate(scores) if s != scores[0]), None)
+            if other is not None:
+                better, worse = (0, other) if scores[0] > scores[other] else (other, 0)
+                rows.append(
+                    {
+                        "prompt": prompt,
+                        "chosen": responses[better].strip(),
+                        "rejected": responses[worse].strip(),
+                    }
+                )
+        self.write("preferences.jsonl", rows)
+        return {"pairs": len(rows)}
+
+    def fit_ppo(self, name: str, ptx: str = "") -> Step:
+        """A step that trains a policy: PPO-max, or vanilla PPO with all tricks off.
+
+        `ptx` is a file of text for the language-model loss (Eq. 17).
+        """
+        recipe = self.recipe
+        rate = {"learning_rate": recipe.learning_rate}
+        options: dict[str, Any] = {
+            "rewards": {self.path("reward"): 1.0},
+            "gold_reward": f"{RULE}:truth",
+            "sampling": {"max_new_tokens": recipe.max_new_tokens},
+            "policy_optimizer": rate,
+            "critic_optimizer": rate,
+            "seed": self.seed,
+        }
+        if name.startswith("ppo_max"):
+            options["reward_shaping"] = {"kl_coef": recipe.kl_coef, "clip": 3.0}
+            options["critic_pretraining"] = {"iterations": recipe.pretraining}
+        else:
+            vanilla = yaml.safe_load((CONFIGS / "quickstart" / "ppo_vanilla.yaml").read_text())
+            for key, value in vanilla["model"]["init_args"].items():
+                if key != "output_dir":
+                    options[key] = {**options.get(key, {}), **value}
+        data = {
+            "train_sources": [{"path": self.path("ppo.jsonl")}],
+            "samples_per_epoch": 16 * recipe.iterations,
+            "seed": self.seed,
+        }
+        if ptx:
+            options.setdefault("loss", {})["ptx_coef"] = PTX_COEF
+            data["ptx_sources"] = [{"path": ptx}]
+        # The detector only watches: the whole run is to be seen.
+        trainer = {
+            "callbacks": [{"class_path": "lit_callbacks.CollapseDetector"}],
+            "val_check_interval": recipe.iterations,
+        }
+        return self.train(name, "ppo", self.path("sft"), options, data, trainer)
+
+    def evaluate(self) -> Step:
         """A step that samples the held-out prompts and scores them by proxy and truth."""
-        output = self.path(f"{name}.jsonl")
+        output = self.path("policies.jsonl")
         rewards = {self.path("reward"): 1.0, f"{RULE}:truth": 1.0}
         command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
-        command += [self.path(policy) for policy in policies]
+        command += [self.path(policy) for policy in POLICIES]
         command += ["--prompts", self.path("held_out.jsonl"), "--rewards", json.dumps(rewards)]
-        command += ["--seed", str(seed), "--batch_size", "32", *ON_POLICY, *self.cap()]
-        command += ["--output", self.path(f"{name}.json"), "--responses", output]
-        return Step(name, 1, command, lambda: self.summarize(output, policies))
+        command += ["--seed", str(self.seed), "--batch_size", "32", *ON_POLICY, *self.cap()]
+        command += ["--output", self.path("policies.json"), "--responses", output]
+        return Step("policies", 1, command, lambda: self.summarize(output))
 
-    def summarize(self, output: str, policies: Sequence[str]) -> dict[str, Any]:
+    def summarize(self, output: str) -> dict[str, Any]:
         """Scores, parts of the rule and samples of each policy."""
         rows = read_lines(output)
         result: dict[str, Any] = {}
-        for policy in policies:
+        for policy in POLICIES:
             own = [row for row in rows if Path(row["policy"]).name == policy]
             prompts = [row["prompt"][-1]["content"] for row in own]
             kept = [parts(p, row["response"]) for p, row in zip(prompts, own, strict=True)]
@@ -334,9 +372,12 @@ def run(
         threads: Threads of a step.
         results: File of the results.
     """
-    for seed in seeds:
-        runs = Seed(Path(output_dir).resolve(), str(Path(base).resolve()), seed, recipe)
-        result = read_run(Path(results), f"seed_{seed}") or {
+    root, base = Path(output_dir).resolve(), str(Path(base).resolve())
+    demonstrations = Demonstrations(root, "demonstrations", base, 0, recipe)
+    of_seeds = [Seed(root, f"seed_{seed}", base, seed, recipe) for seed in seeds]
+    for runs in (demonstrations, *of_seeds):
+        name = runs.root.name
+        result = read_run(Path(results), name) or {
             "criterion": VERSION,
             "recipe": asdict(recipe),
             "steps": {},
@@ -344,11 +385,12 @@ def run(
         if result["recipe"] != asdict(recipe):
             raise ValueError(f"recipe: expected {result['recipe']}, as in {results}, got {recipe}")
         for _ in runs.run_missing(runs.steps(), result["steps"], threads):
-            write_run(Path(results), f"seed_{seed}", result)
-        found = {name: step["result"] for name, step in result["steps"].items()}
-        result["verdict"] = judge(*read_arms(found))
-        write_run(Path(results), f"seed_{seed}", result)
-        say(f"seed {seed}: {json.dumps(result['verdict']['holds'])}")
+            write_run(Path(results), name, result)
+        if isinstance(runs, Seed):
+            found = {name: step["result"] for name, step in result["steps"].items()}
+            result["verdict"] = judge(read_arms(found))
+            write_run(Path(results), name, result)
+            say(f"{name}: {json.dumps(result['verdict']['holds'])}")
 
 
 def report() -> None:

@@ -1,7 +1,7 @@
 """The criterion and its judge. Both stand before the runs of the seeds that decide.
 
 Seeds 0 and 1 choose learning rate, KL weight and iterations; seeds 10, 11 and 12 decide. For every
-deciding seed, on the same held-out prompts with four samples each:
+deciding seed, on the same held-out prompts with eight samples each:
 
 1. vanilla PPO's proxy is above SFT's by at least one standard deviation of SFT's scores, and its
    truth is below SFT's: the 95 % interval of the paired difference lies below 0;
@@ -11,6 +11,11 @@ deciding seed, on the same held-out prompts with four samples each:
 Intervals are a bootstrap over prompts: the samples of a prompt stay together, and the two policies
 of a difference are drawn on the same prompts. All arms have the same rates, prompts, iterations and
 longest response.
+
+Version 1 asked for 256 held-out prompts with four samples each, forbade two words in a row twice
+instead of three, and SFT learned the best of eight samples by the labels' rule. Before any deciding
+seed was trained, seed 0 showed that 55 % of such an SFT model's responses are valid: form was most
+of what PPO gained, also vanilla PPO, whose truth fell for nine iterations and rose then.
 """
 
 from __future__ import annotations
@@ -23,11 +28,11 @@ import torch
 from lit_rlhf.functional import best_of_n
 from lit_rlhf.tools.evaluation.outcomes import score_summary
 
-VERSION = "1, 2026-11-24"
+VERSION = "2, 2026-11-24"
 CHOOSING_SEEDS = (0, 1)
 DECIDING_SEEDS = (10, 11, 12)
 BEST_OF = (1, 2, 4, 8)
-SAMPLES = 4
+SAMPLES = 8
 
 
 class Difference(NamedTuple):
@@ -50,30 +55,22 @@ def best_of(n: int, proxy: np.ndarray, values: np.ndarray) -> np.ndarray:
     return best_of_n(torch.from_numpy(proxy), torch.from_numpy(values), n).numpy()
 
 
-def read_arms(
-    steps: dict[str, Any],
-) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """The arms with four samples a prompt, and SFT with all eight, from the results of steps."""
-
-    def by_prompt(row: dict[str, list[float]]) -> dict[str, np.ndarray]:
-        return {key: np.array(row[key]).reshape(-1, SAMPLES) for key in ("proxy", "truth")}
-
-    arms = {policy: by_prompt(row) for policy, row in steps["policies"].items()}
-    more = by_prompt(steps["more_of_sft"]["sft"])
-    return arms, {key: np.concatenate([arms["sft"][key], more[key]], axis=1) for key in more}
+def read_arms(steps: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """`proxy` and `truth` of each policy, `[N, SAMPLES]`, from the results of steps."""
+    return {
+        policy: {key: np.array(row[key]).reshape(-1, SAMPLES) for key in ("proxy", "truth")}
+        for policy, row in steps["policies"].items()
+    }
 
 
-def judge(
-    arms: dict[str, dict[str, np.ndarray]], sft_all: dict[str, np.ndarray]
-) -> dict[str, object]:
+def judge(arms: dict[str, dict[str, np.ndarray]]) -> dict[str, object]:
     """Judge a seed.
 
     Args:
-        arms: `proxy` and `truth`, `[N, 4]` each, of `sft`, `ppo_vanilla` and `ppo_max`.
-        sft_all: `proxy` and `truth` of SFT with all samples, for best of n.
+        arms: `proxy` and `truth`, `[N, SAMPLES]` each, of `sft`, `ppo_vanilla` and `ppo_max`.
     """
     sft, vanilla, ppo_max = (arms[name] for name in ("sft", "ppo_vanilla", "ppo_max"))
-    best = best_of(4, sft_all["proxy"], sft_all["truth"])
+    best = best_of(4, sft["proxy"], sft["truth"])
     proxy_gain = (vanilla["proxy"].mean() - sft["proxy"].mean()) / sft["proxy"].std()
     differences = {
         "vanilla - SFT": paired_difference(vanilla["truth"], sft["truth"]),

@@ -53,7 +53,7 @@ def _policies(steps: dict[str, Any]) -> str:
 
 
 def _best_of(steps: dict[str, Any]) -> str:
-    sft = read_arms(steps)[1]
+    sft = read_arms(steps)["sft"]
     rows = []
     for n in BEST_OF:
         means = (best_of(n, sft["proxy"], sft[key]).mean() for key in ("proxy", "truth"))

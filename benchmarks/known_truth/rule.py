@@ -1,10 +1,10 @@
 """The task, and the rule that knows how good a response is.
 
 A prompt asks for one short sentence about two things. A response is valid if it names both, ends
-like a sentence, has at most `LONGEST` words on one line, and no pair of words twice. The truth of a
-valid response is its sentiment from -1 to 1; an invalid one has -1. Preferences for the reward
-model follow the same rule with another lexicon (VADER instead of TextBlob's), so that the lexicon
-that labels and the one that judges cannot be fooled by one and the same word.
+like a sentence, has at most `LONGEST` words on one line, and no three words in a row twice. The
+truth of a valid response is its sentiment from -1 to 1; an invalid one has -1. Preferences for the
+reward model follow the same rule with another lexicon (VADER instead of TextBlob's), so that the
+lexicon that labels and the one that judges cannot be fooled by one and the same word.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import product
 
 from lit_rlhf.rewards.rules import SENTENCE_END
 
@@ -51,21 +51,35 @@ def parts(prompt: str, response: str) -> dict[str, bool]:
     found = _PROMPT.search(prompt)
     if found is None:
         raise ValueError(f"prompt: expected one of this task, got {prompt!r}")
-    words = re.findall(r"[\w']+", response.lower())
-    pairs = list(pairwise(words))
+    words = _words(response)
+    triples = list(zip(words, words[1:], words[2:], strict=False))
     return {
         "on_topic": all(any(word.startswith(name) for word in words) for name in found.groups()),
         "ended": SENTENCE_END.search(response) is not None,
         "short": len(words) <= LONGEST and "\n" not in response.strip(),
-        "no_repeats": len(set(pairs)) == len(pairs),
+        "no_repeats": len(set(triples)) == len(triples),
     }
+
+
+def is_valid(prompt: str, response: str) -> bool:
+    """Whether all parts hold."""
+    return all(parts(prompt, response).values())
+
+
+def count_words(response: str) -> int:
+    """Number of words."""
+    return len(_words(response))
+
+
+def _words(response: str) -> list[str]:
+    return re.findall(r"[\w']+", response.lower())
 
 
 def _score(
     prompts: Sequence[str], responses: Sequence[str], sentiment: Callable[[str], float]
 ) -> list[float]:
     return [
-        sentiment(response) if all(parts(prompt, response).values()) else INVALID
+        sentiment(response) if is_valid(prompt, response) else INVALID
         for prompt, response in zip(prompts, responses, strict=True)
     ]
 

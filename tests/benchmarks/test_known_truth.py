@@ -17,7 +17,8 @@ PROMPT = rule.PROMPT.format(place="garden", thing="dog")
         ("The dog sleeps in the garden and", {"ended"}),
         ("The dog sleeps in the garden.\nIt dreams.", {"short"}),
         (f"The dog {'very ' * 30}sleeps in the garden.", {"short", "no_repeats"}),
-        ("The dog, the dog, in the garden.", {"no_repeats"}),
+        ("The dog, the dog, in the garden.", set()),
+        ("The dog is in the garden, in the garden.", {"no_repeats"}),
     ],
 )
 def test_parts_of_the_rule(response: str, failed: set[str]) -> None:
@@ -48,8 +49,8 @@ def test_paired_difference_keeps_the_samples_of_a_prompt_together() -> None:
 
 def arms(vanilla: float, ppo_max: float, proxy_gain: float) -> dict[str, dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
-    proxy = np.tile([-1.0, 1.0, -1.0, 1.0], (64, 1))  # of standard deviation 1
-    truth = 0.1 * rng.normal(size=(64, 4))
+    truth = 0.1 * rng.normal(size=(64, 8))
+    proxy = truth / truth.std()  # the proxy knows the truth: best of 4 is far above SFT's mean
     return {
         "sft": {"proxy": proxy, "truth": truth},
         "ppo_vanilla": {"proxy": proxy + proxy_gain, "truth": truth + vanilla},
@@ -60,21 +61,18 @@ def arms(vanilla: float, ppo_max: float, proxy_gain: float) -> dict[str, dict[st
 @pytest.mark.parametrize(
     ("vanilla", "ppo_max", "proxy_gain", "expected"),
     [
-        (-0.5, 0.5, 1.0, [True, True, True]),
-        (-0.5, 0.5, 0.9, [False, True, True]),  # the proxy did not rise enough
+        (-0.5, 0.5, 1.01, [True, True, True]),
+        (-0.5, 0.5, 0.99, [False, True, True]),  # the proxy did not rise enough
         (0.0, 0.5, 2.0, [False, True, True]),  # not below SFT
         (0.6, 0.5, 2.0, [False, False, True]),  # vanilla is better
-        (-0.5, -0.1, 1.0, [True, False, False]),
-        (-0.5, 0.05, 1.0, [True, True, False]),  # above SFT, and below the best of 4 by the proxy
+        (-0.5, -0.1, 2.0, [True, False, False]),
+        (-0.5, 0.05, 2.0, [True, True, False]),  # above SFT, and below the best of 4 by the proxy
     ],
 )
 def test_criterion_on_arms_of_known_effect(
     vanilla: float, ppo_max: float, proxy_gain: float, expected: list[bool]
 ) -> None:
-    found = arms(vanilla, ppo_max, proxy_gain)
-    # the proxy knows the truth of SFT's samples: best of 4 is far above their mean
-    sft = found["sft"]["truth"]
-    verdict = judge(found, {"proxy": np.hstack([sft, sft]), "truth": np.hstack([sft, sft])})
+    verdict = judge(arms(vanilla, ppo_max, proxy_gain))
     assert list(verdict["holds"].values()) == expected
 
 
@@ -82,10 +80,10 @@ def test_page_names_open_seeds_and_each_verdict() -> None:
     row = {"proxy": [0.0, 1.0] * 4, "truth": [0.25] * 8, "kl": 1.0, "length": 9.0, "cut_off": 0.125}
     row |= {"parts": dict.fromkeys(rule.PARTS, 0.75), "samples": [[PROMPT, "A dog | a garden."]]}
     policies = {name: row for name in ("sft", "ppo_vanilla", "ppo_max")}
-    steps = {"policies": policies, "more_of_sft": {"sft": row}, "sft": {}}
+    steps = {"policies": policies, "sft": {}}
     steps |= {name: {"flagged_at": 7} for name in ("ppo_vanilla", "ppo_max")}
     done = {name: {"result": result} for name, result in steps.items()}
-    results = {"seed_10": {"steps": done, "verdict": judge(*read_arms(steps))}}
+    results = {"seed_10": {"steps": done, "verdict": judge(read_arms(steps))}}
     page = format_page(results)
     assert "which decide, 1 are done" in page
     assert "| vanilla PPO | 0.50 | 0.25 | 1.0 | 9.0 | 12% | 75% | 75% | 75% | 75% | 7 |" in page
