@@ -252,8 +252,3 @@ class RunningMoments(FixedDtypeBuffers):
     def std(self) -> Tensor:
         """Population standard deviation, 0-dim float64; 0 before the second number."""
         return self.var.sqrt()
-
-    @property
-    def sample_std(self) -> Tensor:
-        """Sample standard deviation (divisor count - 1), 0-dim float64; 0 before the second."""
-        return (self.m2 / (self.count - 1).clamp(min=1)).sqrt()

@@ -591,14 +591,6 @@ class PPOModule(PPO, StageModule):
             return dict.fromkeys((*RolloutMetrics.KEYS, "rollout/score"), nan)
         return self._evaluation.compute()
 
-    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """Responses to a batch of prompts: the rendered prompt and `build_response_records`."""
-        records = self.sample_records(batch, seed=self.seed + batch_idx)
-        return [
-            {"prompt": prompt, **record}
-            for prompt, record in zip(batch.texts, records, strict=True)
-        ]
-
     def sample(self, prompts: list[str]) -> list[dict[str, Any]]:
         """Sample one response per prompt, with the same random numbers at every call.
 

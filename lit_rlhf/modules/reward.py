@@ -16,7 +16,6 @@ from lit_rlhf.forward import (
     LanguageModel,
     hidden_states,
     scores_from_hidden,
-    sequence_scores,
     target_logprobs_from_hidden,
 )
 from lit_rlhf.functional import (
@@ -28,9 +27,9 @@ from lit_rlhf.functional import (
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
-from lit_rlhf.modules.updates import Share, slice_batch, split_batch, trained_networks
-from lit_rlhf.stats import all_gather_rows, global_denominator, global_means, global_sum
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
+from lit_rlhf.modules.updates import Share, slice_batch, split_batch
+from lit_rlhf.stats import all_gather_rows, global_denominator, global_sum
 
 
 class RewardModule(StageModule):
@@ -156,7 +155,6 @@ class RewardModule(StageModule):
 
     def training_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
         """One update on a batch of pairs; returns the loss over all ranks, for callbacks."""
-        (network,) = trained_networks(self)
         pairs = global_denominator(len(batch.margin), self.device)
         tokens = global_denominator(batch.chosen.completion_mask.sum(), self.device)
         lengths = batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
@@ -167,16 +165,8 @@ class RewardModule(StageModule):
                 metrics, _ = self(slice_batch(batch, rows), pairs, tokens)
                 yield weight, metrics["reward/loss"], metrics
 
-        with self.timer("update", batch.chosen.input_ids, SUPERVISED_MEMORY):
-            clip, place = self.optimizer.grad_clip, f"epoch {self.current_epoch}, batch {batch_idx}"
-            totals, norm, _ = self.guard.update(
-                self, "the model", network.optimizer, shares(), clip, place
-            )
-        network.step_schedule()
-        totals["reward/grad_norm"] = norm
-        totals["reward/skipped_updates"] = self.guard.pop_count()
-        totals |= self.timer.pop_metrics(int(lengths.sum()), "tokens")
-        means = global_means(totals, self.device)
+        clip, ids = self.optimizer.grad_clip, batch.chosen.input_ids
+        means = self.supervised_update(shares(), clip, ids, lengths, batch_idx)
         self.log_dict(means, batch_size=len(batch.margin))
         return means["reward/loss"]
 
@@ -217,13 +207,6 @@ class RewardModule(StageModule):
             if (sources == index).any():
                 metrics[f"reward/accuracy/{name}"] = hits[sources == index].float().mean()
         return metrics
-
-    def predict_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
-        """Scores `[B, 2]` of the chosen and the rejected response."""
-        sides = (batch.chosen, batch.rejected)
-        return torch.stack(
-            [sequence_scores(self.model, side.input_ids, side.attention_mask) for side in sides], 1
-        )
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW over trunk, scalar head and language-model head."""

@@ -14,9 +14,9 @@ from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, SUPERVISED_MEMORY, StageModule
-from lit_rlhf.modules.updates import Share, slice_batch, split_batch, trained_networks
-from lit_rlhf.stats import global_denominator, global_means, global_sum
+from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
+from lit_rlhf.modules.updates import Share, slice_batch, split_batch
+from lit_rlhf.stats import global_denominator, global_sum
 
 
 class SFTModule(StageModule):
@@ -77,7 +77,6 @@ class SFTModule(StageModule):
 
     def training_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
         """One update on a batch; returns the loss over all ranks, for callbacks."""
-        (network,) = trained_networks(self)
         denominator = global_denominator(batch.completion_mask.sum(), self.device)
         lengths = batch.attention_mask.sum(1)
         limits = (self.micro_batch_size, self.micro_batch_tokens)
@@ -87,16 +86,8 @@ class SFTModule(StageModule):
                 metrics = self(slice_batch(batch, rows), denominator)
                 yield weight, metrics["sft/loss"], metrics
 
-        with self.timer("update", batch.input_ids, SUPERVISED_MEMORY):
-            clip, place = self.optimizer.grad_clip, f"epoch {self.current_epoch}, batch {batch_idx}"
-            totals, norm, _ = self.guard.update(
-                self, "the model", network.optimizer, shares(), clip, place
-            )
-        network.step_schedule()
-        totals["sft/grad_norm"] = norm
-        totals["sft/skipped_updates"] = self.guard.pop_count()
-        totals |= self.timer.pop_metrics(int(lengths.sum()), "tokens")
-        means = global_means(totals, self.device)
+        clip = self.optimizer.grad_clip
+        means = self.supervised_update(shares(), clip, batch.input_ids, lengths, batch_idx)
         # exp of the loss over all ranks, which is not the mean of the ranks' perplexities
         means["sft/perplexity"] = loss_perplexity(means["sft/loss"])
         self.log_dict(means, batch_size=len(batch.input_ids))
@@ -119,17 +110,6 @@ class SFTModule(StageModule):
             "sft/perplexity": loss_perplexity(loss / tokens),
             "sft/token_accuracy": hits / tokens,
         }
-
-    def predict_step(self, batch: TokenBatch, batch_idx: int) -> Tensor:
-        """Log-probs of the completion tokens, `[B, L-1]` in nats, 0 elsewhere."""
-        (logprobs,) = map_target_logits(
-            self.model,
-            batch.input_ids,
-            batch.attention_mask,
-            batch.completion_mask,
-            lambda logits, ids: (token_logprobs(logits, ids),),
-        )
-        return logprobs[:, 1:]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW and its schedule."""

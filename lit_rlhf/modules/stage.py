@@ -1,6 +1,6 @@
 """The base of SFT, reward modelling and PPO: optimizers, updates, checkpoints."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 
@@ -37,8 +37,13 @@ from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.phases import PhaseTimer
 from lit_rlhf.modules.resuming import Resume
 from lit_rlhf.modules.schedules import build_schedule
-from lit_rlhf.modules.updates import UpdateGuard, require_finite_weights
-from lit_rlhf.stats import FixedDtypeBuffers
+from lit_rlhf.modules.updates import (
+    Share,
+    UpdateGuard,
+    require_finite_weights,
+    trained_networks,
+)
+from lit_rlhf.stats import FixedDtypeBuffers, global_means
 from lit_rlhf.strategies import AtomicCheckpointIO
 
 # what to change when an update of SFT or reward modelling runs out of memory
@@ -211,6 +216,30 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         """The learning-rate schedule of the only optimizer, over the batches of the run."""
         total = float(self.trainer.estimated_stepping_batches)
         return build_schedule(optimizer, options, lambda: total)
+
+    def supervised_update(
+        self,
+        shares: Iterable[Share],
+        max_norm: float | None,
+        input_ids: Tensor,
+        lengths: Tensor,
+        batch_idx: int,
+    ) -> dict[str, Tensor]:
+        """Update the only network on a batch of `lengths` real tokens; return metrics over ranks.
+
+        A message about memory names the settings of `SUPERVISED_MEMORY` for `input_ids`.
+        """
+        (network,) = trained_networks(self)
+        place = f"epoch {self.current_epoch}, batch {batch_idx}"
+        with self.timer("update", input_ids, SUPERVISED_MEMORY):
+            totals, norm, _ = self.guard.update(
+                self, "the model", network.optimizer, shares, max_norm, place
+            )
+        network.step_schedule()
+        totals[f"{self.stage}/grad_norm"] = norm
+        totals[f"{self.stage}/skipped_updates"] = self.guard.pop_count()
+        totals |= self.timer.pop_metrics(int(lengths.sum()), "tokens")
+        return global_means(totals, self.device)
 
     def evaluation_metrics(self) -> dict[str, Tensor]:
         """Metrics of all batches and ranks since the start of the set, equal on all ranks."""

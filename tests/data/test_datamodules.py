@@ -273,7 +273,6 @@ def test_a_stage_encodes_its_own(write_lines: Writer, tokenizer: Tokenizer) -> N
     assert set(data.examples) == {"val"}
     data.setup("fit")
     assert set(data.examples) == {"train", "val"}
-    assert [len(batch.texts) for batch in data.predict_dataloader()] == [4]
 
 
 def test_prompts_in_both_train_and_val_files_are_pointed_out(

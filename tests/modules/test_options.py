@@ -74,7 +74,7 @@ def test_reward_model_of_another_template_is_refused(root: Path, tmp_path: Path)
     assert all(torch.equal(module.policy.state_dict()[k], v) for k, v in start.items())
 
 
-@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+@pytest.mark.parametrize("command", ["validate", "test"])
 def test_contract_is_checked_for_every_use(root: Path, tmp_path: Path, command: str) -> None:
     from tests.modules.stages import source, trainer
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from lit_rlhf.data import DialogueEncoder, Message, PreferenceBatch
+from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, read_lm_head
 from lit_rlhf.modules import RewardModule
 from lit_rlhf.rewards import ModelReward
@@ -215,6 +216,8 @@ def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(roo
         chosen = preferred.chosen.input_ids[row][preferred.chosen.attention_mask[row]]
         assert ids.tolist() == chosen.tolist()
         with torch.no_grad():
-            in_training = trained.predict_step(preferred, 0)[row, 0]
+            in_training = sequence_scores(
+                trained.model, preferred.chosen.input_ids, preferred.chosen.attention_mask
+            )[row]
         in_rollout = reward(rollouts, prompted.texts[row : row + 1], None)[0]
         assert float(in_rollout) == pytest.approx(float(in_training), rel=1e-4)

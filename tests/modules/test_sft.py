@@ -114,16 +114,6 @@ def test_gradients_are_clipped_and_the_norm_before_is_logged(root: Path, tmp_pat
     assert float(run.callback_metrics["sft/grad_norm"]) > 0.25
 
 
-def test_predictions_are_logprobs_of_completion_tokens(root: Path) -> None:
-    model = module(root)
-    batch = first_batch(demonstrations(root, batch_size=8), root)
-    logprobs = model.predict_step(batch, 0)
-    mask = batch.completion_mask[:, 1:]
-    expected = -completion_losses(model, batch)
-    torch.testing.assert_close(logprobs[mask].double(), expected, rtol=1e-4, atol=1e-4)
-    assert logprobs[~mask].abs().max() == 0.0
-
-
 def test_an_endless_run_cannot_have_a_schedule_with_an_end(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lr_scheduler: 'cosine_with_min_lr' needs the length"):
         fitted(module(root), demonstrations(root), tmp_path, max_epochs=-1)

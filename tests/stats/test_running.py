@@ -27,20 +27,18 @@ def test_a_stream_has_the_statistics_of_all_its_numbers(cuts: tuple[int, ...]) -
     assert moments.mean.item() == pytest.approx(statistics.fmean(STREAM), rel=1e-12)
     assert moments.var.item() == pytest.approx(statistics.pvariance(STREAM), rel=1e-12)
     assert moments.std.item() == pytest.approx(statistics.pstdev(STREAM), rel=1e-12)
-    assert moments.sample_std.item() == pytest.approx(statistics.stdev(STREAM), rel=1e-12)
 
 
 def test_before_the_first_number_everything_is_zero() -> None:
     moments = RunningMoments()
-    found = (moments.mean, moments.var, moments.std, moments.sample_std)
-    assert [x.item() for x in found] == [0] * 4
+    assert [x.item() for x in (moments.mean, moments.var, moments.std)] == [0] * 3
 
 
 def test_one_number_is_legal() -> None:
     moments = moments_of([5.0])
     assert moments.mean.item() == 5
     assert moments.count.item() == 1
-    assert [x.item() for x in (moments.var, moments.std, moments.sample_std)] == [0, 0, 0]
+    assert [moments.var.item(), moments.std.item()] == [0, 0]
 
 
 def test_a_mask_leaves_numbers_out() -> None:
@@ -123,12 +121,6 @@ def test_an_update_has_no_graph() -> None:
     moments = RunningMoments()
     moments.update(torch.ones(3, requires_grad=True))
     assert not any(x.requires_grad for x in (moments.mean, moments.m2, moments.std))
-
-
-def test_the_sample_deviation_of_two_numbers() -> None:
-    moments = moments_of([1.0, 3.0])
-    assert moments.sample_std.item() == pytest.approx(2**0.5, rel=1e-12)
-    assert moments.std.item() == pytest.approx(1.0, rel=1e-12)
 
 
 def test_buffers_of_modules_inside_keep_their_type_too() -> None:

@@ -34,7 +34,6 @@ _PARTS_OF_STAGE: dict[str | None, tuple[Part, ...]] = {
     "fit": ("train", "val", "ptx"),
     "validate": ("val",),
     "test": ("test",),
-    "predict": ("val",),
     None: ("train", "val", "test", "ptx"),
 }
 
@@ -201,18 +200,9 @@ class RecordDataModule(LightningDataModule, ABC):
 
     def test_dataloader(self) -> ResumableLoader[Any]:
         """Loader of the test examples."""
-        return self._make_held_out_loader("test", "testing")
-
-    def predict_dataloader(self) -> ResumableLoader[Any]:
-        """Loader of the validation examples, for which predictions are made."""
-        return self._make_held_out_loader("val", "predicting")
-
-    def _make_held_out_loader(self, part: Part, purpose: str) -> ResumableLoader[Any]:
-        if part not in self.examples:
-            raise ValueError(
-                f"{part}_sources, {part}_fraction: expected one of them for {purpose}, got neither"
-            )
-        return self.make_loader(part, shuffle=False)
+        if "test" not in self.examples:
+            raise ValueError("test_sources, test_fraction: expected one of them, got neither")
+        return self.make_loader("test", shuffle=False)
 
     @property
     def num_replicas(self) -> int:
@@ -311,7 +301,7 @@ class RecordDataModule(LightningDataModule, ABC):
     def _read_ptx(self) -> dict[Part, PartRecords]:
         counts, sources = DataCounts(), self.sources["ptx"]
         records = load_records("ptx", sources, self.on_bad_record, counts=counts)
-        return {"ptx": PartRecords(repeat_by_weight(records, sources, self.seed), {"ptx": counts})}
+        return {"ptx": (repeat_by_weight(records, sources, self.seed), {"ptx": counts})}
 
     def _read_splits(self) -> dict[Part, PartRecords]:
         counts: dict[str, DataCounts] = {}
@@ -332,4 +322,4 @@ class RecordDataModule(LightningDataModule, ABC):
         counts["train"].shared_prompts = shared
         # After the split, so that no held-out record is repeated.
         records["train"] = repeat_by_weight(records["train"], self.sources["train"], self.seed)
-        return {part: PartRecords(own, counts) for part, own in records.items()}
+        return {part: (own, counts) for part, own in records.items()}
