@@ -22,7 +22,6 @@ from lit_rlhf.forward.lower import freeze_lower_layers as freeze_lower_layers
 from lit_rlhf.forward.lower import has_lower_layers_of as has_lower_layers_of
 from lit_rlhf.forward.lower import share_lower_layers as share_lower_layers
 from lit_rlhf.forward.networks import PLAN_ATTRIBUTE as PLAN_ATTRIBUTE
-from lit_rlhf.forward.networks import ForwardPlan as ForwardPlan
 from lit_rlhf.forward.networks import LanguageModel as LanguageModel
 from lit_rlhf.forward.networks import ModuleT as ModuleT
 from lit_rlhf.forward.networks import Offloaded as Offloaded
@@ -38,7 +37,6 @@ from lit_rlhf.forward.networks import unwrap_model as unwrap_model
 from lit_rlhf.forward.optimize import head_matches_logits as head_matches_logits
 from lit_rlhf.forward.optimize import optimize_forward as optimize_forward
 from lit_rlhf.forward.outputs import CHUNK_SIZE as CHUNK_SIZE
-from lit_rlhf.forward.outputs import LogitsFunction as LogitsFunction
 from lit_rlhf.forward.outputs import hidden_states as hidden_states
 from lit_rlhf.forward.outputs import logits_from_hidden as logits_from_hidden
 from lit_rlhf.forward.outputs import map_target_logits as map_target_logits

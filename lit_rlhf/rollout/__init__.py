@@ -6,7 +6,6 @@ the `TokenStatistics` that an update needs: log-probs of policy and reference, e
 """
 
 from lit_rlhf.rollout.batch import Experience as Experience
-from lit_rlhf.rollout.batch import PolicyStatistics as PolicyStatistics
 from lit_rlhf.rollout.batch import RolloutBatch as RolloutBatch
 from lit_rlhf.rollout.batch import check_minibatch_size as check_minibatch_size
 from lit_rlhf.rollout.batch import default_tokens_per_forward as default_tokens_per_forward
@@ -20,6 +19,5 @@ from lit_rlhf.rollout.samples import decode_responses as decode_responses
 from lit_rlhf.rollout.samples import format_sample_table as format_sample_table
 from lit_rlhf.rollout.sampling import SamplingOptions as SamplingOptions
 from lit_rlhf.rollout.scoring import TokenStatistics as TokenStatistics
-from lit_rlhf.rollout.scoring import compute_logprobs as compute_logprobs
 from lit_rlhf.rollout.scoring import compute_policy_statistics as compute_policy_statistics
 from lit_rlhf.rollout.scoring import score_rollouts as score_rollouts

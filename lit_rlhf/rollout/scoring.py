@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lit_rlhf.forward import (
     LanguageModel,
-    LogitsFunction,
     LowerStates,
     Offloaded,
     eval_mode,
@@ -23,7 +22,7 @@ from lit_rlhf.forward import (
     token_values,
     trunk_of,
 )
-from lit_rlhf.functional import token_logprobs, token_logprobs_and_entropy
+from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 
 
@@ -106,31 +105,22 @@ def compute_policy_statistics(
     lower: LowerStates | None = None,
 ) -> PolicyStatistics:
     """Compute log-probs and entropies of the responses under a policy; `lower` keeps its states."""
-    logprobs, entropy = _map_response_logits(
-        model,
-        rollouts,
-        lambda logits, ids: token_logprobs_and_entropy(logits, ids, temperature),
-        max_tokens_per_forward,
-        lower,
-    )
+    length = rollouts.response_ids.shape[1]
+    parts = []
+    with eval_mode(model):
+        for part in rollouts.split(max_tokens_per_forward):
+            targets = part.to_sequence_mask(part.response_mask)
+            with lower.recording(model, part.sequence_mask) if lower else nullcontext():
+                computed = map_target_logits(
+                    model,
+                    part.sequence_ids,
+                    part.sequence_mask,
+                    targets,
+                    lambda logits, ids: token_logprobs_and_entropy(logits, ids, temperature),
+                )
+            parts.append(computed)
+    logprobs, entropy = (torch.cat(of)[:, -length:] for of in zip(*parts, strict=True))
     return PolicyStatistics(logprobs, entropy, temperature)
-
-
-@torch.no_grad()
-def compute_logprobs(
-    model: LanguageModel,
-    rollouts: RolloutBatch,
-    temperature: float = 1.0,
-    max_tokens_per_forward: int | None = None,
-) -> Tensor:
-    """Compute log-probs of the responses `[B, T]`; cheaper than `compute_policy_statistics`."""
-    (logprobs,) = _map_response_logits(
-        model,
-        rollouts,
-        lambda logits, ids: (token_logprobs(logits, ids, temperature),),
-        max_tokens_per_forward,
-    )
-    return logprobs
 
 
 def compute_reference_statistics(
@@ -183,25 +173,3 @@ def compute_values(
     after_tokens = torch.cat(parts)
     next_values = after_tokens.gather(1, rollouts.lengths.unsqueeze(1)).squeeze(1)
     return after_tokens[:, :-1].masked_fill(~rollouts.response_mask, 0.0), next_values
-
-
-def _map_response_logits(
-    model: LanguageModel,
-    rollouts: RolloutBatch,
-    function: LogitsFunction,
-    max_tokens_per_forward: int | None,
-    lower: LowerStates | None = None,
-) -> tuple[Tensor, ...]:
-    """Apply `function` to the logits of all response tokens; its results are `[B, T]` each."""
-    length = rollouts.response_ids.shape[1]
-    parts = []
-    with eval_mode(model):
-        for part in rollouts.split(max_tokens_per_forward):
-            targets = part.to_sequence_mask(part.response_mask)
-            with lower.recording(model, part.sequence_mask) if lower else nullcontext():
-                parts.append(
-                    map_target_logits(
-                        model, part.sequence_ids, part.sequence_mask, targets, function
-                    )
-                )
-    return tuple(torch.cat(results)[:, -length:] for results in zip(*parts, strict=True))

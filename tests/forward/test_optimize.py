@@ -13,7 +13,6 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lit_rlhf.forward import (
-    ForwardPlan,
     forward_plan,
     head_matches_logits,
     hidden_states,
@@ -22,6 +21,7 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
 from lit_rlhf.forward.cpu import ROW_MULTIPLE, TOKEN_MULTIPLE
+from lit_rlhf.forward.networks import ForwardPlan
 from lit_rlhf.models import (
     ModelOptions,
     build_random_scalar_model,

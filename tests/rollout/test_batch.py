@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lit_rlhf.rollout import PolicyStatistics, RolloutBatch
+from lit_rlhf.rollout import RolloutBatch
+from lit_rlhf.rollout.batch import PolicyStatistics
 
 
 def batch() -> RolloutBatch:

@@ -11,14 +11,13 @@ from lit_rlhf.forward import optimize_forward
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, save_model_folder
 from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.rollout import (
-    PolicyStatistics,
     RolloutBatch,
     SamplingOptions,
-    compute_logprobs,
     compute_policy_statistics,
     generate_responses,
     score_rollouts,
 )
+from lit_rlhf.rollout.batch import PolicyStatistics
 from lit_rlhf.rollout.scoring import compute_reference_statistics, compute_values
 from tests.forward.test_outputs import PositionHead
 from tests.support.tiny_models import (
@@ -74,15 +73,15 @@ def test_logprobs_and_entropy_are_each_steps(family: str, pad: int, max_tokens: 
             entropy[row, t] = -(step.exp() * step).sum()
     torch.testing.assert_close(statistics.logprobs, logprobs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(statistics.entropy, entropy, rtol=1e-4, atol=1e-4)
-    alone = compute_logprobs(model, rollouts, TEMPERATURE, max_tokens)
-    assert torch.equal(alone, statistics.logprobs)
 
 
 def test_dropout_and_gradients_are_off() -> None:
     noisy = noisy_causal_lm().train()
     rollouts = rollouts_of(noisy)
-    logprobs = compute_logprobs(noisy, rollouts, TEMPERATURE)
-    expected = compute_logprobs(optimized_causal_lm("gpt2"), rollouts, TEMPERATURE)
+    logprobs = compute_policy_statistics(noisy, rollouts, TEMPERATURE).logprobs
+    expected = compute_policy_statistics(
+        optimized_causal_lm("gpt2"), rollouts, TEMPERATURE
+    ).logprobs
     assert torch.equal(logprobs, expected)
     assert not logprobs.requires_grad
     assert noisy.training
@@ -148,7 +147,9 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
     statistics = compute_policy_statistics(policy, rollouts, 0.7)
     assert torch.equal(estimates.logprobs, statistics.logprobs)
     assert torch.equal(estimates.entropy, statistics.entropy)
-    assert torch.equal(estimates.ref_logprobs, compute_logprobs(reference, rollouts, 0.7))
+    assert torch.equal(
+        estimates.ref_logprobs, compute_policy_statistics(reference, rollouts, 0.7).logprobs
+    )
     # the first response token is predicted from the prompt: no other policy's response changes it
     again = rollouts._replace(response_ids=rollouts.response_ids.roll(1, dims=0), statistics=None)
     other = score_rollouts(policy, reference, critic, again, temperature=0.7)
@@ -163,14 +164,14 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
 
 def test_reference_of_an_adapted_policy_lacks_them(folder: Path, rollouts: RolloutBatch) -> None:
     policy = load_causal_lm(folder, ModelOptions(lora_rank=2))
-    plain = compute_logprobs(load_causal_lm(folder), rollouts)
+    plain = compute_policy_statistics(load_causal_lm(folder), rollouts).logprobs
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(compute_reference_statistics(policy, None, rollouts).logprobs, plain)
     # and the adapters are on again
-    assert (compute_logprobs(policy, rollouts) - plain).abs().max() > 0.1
+    assert (compute_policy_statistics(policy, rollouts).logprobs - plain).abs().max() > 0.1
 
 
 def test_a_policy_without_adapters_needs_a_reference(rollouts: RolloutBatch) -> None:

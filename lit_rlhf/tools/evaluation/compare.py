@@ -27,7 +27,6 @@ from lit_rlhf.rewards import Rewards, WeightedReward, plain_rewards, split_rewar
 from lit_rlhf.rollout import (
     RolloutMetrics,
     SamplingOptions,
-    compute_logprobs,
     compute_policy_statistics,
     decode_responses,
 )
@@ -434,7 +433,7 @@ def _measure_batch(
     ref_logprobs = (
         statistics.logprobs
         if reference is policy
-        else compute_logprobs(reference, rollouts, temperature)
+        else compute_policy_statistics(reference, rollouts, temperature).logprobs
     )
     tensors = {
         "logprobs": statistics.logprobs,
