@@ -70,11 +70,8 @@ class RecordEncoder(Protocol):
         """Encode a record."""
 
 
-class PartRecords(NamedTuple):
-    """The records of one part of a datamodule, and what was read, by part."""
-
-    records: Sequence[Record]
-    read: dict[str, DataCounts]
+PartRecords = tuple[Sequence[Record], dict[str, DataCounts]]
+"""The records of one part of a datamodule, and what was read, by part."""
 
 
 class EncodedPart(NamedTuple):

@@ -12,7 +12,7 @@ wanted: a file with `messages`, `chosen` and `rejected` holds preferences as wel
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from lit_rlhf.data.records import (
     DemonstrationRecord,
@@ -26,22 +26,6 @@ from lit_rlhf.data.records import (
     Row,
     TextRecord,
 )
-
-Format = Literal[
-    "auto",
-    "hh",
-    "messages",
-    "pairs",
-    "conversations",
-    "instruction",
-    "question",
-    "multiple_choice",
-    "instances",
-    "comparison",
-    "turns",
-    "prompt",
-    "text",
-]
 
 FORMATS: dict[str, str] = {
     "hh": "chosen and rejected: full dialogues with '\\n\\nHuman:' and '\\n\\nAssistant:'",

@@ -12,8 +12,9 @@ from typing import Any, get_args
 import datasets
 import numpy as np
 
+from lit_rlhf.checks import check_choice
 from lit_rlhf.data.counts import DataCounts, OnBadRecord
-from lit_rlhf.data.formats import Format, detect_format, parse_row
+from lit_rlhf.data.formats import FORMATS, detect_format, parse_row
 from lit_rlhf.data.readers import is_file_path, load_dataset, number_rows, read_file
 from lit_rlhf.data.records import (
     AnyRecord,
@@ -44,7 +45,7 @@ class DataSource:
             records are not weighted.
         name: Name of the source in metrics; default: the file name without suffixes, or the id;
             `rows` for rows.
-        format: The record format (see `lit_rlhf.data.FORMATS`), or `"auto"` to detect it from the
+        format: The record format (see docs/data.md), or `"auto"` to detect it from the
             fields of the first record.
         split: Split of a hub dataset, slices allowed (`"train[:10%]"`); not used for files.
         subset: Configuration of a hub dataset.
@@ -61,7 +62,7 @@ class DataSource:
     path: str | Any  # rows cannot be written in a type that the command line parses
     weight: float = 1.0
     name: str | None = None
-    format: Format = "auto"
+    format: str = "auto"
     split: str = "train"
     subset: str | None = None
     data_dir: str | None = None
@@ -83,8 +84,7 @@ class DataSource:
             )
         if not self.weight > 0 or self.weight == float("inf"):
             raise ValueError(f"weight: expected a finite number above 0, got {self.weight}")
-        if self.format not in get_args(Format):
-            raise ValueError(f"format: expected one of {get_args(Format)}, got {self.format!r}")
+        check_choice("format", self.format, ("auto", *FORMATS))
         if self.map is not None and not isinstance(self.map, str) and not callable(self.map):
             raise ValueError(
                 "map: expected 'package.module:function' or a callable, got "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -30,24 +30,15 @@ from lit_rlhf.modules import (
 from lit_rlhf.rewards import parse_rewards
 from lit_rlhf.strategies import SavedCheckpoint, read_checkpoint
 
-
-class NetworkLocation(NamedTuple):
-    """Attribute of a LightningModule, and prefix in it, of a network that may be scalar."""
-
-    attribute: str
-    prefix: str
-    scalar: bool
-
-
-TRAINED_NETWORKS: dict[str, dict[NetworkName, NetworkLocation]] = {
-    "ppo": {
-        "policy": NetworkLocation("policy", "", False),
-        "critic": NetworkLocation("critic", "", True),
-    },
-    "reward": {"reward": NetworkLocation("networks", "model.", True)},
-    "sft": {"model": NetworkLocation("model", "", False)},
+TRAINED_NETWORKS: dict[str, dict[NetworkName, tuple[str, str, bool]]] = {
+    "ppo": {"policy": ("policy", "", False), "critic": ("critic", "", True)},
+    "reward": {"reward": ("networks", "model.", True)},
+    "sft": {"model": ("model", "", False)},
 }
-"""Trained networks by stage. The first of each stage is exported by default."""
+"""Trained networks by stage: attribute of the LightningModule, prefix in it, whether it is scalar.
+
+The first of each stage is exported by default.
+"""
 
 
 def load_checkpoint_model(
@@ -83,7 +74,7 @@ def load_checkpoint_model(
             f"got {network!r}"
         )
     chosen = next(iter(choices)) if network is None else network
-    trained = choices[chosen]
+    attribute, prefix, scalar = choices[chosen]
     source = base or hparams["model_path"]
     config_source = source
     if chosen == "critic" and base is None:
@@ -106,8 +97,8 @@ def load_checkpoint_model(
         trained_layers=run_options.get("trained_layers") if run_options["lora_rank"] else None,
         **{key: value for key, value in run_options.items() if key.startswith("lora_")},
     )
-    shared = trained.scalar and trained.attribute not in saved.networks
-    weights = saved.state_dict("policy" if shared else trained.attribute)
+    shared = scalar and attribute not in saved.networks
+    weights = saved.state_dict("policy" if shared else attribute)
     if shared and options.lora_rank:
         raise ValueError(
             "network: expected policy of a run with LoRA and critic_init: shared, got critic, "
@@ -120,11 +111,7 @@ def load_checkpoint_model(
     lm_head = {
         n.removeprefix("lm_head."): t for n, t in weights.items() if n.startswith("lm_head.")
     }
-    weights = {
-        n.removeprefix(trained.prefix): t
-        for n, t in weights.items()
-        if n.startswith(trained.prefix)
-    }
+    weights = {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)}
     if options.torch_dtype == torch.float32:
         # so that adapters of a run in bfloat16 are merged in float32 when that is asked for
         weights = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
@@ -136,11 +123,11 @@ def load_checkpoint_model(
             config_source,
             replace(options, dtype=run_options["dtype"]) if options.load_in_4bit else options,
             weights,
-            trained.scalar,
+            scalar,
         ),
         tokenizer=tokenizer,
         name=f"{chosen} of {path} ({stage}, {progress.get('global_step', '?')} updates)",
-        scalar=trained.scalar,
+        scalar=scalar,
         dtype=options.torch_dtype,
         contract=restore_contract(saved, tokenizer, source),
         card=ModelCardInfo(
@@ -172,7 +159,7 @@ def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
     if hparams.get("critic_init") == "shared" or not trains_critic(hparams):
         found.add("critic")  # with the policy's weights, or there is none
     for stage, networks in TRAINED_NETWORKS.items():
-        if {network.attribute for network in networks.values()} <= found:
+        if {attribute for attribute, _, _ in networks.values()} <= found:
             if "model_path" not in hparams:
                 break
             return stage

@@ -86,10 +86,12 @@ def save_model_folder(
     with replace_folder(folder) as partial:
         scalar = not unwrap_model(model).can_generate()
         if scalar:
+            if generation is not None:
+                raise ValueError(
+                    "generation: expected None for a scalar model, which samples nothing"
+                )
             _name_label(unwrap_model(model).config, card)
-            _write_scalar(
-                model, tokenizer, partial, generation, max_shard_size, head_format, lm_head
-            )
+            _write_scalar(model, tokenizer, partial, max_shard_size, head_format, lm_head)
             if lm_head and head_format != "trl":
                 save_lm_head(lm_head, partial)
         else:
@@ -182,13 +184,10 @@ def _write_scalar(
     model: LanguageModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    generation: Mapping[str, Any] | None,
     max_shard_size: str,
     head_format: HeadFormat,
     lm_head: Mapping[str, Tensor] | None,
 ) -> None:
-    if generation is not None:
-        raise ValueError("generation: expected None for a scalar model, which does not generate")
     inner, state = unwrap_model(model), merged_state_dict(model)
     set_scalar_padding(inner.config, tokenizer)
     # without it, vLLM and others pass the score through a sigmoid

@@ -6,7 +6,7 @@ above 0.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -71,16 +71,6 @@ class ReliabilityBin(NamedTuple):
     accuracy: float
     low: float
     high: float
-
-
-class Histogram(NamedTuple):
-    """Numbers of pairs by score difference, for each source: bars `[K]` between edges `[K + 1]`.
-
-    Edges are multiples of a bar's width. The first and the last bar include the pairs beyond them.
-    """
-
-    edges: list[float]
-    counts: dict[str, list[int]]
 
 
 def accuracy(differences: Floats, length_differences: Integers) -> Accuracy:
@@ -154,8 +144,11 @@ def calibration_error(differences: Floats) -> float:
     return float(error)
 
 
-def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
-    """Histogram of differences by source, in about 40 bars of a round width."""
+def histogram(differences: Floats, sources: Sequence[str]) -> dict[str, Any]:
+    """Numbers of pairs by difference: `counts` of bars `[K]` by source, between `edges` `[K + 1]`.
+
+    About 40 bars have a round width; the first and the last include the pairs beyond them.
+    """
     # A single outlier must not squeeze all other pairs into a few bars.
     reach = float(np.quantile(np.abs(differences), 0.995)) or 1.0
     width = _round_up(2 * reach / _HISTOGRAM_BARS)
@@ -163,13 +156,13 @@ def histogram(differences: Floats, sources: Sequence[str]) -> Histogram:
     edges = np.arange(-bars, bars + 1) * width
     inside = np.clip(differences, edges[0], edges[-1])  # numpy's last bar includes its upper edge
     names = np.array(sources)
-    return Histogram(
-        edges=[float(f"{edge:.10g}") for edge in edges],
-        counts={
+    return {
+        "edges": [float(f"{edge:.10g}") for edge in edges],
+        "counts": {
             name: np.histogram(inside[names == name], edges)[0].tolist()
             for name in dict.fromkeys(sources)
         },
-    )
+    }
 
 
 def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> dict[str, float | None]:

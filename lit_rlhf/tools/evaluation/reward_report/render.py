@@ -96,7 +96,7 @@ def _facts(report: RewardReport) -> Iterator[tuple[str, str]]:
 
 def _histograms(report: RewardReport) -> dict[str, str]:
     """Draw the histograms of all sources together and of each."""
-    edges, counts = report.histogram
+    edges, counts = report.histogram["edges"], report.histogram["counts"]
     shown: dict[str, list[int]] = {}
     if len(counts) > 1:
         shown["all sources"] = [sum(bars) for bars in zip(*counts.values(), strict=True)]

@@ -15,7 +15,6 @@ from lit_rlhf.tools.evaluation.outcomes import ScoreSummary, score_summary
 from lit_rlhf.tools.evaluation.output import to_json_types
 from lit_rlhf.tools.evaluation.reward_report.measures import (
     Accuracy,
-    Histogram,
     LengthBucket,
     ReliabilityBin,
     accuracy,
@@ -90,7 +89,7 @@ class RewardReport:
     pairwise_loss: float
     chosen_scores: ScoreSummary
     rejected_scores: ScoreSummary
-    histogram: Histogram
+    histogram: dict[str, Any]
     reliability: list[ReliabilityBin]
     calibration_error: float
     difference_by_length: dict[str, float | None]

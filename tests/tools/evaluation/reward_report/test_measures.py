@@ -80,7 +80,7 @@ def test_histogram_bars_never_cross_zero_and_hold_every_pair() -> None:
     differences = np.array([-0.31, -0.01, 0.0, 0.01, 0.49, 0.5, 90.0] * 100)
     differences[-1] = 1e6
     sources = ["a", "a", "a", "a", "b", "b", "b"] * 100
-    edges, counts = histogram(differences, sources)
+    edges, counts = histogram(differences, sources).values()
     assert 0.0 in edges
     widths = np.diff(edges)
     assert np.allclose(widths, widths[0])
@@ -91,7 +91,7 @@ def test_histogram_bars_never_cross_zero_and_hold_every_pair() -> None:
 
 
 def test_a_model_that_scores_all_alike_has_a_histogram_too() -> None:
-    edges, counts = histogram(np.zeros(3), ["a"] * 3)
+    edges, counts = histogram(np.zeros(3), ["a"] * 3).values()
     assert counts["a"][edges.index(0.0)] == 3
 
 
