@@ -7,7 +7,6 @@
 
 from lit_rlhf.modules.finished import folders_during as folders_during
 from lit_rlhf.modules.finished import is_dry_run as is_dry_run
-from lit_rlhf.modules.option_names import check_names as check_names
 from lit_rlhf.modules.option_names import dotted_arguments as dotted_arguments
 from lit_rlhf.modules.option_names import merge_options as merge_options
 from lit_rlhf.modules.option_names import option_groups as option_groups

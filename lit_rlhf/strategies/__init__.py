@@ -15,7 +15,6 @@ from lit_rlhf.strategies.checkpoint_files import checkpoint_problem as checkpoin
 from lit_rlhf.strategies.checkpoint_files import find_newest_checkpoint as find_newest_checkpoint
 from lit_rlhf.strategies.checkpoint_files import is_checkpoint_folder as is_checkpoint_folder
 from lit_rlhf.strategies.checkpoint_files import use_atomic_checkpoints as use_atomic_checkpoints
-from lit_rlhf.strategies.engine_optimizer import EngineOptimizer as EngineOptimizer
 from lit_rlhf.strategies.multi_engine import (
     MultiEngineDeepSpeedStrategy as MultiEngineDeepSpeedStrategy,
 )

@@ -4,15 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_rlhf.data import (
-    FORMATS,
-    DataSource,
-    RecordKind,
-    Row,
-    detect_format,
-    load_records,
-    read_file,
-)
+from lit_rlhf.data import DataSource, RecordKind, Row, load_records, read_file
+from lit_rlhf.data.formats import FORMATS, detect_format
 from tests.configs.parsing import cli_parser
 from tests.docs.blocks import ROOT, blocks
 

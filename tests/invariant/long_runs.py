@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_rlhf.strategies import EngineOptimizer
+from lit_rlhf.strategies.engine_optimizer import EngineOptimizer
 from tests.invariant.rank_runs import RANKS, strategy
 from tests.invariant.trajectories import SAMPLES, Logged, stage_run
 from tests.modules.stages import copied, fitted

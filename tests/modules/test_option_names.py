@@ -16,9 +16,8 @@ from lit_rlhf.modules import (
     RewardModule,
     RewardShapingOptions,
     SFTModule,
-    check_names,
 )
-from lit_rlhf.modules.option_names import option_groups, option_names
+from lit_rlhf.modules.option_names import check_names, option_groups, option_names
 from lit_rlhf.rollout import SamplingOptions
 from tests.modules.stages import demonstrations, fitted, ppo_options, prompts
 

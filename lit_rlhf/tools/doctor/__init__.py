@@ -1,11 +1,9 @@
 """Checks of a PPO run before it starts, on the user's own models, data and strategy."""
 
 from lit_rlhf.tools.doctor.memory import NetworkShape as NetworkShape
-from lit_rlhf.tools.doctor.memory import PPOMemory as PPOMemory
 from lit_rlhf.tools.doctor.memory import PPOSizes as PPOSizes
 from lit_rlhf.tools.doctor.memory import ppo_memory as ppo_memory
 from lit_rlhf.tools.doctor.plan import QUIET as QUIET
-from lit_rlhf.tools.doctor.plan import RunPlan as RunPlan
 from lit_rlhf.tools.doctor.plan import examination_settings as examination_settings
 from lit_rlhf.tools.doctor.plan import plan_run as plan_run
 from lit_rlhf.tools.doctor.report import Display as Display

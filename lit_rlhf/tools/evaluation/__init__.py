@@ -16,7 +16,6 @@ from lit_rlhf.tools.evaluation.compare import print_comparison as print_comparis
 from lit_rlhf.tools.evaluation.loading import choose_device as choose_device
 from lit_rlhf.tools.evaluation.loading import load_policy as load_policy
 from lit_rlhf.tools.evaluation.loading import load_shared_encoder as load_shared_encoder
-from lit_rlhf.tools.evaluation.outcomes import HeadToHead as HeadToHead
 from lit_rlhf.tools.evaluation.output import NOTE_STYLE as NOTE_STYLE
 from lit_rlhf.tools.evaluation.output import print_text as print_text
 from lit_rlhf.tools.evaluation.output import progress_bar as progress_bar

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from lit_rlhf.tools.doctor import QUIET, Report, RunPlan, examine
+from lit_rlhf.tools.doctor import QUIET, Report, examine
 from lit_rlhf.tools.doctor.case import Case
+from lit_rlhf.tools.doctor.plan import RunPlan
 from tests.modules.stages import ppo_options, prompts, trainer
 
 CHECKS = {

@@ -7,7 +7,8 @@ from unittest.mock import patch
 import pytest
 
 from lit_rlhf.files import FolderLocks
-from lit_rlhf.tools.doctor import RunPlan, Status
+from lit_rlhf.tools.doctor import Status
+from lit_rlhf.tools.doctor.plan import RunPlan
 from tests.tools.doctor.runs import findings, module_of, not_ok
 
 

@@ -15,15 +15,8 @@ from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
 
 from lit_rlhf.functional import Interval
-from lit_rlhf.tools.evaluation import (
-    HeadToHead,
-    LiveCurves,
-    charts,
-    outcome_figure,
-    run_figure,
-    save_figure,
-)
-from lit_rlhf.tools.evaluation.outcomes import Outcomes
+from lit_rlhf.tools.evaluation import LiveCurves, charts, outcome_figure, run_figure, save_figure
+from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes
 from lit_rlhf.tools.evaluation.reward_report.measures import length_buckets, reliability
 from tests.callbacks.scripted import trainer
 

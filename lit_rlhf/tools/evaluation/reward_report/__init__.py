@@ -8,5 +8,4 @@ from lit_rlhf.tools.evaluation.reward_report.report import RewardReport as Rewar
 from lit_rlhf.tools.evaluation.reward_report.report import (
     measure_reward_model as measure_reward_model,
 )
-from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs as ScoredPairs
 from lit_rlhf.tools.evaluation.reward_report.scores import score_pairs as score_pairs

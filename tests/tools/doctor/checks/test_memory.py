@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lit_rlhf.forward import cpu
-from lit_rlhf.tools.doctor import PPOMemory, RunPlan
 from lit_rlhf.tools.doctor.checks import memory
-from lit_rlhf.tools.doctor.memory import estimate_memory
+from lit_rlhf.tools.doctor.memory import PPOMemory, estimate_memory
+from lit_rlhf.tools.doctor.plan import RunPlan
 from tests.tools.doctor.runs import case_of, findings, module_of, not_ok
 
 RLOO: dict[str, Any] = {"responses_per_prompt": 2, "advantages": {"estimator": "rloo"}}

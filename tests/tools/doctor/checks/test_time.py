@@ -6,8 +6,9 @@ from unittest.mock import patch
 
 import pytest
 
-from lit_rlhf.tools.doctor import RunPlan, plan_run
+from lit_rlhf.tools.doctor import plan_run
 from lit_rlhf.tools.doctor.checks import time
+from lit_rlhf.tools.doctor.plan import RunPlan
 from tests.tools.doctor.runs import case_of, findings, not_ok
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from lit_rlhf.data import Message
 from lit_rlhf.tools.evaluation import Responses
-from lit_rlhf.tools.evaluation.judge import Judgement, JudgeOptions, judge_policies
+from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
+from lit_rlhf.tools.evaluation.judge.judgement import Judgement
 
 PAIR = Responses([(Message("user", "hi"),)], {"sft": ["four"], "ppo": ["longer"]})
 

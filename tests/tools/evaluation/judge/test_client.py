@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.tools.evaluation.judge import JudgeError, JudgeOptions, client
+from lit_rlhf.tools.evaluation.judge import JudgeOptions, client
+from lit_rlhf.tools.evaluation.judge.client import JudgeError
 from tests.rewards.test_remote import raw_service
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins, verdict
 from tests.tools.evaluation.judge.one_pair import judge_pair

@@ -7,7 +7,8 @@ import pytest
 
 from lit_rlhf.data import Message
 from lit_rlhf.tools.evaluation import Responses
-from lit_rlhf.tools.evaluation.judge import JudgeError, JudgeOptions, judge_policies
+from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
+from lit_rlhf.tools.evaluation.judge.client import JudgeError
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
 from tests.tools.evaluation.judge.one_pair import judge_pair
 

@@ -9,7 +9,8 @@ import pytest
 
 from lit_rlhf.data import Message
 from lit_rlhf.tools.evaluation import Responses
-from lit_rlhf.tools.evaluation.judge import Judgement, JudgeOptions, judge_policies
+from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
+from lit_rlhf.tools.evaluation.judge.judgement import Judgement
 from tests.support.judge_server import Asked, JudgeServer, judge_server, longer_wins, verdict
 from tests.tools.evaluation.judge.attacks import ATTACKS
 

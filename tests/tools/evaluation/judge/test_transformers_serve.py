@@ -8,7 +8,8 @@ import pytest
 
 from lit_rlhf.data import Message
 from lit_rlhf.tools.evaluation import Responses
-from lit_rlhf.tools.evaluation.judge import JudgeError, JudgeOptions, judge_policies
+from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
+from lit_rlhf.tools.evaluation.judge.client import JudgeError
 from tests.support.judge_server import verdict
 from tests.support.serving import transformers_serve, write_chat_model
 from tests.tools.evaluation.judge.attacks import ATTACKS

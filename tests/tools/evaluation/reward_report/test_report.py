@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 
 from lit_rlhf.data import Message, PreferenceRecord
-from lit_rlhf.tools.evaluation.reward_report import (
-    RewardReport,
-    ScoredPairs,
-    measure_reward_model,
-    report_html,
-)
+from lit_rlhf.tools.evaluation.reward_report import RewardReport, measure_reward_model, report_html
 from lit_rlhf.tools.evaluation.reward_report.render import verdict
+from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs
 from tests.callbacks.reports import Page
 
 NASTY = '<script>alert("&\'")</script>'
