@@ -154,9 +154,7 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         max_samples: Maximum number of examples per batch; default: as many as fit.
         shuffle: Shuffle. Otherwise batches come from long to short, the same in every epoch.
         seed: Seed of the order; the same on all ranks.
-        drop_last: Leave out the last batches if there is not one for every rank. Otherwise some
-            batches are repeated.
-        num_replicas: Number of ranks.
+        num_replicas: Number of ranks. Some batches are repeated if there is not one for each.
         rank: Rank of this process.
     """
 
@@ -170,7 +168,6 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         max_samples: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
-        drop_last: bool = False,
         num_replicas: int = 1,
         rank: int = 0,
     ) -> None:
@@ -189,22 +186,14 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         self.tokens_per_batch = tokens_per_batch
         self.min_samples = min_samples
         self.max_samples = max_samples
-        self.drop_last = drop_last
         self._buckets = self._make_buckets()
         self._sizes = self._make_sizes()
         self._count = len(self._sizes)
         super().__init__(
             max(1, round(len(lengths) / self._count)), shuffle, seed, num_replicas, rank
         )
-        if len(self) < 1:
-            raise ValueError(
-                f"num_replicas: expected at most {self._count}, the number of batches, with "
-                f"drop_last, got {num_replicas}"
-            )
 
     def __len__(self) -> int:
-        if self.drop_last:
-            return self._count // self.num_replicas
         return math.ceil(self._count / self.num_replicas)
 
     def batches(self) -> list[list[Index]]:

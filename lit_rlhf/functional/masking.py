@@ -17,7 +17,6 @@ __all__ = [
     "masked_mean",
     "masked_moments",
     "masked_sum",
-    "masked_var",
     "masked_whiten",
     "merged_moments",
 ]
@@ -100,22 +99,6 @@ def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | N
     return total / torch.where(divisor == 0, torch.ones_like(divisor), divisor)
 
 
-def masked_var(values: Tensor, mask: Tensor, unbiased: bool = False) -> Tensor:
-    """Variance of the kept values, 0-dim; 0 where fewer than two are kept.
-
-    With `unbiased` it is the sample variance, whose divisor is one less.
-
-    Examples:
-        >>> values, mask = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False])
-        >>> masked_var(values, mask).item(), masked_var(values, mask, unbiased=True).item()
-        (1.0, 2.0)
-    """
-    # filled before the square, whose gradient would be 0 * NaN = NaN for a NaN outside the mask
-    differences = (values - masked_mean(values, mask)).masked_fill(~mask, 0)
-    squares = differences.square().sum()
-    return squares / (mask.sum() - int(unbiased)).clamp(min=1)
-
-
 def masked_moments(values: Tensor, mask: Tensor) -> Moments:
     """Mean, population variance and count of the kept floating-point values, in float64.
 
@@ -126,8 +109,10 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
     """
     check_tensors(None, values=values)
     # float64, as float32 would lose the variance of values far from 0
-    exact = values.detach().double()
-    return Moments(masked_mean(exact, mask), masked_var(exact, mask), mask.sum().double())
+    exact, count = values.detach().double(), mask.sum()
+    mean = masked_mean(exact, mask)
+    squares = (exact - mean).masked_fill(~mask, 0).square().sum()
+    return Moments(mean, squares / count.clamp(min=1), count.double())
 
 
 def merged_moments(a: Moments, b: Moments) -> Moments:
@@ -161,10 +146,8 @@ def safe_std(std: Tensor | float) -> Tensor:
     return torch.where(exact > _SMALLEST_STD, exact, torch.ones_like(exact))
 
 
-def masked_whiten(
-    values: Tensor, mask: Tensor, shift_mean: bool = True, moments: Moments | None = None
-) -> Tensor:
-    """The kept values scaled to unit variance and, with `shift_mean`, shifted to mean 0.
+def masked_whiten(values: Tensor, mask: Tensor, moments: Moments | None = None) -> Tensor:
+    """The kept values shifted to mean 0 and scaled to unit variance.
 
     Mean and variance are constants for autograd. Values that are all equal are only shifted. The
     result has the shape and dtype of `values`, and is 0 outside the mask.
@@ -181,6 +164,4 @@ def masked_whiten(
         moments = masked_moments(values, mask)
     # float64 until the end, as in float32 a large mean would leave its rounding error behind
     whitened = (values.double() - moments.mean) / safe_std(moments.var.sqrt())
-    if not shift_mean:
-        whitened = whitened + moments.mean
     return whitened.to(values.dtype).masked_fill(~mask, 0)

@@ -52,8 +52,7 @@ WRONG_NUMBERS: dict[str, tuple[float, ...]] = {
 """Numbers beside NaN that an argument refuses."""
 
 DEFAULTS: Any = {"confidence": 0.95, "error_clip": 0.2, "estimator": "k1", "gamma": 1.0, "lam": 0.9}
-DEFAULTS |= {"ratio_clip": 0.2, "shift_mean": True, "temperature": 1.0, "unbiased": False}
-DEFAULTS |= {"value_clip": 0.2}
+DEFAULTS |= {"ratio_clip": 0.2, "temperature": 1.0, "value_clip": 0.2}
 FUNCTIONS = {name: getattr(F, name) for name in F.__all__ if inspect.isfunction(getattr(F, name))}
 over_functions = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 
