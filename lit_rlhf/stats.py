@@ -38,7 +38,7 @@ def global_sum(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.bool:
         raise ValueError("tensor: expected a numeric dtype, got torch.bool")
     total = tensor.detach().clone()
-    if _is_distributed():
+    if world_size() > 1:
         distributed.all_reduce(total)
     return total
 
@@ -92,7 +92,7 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
         [[1, 2]]
     """
     tensor = tensor.detach()
-    if not _is_distributed():
+    if world_size() == 1:
         return tensor
     n_ranks = distributed.get_world_size()
     n_rows = torch.tensor(len(tensor), device=tensor.device)
@@ -143,11 +143,8 @@ def world_size() -> int:
         >>> world_size()  # a single process
         1
     """
-    return distributed.get_world_size() if _is_distributed() else 1
-
-
-def _is_distributed() -> bool:
-    return distributed.is_available() and distributed.is_initialized()
+    in_group = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if in_group else 1
 
 
 def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
@@ -161,7 +158,7 @@ def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
         [2.0, 1.0, 2.0]
     """
     moments = masked_moments(values, mask)
-    if not _is_distributed():
+    if world_size() == 1:
         return moments
     packed = torch.stack(moments)
     of_ranks = [torch.empty_like(packed) for _ in range(distributed.get_world_size())]
