@@ -122,8 +122,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     # a fifth of the time until a command starts.
     gc.disable()
     # For rewards and callbacks of the user; an installed script does not look here.
-    if os.getcwd() not in sys.path:
+    try:
         sys.path.append(os.getcwd())
+    except FileNotFoundError as error:
+        _refuse("lit_rlhf: the current folder has been deleted", error)
     name = "training" if is_stage else arguments[0]
     threading.excepthook = _tell_error_of_thread
     try:

@@ -338,14 +338,8 @@ class RLHFCLI(LightningCLI):
 
 def _drop_flag(arguments: Sequence[str], name: str) -> list[str]:
     """Arguments without a flag and its value."""
-    kept: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == name:
-            next(rest, None)
-        elif not argument.startswith(f"{name}="):
-            kept.append(argument)
-    return kept
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [a for before, a in pairs if name not in (before, a) and not a.startswith(f"{name}=")]
 
 
 def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any) -> RLHFCLI:

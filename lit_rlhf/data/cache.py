@@ -323,8 +323,6 @@ def _write_entry(
     hidden = entry.with_name(f".{entry.name}.{uuid4().hex}.{PARTIAL}")
     encode_rows = _EncodeRows(encode, records[0])
     workers = min(_count_processors(), len(records) // _RECORDS_PER_WORKER, _MAX_WORKERS)
-    if sys.platform != "linux":  # elsewhere a fork may crash in the system's libraries
-        workers = 1
     try:
         hidden.mkdir(parents=True)
         pickled = datasets.Dataset.from_dict({"record": [pickle.dumps(r) for r in records]})
@@ -459,10 +457,9 @@ def _encode_shard(shard: int) -> None:
 
 
 def _count_processors() -> int:
-    """Number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Number of processors that this process may use for forks."""
+    # elsewhere a fork may crash in the system's libraries
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
 def _are_storable(records: Sequence[Record]) -> bool:

@@ -38,7 +38,7 @@ class FolderLocks:
             try:
                 lock.acquire()
             except Timeout:
-                holder = path.read_text(encoding="utf-8")
+                holder = path.read_text(encoding="utf-8") or "one that has just started"
                 self.interrupt()
                 raise FolderInUseError(
                     f"{folder}: another run writes to this folder: {holder}. Wait for "

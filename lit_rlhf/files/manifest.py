@@ -46,7 +46,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     """Read the manifest of a folder or file; empty if there is none, or one of another program."""
     try:
         manifest = json.loads(manifest_path(path).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return manifest if isinstance(manifest, dict) else {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -93,6 +94,8 @@ def check_finished_dir(
     """
     kept = {f"{name} ({path})": Path(path) for name, paths in inputs.items() for path in paths}
     kept |= {f"the run's own folder {path}": path for path in folders_during(trainer)}
+    with suppress(FileNotFoundError):
+        finished.stat()  # fails for a link to itself, and below a file
     target = finished.resolve()
     for name, path in kept.items():
         if target in (path.resolve(), *path.resolve().parents):

@@ -291,11 +291,9 @@ class Resume(Callback):
                     "checkpoint: expected the states of optimizers, got none: such a checkpoint "
                     "has weights only. Start a new run from its model (lit_rlhf export)"
                 )
-            if SETTINGS_KEY not in checkpoint:
-                rank_zero_warn(
-                    "the checkpoint does not hold the settings of its run, so that only changes "
-                    "of the module's options can be told"
-                )
+            for key in (SETTINGS_KEY, module.CHECKPOINT_HYPER_PARAMS_KEY):
+                if key not in checkpoint:
+                    rank_zero_warn(f"the checkpoint has no {key}, so their changes cannot be told")
             self._changes = find_changes(module, checkpoint, self._run_settings(module))
             version = checkpoint.get(VERSIONS_KEY, {}).get("lit-rlhf", "before 0.1.0")
             writer = f"lit_rlhf {version}"

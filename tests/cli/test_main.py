@@ -183,6 +183,17 @@ def test_modules_of_current_folder_load(tmp_path: Path, monkeypatch: pytest.Monk
     assert sys.path[-1] == str(tmp_path)
 
 
+def test_deleted_current_folder_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(SystemExit):
+        main(["plot"])
+    assert capsys.readouterr().err == "lit_rlhf: the current folder has been deleted\n"
+    tmp_path.mkdir()
+
+
 def test_error_of_a_thread_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     def fail(error: Exception) -> None:
         raise error

@@ -14,6 +14,7 @@ import pytest
 from lit_rlhf.files import (
     MANIFEST,
     ProgressFile,
+    check_outputs,
     check_responses,
     code_versions,
     manifest_path,
@@ -76,6 +77,20 @@ def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
         write_text(path, "new" * 10_000)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_outputs_replace_no_input_and_not_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text("in.jsonl", "")
+    Path("link").symlink_to("in.jsonl")
+    check_outputs({"output": "a", "chart": "b", "responses": None}, ["in.jsonl", None])
+    check_outputs({"output": "/dev/null", "responses": "/dev/null"})
+    refused: list[dict[str, str | None]] = [{"a": "a", "output": "./a"}, {"output": "link"}]
+    for outputs in (*refused, {"output": str(tmp_path)}):
+        with pytest.raises(ValueError, match=r"^output: expected a file of its own"):
+            check_outputs(outputs, ["in.jsonl"])
 
 
 def finished(path: Path, settings: dict[str, Any] = SETTINGS) -> list[Any]:

@@ -389,19 +389,20 @@ def test_unused_settings(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "resumed with another value" not in caplog.text
 
 
-@pytest.mark.parametrize("key", ["optimizer_states", "resume_settings"])
+@pytest.mark.parametrize("key", ["optimizer_states", "resume_settings", "hyper_parameters"])
 def test_checkpoint_without_a_part_is_not_resumed(root: Path, tmp_path: Path, key: str) -> None:
     module, data = sft(root)
     keep = ResumeCheckpoint(every_n_batches=1, dirpath=str(tmp_path))
     fitted(module, data, tmp_path, callbacks=[keep], enable_checkpointing=True)
     content = torch.load(tmp_path / "batch=3.ckpt", weights_only=True)
     content |= {"optimizer_states": []} if key == "optimizer_states" else {}
-    content.pop("resume_settings" if key == "resume_settings" else "", None)
+    content.pop(key if key != "optimizer_states" else "", None)
     torch.save(content, tmp_path / "less.ckpt")
     module, data = sft(root)
     message = {
         "optimizer_states": pytest.raises(ValueError, match="expected the states of optimizers"),
-        "resume_settings": pytest.warns(UserWarning, match="does not hold the settings"),
+        "resume_settings": pytest.warns(UserWarning, match="has no resume_settings"),
+        "hyper_parameters": pytest.warns(UserWarning, match="has no hyper_parameters"),
     }
     with message[key]:
         options: Any = {"enable_checkpointing": True, "ckpt_path": tmp_path / "less.ckpt"}

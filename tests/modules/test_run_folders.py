@@ -77,6 +77,13 @@ def test_the_output_may_not_be_an_input(own: Path) -> None:
         fitted(PPOModule(**inside), prompts(own), own / "logs", callbacks=[Refused()])
 
 
+def test_a_link_to_itself_is_refused_at_the_start(own: Path) -> None:
+    (own / "loop").symlink_to("loop")
+    for output, reason in (("loop", "symbolic links"), ("policy/config.json/out", "a directory")):
+        with pytest.raises(OSError, match=reason):
+            sft(own, own / output)
+
+
 def test_the_output_may_not_hold_the_folders_of_the_run(root: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     for options in (

@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_rlhf.command import Command
 from lit_rlhf.data import DataSource, is_file_path
-from lit_rlhf.files import check_responses, code_versions, hash_weights, write_text
+from lit_rlhf.files import check_outputs, check_responses, code_versions, hash_weights, write_text
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 from lit_rlhf.tools.evaluation import (
     Comparison,
@@ -200,6 +200,9 @@ def _sample_and_compare(options: EvaluateOptions, prompts: DataSource) -> Compar
 
 def _check_options(options: EvaluateOptions) -> None:
     """Refuse options that do not fit together, before hours of work."""
+    names = ("output", "responses", "chart", "kl_chart")
+    outputs = {name: getattr(options, name) for name in names}
+    check_outputs(outputs, [options.prompts, *options.policies])
     for name in ("chart", "kl_chart"):
         file = getattr(options, name)
         if file is not None:
@@ -230,10 +233,9 @@ def _check_options(options: EvaluateOptions) -> None:
                 "judge.model: expected a judge to compare files of responses, got none"
             )
     elif options.prompts is None:
-        unused = [
-            name for name in ("rewards", "responses", "chart") if getattr(options, name) is not None
-        ]
-        unused += ["judge.model"] if options.judge.model is not None else []
+        asked = {name: getattr(options, name) for name in ("rewards", "responses", "chart")}
+        asked["judge.model"] = options.judge.model
+        unused = [name for name, value in asked.items() if value is not None]
         if unused:
             raise ValueError(
                 f"prompts: expected a file of prompts or a dataset's id with {', '.join(unused)}, "

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from lit_rlhf.command import Command
 from lit_rlhf.data import parse_prompts
-from lit_rlhf.files import json_lines
+from lit_rlhf.files import check_outputs, json_lines
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 from lit_rlhf.tools.evaluation import (
@@ -75,7 +75,14 @@ class GenerateOptions(SamplingFlags):
 def generate(options: GenerateOptions) -> Generation | None:
     """Sample responses and print or write them, or chat."""
     models, output, device = options.models, options.output, choose_device(options.device)
-    _check_one_source(options)
+    given = [name for name in ("prompts", "prompt", "chat") if getattr(options, name)]
+    if len(given) != 1:
+        raise ValueError(
+            "prompts, prompt, chat: expected exactly one of them (--prompts FILE, "
+            f"--prompt 'TEXT' or --chat), got {' and '.join(given) or 'none'}; a prompt "
+            "without a flag goes first: lit_rlhf generate 'TEXT' --models FOLDER"
+        )
+    check_outputs({"output": output}, [options.prompts])
     if options.chat:
         if output is not None or options.responses_per_prompt != 1:
             raise ValueError(
@@ -146,16 +153,6 @@ def _run_chat(chat: Chat) -> None:
     )
     chat.run(read_typed)
     print_text(console, "")
-
-
-def _check_one_source(options: GenerateOptions) -> None:
-    given = [name for name in ("prompts", "prompt", "chat") if getattr(options, name)]
-    if len(given) != 1:
-        raise ValueError(
-            "prompts, prompt, chat: expected exactly one of them (--prompts FILE, "
-            f"--prompt 'TEXT' or --chat), got {' and '.join(given) or 'none'}; a prompt "
-            "without a flag goes first: lit_rlhf generate 'TEXT' --models FOLDER"
-        )
 
 
 COMMAND = Command(GenerateOptions, lists=LISTS, flags=_FLAGS, first="prompt")

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from lit_callbacks import Curve, read_run
 from lit_rlhf.checks import check_count
-from lit_rlhf.files import name_file
 from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes, ScoreSummary
 
 if TYPE_CHECKING:
@@ -73,8 +72,7 @@ def save_figure(figure: Figure, output: str | Path) -> Path:
     """Write a figure into a file whose suffix is the format, for example `.png` or `.svg`."""
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with name_file(path):
-        figure.savefig(path)
+    figure.savefig(path)
     return path
 
 

@@ -104,8 +104,6 @@ def write_base_model(folder: str | Path, world: World, seed: int, chat_template:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from lit_rlhf.files import name_file
-
     tokenizer = build_tokenizer(world, chat_template)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -123,9 +121,8 @@ def write_base_model(folder: str | Path, world: World, seed: int, chat_template:
     with torch.random.fork_rng(devices=[]):  # leaves the caller's random state as it was
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    with name_file(folder):
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def build_tokenizer(world: World, chat_template: str) -> "PreTrainedTokenizerFast":

@@ -111,6 +111,7 @@ def test_a_judge_that_fails_ends_the_command_and_keeps_the_responses(tmp_path: P
         ([], "judge.model: expected a judge to compare files of responses"),
         (["--prompts", "a.jsonl"], "prompts: expected none with files of responses"),
         (["--rewards", "{a: 1.0}"], "rewards: expected none with files of responses"),
+        (["--output", "a", "--responses", "./a"], "responses: expected a file of its own, got ./a"),
         (["--chart", "chart.doc"], "chart: expected one of the suffixes"),
         (["--judge.concurrency", "0"], "judge.concurrency: expected an integer >= 1, got 0"),
     ],

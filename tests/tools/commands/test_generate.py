@@ -89,6 +89,11 @@ def test_shortened_prompts_are_told(root: Path, capsys: pytest.CaptureFixture[st
     assert "sft: 1 prompts were shortened" in capsys.readouterr().err
 
 
+def test_prompts_are_not_replaced_by_responses(root: Path) -> None:
+    text = refusal([*arguments(root, "--prompts", "in.jsonl"), "--output", "./in.jsonl"])
+    assert "output: expected a file of its own, got ./in.jsonl, one that this command reads" in text
+
+
 @pytest.mark.parametrize(
     ("flags", "got"),
     [
