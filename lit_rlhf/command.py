@@ -71,7 +71,8 @@ class CommandParser(ArgumentParser):
     def explain(self, error: UsageError, words: Sequence[str]) -> str:
         """Name the first unknown option of the arguments; without one, repeat the error."""
         place = f"{error.file}: " if error.file else ""
-        return self.find_mistake(words) or f"{place}{summarize(error)}"
+        said = self.find_mistake(words) or f"{place}{summarize(error)}"
+        return said + "; a group has flags, --GROUP.FIELD" * ("Unable to load config" in said)
 
     def find_mistake(self, words: Sequence[str]) -> str | None:
         """Look for a setting that does not exist."""

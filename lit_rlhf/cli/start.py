@@ -31,7 +31,6 @@ from lit_rlhf.models import load_tokenizer
 _HELD_OUT = 0.05  # of the prompts, for validation, and as many for the evaluation
 _SHOWN, _MEASURED = 3, 500  # records
 _SHORTEST, _LONGEST = 128, 512  # tokens of a dialogue; `init` makes a model with 512 positions
-_PPO_ITERATIONS = 10  # of the trial model
 _UPDATES = 20  # of an epoch at least, if a file is small
 
 
@@ -138,7 +137,7 @@ def _configure(
         read["max_prompt_length"] = length - new_tokens
         if model is None:
             options["critic_pretraining"]["iterations"] = 2
-            read["samples_per_epoch"] = _PPO_ITERATIONS * read["batch_size"]
+            read["samples_per_epoch"] = 10 * read["batch_size"]  # ten iterations
     return config
 
 

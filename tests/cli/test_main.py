@@ -135,6 +135,7 @@ def test_nearest_command_named(capsys: pytest.CaptureFixture[str], name: str, ad
         (["predict"], "lit_rlhf generate writes"),
         (["fit", "quickstart/sft"], "lit_rlhf fit --config quickstart/sft"),
         (["fit", "mine.yaml"], "lit_rlhf fit --config mine.yaml"),
+        (["evaluate", "--policies", "a", "--prompts", "b", "--judge", "gpt"], "--GROUP.FIELD"),
     ],
 )
 def test_near_miss(capsys: pytest.CaptureFixture[str], words: list[str], advice: str) -> None:
