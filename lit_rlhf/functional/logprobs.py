@@ -13,9 +13,7 @@ from lit_rlhf.functional.masking import masked_average
 __all__ = [
     "language_model_loss",
     "loss_perplexity",
-    "perplexity",
     "tempered_logits",
-    "token_entropy",
     "token_logprobs",
     "token_logprobs_and_entropy",
 ]
@@ -52,22 +50,12 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
     return logits.log_softmax(-1).gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
 
 
-def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy of each position's distribution over the vocabulary, `[B, T]` nats, in [0, log V].
-
-    Logits are `[B, T, V]`, where -inf rules a token out.
-
-    Examples:
-        >>> round(token_entropy(torch.zeros(1, 1, 8)).item(), 4)  # log 8
-        2.0794
-    """
-    return _entropy(tempered_logits(logits, temperature).log_softmax(-1))
-
-
 def token_logprobs_and_entropy(
     logits: Tensor, token_ids: Tensor, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """`token_logprobs` and `token_entropy` from one pass over the logits.
+    """`token_logprobs`, and the entropy of each distribution, `[B, T]` nats, in [0, log V].
+
+    A logit of -inf rules a token out.
 
     Examples:
         >>> logits, ids = torch.zeros(1, 1, 4), torch.tensor([[2]])
@@ -79,7 +67,9 @@ def token_logprobs_and_entropy(
     check_tensors(logits.shape[:2], token_ids=token_ids)
     logprobs = logits.log_softmax(-1)
     gathered = logprobs.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
-    return gathered, _entropy(logprobs)
+    # p log p tends to 0 for a token that is ruled out, but computes as 0 * -inf = NaN
+    finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
+    return gathered, -(logprobs.exp() * finite).sum(-1)
 
 
 def language_model_loss(
@@ -107,24 +97,3 @@ def loss_perplexity(loss: Tensor) -> Tensor:
         2.7183
     """
     return loss.exp()
-
-
-def perplexity(logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Exponential of the mean negative log-likelihood over all kept tokens, 0-dim.
-
-    Every token has the same weight, whichever response it belongs to; the mean of the responses'
-    perplexities is a different number. 1 if `mask` is empty.
-
-    Examples:
-        >>> logprobs = torch.tensor([[0.5, 0.125], [0.25, 1.0]]).log()
-        >>> mask = torch.tensor([[True, True], [True, False]])
-        >>> round(perplexity(logprobs, mask).item(), 4)  # (2 * 8 * 4) ** (1 / 3)
-        4.0
-    """
-    return loss_perplexity(language_model_loss(logprobs, mask))
-
-
-def _entropy(logprobs: Tensor) -> Tensor:
-    # p log p tends to 0 for a token that is ruled out, but computes as 0 * -inf = NaN
-    finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
-    return -(logprobs.exp() * finite).sum(-1)

@@ -3,7 +3,7 @@
 Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,21 +99,17 @@ class RolloutBatch(NamedTuple):
 
     def select(self, rows: slice) -> "RolloutBatch":
         """Select the samples at `rows`, with all columns."""
-        return self.map(lambda tensor: tensor[rows])
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "RolloutBatch":
-        """Apply `function` to every tensor."""
         statistics = self.statistics
         if statistics is not None:
             statistics = statistics._replace(
-                logprobs=function(statistics.logprobs), entropy=function(statistics.entropy)
+                logprobs=statistics.logprobs[rows], entropy=statistics.entropy[rows]
             )
         return RolloutBatch(
-            function(self.prompt_ids),
-            function(self.prompt_mask),
-            function(self.response_ids),
-            function(self.response_mask),
-            function(self.terminated),
+            self.prompt_ids[rows],
+            self.prompt_mask[rows],
+            self.response_ids[rows],
+            self.response_mask[rows],
+            self.terminated[rows],
             statistics,
         )
 

@@ -15,7 +15,7 @@ from transformers import (
 
 from lit_rlhf import forward
 from lit_rlhf.forward.outputs import shift_to_predictors
-from lit_rlhf.functional import token_entropy, token_logprobs
+from lit_rlhf.functional import token_logprobs_and_entropy
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm, tiny_config
 
 SIZES = (
@@ -42,7 +42,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-    return token_logprobs(logits, ids, 0.7), token_entropy(logits, 0.7)
+    return token_logprobs_and_entropy(logits, ids, 0.7)
 
 
 @pytest.mark.parametrize("chunk", [None, 288 * 5])

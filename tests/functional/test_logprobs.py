@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 from torch.autograd import gradcheck
 
 from lit_rlhf.functional import (
     language_model_loss,
     loss_perplexity,
-    perplexity,
-    token_entropy,
     token_logprobs,
     token_logprobs_and_entropy,
 )
@@ -18,6 +17,11 @@ from lit_rlhf.functional import (
 PROBABILITIES = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]], dtype=torch.float64)
 RAGGED = torch.tensor([[-1.0, -2.0, 999.0], [-6.0, 999.0, 999.0]], dtype=torch.float64)
 RAGGED_MASK = torch.tensor([[True, True, False], [True, False, False]])
+
+
+def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    ids = torch.zeros(logits.shape[:2], dtype=torch.long)
+    return token_logprobs_and_entropy(logits, ids, temperature)[1]
 
 
 def test_logprobs_are_those_of_the_tokens() -> None:
@@ -101,11 +105,6 @@ def test_only_kept_tokens_get_a_gradient() -> None:
     torch.testing.assert_close(logprobs.grad, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_perplexity_weighs_tokens_not_responses() -> None:
-    # exp((1 + 2 + 6) / 3); the mean over responses would give exp((1.5 + 6) / 2)
-    assert perplexity(RAGGED, RAGGED_MASK).item() == pytest.approx(math.exp(3.0), rel=1e-12)
-
-
 def test_perplexity_of_a_loss() -> None:
     assert loss_perplexity(torch.tensor(2.0)).item() == pytest.approx(math.exp(2.0), rel=1e-6)
 
@@ -115,10 +114,6 @@ def test_logprobs_and_entropy_have_the_right_gradients() -> None:
     ids = torch.tensor([[0, 1, 2], [3, 0, 1]])
     assert gradcheck(lambda x: token_logprobs(x, ids, 0.7), (logits,))
     assert gradcheck(lambda x: token_entropy(x, 0.7), (logits,))
-
-
-def test_perplexity_of_no_token_is_1() -> None:
-    assert perplexity(RAGGED, torch.zeros_like(RAGGED_MASK)).item() == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])

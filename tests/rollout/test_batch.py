@@ -54,8 +54,10 @@ def test_statistics_are_those_of_one_temperature() -> None:
     assert rollouts._replace(statistics=None).statistics_at(0.7) is None
 
 
-def test_map_applies_to_every_tensor() -> None:
-    moved = batch().map(lambda tensor: tensor.to("meta"))
-    tensors = [*moved[:5], moved.statistics.logprobs, moved.statistics.entropy]
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert moved.statistics.temperature == 0.7
+def test_a_selection_has_rows_of_every_tensor() -> None:
+    whole = batch()
+    picked = whole.select(slice(1, 2))
+    assert picked.statistics is not None
+    assert picked.statistics.temperature == 0.7
+    tensors = [(*one[:5], *one.statistics[:2]) for one in (picked, whole)]
+    assert all(torch.equal(one, all_rows[1:2]) for one, all_rows in zip(*tensors, strict=True))

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lit_rlhf.forward import CHUNK_SIZE, map_target_logits, optimize_forward, target_logprobs
-from lit_rlhf.functional import token_entropy, token_logprobs
+from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.models.prepare import checkpoint_activations
 from lit_rlhf.tools.doctor.memory import (
     SCORED_LOGIT_BYTES,
@@ -152,10 +152,7 @@ def test_activations_next_to_the_tensors_of_a_llama(
                 ids,
                 mask,
                 targets,
-                lambda *logits_and_ids: (
-                    token_logprobs(*logits_and_ids),
-                    token_entropy(logits_and_ids[0]),
-                ),
+                token_logprobs_and_entropy,
             )
 
     def update() -> None:
