@@ -13,7 +13,6 @@ from lit_rlhf.checks import check_positive, check_tensors
 
 __all__ = [
     "Moments",
-    "length_mask",
     "masked_mean",
     "masked_moments",
     "masked_sum",
@@ -30,19 +29,6 @@ class Moments(NamedTuple):
     mean: Tensor
     var: Tensor
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
-
-
-def length_mask(lengths: Tensor, max_length: int) -> Tensor:
-    """Mask of the first `lengths` `[B]` columns of each row, `[B, max_length]` bool.
-
-    Examples:
-        >>> length_mask(torch.tensor([1, 2]), 2).tolist()
-        [[True, False], [True, True]]
-    """
-    check_tensors(1, lengths=lengths)
-    if bool(((lengths < 0) | (lengths > max_length)).any()):
-        raise ValueError(f"lengths: expected values in [0, {max_length}], got {lengths.tolist()}")
-    return torch.arange(max_length, device=lengths.device) < lengths.unsqueeze(1)
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

@@ -1,7 +1,4 @@
-"""Confidence intervals of shares, and the diversity of text.
-
-Notation: `B` batch, `T` response tokens.
-"""
+"""Confidence intervals of shares, and the best of n samples."""
 
 import math
 from statistics import NormalDist
@@ -16,8 +13,6 @@ __all__ = [
     "Interval",
     "best_of_n",
     "best_of_n_kl",
-    "distinct_n",
-    "response_ngrams",
     "wilson_interval",
 ]
 
@@ -97,37 +92,3 @@ def best_of_n_kl(n: int) -> float:
     """
     check_count("n", n)
     return math.log(n) - (n - 1) / n
-
-
-def response_ngrams(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
-    """All n-grams within the responses of a batch, `[m, n]` in the dtype of `token_ids`.
-
-    Ids and mask are `[B, T]`. An n-gram across a gap in the mask does not count.
-
-    Examples:
-        >>> ids = torch.tensor([[5, 6, 7]])
-        >>> response_ngrams(ids, torch.ones_like(ids, dtype=torch.bool), n=2).tolist()
-        [[5, 6], [6, 7]]
-    """
-    check_tensors(2, token_ids=token_ids, mask=mask)
-    check_count("n", n)
-    if token_ids.shape[1] < n:  # unfold would raise
-        return token_ids.new_empty((0, n))
-    return token_ids.unfold(1, n, 1)[mask.unfold(1, n, 1).all(-1)]
-
-
-def distinct_n(token_ids: Tensor, mask: Tensor, n: int = 2) -> Tensor:
-    """Distinct n-grams over all n-grams of a batch of responses (Li et al., arXiv 1510.03055).
-
-    Distinct n-grams are counted over all responses, so both repetition within a response and
-    similar responses lower the number. 0-dim float32 in [0, 1]; 0 if no response has `n` tokens.
-
-    Examples:
-        >>> ids = torch.tensor([[5, 6, 5, 6, 5]])  # 56, 65, 56, 65
-        >>> distinct_n(ids, torch.ones_like(ids, dtype=torch.bool), n=2).item()
-        0.5
-    """
-    ngrams = response_ngrams(token_ids, mask, n)
-    if len(ngrams) == 0:
-        return torch.zeros((), device=token_ids.device)
-    return torch.tensor(len(torch.unique(ngrams, dim=0)) / len(ngrams), device=token_ids.device)

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from lit_rlhf.functional import clipped_advantages, gae, length_mask, token_rewards
+from lit_rlhf.functional import clipped_advantages, gae, token_rewards
+from tests.support.masks import length_mask
 
 
 def naive_gae(

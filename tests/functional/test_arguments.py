@@ -128,4 +128,3 @@ def test_defaults() -> None:
         for name, parameter in inspect.signature(function).parameters.items():
             if parameter.default is not parameter.empty:
                 assert parameter.default == DEFAULTS.get(name, parameter.default), function
-    assert inspect.signature(F.response_ngrams).parameters["n"].default == 2

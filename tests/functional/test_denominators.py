@@ -12,11 +12,11 @@ from lit_rlhf.functional import (
     entropy_loss,
     kl_penalty_loss,
     language_model_loss,
-    length_mask,
     policy_gradient_loss,
     surrogate_loss,
     value_loss,
 )
+from tests.support.masks import length_mask
 
 # a loss of a leaf, two constants, a mask and a denominator
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | float | None], Tensor]

@@ -3,7 +3,6 @@ import torch
 
 from lit_rlhf.functional import (
     Moments,
-    length_mask,
     masked_mean,
     masked_moments,
     masked_sum,
@@ -16,18 +15,6 @@ NAN = float("nan")
 # kept: 1, 2, 3, 10; their mean is 4 and their squared differences add up to 9 + 4 + 1 + 36 = 50
 VALUES = torch.tensor([[1.0, 2.0, NAN], [3.0, 10.0, 999.0]])
 MASK = torch.tensor([[True, True, False], [True, True, False]])
-
-
-def test_length_mask_keeps_a_prefix() -> None:
-    mask = length_mask(torch.tensor([0, 2, 3]), 3)
-    assert mask.dtype == torch.bool
-    assert mask.tolist() == [[False] * 3, [True, True, False], [True] * 3]
-
-
-@pytest.mark.parametrize("lengths", [[-1, 1], [1, 4]])
-def test_length_mask_refuses_lengths_out_of_range(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"lengths: expected values in \[0, 3\], got \["):
-        length_mask(torch.tensor(lengths), 3)
 
 
 def test_sum_and_mean_skip_what_is_masked() -> None:

@@ -1,4 +1,4 @@
-"""Wilson's interval and distinct n-grams, against their definitions."""
+"""Wilson's interval and the best of n, against their definitions."""
 
 import math
 from itertools import combinations
@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from lit_rlhf.functional import best_of_n, best_of_n_kl, distinct_n, length_mask, wilson_interval
+from lit_rlhf.functional import best_of_n, best_of_n_kl, wilson_interval
 
 
 def test_the_ends_of_the_interval_are_where_the_share_is_just_not_rejected() -> None:
@@ -30,46 +30,10 @@ def test_more_confidence_is_a_wider_interval_and_half_successes_count() -> None:
     assert (low + high) / 2 == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("n", "expected"), [(1, 3 / 8), (2, 3 / 6), (3, 4 / 4)])
-def test_distinct_n_by_hand(n: int, expected: float) -> None:
-    # 1 2 1 2 and 2 1 2 3. Bigrams: 12 21 12 | 21 12 23, of which 3 differ.
-    # Trigrams: 121 212 | 212 123 would be 3 of 4: the second row's first is replaced below.
-    ids = torch.tensor([[1, 2, 1, 2], [2, 1, 2, 3]])
-    if n == 3:
-        ids[1, 0] = 9
-    mask = torch.ones(2, 4, dtype=torch.bool)
-    assert distinct_n(ids, mask, n).item() == pytest.approx(expected, rel=1e-6)
-
-
-def test_ngrams_do_not_reach_into_padding_or_the_next_response() -> None:
-    ids = torch.tensor([[1, 2, 0, 0], [3, 0, 0, 0], [1, 2, 7, 0]])
-    mask = length_mask(torch.tensor([2, 1, 3]), 4)
-    # 12 | - | 12 27
-    assert distinct_n(ids, mask, 2).item() == pytest.approx(2 / 3, rel=1e-6)
-
-
-def test_padding_that_looks_like_a_token_is_no_ngram() -> None:
-    ids = torch.tensor([[5, 5, 5, 5]])
-    mask = torch.tensor([[True, True, False, False]])
-    assert distinct_n(ids, mask, 2).item() == 1.0
-
-
-@pytest.mark.parametrize("length", [0, 1])
-def test_distinct_n_without_an_ngram_is_zero(length: int) -> None:
-    mask = length_mask(torch.tensor([length]), 3)
-    assert distinct_n(torch.ones(1, 3, dtype=torch.long), mask, 2).item() == 0.0
-    assert distinct_n(torch.ones(1, 1, dtype=torch.long), mask[:, :1], 2).item() == 0.0
-
-
 def test_an_interval_stays_within_0_and_1() -> None:
     for trials in range(1, 200):
         assert wilson_interval(trials, trials).high <= 1.0
         assert wilson_interval(0, trials).low >= 0.0
-
-
-def test_a_response_may_be_as_short_as_an_ngram() -> None:
-    ids = torch.tensor([[5, 6]])
-    assert distinct_n(ids, torch.ones_like(ids, dtype=torch.bool), 2).item() == 1.0
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])

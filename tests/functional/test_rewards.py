@@ -6,13 +6,13 @@ import torch
 from lit_rlhf.functional import (
     KLEstimator,
     clipped_scores,
-    length_mask,
     length_penalty,
     normalized_scores,
     scaled_scores,
     soft_overlong_penalty,
     token_rewards,
 )
+from tests.support.masks import length_mask
 
 
 def test_normalized_and_clipped_scores_by_hand() -> None:

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.functional import explained_variance, length_mask, value_loss
+from lit_rlhf.functional import explained_variance, value_loss
+from tests.support.masks import length_mask
 
 ALL = torch.ones(1, 1, dtype=torch.bool)
 

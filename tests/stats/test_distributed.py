@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lit_rlhf import stats
-from lit_rlhf.functional import length_mask, masked_whiten
+from lit_rlhf.functional import masked_whiten
+from tests.support.masks import length_mask
 from tests.support.ranks import run_on_ranks
 
 # rows of a batch of five: the ranks have unlike numbers of rows and of tokens
