@@ -63,9 +63,9 @@ def token_logprobs_and_entropy(
         >>> round(logprobs.item(), 4), round(entropy.item(), 4)
         (-1.3863, 1.3863)
     """
-    logits = tempered_logits(logits, temperature)
-    check_tensors(logits.shape[:2], token_ids=token_ids)
-    logprobs = logits.log_softmax(-1)
+    # no name for what is between, so that its memory is free for the entropy's temporaries
+    logprobs = tempered_logits(logits, temperature).log_softmax(-1)
+    check_tensors(logprobs.shape[:2], token_ids=token_ids)
     gathered = logprobs.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
     # p log p tends to 0 for a token that is ruled out, but computes as 0 * -inf = NaN
     finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
