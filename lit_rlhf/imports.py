@@ -10,8 +10,9 @@ def import_function(path: str, argument: str) -> Callable[..., Any]:
     module_name, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError, SystemExit) as error:
-        said = f"importing it exits: {error!r}" if isinstance(error, SystemExit) else str(error)
+    except (Exception, SystemExit) as error:
+        known = isinstance(error, ImportError | AttributeError | ValueError)
+        said = str(error) if known else f"importing it ends with {error!r}"
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
             said += ": a module of your own must be in the current folder or in one of PYTHONPATH"
         raise ValueError(

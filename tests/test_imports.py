@@ -1,5 +1,6 @@
 """Functions named as `package.module:function`."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,16 @@ from lit_rlhf.imports import import_function
 FUNCTIONS = "tests.rewards.reward_functions"
 
 
-def test_module_that_exits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "exits_at_import.py").write_text("import sys\nsys.exit(0)\n")
+@pytest.mark.parametrize(
+    ("code", "error"), [("exit(0)", r"SystemExit\(0\)"), ("def f(:", r"SyntaxError\('invalid")]
+)
+def test_module_that_exits_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, error: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "exits_at_import", raising=False)
+    (tmp_path / "exits_at_import.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=r"'exits_at_import:score': .*exits: SystemExit\(0\)"):
+    with pytest.raises(ValueError, match=f"'exits_at_import:score': .* ends with {error}"):
         import_function("exits_at_import:score", "reward function")
 
 

@@ -62,7 +62,9 @@ def listed_files(path: Path) -> dict[str, list[Any]]:
     """Size and SHA-256 by name of the files that a manifest lists; before 0.1.0 it had CRC-32."""
     files = read_manifest(path).get("files")
     listed = files.items() if isinstance(files, dict) else ()
-    return {name: kept for name, kept in listed if not any(type(n) is int for n in kept[1:])}
+    return {
+        n: k for n, k in listed if isinstance(k, list) and not any(type(i) is int for i in k[1:])
+    }
 
 
 def hash_files(folder: Path) -> dict[str, list[Any]]:

@@ -5,6 +5,7 @@ Notation: `B` responses.
 
 import asyncio
 import inspect
+import os
 import warnings
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,13 @@ from lit_rlhf.time_limit import call_with_timeout
 
 MAX_SHOWN = 200
 """Characters of a prompt, response or answer that a message shows."""
+
+_PROCESS: dict[str, Callable[[], Any]] = {
+    "torch's gradient mode": torch.is_grad_enabled,
+    "torch's default dtype": torch.get_default_dtype,
+    "the current folder": os.getcwd,
+}
+"""What a reward function may not change, and how it is read."""
 
 _OPTIONAL_ARGUMENTS = ("terminated", "lengths")
 """Columns of `Samples` that a reward function gets if it has a parameter of that name."""
@@ -162,24 +170,24 @@ class CallableReward(nn.Module):
         ) from error
 
     def _call_guarded(self, samples: Samples) -> Any:  # noqa: ANN401  # whatever it returns
-        """Call the function on copies; raise `RewardError` if it changes them or the grad mode."""
+        """Call the function on copies; raise `RewardError` if it changes them or the process."""
         names = ("prompts", "responses", *self.optional_arguments)
         prompts, responses, *others = copies = [list(getattr(samples, name)) for name in names]
         optional = dict(zip(self.optional_arguments, others, strict=True))
-        grad_enabled = torch.is_grad_enabled()
+        before = [read() for read in _PROCESS.values()]
         try:
             returned = self.function(prompts, responses, **optional, **self._fields(samples))
             if inspect.isawaitable(returned):  # in a new thread: a notebook has a loop
                 with ThreadPoolExecutor(1) as thread:
                     returned = thread.submit(asyncio.run, _wait(returned)).result()
         finally:
+            now = zip(_PROCESS.items(), before, strict=True)
+            changed = [name for (name, read), value in now if read() != value]
             # without a time limit it runs in the thread that trains
-            changes_mode = torch.is_grad_enabled() != grad_enabled
-            torch.set_grad_enabled(grad_enabled)
-        if changes_mode:
+            torch.set_grad_enabled(before[0])
+        if changed:
             raise RewardError(
-                "expected a function that leaves torch's gradient mode as it is, got one that "
-                f"turns it {'off' if grad_enabled else 'on'}; use `with torch.no_grad():` in it"
+                f"expected a function that leaves {changed[0]} as it is, got one that changes it"
             )
         for name, copy in zip(names, copies, strict=True):
             if copy != getattr(samples, name):

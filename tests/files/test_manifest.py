@@ -62,6 +62,13 @@ def test_manifest_of_another_program_is_as_good_as_none(tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "nowhere") == {}
 
 
+def test_damaged_list_lists_nothing(folder: Path) -> None:
+    (folder / MANIFEST).write_text('{"files": {"model.safetensors": 3}}')
+    check_weights(folder)
+    (folder / MANIFEST).write_text("[" * 200_000)
+    assert read_manifest(folder) == {}
+
+
 def test_hashes_of_before_the_first_release_are_not_compared(folder: Path) -> None:
     listed = {file.name: [file.stat().st_size, 7] for file in folder.iterdir()}  # CRC-32
     (folder / MANIFEST).write_text(json.dumps({"files": listed}))

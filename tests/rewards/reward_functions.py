@@ -1,6 +1,7 @@
 """Rewards that tests name as `tests.rewards.reward_functions:<name>`."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from threading import Event
@@ -71,6 +72,16 @@ def turns_gradients_off(prompts: list[str], responses: list[str]) -> list[float]
 
 def turns_gradients_on(prompts: list[str], responses: list[str]) -> list[float]:
     torch.set_grad_enabled(True)
+    return [0.0] * len(responses)
+
+
+def changes_the_folder(prompts: list[str], responses: list[str]) -> list[float]:
+    os.chdir("/")
+    return [0.0] * len(responses)
+
+
+def changes_the_dtype(prompts: list[str], responses: list[str]) -> list[float]:
+    torch.set_default_dtype(torch.float64)
     return [0.0] * len(responses)
 
 

@@ -133,14 +133,21 @@ def test_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None:
         ("exits", "raised SystemExit: 0. Called with prompt 'second' and response 'no way'"),
         ("turns_gradients_off", "expected a function that leaves torch's"),
         ("turns_gradients_on", "expected a function that leaves torch's"),
+        ("changes_the_folder", "expected a function that leaves the current folder as it is"),
+        ("changes_the_dtype", "expected a function that leaves torch's default dtype as it is"),
         ("sorts_the_responses", ".* leaves its argument 'responses' as it"),
         ("empties_the_prompts", ".* leaves its argument 'prompts' as it is"),
         ("changes_the_lengths", ".* leaves its argument 'lengths' as it is"),
     ],
 )
 def test_function_with_side_effects_is_refused(
-    rollouts: RolloutBatch, name: str, message: str, timeout: float | None
+    rollouts: RolloutBatch,
+    name: str,
+    message: str,
+    timeout: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(".")  # and back at the end
     reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout)
     with torch.set_grad_enabled(name != "turns_gradients_on"):
         before = torch.is_grad_enabled()
@@ -150,3 +157,4 @@ def test_function_with_side_effects_is_refused(
             with pytest.raises(RuntimeError, match=f"{name}'.* {message}|{name}': {message}"):
                 reward(rollouts, PROMPTS, None)
         assert torch.is_grad_enabled() == before
+    torch.set_default_dtype(torch.float32)
