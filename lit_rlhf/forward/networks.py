@@ -1,6 +1,6 @@
 """Networks: their parts with and without LoRA adapters, their mode, their device and their plan."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import torch
 from peft import PeftModel
 from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_rlhf.forward.cpu import NO_PADDING, PadToMultiple
@@ -17,6 +19,7 @@ LanguageModel: TypeAlias = PreTrainedModel | PeftModel
 """A causal language model or a trunk with a scalar head, with or without LoRA adapters."""
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+ResultT = TypeVar("ResultT")
 
 _DROPOUT_LAYERS = (
     nn.Dropout,
@@ -99,13 +102,58 @@ def disable_dropout(model: ModuleT) -> ModuleT:
     return model
 
 
+CALL = "lit_rlhf_call"
+"""Method of a sharded network that calls a function while the network's weights can be used."""
+
+
+def is_language_model(module: nn.Module) -> bool:
+    """Whether a module is a transformers model, with or without adapters."""
+    return isinstance(module, PreTrainedModel | PeftModel)
+
+
+def call(network: nn.Module, function: Callable[..., ResultT], *args: object) -> ResultT:
+    """The result of a function that computes with a network, whose gradient may be taken.
+
+    The weights of a sharded network are gathered layer by layer, here and in the backward. All
+    ranks have to call it equally often.
+    """
+    method: Callable[..., ResultT] | None = getattr(network, CALL, None)
+    return function(*args) if method is None else method(function, *args)
+
+
+@contextmanager
+def gathered(network: nn.Module) -> Iterator[None]:
+    """All weights of a sharded network inside the context, which computes no gradients.
+
+    Inside, ranks may call the network and its parts as often as they like.
+    """
+    parts = [module for module in network.modules() if isinstance(module, FSDPModule)]
+    if not any(isinstance(p, DTensor) for p in network.parameters()):  # not sharded, or gathered
+        yield
+        return
+    try:
+        with torch.inference_mode(False):  # an update uses the same memory
+            for part in parts:
+                part.set_reshard_after_forward(False)
+                part.unshard()
+        yield
+    finally:
+        for part in parts:
+            part.set_reshard_after_forward(True)
+            part.reshard()
+
+
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the context; afterwards every submodule is in its own mode again."""
+    """Evaluation mode inside the context; afterwards every submodule is in its own mode again.
+
+    The weights of a sharded network are gathered.
+    """
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        yield
+        with gathered(model):
+            yield
     finally:
         for module in training:
             module.training = True
@@ -245,12 +293,13 @@ def _round_up(number: int, multiple: int) -> int:
 
 @contextmanager
 def on_device(network: LanguageModel | Offloaded, device: torch.device) -> Iterator[LanguageModel]:
-    """A network to use inside the context; `device` is for an offloaded one, others stay put."""
+    """A network to use inside the context, gathered; `device` is for an offloaded one."""
     if isinstance(network, Offloaded):
         with network.visiting(device) as visitor:
             yield visitor
     else:
-        yield network
+        with gathered(network):
+            yield network
 
 
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:

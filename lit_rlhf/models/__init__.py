@@ -32,6 +32,7 @@ from lit_rlhf.models.loading import load_tokenizer as load_tokenizer
 from lit_rlhf.models.loading import pad_with_special_token as pad_with_special_token
 from lit_rlhf.models.saving import check_replaceable as check_replaceable
 from lit_rlhf.models.saving import merge_adapters as merge_adapters
+from lit_rlhf.models.saving import merged_state_dict as merged_state_dict
 from lit_rlhf.models.saving import replace_folder as replace_folder
 from lit_rlhf.models.saving import save_adapter_folder as save_adapter_folder
 from lit_rlhf.models.saving import save_model_folder as save_model_folder

@@ -62,6 +62,7 @@ def save_model_folder(
     max_shard_size: str = "50GB",
     head_format: HeadFormat = "transformers",
     lm_head: Mapping[str, Tensor] | None = None,
+    state: dict[str, Tensor] | None = None,
 ) -> None:
     """Save a model for the next stage and for plain transformers.
 
@@ -80,6 +81,7 @@ def save_model_folder(
         head_format: Project under whose names a scalar model is saved.
         lm_head: Weight (and bias) of the output layer that a scalar model's trunk was trained with.
             It goes to its own file, or to the model's under TRL's names.
+        state: The model's `merged_state_dict`, where ranks had to gather it.
     """
     if is_4bit(model):
         model = merge_adapters(model)  # transformers would save the layers in 4 bits
@@ -91,11 +93,11 @@ def save_model_folder(
                     "generation: expected None for a scalar model, which samples nothing"
                 )
             _name_label(unwrap_model(model).config, card)
-            _write_scalar(model, tokenizer, partial, max_shard_size, head_format, lm_head)
+            _write_scalar(model, tokenizer, partial, max_shard_size, head_format, lm_head, state)
             if lm_head and head_format != "trl":
                 save_lm_head(lm_head, partial)
         else:
-            _write_language_model(model, tokenizer, partial, generation, max_shard_size)
+            _write_language_model(model, tokenizer, partial, generation, max_shard_size, state)
         _save_companions(tokenizer, partial, contract, card, scalar)
 
 
@@ -155,6 +157,7 @@ def _write_language_model(
     folder: Path,
     generation: Mapping[str, Any] | None,
     max_shard_size: str,
+    state: dict[str, Tensor] | None,
 ) -> None:
     inner = unwrap_model(model)
     # save_pretrained writes the config that came with the base model's folder, so it has to be
@@ -163,7 +166,7 @@ def _write_language_model(
     stop_ids = stop_token_ids(model)
     inner.generation_config = make_generation_config(tokenizer, generation, stop_ids)
     try:
-        state = merged_state_dict(model)
+        state = merged_state_dict(model) if state is None else state
         inner.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
     finally:
         inner.generation_config = before
@@ -187,8 +190,10 @@ def _write_scalar(
     max_shard_size: str,
     head_format: HeadFormat,
     lm_head: Mapping[str, Tensor] | None,
+    state: dict[str, Tensor] | None,
 ) -> None:
-    inner, state = unwrap_model(model), merged_state_dict(model)
+    inner = unwrap_model(model)
+    state = merged_state_dict(model) if state is None else state
     set_scalar_padding(inner.config, tokenizer)
     # without it, vLLM and others pass the score through a sigmoid
     inner.config.problem_type = "regression"

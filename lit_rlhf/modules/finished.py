@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -206,13 +206,13 @@ def save_finished(module: StageModule) -> None:
     else:
         module.guard.check_end(trainer)
     require_finite_weights(module, module.stage, str(folder))
-    with fail_together(f"save the model to {folder}", module.device):
-        if trainer.is_global_zero:
-            with replace_folder(folder) as partial:
-                module.write_finished(partial)
-                if module.collapse is None:
-                    write_manifest(partial, {"command": module.command})
-            rank_zero_info(f"{module.stage}: saved the model to {folder}")
+    # the other ranks only take part in gathering networks, and write nothing
+    target = replace_folder(folder) if trainer.is_global_zero else nullcontext(folder)
+    with fail_together(f"save the model to {folder}", module.device), target as partial:
+        module.write_finished(partial)
+        if module.collapse is None and trainer.is_global_zero:
+            write_manifest(partial, {"command": module.command})
+    rank_zero_info(f"{module.stage}: saved the model to {folder}")
 
 
 def load_healthy_weights(module: StageModule, path: Path) -> None:

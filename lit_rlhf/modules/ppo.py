@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Trainer
@@ -22,7 +22,14 @@ from torch import Tensor
 from lit_callbacks import log_text
 from lit_rlhf.checks import check_count, check_positive
 from lit_rlhf.data import PromptBatch, PromptDataModule, TokenBatch, encode_prompts
-from lit_rlhf.forward import Offloaded, disable_dropout, scalar_head_of, share_lower_layers
+from lit_rlhf.forward import (
+    LanguageModel,
+    Offloaded,
+    call,
+    disable_dropout,
+    scalar_head_of,
+    share_lower_layers,
+)
 from lit_rlhf.functional import explained_variance
 from lit_rlhf.models import ModelOptions, load_causal_lm, separate_weights
 from lit_rlhf.modules.finished import is_dry_run, model_card
@@ -442,8 +449,9 @@ class PPOModule(PPO, StageModule):
         # All micro-batches divide by the tokens of the whole minibatch on all ranks, so that a long
         # response weighs as much as in one large batch.
         tokens = global_denominator(minibatch.loss_mask.sum(), self.device)
+        critic = cast(LanguageModel, self.critic)
         shares = (
-            (weight, *self.critic_loss(part, tokens))
+            (weight, *call(critic, self.critic_loss, part, tokens))
             for part, weight in self.split_experience(minibatch)
         )
         return self.update_network("critic", shares, max_norm, place)
@@ -460,12 +468,12 @@ class PPOModule(PPO, StageModule):
 
         def shares() -> Iterator[Share]:
             for part, weight in self.split_experience(self.reparameterize_advantages(minibatch)):
-                yield weight, *loss_of(part, tokens)
+                yield weight, *call(self.policy, loss_of, part, tokens)
             # Its gradient is added to PPO's before the one step (Eq. 17).
             if ptx is not None and self.loss.ptx_coef > 0:
                 text_tokens = global_denominator(ptx.completion_mask.sum(), self.device)
                 for rows, weight in self.micro_batches(ptx.attention_mask.sum(1)):
-                    loss = self.ptx_loss(slice_batch(ptx, rows), text_tokens)
+                    loss = call(self.policy, self.ptx_loss, slice_batch(ptx, rows), text_tokens)
                     yield weight, self.loss.ptx_coef * loss, {"ppo/ptx_loss": loss}
 
         return self.update_network("policy", shares(), max_norm, place)

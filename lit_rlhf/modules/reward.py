@@ -14,6 +14,8 @@ from lit_rlhf.checks import check_count, check_fields, check_not_negative, check
 from lit_rlhf.data import PreferenceBatch
 from lit_rlhf.forward import (
     LanguageModel,
+    call,
+    gathered,
     hidden_states,
     scores_from_hidden,
     target_logprobs_from_hidden,
@@ -162,7 +164,7 @@ class RewardModule(StageModule):
 
         def shares() -> Iterator[Share]:
             for rows, weight in split_batch(self.model, lengths, *limits):
-                metrics, _ = self(slice_batch(batch, rows), pairs, tokens)
+                metrics, _ = call(self.model, self, slice_batch(batch, rows), pairs, tokens)
                 yield weight, metrics["reward/loss"], metrics
 
         clip, ids = self.optimizer.grad_clip, batch.chosen.input_ids
@@ -174,7 +176,8 @@ class RewardModule(StageModule):
         """Add a batch to the sums over the pairs of the set."""
         one = torch.ones((), device=self.device)
         tokens = batch.chosen.completion_mask.sum()
-        sums, differences = self(batch, one, one)
+        with gathered(self.networks):
+            sums, differences = self(batch, one, one)
         # There is no language-model loss without the output layer.
         lm_loss = sums.get("reward/lm_loss", torch.zeros_like(one))
         # float64, also in a module of bfloat16 weights: the sums of a set lose no batch

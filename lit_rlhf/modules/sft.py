@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_rlhf.checks import check_count, check_fields
 from lit_rlhf.data import TokenBatch
-from lit_rlhf.forward import map_target_logits
+from lit_rlhf.forward import call, gathered, map_target_logits
 from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.modules.option_names import merge_options
@@ -83,7 +83,7 @@ class SFTModule(StageModule):
 
         def shares() -> Iterator[Share]:
             for rows, weight in split_batch(self.model, lengths, *limits):
-                metrics = self(slice_batch(batch, rows), denominator)
+                metrics = call(self.model, self, slice_batch(batch, rows), denominator)
                 yield weight, metrics["sft/loss"], metrics
 
         clip = self.optimizer.grad_clip
@@ -96,7 +96,8 @@ class SFTModule(StageModule):
     def validation_step(self, batch: TokenBatch, batch_idx: int) -> None:
         """Add a batch to the sums over the tokens of the set."""
         tokens = batch.completion_mask.sum()
-        sums = self(batch, torch.ones_like(tokens, dtype=torch.float32))
+        with gathered(self.model):
+            sums = self(batch, torch.ones_like(tokens, dtype=torch.float32))
         # float64, even in a module of bfloat16 weights: the sums of a set lose no batch
         values = [sums["sft/loss"], sums["sft/token_accuracy"], tokens]
         self._evaluation.append(torch.stack([value.detach().double() for value in values]))

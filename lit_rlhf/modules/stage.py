@@ -10,19 +10,21 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
 from lit_callbacks import Collapse
 from lit_rlhf.data import DialogueEncoder
-from lit_rlhf.forward import LanguageModel, has_bfloat16
+from lit_rlhf.forward import LanguageModel, has_bfloat16, unwrap_model
 from lit_rlhf.models import (
     ModelCardInfo,
     ModelOptions,
     check_model_path,
     load_tokenizer,
+    merged_state_dict,
     save_model_folder,
 )
 from lit_rlhf.modules.finished import (
@@ -43,8 +45,8 @@ from lit_rlhf.modules.updates import (
     require_finite_weights,
     trained_networks,
 )
-from lit_rlhf.stats import FixedDtypeBuffers, global_means
-from lit_rlhf.strategies import AtomicCheckpointIO
+from lit_rlhf.stats import FixedDtypeBuffers, fail_together, global_means
+from lit_rlhf.strategies import AtomicCheckpointIO, full_tensor
 
 # what to change when an update of SFT or reward modelling runs out of memory
 SUPERVISED_MEMORY = (
@@ -323,7 +325,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         return log_folder(self.trainer) / "model"
 
     def write_finished(self, folder: Path) -> None:
-        """Write the finished networks to an empty folder, with `write_network`."""
+        """Write the finished networks to an empty folder, with `write_network`, on all ranks."""
         raise NotImplementedError
 
     def write_network(
@@ -337,17 +339,36 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         """Write a network as a Hugging Face folder, with adapters merged.
 
         By default `generation_config.json` is the starting model's, and the card the run's.
-        `lm_head` is an output layer that was trained beside a scalar model.
+        `lm_head` is an output layer that was trained beside a scalar model. Every rank calls it,
+        since a sharded network is gathered, and rank 0 writes.
         """
-        save_model_folder(
-            model,
-            self.tokenizer if self.encoder is None else self.encoder.tokenizer,
-            folder,
-            contract=None if self.encoder is None else self.encoder.contract,
-            card=card or model_card(self),
-            generation=generation,
-            lm_head=None if lm_head is None else lm_head.state_dict(),
-        )
+        state = gather_state(merged_state_dict(model), unwrap_model(model))
+        head = None if lm_head is None else gather_state(lm_head.state_dict(), lm_head)
+        with fail_together(f"write {folder}", self.device):
+            if self.global_rank == 0:
+                save_model_folder(
+                    model,
+                    self.tokenizer if self.encoder is None else self.encoder.tokenizer,
+                    folder,
+                    contract=None if self.encoder is None else self.encoder.contract,
+                    card=card or model_card(self),
+                    generation=generation,
+                    lm_head=head,
+                    state=state,
+                )
+
+
+def gather_state(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """A state dict with all numbers of sharded weights, on rank 0; others have part of it only."""
+    whole: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        full = full_tensor(tensor)
+        if not isinstance(tensor, DTensor) or distributed.get_rank() == 0:
+            whole[name] = full
+    for name, source in getattr(network, "all_tied_weights_keys", {}).items():
+        if name in whole and source in whole:
+            whole[name] = whole[source]  # which saving finds to be one
+    return whole
 
 
 def evaluation_prefix(trainer: Trainer) -> str:

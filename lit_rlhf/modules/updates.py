@@ -22,7 +22,7 @@ from lit_rlhf.checks import check_count
 from lit_rlhf.forward import LanguageModel, trunk_of, unwrap_model
 from lit_rlhf.rollout import split_by_tokens
 from lit_rlhf.stats import global_max, global_sum, world_size
-from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
+from lit_rlhf.strategies import OptimizerStep, backward, clipped_step, local_part
 
 _MAX_NAMES = 4  # of quantities in a message
 HELP = "a lower learning rate or clip norm, float32 weights, or a look at data and rewards."
@@ -188,7 +188,7 @@ def weight_sums(network: nn.Module, name: str) -> dict[str, Tensor]:
     """Sum of each weight of a network; it is finite only if all numbers of the weight are."""
     # Unlike `isfinite`, a sum takes no memory.
     return {
-        f"weights of {name} ({key})": weight.detach().sum(dtype=torch.float32)
+        f"weights of {name} ({key})": local_part(weight.detach()).sum(dtype=torch.float32)
         for key, weight in network.named_parameters()
     }
 

@@ -32,7 +32,7 @@ from lit_rlhf.files import (
     save_durably,
     undo_interrupted_replacement,
 )
-from lit_rlhf.strategies.engine_shards import EngineLayout
+from lit_rlhf.strategies.engine_shards import EngineLayout, ShardReader
 
 FORMAT = "lit_rlhf.multi_engine/3"
 PROVENANCE = ("run", "epoch", "global_step", "resume_settings", "versions")
@@ -93,10 +93,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if not path.exists():
             raise FileNotFoundError(f"checkpoint {path}: does not exist")
         if path.is_dir():
-            raise ValueError(
-                f"checkpoint {path}: expected a file, got a folder, as the multi-engine strategy "
-                "writes it. Resume with that strategy (trainer.strategy: multi_deepspeed_stage_2)"
-            )
+            return read_whole_folder(path, weights_only)
         problem = file_problem(path)
         if problem is not None:
             raise damaged_checkpoint_error(path, problem)
@@ -237,6 +234,26 @@ def read_engine_layouts(path: Path) -> dict[str, EngineLayout]:
         raise damaged_checkpoint_error(path, problem)
     engines = read_folder_manifest(path)["engines"]
     return {name: EngineLayout.from_json(layout) for name, layout in engines.items()}
+
+
+def read_whole_folder(path: Path, weights_only: bool = True) -> dict[str, Any]:
+    """Read a checkpoint folder as one of Lightning's own strategies would have written it."""
+    layouts = read_engine_layouts(path)
+    problem = content_problem(path)
+    if problem is not None:
+        raise damaged_checkpoint_error(path, problem)
+    content: dict[str, Any] = torch.load(
+        path / LIGHTNING_FILE, map_location="cpu", weights_only=weights_only
+    )
+    content.pop(NAME_KEY, None)
+    states = content.get("optimizer_states", [])
+    for index, (name, layout) in enumerate(layouts.items()):
+        with ShardReader(path / name, layout) as reader:
+            weights = reader.read_weights()
+            content["state_dict"] |= {f"{name}.{key}": w for key, w in weights.items()}
+            if states:
+                states[index] = reader.read_optimizer(states[index])
+    return content
 
 
 def find_newest_checkpoint(*folders: str | Path) -> Path | None:

@@ -8,7 +8,7 @@ so a run can resume with another number: each rank reads the ranges that its par
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,12 +19,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lit_rlhf.files import fsync
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer, group_states, is_partitioned
 
-_MASTER_WEIGHTS = "weights"
+MASTER_WEIGHTS = "weights"
 """Name of the weights' partition in a shard; moments have the names of the optimizer's state."""
 
 
@@ -98,21 +100,25 @@ def shard_file(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank:05d}.safetensors"
 
 
-def save_shard(optimizer: EngineOptimizer, folder: Path, rank: int, with_moments: bool) -> int:
-    """Write this rank's partitions of an engine to disk, and return the CRC-32 of the file.
-
-    The checksum is of the tensors in memory, so that the 10 GB of a 7B network's shard are written
-    once and not read.
-    """
+def engine_partitions(optimizer: EngineOptimizer, with_moments: bool) -> dict[str, Tensor]:
+    """This rank's flat partitions of an engine, by group and `weights` or a moment's name."""
     tensors = {}
     for index, (master, state) in enumerate(group_states(optimizer)):
-        tensors[f"{index}.{_MASTER_WEIGHTS}"] = master.detach()
+        tensors[f"{index}.{MASTER_WEIGHTS}"] = master.detach()
         if with_moments:
             for key, value in state.items():
                 if is_partitioned(value, master):
                     tensors[f"{index}.{key}"] = value
+    return tensors
+
+
+def save_shard(tensors: Mapping[str, Tensor], path: Path) -> int:
+    """Write a rank's flat partitions to disk, and return the CRC-32 of the file.
+
+    The checksum is of the tensors in memory, so that the 10 GB of a 7B network's shard are written
+    once and not read.
+    """
     tensors = {key: tensor.contiguous().cpu() for key, tensor in tensors.items()}
-    path = shard_file(folder, rank)
     save_file(tensors, path)
     with ThreadPoolExecutor(1) as pool:  # the disk and the checksum take a while each
         crc32 = pool.submit(_safetensors_crc32, path, tensors)
@@ -154,12 +160,16 @@ class ShardReader:
     def __exit__(self, *_: object) -> None:
         self.stack.close()
 
+    def pieces(self, key: str) -> Iterator[tuple[int, Any]]:
+        """What a flat tensor is made of, in order: sizes, and what gives a slice."""
+        for shard in self.shards:
+            flat = shard.get_slice(key)
+            yield flat.get_shape()[0], flat
+
     def read_range(self, key: str, start: int, stop: int) -> Tensor:
         """Elements `start` to `stop` of a flat tensor, with zeros beyond its end."""
         pieces, offset = [], 0
-        for shard in self.shards:
-            flat = shard.get_slice(key)
-            size = flat.get_shape()[0]
+        for size, flat in self.pieces(key):
             low, high = max(start - offset, 0), min(stop - offset, size)
             if low < high:
                 pieces.append(flat[low:high])
@@ -170,7 +180,7 @@ class ShardReader:
     def read_parameter(self, index: int, spec: ParameterSpec, start: int) -> Tensor:
         """The weights, float32, of a parameter that begins at `start` in group `index`."""
         stop = start + torch.Size(spec.shape).numel()
-        return self.read_range(f"{index}.{_MASTER_WEIGHTS}", start, stop).view(spec.shape)
+        return self.read_range(f"{index}.{MASTER_WEIGHTS}", start, stop).view(spec.shape)
 
     def parameter_offsets(self) -> list[tuple[int, ParameterSpec, int]]:
         """Group, name and shape, and first flat element of each trained parameter."""
@@ -202,31 +212,59 @@ class ShardReader:
                     f"checkpoint: parameter {spec.name}: expected shape {list(spec.shape)}, got "
                     f"{got}. Resume with the model that the checkpoint was written with"
                 )
-            parameter.copy_(self.read_parameter(index, spec, start))
+            weights = self.read_parameter(index, spec, start)
+            parameter.copy_(shard_like(weights, parameter))
 
-    @torch.no_grad()
-    def load_optimizer(
-        self, optimizer: EngineOptimizer, saved: dict[str, Any], layout: EngineLayout, rank: int
-    ) -> None:
-        """Restore this rank's partitions of weights and moments, and the settings of each group.
+    def moments(self, index: int) -> list[str]:
+        """Names of the flat tensors of a group beside its weights."""
+        names = sorted(key.partition(".")[2] for key in self.keys if key.startswith(f"{index}."))
+        return [name for name in names if name != MASTER_WEIGHTS]
 
-        The engine has just been built and trains `layout`; `saved` is the optimizer's state dict.
-        """
+    def read_optimizer(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """The state dict of an ordinary optimizer; `saved` is what is not partitioned of it."""
+        state: dict[int, dict[str, Any]] = {}
+        groups = [{**group, "params": []} for group in saved["param_groups"]]
+        for number, (index, spec, start) in enumerate(self.parameter_offsets()):
+            groups[index]["params"].append(number)
+            stop = start + torch.Size(spec.shape).numel()
+            moments = {
+                key: self.read_range(f"{index}.{key}", start, stop).view(spec.shape)
+                for key in self.moments(index)
+            }
+            # a tensor for each parameter: steps are counted in place
+            counts = saved["unpartitioned"][index].items()
+            if moments:
+                state[number] = {
+                    **{k: v.clone() if isinstance(v, Tensor) else v for k, v in counts},
+                    **moments,
+                }
+        return {"state": state, "param_groups": groups}
+
+    def check_layout(self, layout: EngineLayout, name: str) -> None:
+        """Refuse to restore the optimizer of a network that trains other parameters."""
         if layout.groups != self.layout.groups:
             raise ValueError(
-                f"checkpoint: the optimizer of {optimizer.name!r} has other parameters than the "
+                f"checkpoint: the optimizer of {name!r} has other parameters than the "
                 "saved one, or the same in another order or grouping. Resume with the module and "
                 "configure_optimizers that the checkpoint was written with"
             )
+
+    @torch.no_grad()
+    def load_optimizer(
+        self, optimizer: EngineOptimizer, saved: Mapping[str, Any], rank: int
+    ) -> None:
+        """Restore this rank's partitions of weights and moments, and the settings of each group.
+
+        The engine has just been built; `saved` is the optimizer's state dict.
+        """
         state: dict[int, dict[str, Any]] = {}
         for index, (master, _) in enumerate(group_states(optimizer)):
             start = rank * master.numel()
+            stop = start + master.numel()
             partitions = {
-                key.partition(".")[2]: self.read_range(key, start, start + master.numel())
-                for key in self.keys
-                if key.partition(".")[0] == str(index)
+                key: self.read_range(f"{index}.{key}", start, stop) for key in self.moments(index)
             }
-            master.copy_(partitions.pop(_MASTER_WEIGHTS))
+            master.copy_(self.read_range(f"{index}.{MASTER_WEIGHTS}", start, stop))
             state[index] = {**saved["unpartitioned"][index], **partitions}
         groups = [{**group, "params": [i]} for i, group in enumerate(saved["param_groups"])]
         optimizer.optimizer.load_state_dict(
@@ -236,3 +274,56 @@ class ShardReader:
         # The network's own (low-precision) weights are copies of the masters that were just
         # restored, and would otherwise stay as they were built until the first step.
         optimizer.engine.optimizer.update_lp_params()
+
+
+class FileReader(ShardReader):
+    """Reads the same flat tensors from the state dicts of a network and its ordinary optimizer.
+
+    `saved` is then what a sharded optimizer's own state dict would hold.
+    """
+
+    def __init__(
+        self, layout: EngineLayout, weights: Mapping[str, Tensor], state: Mapping[str, Any]
+    ) -> None:
+        self.layout = layout
+        self.stack = ExitStack()
+        groups = [group for group in state["param_groups"] if group["params"]]
+        self.flat: dict[str, list[Tensor]] = {}
+        self.saved: dict[str, Any] = {"param_groups": [], "unpartitioned": []}
+        if [len(g["params"]) for g in groups] != [len(g) for g in layout.groups]:
+            self.layout = EngineLayout(1, (), {})  # which fits no optimizer
+            groups = []
+        for index, (group, specs) in enumerate(zip(groups, self.layout.groups, strict=True)):
+            states = [state["state"].get(number, {}) for number in group["params"]]
+            self.flat[f"{index}.{MASTER_WEIGHTS}"] = [weights[s.name].flatten() for s in specs]
+            known: dict[str, Any] = next((entry for entry in states if entry), {})
+            counts = {k: v for k, v in known.items() if not isinstance(v, Tensor) or not v.dim()}
+            for key in known.keys() - counts.keys():
+                self.flat[f"{index}.{key}"] = [
+                    entry[key].flatten() if entry else torch.zeros(torch.Size(s.shape).numel())
+                    for entry, s in zip(states, specs, strict=True)
+                ]
+            settings = {key: value for key, value in group.items() if key != "params"}
+            self.saved["param_groups"].append(settings)
+            self.saved["unpartitioned"].append(counts)
+        self.keys = set(self.flat)
+
+    def pieces(self, key: str) -> Iterator[tuple[int, Any]]:
+        """The parameters' own tensors, one after the other."""
+        return ((len(tensor), tensor) for tensor in self.flat[key])
+
+
+def local_rows(shape: Sequence[int], mesh: DeviceMesh) -> slice:
+    """The rows of a parameter that this rank keeps under `fully_shard`, which cuts like `chunk`."""
+    size = -(-shape[0] // mesh.size())
+    start = min(mesh.get_local_rank() * size, shape[0])
+    return slice(start, min(start + size, shape[0]))
+
+
+def shard_like(full: Tensor, like: Tensor) -> Tensor:
+    """`full`, or this rank's rows of it as a DTensor where `like` is one."""
+    if not isinstance(like, DTensor) or isinstance(full, DTensor):
+        return full
+    rows = full[local_rows(full.shape, like.device_mesh)].to(like.device)
+    shape, stride = like.shape, like.stride()
+    return DTensor.from_local(rows, like.device_mesh, like.placements, shape=shape, stride=stride)

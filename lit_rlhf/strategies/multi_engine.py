@@ -6,9 +6,8 @@ import argparse
 import logging
 import os
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,20 +17,9 @@ from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, CUDAAcce
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_rlhf.files import delete, delete_partials, partial_path, save_durably
-from lit_rlhf.stats import fail_together
-from lit_rlhf.strategies.checkpoint_files import (
-    LIGHTNING_FILE,
-    NAME_KEY,
-    PROVENANCE,
-    content_problem,
-    damaged_checkpoint_error,
-    finish_folder,
-    read_engine_layouts,
-)
 from lit_rlhf.strategies.engine_config import (
     PRECISION_DTYPES,
     engine_config,
@@ -44,19 +32,21 @@ from lit_rlhf.strategies.engine_shards import (
     EngineLayout,
     ShardReader,
     engine_layout,
-    save_shard,
-    shard_file,
+    engine_partitions,
     trained_parameters,
 )
+from lit_rlhf.strategies.folder_checkpoints import (
+    FolderCheckpoints,
+    cast_parameters,
+    optimized_networks,
+)
+from lit_rlhf.strategies.sharded import ShardedStrategy
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-FOLDER_KEY = "lit_rlhf_checkpoint_folder"
-"""Key that `load_checkpoint` adds to Lightning's checkpoint: the folder with the shards."""
 
-
-class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
+class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
     """DeepSpeed ZeRO for modules with several optimizers, which Lightning's strategy refuses.
 
     The parameters of each optimizer must belong to one direct child of the LightningModule
@@ -277,168 +267,21 @@ class MultiEngineDeepSpeedStrategy(DeepSpeedStrategy):
         self.engines.clear()
         super().teardown()
 
-    # Saving
+    # Checkpoints
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The part of an optimizer's state that is not partitioned."""
-        return optimizer.state_dict()
+    def partitions(
+        self, network: str, optimizer: Optimizer, with_moments: bool
+    ) -> dict[str, Tensor]:
+        """This rank's partition of an engine."""
+        assert isinstance(optimizer, EngineOptimizer)
+        return engine_partitions(optimizer, with_moments)
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: object = None
+    def restore_optimizer(
+        self, optimizer: Optimizer, reader: ShardReader, saved: Mapping[str, Any]
     ) -> None:
-        """Write a checkpoint folder. It gets its name once it is complete on all ranks.
-
-        If a rank cannot write its part, it raises its own error and the others a RuntimeError.
-        """
-        if storage_options is not None:
-            raise TypeError(
-                "storage_options: expected None, as checkpoints are local folders, got "
-                f"{storage_options!r}"
-            )
-        path = Path(self.broadcast(str(filepath)))
-        partial = partial_path(path)
-        try:
-            with self.fail_together("prepare", path):
-                if self.is_global_zero:
-                    delete_partials(path.parent)
-                    for name in self.engines:
-                        (partial / name).mkdir(parents=True)
-            written = {}
-            with self.fail_together("write its shards of", path):
-                for optimizer in self.optimizers:
-                    assert isinstance(optimizer, EngineOptimizer)
-                    shard = shard_file(partial / optimizer.name, self.global_rank)
-                    written[str(shard.relative_to(partial))] = save_shard(
-                        optimizer,
-                        partial / optimizer.name,
-                        self.global_rank,
-                        with_moments="optimizer_states" in checkpoint,
-                    )
-            checksums = self.union_over_ranks(written)
-            with self.fail_together("complete", path):
-                if self.is_global_zero:
-                    in_shards = keys_in_shards(self.layouts)
-                    state = checkpoint["state_dict"]
-                    rest = {key: value for key, value in state.items() if key not in in_shards}
-                    content = {**checkpoint, "state_dict": rest, NAME_KEY: path.name}
-                    save_durably(content, partial / LIGHTNING_FILE)
-                    made = {key: checkpoint.get(key) for key in PROVENANCE}
-                    finish_folder(path, self.layouts, checksums, made)
-        except BaseException:
-            if self.is_global_zero:
-                delete(partial)
-            raise
-
-    def union_over_ranks(self, values: dict[str, int]) -> dict[str, int]:
-        """The entries of all ranks' `values`."""
-        parts = [values] * self.world_size
-        if self.world_size > 1:
-            torch.distributed.all_gather_object(parts, values)
-        return {key: value for part in parts for key, value in part.items()}
-
-    def fail_together(self, action: str, path: Path) -> AbstractContextManager[None]:
-        """Raise on all ranks if the block fails on one."""
-        return fail_together(f"{action} checkpoint {path}", self.root_device)
-
-    # Restoring. Lightning calls `load_checkpoint` and `load_model_state_dict` before `setup`, and
-    # `load_optimizer_state_dict` after it.
-
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """False: weights are restored before the engines are built, as under other strategies."""
-        return False
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """True: Lightning is to call `load_optimizer_state_dict`."""
-        return True
-
-    def load_checkpoint(
-        self, checkpoint_path: str | Path, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Read Lightning's state from a checkpoint folder, or all of a single-file checkpoint."""
-        path = Path(checkpoint_path)
-        if path.is_file():
-            return DDPStrategy.load_checkpoint(self, path, weights_only)
-        read_engine_layouts(path)  # restores an interrupted replacement, checks names and sizes
-        with self.fail_together("verify its share of", path):
-            problem = content_problem(path, self.global_rank, self.world_size)
-            if problem is not None:
-                raise damaged_checkpoint_error(path, problem)
-        checkpoint: dict[str, Any] = torch.load(
-            path / LIGHTNING_FILE, map_location="cpu", weights_only=weights_only is not False
-        )
-        checkpoint[FOLDER_KEY] = str(path)
-        return checkpoint
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Restore all weights: those that engines train from their shards, the others as usual."""
-        assert self.lightning_module is not None
-        folder = checkpoint.get(FOLDER_KEY)
-        if folder is None:  # a single file of another strategy
-            DDPStrategy.load_model_state_dict(self, checkpoint, strict)
-            return
-        layouts = read_engine_layouts(Path(folder))
-        for name, layout in layouts.items():
-            with ShardReader(Path(folder) / name, layout) as reader:
-                reader.load_weights(self.lightning_module.get_submodule(name))
-        result = self.lightning_module.load_state_dict(checkpoint["state_dict"], strict=False)
-        missing = set(result.missing_keys) - keys_in_shards(layouts)
-        if strict and (missing or result.unexpected_keys):
-            raise RuntimeError(
-                f"checkpoint {folder}: missing keys {sorted(missing)}, unexpected keys "
-                f"{sorted(result.unexpected_keys)}. Resume with the module that the checkpoint was "
-                "written with"
-            )
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restore master weights, moments and group settings of every engine's optimizer."""
-        folder = checkpoint.get(FOLDER_KEY)
-        if folder is None:
-            raise ValueError(
-                "checkpoint: expected a folder of the multi-engine strategy, got a single file, "
-                "which has no engine's state; resume with the strategy that wrote it"
-            )
-        layouts = read_engine_layouts(Path(folder))
-        if list(layouts) != list(self.engines):
-            raise ValueError(
-                f"checkpoint {folder}: expected engines for {list(self.engines)}, "
-                f"got {list(layouts)}"
-            )
-        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            assert isinstance(optimizer, EngineOptimizer)
-            name = optimizer.name
-            with ShardReader(Path(folder) / name, layouts[name]) as reader:
-                reader.load_optimizer(optimizer, saved, self.layouts[name], self.global_rank)
-
-
-def optimized_networks(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[str]:
-    """For each optimizer, the name of the direct child of `module` whose parameters it trains."""
-    owners: dict[int, set[str]] = {}
-    for name, child in module.named_children():
-        for parameter in child.parameters():
-            owners.setdefault(id(parameter), set()).add(name)
-    names: list[str] = []
-    for index, optimizer in enumerate(optimizers):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        found = [owners.get(id(p), set()) for p in parameters]
-        networks = set[str]().union(*found)
-        if len(networks) != 1 or not all(found):
-            where = ", ".join(sorted(networks)) or "no child"
-            outside = sum(not owner for owner in found)
-            raise ValueError(
-                f"optimizer {index}: expected the parameters of exactly one direct child module of "
-                f"{type(module).__name__}, got those of: {where}"
-                + (f", and {outside} that are in no child" if outside else "")
-            )
-        (name,) = networks
-        if name in names:
-            raise ValueError(
-                f"optimizer {index}: {name!r} already has optimizer {names.index(name)}; give one "
-                "optimizer several parameter groups instead"
-            )
-        names.append(name)
-    return names
+        """Restore master weights, moments and group settings of an engine's optimizer."""
+        assert isinstance(optimizer, EngineOptimizer)
+        reader.load_optimizer(optimizer, saved, self.global_rank)
 
 
 def check_shared_weights(module: nn.Module, fp32_networks: Collection[str]) -> None:
@@ -454,19 +297,6 @@ def check_shared_weights(module: nn.Module, fp32_networks: Collection[str]) -> N
                 )
 
 
-def keys_in_shards(layouts: Mapping[str, EngineLayout]) -> set[str]:
-    """Keys of the LightningModule's state dict whose values are in engines' shards."""
-    return {f"{network}.{name}" for network, layout in layouts.items() for name in layout.names}
-
-
-@torch.no_grad()
-def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast floating-point parameters in place; buffers such as running moments keep their type."""
-    for parameter in module.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-
-
 def require_deepspeed() -> None:
     """Refuse DeepSpeed versions that do not let the module decide when to step."""
     from deepspeed import DeepSpeedEngine, __version__
@@ -478,7 +308,7 @@ def require_deepspeed() -> None:
 
 
 def register_strategies() -> None:
-    """Register `multi_deepspeed_stage_{1,2,2_offload,3}` with Lightning; safe to call again.
+    """Register `fsdp2` and `multi_deepspeed_stage_{1,2,2_offload,3}`; safe to call again.
 
     Stage 3 is registered in order to be refused with a reason.
     """
@@ -495,3 +325,9 @@ def register_strategies() -> None:
             override=True,
             **arguments,
         )
+    StrategyRegistry.register(
+        ShardedStrategy.strategy_name,
+        ShardedStrategy,
+        description="FSDP2: all networks sharded over ranks",
+        override=True,
+    )

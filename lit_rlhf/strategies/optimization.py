@@ -85,11 +85,13 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
     parameters = _network_parameters(optimizer)
     average_gradients(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients).float()
+    total = torch.nn.utils.get_total_norm(gradients)
+    norm = (total.full_tensor() if isinstance(total, DTensor) else total).float()
     applied = bool(torch.isfinite(norm))
     if applied:
         if max_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+            shared = total if isinstance(total, DTensor) else norm
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, shared)
         optimizer.step()
     optimizer.zero_grad()
     return OptimizerStep(norm, applied)
@@ -138,6 +140,11 @@ def _network_parameters(optimizer: LightningOptimizer) -> list[Tensor]:
         # its groups hold flat partitions, which no module owns
         return list(engine_optimizer.engine.module.parameters())
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def average_gradients(parameters: Sequence[Tensor]) -> None:

@@ -84,7 +84,7 @@ def test_ablation_fits(world: Path, tmp_path: Path, ablation: Path) -> None:
 
 @pytest.mark.parametrize(
     "overlay",
-    [o for o in OVERLAYS if o.stem not in ("chinese", "gpu", "zero2_8xa100")],
+    [o for o in OVERLAYS if o.stem not in ("chinese", "gpu", "zero2_8xa100", "fsdp2_8xa100")],
     ids=name_of,
 )
 def test_overlay_fits_ppo(world: Path, tmp_path: Path, overlay: Path) -> None:

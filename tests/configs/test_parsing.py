@@ -47,6 +47,7 @@ STAGES_OF_OVERLAY = {
     **{name: {"ppo"} for name in ("rloo", "grpo", "dr_grpo", "reinforce_plus_plus")},
     "rollback": {"ppo"},
     "zero2_8xa100": {"ppo"},
+    "fsdp2_8xa100": {"ppo"},
 }
 """Stages that an overlay is for, where it is not for all."""
 

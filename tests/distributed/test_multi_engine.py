@@ -15,6 +15,7 @@ Outcomes = Callable[..., dict[str, Any]]
 LIKE_SINGLE_DEVICE = [
     ("multi_deepspeed_stage_2", 2),
     ("ddp_find_unused_parameters_true", 2),
+    ("fsdp2", 2),
     pytest.param("multi_deepspeed_stage_1", 2, marks=pytest.mark.slow),
     pytest.param("multi_deepspeed_stage_2", 1, marks=pytest.mark.slow),
     pytest.param("small_buckets_offload", 2, marks=pytest.mark.slow),

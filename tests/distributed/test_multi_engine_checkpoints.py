@@ -1,5 +1,7 @@
 """Checkpoints of runs with one engine per network, with real engines and processes."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.strategies import checkpoint_problem, read_state_dict
-from tests.strategies.runs import outcome
+from tests.strategies.runs import DDP, outcome
 
 STAGE_2 = "multi_deepspeed_stage_2"
 
@@ -125,3 +127,46 @@ def test_one_process_resumes_with_two(bf16: tuple[dict[str, Any], Path], tmp_pat
     for key, value in result["save"]["state"].items():
         # a bf16 weight may round the other way: one unit in the eighth binary digit
         assert torch.allclose(again["state"][key].float(), value.float(), rtol=2**-7, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """A strategy's run and its checkpoint half-way; its processes run once."""
+
+    @cache
+    def run(strategy: str, ranks: int) -> tuple[dict[str, Any], Path]:
+        folder = tmp_path_factory.mktemp("saved")
+        return outcome(folder, strategy, ranks, "save")["save"], folder / "saved" / "step=19.ckpt"
+
+    return run
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [
+        pytest.param(("fsdp2", 2), ("auto", 1)),
+        pytest.param((DDP, 2), ("fsdp2", 2)),
+        pytest.param(("fsdp2", 2), ("fsdp2", 1), marks=slow),
+        pytest.param(("fsdp2", 2), ("fsdp2", 4), marks=slow),
+        pytest.param(("fsdp2", 2), (STAGE_2, 1), marks=slow),
+        pytest.param(("fsdp2", 1), ("fsdp2", 2), marks=slow),
+        pytest.param((STAGE_2, 2), ("fsdp2", 2), marks=slow),
+        pytest.param((STAGE_2, 2), (DDP, 2), marks=slow),
+        pytest.param(("auto", 1), (STAGE_2, 2), marks=slow),
+    ],
+)
+def test_strategies_resume_from_each_other(
+    saved: Callable[..., Any], tmp_path: Path, writer: tuple[str, int], reader: tuple[str, int]
+) -> None:
+    whole, checkpoint = saved(*writer)
+    environment = {"RESUME_FROM": str(checkpoint)}
+    resumed = outcome(tmp_path, *reader, "resume", environment=environment)["resume"]
+    assert same(resumed["at_start"], read_state_dict(checkpoint))
+    for key, value in whole["state"].items():
+        assert torch.allclose(resumed["state"][key], value, rtol=1e-5, atol=1e-6), key
+    for one, other in zip(resumed["records"], whole["records"][12:], strict=True):
+        assert one["norms"] == pytest.approx(other["norms"], rel=1e-4)
+        assert one["rates"] == other["rates"]

@@ -21,6 +21,7 @@ LAYOUTS = {  # hidden and intermediate size, layers, heads, heads of keys
     "1B": (2048, 5632, 22, 32, 4),
     "7B": (4096, 11008, 32, 32, 32),
     "13B": (5120, 13824, 40, 40, 40),
+    "34B": (8192, 22016, 48, 64, 8),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "all on the GPU": {},
@@ -42,7 +43,7 @@ def shape(size: str) -> NetworkShape:
 
 def rows() -> Iterator[str]:
     """Rows of the table, from the estimate."""
-    for size in LAYOUTS:
+    for size in [*LAYOUTS][:3]:
         network = shape(size)
         for name, setting in SETTINGS.items():
             memory = ppo_memory(network, PPOSizes(8, 1536, 512, 16, 4, **setting))
@@ -55,8 +56,20 @@ def rows() -> Iterator[str]:
 
 def test_memory_table_agrees_with_the_estimate() -> None:
     text = PAGE.read_text("utf-8")
-    shown = [line for line in text.splitlines() if re.match(r"\| \d+B \|", line)]
+    shown = [line for line in text.splitlines() if re.match(r"\| \d+B \| \D", line)]
     assert shown == list(rows())
+
+
+def test_memory_table_of_fsdp2_agrees_with_the_estimate() -> None:
+    text = PAGE.read_text("utf-8")
+    for line in re.findall(r"^\| \d+B \| \d+ \|.*", text, re.MULTILINE):
+        size, gpus, rows, *shown = line.strip("| ").split(" | ")
+        rollouts, tokens = map(int, rows.split(", "))
+        sizes = PPOSizes(int(gpus), 1536, 512, rollouts, 4, tokens, sharded=True)
+        memory = ppo_memory(shape(size), sizes)
+        update = memory.update + memory.gradients
+        numbers = (memory.trained, memory.frozen, memory.rollout, memory.scoring, update)
+        assert shown == [f"{number / 2**30:.1f}" for number in (*numbers, memory.peak)]
 
 
 def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:

@@ -9,9 +9,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
+from lit_rlhf.strategies import local_part
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer
-from tests.invariant.rank_runs import RANKS, strategy
+from tests.invariant.rank_runs import RANKS, STRATEGIES, strategy
 from tests.invariant.trajectories import SAMPLES, Logged, stage_run
 from tests.modules.stages import copied, fitted
 
@@ -67,7 +69,7 @@ class Witness(Callback):
                 n_groups: int = len(stepped.param_groups),
             ) -> None:
                 for group in inner.param_groups:
-                    gradients = [p.grad for p in group["params"] if p.grad is not None]
+                    gradients = [local_part(p.grad) for p in group["params"] if p.grad is not None]
                     parts.append(sum(float(g.double().square().sum()) for g in gradients))
                 if len(parts) == n_groups:  # ZeRO steps group by group
                     squares.append(sum(parts))
@@ -96,7 +98,8 @@ def _policy_and_optimizer(trainer: Trainer, module: Any) -> list[Any]:
     schedule = trainer.lr_scheduler_configs[0].scheduler.state_dict()
     state = [dict(optimizer.state.get(p, {})) for p in parameters]
     rates = {key: value for key, value in schedule.items() if key != "lr_lambdas"}
-    return [dict(module.policy.state_dict()), parameters, state, rates, int(module.ppo_step)]
+    found = [dict(module.policy.state_dict()), parameters, state, rates, int(module.ppo_step)]
+    return tree_map(lambda v: local_part(v) if isinstance(v, Tensor) else v, found)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -136,5 +139,5 @@ def on_a_rank(rank: int, root: Path, folder: Path, iterations: int) -> dict[str,
                 "use_distributed_sampler": False,
             },
         )
-        for name in ("ddp", "deepspeed")
+        for name in STRATEGIES
     }

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from lit_rlhf.modules import RewardModule, SFTModule
 from lit_rlhf.rollout import Experience
-from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, optimization
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, ShardedStrategy, optimization
 from tests.invariant.estimators import RECIPES, run_step
 from tests.invariant.reference import TRUNCATIONS, run_iteration
 from tests.invariant.trajectories import SAMPLES, Scripted, trajectory, validated
@@ -25,14 +25,15 @@ from tests.rollout.test_metrics import measured
 from tests.support.host_tensors import host_tensors_in_collectives
 
 STAGES = ("sft", "reward", "ppo")
+STRATEGIES = ("ddp", "deepspeed", "fsdp2")
 RANKS = 2
 MICRO_BATCH_TOKENS = 60
 BATCH_SIZE = 3  # in validation: the eight rows make batches of three and one on each rank
 
 
 def strategy(name: str) -> DDPStrategy:
-    if name == "ddp":
-        return DDPStrategy()
+    if name != "deepspeed":
+        return DDPStrategy() if name == "ddp" else ShardedStrategy()
     return MultiEngineDeepSpeedStrategy(stage=2)
 
 
@@ -81,10 +82,11 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             results[f"validated {stage}"] = found
     for stage in STAGES:
         # the ranks' rows make unlike numbers of micro-batches
-        arguments = {"strategy": strategy("deepspeed"), **shared}
-        options = {"micro_batch_tokens": MICRO_BATCH_TOKENS, "trainer": arguments}
-        place = folder / "deepspeed" / stage
-        results[f"deepspeed {stage}"] = trajectory(stage, root, place, SAMPLES // RANKS, **options)
+        for name in ("deepspeed", "fsdp2"):
+            arguments = {"strategy": strategy(name), **shared}
+            options = {"micro_batch_tokens": MICRO_BATCH_TOKENS, "trainer": arguments}
+            place = folder / name / stage
+            results[f"{name} {stage}"] = trajectory(stage, root, place, SAMPLES // RANKS, **options)
     for module_class in (Scripted, HugeReturns):
         recorder = stages.StepRecorder()
         module = module_class(**stages.ppo_options(root))
@@ -104,7 +106,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             strategy=strategy(name),
             **shared,
         )
-        for name in ("ddp", "deepspeed")
+        for name in STRATEGIES
         for truncation in TRUNCATIONS
     }
     results["estimators"] = {

@@ -1,7 +1,7 @@
 """Twenty iterations of PPO on two ranks are those of one process with the same global batch.
 
-DDP, and one DeepSpeed engine for each network under ZeRO-2, over real gloo processes in float32:
-critic pre-training, ptx, four micro-batches, schedules, and clipping that acts on both networks.
+DDP, one DeepSpeed engine for each network under ZeRO-2, and FSDP2, over real gloo processes in
+float32: critic pre-training, ptx, four micro-batches, schedules, and clips that act on both.
 """
 
 from pathlib import Path
@@ -10,14 +10,13 @@ from typing import NamedTuple
 import pytest
 
 from tests.invariant.long_runs import CLIPS, PASSES, PRETRAINING, Run, on_a_rank, ppo_run
-from tests.invariant.rank_runs import RANKS
+from tests.invariant.rank_runs import RANKS, STRATEGIES
 from tests.support.ranks import run_on_ranks
 
 pytestmark = pytest.mark.slow
 
 ITERATIONS = 20
 TOLERANCE = 1e-4
-STRATEGIES = ("ddp", "deepspeed")
 
 
 class Runs(NamedTuple):
@@ -66,8 +65,8 @@ def test_weights_follow(runs: Runs, strategy: str) -> None:
 @pytest.mark.parametrize("network", CLIPS)
 def test_the_clip_of_a_network_acts(runs: Runs, strategy: str, network: str) -> None:
     parts = [rank[strategy].squares[network] for rank in runs.ranks]
-    # under DDP each rank has the whole gradient, under ZeRO-2 its own part of it
-    parts = parts if strategy == "deepspeed" else parts[:1]
+    # under DDP each rank has the whole gradient, under the others its own part of it
+    parts = parts[:1] if strategy == "ddp" else parts
     norms = [sum(step) ** 0.5 for step in zip(*parts, strict=True)]
     assert norms == pytest.approx([s**0.5 for s in runs.alone.squares[network]], rel=TOLERANCE)
     clipped = [norm == pytest.approx(CLIPS[network], rel=TOLERANCE) for norm in norms]

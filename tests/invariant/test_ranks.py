@@ -8,7 +8,7 @@ import torch
 
 from lit_rlhf.models import load_causal_lm
 from tests.invariant.estimators import RECIPES, assert_follows, recompute_step
-from tests.invariant.rank_runs import BATCH_SIZE, RANKS, STAGES, on_a_rank
+from tests.invariant.rank_runs import BATCH_SIZE, RANKS, STAGES, STRATEGIES, on_a_rank
 from tests.invariant.reference import TRUNCATIONS, assert_follows_reference, recompute
 from tests.invariant.trajectories import SAMPLES, assert_same_trajectory, trajectory, validated
 from tests.rollout.test_metrics import expected
@@ -24,7 +24,7 @@ def ranks(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_ranks_follow_one(
     root: Path, tmp_path: Path, ranks: list[dict[str, Any]], strategy: str, stage: str
 ) -> None:
@@ -51,7 +51,7 @@ def test_collectives_are_given_tensors_of_the_modules_device(ranks: list[dict[st
 
 
 @pytest.mark.parametrize("truncation", TRUNCATIONS)
-@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_iteration_on_two_ranks_follows_the_reference(
     root: Path, ranks: list[dict[str, Any]], strategy: str, truncation: str
 ) -> None:

@@ -30,6 +30,7 @@ from lit_rlhf.data import (
     RecordDataModule,
 )
 from lit_rlhf.models import load_scalar_model, load_tokenizer, save_model_folder
+from lit_rlhf.strategies import full_tensor
 from tests.callbacks import scripted
 from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
 
@@ -210,7 +211,7 @@ class Rates(Callback):
 
 def copied(module: torch.nn.Module) -> dict[str, Tensor]:
     """The module's parameters and buffers as they are now."""
-    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    return {name: full_tensor(t.detach()).clone() for name, t in module.state_dict().items()}
 
 
 def assert_equal_states(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -18,15 +18,23 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import Strategy
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.files import partial_path
-from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward, find_newest_checkpoint
+from lit_rlhf.strategies import (
+    AtomicCheckpointIO,
+    MultiEngineDeepSpeedStrategy,
+    backward,
+    find_newest_checkpoint,
+)
+from lit_rlhf.strategies.folder_checkpoints import full_tensor
 from tests.strategies import toy_modules
 from tests.support.ranks import run_on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
+DDP = "ddp_find_unused_parameters_true"
 NAMES_USED = (  # of DeepSpeed's ZeRO optimizer, by `engine_optimizer`
     "_coalesce_grad_reduction",
     "all_grad_tensors",
@@ -80,6 +88,8 @@ class Runs:
             logger=False,
             enable_progress_bar=False,
             enable_model_summary=False,
+            # for folders too; the other strategies write and read theirs by themselves
+            plugins=[AtomicCheckpointIO()] if self.strategy in ("auto", DDP) else [],
             **{"max_epochs": 1, "enable_checkpointing": False, **arguments},
         )
 
@@ -323,7 +333,7 @@ def on_a_rank(
     os.environ |= {"LOCAL_RANK": str(rank), **environment}
     runs = Runs(folder, strategy, devices, precision)
     for scenario in scenarios:
-        result = getattr(runs, scenario)()
+        result = tree_map(full_tensor, getattr(runs, scenario)())
         if rank == 0:
             torch.save(result, folder / f"{scenario}.pt")
 
@@ -334,7 +344,7 @@ def main() -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     runs = Runs(Path(folder), strategy, int(devices), precision)
     for scenario in scenarios:
-        result = getattr(runs, scenario)()
+        result = tree_map(full_tensor, getattr(runs, scenario)())
         launched = ("RANK", "SLURM_PROCID", "LOCAL_RANK")  # by torchrun, SLURM, Lightning
         if int(next((os.environ[name] for name in launched if name in os.environ), 0)) == 0:
             torch.save(result, Path(folder) / f"{scenario}.pt")

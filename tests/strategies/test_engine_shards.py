@@ -13,6 +13,7 @@ from lit_rlhf.strategies.engine_shards import (
     EngineLayout,
     ShardReader,
     engine_layout,
+    engine_partitions,
     save_shard,
     shard_file,
     trained_parameters,
@@ -47,7 +48,7 @@ def partitions(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_checksum_is_that_of_the_file(partitions: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     partitions[0] = (partitions[0][0].to(dtype), {})  # safetensors orders by type
-    crc32 = save_shard(partitions, tmp_path, 0, with_moments=True)
+    crc32 = save_shard(engine_partitions(partitions, True), shard_file(tmp_path, 0))
     assert crc32 == file_crc32(shard_file(tmp_path, 0))
 
 
@@ -62,7 +63,7 @@ def test_a_shard_that_is_damaged_on_its_way_to_the_disk_is_not_what_its_checksum
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
     monkeypatch.setattr(engine_shards, "save_file", damaged)
-    crc32 = save_shard(partitions, tmp_path, 0, with_moments=True)
+    crc32 = save_shard(engine_partitions(partitions, True), shard_file(tmp_path, 0))
     assert crc32 != file_crc32(shard_file(tmp_path, 0))
 
 
@@ -73,7 +74,8 @@ def test_two_groups_return_from_two_ranks(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(
             engine_shards, "group_states", lambda _, parts=padded: [(part, {}) for part in parts]
         )
-        save_shard(None, tmp_path, rank, with_moments=False)  # type: ignore[arg-type]
+        partitions = engine_partitions(None, False)  # type: ignore[arg-type]
+        save_shard(partitions, shard_file(tmp_path, rank))
     specs = [[("a", (2,)), ("b", (3,))], [("c", (4,)), ("d", (2, 2))]]
     layout = EngineLayout.from_json({"world_size": 2, "groups": specs, "aliases": {"tied": "d"}})
     with ShardReader(tmp_path, layout) as reader:

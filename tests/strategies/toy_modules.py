@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
+from lit_rlhf.forward import call
 from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
 
 STEPS = 20
@@ -182,7 +183,7 @@ class Probe(TwoNetworks):
             backward(self, 3 * self.second(inputs).mean(), second)
             second.zero_grad()
         if self.script == "abandon_more":  # of the last layer alone
-            loss_second = self.second[-1](self.second[:-1](inputs).detach()).square().mean()
+            loss_second = call(self.second, self.loss_of_last_layer, inputs)
         backward(self, loss_first, first)
         backward(self, loss_second, second)
         if self.script == "lightning":  # clipping through Lightning's own manual-mode calls
@@ -199,6 +200,11 @@ class Probe(TwoNetworks):
                 "applied": [step.applied for step in steps],
             }
         )
+
+    def loss_of_last_layer(self, inputs: Tensor) -> Tensor:
+        layers = cast("Network", self.second)
+        loss: Tensor = layers[-1](layers[:-1](inputs).detach()).square().mean()
+        return loss
 
     def moved(self) -> dict[str, Tensor]:
         """What the last step changed."""

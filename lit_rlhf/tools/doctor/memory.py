@@ -77,6 +77,7 @@ class PPOSizes:
         offload_optimizer: Whether the strategy is `multi_deepspeed_stage_2_offload`.
         offload_frozen: Whether reference and reward model are in CPU memory between uses.
         shard_frozen: Whether each GPU, or each rank's part of CPU memory, has a share of them then.
+        sharded: Whether the strategy is `fsdp2`, which shards all networks.
         trained_layers: Layers that are trained, from the top, while the outputs of the others are
             kept; `None` for all.
     """
@@ -94,6 +95,7 @@ class PPOSizes:
     shard_frozen: bool = False
     nodes: int = 1
     trained_layers: int | None = None
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         names = ("gpus", "prompt_tokens", "response_tokens", "rollouts", "rows", "scored_tokens")
@@ -133,10 +135,11 @@ class ModelStates(NamedTuple):
 
 
 def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
-    """Estimate the memory of PPO on four networks of one shape, under ZeRO-2 in bfloat16."""
+    """Estimate the memory of PPO on four networks of one shape, under ZeRO-2 or FSDP2 in bf16."""
     weights = WEIGHT_BYTES * shape.parameters
-    kept = weights // sizes.gpus if sizes.shard_frozen else weights
-    visits = weights if sizes.offload_frozen or sizes.shard_frozen else 0
+    in_shares = sizes.shard_frozen or sizes.sharded
+    kept = weights // sizes.gpus if in_shares else weights
+    visits = weights if sizes.offload_frozen or in_shares else 0
     if sizes.offload_frozen and sizes.shard_frozen:
         visits += kept  # the share goes to the GPU before it is gathered
     states = zero2_model_states(shape.parameters, sizes.gpus, sizes.offload_optimizer, sizes.nodes)
@@ -146,17 +149,25 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
     if sizes.micro_batch_tokens is not None:
         learned = min(learned, max(sizes.micro_batch_tokens, tokens))  # a long row is a part
     targets = min(sizes.rows * sizes.response_tokens, learned)
+    if sizes.sharded:
+        states = states._replace(gpu=states.gpu - weights)
+    # FSDP2 gathers the policy for a rollout, and for an update its ends and two layers at a time
+    ends = 2 * WEIGHT_BYTES * shape.vocabulary * shape.hidden
+    layers = 2 * (weights - ends) // shape.layers
     return PPOMemory(
         trained=2 * states.gpu,
         frozen=0 if sizes.offload_frozen else 2 * kept,
-        rollout=2 * WEIGHT_BYTES * shape.layers * shape.kv_width * tokens * sizes.rollouts,
+        rollout=2 * WEIGHT_BYTES * shape.layers * shape.kv_width * tokens * sizes.rollouts
+        + sizes.sharded * weights,
         scoring=FORWARD_BYTES * shape.hidden * sizes.scored_tokens
         + SCORED_LOGIT_BYTES * scored
         + visits,
         update=learned * layer_activations(shape, sizes)
         + 2 * kept_states(shape, sizes)
-        + LEARNED_LOGIT_BYTES * min(targets * shape.vocabulary, CHUNK_SIZE),
-        gradients=states.gradients + bucket_bytes(shape.parameters),
+        + LEARNED_LOGIT_BYTES * min(targets * shape.vocabulary, CHUNK_SIZE)
+        + sizes.sharded * (ends + layers),
+        gradients=states.gradients
+        + (2 * layers if sizes.sharded else bucket_bytes(shape.parameters)),
         cpu=2 * states.cpu
         + (2 * sizes.gpus // sizes.nodes * pinned_bytes(kept) if sizes.offload_frozen else 0),
     )
@@ -222,6 +233,7 @@ def estimate_memory(case: Case) -> PPOMemory:
     counted: set[int] = set()  # with LoRA, networks have frozen weights in common
     trained = [network for network in (module.policy, module.critic) if network is not None]
     states = [trained_states(network, case, counted) for network in trained]
+    shares = plan.ranks if plan.sharded else 1
     # An offloaded network is not a module: what is found here is on the device.
     frozen = [
         parameter
@@ -239,7 +251,8 @@ def estimate_memory(case: Case) -> PPOMemory:
     to_cpu = module.memory.offload_frozen
     return PPOMemory(
         trained=sum(state.gpu for state in states),
-        frozen=frozen_bytes(frozen, plan.engines) + (0 if to_cpu else sum(kept)),
+        frozen=frozen_bytes(frozen, plan.engines or plan.sharded) // shares
+        + (0 if to_cpu else sum(kept)),
         rollout=factor * phases.rollout,
         scoring=factor * phases.scoring,
         update=factor * phases.update,
@@ -286,6 +299,10 @@ def trained_states(network: LanguageModel, case: Case, counted: set[int]) -> Mod
             gpu=states.gpu + frozen_bytes(fixed, engines=True),
             gradients=states.gradients + bucket_bytes(count),
         )
+    if case.plan.sharded:  # float32, whatever type they were loaded in
+        share = 4 * sum(p.numel() for p in trained) // case.plan.ranks
+        rest = 4 * sum(p.numel() for p in fixed) // case.plan.ranks
+        return ModelStates(3 * share + rest, share, 0)
     learned = sum(p.nbytes for p in trained)
     return ModelStates(3 * learned + frozen_bytes(fixed), learned, 0)
 
@@ -334,4 +351,5 @@ def ppo_sizes(case: Case) -> PPOSizes:
         shard_frozen=module.memory.shard_frozen,
         nodes=case.plan.nodes,
         trained_layers=module.network.trained_layers,
+        sharded=case.plan.sharded,
     )

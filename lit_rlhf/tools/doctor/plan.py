@@ -33,8 +33,8 @@ class RunPlan:
     """What a configuration asks of the machine.
 
     `ranks` are processes, each with a device; `engines` says that the strategy is multi-engine
-    DeepSpeed; `substitution` says in words what the examination uses instead, and is empty for
-    nothing. The other fields are the Trainer's.
+    DeepSpeed, and `sharded` that it is FSDP2; `substitution` says in words what the examination
+    uses instead, and is empty for nothing. The other fields are the Trainer's.
     """
 
     ranks: int = 1
@@ -48,6 +48,7 @@ class RunPlan:
     log_every_n_steps: int = 1
     logs: bool = True
     nodes: int = 1
+    sharded: bool = False
 
 
 def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
@@ -71,6 +72,7 @@ def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
         log_every_n_steps=trainer.get("log_every_n_steps") or 1,
         logs=trainer.get("logger") not in (False, []),
         nodes=nodes,
+        sharded=name in ("fsdp2", "ShardedStrategy"),
     )
 
 

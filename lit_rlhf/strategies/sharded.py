@@ -1,0 +1,203 @@
+"""A Lightning strategy that shards every network over ranks with torch's `fully_shard` (FSDP2)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.optim import Optimizer
+
+from lit_rlhf.forward import CALL, call, decoder_layers, is_language_model, trunk_of
+from lit_rlhf.strategies.engine_shards import (
+    MASTER_WEIGHTS,
+    ShardReader,
+    engine_layout,
+    local_rows,
+    trained_parameters,
+)
+from lit_rlhf.strategies.folder_checkpoints import (
+    FolderCheckpoints,
+    cast_parameters,
+    full_tensor,
+    optimized_networks,
+)
+from lit_rlhf.strategies.optimization import local_part
+
+PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16}
+"""Type that weights are gathered in, by the Trainer's precision; `None`: the one they have."""
+
+
+class ShardedStrategy(FolderCheckpoints):
+    """FSDP2 for modules with several networks: each rank keeps a share of every weight.
+
+    Each trained network, and each frozen language model, is sharded layer by layer. A backward
+    gathers a layer at a time and averages gradients over ranks; sampling and scoring gather a
+    network once, see `lit_rlhf.forward.gathered`. The module optimizes manually, computes its
+    losses in `lit_rlhf.forward.call`, and uses `backward` and `clipped_step`.
+
+    Trained networks have float32 weights and moments. Under bf16-mixed they are gathered in
+    bfloat16, frozen ones are cast to it, and gradients are averaged in float32.
+
+    Checkpoints are folders as `MultiEngineDeepSpeedStrategy` writes them. It, DDP and this strategy
+    resume from each other's with any number of processes.
+    """
+
+    strategy_name = "fsdp2"
+
+    def setup(self, trainer: Trainer) -> None:
+        """Shard the networks and, when fitting, build the optimizers over the shares."""
+        module = self.lightning_module
+        assert self.accelerator is not None
+        assert module is not None
+        self.accelerator.setup(trainer)
+        precision = str(self.precision_plugin.precision)
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"trainer.precision: expected one of {list(PRECISIONS)} under "
+                f"{self.strategy_name}, got {precision!r}"
+            )
+        dtype = PRECISIONS[precision]
+        mesh = init_device_mesh(self.root_device.type, (self.world_size,))
+        for network in find_networks(module):
+            if not isinstance(network, FSDPModule):
+                shard(network, mesh, dtype)
+        self.model_to_device()
+        self.layouts = {}
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+            names = optimized_networks(module, self.optimizers)
+            for name, optimizer in zip(names, self.optimizers, strict=True):
+                groups = trained_parameters(optimizer)
+                network = module.get_submodule(name)
+                self.layouts[name] = engine_layout(network, groups, self.world_size)
+        self.setup_precision_plugin()
+        self.barrier()
+
+    # Checkpoints
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The settings of each group and the step counts. Moments are saved in shards."""
+        groups = [group for group in optimizer.param_groups if group["params"]]
+        return {
+            "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in groups],
+            "unpartitioned": [
+                {k: v for k, v in _known_state(optimizer, g).items() if not _is_moment(v)}
+                for g in groups
+            ],
+        }
+
+    @torch.no_grad()
+    def partitions(
+        self, network: str, optimizer: Optimizer, with_moments: bool
+    ) -> dict[str, Tensor]:
+        """This rank's flat partitions; one parameter at a time is gathered for them."""
+        result = {}
+        groups = [group for group in optimizer.param_groups if group["params"]]
+        for index, group in enumerate(groups):
+            sources = {MASTER_WEIGHTS: [*group["params"]]}
+            if with_moments:
+                for key, value in _known_state(optimizer, group).items():
+                    if _is_moment(value):
+                        sources[key] = [optimizer.state[p].get(key) for p in group["params"]]
+            total = sum(p.numel() for p in group["params"])
+            size = -(-total // self.world_size)
+            first = self.global_rank * size
+            for key, tensors in sources.items():
+                flat, offset = torch.zeros(size), 0
+                for parameter, tensor in zip(group["params"], tensors, strict=True):
+                    low = max(first, offset)
+                    high = min(first + size, offset + parameter.numel())
+                    # every rank gathers, whether it needs a part or not
+                    full = torch.zeros(parameter.shape) if tensor is None else full_tensor(tensor)
+                    if low < high:
+                        part = full.flatten()[low - offset : high - offset]
+                        flat[low - first : high - first].copy_(part)
+                    offset += parameter.numel()
+                result[f"{index}.{key}"] = flat
+        return result
+
+    @torch.no_grad()
+    def restore_optimizer(
+        self, optimizer: Optimizer, reader: ShardReader, saved: Mapping[str, Any]
+    ) -> None:
+        """Restore this rank's rows of weights and moments, and the settings of each group."""
+        state: dict[int, dict[str, Any]] = {}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        groups: list[dict[str, Any]] = [{**g, "params": []} for g in saved["param_groups"]]
+        offsets = reader.parameter_offsets()
+        for number, (index, spec, start) in enumerate(offsets):
+            parameter = parameters[number]
+            rows = local_rows(spec.shape, parameter.device_mesh)
+            width = torch.Size(spec.shape[1:]).numel()
+            keys = (MASTER_WEIGHTS, *reader.moments(index))
+            local = {}
+            for key in keys:
+                place = (start + rows.start * width, start + rows.stop * width)
+                target = parameter if key == MASTER_WEIGHTS else torch.zeros_like(parameter)
+                own = local_part(target)
+                own.copy_(reader.read_range(f"{index}.{key}", *place).view(own.shape))
+                local[key] = target
+            counts = saved["unpartitioned"][index].items()
+            del local[MASTER_WEIGHTS]
+            if local:
+                copies = {k: v.clone() if isinstance(v, Tensor) else v for k, v in counts}
+                state[number] = {**copies, **local}
+            groups[index]["params"].append(number)
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def find_networks(module: nn.Module) -> Iterator[nn.Module]:
+    """The networks in a module: language models, and other children with trained weights."""
+    for child in module.children():
+        trained = any(p.requires_grad for p in child.parameters())
+        container = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if is_language_model(child) or (trained and not container):
+            yield child
+        else:
+            yield from find_networks(child)
+
+
+def shard(network: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None) -> None:
+    """Let each rank of `mesh` keep a share of a network, which is gathered in `dtype`."""
+    if not all(p.is_floating_point() for p in network.parameters()):
+        raise ValueError("network.load_in_4bit: expected false under fsdp2, got true")
+    trained = any(p.requires_grad for p in network.parameters())
+    if trained:
+        cast_parameters(network, torch.float32)
+    elif dtype is not None:
+        cast_parameters(network, dtype)
+    # inputs of losses, such as advantages, keep their type
+    policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+    layers = decoder_layers(trunk_of(network)) if is_language_model(network) else ()
+    for part in (*layers, network):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    assert isinstance(network, FSDPModule)
+    network.set_reshard_after_forward(True)
+    setattr(network, CALL, _apply)
+    register_fsdp_forward_method(network, CALL)
+    with torch.no_grad():
+        # the first call decides on the root, which a layer that is called alone would be
+        call(network, int)
+
+
+def _apply(function: Any, *args: Any) -> Any:  # noqa: ANN401  # whatever the function takes
+    return function(*args)
+
+
+def _is_moment(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _known_state(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of the first parameter of a group that has one."""
+    states = (optimizer.state.get(p) for p in group["params"])
+    return next((state for state in states if state), {})
