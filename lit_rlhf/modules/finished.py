@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -208,7 +208,10 @@ def save_finished(module: StageModule) -> None:
     require_finite_weights(module, module.stage, str(folder))
     # the other ranks only take part in gathering networks, and write nothing
     target = replace_folder(folder) if trainer.is_global_zero else nullcontext(folder)
-    with fail_together(f"save the model to {folder}", module.device), target as partial:
+    action = f"save the model to {folder}"
+    with fail_together(action, module.device), ExitStack() as stack:
+        with fail_together(action, module.device):  # before any rank waits for another's weights
+            partial = stack.enter_context(target)
         module.write_finished(partial)
         if module.collapse is None and trainer.is_global_zero:
             write_manifest(partial, {"command": module.command})
