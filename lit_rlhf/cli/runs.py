@@ -151,6 +151,8 @@ def checkpoint_folders(trainer: Trainer) -> list[Path]:
 
 def check_checkpoint_class(path: str, configured: str) -> None:
     """Raise UsageError if a checkpoint cannot be read, or is of another class than `configured`."""
+    if not (Path(path).is_file() or Path(path).is_dir()):  # reading it may not end
+        raise UsageError(f"--ckpt_path: expected a checkpoint, got the device or pipe {path}")
     try:
         checkpoint = read_lightning_state(path)
     except (OSError, ValueError) as error:
