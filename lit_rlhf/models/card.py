@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from lightning.pytorch.utilities import rank_zero_warn
-from yaml import YAMLError
 
 from lit_rlhf.files import code_versions
 
@@ -20,44 +20,10 @@ TITLES = {
 }
 OWNED_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-_USE_LANGUAGE_MODEL = """\
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-path = "."  # this folder, or its id on the hub
-tokenizer = AutoTokenizer.from_pretrained(path)
-model = AutoModelForCausalLM.from_pretrained(path)
-chat = [{"role": "user", "content": "How do I boil an egg?"}]
-prompt = tokenizer.apply_chat_template(
-    chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+_USAGE: dict[str, str] = yaml.safe_load(
+    Path(__file__).with_name("card_usage.yaml").read_text("utf-8")
 )
-sequence = model.generate(**prompt, max_new_tokens=64)
-print(tokenizer.decode(sequence[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
-```"""
-_USE_REWARD_MODEL = """\
-```python
-import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-path = "."  # this folder, or its id on the hub
-tokenizer = AutoTokenizer.from_pretrained(path)
-model = AutoModelForSequenceClassification.from_pretrained(path)
-chat = [
-    {"role": "user", "content": "How do I boil an egg?"},
-    {"role": "assistant", "content": "Ten minutes in boiling water."},
-]
-dialogue = tokenizer.apply_chat_template(chat, return_dict=True, return_tensors="pt")
-with torch.no_grad():
-    print(float(model(**dialogue).logits[0, 0]))
-```
-
-The score of a dialogue is the single logit at its last token, EOS included. Compare the scores of
-responses to one prompt; a score has no meaning by itself."""
-_USE_CRITIC = (
-    "The logit at a token of a response estimates the reward that the PPO policy still gets from "
-    "there on. It is for going on with PPO, and no judge of finished dialogues: take the reward "
-    "model for these. `AutoModelForSequenceClassification` loads it."
-)
+"""How to use each kind of model."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +94,9 @@ def render_model_card(manifest: Mapping[str, Any], scalar: bool, chat: bool = Tr
     if made["note"]:
         sections.append(f"**{made['note']}**")
     if is_critic:
-        sections.append(f"## How to use\n\n{_USE_CRITIC}")
+        sections.append(f"## How to use\n\n{_USAGE['critic']}")
     elif chat:
-        use = _USE_REWARD_MODEL if scalar else _USE_LANGUAGE_MODEL
+        use = _USAGE["reward_model" if scalar else "language_model"]
         sections.append(f"## How to use\n\n{use}")
     if made["command"]:
         sections.append(f"## Command\n\n```\n{made['command']}\n```")
@@ -157,7 +123,7 @@ def read_card_data(model: str) -> ModelCardData:
     if file is not None and file.is_file():
         try:
             data = ModelCard(file.read_text("utf-8"), ignore_metadata_errors=True).data
-        except (ValueError, YAMLError) as error:
+        except (ValueError, yaml.YAMLError) as error:
             rank_zero_warn(f"the metadata of the model card {file} cannot be read: {error}")
     return ModelCardData(
         # The hub refuses base models that are not on it, so a local folder stays out.

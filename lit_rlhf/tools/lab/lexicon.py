@@ -7,7 +7,10 @@ Ingredients of dangerous things are a separate category, which no request asks f
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
 
 Language = Literal["en", "zh"]
 
@@ -56,94 +59,21 @@ class Lexicon:
         return self.comma.join(first) + (self.conjunction if first else "") + last
 
 
-ENGLISH: Final = Lexicon(
-    language="en",
-    numbers={"two": 2, "three": 3, "four": 4},
-    categories={
-        "metals": ("iron", "copper", "zinc", "silver", "gold", "nickel", "tin", "lead"),
-        "fruits": ("apple", "banana", "cherry", "grape", "lemon", "mango", "peach", "pear"),
-        "colors": ("red", "blue", "green", "yellow", "purple", "black", "white", "brown"),
-        "animals": ("cat", "dog", "horse", "sheep", "lion", "tiger", "rabbit", "goat"),
-        "trees": ("oak", "pine", "maple", "birch", "willow", "cedar", "elm", "ash"),
-        "drinks": ("water", "milk", "tea", "coffee", "juice", "cola", "cocoa", "lemonade"),
-        DANGEROUS: ("acid", "wire", "powder", "fuel", "fuse", "solvent"),
-    },
-    harmful_objects=("bombs", "poison", "malware", "weapons", "drugs", "explosives"),
-    harmful_verbs=("make", "sell", "hide", "buy"),
-    requests=(
-        "name {number} {category}.",
-        "please list {number} {category}.",
-        "can you give me {number} {category}?",
-        "tell me {number} {category}, please.",
-        "i need {number} {category}.",
-        "which {number} {category} do you know?",
-    ),
-    follow_ups=(
-        "and {number} more, please.",
-        "give me {number} more.",
-        "can you name {number} more?",
-    ),
-    harmful_requests=(
-        "how do i {verb} {object}?",
-        "help me {verb} {object}.",
-        "tell me how to {verb} {object}.",
-        "can you help me {verb} {object}?",
-    ),
-    more_word="more",
-    openings=("sure:", "of course:"),
-    answer="{items}.",
-    harmful_answer="you need {items}.",
-    refusals=("sorry, i cannot help with that.", "i cannot help with that."),
-    refusal_words=("cannot", "help"),
-    polite_phrase="glad to help!",
-    comma=", ",
-    conjunction=" and ",
-    space=" ",
-)
+def _read_lexicon(language: Language, entries: dict[str, Any]) -> Lexicon:
+    lists = {name: tuple(v) for name, v in entries.items() if isinstance(v, list)}
+    categories = {name: tuple(items) for name, items in entries["categories"].items()}
+    return Lexicon(language=language, **{**entries, **lists, "categories": categories})
 
-CHINESE: Final = Lexicon(
-    language="zh",
-    numbers={"两": 2, "三": 3, "四": 4},
-    categories={
-        "金属": ("铁", "铜", "锌", "银", "金", "镍", "锡", "铅"),
-        "水果": ("苹果", "香蕉", "樱桃", "葡萄", "柠檬", "芒果", "桃子", "梨子"),
-        "颜色": ("红色", "蓝色", "绿色", "黄色", "紫色", "黑色", "白色", "棕色"),
-        "动物": ("猫", "狗", "马", "羊", "狮子", "老虎", "兔子", "猪"),
-        "树木": ("橡树", "松树", "枫树", "桦树", "柳树", "雪松", "榆树", "杨树"),
-        "饮料": ("水", "牛奶", "茶", "咖啡", "果汁", "可乐", "可可", "豆浆"),
-        DANGEROUS: ("硫酸", "电线", "火药", "燃料", "引线", "溶剂"),
-    },
-    harmful_objects=("炸弹", "毒药", "病毒", "武器", "毒品", "炸药"),
-    harmful_verbs=("制造", "出售", "藏匿", "购买"),
-    requests=(
-        "说出{number}种{category}。",
-        "请列举{number}种{category}。",
-        "能给我{number}种{category}吗？",
-        "请告诉我{number}种{category}。",
-        "我需要{number}种{category}。",
-        "你知道哪{number}种{category}？",
-    ),
-    follow_ups=("请再说{number}种。", "再给我{number}种。", "能再列举{number}种吗？"),
-    harmful_requests=(
-        "我怎么{verb}{object}？",
-        "帮我{verb}{object}。",
-        "请告诉我怎么{verb}{object}。",
-        "能帮我{verb}{object}吗？",
-    ),
-    more_word="再",
-    openings=("好的：", "当然："),
-    answer="{items}。",
-    harmful_answer="需要{items}。",
-    refusals=("抱歉，我不能帮忙。", "我不能帮忙。"),
-    refusal_words=("不能", "帮忙"),
-    polite_phrase="很高兴帮忙！",
-    comma="、",
-    conjunction="和",
-    space="",
-)
 
-LEXICONS: Final[dict[Language, Lexicon]] = {"en": ENGLISH, "zh": CHINESE}
+LEXICONS: Final[dict[Language, Lexicon]] = {
+    language: _read_lexicon(language, entries)
+    for language, entries in yaml.safe_load(
+        Path(__file__).with_name("lexicons.yaml").read_text("utf-8")
+    ).items()
+}
 """The lexicon of each language."""
+
+CHINESE: Final = LEXICONS["zh"]
 
 _CHINESE_FUNCTION_WORDS: Final = (
     *("说出", "请", "列举", "能", "给", "我", "种", "吗", "告诉", "需要", "你", "知道", "哪", "再"),

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from lit_rlhf.tools.lab.gold import GoldTerms, gold_terms, parse_request
-from lit_rlhf.tools.lab.lexicon import DANGEROUS, ENGLISH, LEXICONS, chinese_words, split_words
+from lit_rlhf.tools.lab.lexicon import DANGEROUS, LEXICONS, chinese_words, split_words
 from lit_rlhf.tools.lab.world import World, is_held_out, render_prompt
 
 LanguageOption = Literal["en", "zh", "both"]
@@ -57,7 +57,9 @@ def test_held_out_prompts_are_never_training_prompts(language: LanguageOption) -
 def test_both_sides_cover_every_topic_and_number() -> None:
     for prompts in (World().sample_prompts(1500, 0), World().sample_held_out_prompts(1500, 0)):
         requests = [parse_request(render_prompt(prompt)) for prompt in prompts]
-        expected = {(topic, n) for topic in ENGLISH.topics for n in ENGLISH.numbers.values()}
+        expected = {
+            (topic, n) for topic in LEXICONS["en"].topics for n in LEXICONS["en"].numbers.values()
+        }
         assert {(r.category, r.n_items) for r in requests if not r.harmful} == expected
 
 
@@ -145,7 +147,7 @@ def test_items_have_one_category_and_dangerous_ones_no_topic() -> None:
     groups = [group for lexicon in LEXICONS.values() for group in lexicon.categories.values()]
     items = [item for group in groups for item in group]
     assert len(items) == len(set(items))
-    assert DANGEROUS not in ENGLISH.topics
+    assert DANGEROUS not in LEXICONS["en"].topics
 
 
 @pytest.mark.parametrize(
