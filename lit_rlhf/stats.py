@@ -14,19 +14,6 @@ from torch import Tensor, distributed, nn
 
 from lit_rlhf.functional import Moments, masked_moments, merged_moments
 
-__all__ = [
-    "FixedDtypeBuffers",
-    "RunningMoments",
-    "all_gather_rows",
-    "fail_together",
-    "global_denominator",
-    "global_masked_moments",
-    "global_max",
-    "global_means",
-    "global_sum",
-    "world_size",
-]
-
 
 def global_sum(tensor: Tensor) -> Tensor:
     """Sum over all ranks of a numeric tensor, which has one shape everywhere; a new one, no graph.

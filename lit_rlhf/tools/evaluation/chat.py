@@ -20,7 +20,6 @@ ShowText: TypeAlias = Callable[[str], None]
 
 HELP = """\
 /reset    forget the dialogue
-/seed N   sample with seed N from here on; without N, show the seed
 /help     show these lines
 /quit     end the chat, like Ctrl-D
 Ctrl-C stops a response; the text until then stays in the dialogue.
@@ -148,8 +147,8 @@ class Speaker:
 class Chat:
     """A chat with one or more models.
 
-    `seed` is the next reply's; every message (`turn`) since the start, the last `/reset` or the
-    last `/seed` adds 1. All speakers use the same seed.
+    `seed` is the next reply's; every message (`turn`) since the start or the last `/reset` adds 1.
+    All speakers use the same seed.
     """
 
     speakers: Sequence[Speaker]
@@ -178,7 +177,7 @@ class Chat:
     def handle_line(self, line: str) -> None:
         """Handle a message, or any command but `/quit`; blank lines are ignored."""
         if line.startswith("/"):
-            self._run_command(*line.split())
+            self._run_command(line.split()[0])
         elif line.strip():
             seed = self.seed + self.turn
             self.turn += 1
@@ -214,19 +213,12 @@ class Chat:
             notes.append(f"read only the last {max_prompt_length} tokens of the message")
         return notes
 
-    def _run_command(self, command: str, *values: str) -> None:
+    def _run_command(self, command: str) -> None:
         if command == "/reset":
             for speaker in self.speakers:
                 speaker.messages = []
             self.turn = 0
             self._print_note("the dialogue starts anew")
-        elif command == "/seed" and len(values) == 1 and values[0].isdecimal():
-            self.seed, self.turn = int(values[0]), 0
-            self._print_note(f"seed {self.seed}")
-        elif command == "/seed" and not values:
-            self._print_note(f"the next response has seed {self.seed + self.turn}")
-        elif command == "/seed":
-            self._print_note(f"/seed: expected an integer >= 0, got {' '.join(values)}")
         elif command == "/help":
             self._print_note(HELP)
         else:

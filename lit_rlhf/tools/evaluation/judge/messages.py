@@ -28,15 +28,7 @@ ChatMessage = dict[str, str]
 
 _TEXTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text("utf-8"))
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "reason": {"type": "string"},
-        "verdict": {"type": "string", "enum": ["A", "B", "tie"]},
-    },
-    "required": ["reason", "verdict"],
-    "additionalProperties": False,
-}
+SCHEMA: dict[str, Any] = _TEXTS["schema"]
 """JSON schema of the judge's reply."""
 
 _MAX_REPEATED = 2000  # characters of an unreadable reply that are sent back to the judge
