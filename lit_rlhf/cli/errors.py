@@ -102,7 +102,8 @@ def _written_file(error: OSError) -> str:
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
         for value in frame.f_locals.values():
             for file in (value, *getattr(value, "__dict__", {}).values()):
-                if isinstance(name := getattr(file, "name", None), str) and hasattr(file, "write"):
+                name = getattr(file, "name", None)
+                if isinstance(name, str) and name[0] != "<" and hasattr(file, "write"):
                     return f": {name!r}"
     return ""
 

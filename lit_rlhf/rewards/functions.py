@@ -185,6 +185,8 @@ class CallableReward(nn.Module):
             changed = [name for (name, read), value in now if read() != value]
             # without a time limit it runs in the thread that trains
             torch.set_grad_enabled(before[0])
+            if self.timeout is None:
+                os.chdir(before[2])
         if changed:
             raise RewardError(
                 f"expected a function that leaves {changed[0]} as it is, got one that changes it"
