@@ -79,7 +79,6 @@ def save_figure(figure: Figure, output: str | Path) -> Path:
 def run_figure(
     runs: Mapping[str, str | Path],
     keys: Sequence[str] | None = None,
-    baseline: Mapping[str, float] | None = None,
 ) -> Figure:
     """Draw metrics of runs over their iterations or steps, with one panel per metric.
 
@@ -89,7 +88,6 @@ def run_figure(
     Args:
         runs: Folder of each run by its name in the legend, see `lit_callbacks.read_run`.
         keys: Metrics to draw. `None`: the metrics of `PANELS` that a run has.
-        baseline: Value of the SFT policy by key, drawn as a dashed line.
     """
     if not runs:
         raise ValueError("runs: expected at least one run, got none")
@@ -107,12 +105,10 @@ def run_figure(
             for color, run in zip(cycle(_RUN_COLORS), loaded, strict=False):
                 if key in run.curves:
                     lines[run.name] = _draw_curve(axis, run.curves[key], color)
-            if baseline is not None and key in baseline:
-                lines["SFT"] = axis.axhline(baseline[key], color="#555555", linestyle="--")
             _format_panel(axis, key)
             if position + columns >= len(drawn):  # the lowest panel of its column
                 axis.set_xlabel("PPO iteration" if key.startswith(_OF_PPO) else "step")
-        names = [name for name in dict.fromkeys((*runs, "SFT")) if name in lines]
+        names = [name for name in runs if name in lines]
         handles = [lines[name] for name in names]
         figure.legend(handles, names, loc="outside upper center", ncols=len(names), fontsize=11)
     return figure

@@ -66,16 +66,6 @@ def test_kl_is_on_a_logarithmic_scale_that_shows_negative_estimates(vanilla: Pat
     assert drawn[kl].get_ylim()[0] < -0.1
 
 
-def test_the_baseline_is_a_line_in_its_panels(vanilla: Path) -> None:
-    figure = run_figure({"vanilla": vanilla}, baseline={"rollout/score": 0.25})
-
-    drawn = panels(figure)
-    level = drawn["score that PPO optimizes"].get_lines()[-1]
-    assert np.asarray(level.get_ydata()).tolist() == [0.25, 0.25]
-    assert len(drawn["KL to the SFT policy, nats per response"].get_lines()) == 2
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["vanilla", "SFT"]
-
-
 def test_a_figure_of_nothing_is_refused(vanilla: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"rollout/score.*, got rollout/nothing"):
         run_figure({"vanilla": vanilla}, keys=["rollout/score", "rollout/nothing"])
