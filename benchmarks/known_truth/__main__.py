@@ -61,7 +61,7 @@ class Recipe:
         candidate_temperature: Temperature of the base model's; at 1, 12 % are valid, here 37 %.
         candidate_top_p: Their nucleus.
         longest_demonstration: Most words of a demonstration.
-        pairs: Preferences of the reward model; deliberately few.
+        pairs: Prompts of the reward model's preferences; deliberately few.
         iterations: Iterations of PPO, of 16 prompts each.
         held_out: Prompts of the evaluation, with eight samples each.
         max_new_tokens: Longest response.
@@ -261,10 +261,11 @@ class Seed(Steps):
         ]
 
     def write_pairs(self) -> dict[str, Any]:
-        """Label a random pair of different scores for each prompt that has one."""
+        """Label a random pair of valid responses for each prompt that has two, of other scores."""
         rows, rng = [], random.Random(self.seed)
         for prompt, responses in self.read_samples("answers").items():
             rng.shuffle(responses)
+            responses = [text for text in responses if is_valid(prompt, text)]
             scores = label([prompt] * len(responses), responses)
             other = next((i for i, s in enumerate(scores) if s != scores[0]), None)
             if other is not None:

@@ -16,6 +16,11 @@ Version 1 asked for 256 held-out prompts with four samples each, forbade two wor
 instead of three, and SFT learned the best of eight samples by the labels' rule. Before any deciding
 seed was trained, seed 0 showed that 55 % of such an SFT model's responses are valid: form was most
 of what PPO gained, also vanilla PPO, whose truth fell for nine iterations and rose then.
+
+Version 2 drew the pairs from all responses. Its SFT model's are valid in 80 %, and a reward model
+that had seen invalid ones lose kept vanilla PPO near them: seed 0's truth fell to -0.45 for some
+iterations and ended near SFT's, with responses that were nearly all alike (distinct-2 0.27). Now
+the pairs are of valid responses, as a labeller would be shown whose sampler filters them.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ import torch
 from lit_rlhf.functional import best_of_n
 from lit_rlhf.tools.evaluation.outcomes import score_summary
 
-VERSION = "2, 2026-11-24"
+VERSION = "3, 2026-11-24"
 CHOOSING_SEEDS = (0, 1)
 DECIDING_SEEDS = (10, 11, 12)
 BEST_OF = (1, 2, 4, 8)
