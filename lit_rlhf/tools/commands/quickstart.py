@@ -289,14 +289,12 @@ def quickstart(
     stages.fit_ppo(["ppo_max.yaml", "ppo_vanilla.yaml"])
     stages.fit_ppo(["ppo_max.yaml"])
     stages.begin("comparison")
-    run(
-        *("plot", "--runs", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
-        *("--output", f"{root}/collapse.png"),
-    )
-    run(
-        *("report", f"vanilla={root}/logs/ppo_vanilla", f"PPO-max={root}/logs/ppo_max"),
-        *("--output", f"{root}/report.html"),
-    )
+    from lit_rlhf.tools.evaluation import run_figure, save_figure
+
+    logs = {"vanilla": f"{root}/logs/ppo_vanilla", "PPO-max": f"{root}/logs/ppo_max"}
+    save_figure(run_figure(logs), f"{root}/collapse.png")
+    named = (f"{name}={folder}" for name, folder in logs.items())
+    run("report", *named, "--output", f"{root}/report.html")
     stages.evaluate("sft", "ppo_vanilla", "ppo_max")
     steps.path.unlink()  # finished: the same command does not replace it
     evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))

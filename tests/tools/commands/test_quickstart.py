@@ -45,6 +45,12 @@ def write_small_configs(folder: Path) -> Path:
     return folder
 
 
+def leave_out_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no curves where no run was logged."""
+    for name in ("run_figure", "save_figure"):
+        monkeypatch.setattr(f"lit_rlhf.tools.evaluation.{name}", lambda *_: None)
+
+
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that a quickstart gives, which do nothing but write an evaluation."""
@@ -59,6 +65,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             output.write_text(json.dumps({"policies": policies}), "utf-8")
 
     monkeypatch.setattr(cli, "main", command)
+    leave_out_figure(monkeypatch)
     return given
 
 
@@ -149,11 +156,11 @@ def test_the_printed_commands_are_those_that_run_with_seed_and_copied_configurat
     shown = [shlex.split(line)[2:] for line in printed.splitlines() if line.startswith("$ ")]
     assert shown == commands
     assert [words[0] for words in commands] == [
-        *("lab", "fit", "lab", "fit", "fit", "fit", "plot", "report", "evaluate")
+        *("lab", "fit", "lab", "fit", "fit", "fit", "report", "evaluate")
     ]
     for words in commands:
         seeds = [i + 1 for i, word in enumerate(words) if re.search(r"seed(_everything)?$", word)]
-        seeded = words[0] not in ("plot", "report")
+        seeded = words[0] != "report"
         assert {words[i] for i in seeds} == ({SEED} if seeded else set())
     used = {word for words in commands for word in words if word.endswith(".yaml")}
     assert {Path(file).parent for file in used} == {root / "configs"}
@@ -177,6 +184,7 @@ def test_steps_continue_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -
             raise SystemExit(130)
 
     monkeypatch.setattr(cli, "main", command)
+    leave_out_figure(monkeypatch)
     with pytest.raises(SystemExit, match="130"):
         main(["--output_dir", "q"])
     Path("q/sft").mkdir()
@@ -188,7 +196,7 @@ def test_steps_continue_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -
 
     assert [words[0] for words in commands] == [
         *("lab", "fit", "lab", "fit"),
-        *("fit", "fit", "fit", "plot", "report", "evaluate"),
+        *("fit", "fit", "fit", "report", "evaluate"),
     ]
     again = [words for words in commands if "--ckpt_path" in words]
     assert again == [[*commands[3], "--ckpt_path", "last"]]
@@ -214,5 +222,6 @@ def test_a_folder_without_its_configurations_is_refused(tmp_path: Path) -> None:
 def test_default_folders_commands_work_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[Sequence[str]] = []
     monkeypatch.setattr(cli, "main", commands.append)
+    leave_out_figure(monkeypatch)
     cli_quickstart.Quickstart(Path(cli_quickstart.DEFAULT_DIR)).fit_ppo(["ppo_max.yaml"])
     assert list(commands[0][:3]) == ["fit", "--config", "quickstart/ppo_max"]
