@@ -34,6 +34,7 @@ from lit_rlhf.data.formats import parse_prompts as parse_prompts
 from lit_rlhf.data.formats import parse_row as parse_row
 from lit_rlhf.data.readers import is_file_path as is_file_path
 from lit_rlhf.data.readers import read_file as read_file
+from lit_rlhf.data.records import DemonstrationRecord as DemonstrationRecord
 from lit_rlhf.data.records import Location as Location
 from lit_rlhf.data.records import Message as Message
 from lit_rlhf.data.records import PreferenceRecord as PreferenceRecord
@@ -42,6 +43,7 @@ from lit_rlhf.data.records import Record as Record
 from lit_rlhf.data.records import RecordError as RecordError
 from lit_rlhf.data.records import RecordKind as RecordKind
 from lit_rlhf.data.records import Row as Row
+from lit_rlhf.data.records import TextRecord as TextRecord
 from lit_rlhf.data.sources import DataSource as DataSource
 from lit_rlhf.data.sources import load_records as load_records
 from lit_rlhf.data.sources import prompt_of as prompt_of

@@ -48,8 +48,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         manifest = json.loads(manifest_path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    made = manifest.get("made", {}) if isinstance(manifest, dict) else None
-    return manifest if isinstance(made, dict) else {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:

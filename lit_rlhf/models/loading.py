@@ -271,10 +271,6 @@ def _load_pretrained(
                 f"{type(error).__name__}: {error}"
             ) from error
     model: PreTrainedModel = loaded[0]
-    if not torch.accelerator.is_available():  # else they are copied to one
-        for weight in model.parameters():
-            # safetensors maps the file: whoever overwrites it would change or end the run
-            weight.data = weight.data.clone()
     prepare_4bit_layers(model)
     for name, stored, configured in loaded[1]["mismatched_keys"]:
         raise ValueError(

@@ -57,17 +57,6 @@ def test_loaded_models_are_saved_ones_in_training_mode(family: str, causal_folde
             torch.testing.assert_close(actual[name], weight, rtol=0, atol=0)
 
 
-def test_model_that_is_overwritten_later_stays_as_loaded(
-    causal_folder: Folder, tmp_path: Path
-) -> None:
-    shutil.copytree(causal_folder("llama"), tmp_path / "m")
-    model = load_causal_lm(tmp_path / "m")
-    with (tmp_path / "m/model.safetensors").open("r+b") as file:
-        file.write(b"\xff" * os.fstat(file.fileno()).st_size)
-    made = tiny_causal_lm("llama").state_dict()
-    assert all(torch.equal(weight, made[name]) for name, weight in model.state_dict().items())
-
-
 def test_a_new_head_is_seeded_small_and_without_bias(family: str, causal_folder: Folder) -> None:
     models = [load_scalar_model(causal_folder(family), head_seed=seed) for seed in (3, 3, 4)]
     heads = [forward.scalar_head_of(model).state_dict() for model in models]

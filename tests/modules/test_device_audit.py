@@ -247,7 +247,7 @@ def test_metric_on_the_host(root: Path, tmp_path: Path, monkeypatch: pytest.Monk
     def host_means(metrics: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         return {key: value.detach().cpu() for key, value in metrics.items()}
 
-    monkeypatch.setattr("lit_rlhf.modules.sft.global_means", host_means)
+    monkeypatch.setattr("lit_rlhf.modules.stage.global_means", host_means)
     module = stage_module("sft", root, PLAIN)
     audit = audited_fit(module, stage_data("sft", root), tmp_path)
     assert {"sft/loss", "time/update", "sft/skipped_updates"} <= audit.host_metrics

@@ -73,6 +73,7 @@ LEXICONS: Final[dict[Language, Lexicon]] = {
 }
 """The lexicon of each language."""
 
+ENGLISH: Final = LEXICONS["en"]
 CHINESE: Final = LEXICONS["zh"]
 
 _CHINESE_FUNCTION_WORDS: Final = (
