@@ -34,6 +34,7 @@ from lit_rlhf.forward.networks import forward_plan as forward_plan
 from lit_rlhf.forward.networks import freeze as freeze
 from lit_rlhf.forward.networks import gathered as gathered
 from lit_rlhf.forward.networks import is_language_model as is_language_model
+from lit_rlhf.forward.networks import is_sharded as is_sharded
 from lit_rlhf.forward.networks import on_device as on_device
 from lit_rlhf.forward.networks import scalar_head_of as scalar_head_of
 from lit_rlhf.forward.networks import stop_token_ids as stop_token_ids

@@ -111,6 +111,11 @@ def is_language_model(module: nn.Module) -> bool:
     return isinstance(module, PreTrainedModel | PeftModel)
 
 
+def is_sharded(network: nn.Module) -> bool:
+    """Whether this rank has only a share of some weights at the moment."""
+    return any(isinstance(parameter, DTensor) for parameter in network.parameters())
+
+
 def call(network: nn.Module, function: Callable[..., ResultT], *args: object) -> ResultT:
     """The result of a function that computes with a network, whose gradient may be taken.
 
@@ -127,10 +132,10 @@ def gathered(network: nn.Module) -> Iterator[None]:
 
     Inside, ranks may call the network and its parts as often as they like.
     """
-    parts = [module for module in network.modules() if isinstance(module, FSDPModule)]
-    if not any(isinstance(p, DTensor) for p in network.parameters()):  # not sharded, or gathered
+    if not is_sharded(network):  # or gathered already
         yield
         return
+    parts = [module for module in network.modules() if isinstance(module, FSDPModule)]
     try:
         with torch.inference_mode(False):  # an update uses the same memory
             for part in parts:

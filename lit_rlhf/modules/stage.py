@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_callbacks import Collapse
 from lit_rlhf.data import DialogueEncoder
-from lit_rlhf.forward import LanguageModel, has_bfloat16, unwrap_model
+from lit_rlhf.forward import LanguageModel, has_bfloat16, is_sharded, unwrap_model
 from lit_rlhf.models import (
     ModelCardInfo,
     ModelOptions,
@@ -342,7 +342,9 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         `lm_head` is an output layer that was trained beside a scalar model. Every rank calls it,
         since a sharded network is gathered, and rank 0 writes.
         """
-        state = gather_state(merged_state_dict(model), unwrap_model(model))
+        state = None
+        if is_sharded(model):
+            state = gather_state(merged_state_dict(model), unwrap_model(model))
         head = None if lm_head is None else gather_state(lm_head.state_dict(), lm_head)
         with fail_together(f"write {folder}", self.device):
             if self.global_rank == 0:

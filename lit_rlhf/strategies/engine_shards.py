@@ -8,7 +8,7 @@ so a run can resume with another number: each rank reads the ranges that its par
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -231,13 +231,8 @@ class ShardReader:
                 key: self.read_range(f"{index}.{key}", start, stop).view(spec.shape)
                 for key in self.moments(index)
             }
-            # a tensor for each parameter: steps are counted in place
-            counts = saved["unpartitioned"][index].items()
             if moments:
-                state[number] = {
-                    **{k: v.clone() if isinstance(v, Tensor) else v for k, v in counts},
-                    **moments,
-                }
+                state[number] = copy_counts(saved["unpartitioned"][index]) | moments
         return {"state": state, "param_groups": groups}
 
     def check_layout(self, layout: EngineLayout, name: str) -> None:
@@ -296,21 +291,35 @@ class FileReader(ShardReader):
         for index, (group, specs) in enumerate(zip(groups, self.layout.groups, strict=True)):
             states = [state["state"].get(number, {}) for number in group["params"]]
             self.flat[f"{index}.{MASTER_WEIGHTS}"] = [weights[s.name].flatten() for s in specs]
-            known: dict[str, Any] = next((entry for entry in states if entry), {})
-            counts = {k: v for k, v in known.items() if not isinstance(v, Tensor) or not v.dim()}
+            known = first_state(states)
+            counts = {k: v for k, v in known.items() if not is_moment(v)}
             for key in known.keys() - counts.keys():
                 self.flat[f"{index}.{key}"] = [
                     entry[key].flatten() if entry else torch.zeros(torch.Size(s.shape).numel())
                     for entry, s in zip(states, specs, strict=True)
                 ]
-            settings = {key: value for key, value in group.items() if key != "params"}
-            self.saved["param_groups"].append(settings)
+            self.saved["param_groups"].append({k: v for k, v in group.items() if k != "params"})
             self.saved["unpartitioned"].append(counts)
         self.keys = set(self.flat)
 
     def pieces(self, key: str) -> Iterator[tuple[int, Any]]:
         """The parameters' own tensors, one after the other."""
         return ((len(tensor), tensor) for tensor in self.flat[key])
+
+
+def first_state(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The state of the first parameter that has one; others have none before their first step."""
+    return next((state for state in states if state), {})
+
+
+def is_moment(value: object) -> bool:
+    """Whether an entry of a parameter's state has a number for each of its weights."""
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def copy_counts(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not partitioned of a parameter's state, for it alone: steps are counted in place."""
+    return {k: v.clone() if isinstance(v, Tensor) else v for k, v in counts.items()}
 
 
 def local_rows(shape: Sequence[int], mesh: DeviceMesh) -> slice:

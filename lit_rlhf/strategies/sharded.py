@@ -16,11 +16,15 @@ from torch.distributed.fsdp import (
 )
 from torch.optim import Optimizer
 
+from lit_rlhf.checks import check_choice
 from lit_rlhf.forward import CALL, call, decoder_layers, is_language_model, trunk_of
 from lit_rlhf.strategies.engine_shards import (
     MASTER_WEIGHTS,
     ShardReader,
+    copy_counts,
     engine_layout,
+    first_state,
+    is_moment,
     local_rows,
     trained_parameters,
 )
@@ -60,16 +64,11 @@ class ShardedStrategy(FolderCheckpoints):
         assert module is not None
         self.accelerator.setup(trainer)
         precision = str(self.precision_plugin.precision)
-        if precision not in PRECISIONS:
-            raise ValueError(
-                f"trainer.precision: expected one of {list(PRECISIONS)} under "
-                f"{self.strategy_name}, got {precision!r}"
-            )
-        dtype = PRECISIONS[precision]
+        check_choice("trainer.precision", precision, tuple(PRECISIONS))
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
         for network in find_networks(module):
             if not isinstance(network, FSDPModule):
-                shard(network, mesh, dtype)
+                shard(network, mesh, PRECISIONS[precision])
         self.model_to_device()
         self.layouts = {}
         if trainer.state.fn == TrainerFn.FITTING:
@@ -90,7 +89,7 @@ class ShardedStrategy(FolderCheckpoints):
         return {
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in groups],
             "unpartitioned": [
-                {k: v for k, v in _known_state(optimizer, g).items() if not _is_moment(v)}
+                {k: v for k, v in _known_state(optimizer, g).items() if not is_moment(v)}
                 for g in groups
             ],
         }
@@ -106,7 +105,7 @@ class ShardedStrategy(FolderCheckpoints):
             sources = {MASTER_WEIGHTS: [*group["params"]]}
             if with_moments:
                 for key, value in _known_state(optimizer, group).items():
-                    if _is_moment(value):
+                    if is_moment(value):
                         sources[key] = [optimizer.state[p].get(key) for p in group["params"]]
             total = sum(p.numel() for p in group["params"])
             size = -(-total // self.world_size)
@@ -133,24 +132,20 @@ class ShardedStrategy(FolderCheckpoints):
         state: dict[int, dict[str, Any]] = {}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         groups: list[dict[str, Any]] = [{**g, "params": []} for g in saved["param_groups"]]
-        offsets = reader.parameter_offsets()
-        for number, (index, spec, start) in enumerate(offsets):
+        for number, (index, spec, start) in enumerate(reader.parameter_offsets()):
             parameter = parameters[number]
             rows = local_rows(spec.shape, parameter.device_mesh)
             width = torch.Size(spec.shape[1:]).numel()
-            keys = (MASTER_WEIGHTS, *reader.moments(index))
             local = {}
-            for key in keys:
+            for key in (MASTER_WEIGHTS, *reader.moments(index)):
                 place = (start + rows.start * width, start + rows.stop * width)
                 target = parameter if key == MASTER_WEIGHTS else torch.zeros_like(parameter)
                 own = local_part(target)
                 own.copy_(reader.read_range(f"{index}.{key}", *place).view(own.shape))
                 local[key] = target
-            counts = saved["unpartitioned"][index].items()
             del local[MASTER_WEIGHTS]
             if local:
-                copies = {k: v.clone() if isinstance(v, Tensor) else v for k, v in counts}
-                state[number] = {**copies, **local}
+                state[number] = copy_counts(saved["unpartitioned"][index]) | local
             groups[index]["params"].append(number)
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -193,11 +188,6 @@ def _apply(function: Any, *args: Any) -> Any:  # noqa: ANN401  # whatever the fu
     return function(*args)
 
 
-def _is_moment(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0
-
-
 def _known_state(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
     """The state of the first parameter of a group that has one."""
-    states = (optimizer.state.get(p) for p in group["params"])
-    return next((state for state in states if state), {})
+    return first_state(optimizer.state.get(p, {}) for p in group["params"])
