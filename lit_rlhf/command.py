@@ -72,7 +72,8 @@ class CommandParser(ArgumentParser):
         """Name the first unknown option of the arguments; without one, repeat the error."""
         place = f"{error.file}: " if error.file else ""
         said = self.find_mistake(words) or f"{place}{summarize(error)}"
-        return said + "; a group has flags, --GROUP.FIELD" * ("Unable to load config" in said)
+        of_group = "Unable to load config" in said  # it was given a value
+        return f"{said}; a group has flags, --GROUP.FIELD" if of_group else said
 
     def find_mistake(self, words: Sequence[str]) -> str | None:
         """Look for a setting that does not exist."""

@@ -122,7 +122,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     gc.disable()
     # For rewards and callbacks of the user; an installed script does not look here.
     try:
-        sys.path.append(os.getcwd())
+        if (folder := os.getcwd()) not in sys.path:
+            sys.path.append(folder)
     except FileNotFoundError as error:
         _refuse("lit_rlhf: the current folder has been deleted", error)
     name = "training" if is_stage else arguments[0]

@@ -24,12 +24,12 @@ from lit_rlhf.time_limit import call_with_timeout
 MAX_SHOWN = 200
 """Characters of a prompt, response or answer that a message shows."""
 
-_PROCESS: dict[str, Callable[[], Any]] = {
-    "torch's gradient mode": torch.is_grad_enabled,
-    "torch's default dtype": torch.get_default_dtype,
-    "the current folder": os.getcwd,
+_PROCESS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "torch's gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the current folder": (os.getcwd, os.chdir),
 }
-"""What a reward function may not change, and how it is read."""
+"""What a reward function may not change, and how it is read and set."""
 
 _OPTIONAL_ARGUMENTS = ("terminated", "lengths")
 """Columns of `Samples` that a reward function gets if it has a parameter of that name."""
@@ -174,19 +174,16 @@ class CallableReward(nn.Module):
         names = ("prompts", "responses", *self.optional_arguments)
         prompts, responses, *others = copies = [list(getattr(samples, name)) for name in names]
         optional = dict(zip(self.optional_arguments, others, strict=True))
-        before = [read() for read in _PROCESS.values()]
+        before = {name: read() for name, (read, _) in _PROCESS.items()}
         try:
             returned = self.function(prompts, responses, **optional, **self._fields(samples))
             if inspect.isawaitable(returned):  # in a new thread: a notebook has a loop
                 with ThreadPoolExecutor(1) as thread:
                     returned = thread.submit(asyncio.run, _wait(returned)).result()
         finally:
-            now = zip(_PROCESS.items(), before, strict=True)
-            changed = [name for (name, read), value in now if read() != value]
-            # without a time limit it runs in the thread that trains
-            torch.set_grad_enabled(before[0])
-            if self.timeout is None:
-                os.chdir(before[2])
+            changed = [name for name, (read, _) in _PROCESS.items() if read() != before[name]]
+            for name in changed:
+                _PROCESS[name][1](before[name])
         if changed:
             raise RewardError(
                 f"expected a function that leaves {changed[0]} as it is, got one that changes it"

@@ -76,10 +76,7 @@ def save_figure(figure: Figure, output: str | Path) -> Path:
     return path
 
 
-def run_figure(
-    runs: Mapping[str, str | Path],
-    keys: Sequence[str] | None = None,
-) -> Figure:
+def run_figure(runs: Mapping[str, str | Path], keys: Sequence[str] | None = None) -> Figure:
     """Draw metrics of runs over their iterations or steps, with one panel per metric.
 
     As in Figure 4 of arXiv 2307.04964. Thin lines are the logged values, bold ones their moving

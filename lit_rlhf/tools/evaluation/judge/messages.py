@@ -103,13 +103,11 @@ def question_messages(question: Question, max_characters: int) -> list[ChatMessa
 
 def retry_messages(messages: Sequence[ChatMessage], reply: str, problem: str) -> list[ChatMessage]:
     """Build the messages that ask again after a reply that could not be parsed for a `problem`."""
+    again = _TEXTS["again"].format(problem=problem, format=_TEXTS["format"])
     return [
         *messages,
         {"role": "assistant", "content": reply[:_MAX_REPEATED] or "(no text)"},
-        {
-            "role": "user",
-            "content": _TEXTS["again"].format(problem=problem, format=_TEXTS["format"]),
-        },
+        {"role": "user", "content": again},
     ]
 
 
