@@ -1,7 +1,12 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from benchmarks.known_truth import __main__ as running
 from benchmarks.known_truth import rule
+from benchmarks.known_truth.__main__ import Demonstrations, Recipe, Seed, Steps
 from benchmarks.known_truth.criterion import judge, paired_difference, read_arms
 from benchmarks.known_truth.page import format_page
 
@@ -74,6 +79,39 @@ def test_criterion_on_arms_of_known_effect(
 ) -> None:
     verdict = judge(arms(vanilla, ppo_max, proxy_gain))
     assert list(verdict["holds"].values()) == expected
+
+
+def write_samples(steps: Steps, name: str, samples: dict[str, list[str]]) -> None:
+    """Write samples as `lit_rlhf generate` does."""
+    turns = {prompt: [{"role": "user", "content": prompt}] for prompt in samples}
+    rows = [{"prompt": turns[p], "response": r} for p, of in samples.items() for r in of]
+    steps.write(f"{name}.jsonl", rows)
+
+
+GOOD = ["The dog sleeps in the garden.", "A dog, a garden."]
+
+
+def test_demonstrations_are_valid_short_and_of_both_rounds(tmp_path: Path) -> None:
+    steps = Demonstrations(tmp_path, "demonstrations", "base", 0, Recipe())
+    long = f"A dog in a garden {' '.join(map(str, range(12)))}."
+    write_samples(steps, "base", {PROMPT: [GOOD[0], GOOD[0], long, "A dog."]})
+    assert steps.keep("base") == {"prompts": 1, "kept": 1, "demonstrations": 1}
+    write_samples(steps, "own", {PROMPT: [f" {GOOD[1]}"]})
+    assert steps.keep("own") == {"prompts": 1, "kept": 1, "demonstrations": 2}
+    rows = [json.loads(line) for line in Path(steps.demonstrations).read_text().splitlines()]
+    assert [row["response"] for row in rows] == GOOD
+
+
+def test_pairs_are_of_valid_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "label", lambda _, texts: [-len(text) for text in texts])
+    seed = Seed(tmp_path, "seed_0", "base", 0, Recipe())
+    others = rule.PROMPT.format(place="shop", thing="cat")
+    write_samples(
+        seed, "answers", {PROMPT: ["A dog.", *GOOD], others: ["A cat, a shop.", "A cat."]}
+    )
+    assert seed.write_pairs() == {"pairs": 1}
+    (row,) = map(json.loads, Path(seed.path("preferences.jsonl")).read_text().splitlines())
+    assert (row["chosen"], row["rejected"]) == (GOOD[1], GOOD[0])
 
 
 def test_page_names_open_seeds_and_each_verdict() -> None:

@@ -237,7 +237,8 @@ def test_memory_stops_growing_with_the_number_of_sizes(monkeypatch: pytest.Monke
         command = [sys.executable, "-c", GROWTH, cpu.__file__, *limited]
         return int(subprocess.run(command, check=True, capture_output=True).stdout)
 
-    assert grown() > 2 * max(grown("limited"), 10)  # 2.7 times under torch 2.11, more under 2.13
+    factor = 2 if torch.__version__.startswith("2.11") else 3  # 2.7 was measured under 2.11
+    assert grown() > factor * max(grown("limited"), 10)
     optimize_forward(nn.Linear(2, 2))
     assert [os.environ[name] for name in names] == [str(cpu.KEPT_KERNELS)] * 2
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience
-from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, full_tensor
 from tests.invariant.trajectories import Scripted
 from tests.modules.stages import StepRecorder, fitted, ppo_options, prompts
 
@@ -151,7 +151,7 @@ def run_iteration(
 def states(module: PPOModule) -> dict[str, dict[str, Tensor]]:
     networks = {"policy": module.policy, "critic": module.critic}
     return {
-        name: {key: p.detach().clone() for key, p in network.named_parameters()}
+        name: {k: full_tensor(p.detach()).clone() for k, p in network.named_parameters()}
         for name, network in networks.items()
     }
 

@@ -51,7 +51,7 @@ def test_collectives_are_given_tensors_of_the_modules_device(ranks: list[dict[st
 
 
 @pytest.mark.parametrize("truncation", TRUNCATIONS)
-@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_iteration_on_two_ranks_follows_the_reference(
     root: Path, ranks: list[dict[str, Any]], strategy: str, truncation: str
 ) -> None:

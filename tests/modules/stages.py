@@ -184,7 +184,7 @@ class StepRecorder(Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
         gradients = {
-            name: parameter.grad.clone()
+            name: full_tensor(parameter.grad).clone()
             for name, parameter in pl_module.named_parameters()
             if id(parameter) in trained and parameter.grad is not None
         }
