@@ -182,7 +182,8 @@ class CallableReward(nn.Module):
                     returned = thread.submit(asyncio.run, _wait(returned)).result()
         finally:
             changed = [name for name, (read, _) in _PROCESS.items() if read() != before[name]]
-            for name in changed:
+            # with a time limit this may come late, when the process has moved on
+            for name in changed if self.timeout is None else ():
                 _PROCESS[name][1](before[name])
         if changed:
             raise RewardError(

@@ -107,8 +107,7 @@ class ShardedStrategy(FolderCheckpoints):
                 for key, value in _known_state(optimizer, group).items():
                     if is_moment(value):
                         sources[key] = [optimizer.state[p].get(key) for p in group["params"]]
-            total = sum(p.numel() for p in group["params"])
-            size = -(-total // self.world_size)
+            size = -(-sum(p.numel() for p in group["params"]) // self.world_size)
             first = self.global_rank * size
             for key, tensors in sources.items():
                 flat, offset = torch.zeros(size), 0
