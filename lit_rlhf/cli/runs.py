@@ -115,9 +115,9 @@ def hash_command(settings: Namespace) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def has_finished(folder: Path, command: str) -> bool:
-    """Whether a folder has the finished model of a command, and no run writes to it."""
-    same = read_manifest(folder).get("command") == command
+def has_finished(folder: Path, command: str | None = None) -> bool:
+    """Whether a folder has the finished model of a command, or of any, and no run writes to it."""
+    same = command is None or read_manifest(folder).get("command") == command
     return same and any(folder.glob("*.safetensors")) and not lock_path(folder).exists()
 
 
@@ -138,8 +138,7 @@ def find_last_checkpoint(trainer: Trainer) -> str | None:
             f"--ckpt_path last: no checkpoint in {', '.join(map(str, folders))}; the run starts "
             "from the beginning"
         )
-        return None
-    return str(found)
+    return None if found is None else str(found)
 
 
 def checkpoint_folders(trainer: Trainer) -> list[Path]:

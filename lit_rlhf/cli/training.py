@@ -275,6 +275,7 @@ class RLHFCLI(LightningCLI):
         if isinstance(model, StageModule):
             model.trainer = trainer  # its default folder is the Trainer's log folder
             model.command = hash_command(given)
+            model.allow_changes = given.allow_changes
             if given.ckpt_path == "last" and has_finished(model.finished_dir, model.command):
                 rank_zero_info(
                     f"The run is finished, and its model is in {model.finished_dir}: nothing is "
@@ -287,10 +288,10 @@ class RLHFCLI(LightningCLI):
         resumes = given.ckpt_path == "last" or any(
             folder.resolve() in parents for folder in folders_during(trainer)
         )
-        if writes and not resumes:
+        begins = self.config_init["fit"].ckpt_path is None  # also `last` that found none
+        holds = isinstance(model, StageModule) and has_finished(model.finished_dir)
+        if writes and (not resumes or (begins and holds)):
             self._make_room(model, given.overwrite)
-        if isinstance(model, StageModule):
-            model.allow_changes = given.allow_changes
         try:
             trainer.fit(model, **arguments)
         except ChangedRunError as error:

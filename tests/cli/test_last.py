@@ -190,6 +190,17 @@ def test_finished_run_says_so_and_writes_none(root: Path, caplog: pytest.LogCapt
     assert Path("model/model.safetensors").is_file()
 
 
+def test_last_spares_another_model(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rate = "--model.optimizer.learning_rate=0.5"  # another command
+    fit(root)
+    whole = weights()
+    told = refused(capsys, root, "--ckpt_path", "last", rate, callbacks=[KEEP_EACH])
+    assert "model: expected no earlier run" in told
+    assert weights() == whole
+    fit(root, "--ckpt_path", "last", rate, "--overwrite", callbacks=[KEEP_EACH])
+    assert weights() != whole
+
+
 INTERRUPTED = {"class_path": "tests.cli.interrupting.Interrupting", "init_args": {"batch": 2}}
 
 
