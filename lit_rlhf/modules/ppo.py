@@ -45,6 +45,7 @@ from lit_rlhf.modules.updates import (
     join_names,
     slice_batch,
     split_batch,
+    step_schedule,
     trained_networks,
     weight_sums,
 )
@@ -483,7 +484,7 @@ class PPOModule(PPO, StageModule):
     ) -> dict[str, Tensor]:
         """Accumulate a network's gradient over micro-batches, and make one step with it."""
         policy, *critic = trained_networks(self)
-        optimizer = (policy if name == "policy" else critic[0]).optimizer
+        optimizer, _ = policy if name == "policy" else critic[0]
         metrics, norm, applied = self.guard.update(
             self, f"the {name}", optimizer, shares, max_norm, place
         )
@@ -563,12 +564,12 @@ class PPOModule(PPO, StageModule):
 
     def step_schedules(self, n_updates: int = 1) -> None:
         """Step the learning rates by updates, the policy's after critic pre-training only."""
-        policy, *critic = trained_networks(self)
+        (_, of_policy), *critic = trained_networks(self)
         for _ in range(n_updates):
-            if critic:
-                critic[0].step_schedule()
+            for _, schedule in critic:
+                step_schedule(schedule)
             if not self.in_critic_pretraining():
-                policy.step_schedule()
+                step_schedule(of_policy)
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Generate and score responses to held-out prompts, with the same draws each time."""

@@ -43,6 +43,7 @@ from lit_rlhf.modules.updates import (
     Share,
     UpdateGuard,
     require_finite_weights,
+    step_schedule,
     trained_networks,
 )
 from lit_rlhf.stats import FixedDtypeBuffers, fail_together, global_means
@@ -231,13 +232,13 @@ class StageModule(FixedDtypeBuffers, LightningModule):
 
         A message about memory names the settings of `SUPERVISED_MEMORY` for `input_ids`.
         """
-        (network,) = trained_networks(self)
+        ((optimizer, schedule),) = trained_networks(self)
         place = f"epoch {self.current_epoch}, batch {batch_idx}"
         with self.timer("update", input_ids, SUPERVISED_MEMORY):
             totals, norm, _ = self.guard.update(
-                self, "the model", network.optimizer, shares, max_norm, place
+                self, "the model", optimizer, shares, max_norm, place
             )
-        network.step_schedule()
+        step_schedule(schedule)
         totals[f"{self.stage}/grad_norm"] = norm
         totals[f"{self.stage}/skipped_updates"] = self.guard.pop_count()
         totals |= self.timer.pop_metrics(int(lengths.sum()), "tokens")

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -52,31 +52,24 @@ class _NotFiniteError(Exception):
         self.names = names
 
 
-class _TrainedNetwork(NamedTuple):
-    """A network's optimizer with its learning-rate schedule."""
-
-    optimizer: LightningOptimizer
-    schedule: LRScheduler
-
-    def step_schedule(self) -> None:
-        """Step the learning rate even after a skipped update, so that a batch's stays the same."""
-        with warnings.catch_warnings():
-            # torch takes a skipped first update for a schedule that steps before its optimizer
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            self.schedule.step()
-
-
-def trained_networks(module: LightningModule) -> list[_TrainedNetwork]:
+def trained_networks(module: LightningModule) -> list[tuple[LightningOptimizer, LRScheduler]]:
     """Each network's optimizer and schedule, in the order of `configure_optimizers`."""
-    optimizers, schedules = module.optimizers(), module.lr_schedulers()
-    pairs = zip(
-        optimizers if isinstance(optimizers, list) else [optimizers],
-        schedules if isinstance(schedules, list) else [schedules],
-        strict=True,
+    optimizers, schedules = module.optimizers(), cast(Any, module.lr_schedulers())
+    return list(
+        zip(
+            optimizers if isinstance(optimizers, list) else [optimizers],
+            schedules if isinstance(schedules, list) else [schedules],
+            strict=True,
+        )
     )
-    return [
-        _TrainedNetwork(optimizer, cast(LRScheduler, schedule)) for optimizer, schedule in pairs
-    ]
+
+
+def step_schedule(schedule: LRScheduler) -> None:
+    """Step the learning rate even after a skipped update, so that a batch's stays the same."""
+    with warnings.catch_warnings():
+        # torch takes a skipped first update for a schedule that steps before its optimizer
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        schedule.step()
 
 
 class UpdateGuard:

@@ -123,7 +123,7 @@ def _run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
     ptx = None if batch.ptx is None else TokenBatch(*(field[index] for field in batch.ptx))
 
     def update(clips: dict[str, float | None], timer: PhaseTimer) -> Update:
-        optimizers = [network.optimizer for network in trained_networks(module)]
+        optimizers = [optimizer for optimizer, _ in trained_networks(module)]
         for optimizer in optimizers:
             _reset_first_moments(optimizer)
         with timer("update", minibatch.rollouts.sequence_ids, UPDATE_MEMORY):
