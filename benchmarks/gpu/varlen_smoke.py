@@ -23,8 +23,8 @@ from lit_rlhf.forward import (
     cached_attention,
     disable_dropout,
     optimize_forward,
-    supports_varlen,
     varlen_attention,
+    varlen_obstacle,
 )
 from lit_rlhf.rollout import SamplingOptions, generate_responses
 
@@ -54,7 +54,7 @@ def varlen_smoke(device: Literal["cpu", "cuda"] = "cuda") -> None:
     """
     place = torch.device(device)
     known = device == "cpu" or torch.cuda.is_available()
-    if not (known and supports_varlen(torch.zeros(HEAD_SIZE, dtype=torch.bfloat16, device=place))):
+    if not known or varlen_obstacle(torch.zeros(HEAD_SIZE, dtype=torch.bfloat16, device=place)):
         sys.exit("varlen_attn: needs a CUDA device from Ampere on")
     passed = True
     for check in run_checks(place):

@@ -11,7 +11,6 @@ from lit_rlhf.forward.attention import AttentionLayout as AttentionLayout
 from lit_rlhf.forward.attention import RowOffsets as RowOffsets
 from lit_rlhf.forward.attention import cached_attention as cached_attention
 from lit_rlhf.forward.attention import layout_arguments as layout_arguments
-from lit_rlhf.forward.attention import supports_varlen as supports_varlen
 from lit_rlhf.forward.attention import varlen_attention as varlen_attention
 from lit_rlhf.forward.attention import varlen_obstacle as varlen_obstacle
 from lit_rlhf.forward.cpu import has_bfloat16 as has_bfloat16

@@ -246,11 +246,6 @@ def varlen_obstacle(value: Tensor) -> str:
     return ""
 
 
-def supports_varlen(value: Tensor) -> bool:
-    """Whether `varlen_attention` can take these values, `[..., D]`."""
-    return not varlen_obstacle(value)
-
-
 def varlen_attention(
     inputs: AttentionInputs, queries: RowOffsets, keys: RowOffsets, n_keys: Tensor | None = None
 ) -> Tensor:

@@ -19,9 +19,9 @@ from lit_rlhf.forward.attention import (
     RowOffsets,
     causal_attention,
     layout_arguments,
-    supports_varlen,
     varlen_attention,
 )
+    varlen_obstacle,
 from lit_rlhf.forward.cpu import PadToMultiple
 from lit_rlhf.forward.lower import start_above
 
@@ -109,7 +109,7 @@ class PackedLayout:
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention of each row within itself, see `AttentionLayout`; `S` is 1."""
-        if inputs.dropout or not supports_varlen(inputs.value):
+        if inputs.dropout or varlen_obstacle(inputs.value):
             output = self.groups.attend(inputs)
         else:
             query, key, value = (states[0].transpose(0, 1) for states in inputs[:3])

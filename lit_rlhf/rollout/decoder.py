@@ -24,7 +24,6 @@ from lit_rlhf.forward import (
     forward_plan,
     layout_arguments,
     logits_from_hidden,
-    supports_varlen,
     trunk_of,
     unwrap_model,
     varlen_attention,
@@ -295,11 +294,12 @@ class KVCache:
             # allocated at the first write, when shape and dtype are known. Under autocast, rotary
             # embeddings leave keys in float32; attention casts them to the type of the values.
             n_heads, size = value.shape[1:]
-            if supports_varlen(value):
-                shape, order = (self.n_slots, self.capacity, n_heads, size), (0, 1, 2, 3)
-            else:  # kernels that multiply one head at a time, whose keys lie next to each other
-                self.varlen_obstacle = varlen_obstacle(value)
+            if obstacle := varlen_obstacle(value):
+                # kernels that multiply one head at a time, whose keys lie next to each other
+                self.varlen_obstacle = obstacle
                 shape, order = (self.n_slots, n_heads, self.capacity, size), (0, 2, 1, 3)
+            else:
+                shape, order = (self.n_slots, self.capacity, n_heads, size), (0, 1, 2, 3)
             keys, values = (value.new_zeros(shape).permute(order) for _ in range(2))
             self._layers[module] = (keys, values)
         keys, values = self._layers[module]
@@ -358,7 +358,7 @@ class _DecodeLayout:
         key, value = inputs.key[:, :, 0], inputs.value[:, :, 0]
         written = self.cache.write(module, key, value, self.slots, self.columns)
         keys, values = (buffer[: len(self.slots)] for buffer in written)
-        if supports_varlen(value):
+        if not varlen_obstacle(value):
             by_token = inputs._replace(
                 query=inputs.query[:, :, 0], key=keys.flatten(0, 1), value=values.flatten(0, 1)
             )

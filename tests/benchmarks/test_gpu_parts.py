@@ -14,7 +14,9 @@ def _with_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (
         "lit_rlhf.forward.packing", "lit_rlhf.rollout.decoder", "benchmarks.gpu.varlen_smoke"
     ):  # fmt: skip
-        monkeypatch.setattr(f"{module}.supports_varlen", lambda x: x.dtype == torch.bfloat16)
+        monkeypatch.setattr(
+            f"{module}.varlen_obstacle", lambda x: "" if x.dtype == torch.bfloat16 else "a test"
+        )
     monkeypatch.setattr(
         "lit_rlhf.forward.attention._find_kernel", lambda: recorded_graph.varlen_attn
     )

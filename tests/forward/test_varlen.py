@@ -13,7 +13,6 @@ from lit_rlhf.forward import PackedLayout, attention, optimize_forward, target_l
 from lit_rlhf.forward.attention import (
     AttentionInputs,
     RowOffsets,
-    supports_varlen,
     varlen_attention,
     varlen_obstacle,
 )
@@ -45,8 +44,8 @@ def test_values_and_gradients_are_those_of_groups(
 ) -> None:
     settings = {"scale": 0.5, "dropout": 0.0, "window": window}
     results = []
-    for supported in (False, True):
-        monkeypatch.setattr("lit_rlhf.forward.packing.supports_varlen", lambda _: supported)  # noqa: B023
+    for obstacle in ("a test", ""):
+        monkeypatch.setattr("lit_rlhf.forward.packing.varlen_obstacle", lambda _: obstacle)  # noqa: B023
         monkeypatch.setattr(attention, "_find_kernel", lambda: reference_varlen_attn)
         leaves = [x.requires_grad_() for x in states(4, n_key_heads, torch.float32)]
         output = attend(leaves, torch.device("cpu"), **settings)
@@ -103,15 +102,15 @@ def test_half_precision_on_gpu_is_varlen(autocast: bool, monkeypatch: pytest.Mon
 )
 def test_kernel_takes_flash_attentions_cases(dtype: torch.dtype, size: int, expected: bool) -> None:
     value = torch.zeros((1, 2, 3, size), dtype=dtype)
-    assert not supports_varlen(value)  # on a CPU
+    assert varlen_obstacle(value)  # on a CPU
     with PretendCuda(), pytest.MonkeyPatch.context() as patch:
-        assert supports_varlen(mark(value)) == expected
+        assert (varlen_obstacle(mark(value)) == "") == expected
         patch.setattr("torch.cuda.get_device_capability", lambda *_: (7, 5))
-        assert not supports_varlen(value)
+        assert varlen_obstacle(value)
         patch.setattr("torch.cuda.get_device_capability", lambda *_: (9, 0))
-        assert supports_varlen(value) == expected
+        assert (varlen_obstacle(value) == "") == expected
         patch.setattr(attention, "_find_kernel", lambda: None)  # an older torch
-        assert not supports_varlen(value)
+        assert varlen_obstacle(value)
         assert ("has no such kernel" in varlen_obstacle(value)) == expected
 
 

@@ -42,7 +42,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     """The branch of CUDA in half precision, on the CPU in float32."""
     counted = Captures()
     for module in ("lit_rlhf.forward.packing", "lit_rlhf.rollout.decoder"):
-        monkeypatch.setattr(f"{module}.supports_varlen", lambda _: True)
+        monkeypatch.setattr(f"{module}.varlen_obstacle", lambda _: "")
     monkeypatch.setattr(
         "lit_rlhf.forward.attention._find_kernel", lambda: recorded_graph.varlen_attn
     )
