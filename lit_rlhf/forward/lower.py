@@ -109,9 +109,9 @@ class LowerStates:
 
 
 @contextmanager
-def start_above(trunk: PreTrainedModel, n_layers: int, states: Tensor | None) -> Iterator[None]:
-    """Let the first `n_layers` layers give `states` without computing; `None` changes nothing."""
-    lower = list(decoder_layers(trunk)[: 0 if states is None else n_layers])
+def start_above(trunk: PreTrainedModel, n_layers: int, states: Tensor) -> Iterator[None]:
+    """Let the first `n_layers` layers give `states` without computing."""
+    lower = list(decoder_layers(trunk)[:n_layers])
     before = [vars(layer).get("forward") for layer in lower]
     for layer in lower:
         layer.forward = lambda *_, **__: states

@@ -6,6 +6,7 @@ places in the padded groups, `H` hidden size.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -20,8 +21,8 @@ from lit_rlhf.forward.attention import (
     causal_attention,
     layout_arguments,
     varlen_attention,
-)
     varlen_obstacle,
+)
 from lit_rlhf.forward.cpu import PadToMultiple
 from lit_rlhf.forward.lower import start_above
 
@@ -140,9 +141,11 @@ def packed_states(
     n_padding = padding.n_padding(n_tokens, next(trunk.parameters())) if padding else 0
     indices = torch.cat([indices, indices[:1].expand(n_padding)]).to(device, non_blocking=True)
     layout = PackedLayout([*lengths, n_padding], device)
+    computed: AbstractContextManager[None] = nullcontext()
     if lower is not None:
         lower = lower.flatten(0, 1).index_select(0, indices).unsqueeze(0)
-    with start_above(trunk, n_lower, lower):
+        computed = start_above(trunk, n_lower, lower)
+    with computed:
         states: Tensor = trunk(
             input_ids=input_ids.flatten().index_select(0, indices).unsqueeze(0),
             position_ids=layout.position_ids,
