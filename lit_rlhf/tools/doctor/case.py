@@ -90,4 +90,4 @@ class Case:
 
 def first_rows(rollouts: RolloutBatch) -> RolloutBatch:
     """Select the first few rollouts, without the statistics of their generation."""
-    return rollouts.select(slice(FEW))._replace(statistics=None)
+    return rollouts.select(slice(FEW))
