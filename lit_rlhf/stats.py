@@ -25,7 +25,7 @@ def global_sum(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.bool:
         raise ValueError("tensor: expected a numeric dtype, got torch.bool")
     total = tensor.detach().clone()
-    if _is_distributed():
+    if world_size() > 1:
         distributed.all_reduce(total)
     return total
 
@@ -79,9 +79,9 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
         [[1, 2]]
     """
     tensor = tensor.detach()
-    if not _is_distributed():
+    n_ranks = world_size()
+    if n_ranks == 1:
         return tensor
-    n_ranks = distributed.get_world_size()
     n_rows = torch.tensor(len(tensor), device=tensor.device)
     counts = [torch.empty_like(n_rows) for _ in range(n_ranks)]
     distributed.all_gather(counts, n_rows)
@@ -130,11 +130,8 @@ def world_size() -> int:
         >>> world_size()  # a single process
         1
     """
-    return distributed.get_world_size() if _is_distributed() else 1
-
-
-def _is_distributed() -> bool:
-    return distributed.is_available() and distributed.is_initialized()
+    known = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if known else 1
 
 
 def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
@@ -148,10 +145,10 @@ def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
         [2.0, 1.0, 2.0]
     """
     moments = masked_moments(values, mask)
-    if not _is_distributed():
+    if world_size() == 1:
         return moments
     packed = torch.stack(moments)
-    of_ranks = [torch.empty_like(packed) for _ in range(distributed.get_world_size())]
+    of_ranks = [torch.empty_like(packed) for _ in range(world_size())]
     # gathered and merged in the order of the ranks, which is the same everywhere: sums of squares
     # in an all_reduce would cancel digits of a large mean
     distributed.all_gather(of_ranks, packed)
@@ -212,14 +209,12 @@ class RunningMoments(FixedDtypeBuffers):
         for name in ("mean", "m2", "count"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
 
-    def update(self, values: Tensor, mask: Tensor | None = None) -> None:
-        """Add numbers of all ranks, where `mask` is true; every rank has to call it.
+    def update(self, values: Tensor) -> None:
+        """Add numbers of all ranks; every rank has to call it.
 
         A ValueError, if one is not finite on any rank, comes before any rank's state changes.
         """
-        if mask is None:
-            mask = torch.ones_like(values, dtype=torch.bool)
-        new = global_masked_moments(values, mask)
+        new = global_masked_moments(values, torch.ones_like(values, dtype=torch.bool))
         # one NaN would make the moments NaN for the rest of the run
         if not bool(torch.isfinite(new.mean) & torch.isfinite(new.var)):
             raise ValueError(
