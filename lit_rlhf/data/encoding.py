@@ -12,7 +12,7 @@ import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -27,6 +27,7 @@ from lit_rlhf.data.dataset import (
     PromptBatch,
     PromptExample,
     TokenExample,
+    Turns,
     collate_prompts,
 )
 from lit_rlhf.data.formats import parse_prompts
@@ -41,16 +42,6 @@ _log_info = rank_zero_only(logging.getLogger(__name__).info)
 # Prompts of reasoning models may end with the start of the reasoning, which dialogues lack.
 _REASONING_START = re.compile(r"<think>(\s*)\Z")
 _BEFORE_ANSWER = r"\s*(?:<think>\s*</think>\s*)?"
-
-
-class _FittedPrompt(NamedTuple):
-    """A prompt within its length: what is left of its turns, their text and ids, and the loss."""
-
-    messages: tuple[Message, ...]
-    text: str
-    input_ids: list[int]
-    dropped_turns: int
-    cut_tokens: int
 
 
 class DialogueEncoder:
@@ -122,16 +113,8 @@ class DialogueEncoder:
         beside the last turn. If the last turn by itself is too long, it is cut on the left.
         """
         self._check_contents(messages)
-        prompt = self._fit_prompt(
-            tuple(messages), self.render_prompt(messages), self.max_prompt_length
-        )
-        return PromptExample(
-            _to_tensor(prompt.input_ids),
-            prompt.text,
-            prompt.dropped_turns,
-            prompt.cut_tokens,
-            turns=_as_chat(prompt.messages),
-        )
+        text = self.render_prompt(messages)
+        return self._fit_prompt(tuple(messages), text, self.max_prompt_length)
 
     def encode_dialogue(
         self, messages: Sequence[Message], train_on: TrainOn = "last"
@@ -314,11 +297,13 @@ class DialogueEncoder:
             )
         return min(room, self.max_prompt_length)
 
-    def _fit_prompt(self, messages: tuple[Message, ...], text: str, limit: int) -> _FittedPrompt:
+    def _fit_prompt(self, messages: tuple[Message, ...], text: str, limit: int) -> PromptExample:
         """Drop turns, then cut tokens, until a rendered prompt has at most `limit` tokens."""
-        ids = self._tokenize_rendered(text)
-        if len(ids) <= limit:
-            return _FittedPrompt(messages, text, ids, 0, 0)
+        whole = PromptExample(
+            _to_tensor(self._tokenize_rendered(text)), text, turns=_as_chat(messages)
+        )
+        if len(whole.input_ids) <= limit:
+            return whole
         # The oldest human turn goes with its answer, then the next one, at last the system turn.
         system = int(messages[0].role == "system")
         starts = [i for i in range(system + 1, len(messages)) if messages[i].role == "user"]
@@ -326,12 +311,13 @@ class DialogueEncoder:
         if system:
             shorter.append((0, starts[-1] if starts else 1))
 
-        def encode(number: int) -> _FittedPrompt:
+        def encode(number: int) -> PromptExample:
             # The whole prompt is rendered again: a template may write its first turn differently.
             system, start = shorter[number]
             kept = messages[:system] + messages[start:]
             text = self.render_prompt(kept)
-            return _FittedPrompt(kept, text, self._tokenize(text), len(messages) - len(kept), 0)
+            ids, n_dropped = _to_tensor(self._tokenize(text)), len(messages) - len(kept)
+            return PromptExample(ids, text, n_dropped, turns=_as_chat(kept))
 
         # Bisection: one turn after the other, a dialogue of n turns would be rendered and tokenized
         # n times.
@@ -340,30 +326,29 @@ class DialogueEncoder:
         )
         if number < len(shorter):
             return encode(number)
-        kept, dropped = messages, 0
-        if shorter:
-            kept, text, ids, dropped, _ = encode(len(shorter) - 1)
+        last = encode(len(shorter) - 1) if shorter else whole
+        ids = last.input_ids.tolist()
         # A cut prompt keeps its BOS token, which every sequence of the model starts with.
         head = ids[:1] if self.contract.add_bos and limit > 1 else []
         cut = head + ids[len(ids) - (limit - len(head)) :]
         text = str(self.tokenizer.decode(cut, clean_up_tokenization_spaces=False))
-        return _FittedPrompt(kept, text, cut, dropped, len(ids) - len(cut))
+        return last._replace(input_ids=_to_tensor(cut), text=text, cut_tokens=len(ids) - len(cut))
 
     def _join(
-        self, prompt: _FittedPrompt, response_ids: list[int], train_on: TrainOn
+        self, prompt: PromptExample, response_ids: list[int], train_on: TrainOn
     ) -> TokenExample:
         prompt_mask = [False] * len(prompt.input_ids)
         if train_on == "all" and not prompt.cut_tokens:  # a cut prompt has no earlier turn left
-            prompt_mask = self._history_mask(prompt)
+            prompt_mask = self._history_mask(prompt.turns)
         mask = prompt_mask + [True] * len(response_ids)
         return TokenExample(
-            _to_tensor(prompt.input_ids + response_ids),
+            torch.cat([prompt.input_ids, _to_tensor(response_ids)]),
             torch.tensor(mask, dtype=torch.bool),
             prompt.dropped_turns,
             prompt.cut_tokens,
         )
 
-    def _history_mask(self, prompt: _FittedPrompt) -> list[bool]:
+    def _history_mask(self, turns: Turns) -> list[bool]:
         """True on the prompt's tokens that belong to earlier assistant turns."""
         if not self.tokenizer.is_fast:
             raise ValueError(
@@ -372,12 +357,13 @@ class DialogueEncoder:
             )
         # Render the dialogue up to each assistant turn to find the turn's characters, then take
         # the tokens that lie within them.
-        text = self.render_prompt(prompt.messages)
+        messages = tuple(Message(**turn) for turn in turns)
+        text = self.render_prompt(messages)
         turn_end = re.compile(r"\s*" + re.escape(self.eos_token))
         spans = []
-        for turn, message in enumerate(prompt.messages):
+        for turn, message in enumerate(messages):
             if message.role == "assistant":
-                history = prompt.messages[:turn]
+                history = messages[:turn]
                 rendered = self.render_prompt(history)
                 before = _REASONING_START.sub("", rendered)
                 start, content = len(before), message.content.strip()
