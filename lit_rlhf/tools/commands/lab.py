@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.command import Command
-from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptExample
+from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptBatch, PromptExample
 from lit_rlhf.files import ProgressFile
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rollout import SamplingOptions, decode_responses
+from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decode_responses
 from lit_rlhf.tools.evaluation import (
-    SampledBatch,
     choose_device,
     encode_prompt_records,
     hash_models,
@@ -175,10 +174,11 @@ def sample_preferences(
     return records
 
 
-def _describe_pairs(encoder: DialogueEncoder, batch: SampledBatch) -> dict[str, Any]:
+def _describe_pairs(
+    encoder: DialogueEncoder, prompts: PromptBatch, rollouts: RolloutBatch
+) -> dict[str, Any]:
     """The two responses to each prompt of a batch as the fields of a `ResponsePair`."""
-    texts = decode_responses(batch.rollouts, encoder.tokenizer)
-    ended = batch.rollouts.terminated.tolist()
+    texts, ended = decode_responses(rollouts, encoder.tokenizer), rollouts.terminated.tolist()
     # the two responses to a prompt are consecutive rows
     return {"pairs": list(zip(texts[::2], texts[1::2], ended[::2], ended[1::2], strict=True))}
 

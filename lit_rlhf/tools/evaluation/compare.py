@@ -18,13 +18,14 @@ from torch.nn import functional
 
 from lit_callbacks.gain import opening_of, repetition_of
 from lit_rlhf.checks import check_count, check_not_negative
-from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord
+from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord, PromptBatch
 from lit_rlhf.files import ProgressFile
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.functional import best_of_n, best_of_n_kl, kl_estimate
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import Rewards, WeightedReward, plain_rewards, split_rewards
 from lit_rlhf.rollout import (
+    RolloutBatch,
     RolloutMetrics,
     SamplingOptions,
     compute_policy_statistics,
@@ -43,7 +44,6 @@ from lit_rlhf.tools.evaluation.output import make_table, print_table, progress_b
 from lit_rlhf.tools.evaluation.responses import Responses, SampledResponse
 from lit_rlhf.tools.evaluation.sampling import (
     EncodedPrompts,
-    SampledBatch,
     describe_responses,
     encode_prompt_records,
     hash_models,
@@ -343,11 +343,12 @@ def measure_policy(
     if not prompts.examples:
         raise ValueError("prompts: expected at least one prompt, got none")
 
-    def describe(sampled: SampledBatch) -> dict[str, Any]:
-        texts = decode_responses(sampled.rollouts, encoder.tokenizer)
+    def describe(batch: PromptBatch, rollouts: RolloutBatch) -> dict[str, Any]:
+        texts = decode_responses(rollouts, encoder.tokenizer)
+        by_prompt = describe_responses(batch, rollouts, texts)
         return {
-            "responses": [one for rows in describe_responses(sampled, texts) for one in rows],
-            **_measure_batch(policy, reference, sampled, rewards, sampling.temperature),
+            "responses": [one for rows in by_prompt for one in rows],
+            **_measure_batch(policy, reference, batch, rollouts, rewards, sampling.temperature),
         }
 
     sampled = sample_batches(
@@ -418,12 +419,12 @@ def measure_policy(
 def _measure_batch(
     policy: LanguageModel,
     reference: LanguageModel,
-    batch: SampledBatch,
+    prompts: PromptBatch,
+    rollouts: RolloutBatch,
     rewards: Mapping[str, WeightedReward],
     temperature: float,
 ) -> dict[str, Any]:
     """Compute scores, and the tensors that `RolloutMetrics` takes, as JSON types."""
-    rollouts, prompts = batch.rollouts, batch.prompts
     n_samples = len(rollouts.response_ids) // len(prompts.texts)
     prompts = prompts.select([p for p in range(len(prompts.texts)) for _ in range(n_samples)])
     statistics = rollouts.statistics_at(temperature)

@@ -52,17 +52,6 @@ class EncodedPrompts(NamedTuple):
         return sum(example.dropped_turns > 0 or example.cut_tokens > 0 for example in self.examples)
 
 
-class SampledBatch(NamedTuple):
-    """`B` prompts with one or more responses each, which are adjacent rows of `rollouts`.
-
-    `positions` are their places in the sequence of prompts that was sampled from.
-    """
-
-    positions: list[int]
-    prompts: PromptBatch
-    rollouts: RolloutBatch
-
-
 @dataclass(frozen=True)
 class Generation:
     """Responses of one or more models to the same prompts.
@@ -140,7 +129,7 @@ def sample_batches(
     sampling: SamplingOptions,
     batch_size: int,
     seed: int,
-    describe: Callable[[SampledBatch], dict[str, Any]],
+    describe: Callable[[PromptBatch, RolloutBatch], dict[str, Any]],
     responses_per_prompt: int = 1,
     unfinished: ProgressFile | None = None,
     name: str = "",
@@ -150,8 +139,9 @@ def sample_batches(
     Each batch has its own seed, derived from `seed`. Models that are given the same prompts, seed
     and batch size draw with the same seeds.
 
-    `load_model` is not called if all batches are finished, `describe` converts a batch to JSON
-    types, and each new batch is added to the file `unfinished` under `name`.
+    `load_model` is not called if all batches are finished, `describe` converts the prompts of a
+    batch and their responses, those to one prompt in adjacent rows, to JSON types, and each new
+    batch is added to the file `unfinished` under `name`.
 
     Yields:
         For each batch the positions of its prompts as `"positions"`, and its description; of the
@@ -181,19 +171,20 @@ def sample_batches(
             pad_token_id=encoder.pad_token_id,
             seed=batch_seed,
         )
-        batch = SampledBatch(list(positions), prompts, rollouts)
-        record = {"positions": batch.positions, **describe(batch)}
+        record = {"positions": list(positions), **describe(prompts, rollouts)}
         unfinished.add(name, record)
         yield record
 
 
-def describe_responses(batch: SampledBatch, texts: Sequence[str]) -> list[list[dict[str, Any]]]:
+def describe_responses(
+    prompts: PromptBatch, rollouts: RolloutBatch, texts: Sequence[str]
+) -> list[list[dict[str, Any]]]:
     """Describe the responses to each prompt of a batch by the fields of `SampledResponse`.
 
-    `texts` are its decoded responses, row by row. The field `prompt` is left out.
+    `texts` are the decoded responses, row by row. The field `prompt` is left out.
     """
-    ended, lengths = batch.rollouts.terminated.tolist(), batch.rollouts.lengths.tolist()
-    n_samples = len(texts) // len(batch.positions)
+    ended, lengths = rollouts.terminated.tolist(), rollouts.lengths.tolist()
+    n_samples = len(texts) // len(prompts.texts)
     return [
         [
             {
@@ -205,9 +196,7 @@ def describe_responses(batch: SampledBatch, texts: Sequence[str]) -> list[list[d
             }
             for row in range(first, first + n_samples)
         ]
-        for first, prompt_text in zip(
-            range(0, len(texts), n_samples), batch.prompts.texts, strict=True
-        )
+        for first, prompt_text in zip(range(0, len(texts), n_samples), prompts.texts, strict=True)
     ]
 
 
@@ -298,10 +287,13 @@ def generate_from_models(
     return generation
 
 
-def _describe(encoder: DialogueEncoder, batch: SampledBatch) -> dict[str, Any]:
-    ids, mask = batch.rollouts.response_ids.cpu(), batch.rollouts.response_mask.cpu()
+def _describe(
+    encoder: DialogueEncoder, prompts: PromptBatch, rollouts: RolloutBatch
+) -> dict[str, Any]:
+    ids, mask = rollouts.response_ids.cpu(), rollouts.response_mask.cpu()
     rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
-    return {"responses": describe_responses(batch, [encoder.decode_response(r) for r in rows])}
+    texts = [encoder.decode_response(row) for row in rows]
+    return {"responses": describe_responses(prompts, rollouts, texts)}
 
 
 def hash_models(models: Sequence[str]) -> dict[str, str | None]:

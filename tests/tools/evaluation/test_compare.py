@@ -356,11 +356,10 @@ def test_metrics_are_those_of_an_unpadded_loop(
     prompts: EncodedPrompts,
 ) -> None:
     responses: dict[int, list[int]] = {}
-    sampled = (encoder, prompts.examples, OPTIONS, 2, 5, lambda batch: {"batch": batch})
+    sampled = (encoder, prompts.examples, OPTIONS, 2, 5, lambda _, rollouts: {"rows": rollouts})
     for record in sample_batches(lambda: policy, *sampled):
-        batch = record["batch"]
-        rows = batch.rollouts
-        for row, position in enumerate(batch.positions):
+        rows = record["rows"]
+        for row, position in enumerate(record["positions"]):
             responses[position] = rows.response_ids[row][rows.response_mask[row]].tolist()
     ids = [example.input_ids.tolist() for example in prompts.examples]
     ours = [logprob(policy, ids[i], responses[i]) for i in range(len(ids))]

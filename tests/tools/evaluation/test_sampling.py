@@ -14,6 +14,7 @@ from lit_rlhf.data import (
     DataSource,
     DialogueEncoder,
     Message,
+    PromptBatch,
     PromptExample,
     PromptRecord,
     RecordError,
@@ -24,7 +25,6 @@ from lit_rlhf.files import write_json_lines
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions
 from lit_rlhf.tools.evaluation import (
     Generation,
-    SampledBatch,
     encode_prompt_records,
     generate_from_models,
     load_policy,
@@ -122,25 +122,27 @@ def test_prompts_that_do_not_fit_are_counted() -> None:
     assert prompts.shortened == 2  # a prompt that lost turns and its beginning counts once
 
 
-def sampled(*arguments: Any, **options: Any) -> list[SampledBatch]:
-    describe = options.pop("describe", lambda batch: {"batch": batch})
-    return [record["batch"] for record in sample_batches(*arguments, describe, **options)]
+def sampled(*arguments: Any, **options: Any) -> list[tuple[list[int], PromptBatch, RolloutBatch]]:
+    def describe(*batch: Any) -> dict[str, Any]:
+        return {"batch": batch}
+
+    records = sample_batches(*arguments, describe, **options)
+    return [(record["positions"], *record["batch"]) for record in records]
 
 
 def test_responses_side_by_side(encoder: DialogueEncoder, examples: list[PromptExample]) -> None:
     model, options = tiny_causal_lm(), SamplingOptions(max_new_tokens=8)
     batches = sampled(lambda: model, encoder, examples, options, 3, 0, responses_per_prompt=2)
-    for batch in batches:
-        rows = batch.rollouts.prompt_ids
-        assert torch.equal(rows[0::2], batch.prompts.input_ids)
-        assert torch.equal(rows[1::2], batch.prompts.input_ids)
-        texts = [examples[position].text for position in batch.positions]
-        assert batch.prompts.texts == texts
-        assert not torch.equal(batch.rollouts.response_ids[0::2], batch.rollouts.response_ids[1::2])
-    assert sorted(p for batch in batches for p in batch.positions) == list(range(len(examples)))
+    for positions, prompts, rollouts in batches:
+        rows = rollouts.prompt_ids
+        assert torch.equal(rows[0::2], prompts.input_ids)
+        assert torch.equal(rows[1::2], prompts.input_ids)
+        assert prompts.texts == [examples[position].text for position in positions]
+        assert not torch.equal(rollouts.response_ids[0::2], rollouts.response_ids[1::2])
+    assert sorted(p for positions, *_ in batches for p in positions) == list(range(len(examples)))
     # batches draw from seeds of their own
-    first, second = sampled(lambda: model, encoder, [examples[0]] * 2, options, 1, 0)
-    assert not torch.equal(first.rollouts.response_ids, second.rollouts.response_ids)
+    (*_, first), (*_, second) = sampled(lambda: model, encoder, [examples[0]] * 2, options, 1, 0)
+    assert not torch.equal(first.response_ids, second.response_ids)
 
 
 FEW = SamplingOptions(max_new_tokens=6, temperature=0.8, top_p=0.9, repetition_penalty=1.1)
