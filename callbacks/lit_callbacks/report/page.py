@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -61,8 +63,8 @@ def _write_page(
 
 
 def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float) -> str:
-    groups = choose_panels(runs, keys)
-    steps = first, last = _step_range(runs, [panel for _, panels in groups for panel in panels])
+    panels = choose_panels(runs, keys)
+    steps = first, last = _step_range(runs, panels)
     verdicts = [(index, verdict) for index, run in enumerate(runs) for verdict in run.verdicts]
     verdicts.sort(key=lambda item: (item[1].step, item[1].time))
     phases = [read_phases(run) for run in runs]
@@ -76,7 +78,7 @@ def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float
         responses=[read_responses(run) for run in runs] if len(runs) <= FEW_RUNS else [],
         phases=phases,
         phase_names=list(dict.fromkeys(name for row in phases for name in row)),
-        groups=groups,
+        groups=[(name, list(group)) for name, group in groupby(panels, key=attrgetter("group"))],
         verdicts=verdicts,
         unhealthy=any(span.level > Level.HEALTHY for run in runs for span in run.spans),
         has_undone=any(curve.undone for run in runs for curve in run.curves.values()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from lit_callbacks.runs import Run
@@ -22,13 +21,6 @@ class Panel(NamedTuple):
     group: str
     signed_log: bool = False
     floor: float | None = None
-
-
-class PanelGroup(NamedTuple):
-    """Panels under one heading."""
-
-    heading: str
-    panels: list[Panel]
 
 
 # The metrics of Figure 4 of arXiv 2307.04964, and their neighbours.
@@ -53,7 +45,7 @@ KNOWN = (
 _NOT_SHOWN = {"hp_metric", "epoch"}  # Lightning's placeholder and a counter
 
 
-def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[PanelGroup]:
+def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[Panel]:
     """Choose the panels of a page.
 
     Without `keys`, they are the known ones that a run logged, and all metrics of a run that logged
@@ -70,9 +62,7 @@ def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[Panel
             f"got {', '.join(missing) or 'none'}"
         )
     known = {panel.key: panel for panel in KNOWN}
-    panels = [known.get(key) or _plain(key) for key in dict.fromkeys(wanted)]
-    groups = groupby(panels, key=lambda panel: panel.group)
-    return [PanelGroup(heading, list(members)) for heading, members in groups]
+    return [known.get(key) or _plain(key) for key in dict.fromkeys(wanted)]
 
 
 def _usual_keys(runs: Sequence[Run]) -> list[str]:

@@ -27,7 +27,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None, width: in
     Up to `FEW_RUNS` runs are columns, more are rows; what is beyond `width` follows below.
     Settings are those of the `config.yaml` that LightningCLI saves in the log folder.
     """
-    names = [panel.key for _, panels in choose_panels(runs, keys) for panel in panels]
+    names = [panel.key for panel in choose_panels(runs, keys)]
     rows = [["mean of the last tenth", *(run.name for run in runs)]]
     rows += [[key, *(_ending(run.curves.get(key)) for run in runs)] for key in names]
     rows.append(["highest level", *(run.worst.word if run.spans else NONE for run in runs)])
