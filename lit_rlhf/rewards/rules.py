@@ -212,7 +212,6 @@ class ContainsRule:
         ]
 
 
-@dataclass(frozen=True)
 class SentimentRule:
     """How positive a response is, by VADER's lexicon of English words: from -1 to 1.
 
@@ -220,8 +219,8 @@ class SentimentRule:
     count.
     """
 
-    def __post_init__(self) -> None:
-        _sentiment_analyzer()
+    def __init__(self) -> None:
+        _sentiment_analyzer()  # or refuse now
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         """Score `responses`."""
