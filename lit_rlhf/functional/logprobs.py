@@ -1,4 +1,4 @@
-"""Log-probs, entropy and perplexity of tokens.
+"""Log-probs and entropy of tokens.
 
 Notation: `B` batch, `T` tokens, `V` vocabulary. Log-probs and entropies are in nats. float16 and
 bfloat16 logits are cast to float32 first; float32 and float64 keep their precision.
@@ -12,7 +12,6 @@ from lit_rlhf.functional.masking import masked_average
 
 __all__ = [
     "language_model_loss",
-    "loss_perplexity",
     "tempered_logits",
     "token_logprobs",
     "token_logprobs_and_entropy",
@@ -78,7 +77,7 @@ def language_model_loss(
     """Negative log-likelihood per token: loss of SFT, LM imitation (Eq. 2) and ptx (Eq. 17), 0-dim.
 
     Log-probs are `[B, T]` nats, and the mask `[B, T]` keeps tokens to train on; if it is empty, the
-    loss is 0 with a graph. `denominator` is as in `masked_average`.
+    loss is 0 with a graph. `denominator` is as in `masked_average`. Its `exp` is the perplexity.
 
     Examples:
         >>> logprobs, mask = torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[True, True, False]])
@@ -87,13 +86,3 @@ def language_model_loss(
     """
     check_tensors(2, logprobs=logprobs)
     return -masked_average(logprobs, mask, denominator)
-
-
-def loss_perplexity(loss: Tensor) -> Tensor:
-    """Perplexity of a token-weighted mean negative log-likelihood in nats per token, any shape.
-
-    Examples:
-        >>> round(loss_perplexity(torch.tensor(1.0)).item(), 4)
-        2.7183
-    """
-    return loss.exp()

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_rlhf.checks import check_count, check_fields
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.forward import call, gathered, map_target_logits
-from lit_rlhf.functional import language_model_loss, loss_perplexity, masked_sum, token_logprobs
+from lit_rlhf.functional import language_model_loss, masked_sum, token_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
@@ -89,7 +89,7 @@ class SFTModule(StageModule):
         clip = self.optimizer.grad_clip
         means = self.supervised_update(shares(), clip, batch.input_ids, lengths, batch_idx)
         # exp of the loss over all ranks, which is not the mean of the ranks' perplexities
-        means["sft/perplexity"] = loss_perplexity(means["sft/loss"])
+        means["sft/perplexity"] = means["sft/loss"].exp()
         self.log_dict(means, batch_size=len(batch.input_ids))
         return means["sft/loss"]
 
@@ -108,7 +108,7 @@ class SFTModule(StageModule):
         self._evaluation = []
         return {
             "sft/loss": loss / tokens,
-            "sft/perplexity": loss_perplexity(loss / tokens),
+            "sft/perplexity": (loss / tokens).exp(),
             "sft/token_accuracy": hits / tokens,
         }
 

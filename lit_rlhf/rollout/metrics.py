@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lit_rlhf.functional import loss_perplexity, masked_sum
+from lit_rlhf.functional import masked_sum
 from lit_rlhf.stats import all_gather_rows, global_sum
 
 OPENING = 4  # tokens at the start of a response that are compared
@@ -114,8 +114,8 @@ class RolloutMetrics:
             kl / n_tokens,
             n_tokens / n,
             sums["truncated"] / n,
-            loss_perplexity(-sums["logprobs"] / n_tokens),
-            loss_perplexity(-sums["ref_logprobs"] / n_tokens),
+            (-sums["logprobs"] / n_tokens).exp(),
+            (-sums["ref_logprobs"] / n_tokens).exp(),
             sums["entropy"] / n_tokens,
             n_distinct / sums["bigrams"].clamp(min=1),
             (sums["bigrams"] - sums["own_bigrams"]) / sums["bigrams"].clamp(min=1),

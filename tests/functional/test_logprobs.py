@@ -1,4 +1,4 @@
-"""Log-probs, entropy, language-model loss and perplexity by hand."""
+"""Log-probs, entropy, and language-model loss by hand."""
 
 import math
 
@@ -9,7 +9,6 @@ from torch.autograd import gradcheck
 
 from lit_rlhf.functional import (
     language_model_loss,
-    loss_perplexity,
     token_logprobs,
     token_logprobs_and_entropy,
 )
@@ -103,10 +102,6 @@ def test_only_kept_tokens_get_a_gradient() -> None:
     torch.autograd.backward(language_model_loss(logprobs, RAGGED_MASK))
     expected = [[-1 / 3, -1 / 3, 0], [-1 / 3, 0, 0]]
     torch.testing.assert_close(logprobs.grad, torch.tensor(expected, dtype=torch.float64))
-
-
-def test_perplexity_of_a_loss() -> None:
-    assert loss_perplexity(torch.tensor(2.0)).item() == pytest.approx(math.exp(2.0), rel=1e-6)
 
 
 def test_logprobs_and_entropy_have_the_right_gradients() -> None:

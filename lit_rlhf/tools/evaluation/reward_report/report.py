@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.data import Message
-from lit_rlhf.functional import loss_perplexity, pairwise_reward_loss, preference_probability
+from lit_rlhf.functional import pairwise_reward_loss, preference_probability
 from lit_rlhf.tools.evaluation.outcomes import ScoreSummary, score_summary
 from lit_rlhf.tools.evaluation.output import to_json_types
 from lit_rlhf.tools.evaluation.reward_report.measures import (
@@ -168,7 +168,7 @@ def _perplexities(pairs: ScoredPairs, names: Sequence[str]) -> dict[str, Perplex
 
     def perplexity(logprobs: NDArray[np.float64], rows: NDArray[np.bool_]) -> float:
         loss = -logprobs[rows].sum() / tokens[rows].sum()
-        return float(loss_perplexity(torch.tensor(loss, dtype=torch.float64)))
+        return float(torch.tensor(loss, dtype=torch.float64).exp())
 
     return {
         reader: Perplexity(
