@@ -41,7 +41,6 @@ class RolloutMetrics:
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._scores: tuple[str, ...] = ()
         self._bigrams: Tensor | None = None
         self._openings: list[Tensor] = []
 
@@ -59,13 +58,11 @@ class RolloutMetrics:
 
         The mean of each of `scores`, `[B]` by the same names in every batch, is `rollout/<name>`.
         """
-        scores = scores or {}
-        self._scores = tuple(scores)
-        # all bigrams of the responses, [m, 3] with the row that each is in
+        # the distinct bigrams of each response, [m, 3] with the row that it is in
         rows = torch.arange(len(response_ids), device=response_ids.device)[:, None]
         triples = [rows.expand_as(response_ids)[:, 1:], response_ids[:, :-1], response_ids[:, 1:]]
         inside = response_mask[:, :-1] & response_mask[:, 1:]
-        own_bigrams = torch.stack(triples, -1)[inside]
+        own_bigrams = torch.unique(torch.stack(triples, -1)[inside], dim=0)
         bigrams = own_bigrams[:, 1:]
         batch = {
             "logprobs": masked_sum(logprobs, response_mask),
@@ -74,11 +71,9 @@ class RolloutMetrics:
             "tokens": response_mask.sum(),
             "truncated": (~terminated).sum(),
             "responses": torch.tensor(len(terminated), device=terminated.device),
-            "bigrams": torch.tensor(len(bigrams), device=bigrams.device),
-            "own_bigrams": torch.tensor(
-                len(torch.unique(own_bigrams, dim=0)), device=bigrams.device
-            ),
-            **{name: values.double().sum() for name, values in scores.items()},
+            "bigrams": inside.sum(),
+            "own_bigrams": torch.tensor(len(own_bigrams), device=inside.device),
+            **{f"rollout/{name}": v.double().sum() for name, v in (scores or {}).items()},
         }
         for name, value in batch.items():
             value = value.detach().double()
@@ -122,5 +117,5 @@ class RolloutMetrics:
             commonest / n,
             n,
         )
-        scores = {f"rollout/{name}": sums[name] / n for name in self._scores}
+        scores = {key: total / n for key, total in sums.items() if key.startswith("rollout/")}
         return scores | dict(zip(self.KEYS, values, strict=True))
