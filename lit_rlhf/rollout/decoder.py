@@ -99,7 +99,9 @@ class Decoder:
         self.n_slots = min(n_slots, n_samples)
         capacity = max(lengths) + max_length
         # slots beyond n_slots take the rows that a step is padded with
-        n_rows = self.n_slots + self._n_padding(self.n_slots)
+        self.row_padding = forward_plan(model).row_padding
+        self.weight = next(self.model.parameters())
+        n_rows = self.n_slots + self.row_padding.n_padding(self.n_slots, self.weight)
         self.cache = KVCache(n_rows, capacity, device)
         self.graphs: RowGraphs | None = None
         self.waiting = list(range(n_samples))
@@ -176,20 +178,20 @@ class Decoder:
             # a graph for each power of two: slots that are free cost less than more graphs
             self.graphs.run(min(1 << (n - 1).bit_length(), self.n_slots))
         else:
-            # matrix products may be faster for a multiple of rows
-            self._decode(n, n + self._n_padding(n), max(self.host_lengths) + 1)
+            self._decode(n, max(self.host_lengths) + 1)
         self.host_lengths = [length + 1 for length in self.host_lengths]
         self.n_steps += 1
 
-    def _decode(self, n: int, n_rows: int | None = None, width: int | None = None) -> None:
+    def _decode(self, n: int, width: int | None = None) -> None:
         """Process the last tokens of the first `n` slots, and sample the next.
 
-        `n_rows` slots are processed, and `width` is the longest sequence with the new token. Free
-        slots have token 0 at position 0 of their cache, where the next prompt overwrites it. One
-        among the `n` grows like a sequence, and ends before the cache does: it starts anew whenever
-        a sequence is released, which none outlives by more than an interval.
+        `width` is the longest sequence with the new token. Free slots have token 0 at position 0 of
+        their cache, where the next prompt overwrites it. One among the `n` grows like a sequence,
+        and ends before the cache does: it starts anew whenever a sequence is released, which none
+        outlives by more than an interval.
         """
-        n_rows = n_rows or n
+        # matrix products may be faster for a multiple of rows
+        n_rows = n + self.row_padding.n_padding(n, self.weight)
         lengths = self.lengths[:n_rows]
         layout = _DecodeLayout(self.cache, lengths, width or self.cache.capacity)
         # a sequence that has ended goes on until it is released, but learned position embeddings
@@ -251,11 +253,6 @@ class Decoder:
         for numbers in (self.samples, self.lengths, self.n_sampled, self.last_tokens, self.ended):
             numbers[:n_left] = numbers[index]
             numbers[n_left:] = self.n_samples if numbers is self.samples else 0
-
-    def _n_padding(self, n_rows: int) -> int:
-        """Number of rows to pad a step of `n_rows` with."""
-        padding, weight = forward_plan(self.model).row_padding, next(self.model.parameters())
-        return padding.n_padding(n_rows, weight)
 
     def _run_trunk(
         self, input_ids: Tensor, position_ids: Tensor, layout: AttentionLayout
