@@ -22,19 +22,14 @@ FEW = 8  # rollouts that a check reads again where it needs no more
 class NetworkStep(NamedTuple):
     """An update of one network, with the gradient's L2 norm before and after clipping.
 
-    `clip` is `None` without clipping, and `applied_norm` if it cannot be told.
+    The metrics are those before the step. `clip` is `None` without clipping, and `applied_norm` if
+    it cannot be told.
     """
 
+    metrics: dict[str, float]
     clip: float | None
     norm: float
     applied_norm: float | None
-
-
-class Update(NamedTuple):
-    """An update of both networks on one minibatch, with the metrics before its steps."""
-
-    metrics: dict[str, float]
-    steps: dict[str, NetworkStep]
 
 
 @dataclass
@@ -43,8 +38,8 @@ class Case:
 
     `free_memory` are bytes that the device has before the networks are on it. `estimates` are as
     the update gets them: the policy's log-probs may come from generation, and `rescored` then has
-    those of a separate forward. `scores` are raw rewards, `[B]`; `updates` are two on one
-    minibatch.
+    those of a separate forward. `scores` are raw rewards, `[B]`; `updates` are two of each network
+    on one minibatch.
     """
 
     module: PPOModule
@@ -58,7 +53,7 @@ class Case:
     rescored: TokenStatistics | None = None
     scores: Tensor | None = None
     experience: Experience | None = None
-    updates: list[Update] | None = None
+    updates: list[dict[str, NetworkStep]] | None = None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -86,8 +81,3 @@ class Case:
             or torch.get_float32_matmul_precision() != "highest"
         )
         return low if low_precision else full
-
-
-def first_rows(rollouts: RolloutBatch) -> RolloutBatch:
-    """Select the first few rollouts, without the statistics of their generation."""
-    return rollouts.select(slice(FEW))

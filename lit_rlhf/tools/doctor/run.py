@@ -20,7 +20,7 @@ from lit_rlhf.modules import (
     trained_networks,
 )
 from lit_rlhf.rollout import iterate_minibatches
-from lit_rlhf.tools.doctor.case import NETWORKS, Case, NetworkStep, Update
+from lit_rlhf.tools.doctor.case import NETWORKS, Case, NetworkStep
 from lit_rlhf.tools.doctor.checks import (
     check_clipping,
     check_eos,
@@ -95,7 +95,8 @@ def run_iteration(case: Case) -> Finding:
     rewards = module.shape_rewards(rollouts, scores, estimates)
     case.experience = module.experience(rollouts, rewards, estimates)
     updates = _run_two_updates(case, generator)
-    if names := sorted({k for u in updates for k, v in u.metrics.items() if v != v}):
+    steps = [step for update in updates for step in update.values()]
+    if names := sorted({k for step in steps for k, v in step.metrics.items() if v != v}):
         return failure(
             f"An update was skipped, as a number was not finite: {', '.join(names)}.",
             "Lower learning_rate of model.policy_optimizer or model.critic_optimizer, or set "
@@ -109,7 +110,7 @@ def run_iteration(case: Case) -> Finding:
     )
 
 
-def _run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
+def _run_two_updates(case: Case, generator: torch.Generator) -> list[dict[str, NetworkStep]]:
     """Update both networks twice on the first minibatch; the first allocates optimizers' state.
 
     Where its norm is within the clip bound, the second's bound is half of it, so that it clips.
@@ -122,30 +123,30 @@ def _run_two_updates(case: Case, generator: torch.Generator) -> list[Update]:
     minibatch = experience.select(index)
     ptx = None if batch.ptx is None else TokenBatch(*(field[index] for field in batch.ptx))
 
-    def update(clips: dict[str, float | None], timer: PhaseTimer) -> Update:
+    def update(clips: dict[str, float | None], timer: PhaseTimer) -> dict[str, NetworkStep]:
         optimizers = [optimizer for optimizer, _ in trained_networks(module)]
         for optimizer in optimizers:
             _reset_first_moments(optimizer)
         with timer("update", minibatch.rollouts.sequence_ids, UPDATE_MEMORY):
             found = {}
             if module.separate_critic:
-                found = module.train_critic(minibatch, clips["critic"], "the examination")
-            found |= module.train_policy(minibatch, ptx, clips["policy"], "the examination")
-        metrics = {key: float(value) for key, value in found.items()}
-        steps = {
-            name: NetworkStep(
-                clips[name], metrics[f"ppo/{name}_grad_norm"], _applied_gradient_norm(optimizer)
+                found["critic"] = module.train_critic(minibatch, clips["critic"], "the examination")
+            found["policy"] = module.train_policy(
+                minibatch, ptx, clips["policy"], "the examination"
             )
-            for name, optimizer in zip(NETWORKS, optimizers, strict=module.separate_critic)
-        }
-        return Update(metrics, steps)
+        steps = {}
+        for name, optimizer in zip(NETWORKS, optimizers, strict=module.separate_critic):
+            metrics = {key: float(value) for key, value in found[name].items()}
+            norms = metrics[f"ppo/{name}_grad_norm"], _applied_gradient_norm(optimizer)
+            steps[name] = NetworkStep(metrics, clips[name], *norms)
+        return steps
 
     clips = {
         "policy": module.policy_optimizer.grad_clip,
         "critic": module.critic_optimizer.grad_clip,
     }
     first = update(clips, PhaseTimer(module))
-    for name, step in first.steps.items():
+    for name, step in first.items():
         if step.clip is not None and not step.norm > step.clip:
             clips[name] = step.norm / 2 or step.clip
     return [first, update({**clips}, module.timer)]

@@ -9,9 +9,9 @@ def check_clipping(case: Case) -> Finding:
     assert case.updates is not None
     strategy = type(case.trainer.strategy).__name__
     parts = []
-    for network in case.updates[0].steps:
+    for network in case.updates[0]:
         option = f"model.{network}_optimizer.grad_clip"
-        steps = [update.steps[network] for update in case.updates]
+        steps = [update[network] for update in case.updates]
         if steps[0].clip is None:
             return warning(
                 f"{option} is null: gradients of the {network} are not clipped (here of norm "

@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 from lit_rlhf.forward import eval_mode, unwrap_model
 from lit_rlhf.functional import kl_estimate, masked_mean, token_logprobs
 from lit_rlhf.rollout import RolloutBatch, TokenStatistics, using_generation_config
-from lit_rlhf.tools.doctor.case import FEW, Case, first_rows
+from lit_rlhf.tools.doctor.case import FEW, Case
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
 FAR = 5.0  # standard errors that a mean does not reach by chance
@@ -40,7 +40,7 @@ def check_reference(case: Case) -> Finding:
 def check_ratio(case: Case) -> Finding:
     """Check that the ratio of the first minibatch is 1."""
     assert case.updates is not None
-    metrics = case.updates[0].metrics
+    metrics = case.updates[0]["policy"].metrics
     ratio, kl = metrics["ppo/ratio"], metrics["ppo/approx_kl"]
     # the KL sees ratios that are 1 only on average
     if abs(ratio - 1) <= case.tolerance(1e-3, 3e-2) and kl <= case.tolerance(1e-6, 1e-2):
@@ -70,7 +70,7 @@ def check_padding(case: Case) -> Finding:
         _outputs_by_network(case, _select_row(case.rollouts, row), [case.batch.texts[row]])
         for row in rows
     ]
-    wide = _add_padding(first_rows(case.rollouts), int(case.tokenizer.pad_token_id))
+    wide = _add_padding(case.rollouts.select(slice(FEW)), int(case.tokenizer.pad_token_id))
     together = _outputs_by_network(case, wide, case.batch.texts[: len(rows)])
     limit = case.tolerance(1e-3, 5e-2)
     largest = {

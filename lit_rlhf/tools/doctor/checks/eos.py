@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_rlhf.forward import eval_mode, response_logits, stop_token_ids
 from lit_rlhf.functional import token_logprobs
 from lit_rlhf.rollout import RolloutBatch
-from lit_rlhf.tools.doctor.case import FEW, Case, first_rows
+from lit_rlhf.tools.doctor.case import FEW, Case
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
 _UNREACHABLE = 1e-6  # probability of EOS below which no rollout will ever sample it
@@ -60,7 +60,7 @@ def _describe_ends(case: Case) -> Finding:
     rollouts, limit = case.rollouts, case.module.sampling.max_new_tokens
     count, cut_off = len(rollouts.terminated), int((~rollouts.terminated).sum())
     if cut_off == count:
-        most = math.exp(float(_eos_logprobs(case, first_rows(rollouts)).max()))
+        most = math.exp(float(_eos_logprobs(case, rollouts.select(slice(FEW))).max()))
         found = (
             f"None of {count} responses ended within {limit} tokens; EOS had a probability of at "
             f"most {most:.1e}."
