@@ -2,7 +2,7 @@
 
 A run stores its settings in its checkpoints: its options as hyper-parameters, and the options of
 data and Trainer, with checksums of what its files held, under `SETTINGS_KEY`. A run that resumes
-compares its own with them. `RULES` says of each setting what a change means.
+compares its own with them. `CHANGES` says of each setting what a change means.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
 from itertools import chain
@@ -59,22 +59,18 @@ class Change(Enum):
     REFUSED = "refused"
 
 
-class Rule(NamedTuple):
-    """Consequence of a change of some settings, or groups of them, and why or from when."""
-
-    names: tuple[str, ...]
-    change: Change
-    remark: str
-
-
-RULES = tuple(
-    Rule(tuple(names.split(", ")), Change[change.upper()], remark)
-    for change, remarks in yaml.safe_load(
-        Path(__file__).with_suffix(".yaml").read_text("utf-8")
-    ).items()
-    for names, remark in remarks.items()
+REMARKS: dict[str, dict[str, str]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text("utf-8")
 )
-"""Rules by name of a setting or group; the longest name that fits wins."""
+"""Why or from when a change has its consequence: by consequence, and by names of settings."""
+
+CHANGES = {
+    name: Change[change.upper()]
+    for change, remarks in REMARKS.items()
+    for names in remarks
+    for name in names.split(", ")
+}
+"""Consequence of a change by name of a setting or group; the longest name that fits wins."""
 
 
 class ChangedSetting(NamedTuple):
@@ -93,14 +89,9 @@ class ChangedRunError(ValueError):
     """A run would resume from a checkpoint of another run."""
 
 
-def rule_of(name: str) -> Rule | None:
-    """The rule for a setting; `None` for an option that a subclass has added."""
-    group = name.partition(".")[0]
-    for candidate in (name, group):
-        for rule in RULES:
-            if candidate in rule.names:
-                return rule
-    return None
+def change_of(name: str) -> Change | None:
+    """What a change of a setting means; `None` for an option that a subclass has added."""
+    return CHANGES.get(name, CHANGES.get(name.partition(".")[0]))
 
 
 def describe_run(
@@ -198,16 +189,15 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def check_changes(changes: Iterable[ChangedSetting], allowed: bool, writer: str) -> None:
+def check_changes(changes: Sequence[ChangedSetting], allowed: bool, writer: str) -> None:
     """Refuse changes that make a run another one, unless they only need consent and have it."""
-    rules = [(change, rule_of(change.name)) for change in changes]
-    impossible = [c for c, rule in rules if rule and rule.change is Change.REFUSED]
+    impossible = [change for change in changes if change_of(change.name) is Change.REFUSED]
     if impossible:
         raise ChangedRunError(
             "the checkpoint's weights do not fit the configured network; expected the settings of "
             f"the checkpoint, got {'; '.join(map(str, impossible))}"
         )
-    others = [c for c, rule in rules if rule and rule.change is Change.NEEDS_CONSENT]
+    others = [change for change in changes if change_of(change.name) is Change.NEEDS_CONSENT]
     if others and not allowed:
         listed = "".join(f"\n  {change}" for change in others)
         raise ChangedRunError(

@@ -17,7 +17,7 @@ from lit_callbacks import AdjustLearningRate, ResumeCheckpoint, Verdict
 from lit_rlhf.data import DemonstrationDataModule, PreferenceDataModule, PromptDataModule
 from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule, option_names
-from lit_rlhf.modules.resuming import RULES, rule_of
+from lit_rlhf.modules.resuming import CHANGES, REMARKS, Change, change_of
 from lit_rlhf.strategies import find_newest_checkpoint
 from tests.modules.stages import (
     assert_equal_states,
@@ -414,18 +414,18 @@ def test_every_setting_has_a_rule_and_the_documentation_shows_it() -> None:
     options = {name for stage in stages for name in option_names(stage)}
     datamodules = [DemonstrationDataModule, PreferenceDataModule, PromptDataModule]
     options |= {f"data.{name}" for data in datamodules for name in option_names(data)}
-    assert [name for name in sorted(options) if rule_of(name) is None] == []
-    named = {name for rule in RULES for name in rule.names}
+    assert [name for name in sorted(options) if change_of(name) is None] == []
     known = options | {name.partition(".")[0] for name in options}
     known |= {"trainer.precision", "training examples"}
     known |= {"number of ranks", "batch size on all ranks"}
     known |= {"weights of the reference", "weights of the reward models", "max_iterations"}
     known.add("sources of the reward functions")
-    assert named - known == set()
+    assert CHANGES.keys() - known == set()
 
     table = ["| setting | when it differs from the checkpoint's | |", "|---|---|---|"]
-    for rule in RULES:
-        names = ", ".join(f"`{name}`" if " " not in name else name for name in rule.names)
-        table.append(f"| {names} | {rule.change.value} | {rule.remark} |")
+    for change, remarks in REMARKS.items():
+        for listed, remark in remarks.items():
+            names = [f"`{name}`" if " " not in name else name for name in listed.split(", ")]
+            table.append(f"| {', '.join(names)} | {Change[change.upper()].value} | {remark} |")
     page = Path(__file__).parents[2] / "docs" / "resume.md"
     assert "\n".join(table) in page.read_text("utf-8"), "\n".join(table)
