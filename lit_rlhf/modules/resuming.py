@@ -318,6 +318,14 @@ class Resume(Callback):
         self._loader_states, self._random_state = [], {}
         self.trained = True
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the random state: rewards may draw from it, and a resumed run may not validate."""
+        self._training_state = random_state(pl_module.device)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restore the random state of training, before a checkpoint is saved."""
+        restore_random_state(self._training_state, pl_module.device)
+
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Trainer,
+    seed_everything,
+)
 
 from lit_callbacks import AdjustLearningRate, ResumeCheckpoint, Verdict
 from lit_rlhf.data import DemonstrationDataModule, PreferenceDataModule, PromptDataModule
@@ -164,6 +170,23 @@ def test_a_run_resumes_from_any_hook_and_then_again(
     module, rest = go("never", 0, tmp_path / f"{second[1]}.ckpt")
     assert seen + rest == steps
     assert_equal_states(copied(module), copied(whole))
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_end"])
+def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path, hook: str) -> None:
+    def go(batches: int, ckpt_path: Path | None = None) -> Any:
+        seed_everything(1 if ckpt_path is None else 2, verbose=False)
+        rewards = {"tests.invariant.kill_runs:noisy_reward": 1.0}
+        module, data = ppo(root, rewards=rewards, critic_init="policy")
+        callback = SaveAndDie(hook, batches, tmp_path / "stopped.ckpt")
+        options: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 1}
+        with suppress(Killed):
+            fitted(module, data, tmp_path, callbacks=[callback], ckpt_path=ckpt_path, **options)
+        return module
+
+    whole = go(0)
+    go(5)  # the last batch of an epoch, before its validation or after it
+    assert_equal_states(copied(go(0, tmp_path / "stopped.ckpt")), copied(whole))
 
 
 def test_checkpoint_holds_state_and_no_frozen_weights(dropout_root: Path, tmp_path: Path) -> None:
