@@ -1,10 +1,12 @@
 """Errors of the stages' commands in one line: what is wrong, in which file, and what to do."""
 
 import inspect
+import os
 import pydoc
 import re
 import traceback
 from collections.abc import Collection, Sequence
+from io import IOBase
 from typing import NoReturn
 
 import torch
@@ -83,7 +85,7 @@ def end_with_message(error: Exception, prefix: str, arguments: Sequence[str] = (
     original = original_error(error)
     message = summarize(original) or type(original).__name__
     if isinstance(original, OSError) and original.errno and original.filename is None:
-        message += _written_file(original)
+        message += written_file(original)
     if not isinstance(original, _USER_ERRORS):
         # Python's words, if a limit on memory or processes leaves no room for a thread
         if not is_out_of_memory(original) and "can't start new thread" not in message:
@@ -97,14 +99,14 @@ def end_with_message(error: Exception, prefix: str, arguments: Sequence[str] = (
     raise SystemExit(f"{prefix}: {message}{advice}") from original
 
 
-def _written_file(error: OSError) -> str:
+def written_file(error: OSError) -> str:
     """The file that a library wrote when the system refused it, for the end of a message."""
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
         for value in frame.f_locals.values():
             for file in (value, *getattr(value, "__dict__", {}).values()):
-                name = getattr(file, "name", None)
-                if isinstance(name, str) and name[0] != "<" and hasattr(file, "write"):
-                    return f": {name!r}"
+                name = getattr(file, "name", None) if isinstance(file, IOBase) else None
+                if isinstance(name, str | bytes) and name[:1] not in ("<", b"<"):
+                    return f": {os.fsdecode(name)!r}"
     return ""
 
 

@@ -220,7 +220,9 @@ def _refuse(message: str, cause: Exception | None = None) -> NoReturn:
 def _tell_error_of_thread(raised: threading.ExceptHookArgs) -> None:
     """Tell the system's error in a thread in one line: loggers that write there raise it again."""
     if isinstance(raised.exc_value, OSError):
-        print(f"lit_rlhf: {raised.exc_value}", file=sys.stderr)
+        from lit_rlhf.cli.errors import written_file
+
+        print(f"lit_rlhf: {raised.exc_value}{written_file(raised.exc_value)}", file=sys.stderr)
     else:
         threading.__excepthook__(raised)
 

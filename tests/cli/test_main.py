@@ -195,14 +195,15 @@ def test_deleted_current_folder_is_one_line(
 
 
 def test_error_of_a_thread_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(error: Exception) -> None:
-        raise error
+    def fill() -> None:  # as TensorBoard's writer, whose names are bytes
+        with open(b"/dev/full", "ab") as file:
+            file.write(b"a value")
 
-    for error in (OSError(28, "No space left"), KeyError("defect")):
+    for fail in (fill, {}.popitem):
         with patch("threading.excepthook", _tell_error_of_thread):
-            thread = threading.Thread(target=fail, args=(error,))
+            thread = threading.Thread(target=fail)
             thread.start()
             thread.join()
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "lit_rlhf: [Errno 28] No space left"
+    assert said[0] == "lit_rlhf: [Errno 28] No space left on device: '/dev/full'"
     assert said[1].startswith("Exception in thread")
