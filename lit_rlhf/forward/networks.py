@@ -76,7 +76,9 @@ def stop_token_ids(
     """
     config = unwrap_model(model).generation_config
     ids = None if config is None else config.eos_token_id
-    found = {int(i) for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None}
+    found = {i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None}
+    if not all(isinstance(i, int) for i in found):
+        raise ValueError(f"path: expected ids of tokens in eos_token_id of a model, got {ids!r}")
     return sorted(found if tokenizer is None else found | {int(tokenizer.eos_token_id)})
 
 

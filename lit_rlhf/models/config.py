@@ -118,6 +118,8 @@ def check_model_path(path: str | Path) -> None:
         for file in Path(path).iterdir():
             if file.exists() and not (file.is_file() or file.is_dir()):  # reading it may not end
                 raise ValueError(f"path: expected a model's files, got the device or pipe {file}")
+        for index in Path(path).glob("*.index.json"):
+            _check_parts(index)
         return
     if Path(path).is_file():
         raise ValueError(
@@ -136,6 +138,17 @@ def check_model_path(path: str | Path) -> None:
         raise ValueError(
             expected + f"no hub id either: {owner!r} is a folder without {name!r}" + advice
         )
+
+
+def _check_parts(index: Path) -> None:
+    """Refuse a list of a model's files that leads out of its folder, or is none."""
+    try:
+        parts = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        outside = [part for part in parts if Path(part).name != part]
+    except (ValueError, *WRONG_VALUES) as error:
+        raise ValueError(f"path: expected a list of files in {index}: {error!r}") from error
+    if outside:
+        raise ValueError(f"path: expected files beside {index}, which lists {outside[0]}")
 
 
 def check_model_folder(folder: Path) -> None:

@@ -220,6 +220,10 @@ def set_config(**settings: object) -> Callable[[Path], None]:
     return write
 
 
+def list_parts(content: object) -> Callable[[Path], object]:
+    return lambda folder: (folder / "m.safetensors.index.json").write_text(json.dumps(content))
+
+
 UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
 
 
@@ -247,6 +251,9 @@ UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
             lambda folder: os.mkfifo(folder / "pipe"),
             "a model's files, got the device or pipe .*/pipe",
         ),
+        (list_parts({"weight_map": {UP: "../b.safetensors"}}), "which lists ../b.safetensors$"),
+        (list_parts({"weight_map": {UP: None}}), "list of files in .*index.json: TypeError"),
+        (list_parts([]), "list of files in .*index.json: TypeError"),
         (set_config(_attn_implementation="a/b"), "no code from the hub, got the attention a/b in"),
     ],
 )
@@ -354,3 +361,6 @@ def test_generation_ends_at_each_eos(configured: int | list[int] | None, ids: li
     model = tiny_causal_lm("llama")
     model.generation_config.eos_token_id = configured
     assert forward.stop_token_ids(model, tiny_tokenizer()) == ids
+    model.generation_config.eos_token_id = ["x"]
+    with pytest.raises(ValueError, match=r"ids of tokens in eos_token_id of a model, got \['x'\]"):
+        forward.stop_token_ids(model)
