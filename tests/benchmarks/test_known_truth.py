@@ -119,11 +119,15 @@ def test_page_names_open_seeds_and_each_verdict() -> None:
     row |= {"parts": dict.fromkeys(rule.PARTS, 0.75), "samples": [[PROMPT, "A dog | a garden."]]}
     policies = {name: row for name in ("sft", "ppo_vanilla", "ppo_max")}
     steps = {"policies": policies, "sft": {}}
-    steps |= {name: {"flagged_at": 7} for name in ("ppo_vanilla", "ppo_max")}
+    steps |= {"ppo_vanilla": {"flagged_at": 7, "reasons": "KL rose"}}
+    steps |= {"ppo_max": {"flagged_at": None, "reasons": ""}}
     done = {name: {"result": result} for name, result in steps.items()}
     results = {"seed_10": {"steps": done, "verdict": judge(read_arms(steps))}}
     page = format_page(results)
-    assert "which decide, 1 are done" in page
+    assert "which decide, 1 are done. Shown are the seeds [10]" in page
     assert "| vanilla PPO | 0.50 | 0.25 | 1.0 | 9.0 | 12% | 75% | 75% | 75% | 75% | 7 |" in page
+    assert "| 10 | vanilla PPO | 7 | wrong | KL rose |" in page
+    assert "| 10 | PPO-max | not | right | - |" in page
+    assert "| 10 | 0.25 | 0.25 | 0.25 | +0.00 [+0.00, +0.00] |" in page
     assert "1 exploited: no, 2 improved: no, 3 beats best of 4: no" in page
     assert "A dog \\| a garden." in page
