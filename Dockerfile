@@ -18,19 +18,20 @@ RUN python3 -m venv /opt/lit_rlhf
 ENV PATH=/opt/lit_rlhf/bin:$PATH
 
 WORKDIR /src
-COPY pyproject.toml constraints.txt hashes.txt README.md LICENSE ./
-# Only torch comes from the index of its builds. All other archives are checked against hashes.txt.
-# The third command adds what a CUDA build of torch pins for itself; a CPU build needs nothing.
+COPY pyproject.toml constraints.txt hashes.txt build_hashes.txt README.md LICENSE ./
+# Only torch comes from the index of its builds. All other archives, of build tools too, are checked against hashes.
+# The last command adds what a CUDA build of torch pins for itself; a CPU build needs nothing.
 ARG TORCH_INDEX=https://pypi.org/simple
-RUN export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt TORCH="$(grep '^torch==' constraints.txt)" \
+RUN TORCH="$(grep '^torch==' constraints.txt)" \
     && pip install --no-deps --index-url "$TORCH_INDEX" "$TORCH" \
-    && pip install --no-deps --require-hashes -r hashes.txt \
-    && pip install "$TORCH"
+    && pip install --no-deps --require-hashes -r build_hashes.txt \
+    && pip install --no-deps --require-hashes --no-build-isolation -r hashes.txt \
+    && pip install -c constraints.txt "$TORCH"
 
 COPY lit_rlhf lit_rlhf
 COPY callbacks callbacks
 COPY configs configs
-RUN PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt pip install --no-deps ./callbacks . && pip check
+RUN pip install --no-deps --no-build-isolation ./callbacks . && pip check
 
 RUN useradd --create-home rlhf && install -d -o rlhf /work
 USER rlhf

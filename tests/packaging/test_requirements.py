@@ -154,14 +154,23 @@ def test_constraints_pin_what_the_requirements_bring_in() -> None:
     assert names - pins().keys() <= OWN
 
 
-def test_hashes_are_of_the_pins_that_the_core_brings_in() -> None:
-    text = (ROOT / "hashes.txt").read_text(encoding="utf-8").partition("\n")[2]
+def hashed(file: str) -> set[str]:
+    """The pins that a file has hashes of."""
+    text = (ROOT / file).read_text(encoding="utf-8").partition("\n")[2]
     entry = re.compile(r"(\S+==\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
-    hashed = [match[1] for match in entry.finditer(text)]
     assert entry.sub("", text) == ""
+    return {match[1] for match in entry.finditer(text)}
+
+
+def test_hashes_are_of_the_pins_that_the_core_brings_in() -> None:
     needs = {n for n in reachable(core_requirements("root")) if not n.startswith(FROM_TORCH)}
     pinned = {f"{name}=={pins()[name]}" for name in needs - {*OWN, "torch"}}
-    assert set(hashed) == pinned
+    assert hashed("hashes.txt") == pinned
+    tools = hashed("build_hashes.txt")
+    assert tools <= {f"{name}=={version}" for name, version in pins().items()}
+    assert {"build", "hatchling", "setuptools", "wheel"} <= {
+        tool.partition("==")[0] for tool in tools
+    }
 
 
 @pytest.mark.parametrize(
