@@ -22,10 +22,7 @@ def fit(
         "seed_everything": 1,
         "trainer": SHORT | trainer,
         "model": {"class_path": f"{stage}Module", "init_args": model},
-        "data": {
-            "class_path": f"{DATA[stage]}DataModule",
-            "init_args": {**data, "batch_size": 2},
-        },
+        "data": {"class_path": f"{DATA[stage]}DataModule", "init_args": {**data, "batch_size": 2}},
     }
     Path("config.yaml").write_text(json.dumps(config))
     return run_cli(["fit", "--config", "config.yaml", *flags])

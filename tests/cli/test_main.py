@@ -94,10 +94,7 @@ def test_a_command_imports_no_more_than_it_needs(command: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("module", "words", "given"),
-    [
-        ("cli.training", ["fit", "--help_all"], ["fit", "--help"]),
-    ],
+    ("module", "words", "given"), [("cli.training", ["fit", "--help_all"], ["fit", "--help"])]
 )
 def test_commands_get_their_arguments(
     module: str, words: list[str], given: list[str], monkeypatch: pytest.MonkeyPatch

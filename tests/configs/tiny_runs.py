@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-    EventAccumulator,
-)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from lit_rlhf.cli.main import main
 from lit_rlhf.data import CHAT_TEMPLATES

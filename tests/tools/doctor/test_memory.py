@@ -147,13 +147,7 @@ def test_activations_next_to_the_tensors_of_a_llama(
 
     def logprobs_and_entropy() -> None:
         with torch.no_grad():
-            map_target_logits(
-                model,
-                ids,
-                mask,
-                targets,
-                token_logprobs_and_entropy,
-            )
+            map_target_logits(model, ids, mask, targets, token_logprobs_and_entropy)
 
     def update() -> None:
         target_logprobs(model, ids, mask, targets).sum().backward()
