@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from lit_callbacks.report import write_report
@@ -39,6 +40,19 @@ def write_run(
                 if place < len(values):
                     writer.add_scalar(key, values[place], step, walltime=next(_clock))
     return str(folder)
+
+
+def read_events(folder: Path) -> EventAccumulator:
+    """All that a run has written for TensorBoard."""
+    events = EventAccumulator(str(folder), size_guidance={"histograms": 0})
+    events.Reload()
+    return events
+
+
+def read_texts(folder: Path, key: str = "monitor/verdict") -> list[tuple[int, str]]:
+    """Texts of a run with their steps, in order."""
+    events = read_events(folder).Tensors(f"{key}/text_summary")
+    return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
 
 
 class Element:

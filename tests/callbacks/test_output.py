@@ -17,7 +17,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -30,6 +29,7 @@ from lit_callbacks.output import (
     name_file,
 )
 from lit_callbacks.words import format_duration, format_number, shorten_keys
+from tests.callbacks.reports import read_events, read_texts
 from tests.callbacks.scripted import trainer
 
 
@@ -85,22 +85,14 @@ def fitted(folder: Path, logs_step: bool, logger: Any) -> Writer:
     return writer
 
 
-def events(folder: Path) -> EventAccumulator:
-    accumulator = EventAccumulator(str(folder))
-    accumulator.Reload()
-    return accumulator
-
-
 @pytest.mark.parametrize(("logs_step", "steps"), [(True, [10, 20]), (False, [3, 6])])
 def test_the_x_axis_is_the_modules_step_or_the_optimizer_steps(
     logs_step: bool, steps: list[int], tmp_path: Path
 ) -> None:
     board, table = TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path / "table")
     assert fitted(tmp_path, logs_step, [table, board]).seen == steps
-    written = events(tmp_path)
-    texts = written.Tensors("toy/text/text_summary")
-    assert [event.step for event in texts] == steps
-    assert texts[0].tensor_proto.string_val == [f"at {steps[0]}".encode()]
+    assert read_texts(tmp_path, "toy/text") == [(step, f"at {step}") for step in steps]
+    written = read_events(tmp_path)
     # histograms leave out what TensorBoard cannot draw
     assert written.Tags()["histograms"] == ["toy/values"]
     value = written.Histograms("toy/values")[0].histogram_value
@@ -134,22 +126,14 @@ class FakeWandb(Logger):
     def log_table(
         self,
         key: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
+        columns: Any = None,
+        data: Any = None,
         dataframe: Any = None,
-        step: int | None = None,
+        step: Any = None,
     ) -> None:
         self.log_metrics({key: (columns, data, dataframe)}, step)
 
-    def log_text(
-        self,
-        key: str,
-        columns: list[str] | None = None,
-        data: list[list[str]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-    ) -> None:
-        self.log_table(key, columns, data, dataframe, step)
+    log_text = log_table
 
 
 class FakeClient:
@@ -248,7 +232,6 @@ def test_other_ranks_and_a_fast_dev_run_write_nothing(tmp_path: Path, is_rank_ze
     assert list(tmp_path.iterdir()) == []
 
 
-# a library inside TensorBoard warns of itself when it is imported
 # a library inside TensorBoard warns of itself when it is imported
 @pytest.mark.filterwarnings("ignore:html5lib's sanitizer is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_callbacks import PhaseSummary, StageProgressBar
 from lit_callbacks.phases import Phase
+from tests.callbacks.reports import read_texts
 from tests.callbacks.scripted import Scripted, batches, trainer
 
 SCRIPT = {
@@ -87,23 +87,14 @@ def test_table_goes_below_the_progress_line_and_to_loggers(
         ["update", "00:03", "20%", "1.5", "2"],
         ["other", "00:03", "20%"],
     ]
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    (event,) = events.Tensors("phases/text_summary")
-    text = event.tensor_proto.string_val[0].decode()
-    assert (event.step, text.splitlines()) == (
-        3,
-        [lines[place], "", "```", *lines[place + 1 :], "```"],
-    )
+    ((step, text),) = read_texts(tmp_path, "phases")
+    expected = [lines[place], "", "```", *lines[place + 1 :], "```"]
+    assert (step, text.splitlines()) == (3, expected)
 
 
 def test_keys_may_have_other_prefixes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script = {
-        "s/step": [1.0] * 3,
-        "s/forward": [0.5] * 3,
-        "gib/forward": [2.0] * 3,
-        "speed/x": [7, 9, 8],
-    }
+    script = {"s/step": [1.0] * 3, "s/forward": [0.5] * 3}
+    script |= {"gib/forward": [2.0] * 3, "speed/x": [7, 9, 8]}
     options = {"time": "s/", "memory": "gib/", "throughput": "speed/", "total": "s/step"}
     told = summary(monkeypatch, tmp_path, script, options=options)
     assert told.phases["forward"] == Phase(1.5, slowest=0.5, steps=3, peak=2.0)

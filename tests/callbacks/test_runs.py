@@ -27,27 +27,21 @@ class TestReading:
         write_run(tmp_path, {"toy/a": [30.0, 40.0, 50.0]}, first=3)
         (second,) = (f for f in tmp_path.iterdir() if f.name != "events.out.tfevents.2")
         second.rename(tmp_path / "events.out.tfevents.1")
-
         curve = read_run("run", run).curves["toy/a"]
-
         told = [(point.step, point.value) for point in curve.points]
         assert told == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0), (5, 50.0)]
 
     def test_undone_values_are_kept_apart(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", {"toy/a": [1.0, 2.0, 3.0, 4.0]})
         write_run(tmp_path / "run", {"toy/a": [9.0]}, first=3)
-
         curve = read_run("run", run).curves["toy/a"]
-
         assert [point.step for point in curve.points] == [1, 2, 3]
         assert [[r.value for r in piece] for piece in curve.undone] == [[2.0, 3.0, 4.0]]
 
     def test_a_step_logged_again_counts_once(self, tmp_path: Path) -> None:
         run = write_run(tmp_path, {"toy/a": [1.0, 2.0]})
         write_run(tmp_path, {"toy/a": [5.0, 6.0]}, first=2)
-
         curve = read_run("run", run).curves["toy/a"]
-
         assert [point.value for point in curve.points] == [1.0, 5.0, 6.0]
         assert curve.undone == []
 
@@ -59,27 +53,19 @@ class TestReading:
         ]
 
     def test_a_verdict_newer_than_the_last_level_counts(self, tmp_path: Path) -> None:
-        run = write_run(
-            tmp_path,
-            {"toy/a": [1.0] * 4, "monitor/level": [0, 0]},
-            {4: "**collapsed** at step 4\n\nbad"},
-        )
-
+        texts = {4: "**collapsed** at step 4\n\nbad"}
+        run = write_run(tmp_path, {"toy/a": [1.0] * 4, "monitor/level": [0, 0]}, texts)
         read = read_run("run", run)
-
         assert read.level is Level.COLLAPSED
         assert read.reason is read.verdicts[-1]
         assert read.spans == [Span(1, 4, Level.HEALTHY), Span(4, 4, Level.COLLAPSED)]
 
     def test_a_collapse_before_a_rollback_is_not_forgotten(self, tmp_path: Path) -> None:
         series = {"toy/a": [1.0] * 4, "monitor/level": [0, 0, 2, 2]}
-        run = write_run(
-            tmp_path / "run", series, {3: "**collapsed** at step 3\n\nbad\n\n- went back"}
-        )
+        texts = {3: "**collapsed** at step 3\n\nbad\n\n- went back"}
+        run = write_run(tmp_path / "run", series, texts)
         write_run(tmp_path / "run", {"toy/a": [1.0] * 5, "monitor/level": [0] * 5}, first=2)
-
         read = read_run("run", run)
-
         assert read.spans == [Span(1, 6, Level.HEALTHY)]
         assert read.worst is Level.COLLAPSED
         assert read.reason is None
@@ -87,24 +73,17 @@ class TestReading:
 
     def test_a_run_is_found_below_its_folder(self, tmp_path: Path) -> None:
         write_run(tmp_path / "run" / "version_0", {"toy/a": [3.0]})
-
         assert list(read_run("run", str(tmp_path / "run")).curves) == ["toy/a"]
 
     def test_all_values_of_a_long_run_are_read(self, tmp_path: Path) -> None:
         run = write_run(tmp_path, {"toy/a": [0.0] * 10_500})
-
         assert len(read_run("run", run).curves["toy/a"].points) == 10_500
 
     @pytest.mark.parametrize(
         ("text", "level", "sentence", "actions"),
         [
             ("**healthy** at step 7\n\nall is well", Level.HEALTHY, "all is well", ()),
-            (
-                "**collapsed** at step 7\nKL\nrose\n- one\n- two",
-                Level.COLLAPSED,
-                "KL rose",
-                ("one", "two"),
-            ),
+            ("**collapsed** at 7\nKL\nrose\n- a\n- b", Level.COLLAPSED, "KL rose", ("a", "b")),
             ("**odd** at 7\n\nKL rose", None, "**odd** at 7 KL rose", ()),
             ("just a note", None, "just a note", ()),
             ("", None, "", ()),
@@ -134,9 +113,7 @@ class TestTables:
     def test_a_csv_logger_is_read_like_event_files(self, tmp_path: Path) -> None:
         levels = {"monitor/level": [0.0, 0.0, 1.0, 2.0], "toy/a": [1.0, math.nan, 3.0, math.inf]}
         text = '**collapsed** at step 4\n\nKL, "rose": bad\n\n- stopped'
-
         run = read_run("run", table_run(tmp_path, [levels], text))
-
         assert sorted(run.curves) == ["monitor/level", "toy/a"]
         (verdict,) = run.verdicts
         assert verdict[1:] == (4, Level.COLLAPSED, 'KL, "rose": bad', ("stopped",))
@@ -150,27 +127,14 @@ class TestTables:
 
     def test_a_run_that_went_back_is_read_in_order_of_its_rows(self, tmp_path: Path) -> None:
         passes = [{"toy/a": [1.0, 2.0, 3.0]}, {"toy/a": [4.0, 5.0]}]
-
         curve = read_run("run", table_run(tmp_path, passes, "note")).curves["toy/a"]
-
         assert [point.value for point in curve.points] == [4.0, 5.0]
         assert [[point.value for point in piece] for piece in curve.undone] == [[1.0, 2.0, 3.0]]
 
     def test_a_replay_reads_a_table(self, tmp_path: Path) -> None:
         steps = read_logged_steps(table_run(tmp_path, [{"toy/a": [1.0, 2.0]}], "note"))
-
-        assert [(step.step, step.scalars) for step in steps] == [
-            (1, {"toy/a": 1}),
-            (2, {"toy/a": 2}),
-        ]
-
-    def test_a_report_is_made_of_a_table(self, tmp_path: Path) -> None:
-        text = "**collapsed** at step 2\n\nKL rose"
-        levels = {"toy/a": [1.0, 2.0], "monitor/level": [0.0, 2.0]}
-
-        page = report(tmp_path, table_run(tmp_path / "run", [levels], text))
-
-        assert "KL rose" in page.source
+        found = [(step.step, step.scalars) for step in steps]
+        assert found == [(1, {"toy/a": 1}), (2, {"toy/a": 2})]
 
     def test_verdicts_are_also_read_from_json_lines(self, tmp_path: Path) -> None:
         logger = CSVLogger(tmp_path, name="", version="")
@@ -181,15 +145,12 @@ class TestTables:
         other = {"time": 4.0, "step": 3, "key": "toy/values", "counts": [1], "edges": [0, 1]}
         lines = "".join(json.dumps(entry) + "\n" for entry in (other, record))
         (tmp_path / "log.jsonl").write_text(lines + '{"time": 6.0, "st', "utf-8")
-
         (verdict,) = read_run("run", tmp_path).verdicts
-
         assert verdict == (5.0, 3, Level.COLLAPSED, "x", ())
 
     def test_event_files_are_preferred(self, tmp_path: Path) -> None:
         table_run(tmp_path, [{"toy/table": [1.0]}], "note")
         write_run(tmp_path / "events", {"toy/events": [1.0]})
-
         assert list(read_run("run", tmp_path).curves) == ["toy/events"]
 
 
@@ -206,13 +167,11 @@ class TestErrors:
     def test_a_run_without_scalars(self, tmp_path: Path) -> None:
         with SummaryWriter(str(tmp_path)) as writer:
             writer.add_text("note", "text", 1)
-
         with pytest.raises(ValueError, match=r"a run with scalars, got .* without any"):
             report(tmp_path, str(tmp_path))
 
     def test_an_unknown_level(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", {"toy/a": [1.0], "monitor/level": [1.5]})
-
         with pytest.raises(ValueError, match=r"monitor/level: expected -1, 0, 1 or 2, got 1\.5"):
             report(tmp_path, run)
 
@@ -221,6 +180,5 @@ class TestErrors:
     ) -> None:
         module = "tensorboard.backend.event_processing.event_accumulator"
         monkeypatch.setitem(sys.modules, module, None)
-
         with pytest.raises(ModuleNotFoundError, match="pip install tensorboard"):
             report(tmp_path, calm)

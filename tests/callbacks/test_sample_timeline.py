@@ -11,11 +11,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_callbacks.sample_timeline import SampleTimeline
+from tests.callbacks.reports import read_events, read_texts
 from tests.callbacks.scripted import resumes_at_the_next_batch, trainer
 
 BATCHES = 5  # of an epoch
@@ -51,10 +51,8 @@ class Answering(LightningModule):
         score = float(torch.rand(())) + random.random() + np.random.rand()  # noqa: NPY002
         if self.records is not None:
             return self.records  # type: ignore[no-any-return]
-        return [
-            {"response": f"{prompt}!", "score": score, "length": 3, "cut": False}
-            for prompt in prompts
-        ]
+        rest = {"score": score, "length": 3, "cut": False}
+        return [{"response": f"{prompt}!", **rest} for prompt in prompts]
 
     answers = sample
 
@@ -131,14 +129,8 @@ class TestFit:
         assert module.asked == [["hi", "why"]] * 4
         last = lines(path)[-1]
         assert last.pop("score") > 0
-        assert last == {
-            "step": 10,
-            "prompt_index": 1,
-            "prompt": "why",
-            "response": "why!",
-            "length": 3,
-            "cut": False,
-        }
+        sample = {"response": "why!", "length": 3, "cut": False}
+        assert last == {"step": 10, "prompt_index": 1, "prompt": "why", **sample}
 
     @pytest.mark.parametrize(
         ("interval", "accumulated", "sampled"), [(5, 1, [0, 5, 10]), (1, 5, [0, 1, 2])]
@@ -149,15 +141,6 @@ class TestFit:
         timeline = SampleTimeline(["hi"], every_n_batches=interval)
         fitted(tmp_path, Answering(), timeline, accumulate_grad_batches=accumulated)
         assert steps(tmp_path / "samples.jsonl") == sampled
-
-    def test_each_new_level_of_a_detector_is_sampled(self, tmp_path: Path) -> None:
-        class Levels(Callback):
-            def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-                level = float(trainer.fit_loop.total_batch_idx in (3, 4))
-                trainer.callback_metrics["monitor/level"] = torch.tensor(level)
-
-        fitted(tmp_path, Answering(), Levels(), SampleTimeline(["hi"], every_n_batches=9))
-        assert steps(tmp_path / "samples.jsonl") == [0, 4, 6, 9, 10]
 
     def test_the_sanity_check_is_not_sampled(self, tmp_path: Path) -> None:
         module = Answering()
@@ -174,19 +157,12 @@ class TestFit:
         logger = TensorBoardLogger(tmp_path, name="", version="")
         timeline = SampleTimeline(["<hi>", "why"], every_n_batches=5)
         fitted(tmp_path, Answering(records=records), timeline, logger=logger, log_every_n_steps=1)
-        events = EventAccumulator(str(tmp_path))
-        events.Reload()
+        rest = ["|---|---|", r"| response | a\|b<br>\*c\* |"]
+        rest += ["| score | 0.123 |", "| cut | yes |", "| n | 2 |"]
         for index, shown in enumerate(["&lt;hi&gt;", "why"]):
-            texts = events.Tensors(f"samples/{index}/text_summary")
-            assert [text.step for text in texts] == [0, 5, 10]
-            assert texts[0].tensor_proto.string_val[0].decode().split("\n") == [
-                f"| prompt | {shown} |",
-                "|---|---|",
-                r"| response | a\|b<br>\*c\* |",
-                "| score | 0.123 |",
-                "| cut | yes |",
-                "| n | 2 |",
-            ]
+            texts = read_texts(tmp_path, f"samples/{index}")
+            assert [step for step, _ in texts] == [0, 5, 10]
+            assert texts[0][1].split("\n") == [f"| prompt | {shown} |", *rest]
         assert steps(tmp_path / "samples.jsonl") == [0, 0, 5, 5, 10, 10]
 
     @resumes_at_the_next_batch
@@ -213,9 +189,8 @@ class TestFit:
         after = lines(tmp_path / "cut.jsonl")
         kept = 2 * (6 - sampled)
         assert after[:kept] == whole[:kept]
-        assert [(line["step"], line["prompt_index"]) for line in after] == [
-            (line["step"], line["prompt_index"]) for line in whole
-        ]
+        places = [[(row["step"], row["prompt_index"]) for row in rows] for rows in (after, whole)]
+        assert places[0] == places[1]
         assert not (tmp_path / "cut.jsonl.new").exists()
 
     @resumes_at_the_next_batch
@@ -261,9 +236,7 @@ class TestFit:
         fitted(tmp_path, module, SampleTimeline(["hi"], 5), logger=logger, log_every_n_steps=1)
         assert len(module.asked) == 3
         assert not (tmp_path / "samples.jsonl").exists()
-        events = EventAccumulator(str(tmp_path))
-        events.Reload()
-        assert events.Tags()["tensors"] == []
+        assert read_events(tmp_path).Tags()["tensors"] == []
 
     def test_a_fast_dev_run_samples_and_writes_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "samples.jsonl").write_text("precious\n")
@@ -302,19 +275,13 @@ def test_prompts_from_files(tmp_path: Path) -> None:
     assert SampleTimeline(str(text)).prompts == ["one", "two", "three"]
     assert SampleTimeline(str(text), n_prompts=2).prompts == ["one", "two"]
     assert SampleTimeline(["a", "b", "c"], n_prompts=1).prompts == ["a", "b", "c"]
-    chat = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "yes?"},
-        {"role": "user", "content": "why"},
-    ]
+    turns = (("user", "hi"), ("assistant", "yes?"), ("user", "why"))
+    chat = [{"role": role, "content": content} for role, content in turns]
     rows = [{"prompt": "one"}, {"prompt": chat[:1]}, {"prompt": chat}]
     jsonl = tmp_path / "prompts.jsonl"
     jsonl.write_text("\n\n".join(map(json.dumps, rows)) + "\nbroken")
-    assert SampleTimeline(str(jsonl), n_prompts=3).prompts == [
-        "one",
-        "hi",
-        "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why",
-    ]
+    dialogue = "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why"
+    assert SampleTimeline(str(jsonl), n_prompts=3).prompts == ["one", "hi", dialogue]
     with pytest.raises(ValueError, match=r"prompts: .*prompts\.jsonl:6: expected an object"):
         SampleTimeline(str(jsonl))
 

@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_page_needs_nothing_else(tmp_path: Path, watched: str) -> None:
     page = report(tmp_path, watched)
-
     assert page.source.startswith("<!doctype html>")
     assert not page.root.all("link") + page.root.all("img") + page.root.all("script")
     assert all("src" not in element.attributes for element in page.root.all())
@@ -66,7 +65,6 @@ def test_healthy_run_has_no_sentence_and_no_shade(
     series = {"toy/a": [1.0, 1.0, 1.0]} | ({"monitor/level": levels} if levels else {})
     page = report(tmp_path, write_run(tmp_path / "run", series, texts))
     card = page.root.one(css="run")
-
     assert card.one("h2").text == head
     assert [line.text for line in card.all(css="sentence")] == ["no detector ran"] * (not levels)
     assert ("The level never changed." in page.root.text) == (sum(levels) == 0 < len(levels))
@@ -76,14 +74,12 @@ def test_run_without_known_metrics_shows_all_of_its_own(tmp_path: Path) -> None:
     series = {key: [1.0] for key in ("b/loss", "plain", "a/x", "hp_metric", "epoch")}
     run = write_run(tmp_path / "run", series | {"monitor/level": [0], "monitor/x": [0]})
     page = report(tmp_path, run)
-
     assert [code.text for code in page.root.all("code")] == ["plain", "a/x", "b/loss"]
     assert [s.one("h2").text for s in page.root.all("section")[1:4]] == ["Metrics", "a", "b"]
 
 
 def test_every_known_metric_is_documented() -> None:
     documented = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-
     assert [panel.key for panel in KNOWN if f"| `{panel.key}` |" not in documented] == []
 
 
@@ -92,7 +88,6 @@ def test_texts_are_escaped(tmp_path: Path) -> None:
     texts = {1: f"**collapsed** at step 1\n\n{nasty}\n\n- {nasty}"}
     run = write_run(tmp_path / "run", {f"toy/{nasty}": [1.0], "monitor/level": [2]}, texts)
     page = Page(write_report({nasty: run}, tmp_path / "report.html"))
-
     assert page.root.all("script") == []
     assert page.title == nasty
     assert page.root.one(css="panel").one("code").text == f"toy/{nasty}"
@@ -132,29 +127,19 @@ def test_verdicts_of_several_runs_are_in_order_of_steps(tmp_path: Path, watched:
 
 
 def test_runs_are_named_by_folder_after_parents_where_two_are_alike(tmp_path: Path) -> None:
-    one = write_run(tmp_path / "a" / "ppo", {"toy/a": [1.0]})
-    two = write_run(tmp_path / "b" / "ppo", {"toy/a": [1.0]})
-    three = write_run(tmp_path / "sft", {"toy/a": [1.0]})
-    page = report(tmp_path, one, two, three)
-
-    assert [item.text for item in page.root.one(css="legend").all("li")] == [
-        "a/ppo",
-        "b/ppo",
-        "sft",
-    ]
+    names = ["a/ppo", "b/ppo", "sft"]
+    page = report(tmp_path, *(write_run(tmp_path / name, {"toy/a": [1.0]}) for name in names))
+    assert [item.text for item in page.root.one(css="legend").all("li")] == names
 
 
 def test_table_shows_settings_only_if_every_run_has_them(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name, {"toy/a": [1.0]}) for name in ("one", "two")]
     (tmp_path / "one" / "config.yaml").write_text("lr: 0.1\nseed: 1\n")
     runs = [read_run(Path(folder).name, folder) for folder in folders]
-
     assert "settings that differ" not in runs_table(runs)
     (tmp_path / "two" / "config.yaml").write_text("lr: 0.2\nseed: 1\n")
-    assert [line.split() for line in runs_table(runs).splitlines()[-2:]] == [
-        ["settings", "that", "differ"],
-        ["lr", "0.1", "0.2"],
-    ]
+    last = [line.split() for line in runs_table(runs).splitlines()[-2:]]
+    assert last == [["settings", "that", "differ"], ["lr", "0.1", "0.2"]]
 
 
 def test_many_runs_are_rows_in_blocks_within_the_width(tmp_path: Path) -> None:
@@ -166,12 +151,8 @@ def test_many_runs_are_rows_in_blocks_within_the_width(tmp_path: Path) -> None:
     first, second = ([line.split() for line in part.splitlines()] for part in table.split("\n\n"))
     assert max(map(len, table.splitlines())) <= 80
     assert [row[0] for row in first[1:]] == [row[0] for row in second[1:]] == names
-    assert first[0][5:] + second[0][5:] == [
-        *(key[4:] for key in keys),
-        "highest",
-        "level",
-        "output_dir",
-    ]
+    ends = [key[4:] for key in keys]
+    assert first[0][5:] + second[0][5:] == [*ends, "highest", "level", "output_dir"]
     assert first[8] + second[8] == ["seed_7", *"77777", "seed_7", "-", f"...{'x' * 19}/7"]
 
 
@@ -179,7 +160,6 @@ def test_undone_piece_widens_the_axis(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", {"toy/a": [1.0] * 9})
     write_run(tmp_path / "run", {"toy/a": [2.0]}, first=2)
     page = report(tmp_path, run)
-
     assert "Steps 1 to 9" in page.root.one("header").text
     assert "Dotted pieces were undone" in page.root.one("footer").text
 
@@ -213,7 +193,6 @@ def test_missing_matplotlib_is_named(
     tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-
     with pytest.raises(ModuleNotFoundError, match="pip install matplotlib"):
         report(tmp_path, calm)
 
@@ -235,7 +214,6 @@ def test_folder_with_a_sign_of_equality_is_a_folder(tmp_path: Path) -> None:
     run = write_run(tmp_path / "lr=0.1", {"toy/a": [1.0]})
     output = tmp_path / "page.html"
     main([run, "--output", str(output)])
-
     assert Page(output).title == "lr=0.1"
 
 
@@ -252,68 +230,58 @@ def test_command_reports_errors_on_one_line(
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         main([word.format(calm=calm, watched=watched) for word in words])
-
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
 
 
 SAMPLES = [
     {"step": step, "prompt": prompt, "response": f"{prompt}{step}", "score": score, "length": 3}
-    for step in (0, 2, 4, 6)
+    for step in (0, 2, 4, 6, 8, 10)
     for prompt, score in (("<a>", float(step)), ("b", -float(step)))
 ]
 
 
 def write_samples(run: str, samples: list[dict[str, Any]]) -> None:
     lines = "".join(f"{json.dumps(sample)}\n" for sample in samples)
-    Path(run, "samples.jsonl").write_text(lines + '{"step": 8, "pro')  # being written
+    Path(run, "samples.jsonl").write_text(lines + '{"step": 12, "pro')  # being written
 
 
 def test_responses_before_at_and_after_each_verdict(tmp_path: Path, watched: str) -> None:
     write_samples(watched, SAMPLES)
     section = report(tmp_path, watched).root.one(css="responses")
-    tables = [
-        [[cell.one("p", "said").text for cell in row.all("td")[1:]] for row in table.all("tr")[1:]]
-        for table in section.all("table")[:1]
-    ]
-    heads = [[th.text for th in table.one("thead").all("th")] for table in section.all("table")]
-
+    table, *ranked = section.all("table")
+    rows = [[td.one("p", "said").text for td in tr.all("td")[1:]] for tr in table.all("tr")[1:]]
     # both verdicts, at 3 and 4, are between the same steps
-    assert heads[0] == ["Prompt", "step 2", "step 4", "step 6"]
-    assert tables[0] == [["<a>2", "<a>4", "<a>6"], ["b2", "b4", "b6"]]
+    heads = ["Prompt", "step 2", "step 4", "step 6"]
+    assert [th.text for th in table.one("thead").all("th")] == heads
+    assert rows == [["<a>2", "<a>4", "<a>6"], ["b2", "b4", "b6"]]
     assert [s.text for s in section.all("summary")][:3] == [
         "▲ suspicious at step 3, ■ collapsed at step 4",
-        "Best-scored of 8 responses",
-        "Worst-scored of 8 responses",
+        "Best-scored of 12 responses",
+        "Worst-scored of 12 responses",
     ]
-    best, worst = (
-        [r.one("p", "said").text for r in t.all("tr")[1:]] for t in section.all("table")[1:3]
-    )
-    assert best == ["<a>6", "<a>4", "<a>2", "<a>0"]
-    assert worst == ["b6", "b4", "b2", "b0"]
+    best, worst = ([r.one("p", "said").text for r in t.all("tr")[1:]] for t in ranked[:2])
+    assert best == ["<a>10", "<a>8", "<a>6", "<a>4", "<a>2"]
+    assert worst == ["b10", "b8", "b6", "b4", "b2"]
 
 
 def test_gain_is_told_or_why_not(tmp_path: Path, calm: str) -> None:
     write_samples(calm, SAMPLES)
     assert "expected at least" in report(tmp_path, calm).root.one(css="responses").text
     # of an all-over rise of 1, longer responses explain all
-    write_samples(
-        calm,
-        [
-            {"step": step, "response": "a b c", "score": step + n, "length": step + n}
-            for step in (0, 1)
-            for n in range(8)
-        ],
-    )
+    places = [(step, step + n) for step in (0, 1) for n in range(8)]
+    rest = {"response": "a b c"}
+    write_samples(calm, [{"step": step, "score": n, "length": n, **rest} for step, n in places])
     rows = report(tmp_path, calm).root.one(css="numbers").all("tr")
     numbers = {row.children[0].text: [cell.text for cell in row.children[1:]] for row in rows[1:]}
     assert numbers["length"] == ["3.5", "4.5", "1"]
     assert numbers["all"][-1] == "1"
 
 
-def test_damaged_samples_are_named(tmp_path: Path, calm: str) -> None:
-    Path(calm, "samples.jsonl").write_text("precious\n")
-    with pytest.raises(ValueError, match=r"samples.jsonl:1: expected a JSON object"):
+@pytest.mark.parametrize("line", ["precious", "[]"])
+def test_damaged_samples_are_named(tmp_path: Path, calm: str, line: str) -> None:
+    Path(calm, "samples.jsonl").write_text(f"{json.dumps(SAMPLES[0])}\n{line}\n")
+    with pytest.raises(ValueError, match=r"samples.jsonl:2: expected a JSON object"):
         report(tmp_path, calm)
 
 
@@ -321,27 +289,21 @@ def test_phases_have_their_time_and_memory(tmp_path: Path) -> None:
     series = {"time/rollout": [1.0, 2.0], "time/update": [3.0, 3.0], "memory/rollout": [4.0, 2.0]}
     runs = [write_run(tmp_path / name, {"toy/a": [1.0], **series}) for name in "ab"]
     rows = report(tmp_path, *runs).root.one(css="numbers").all("tr")
-
-    assert [[cell.text for cell in row.children] for row in rows] == [
-        ["Run", "rollout", "update"],
-        ["a", "1.5 s 4 GiB", "3 s"],
-        ["b", "1.5 s 4 GiB", "3 s"],
-    ]
+    told = [[name, "1.5 s 4 GiB", "3 s"] for name in "ab"]
+    cells = [[cell.text for cell in row.children] for row in rows]
+    assert cells == [["Run", "rollout", "update"], *told]
 
 
 def test_log_of_another_trainer_is_judged(tmp_path: Path) -> None:
-    kl = [0.01] * 12 + [0.8, 0.9, 1.0]
-    lengths = [50.0] * 12 + [300.0, 310.0, 320.0]
-    history = [
-        {"step": step, "kl": far, "completions/mean_length": length}
-        for step, (far, length) in enumerate(zip(kl, lengths, strict=True), start=1)
-    ]
+    metrics = [(0.01, 50.0)] * 12 + [(0.8, 300.0), (0.9, 310.0), (1.0, 320.0)]
+    keys = ("step", "kl", "completions/mean_length")
+    history = [dict(zip(keys, (n, *row), strict=True)) for n, row in enumerate(metrics, 1)]
     log = tmp_path / "grpo" / "checkpoint-15" / "trainer_state.json"
     log.parent.mkdir(parents=True)
     log.write_text(json.dumps({"log_history": history}))
     card = report(tmp_path, str(tmp_path / "grpo")).root.one(css="run")
-
     assert card.one("h2").text == "grpo ■ collapsed at step 15"
+    assert card.all(css="segment")[0].text == "healthy"
     assert "verdicts of the default monitors" in card.text
 
 
@@ -360,7 +322,6 @@ def test_watched_page_is_written_anew_until_ctrl_c(
 
     monkeypatch.setattr(time, "sleep", pause)
     main([watched, "--watch", "5"])
-
     assert ["<b>7.5</b>" in page for page in pages] == [False, True]
     assert all('<meta http-equiv="refresh" content="5.0">' in page for page in pages)
     assert "refresh" not in Path("report.html").read_text("utf-8")
