@@ -49,6 +49,20 @@ MONITORS: list[tuple[str, dict[str, Any]]] = [  # the rest of each is as in `Mon
     ("PromptMonitor", PROMPTS),
     ("NonFiniteMonitor", {"high": 0.0, "horizon": 0, "patience": 2}),
 ]
+VOTES = {
+    "kl": ["rollout/kl", "rollout/kl_per_token"],
+    "length": ["rollout/response_length", "rollout/truncation_rate"],
+    "entropy": ["rollout/perplexity", "rollout/entropy"],
+    "repetition": ["rollout/distinct_2", "rollout/repeated_2"],
+    **{"opening": ["rollout/opening_share"], "reward": ["scores"]},
+    **{"ensemble": ["rollout/score_spread"], "critic": ["ppo/explained_variance"]},
+    **{
+        "ratio": ["ppo/ratio_first"],
+        "data": ["rollout/prompt_length", "rollout/ref_prompt_entropy"],
+    },
+    "non-finite": ["non-finite"],
+}
+"""Keys of the default monitors by the signal that they vote for."""
 
 
 @pytest.mark.parametrize(("function", "promised"), DEFAULTS, ids=lambda case: str(case)[:40])
@@ -63,3 +77,7 @@ def test_default_monitors() -> None:
     for monitor, (name, options) in zip(found, MONITORS, strict=True):
         promised = PLAIN | options
         assert {key: getattr(monitor, key) for key in promised} == promised, name
+    votes: dict[str, list[str]] = {}
+    for monitor in found:
+        votes.setdefault(monitor.vote, []).append(monitor.key)
+    assert votes == VOTES

@@ -32,18 +32,13 @@ init_args:
   votes: 3
   when: validation
   monitors:
-    - class_path: KLMonitor
-      init_args: {high: 3.5, patience: 4, key: val/kl}
+    - {class_path: KLMonitor, init_args: {high: 3.5, patience: 4, key: val/kl}}
     - class_path: EntropyMonitor
-    - class_path: Monitor
-      init_args: {key: loss, high_ratio: 2, optional: true}
-    - class_path: NonFiniteMonitor
-      init_args: {patience: 7}
+    - {class_path: Monitor, init_args: {key: loss, high_ratio: 2, optional: true}}
+    - {class_path: NonFiniteMonitor, init_args: {patience: 7}}
   actions:
-    - class_path: AdjustCoefficient
-      init_args: {name: beta, factor: 1.5, lower: 0.1}
-    - class_path: AdjustLearningRate
-      init_args: {factor: 0.1}
+    - {class_path: AdjustCoefficient, init_args: {name: beta, factor: 1.5, lower: 0.1}}
+    - {class_path: AdjustLearningRate, init_args: {factor: 0.1}}
     - class_path: RollBack
       init_args: {times: 2, keep: [beta], folder: kept, cooldown: 3}
     - class_path: StopTraining
@@ -63,14 +58,11 @@ def callbacks(folder: Path, *configs: dict[str, Any]) -> list[Any]:
     for i, config in enumerate(configs):
         files += ["--config", str(folder / f"{i}.yaml")]
         (folder / f"{i}.yaml").write_text(yaml.safe_dump({"trainer": config}), "utf-8")
-    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
-    cli = LightningCLI(
-        BoringModel,
-        run=False,
-        args=["--seed_everything=false", *files],
-        save_config_callback=None,
-        trainer_defaults={**quiet, "enable_progress_bar": False, "enable_model_summary": False},
-    )
+    quiet: dict[str, Any] = {"accelerator": "cpu", "logger": False}
+    quiet |= {f"enable_{x}": False for x in ("checkpointing", "progress_bar", "model_summary")}
+    options: dict[str, Any] = {"run": False, "save_config_callback": None}
+    args = ["--seed_everything=false", *files]
+    cli = LightningCLI(BoringModel, args=args, trainer_defaults=quiet, **options)
     return list(cli.trainer.callbacks)  # type: ignore[attr-defined]  # set, but not declared
 
 

@@ -10,6 +10,9 @@ import pytest
 from lit_callbacks.monitors import HISTORY, Level, Monitor, StepMetrics
 from tests.callbacks.watching import INF, NAN, C, H, S, levels, monitor
 
+ONES = [float(i) for i in range(10)]
+RISE, FALL = [2.0 + 0.5 * i for i in range(10)], [2.0 - 0.5 * i for i in range(10)]
+
 
 def test_levels_have_words_and_an_order() -> None:
     assert [level.word for level in (H, S, C)] == ["healthy", "suspicious", "collapsed"]
@@ -171,11 +174,10 @@ def test_a_warm_up_does_not_enter_a_smoothed_reading() -> None:
 
 
 def test_a_warm_up_makes_no_trend() -> None:
-    rise = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
     options: dict[str, Any] = {"high": 100.0, "horizon": 1000, "trend_steps": 10}
-    assert levels(monitor(**options), rise)[-1] is S
-    assert levels(monitor(**options, warmup=2), rise)[-1] is H
-    assert levels(monitor(**options, warmup=2), [*rise, 10.0, 11.0])[-2:] == [H, S]
+    assert levels(monitor(**options), ONES)[-1] is S
+    assert levels(monitor(**options, warmup=2), ONES)[-1] is H
+    assert levels(monitor(**options, warmup=2), [*ONES, 10.0, 11.0])[-2:] == [H, S]
 
 
 def test_smoothing_takes_the_median_of_the_latest() -> None:
@@ -214,7 +216,7 @@ def test_smoothing_hides_no_nan_and_suffers_from_none() -> None:
 
 def test_a_nan_among_the_latest_stops_the_search_for_a_trend() -> None:
     watcher = monitor(high=1000.0, horizon=1000)
-    assert levels(watcher, [float(i) for i in range(10)])[-1] is S
+    assert levels(watcher, ONES)[-1] is S
     assert levels(watcher, [NAN, 11.0]) == [C, H]
     assert levels(watcher, [float(i) for i in range(12, 20)]) == [H] * 8
     assert watcher.observe(20.0) is S
@@ -244,17 +246,17 @@ def test_a_slow_rise_is_seen_in_noise() -> None:
 
 def test_a_trend_says_in_how_many_steps_it_reaches_the_threshold() -> None:
     watcher = monitor(high=20.0, patience=9, horizon=50)
-    levels(watcher, [2.0 + 0.5 * i for i in range(10)])
+    levels(watcher, RISE)
     assert (watcher.side, watcher.crossing) == ("high", (20.0 - 6.5) / 0.5)
     falling = monitor(low=-20.0, patience=9, horizon=50)
-    levels(falling, [2.0 - 0.5 * i for i in range(10)])
+    levels(falling, FALL)
     assert (falling.side, falling.crossing) == ("low", (20.0 - 2.5) / 0.5)
 
 
 @pytest.mark.parametrize(("horizon", "level"), [(26, H), (27, S)])
 def test_a_line_beyond_the_horizon_is_no_matter(horizon: int, level: Level) -> None:
     watcher = monitor(high=20.0, patience=99, horizon=horizon)  # 27 steps away
-    assert levels(watcher, [2.0 + 0.5 * i for i in range(10)])[-1] is level
+    assert levels(watcher, RISE)[-1] is level
 
 
 def test_a_trend_away_from_the_only_threshold_is_no_matter() -> None:
@@ -350,34 +352,17 @@ def test_a_trend_that_is_over_the_line_is_not_still_to_come() -> None:
 @pytest.mark.parametrize(
     ("options", "values", "expected"),
     [
-        # (20 - 6.5) / 0.5 is 27
-        (
-            {"high": 20.0},
-            [2.0 + 0.5 * i for i in range(10)],
-            "x 6.5 is 2.4x its baseline and at this pace beyond 20 in 27 steps",
-        ),
-        # (-20 - -2.5) / -0.5 is 35
+        # (20 - 6.5) / 0.5 is 27, and (-20 - -2.5) / -0.5 is 35
+        ({"high": 20.0}, RISE, "6.5 is 2.4x its baseline and at this pace beyond 20 in 27 steps"),
         (
             {"low": -20.0},
-            [2.0 - 0.5 * i for i in range(10)],
-            "x fell to -2.5 (baseline 1.25) and at this pace beyond -20 in 35 steps",
+            FALL,
+            "fell to -2.5 (baseline 1.25) and at this pace beyond -20 in 35 steps",
         ),
         # a fall back to normal, after which it rises: the baseline is still above
-        (
-            {"high": 20.0},
-            [10.0] * 4 + [float(i) for i in range(10)],
-            "x is 9 and at this pace beyond 20 in 11 steps",
-        ),
-        (
-            {"high": 9.5},
-            [float(i) for i in range(10)],
-            "x 9 is 6x its baseline and at this pace beyond 9.5 in 1 step",
-        ),
-        (
-            {"high": 9.0},
-            [float(i) for i in range(10)],
-            "x 9 is 6x its baseline and rising",  # at the threshold
-        ),
+        ({"high": 20.0}, [10.0] * 4 + ONES, "is 9 and at this pace beyond 20 in 11 steps"),
+        ({"high": 9.5}, ONES, "9 is 6x its baseline and at this pace beyond 9.5 in 1 step"),
+        ({"high": 9.0}, ONES, "9 is 6x its baseline and rising"),  # at the threshold
     ],
 )
 def test_a_sentence_of_a_trend_says_when(
@@ -385,7 +370,7 @@ def test_a_sentence_of_a_trend_says_when(
 ) -> None:
     watcher = monitor(**options, patience=99, horizon=50)
     assert levels(watcher, values)[-1] is S
-    assert watcher.sentence() == expected
+    assert watcher.sentence() == f"x {expected}"
 
 
 def test_clearing_keeps_the_baseline_only() -> None:

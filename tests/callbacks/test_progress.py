@@ -4,6 +4,7 @@ import io
 import logging
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,19 +83,14 @@ def zeros(batches: int) -> DataLoader[Tensor]:
 
 
 def trainer_with(bar: StageProgressBar, **options: Any) -> Trainer:
-    return trainer(
-        Path(), bar, **{"num_sanity_val_steps": 0, "enable_progress_bar": True} | options
-    )
+    usual = {"num_sanity_val_steps": 0, "enable_progress_bar": True}
+    return trainer(Path(), bar, **usual | options)
 
 
 @pytest.fixture(autouse=True)
-def _quiet_lightning() -> Iterator[None]:
+def _quiet_lightning(caplog: pytest.LogCaptureFixture) -> None:
     """Keep Lightning's own messages out of the recorded stream."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
+    caplog.set_level("ERROR", "lightning.pytorch")
 
 
 @pytest.fixture
@@ -106,21 +102,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    stream = io.StringIO()
-    monkeypatch.setattr(
-        "lit_callbacks.progress.sys", SimpleNamespace(stderr=stream, stdout=io.StringIO())
-    )
-    return stream
+    streams = SimpleNamespace(stderr=io.StringIO(), stdout=io.StringIO())
+    monkeypatch.setattr("lit_callbacks.progress.sys", streams)
+    return streams.stderr
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    stream = Terminal()
-    monkeypatch.setattr(
-        "lit_callbacks.progress.sys", SimpleNamespace(stderr=stream, stdout=io.StringIO())
-    )
+    streams = SimpleNamespace(stderr=Terminal(), stdout=io.StringIO())
+    monkeypatch.setattr("lit_callbacks.progress.sys", streams)
     monkeypatch.setenv("COLUMNS", "72")
-    return stream
+    return streams.stderr
 
 
 def test_log_gets_a_line_at_the_first_batch_and_at_each_tenth_over_all_epochs(
@@ -150,50 +142,31 @@ class Stopping(Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "manual", "options", "batches", "lines"),
+    ("kind", "options", "loader", "first", "last"),
     [
         # an epoch of 3 batches makes 2 steps of at most 2 batches: 3 steps end after 3 + 2 batches
         (
             Module,
-            False,
             {"max_epochs": 10, "max_steps": 3, "accumulate_grad_batches": 2},
-            3,
-            ["1/5 20% 00:02 elapsed, 00:08 left", "5/5 100% 00:10 elapsed"],
+            *(zeros(3), "1/5 20% 00:02 elapsed, 00:08 left", "5/5 100% 00:10 elapsed"),
         ),
         # 3 steps in each batch, of which 11 are made within the fourth: the total is unknown
         (
-            Module,
-            True,
+            partial(Module, manual=True),
             {"max_epochs": -1, "max_steps": 11},
-            10,
-            ["1 00:02 elapsed", "4 00:08 elapsed"],
+            *(zeros(10), "1 00:02 elapsed", "4 00:08 elapsed"),
         ),
-        (Ending, False, {}, None, ["1 00:02 elapsed", "12 00:24 elapsed"]),
-        (
-            Stopping,
-            False,
-            {"max_epochs": 2},
-            10,
-            ["1/20 5% 00:02 elapsed", "3/20 15% 00:06 elapsed"],
-        ),
+        (Ending, {}, DataLoader(Endless()), "1 00:02 elapsed", "12 00:24 elapsed"),
+        (Stopping, {"max_epochs": 2}, zeros(10), "1/20 5% 00:02 elapsed", "3/20 15% 00:06 elapsed"),
     ],
 )
 def test_count_ends_where_the_fit_ends(
-    clock: Clock,
-    log: io.StringIO,
-    kind: type[Module],
-    manual: bool,
-    options: dict[str, Any],
-    batches: int | None,
-    lines: list[str],
+    clock: Clock, log: io.StringIO, kind: Any, options: Any, loader: Any, first: str, last: str
 ) -> None:
-    loader: Any = zeros(batches) if batches else DataLoader(Endless(), batch_size=1)
-    trainer_with(StageProgressBar("sft", ["toy/loss", "no"]), **options).fit(
-        kind(clock, manual=manual), loader
-    )
+    trainer_with(StageProgressBar("sft", ["toy/loss", "no"]), **options).fit(kind(clock), loader)
     said = log.getvalue().splitlines()
-    assert said[0].startswith(f"sft {lines[0]}")
-    assert said[-1].startswith(f"sft {lines[1]}, loss ")
+    assert said[0].startswith(f"sft {first}")
+    assert said[-1].startswith(f"sft {last}, loss ")
     assert said[-1].endswith("no -")
 
 
@@ -214,10 +187,8 @@ def test_a_resumed_fit_goes_on_from_its_batches(
     clock.seconds = 100.0
     second = trainer_with(StageProgressBar("sft"))
     second.fit(Module(clock), zeros(4), ckpt_path=tmp_path / "two.ckpt", **PLAIN)
-    assert log.getvalue().splitlines() == [
-        "sft 3/4 75% 00:02 elapsed, 00:02 left",
-        "sft 4/4 100% 00:04 elapsed",
-    ]
+    expected = "sft 3/4 75% 00:02 elapsed, 00:02 left\nsft 4/4 100% 00:04 elapsed\n"
+    assert log.getvalue() == expected
 
 
 @pytest.mark.parametrize("loop", ["validate", "test"])
@@ -281,7 +252,7 @@ def test_a_narrow_terminal_loses_the_bar_first_and_then_the_end(
 def test_lightning_says_why_a_fit_ends_on_a_line_of_its_own(
     clock: Clock, terminal: Terminal, validation: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lightning, run = logging.getLogger("lightning.pytorch"), trainer_with(StageProgressBar("ppo"))
+    lightning = logging.getLogger("lightning.pytorch")
     run = trainer_with(StageProgressBar("ppo"), limit_val_batches=validation)
     lightning.setLevel(logging.INFO)
     monkeypatch.setattr(lightning, "handlers", [logging.StreamHandler(terminal)])

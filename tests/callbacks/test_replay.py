@@ -1,13 +1,10 @@
 """A replayed run gets the same verdicts as the detector gave during the run."""
 
+import math
 from pathlib import Path
 
 import pytest
-import torch
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 from lit_callbacks import (
     CollapseDetector,
@@ -21,30 +18,17 @@ from lit_callbacks import (
     replay_run,
     replay_steps,
 )
+from tests.callbacks.scripted import Scripted, Watch, batches, trainer
 
 STEPS = 30
-
-
-class Scripted(LightningModule):
-    """Logs a run that is healthy for fifteen batches and collapses within ten."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
-        bad = max(0.0, min(5.0, (batch_idx - 15) / 2))
-        scores = torch.linspace(0, 1, 21)
-        scores[-3:] += 4 * bad
-        self.log("toy/kl", 0.1 + 5.0 * bad)
-        self.log("toy/length", 10.0 + batch_idx % 3 + 3.0 * bad)
-        self.log("toy/loss", float("nan") if batch_idx >= 28 else 1.0)
-        self.log("step", float(batch_idx))
-        return {"scores": scores}
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+BAD = [max(0.0, min(5.0, (i - 15) / 2)) for i in range(STEPS)]
+"""Healthy for fifteen batches, and collapsed within ten."""
+SCRIPT = {
+    "toy/kl": [0.1 + 5.0 * bad for bad in BAD],
+    "toy/length": [10.0 + i % 3 + 3.0 * bad for i, bad in enumerate(BAD)],
+    "toy/loss": [math.nan if i >= 28 else 1.0 for i in range(STEPS)],
+}
+SCORES = [[k / 20 + 4 * bad * (k >= 18) for k in range(21)] for bad in BAD]
 
 
 def monitors() -> list[Monitor]:
@@ -56,61 +40,41 @@ def monitors() -> list[Monitor]:
     ]
 
 
-class Watched(CollapseDetector):
-    """Keeps every verdict."""
-
-    def __init__(self) -> None:
-        super().__init__(monitors(), actions=[])
-        self.seen: list[tuple[int, Level, str]] = []
-
-    def on_train_batch_end(self, *args: object, **kwargs: object) -> None:
-        super().on_train_batch_end(*args, **kwargs)  # type: ignore[arg-type]
-        self.seen.append((len(self.seen), self.verdict.level, self.verdict.sentence))
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched]:
-    folder, detector = tmp_path_factory.mktemp("run"), Watched()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=TensorBoardLogger(folder, name="", version=""),
-        log_every_n_steps=1,
-        callbacks=[detector],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Scripted(), DataLoader(torch.zeros(STEPS, 1)))  # type: ignore[arg-type]
-    return folder, detector
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watch]:
+    folder, watch = tmp_path_factory.mktemp("run"), Watch()
+    detector = CollapseDetector(monitors(), [watch])
+    logger = TensorBoardLogger(folder, name="", version="")
+    module = Scripted(SCRIPT, {"scores": SCORES})
+    trainer(folder, detector, logger=logger).fit(module, batches(STEPS))
+    return folder, watch
 
 
-def test_replay_repeats_the_detector(run: tuple[Path, Watched]) -> None:
-    folder, detector = run
+def test_replay_repeats_the_detector(run: tuple[Path, Watch]) -> None:
+    folder, watch = run
     replayed = [(step, v.level, v.sentence) for step, v in replay_run(str(folder), monitors())]
-    assert len(replayed) == STEPS
+    assert [step for step, _, _ in replayed] == [*range(1, STEPS + 1)]
     assert {level for _, level, _ in replayed} == {0, 1, 2}
     # TensorBoard keeps 32 bits of a number; sentences show three digits
-    assert replayed == detector.seen
+    assert replayed == [(v.step, v.level, v.sentence) for v in watch.verdicts]
 
 
-def test_other_votes_give_another_verdict(run: tuple[Path, Watched]) -> None:
+def test_other_votes_give_another_verdict(run: tuple[Path, Watch]) -> None:
     folder, _ = run
 
     def first(votes: int) -> int:
         verdicts = replay_run(str(folder), monitors(), votes)
         return next(step for step, verdict in verdicts if verdict.level is Level.COLLAPSED)
 
-    # by hand: rewards are beyond their threshold from 16 on, KL from 19 on, length from 20 on, and
+    # by hand: rewards are beyond their threshold from 17 on, KL from 20 on, length from 21 on, and
     # each votes at the second step beyond it; KL is needed in any case
-    assert [first(1), first(2), first(3)] == [20, 20, 21]
+    assert [first(1), first(2), first(3)] == [21, 21, 22]
 
 
-def test_a_metric_that_was_not_logged_is_named(run: tuple[Path, Watched]) -> None:
+def test_a_metric_that_was_not_logged_is_named(run: tuple[Path, Watch]) -> None:
     folder, _ = run
-    with pytest.raises(
-        ValueError, match=r"expected rollout/kl among the logged metrics, got .*toy/kl"
-    ):
+    message = r"expected rollout/kl among the logged metrics, got .*toy/kl"
+    with pytest.raises(ValueError, match=message):
         replay_run(str(folder), [KLMonitor()])
 
 

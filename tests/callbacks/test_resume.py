@@ -1,6 +1,5 @@
 """ResumeCheckpoint: the checkpoints over a run, and SIGTERM or Ctrl-C at each moment of it."""
 
-import logging
 import os
 import shutil
 import signal
@@ -102,12 +101,8 @@ class Counts(Callback):
 
 
 @pytest.fixture(autouse=True)
-def _quiet_lightning() -> Iterator[None]:
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
+def _quiet_lightning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("ERROR", "lightning.pytorch")
 
 
 def trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:

@@ -45,14 +45,8 @@ def run(site: Path, program: str, folder: Path) -> str:
     -I keeps the environment, the working folder and the user's packages out, -S site-packages.
     """
     start = f"import sys; sys.path.append({str(site)!r})\n"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", start + program],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command, options = [sys.executable, "-I", "-S", "-c", start + program], {"cwd": folder}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -106,11 +100,13 @@ def test_a_fit_is_stopped(site: Path, tmp_path: Path) -> None:
 
 def test_the_core_imports_neither_lightning_nor_torch() -> None:
     program = (
-        "import sys; from lit_callbacks import Level, Watch, WatchCallback, default_monitors\n"
+        "import sys\n"
+        "from lit_callbacks import Level, Watch, WatchCallback, default_monitors, replay_run\n"
         "watch = Watch()\n"
         "for _ in range(9): watch.step({'rollout/kl_per_token': 0.01})\n"
         "assert watch.verdict.level is Level.HEALTHY\n"
-        "print({'torch', 'lightning', 'matplotlib', 'numpy'} & sys.modules.keys())"
+        "heavy = {'torch', 'lightning', 'transformers', 'matplotlib', 'numpy'}\n"
+        "print(heavy & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("set()\n", "")

@@ -30,16 +30,9 @@ def run(folder: Path, callback: WatchCallback) -> Any:
     sizes |= {"bos_token_id": 0, "eos_token_id": 0}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
     row = {"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4]}
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        max_steps=20,
-        logging_steps=1,
-        per_device_train_batch_size=2,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-    )
+    options = {"max_steps": 20, "logging_steps": 1, "per_device_train_batch_size": 2}
+    options |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    arguments = transformers.TrainingArguments(str(folder), **options)
     trainer = Reports(model=model, args=arguments, train_dataset=[row] * 8, callbacks=[callback])
     trainer.train()
     trainer.save_state()

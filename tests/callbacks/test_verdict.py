@@ -20,9 +20,8 @@ class Signal(Monitor):
     """A signal in a given state: 1 healthy, 8 suspicious, 20 beyond its threshold."""
 
     def __init__(self, name: str, level: Level, *, decisive: bool = False, vote: str = "") -> None:
-        super().__init__(
-            name, high=10.0, baseline_steps=1, patience=PATIENCE, horizon=0, deviations=0.0
-        )
+        options = {"baseline_steps": 1, "patience": PATIENCE, "horizon": 0, "deviations": 0.0}
+        super().__init__(name, high=10.0, **options)
         self.decisive = decisive  # type: ignore[misc]
         self.signal = vote  # type: ignore[misc]
         for value in [1.0] + [{H: 1.0, S: 8.0, C: 20.0}[level]] * PATIENCE:
@@ -147,31 +146,24 @@ def test_a_single_doubt_is_told_without_an_alarm() -> None:
     assert told == (H, "not enough for a suspicion: a 8 is 8x its baseline", 3)
 
 
-def fed(monitor: Monitor, *values: float) -> Monitor:
+def fed(monitor: Monitor, *values: float) -> None:
     for value in values:
         monitor.observe(value)
-    return monitor
 
 
 def test_the_sentence_of_a_collapse() -> None:
     options = {"baseline_steps": 4, "patience": 2, "horizon": 0}
-    kl = fed(
-        KLMonitor(high=10.0, trend_steps=8, **options),
-        *(3.0, 3.4, 3.43, 3.6, 11.0, 24.0, 33.0, 41.0),  # baseline 3.415
-    )
-    length = fed(
-        LengthMonitor(high_ratio=1.5, low_ratio=0.5, **options),
-        *(20.0, 20.0, 20.0, 20.0, 40.0, 40.0),
-    )
-    perplexity = fed(
-        PerplexityMonitor(low_ratio=0.6, high_ratio=2.0, **options), *(2.9, 2.9, 2.9, 2.9, 1.3, 1.3)
-    )
-    told = judge([kl, EntropyMonitor(), length, perplexity], 2, step=31)
-    assert told == (
-        C,
+    kl = KLMonitor(high=10.0, trend_steps=8, **options)
+    fed(kl, 3.0, 3.4, 3.43, 3.6, 11.0, 24.0, 33.0, 41.0)  # baseline 3.415
+    length = LengthMonitor(high_ratio=1.5, low_ratio=0.5, **options)
+    fed(length, *[20.0] * 4, 40.0, 40.0)
+    perplexity = PerplexityMonitor(low_ratio=0.6, high_ratio=2.0, **options)
+    fed(perplexity, *[2.9] * 4, 1.3, 1.3)
+    level, sentence, step = judge([kl, EntropyMonitor(), length, perplexity], 2, step=31)
+    assert (level, step) == (C, 31)
+    assert sentence == (
         "KL 41 nats is 12x its baseline and rising, length 40 tokens is 2x its baseline, "
-        "perplexity fell to 1.3 (baseline 2.9): the policy is exploiting its reward",
-        31,
+        "perplexity fell to 1.3 (baseline 2.9): the policy is exploiting its reward"
     )
 
 
@@ -205,41 +197,41 @@ EXPLORING = "the policy stops exploring"
 LOGPROBS = "rollouts and updates compute log-probs differently"
 
 
-@pytest.mark.parametrize(
-    ("seen", "meaning"),
-    [
-        ("non-finite+", "the computation is broken"),
-        ("non-finite+ kl+ length+", "the computation is broken"),
-        ("kl+ length+", EXPLOITS),
-        ("kl+ entropy-", EXPLOITS),
-        ("kl+ reward-", EXPLOITS),
-        ("kl+ ensemble+", EXPLOITS),
-        ("kl+ opening+ length+", "the policy gives one answer to everything"),
-        ("kl+ repetition-", EXPLOITS),
-        ("kl+ reward+", EXPLOITS),
-        ("kl+ reward+ entropy- ratio+", EXPLOITS),
-        ("kl+ length-", "the policy cuts its answers short"),
-        ("length-", "the policy cuts its answers short"),
-        ("repetition- entropy-", REPEATS),
-        ("repetition- length+", REPEATS),
-        ("entropy+", LANGUAGE),
-        ("entropy+ kl+", LANGUAGE),
-        ("entropy-", EXPLORING),
-        ("entropy- critic-", EXPLORING),
-        ("ratio+", LOGPROBS),
-        ("ratio- critic-", LOGPROBS),
-        ("critic-", "the critic does not follow the returns"),
-        # nothing that is known
-        ("", ""),
-        ("kl+", ""),
-        ("kl+ length?", ""),
-        ("length+", ""),
-        ("repetition-", ""),
-        ("reward+ length+", ""),
-        ("critic+ kl- reward-", ""),
-        ("x+ y-", ""),
-    ],
-)
+CONCLUSIONS = [
+    ("non-finite+", "the computation is broken"),
+    ("non-finite+ kl+ length+", "the computation is broken"),
+    ("kl+ length+", EXPLOITS),
+    ("kl+ entropy-", EXPLOITS),
+    ("kl+ reward-", EXPLOITS),
+    ("kl+ ensemble+", EXPLOITS),
+    ("kl+ opening+ length+", "the policy gives one answer to everything"),
+    ("kl+ repetition-", EXPLOITS),
+    ("kl+ reward+", EXPLOITS),
+    ("kl+ reward+ entropy- ratio+", EXPLOITS),
+    ("kl+ length-", "the policy cuts its answers short"),
+    ("length-", "the policy cuts its answers short"),
+    ("repetition- entropy-", REPEATS),
+    ("repetition- length+", REPEATS),
+    ("entropy+", LANGUAGE),
+    ("entropy+ kl+", LANGUAGE),
+    ("entropy-", EXPLORING),
+    ("entropy- critic-", EXPLORING),
+    ("ratio+", LOGPROBS),
+    ("ratio- critic-", LOGPROBS),
+    ("critic-", "the critic does not follow the returns"),
+    # nothing that is known
+    ("", ""),
+    ("kl+", ""),
+    ("kl+ length?", ""),
+    ("length+", ""),
+    ("repetition-", ""),
+    ("reward+ length+", ""),
+    ("critic+ kl- reward-", ""),
+    ("x+ y-", ""),
+]
+
+
+@pytest.mark.parametrize(("seen", "meaning"), CONCLUSIONS)
 def test_conclusions(seen: str, meaning: str) -> None:
     assert conclude({*seen.split()}) == meaning
 
@@ -252,18 +244,7 @@ def test_every_conclusion_speaks_of_signals_that_the_defaults_watch() -> None:
         if monitor.low is not None or monitor.low_ratio is not None:
             sides.add(f"{monitor.vote}-")
     told = {conclude({one, other}) for one in sides for other in sides}
-    assert told == {
-        "",
-        "the computation is broken",
-        EXPLOITS,
-        "the policy cuts its answers short",
-        "the policy gives one answer to everything",
-        REPEATS,
-        LANGUAGE,
-        EXPLORING,
-        LOGPROBS,
-        "the critic does not follow the returns",
-    }
+    assert told == {meaning for _, meaning in CONCLUSIONS}
 
 
 def test_an_optional_monitor_votes_once_it_has_observed_a_step() -> None:
