@@ -7,7 +7,14 @@ import pytest
 
 from lit_rlhf.tools.commands.evaluate import EvaluateOptions, main
 from lit_rlhf.tools.commands.generate import GenerateOptions
-from tests.tools.evaluation.folders import CHARACTERS, QUESTIONS, write_policy, write_prompts
+from tests.tools.evaluation.folders import (
+    CHARACTERS,
+    QUESTIONS,
+    refusal,
+    write_lines,
+    write_policy,
+    write_prompts,
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +37,10 @@ def arguments(root: Path, *more: str, prompts: str = "prompts.jsonl") -> list[st
     ]
 
 
-def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
-    return str(error.value.code)
-
-
 def test_comparison_reports(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report_file, responses_file = tmp_path / "new" / "report.json", tmp_path / "responses.jsonl"
-
     main(arguments(root, "--output", str(report_file), "--responses", str(responses_file)))
-
-    printed = capsys.readouterr().out
-    assert "against sft" in printed
+    assert "against sft" in capsys.readouterr().out
     report = json.loads(report_file.read_text("utf-8"))
     assert list(report["policies"]) == ["sft", "ppo"]
     assert report["n_prompts"] == len(QUESTIONS)
@@ -69,10 +69,9 @@ def test_papers_sampling(root: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_bad_prompts_are_placed(root: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "hi"}\n{"query": "hi"}\n', encoding="utf-8")
-    with pytest.raises(SystemExit) as error:
-        main(arguments(root, prompts=str(tmp_path / "bad.jsonl")))
-    assert message(error).startswith("lit_rlhf evaluate: ")
-    assert "bad.jsonl:2: field 'prompt': missing" in message(error)
+    said = refusal(main, arguments(root, prompts=str(tmp_path / "bad.jsonl")))
+    assert said.startswith("lit_rlhf evaluate: ")
+    assert "bad.jsonl:2: field 'prompt': missing" in said
 
 
 @pytest.fixture
@@ -83,8 +82,7 @@ def no_environment_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_question(folder: Path) -> str:
     record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
-    (folder / "q.jsonl").write_text(json.dumps(record) + "\n", "utf-8")
-    return str(folder / "q.jsonl")
+    return write_lines(folder / "q.jsonl", [record])
 
 
 @pytest.mark.usefixtures("no_environment_report")
@@ -119,9 +117,7 @@ def test_benchmarks_come_after_a_comparison_in_one_report(root: Path, tmp_path: 
     ],
 )
 def test_prompts_are_needed_for_responses(root: Path, more: list[str], said: str) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["--policies", str(root / "sft"), *more])
-    assert said in message(error)
+    assert said in refusal(main, ["--policies", str(root / "sft"), *more])
 
 
 def test_best_of_n_is_reported_and_drawn(root: Path, tmp_path: Path) -> None:
@@ -133,7 +129,6 @@ def test_best_of_n_is_reported_and_drawn(root: Path, tmp_path: Path) -> None:
     assert best["kl"] == pytest.approx(math.log(4) - 0.75)
     assert set(best["differences"]["ppo"]["characters"]) == {"mean", "low", "high", "std"}
     assert report["policies"]["ppo"]["rewards"]["characters"]["minus_baseline"]["std"] > 0
-    drawn = (tmp_path / "kl.svg").read_text("utf-8")
-    assert "best of n" in drawn
+    assert "best of n" in (tmp_path / "kl.svg").read_text("utf-8")
     with pytest.raises(SystemExit, match="rewards: expected at least one"):
         main([*arguments(root)[:5], "--best_of", "2"])

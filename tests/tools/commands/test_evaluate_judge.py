@@ -8,7 +8,14 @@ import pytest
 from lit_rlhf.files import write_manifest
 from lit_rlhf.tools.commands.evaluate import main
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
-from tests.tools.evaluation.folders import CHARACTERS, QUESTIONS, write_policy, write_prompts
+from tests.tools.evaluation.folders import (
+    CHARACTERS,
+    QUESTIONS,
+    refusal,
+    write_lines,
+    write_policy,
+    write_prompts,
+)
 
 SAID = {"sft": ["four", "four"], "ppo": ["longer", "a"], "raw": ["a", "b"]}
 
@@ -16,10 +23,8 @@ SAID = {"sft": ["four", "four"], "ppo": ["longer", "a"], "raw": ["a", "b"]}
 def write_responses(folder: Path) -> list[str]:
     files = []
     for name, responses in SAID.items():
-        path = folder / f"{name}.jsonl"
         records = [{"prompt": f"p{i}", "response": text} for i, text in enumerate(responses)]
-        path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
-        files.append(str(path))
+        files.append(write_lines(folder / f"{name}.jsonl", records))
     return files
 
 
@@ -28,10 +33,6 @@ def judged_by(base_url: str, folder: Path) -> list[str]:
         *("--judge.model", "tiny", "--judge.base_url", base_url),
         *("--judge.folder", str(folder), "--judge.max_retries", "0"),
     ]
-
-
-def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
-    return str(error.value.code)
 
 
 def test_models_are_scored_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,15 +94,11 @@ def test_unread_replies_and_cut_texts(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_judge_that_fails_ends_the_command_and_keeps_the_responses(tmp_path: Path) -> None:
     policies = [write_policy(tmp_path / name, seed) for seed, name in enumerate(("sft", "ppo"))]
     prompts = write_prompts(tmp_path / "prompts.jsonl", ["hi"])
-    with judge_server(lambda asked: Failure(401)) as server, pytest.raises(SystemExit) as error:
-        main(
-            [
-                *("--policies", *policies, "--prompts", prompts, "--max_new_tokens", "4"),
-                *("--device", "cpu", "--responses", str(tmp_path / "responses.jsonl")),
-                *judged_by(server.base_url, tmp_path / "judge"),
-            ]
-        )
-    assert message(error).startswith("lit_rlhf evaluate: the judge at http://127.0.0.1")
+    argv = ["--policies", *policies, "--prompts", prompts, "--max_new_tokens", "4"]
+    argv += ["--device", "cpu", "--responses", str(tmp_path / "responses.jsonl")]
+    with judge_server(lambda asked: Failure(401)) as server:
+        said = refusal(main, [*argv, *judged_by(server.base_url, tmp_path / "judge")])
+    assert said.startswith("lit_rlhf evaluate: the judge at http://127.0.0.1")
     assert len((tmp_path / "responses.jsonl").read_text("utf-8").splitlines()) == 2
 
 
@@ -117,15 +114,13 @@ def test_a_judge_that_fails_ends_the_command_and_keeps_the_responses(tmp_path: P
     ],
 )
 def test_arguments_that_do_not_fit(tmp_path: Path, more: list[str], expected: str) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["--policies", *write_responses(tmp_path), *more])
-    assert message(error).startswith(f"lit_rlhf evaluate: {expected}")
+    said = refusal(main, ["--policies", *write_responses(tmp_path), *more])
+    assert said.startswith(f"lit_rlhf evaluate: {expected}")
 
 
 def test_models_and_files_cannot_be_mixed(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["--policies", str(tmp_path / "sft"), *write_responses(tmp_path)])
-    assert "got both; let" in message(error)
+    mixed = ["--policies", str(tmp_path / "sft"), *write_responses(tmp_path)]
+    assert "got both; let" in refusal(main, mixed)
 
 
 def test_a_config_file_names_the_judge(tmp_path: Path) -> None:

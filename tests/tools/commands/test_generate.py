@@ -8,7 +8,7 @@ import pytest
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.tools.commands.generate import main
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
-from tests.tools.evaluation.folders import QUESTIONS, write_policy, write_prompts
+from tests.tools.evaluation.folders import QUESTIONS, refusal, write_policy, write_prompts
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +31,17 @@ def records(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def refusal(argv: list[str]) -> str:
-    with pytest.raises(SystemExit) as error:
-        main(argv)
-    text = str(error.value.code)
+def refused(argv: list[str]) -> str:
+    text = refusal(main, argv)
     assert text.startswith("lit_rlhf generate: ")
     return text
 
 
 def test_responses_to_file(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "new" / "responses.jsonl"
-
     source = ("--prompts", str(root / "prompts.jsonl"), "--max_prompts", "3")
     sampling = ("--responses_per_prompt", "2", "--seed", "5")
     main(arguments(root, *source, *sampling, "--output", str(output)))
-
     written = records(output.read_text("utf-8"))
     models = [str(root / model) for model in ("sft", "ppo") for _ in range(6)]
     assert [record["model"] for record in written] == models
@@ -90,7 +86,7 @@ def test_shortened_prompts_are_told(root: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_prompts_are_not_replaced_by_responses(root: Path) -> None:
-    text = refusal([*arguments(root, "--prompts", "in.jsonl"), "--output", "./in.jsonl"])
+    text = refused([*arguments(root, "--prompts", "in.jsonl"), "--output", "./in.jsonl"])
     assert "output: expected a file of its own, got ./in.jsonl, one that this command reads" in text
 
 
@@ -103,28 +99,28 @@ def test_prompts_are_not_replaced_by_responses(root: Path) -> None:
     ],
 )
 def test_prompts_come_from_one_place(root: Path, flags: list[str], got: str) -> None:
-    text = refusal(arguments(root, *flags))
+    text = refused(arguments(root, *flags))
     assert "expected exactly one of them (--prompts FILE, --prompt 'TEXT' or --chat)" in text
     assert got in text
 
 
 @pytest.mark.parametrize("flags", [["--output", "a.jsonl"], ["--responses_per_prompt", "2"]])
 def test_a_chat_has_no_file_of_responses(root: Path, flags: list[str]) -> None:
-    assert "expected neither with --chat" in refusal(arguments(root, "--chat", *flags))
+    assert "expected neither with --chat" in refused(arguments(root, "--chat", *flags))
 
 
 @pytest.mark.parametrize("source", [["--prompt", "hi"], ["--chat"]])
 def test_model_without_chat_template_says_which_there_are(root: Path, source: list[str]) -> None:
-    text = refusal(arguments(root, *source, models=("sft", "bare")))
+    text = refused(arguments(root, *source, models=("sft", "bare")))
     assert f"{root / 'bare'}" in text
     assert "choose one of the built-in ones: 'hh', 'paper-en', 'paper-zh'" in text
     main(arguments(root, "--prompt", "hi", "--chat_template", "hh", models=("sft", "bare")))
 
 
 def test_a_bad_prompt_of_an_argument_is_named_by_its_number(root: Path) -> None:
-    said = refusal(arguments(root, "--prompt", "hi", ""))
+    said = refused(arguments(root, "--prompt", "hi", ""))
     assert "prompts[1]: field 'prompt': empty, got ''" in said
-    said = refusal(arguments(root, "--prompt", "hi", "a</s>"))
+    said = refused(arguments(root, "--prompt", "hi", "a</s>"))
     assert "prompts:2: a turn contains the text of the EOS token" in said
 
 
@@ -133,9 +129,9 @@ def test_a_folder_without_a_model_says_how_to_make_one(root: Path, tmp_path: Pat
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").touch()
     for path in (tmp_path / "last.ckpt", tmp_path):
-        text = refusal(["--models", str(path), "--prompt", "hi"])
+        text = refused(["--models", str(path), "--prompt", "hi"])
         assert "`lit_rlhf export` makes such a folder" in text
-    text = refusal(["--models", str(tmp_path / "adapter"), "--prompt", "hi"])
+    text = refused(["--models", str(tmp_path / "adapter"), "--prompt", "hi"])
     assert "only a LoRA adapter; `lit_rlhf export` merges it into its base model" in text
 
 

@@ -13,7 +13,7 @@ from lit_rlhf.data import DataSource, load_records
 from lit_rlhf.tools.commands import lab
 from lit_rlhf.tools.commands.lab import COMMANDS, sample_preferences
 from lit_rlhf.tools.lab import WORLDS, World, read_world
-from tests.tools.evaluation.folders import Sampling, write_policy
+from tests.tools.evaluation.folders import Sampling, assert_continued, write_policy
 
 main = partial(run_group, COMMANDS, prog="lit_rlhf lab")
 SIZES = ("--n_demonstrations", "8", "--n_train_prompts", "6", "--n_heldout_prompts", "4")
@@ -47,8 +47,7 @@ def sampled(world: Path, pairs: int, seed: int = 0) -> list[dict[str, str]]:
 
 def test_a_world_has_the_sizes_asked_for(world: Path) -> None:
     lengths = {path.stem: len(rows(path)) for path in world.glob("*.jsonl")}
-    sizes = {"demonstrations": 8, "prompts_train": 6, "prompts_heldout": 4, "text": 2}
-    assert lengths == sizes
+    assert lengths == {"demonstrations": 8, "prompts_train": 6, "prompts_heldout": 4, "text": 2}
     assert (world / "base" / "model.safetensors").is_file()
     assert read_world(world) == World(language="en")
 
@@ -105,9 +104,7 @@ def test_interrupted_preferences_continue_where_they_were(world: Path, tmp_path:
         run("out.jsonl", last=n_batches - 1)
     assert not (tmp_path / "out.jsonl").exists()
     assert run("out.jsonl") == 1
-    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    made = {"out.jsonl", "whole.jsonl", *(f".{n}.jsonl.lit_rlhf.json" for n in ("out", "whole"))}
-    assert {path.name for path in tmp_path.iterdir()} == made
+    assert_continued(tmp_path)
 
 
 def test_a_world_that_is_not_complete_is_none(tmp_path: Path) -> None:
@@ -139,8 +136,7 @@ class FakeResponses:
 def test_equal_responses_are_replaced(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeResponses()
     monkeypatch.setattr(lab, "sample_batches", fake)
-    records = sampled(world, pairs=9)
-    assert len(records) == 9
+    assert len(sampled(world, pairs=9)) == 9
     assert fake.n_prompts == [9, 3, 1]
 
 

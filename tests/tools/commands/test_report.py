@@ -5,7 +5,7 @@ import pytest
 
 from lit_rlhf.tools.commands.report import main, parse_source
 from tests.callbacks.reports import write_run
-from tests.tools.evaluation.folders import write_policy, write_reward
+from tests.tools.evaluation.folders import refusal, write_lines, write_policy, write_reward
 
 PAIRS = [
     {"prompt": "hi", "chosen": "hello to you", "rejected": "no"},
@@ -18,8 +18,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders `sft` and `reward` and a file of pairs; read only."""
     folder = tmp_path_factory.mktemp("report")
     write_reward(folder / "reward", write_policy(folder / "sft"))
-    text = "".join(json.dumps(pair) + "\n" for pair in PAIRS)
-    (folder / "pairs.jsonl").write_text(text, "utf-8")
+    write_lines(folder / "pairs.jsonl", PAIRS)
     return folder
 
 
@@ -28,10 +27,6 @@ def arguments(root: Path, output: Path, *more: str, preferences: str = "pairs.js
         *("reward", "--model", str(root / "reward"), "--preferences", str(root / preferences)),
         *("--output", str(output), "--device", "cpu", *more),
     ]
-
-
-def message(error: pytest.ExceptionInfo[SystemExit]) -> str:
-    return str(error.value.code)
 
 
 def test_page_and_numbers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,10 +55,9 @@ def test_page_and_numbers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_bad_pairs_are_placed(root: Path, tmp_path: Path, content: str, expected: str) -> None:
     (tmp_path / "bad.jsonl").write_text(content, "utf-8")
     argv = arguments(root, tmp_path / "out", preferences=str(tmp_path / "bad.jsonl"))
-    with pytest.raises(SystemExit) as error:
-        main(argv)
-    assert message(error).startswith("lit_rlhf report reward: ")
-    assert expected in message(error)
+    said = refusal(main, argv)
+    assert said.startswith("lit_rlhf report reward: ")
+    assert expected in said
     assert not (tmp_path / "out").exists()
     if content:
         report = main([*argv, "--on_bad_record", "skip"])
@@ -84,9 +78,8 @@ def test_sources_can_be_named(tmp_path: Path) -> None:
 def test_help_lists_the_reports(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
     assert "reward" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as error:
-        main(["rewards"])
-    assert "expected `reward` or the folder of a run's log, got 'rewards'" in message(error)
+    expected = "expected `reward` or the folder of a run's log, got 'rewards'"
+    assert expected in refusal(main, ["rewards"])
 
 
 def test_runs_are_put_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

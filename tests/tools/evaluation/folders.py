@@ -1,9 +1,11 @@
 """Tiny policies, a reward model and prompts on disk, and rewards as functions."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.models import load_scalar_model, save_model_folder
@@ -34,9 +36,27 @@ def write_reward(folder: Path, trunk: str, template: str = "hh") -> str:
 
 def write_prompts(path: Path, questions: Sequence[str] = QUESTIONS) -> str:
     """One prompt of a single turn per line."""
-    records = [{"prompt": [{"role": "user", "content": text}]} for text in questions]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return write_lines(path, [{"prompt": [{"role": "user", "content": q}]} for q in questions])
+
+
+def write_lines(path: Path, records: Sequence[Any]) -> str:
+    """A JSON lines file."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
     return str(path)
+
+
+def refusal(main: Callable[[list[str]], Any], argv: list[str]) -> str:
+    """The message with which a command ends."""
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    return str(ended.value.code)
+
+
+def assert_continued(folder: Path) -> None:
+    """An interrupted command that was given again leaves `out.jsonl` as one run leaves `whole`."""
+    assert (folder / "out.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
+    made = {"out.jsonl", "whole.jsonl", *(f".{n}.jsonl.lit_rlhf.json" for n in ("out", "whole"))}
+    assert {path.name for path in folder.iterdir()} == made
 
 
 class Sampling:

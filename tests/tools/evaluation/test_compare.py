@@ -35,6 +35,8 @@ from tests.tools.evaluation.folders import (
     QUESTION_MARKS,
     QUESTIONS,
     Sampling,
+    assert_continued,
+    write_lines,
     write_policy,
     write_prompts,
     write_reward,
@@ -114,9 +116,7 @@ def test_interrupted_comparison_samples_what_is_missing(folders: Folders, tmp_pa
     assert n_batches == [6, 2]  # of three for each policy
     assert result.as_dict() == whole.as_dict()
     assert torch.equal(result.samples["ppo"].kl, whole.samples["ppo"].kl)
-    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    made = {"out.jsonl", "whole.jsonl", *(f".{n}.jsonl.lit_rlhf.json" for n in ("out", "whole"))}
-    assert {path.name for path in tmp_path.iterdir()} == made
+    assert_continued(tmp_path)
 
 
 @pytest.mark.parametrize("edited", [None, "edited_reward.py", "its_helper.py"])
@@ -133,11 +133,8 @@ def test_an_edited_reward_function_is_not_mixed_with_its_earlier_scores(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "its_helper.py").write_text("ONE = 1.0\n")
-    (tmp_path / "edited_reward.py").write_text(
-        "import its_helper\n"
-        "def score(prompts, responses):\n"
-        "    return [1.0 * its_helper.ONE] * len(responses)\n"
-    )
+    score = "def score(prompts, responses): return [1.0 * its_helper.ONE] * len(responses)\n"
+    (tmp_path / "edited_reward.py").write_text(f"import its_helper\n{score}")
     with pytest.raises(KeyboardInterrupt):
         run(last=2)
     if edited:
@@ -218,16 +215,15 @@ def test_python_objects_are_rewards(folders: Folders, tmp_path: Path) -> None:
 
 def test_rule_compares_with_field_of_prompts_records(folders: Folders, tmp_path: Path) -> None:
     rows = [{"question": q, "known": " "[: row % 2] + "e"} for row, q in enumerate(QUESTIONS)]
-    path = tmp_path / "known.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = DataSource(write_lines(tmp_path / "known.jsonl", rows))
     sampling = SamplingOptions(max_new_tokens=5)
     rule = {"rule": "contains", "field": "known"}
-    result = compare_policies([folders.sft], DataSource(str(path)), {"e": rule}, sampling)
+    result = compare_policies([folders.sft], source, {"e": rule}, sampling)
     samples = result.samples["sft"]
     assert samples.scores["e"].tolist() == [float("e" in r.response) for r in samples.responses]
     other = {"e": rule | {"field": "gold"}}
     with pytest.raises(ValueError, match=r"'e' .*with the field 'gold'.* records have known, que"):
-        compare_policies([folders.sft], DataSource(str(path)), other, sampling)
+        compare_policies([folders.sft], source, other, sampling)
 
 
 def test_the_report_is_strict_json(comparison: Comparison) -> None:
@@ -295,8 +291,6 @@ def test_refused(
 
 
 TEMPERATURE = 0.7
-
-
 OPTIONS = SamplingOptions(max_new_tokens=12, temperature=TEMPERATURE)
 
 
@@ -324,12 +318,7 @@ def reference() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def samples(
-    policy: PreTrainedModel,
-    reference: PreTrainedModel,
-    encoder: DialogueEncoder,
-    prompts: EncodedPrompts,
-) -> PolicySamples:
+def samples(policy: Any, reference: Any, encoder: Any, prompts: EncodedPrompts) -> PolicySamples:
     rewards = {
         name: WeightedReward({source: 1.0}, ModelOptions(), encoder.tokenizer)
         for name, source in (("characters", CHARACTERS), ("marks", QUESTION_MARKS))
@@ -349,11 +338,7 @@ def logprob(model: PreTrainedModel, prompt: list[int], response: list[int]) -> f
 
 
 def test_metrics_are_those_of_an_unpadded_loop(
-    samples: PolicySamples,
-    policy: PreTrainedModel,
-    reference: PreTrainedModel,
-    encoder: DialogueEncoder,
-    prompts: EncodedPrompts,
+    samples: PolicySamples, policy: Any, reference: Any, encoder: Any, prompts: EncodedPrompts
 ) -> None:
     responses: dict[int, list[int]] = {}
     sampled = (encoder, prompts.examples, OPTIONS, 2, 5, lambda _, rollouts: {"rows": rollouts})
@@ -393,19 +378,13 @@ def test_everything_is_in_the_order_of_the_prompts(samples: PolicySamples) -> No
 
 def test_records_say_what_was_measured(samples: PolicySamples) -> None:
     record, response = samples.records("ppo")[5], samples.responses[5]
-
+    text, ended = response.response, response.ended
     assert record == {
         "policy": "ppo",
         "prompt": ({"role": "user", "content": "why?"},),
         "prompt_text": "\n\nHuman: why?\n\nAssistant:",
-        "sample": 0,
-        "response": response.response,
-        "ended": response.ended,
-        "length": response.length,
-        "scores": {
-            "characters": float(len(response.response)),
-            "marks": 1.0 - float(not response.ended),
-        },
+        **{"sample": 0, "response": text, "ended": ended, "length": response.length},
+        "scores": {"characters": float(len(text)), "marks": 1.0 - float(not ended)},
         "kl": samples.kl[5].item(),
     }
 
@@ -415,22 +394,12 @@ def test_no_prompts_are_refused(policy: PreTrainedModel, encoder: DialogueEncode
         measure_policy(policy, policy, encoder, EncodedPrompts([], []), {}, OPTIONS)
 
 
-METRIC_VALUES = dict.fromkeys((*METRICS, "commonest_opening", "repetition"), 0.0) | {
-    "response_length": 12.345,
-    "truncation_rate": 0.125,
-    "kl": 1.5,
-    "perplexity": 2.25,
-    "distinct_2": 0.4567,
-}
-
-
+METRIC_VALUES = dict.fromkeys((*METRICS, "commonest_opening", "repetition"), 0.0)
+METRIC_VALUES |= {"response_length": 12.345, "truncation_rate": 0.125, "kl": 1.5}
+METRIC_VALUES |= {"perplexity": 2.25, "distinct_2": 0.4567}
 SFT = PolicyReport("runs/sft", {"gold": ScoreSummary(0.5, 0.4, 0.6, 1.0)}, {}, METRIC_VALUES)
-
-
 SHARES = (Interval(0.44, 0.56), Interval(0.2, 0.31), Interval(0.2, 0.3))
 OUTCOMES = Outcomes(0.5, 0.25, 0.25, *SHARES, 256)
-
-
 GOLD = {"gold": ScoreSummary(1.25, 1.0, 1.5, 1.0)}
 PPO = PolicyReport("runs/ppo", GOLD, {"gold": OUTCOMES}, METRIC_VALUES)
 

@@ -1,5 +1,3 @@
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +5,7 @@ import pytest
 
 from lit_rlhf.data import Message, RecordError
 from lit_rlhf.tools.evaluation import read_responses
-
-
-def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
+from tests.tools.evaluation.folders import write_lines
 
 
 def said(*pairs: tuple[Any, str], **fields: str) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from lit_rlhf.tools.evaluation import (
 from lit_rlhf.tools.evaluation.sampling import batch_by_length
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 from tests.tools.evaluation.conftest import Folders
-from tests.tools.evaluation.folders import QUESTIONS, Sampling, write_policy
+from tests.tools.evaluation.folders import QUESTIONS, Sampling, assert_continued, write_policy
 
 
 @pytest.fixture
@@ -173,8 +173,9 @@ def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(folder
     with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", echoed):
         result = generated(folders, folders.sft, folders.ppo, batch_size=3, responses_per_prompt=2)
     tokenizer, by_model = tiny_tokenizer(), 2 * len(QUESTIONS)
-    models = [record["model"] for record in result.records()]
-    assert models == [folders.sft] * by_model + [folders.ppo] * by_model
+    assert [record["model"] for record in result.records()] == [folders.sft] * by_model + [
+        folders.ppo
+    ] * by_model
     responses = [*result.responses["sft"], *result.responses["ppo"]]
     assert len(responses) == 2 * by_model
     for number, response in enumerate(responses):
@@ -232,10 +233,7 @@ def test_interrupted_generation_samples_what_is_missing(folders: Folders, tmp_pa
     assert sampling.n_batches == 3  # of four for each model
     assert [call.args[0] for call in load.call_args_list] == [folders.ppo]
     assert result == whole
-    written = (tmp_path / "out.jsonl").read_bytes()
-    assert written == (tmp_path / "whole.jsonl").read_bytes()
-    made = {"out.jsonl", "whole.jsonl", *(f".{n}.jsonl.lit_rlhf.json" for n in ("out", "whole"))}
-    assert {path.name for path in tmp_path.iterdir()} == made
+    assert_continued(tmp_path)
 
 
 def test_the_batches_of_a_model_that_was_trained_since_are_refused(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from lit_rlhf.tools.evaluation.benchmarks import print_benchmarks, run_benchmark
 from lit_rlhf.tools.evaluation.benchmarks.alignment_tax import BenchmarkScore, compare_results
 from lit_rlhf.tools.evaluation.benchmarks.choices import ChoiceQuestion
 from lit_rlhf.tools.evaluation.benchmarks.harness import TaskResult
-from tests.tools.evaluation.benchmarks.questions import RECORDS, write_questions
-from tests.tools.evaluation.folders import write_policy
+from tests.tools.evaluation.benchmarks.questions import RECORDS
+from tests.tools.evaluation.folders import write_lines, write_policy
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("benchmarks")
     write_policy(folder / "sft", seed=0)
     write_policy(folder / "ppo", seed=3)
-    write_questions(folder / "questions.jsonl", RECORDS)
+    write_lines(folder / "questions.jsonl", RECORDS)
     return folder
 
 
@@ -71,7 +71,7 @@ def test_the_right_letter_is_likeliest_where_a_loop_says_so(root: Path) -> None:
 
 def test_questions_that_do_not_fit_are_counted(root: Path, tmp_path: Path) -> None:
     long = {"question": "why " * 60, "choices": ["a", "b"], "answer": 0}
-    path = write_questions(tmp_path / "long.jsonl", [RECORDS[0], long])
+    path = write_lines(tmp_path / "long.jsonl", [RECORDS[0], long])
     report = run_benchmarks([str(root / "sft")], choices=[path])
     cut = [(row.part, row.cut) for row in report.rows]
     assert cut == [("", 1), ("sums", 0), ("no subject", 1)]

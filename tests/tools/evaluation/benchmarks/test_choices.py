@@ -7,13 +7,14 @@ import pytest
 
 from lit_rlhf.data import RecordError
 from lit_rlhf.tools.evaluation.benchmarks.choices import choice_task, read_questions
-from tests.tools.evaluation.benchmarks.questions import RECORDS, write_questions
+from tests.tools.evaluation.benchmarks.questions import RECORDS
+from tests.tools.evaluation.folders import write_lines
 
 
 def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
     from lm_eval.tasks import TaskManager
 
-    task = choice_task("q.jsonl", read_questions(write_questions(tmp_path / "q.jsonl", RECORDS)))
+    task = choice_task("q.jsonl", read_questions(write_lines(tmp_path / "q.jsonl", RECORDS)))
     made = TaskManager(include_defaults=False).load([task])["tasks"]["q.jsonl"]
     made.set_config("num_fewshot", 4)
     made.set_fewshot_seed(0)
@@ -27,6 +28,9 @@ def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
         assert all(part[-2:] in (" A", " B", " C", " D") for part in parts[:4])
 
 
+AB: dict[str, Any] = {"question": "q", "choices": ["a", "b"]}
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -34,23 +38,19 @@ def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
         ({"question": "q", "answer": 0}, "field 'choices': missing (expected a list of two"),
         ({"question": "q", "choices": "ab", "answer": 0}, "field 'choices': not a list of texts"),
         ({"question": "q", "choices": ["a"], "answer": 0}, "field 'choices': not 2 to 26 of them"),
-        ({"question": "q", "choices": ["a", "b"]}, "field 'answer': missing (expected a letter"),
+        (AB, "field 'answer': missing (expected a letter"),
         (
-            {"question": "q", "choices": ["a", "b"], "answer": "C"},
-            "field 'answer': not one of the choices (expected a letter up to B or an index from 0 "
-            "to 1, got 2)",
+            AB | {"answer": "C"},
+            "choices (expected a letter up to B or an index from 0 to 1, got 2)",
         ),
-        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "got 2)"),
-        ({"question": "q", "choices": ["a", "b"], "answer": "b or a"}, "got 'b or a')"),
-        ({"question": "q", "choices": ["a", "b"], "answer": True}, "got True)"),
-        (
-            {"question": "q", "choices": ["a", "b"], "answer": 0, "subject": 3},
-            "field 'subject': not a string (int)",
-        ),
+        (AB | {"answer": 2}, "field 'answer': not one of the choices"),
+        (AB | {"answer": "b or a"}, "got 'b or a')"),
+        (AB | {"answer": True}, "got True)"),
+        (AB | {"answer": 0, "subject": 3}, "field 'subject': not a string (int)"),
     ],
 )
 def test_a_bad_record_is_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
-    path = write_questions(tmp_path / "bad.jsonl", [RECORDS[0], record])
+    path = write_lines(tmp_path / "bad.jsonl", [RECORDS[0], record])
     with pytest.raises(RecordError) as error:
         read_questions(path)
     assert "bad.jsonl:2: " in str(error.value)

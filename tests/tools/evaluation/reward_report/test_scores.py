@@ -1,6 +1,5 @@
 """Scores and log-probs of pairs, against loops over single, unpadded rows."""
 
-import json
 import math
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from lit_rlhf.data import DataSource, DialogueEncoder, Message
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, save_model_folder
 from lit_rlhf.tools.evaluation.reward_report import measure_reward_model, score_pairs
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
-from tests.tools.evaluation.folders import write_policy, write_reward
+from tests.tools.evaluation.folders import write_lines, write_policy, write_reward
 
 PAIRS = [
     ("hi", "well, hello to you", "no"),
@@ -34,14 +33,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head = tiny_causal_lm(seed=5).get_output_embeddings()  # type: ignore[no-untyped-call]
     extra = {"contract": encoder.contract, "lm_head": head.state_dict()}
     save_model_folder(trained, tokenizer, folder / "trained", **extra)
-    write_pairs(folder / "a.jsonl", PAIRS[:3])
-    write_pairs(folder / "b.jsonl", PAIRS[3:])
+    records = [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in PAIRS]
+    write_lines(folder / "a.jsonl", records[:3])
+    write_lines(folder / "b.jsonl", records[3:])
     return folder
-
-
-def write_pairs(path: Path, pairs: list[tuple[str, str, str]]) -> None:
-    records = [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in pairs]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
 
 
 def sources(root: Path) -> list[DataSource]:
