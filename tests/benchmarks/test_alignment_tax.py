@@ -14,9 +14,8 @@ from lit_rlhf.tools.evaluation.benchmarks.choices import read_questions
 
 def test_interval_is_students() -> None:
     # standard deviation 0.01, standard error 0.01 / sqrt(3), quantile 4.303
-    assert student_interval([0.01, 0.02, 0.03]) == pytest.approx(
-        (-0.004843, 0.02, 0.044843), abs=1e-6
-    )
+    expected = pytest.approx((-0.004843, 0.02, 0.044843), abs=1e-6)
+    assert student_interval([0.01, 0.02, 0.03]) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,22 +56,15 @@ def test_text_is_measured_on_lines_that_no_arm_trains_on(tmp_path: Path) -> None
 
 
 def test_page_compares_the_arms_within_a_seed() -> None:
-    accuracy = {"sft": 0.25, "ppo_vanilla": 0.20, "ppo_vanilla_ptx": 0.24, "ppo_max": 0.25}
-    results = {
-        f"seed_{seed}": {
-            "measure": {
-                "result": {
-                    arm: {
-                        "accuracy": accuracy.get(arm, 0.25) + seed / 100,
-                        "perplexity": 7.0 if arm == "sft" else 7.0 + seed / 10,
-                    }
-                    for arm in ("sft", *alignment_tax.ARMS)
-                }
-            }
-        }
-        for seed in (1, 2, 3)
-    }
-    page = format_page(results)
+    accuracy = {"ppo_vanilla": 0.20, "ppo_vanilla_ptx": 0.24}
+
+    def measured(arm: str, seed: int) -> dict[str, float]:
+        perplexity = 7.0 if arm == "sft" else 7.0 + seed / 10
+        return {"accuracy": accuracy.get(arm, 0.25) + seed / 100, "perplexity": perplexity}
+
+    arms, seeds = ("sft", *alignment_tax.ARMS), (1, 2, 3)
+    results = {f"seed_{s}": {arm: measured(arm, s) for arm in arms} for s in seeds}
+    page = format_page({seed: {"measure": {"result": of}} for seed, of in results.items()})
     assert "vanilla PPO against SFT | PPO costs | -5.0 [-5.0, -5.0] | yes" in page
     assert "vanilla PPO-ptx against vanilla PPO | ptx mitigates | +4.0 [+4.0, +4.0] | yes" in page
     assert "PPO-max against SFT | PPO costs | +0.0 [+0.0, +0.0] | undecided" in page

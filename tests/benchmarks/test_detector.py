@@ -78,14 +78,9 @@ def row(family: str, collapsed: bool, ours: list[int | None], harm: int | None =
 
 def test_setting_is_chosen_on_the_other_families() -> None:
     a, b, c = CHOOSING[:3]
-    rows = [
-        row(a, False, [None, 3]),
-        row(a, True, [9, 4], harm=6),
-        row(b, False, [2, None]),
-        row(b, True, [9, 9]),
-        row(c, False, [None, 3]),
-        row(c, True, [9, 9]),
-    ]
+    rows = [row(a, False, [None, 3]), row(a, True, [9, 4], harm=6)]
+    rows += [row(b, False, [2, None]), row(b, True, [9, 9])]
+    rows += [row(c, False, [None, 3]), row(c, True, [9, 9])]
     assert choose(rows, "ours", [a, c]) == 0
     assert choose(rows, "ours", [b]) == 1
     assert score(rows, "ours", 0, a) == (a, 1, 0, 1, 1, [-30])
@@ -128,9 +123,8 @@ def test_a_wish_is_granted_once_and_exploited_without_end() -> None:
 
 def test_every_run_of_the_exploits_is_labelled_by_its_truth() -> None:
     runs = exploit_runs()
-    assert {run.name for run in runs} == {
-        f"{a}-seed_{s}" for a in exploits.arms() for s in (80, 81)
-    }
+    named = {f"{a}-seed_{s}" for a in exploits.arms() for s in (80, 81)}
+    assert {run.name for run in runs} == named
     assert [run.name for run in runs if run.collapsed is not (run.harm is not None)] == []
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import varlen_smoke
+from lit_rlhf.forward import attention
 from lit_rlhf.rollout import decoder, graphs
 from tests.support import recorded_graph
 
@@ -11,15 +12,12 @@ from tests.support import recorded_graph
 @pytest.fixture
 def _with_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The branch of CUDA in half precision, with its kernel and its graphs on the CPU."""
-    for module in (
-        "lit_rlhf.forward.packing", "lit_rlhf.rollout.decoder", "benchmarks.gpu.varlen_smoke"
-    ):  # fmt: skip
+    users = ("lit_rlhf.forward.packing", "lit_rlhf.rollout.decoder", "benchmarks.gpu.varlen_smoke")
+    for module in users:
         monkeypatch.setattr(
             f"{module}.varlen_obstacle", lambda x: "" if x.dtype == torch.bfloat16 else "a test"
         )
-    monkeypatch.setattr(
-        "lit_rlhf.forward.attention._find_kernel", lambda: recorded_graph.varlen_attn
-    )
+    monkeypatch.setattr(attention, "_find_kernel", lambda: recorded_graph.varlen_attn)
     monkeypatch.setattr(graphs, "capture_graph", recorded_graph.capture_graph)
     monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
@@ -41,7 +39,7 @@ def test_wrong_kernel(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         kwargs["window_size"] = (before + (before >= 0), after)
         return recorded_graph.varlen_attn(*args, **kwargs)
 
-    monkeypatch.setattr("lit_rlhf.forward.attention._find_kernel", lambda: one_more_key)
+    monkeypatch.setattr(attention, "_find_kernel", lambda: one_more_key)
     with pytest.raises(SystemExit) as ended:
         varlen_smoke.varlen_smoke("cpu")
     assert ended.value.code == 1

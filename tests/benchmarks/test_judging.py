@@ -64,10 +64,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (log / "metrics.csv").write_text("\n".join([",".join(["step", *columns]), *lines]) + "\n")
     policies: dict[str, Any] = {}
     for place, (name, (mean, std)) in enumerate(GOLDS.items()):
-        rewards = {
-            "gold_reward": {"mean": mean, "std": std},
-            "reward": {"mean": 10.0 + place, "std": 7.0},
-        }
+        rewards = {"gold_reward": {"mean": mean, "std": std}}
+        rewards["reward"] = {"mean": 10.0 + place, "std": 7.0}
         rewards["well_formed"] = {"mean": 0.9 - place / 10, "std": 0.3}
         policies[name] = {"rewards": rewards, "response_length": 8, "kl": place, "perplexity": 2.0}
     (folder / "evaluation.json").write_text(json.dumps({"policies": policies}))
@@ -78,7 +76,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_quickstart_is_judged_by_its_logs_and_evaluation(root: Path) -> None:
     run = quickstart_seeds.judge_run(root / "seed_7", 7, "bf16", minutes=3.0)
-
     assert run.outcome == (0.4, 1.4, -2.1, 1.1, 11.0, 12.0, 0.9, 0.8, 0.7)
     # two readings beyond 1 / 1.3, 1 and 1.3; the first beyond the way to it is still healthy
     assert run.flagged_at == {"ppo_vanilla": [6, 7, 7], "ppo_max": [6, None, None]}
@@ -91,7 +88,6 @@ def test_quickstart_is_judged_by_its_logs_and_evaluation(root: Path) -> None:
 
 def test_seed_of_the_detector_is_summarized(root: Path) -> None:
     row = collapse.summarize_seed(root, 7)
-
     assert row["ppo_vanilla"] == {
         "flagged_at": 7,
         "healthy_until": 5,
@@ -147,16 +143,9 @@ def runs(gold_a: list[float], gold_b: list[float], **others: Any) -> Runs:
         (Check(Value(A, "gold"), "<", Value(B, "gold"), margin=-0.2), runs([1], [3]), 1.8),
         (Check(Value(A, "gold", "peak"), "~", Value(B, "gold"), margin=9), runs([1, 0], [3]), -2),
         (Check(Value(A, "kl.x"), ">", Value(A, "y"), 3.0), runs([], [], kl={"x": 6}, y=1), 0.6931),
-        (
-            Check(Value(A, "kl.x"), ">", Value(A, "y"), 3.0),
-            runs([], [], kl={"x": 0}, y=1),
-            math.nan,
-        ),
-        (
-            Check(Value(A, "first_warning.kl"), "<", float(ITERATIONS)),
-            runs([], [], first_warning={"kl": None}),
-            -1.0,  # never is after the end
-        ),
+        (Check(Value(A, "k.x"), ">", Value(A, "y"), 3.0), runs([], [], k={"x": 0}, y=1), math.nan),
+        # never is after the end
+        (Check(Value(A, "first.kl"), "<", float(ITERATIONS)), runs([], [], first={"kl": None}), -1),
     ],
 )
 def test_effect_of_a_seed(check: Check, found: Runs, effect: float) -> None:
@@ -176,10 +165,9 @@ def test_values_of_curves_and_histograms() -> None:
 
 def test_interval_of_equal_gains_is_no_point() -> None:
     collapsed = [runs([0.0, -5.0], [])] * 3
-    low, mean, high = Check(Value(A, "gain"), "<", -0.5).interval(collapsed)
-    assert (low, mean, high) == pytest.approx(
-        (0.2516, 0.5, 0.7484), abs=1e-4
-    )  # 4.303 * 0.1 / 3**.5
+    interval = Check(Value(A, "gain"), "<", -0.5).interval(collapsed)
+    # 4.303 * 0.1 / 3**.5
+    assert interval == pytest.approx((0.2516, 0.5, 0.7484), abs=1e-4)
 
 
 def test_hash_is_of_the_rules_and_not_of_words() -> None:

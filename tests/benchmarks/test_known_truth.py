@@ -106,9 +106,8 @@ def test_pairs_are_of_valid_responses(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(running, "label", lambda _, texts: [-len(text) for text in texts])
     seed = Seed(tmp_path, "seed_0", "base", 0, Recipe())
     others = rule.PROMPT.format(place="shop", thing="cat")
-    write_samples(
-        seed, "answers", {PROMPT: ["A dog.", *GOOD], others: ["A cat, a shop.", "A cat."]}
-    )
+    answers = {PROMPT: ["A dog.", *GOOD], others: ["A cat, a shop.", "A cat."]}
+    write_samples(seed, "answers", answers)
     assert seed.write_pairs() == {"pairs": 1}
     (row,) = map(json.loads, Path(seed.path("preferences.jsonl")).read_text().splitlines())
     assert (row["chosen"], row["rejected"]) == (GOOD[1], GOOD[0])

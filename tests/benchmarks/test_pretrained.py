@@ -35,11 +35,8 @@ def test_page_and_tables_agree_with_the_results() -> None:
 
 def test_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     scores = {"runs/sft": [(1, 10), (2, 1000), (3, 100)], "runs/ppo": [(1, 3), (2, 2), (3, 1)]}
-    rows = [
-        {"policy": policy, "scores": {"reward": float(proxy), "gold": float(gold)}}
-        for policy, pairs in scores.items()
-        for proxy, gold in pairs
-    ]
+    pairs = [(policy, *pair) for policy, of in scores.items() for pair in of]
+    rows = [{"policy": p, "scores": {"reward": float(x), "gold": float(y)}} for p, x, y in pairs]
     # 1 - 6 * (0 + 1 + 1) / (3 * 8), where the ranks of two responses differ by 1
     assert correlate_scores(rows, "sft") == pytest.approx(0.5, abs=1e-5)
     assert correlate_scores(rows, "ppo") == pytest.approx(-1.0, abs=1e-5)
@@ -89,15 +86,11 @@ def test_finished_steps_are_not_repeated(
         row = dict.fromkeys(("minutes", "cpu_minutes", "peak_gib", "load", "threads"), 1.0)
         return {**row, "part": 1, "resumed": False, "result": figures}
 
-    split = SETTINGS["split"]
-    monkeypatch.setattr(
-        Benchmark,
-        "write_data",
-        lambda self: (
-            self.path("data").mkdir(exist_ok=True)
-            or self.path("data", "split.json").write_text(json.dumps(split))
-        ),
-    )
+    def write_data(self: Benchmark) -> None:
+        self.path("data").mkdir(exist_ok=True)
+        self.path("data", "split.json").write_text(json.dumps(SETTINGS["split"]))
+
+    monkeypatch.setattr(Benchmark, "write_data", write_data)
     monkeypatch.setattr(pretrained, "run_step", run_step)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="interrupted"):
@@ -132,14 +125,8 @@ def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
         with gzip.open(tmp_path / "hh" / file, "wt", encoding="utf-8") as pairs:
             pairs.write((tmp_path / "pairs.jsonl").read_text("utf-8"))
     root = tmp_path / "run"
-
-    pretrained.run(
-        *(str(tmp_path / "world" / "base"), str(tmp_path / "hh"), str(root)),
-        TINY,
-        seeds=(0,),
-        threads=1,
-    )
-
+    places = [str(path) for path in (tmp_path / "world" / "base", tmp_path / "hh", root)]
+    pretrained.run(*places, TINY, seeds=(0,), threads=1)
     page = (root / "results.md").read_text("utf-8")
     assert "not run yet)" not in page.split("## 1.")[1]
     assert page.count("ppo_max_0") >= 3

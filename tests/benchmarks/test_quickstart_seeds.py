@@ -20,14 +20,12 @@ from benchmarks.quickstart_seeds import (
 from benchmarks.results_file import write_run
 from lit_rlhf.tools.commands.quickstart import Outcome
 
+FIGURES = {"response_length": 8.0, "kl": 1.0, "perplexity": 2.0}
 AS_EXPECTED = RunResult(
     seed=24,
     arithmetic="1_thread",
     outcome=Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9),
-    metrics={
-        name: {"response_length": 8.0, "kl": 1.0, "perplexity": 2.0}
-        for name in ("sft", "ppo_vanilla", "ppo_max")
-    },
+    metrics={name: FIGURES for name in ("sft", "ppo_vanilla", "ppo_max")},
     flagged_at={"ppo_vanilla": [8, 9, 10], "ppo_max": [None, None, None]},
     healthy_until=[7, 8, 9],
     in_time=[True, True, True],

@@ -3,13 +3,7 @@
 import pytest
 
 from benchmarks.speed import machine
-from benchmarks.speed.machine import (
-    TICKS_PER_SECOND,
-    Clocks,
-    busy_seconds,
-    foreign_cores,
-    status_kib,
-)
+from benchmarks.speed.machine import TICKS_PER_SECOND, Clocks, busy_seconds, foreign_cores
 from benchmarks.speed.report import quiet_updates
 
 #        user nice system idle iowait irq softirq steal guest guest_nice
@@ -34,7 +28,9 @@ def test_waiting_ends_with_the_first_quiet_window(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_is_read_from_the_processs_status() -> None:
-    assert status_kib("Name:\tpython\nVmPeak:\t  99 kB\nVmHWM:\t  2048 kB\n", "VmHWM") == 2048
+    assert (
+        machine.status_kib("Name:\tpython\nVmPeak:\t  99 kB\nVmHWM:\t  2048 kB\n", "VmHWM") == 2048
+    )
 
 
 def run_with(*loads: float) -> dict[str, object]:

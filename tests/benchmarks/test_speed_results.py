@@ -17,25 +17,15 @@ CEILINGS |= {"flops_fp32": 1e6, "flops_fp32_onednn": 2e6, "flops_bf16": 2e6}
 
 
 def run_of(side: str, *seconds: float, foreign: float = 0.0, memory: float = 100.0) -> Any:
-    return {
-        "side": side,
-        "case": "ragged",
-        "precision": "fp32",
-        "versions": {"torch": "2.13.0"},
-        "memory_before_mib": 50.0,
-        "peak_memory_mib": memory,
-        "updates": [
-            {
-                "seconds": value,
-                "foreign_cores": foreign,
-                "phases": {"rollout": value / 2, "update": value / 4, "other": value / 4},
-                "prompt_tokens": 30,
-                "response_tokens": 70,
-                "flops": {"rollout": 1e5, "score": 2e5, "update": 3e5},
-            }
-            for value in seconds
-        ],
-    }
+    def update(value: float) -> dict[str, Any]:
+        phases = {"rollout": value / 2, "update": value / 4, "other": value / 4}
+        counts = {"prompt_tokens": 30, "response_tokens": 70}
+        counts |= {"flops": {"rollout": 1e5, "score": 2e5, "update": 3e5}}
+        return {"seconds": value, "foreign_cores": foreign, "phases": phases, **counts}
+
+    kind = {"side": side, "case": "ragged", "precision": "fp32", "versions": {"torch": "2.13.0"}}
+    memories = {"memory_before_mib": 50.0, "peak_memory_mib": memory}
+    return {**kind, **memories, "updates": [*map(update, seconds)]}
 
 
 def test_summary_takes_medians_over_quiet_updates() -> None:

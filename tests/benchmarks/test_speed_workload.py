@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,19 +31,16 @@ def test_both_sides_get_the_same_prompts() -> None:
 
 
 @pytest.mark.parametrize("mode", ["ragged", "full"])
-def test_responses_end_with_the_probability_asked_for(mode: str) -> None:
-    work = workload.Workload(mode="ragged" if mode == "ragged" else "full", layers=1)
+def test_responses_end_with_the_probability_asked_for(mode: Any) -> None:
+    work = workload.Workload(mode=mode, layers=1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = workload.policy_network(work)
         workload.bias_lm_head(model, work)
         ids = torch.randint(3, work.vocab, (8, 64))
     with torch.no_grad():
-        ends = (
-            model(ids)
-            .logits.softmax(-1)[..., [workload.PAD, workload.BOS, workload.EOS]]
-            .mean((0, 1))
-        )
+        special = [workload.PAD, workload.BOS, workload.EOS]
+        ends = model(ids).logits.softmax(-1)[..., special].mean((0, 1))
     assert ends[:2].max() < 1e-12
     if mode == "ragged":
         assert ends[2] == pytest.approx(1 / 32, rel=0.1)

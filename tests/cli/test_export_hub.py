@@ -48,11 +48,7 @@ def test_no_upload_by_default(runs: Runs, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("private", [True, False])
 def test_folder_is_uploaded_if_asked(
-    private: bool,
-    runs: Runs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    private: bool, runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     hub = Hub(monkeypatch)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")

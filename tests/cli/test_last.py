@@ -26,7 +26,6 @@ from tests.configs.tiny_runs import CONFIGS
 
 KEEP_EACH = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
 
-
 # a run that resumes finds its own checkpoints, or another callback's
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
@@ -256,12 +255,6 @@ def test_a_run_that_was_stopped_as_collapsed_has_a_status_of_its_own(root: Path)
     assert ended.value.code == 3
     assert "stopped as collapsed" in Path("model/README.md").read_text()
     assert read_manifest("model").get("command") is None
-
-
-def test_last_of_another_class_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(root, callbacks=[KEEP_EACH])
-    told = refused(capsys, root, "--ckpt_path", "last", stage="Reward", callbacks=[KEEP_EACH])
-    assert "is a checkpoint of lit_rlhf.modules.SFTModule" in told
 
 
 def test_last_without_checkpoint_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,14 @@ def command(*arguments: object) -> RLHFCLI:
         return run_cli([str(argument) for argument in arguments])
 
 
+def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What a command says that refuses its arguments."""
+    with pytest.raises(SystemExit) as refused:
+        command(*arguments)
+    assert refused.value.code == 2
+    return capsys.readouterr().err
+
+
 def configs(stage: str, world: Path, folder: Path, **options: Any) -> list[object]:
     """Flags: the quickstart's configuration on the tiny world, made small, writing to `folder`."""
     moves = {RUNS: world, f"{RUNS}/logs": folder / "logs", f"{RUNS}/ppo_max": folder / "model"}
@@ -82,17 +90,10 @@ def test_validate_and_test_take_the_checkpoint_of_a_fit(
 
 @pytest.mark.parametrize("verb", ["fit", "validate"])
 def test_a_checkpoint_of_another_class_is_refused(
-    world: Path,
-    checkpoints: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    verb: str,
+    world: Path, checkpoints: dict[str, Path], tmp_path: Path, capsys: Any, verb: str
 ) -> None:
-    flags = configs("ppo", world, tmp_path)
-    with pytest.raises(SystemExit) as refused:
-        command(verb, *flags, "--ckpt_path", checkpoints["sft"])
-    assert refused.value.code == 2
-    message = capsys.readouterr().err
+    flags = [*configs("ppo", world, tmp_path), "--ckpt_path", checkpoints["sft"]]
+    message = usage_error(capsys, verb, *flags)
     assert "is a checkpoint of lit_rlhf.modules.SFTModule" in message
     assert "the configuration trains lit_rlhf.modules.PPOModule" in message
     assert "point --model.model_path at the folder" in message
@@ -103,10 +104,8 @@ def test_a_checkpoint_of_another_class_is_refused(
 def test_code_in_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     path, mark = tmp_path / "evil.ckpt", tmp_path / "mark"
     torch.save({"state_dict": {}, "callbacks": Payload(mark)}, path)
-    with pytest.raises(SystemExit) as refused:
-        command(verb, "--config", QUICKSTART / "sft.yaml", "--ckpt_path", path)
-    assert refused.value.code == 2
-    assert f"--ckpt_path: checkpoint {path}: holds more than tensors" in capsys.readouterr().err
+    told = usage_error(capsys, verb, "--config", QUICKSTART / "sft.yaml", "--ckpt_path", path)
+    assert f"--ckpt_path: checkpoint {path}: holds more than tensors" in told
     assert not mark.exists()
 
 
@@ -115,10 +114,8 @@ def test_a_checkpoint_cannot_name_code_to_import(
     world: Path, checkpoints: dict[str, Path], tmp_path: Path, verb: str
 ) -> None:
     mark, named = tmp_path / "mark", f"received_{verb}"
-    code = (
-        f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
-        "from lit_rlhf.modules import SFTModule\n"
-    )
+    code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
+    code += "from lit_rlhf.modules import SFTModule\n"
     (tmp_path / f"{named}.py").write_text(code)
     content = torch.load(checkpoints["sft"], weights_only=True)
     content["hyper_parameters"] |= {
@@ -135,10 +132,8 @@ def test_a_checkpoint_cannot_name_code_to_import(
 
 def test_configuration_cannot_allow_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     allowing = overlay(tmp_path, "allowing", {"weights_only": False})
-    with pytest.raises(SystemExit) as refused:
-        command("fit", "--config", QUICKSTART / "sft.yaml", "--config", allowing)
-    assert refused.value.code == 2
-    assert "--weights_only false would run code" in capsys.readouterr().err
+    flags = ("--config", QUICKSTART / "sft.yaml", "--config", allowing)
+    assert "--weights_only false would run code" in usage_error(capsys, "fit", *flags)
 
 
 def test_a_checkpoint_behind_a_url_is_read_as_tensors_too(world: Path, tmp_path: Path) -> None:
@@ -184,27 +179,19 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], verb: str) ->
 
 
 def test_missing_configuration_is_told_how_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command("fit", "--trainer.max_epochs", "1")
-    shown = capsys.readouterr().err
+    shown = usage_error(capsys, "fit", "--trainer.max_epochs", "1")
     assert shown.endswith("name a configuration: --config quickstart/sft\n")
     assert shown.count("\n") == 1
 
 
 def test_option_out_of_range_is_named_with_its_group(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--config", QUICKSTART / "ppo_max.yaml", "--model.critic_optimizer.grad_clip", -1)
-    with pytest.raises(SystemExit) as refused:
-        command("fit", *flags)
-    assert refused.value.code == 2
     told = "model.critic_optimizer.grad_clip: expected a finite number > 0, got -1.0"
-    assert f"error: {told}\n" in capsys.readouterr().err
+    assert f"error: {told}\n" in usage_error(capsys, "fit", *flags)
 
 
 def test_a_run_shows_no_notes_of_other_libraries(
-    world: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    world: Path, tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")

@@ -18,11 +18,8 @@ from tests.modules.stages import nested
 from tests.modules.test_options import PPO_MAX as PPO_MAX_OPTIONS
 
 MODULES = {"sft": "SFTModule", "reward": "RewardModule", "ppo": "PPOModule"}
-DATA = {
-    "sft": "DemonstrationDataModule",
-    "reward": "PreferenceDataModule",
-    "ppo": "PromptDataModule",
-}
+DATA = {"sft": "DemonstrationDataModule", "reward": "PreferenceDataModule"}
+DATA["ppo"] = "PromptDataModule"
 SFT = ("--model.model_path=x", "--data=DemonstrationDataModule", "--data.train_sources=[{path: x}]")
 PPO_MAX, VANILLA = QUICKSTART / "ppo_max.yaml", QUICKSTART / "ppo_vanilla.yaml"
 OFF = {
@@ -41,14 +38,9 @@ OFF = {
     "loss.entropy_coef": 0.0,
 }
 """The tricks of Figure 5, all off."""
-STAGES_OF_OVERLAY = {
-    "chinese": {"sft"},
-    "monitors": {"ppo"},
-    **{name: {"ppo"} for name in ("rloo", "grpo", "dr_grpo", "reinforce_plus_plus")},
-    "rollback": {"ppo"},
-    "zero2_8xa100": {"ppo"},
-    "fsdp2_8xa100": {"ppo"},
-}
+PPO_OVERLAYS = ("monitors", "rloo", "grpo", "dr_grpo", "reinforce_plus_plus", "rollback")
+PPO_OVERLAYS += ("zero2_8xa100", "fsdp2_8xa100")
+STAGES_OF_OVERLAY = {"chinese": {"sft"}, **{name: {"ppo"} for name in PPO_OVERLAYS}}
 """Stages that an overlay is for, where it is not for all."""
 
 
@@ -284,10 +276,7 @@ def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "changed"),
     [
-        (
-            ["--model.policy_optimizer.learning_rate", "1e-5"],
-            {"policy_optimizer.learning_rate": 1e-5},
-        ),
+        (["--model.policy_optimizer.eps", "1e-5"], {"policy_optimizer.eps": 1e-5}),
         (["--model.init_args.sampling.temperature", "0.7"], {"sampling.temperature": 0.7}),
         (["--model.sampling.temperature=0.7"], {"sampling.temperature": 0.7}),
         (["--model.loss.value_clip", "null"], {"loss.value_clip": None}),
@@ -306,24 +295,19 @@ def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "meant"),
     [
-        ({"lora_rank": 8}, "lora_rank: no such option; did you mean model.network.lora_rank?"),
-        (
-            {"sampling": {"temprature": 0.7}},
-            "sampling.temprature: no such option; did you mean model.sampling.temperature?",
-        ),
-        (
-            {"advantages": {"kl_coef": 0.7}},
-            "advantages.kl_coef: no such option; did you mean model.reward_shaping.kl_coef?",
-        ),
-        ({"qqzzx": 1}, "qqzzx: no such option"),
+        ({"lora_rank": 8}, "network.lora_rank"),
+        ({"sampling": {"temprature": 0.7}}, "sampling.temperature"),
+        ({"advantages": {"kl_coef": 0.7}}, "reward_shaping.kl_coef"),
+        ({"qqzzx": 1}, ""),
     ],
 )
 @pytest.mark.parametrize("how", ["overlay", "configuration", "flag", "long flag"])
 def test_wrong_option_is_refused_and_the_right_one_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, options: dict[str, Any], told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, options: Any, meant: str
 ) -> None:
+    ((name, value),) = parsing.flat(options).items()
     wrong = ["--config", str(overlay_of(tmp_path, "wrong", **options))]
     if how == "configuration":
         content = yaml.safe_load(PPO_MAX.read_text("utf-8"))
@@ -331,13 +315,13 @@ def test_wrong_option_is_refused_and_the_right_one_named(
         wrong = ["--config", str(tmp_path / "whole.yaml")]
         (tmp_path / "whole.yaml").write_text(yaml.safe_dump(content), "utf-8")
     elif how != "overlay":
-        ((name, value),) = parsing.flat(options).items()
         prefix = "--model" if how == "flag" else "--model.init_args"
         wrong = [f"{prefix}.{name}", str(value)]
     with pytest.raises(SystemExit):
         parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *wrong])
     file = f"{wrong[1]}: " if wrong[0] == "--config" else ""
-    assert f"error: {file}model.{told}\n" in capsys.readouterr().err
+    advice = f"; did you mean model.{meant}?" if meant else ""
+    assert f"error: {file}model.{name}: no such option{advice}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("strategy", ["DDPStrategy", "MultiEngineDeepSpeedStrategy"])

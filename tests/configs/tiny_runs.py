@@ -26,12 +26,8 @@ CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "quickstart"
 RUNS = "runs/quickstart"  # where the quickstart's configurations have everything
 
-TWO_STEPS: dict[str, Any] = {
-    "max_epochs": 1,
-    "limit_train_batches": 2,
-    "limit_val_batches": 1,
-    "log_every_n_steps": 1,
-}
+TWO_STEPS: dict[str, Any] = {"max_epochs": 1, "log_every_n_steps": 1}
+TWO_STEPS |= {"limit_train_batches": 2, "limit_val_batches": 1}
 SMALL: dict[str, dict[str, Any]] = {
     "sft": {"trainer": TWO_STEPS, "data": {"init_args": {"batch_size": 4}}},
     "reward": {"trainer": TWO_STEPS, "data": {"init_args": {"batch_size": 4}}},
@@ -113,9 +109,8 @@ def world_root(base: Path) -> Path:
     world = World()
     folder = write_world(root / "world", world, 0, CHAT_TEMPLATES["hh"], 48, 48, 8, 16)
     write_preferences(folder / "preferences.jsonl", world, 24)
-    moves = {RUNS: root}
-    fit_stage("sft", [QUICKSTART / "sft.yaml"], root, moves)
-    fit_stage("reward", [QUICKSTART / "reward.yaml"], root, moves)
+    for stage in ("sft", "reward"):
+        fit_stage(stage, [QUICKSTART / f"{stage}.yaml"], root, {RUNS: root})
     return root
 
 

@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [
-    ROOT / "README.md",
-    ROOT / "README.zh.md",
-    ROOT / "CODE_OF_CONDUCT.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    ROOT / "callbacks" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-]
+NAMES = ["README.md", "README.zh.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"]
+DOCUMENTS = [ROOT / name for name in (*NAMES, "callbacks/README.md")]
+DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
 SHELLS = ("", "bash", "sh", "console")
 _FENCE = re.compile(r"```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?")
 _ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")

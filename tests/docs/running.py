@@ -37,13 +37,14 @@ def refusal(*words: str) -> str:
 def run_in_shell(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a block in bash, where `lit_rlhf` is a function."""
     command = shlex.join([sys.executable, "-W", "ignore", "-m", "lit_rlhf.cli.main"])
-    return subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", f'lit_rlhf() {{ {command} "$@"; }}\n{text}'],
-        cwd=folder,
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "callbacks")]), "COLUMNS": "80"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["bash", "-e", "-o", "pipefail", "-c", f'lit_rlhf() {{ {command} "$@"; }}\n{text}']
+    return run_process(words, folder, COLUMNS="80")
+
+
+def run_process(
+    words: Sequence[str], folder: Path, tree: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that finds the packages of a tree."""
+    environment["PYTHONPATH"] = os.pathsep.join([str(tree), str(tree / "callbacks")])
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    return subprocess.run(words, cwd=folder, env=os.environ | environment, **options)

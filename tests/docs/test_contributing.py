@@ -1,9 +1,7 @@
 """The worked examples of CONTRIBUTING.md, applied to a copy of the tree."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,19 +9,14 @@ import pytest
 
 from tests.configs.tiny_runs import SMALL, logged, overlay
 from tests.docs.blocks import ROOT, Block, blocks, commands
+from tests.docs.running import run_process
 from tests.docs.workspace import make_workspace
 
 PAGE = ROOT / "CONTRIBUTING.md"
 COPIED = ("lit_rlhf", "callbacks", "configs", "tests", "docs", "pyproject.toml", "README.md")
 # tests that would fail if a new function, option or monitor had to be listed by hand
-LISTS = [
-    "tests/functional/test_arguments.py",
-    "tests/functional/test_examples.py",
-    "tests/callbacks/test_signals.py",
-    "tests/callbacks/test_defaults.py",
-    "tests/callbacks/test_detector_yaml.py",
-    "tests/modules/test_ppo_switches.py",
-]
+LISTS = ["functional/test_arguments", "functional/test_examples", "callbacks/test_signals"]
+LISTS += ["callbacks/test_defaults", "callbacks/test_detector_yaml", "modules/test_ppo_switches"]
 
 
 def examples() -> dict[str, list[Block]]:
@@ -71,14 +64,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(tree: Path, folder: Path, *arguments: str) -> str:
     """Output of Python with the packages of a tree."""
-    ended = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), str(tree / "callbacks")])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_process([sys.executable, *arguments], folder, tree)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     return ended.stdout
 
@@ -100,8 +86,9 @@ def test_examples_fit_the_tree(tree: Path) -> None:
 
 @pytest.mark.slow  # other processes, which import everything anew
 def test_examples_pass_their_tests_and_those_of_lists(tree: Path) -> None:
+    lists = [f"tests/{name}.py" for name in LISTS]
     own = [b.title for patched in PATCHED.values() for b in patched if "tests/" in b.title]
-    output = python(tree, tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *own, *LISTS)
+    output = python(tree, tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *own, *lists)
     assert "failed" not in output
 
 

@@ -45,7 +45,3 @@ def keys(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]
 
 def test_page_has_the_keys_that_are_logged(keys: set[str]) -> None:
     assert documented() == keys
-
-
-def test_agreement_per_source_is_logged_in_validation(quickstart: Path) -> None:
-    assert "val/reward/accuracy/preferences" in logged(quickstart / "logs" / "reward")

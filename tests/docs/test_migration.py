@@ -21,8 +21,6 @@ from tests.support.tiny_models import tiny_config
 
 PAGE = ROOT / "docs" / "migration.md"
 OPTION = re.compile(r"`((?:model|data|trainer)\.[\w.]+)`(?:, ([^|`]+?) +\|)?")
-
-
 SUPERVISED = "\n## From TRL's SFTTrainer and RewardTrainer\n"
 FOREIGN = "\n## From axolotl and LLaMA-Factory\n"
 
@@ -56,16 +54,11 @@ def test_options_of_the_page_exist_with_their_defaults() -> None:
         assert [name for name, _ in named if name not in defaults.keys() | groups] == []
         if text is foreign:
             continue
-        shown = [
-            (name, default)
-            for name, default in OPTION.findall(text.partition("\n## From OpenRLHF\n")[0])
-            if default
-        ]
-        told = [(name, str(defaults[name])) for name, _ in shown]
+        found = OPTION.findall(text.partition("\n## From OpenRLHF\n")[0])
+        shown = [(name, _number(default)) for name, default in found if default]
         assert len(shown) >= least // 4
-        assert [(name, _number(default)) for name, default in shown] == [
-            (name, _number(plain.get(default, default))) for name, default in told
-        ]
+        told = [(name, str(defaults[name])) for name, _ in shown]
+        assert shown == [(name, _number(plain.get(default, default))) for name, default in told]
 
 
 def _number(text: str) -> float | str:

@@ -1,14 +1,13 @@
 """The script of docs/own_modules.md trains under every strategy that the page names."""
 
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import ROOT, blocks
+from tests.docs.running import run_process
 
 PAGE = ROOT / "docs" / "own_modules.md"
 WEIGHTS = "{'0.weight': (32, 4), '0.bias': (32,), '2.weight': (2, 32), '2.bias': (2,)}"
@@ -37,11 +36,9 @@ def test_script_trains_on_one_device(
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "multi_deepspeed_stage_2"])
 def test_script_trains_in_two_processes(folder: Path, strategy: str) -> None:
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "callbacks")])
+    env = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
     for command in (["gan.py", strategy, "2"], ["read_gan.py"]):
-        said = {"capture_output": True, "text": True}
-        done = subprocess.run([sys.executable, *command], env=env, check=False, **said)
+        done = run_process([sys.executable, *command], folder, **env)
         assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.strip() == WEIGHTS
     assert (folder / "checkpoints/gan.ckpt").is_dir() == (strategy != "ddp")

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
-from lit_rlhf.tools.doctor.memory import network_shape
+from lit_rlhf.tools.doctor.memory import PPOMemory, network_shape
 from tests.configs.parsing import cli_parser, parsed
 from tests.configs.tiny_runs import CONFIGS
 from tests.docs.blocks import ROOT, blocks
@@ -41,16 +41,20 @@ def shape(size: str) -> NetworkShape:
         return network_shape(AutoModelForCausalLM.from_config(config))  # type: ignore[no-untyped-call]
 
 
+def cells(memory: PPOMemory) -> list[str]:
+    """Numbers of the GPU in GiB, as the tables have them."""
+    update = memory.update + memory.gradients
+    numbers = (memory.trained, memory.frozen, memory.rollout, memory.scoring, update, memory.peak)
+    return [f"{number / 2**30:.1f}" for number in numbers]
+
+
 def rows() -> Iterator[str]:
     """Rows of the table, from the estimate."""
     for size in [*LAYOUTS][:3]:
         network = shape(size)
         for name, setting in SETTINGS.items():
             memory = ppo_memory(network, PPOSizes(8, 1536, 512, 16, 4, **setting))
-            update = memory.update + memory.gradients
-            numbers = (memory.trained, memory.frozen, memory.rollout, memory.scoring, update)
-            shown = [f"{number / 2**30:.1f}" for number in (*numbers, memory.peak)]
-            shown.append(f"{memory.cpu / 2**30:.0f}")
+            shown = [*cells(memory), f"{memory.cpu / 2**30:.0f}"]
             yield f"| {size} | {name} | {' | '.join(shown)} |"
 
 
@@ -66,10 +70,7 @@ def test_memory_table_of_fsdp2_agrees_with_the_estimate() -> None:
         size, gpus, rows, *shown = line.strip("| ").split(" | ")
         rollouts, tokens = map(int, rows.split(", "))
         sizes = PPOSizes(int(gpus), 1536, 512, rollouts, 4, tokens, sharded=True)
-        memory = ppo_memory(shape(size), sizes)
-        update = memory.update + memory.gradients
-        numbers = (memory.trained, memory.frozen, memory.rollout, memory.scoring, update)
-        assert shown == [f"{number / 2**30:.1f}" for number in (*numbers, memory.peak)]
+        assert shown == cells(ppo_memory(shape(size), sizes))
 
 
 def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:

@@ -1,7 +1,5 @@
 """The documentation site: its navigation, its generated pages, and a build without a warning."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import yaml
 from docs import site_pages
 from tests.configs.parsing import cli_parser
 from tests.docs.blocks import ROOT
+from tests.docs.running import run_process
 
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 
@@ -89,17 +88,11 @@ def test_pages_are_written_with_names_and_links_that_lead_to_copies(tmp_path: Pa
 def test_site_builds_without_a_warning(engine: str, tmp_path: Path) -> None:
     pytest.importorskip(engine, reason=f"pip install {engine}")
     site_pages.write_pages(tmp_path / SITE["docs_dir"])
-    config = (
-        (ROOT / "mkdocs.yml").read_text("utf-8").replace("[., callbacks]", "[ROOT, ROOT/callbacks]")
-    )
-    (tmp_path / "mkdocs.yml").write_text(config.replace("ROOT", str(ROOT)))
-    done = subprocess.run(
-        [sys.executable, "-m", engine, "build", "--strict"],
-        cwd=tmp_path,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-    )
+    config = (ROOT / "mkdocs.yml").read_text("utf-8")
+    config = config.replace("[., callbacks]", f"[{ROOT}, {ROOT}/callbacks]")
+    (tmp_path / "mkdocs.yml").write_text(config)
+    command = [sys.executable, "-m", engine, "build", "--strict"]
+    done = run_process(command, tmp_path, NO_MKDOCS_2_WARNING="1")
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     site = tmp_path / "site"

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from lit_rlhf.export import NetworkName, load_checkpoint_model
 from lit_rlhf.forward import sequence_scores
-from lit_rlhf.models import load_scalar_model, save_model_folder
+from lit_rlhf.models import load_scalar_model
 from tests.export.folders import Runs, assert_same_model, weights
 from tests.modules.saved_runs import as_engines_write_it, saved_run
 from tests.modules.stages import write_data, write_models
-from tests.support.tiny_models import tiny_causal_lm, tiny_config, tiny_tokenizer
+from tests.support.tiny_models import tiny_config
 
 IDS = torch.arange(4, 40).reshape(3, 12)
 MASK = torch.ones_like(IDS, dtype=torch.bool)
@@ -124,12 +124,6 @@ def test_a_moved_model_is_given_as_base(root: Path, tmp_path: Path) -> None:
         load_checkpoint_model(saved.checkpoint)
     load_checkpoint_model(saved.checkpoint, base=str(tmp_path / "elsewhere")).save(tmp_path / "m")
     assert_same_model(tmp_path / "m", saved.finished)
-
-
-def test_another_model_is_no_base(runs: Runs, tmp_path: Path) -> None:
-    save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
-    with pytest.raises(ValueError, match="path: expected a model of the weights' shape"):
-        load_checkpoint_model(runs("sft").checkpoint, base=str(tmp_path / "other"))
 
 
 def test_the_tokenizer_has_to_be_the_runs(runs: Runs, root: Path, tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ from lit_rlhf.models.prepare import use_fused_kernels
 from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, optimized_causal_lm
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [pytest.mark.gpu, needs_cuda]
 EOS = [EOS_ID, 17, 44, 150, 200]
 
 

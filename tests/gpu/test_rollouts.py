@@ -8,10 +8,8 @@ from lit_rlhf.forward import optimize_forward
 from lit_rlhf.rollout import SamplingOptions, generate_responses, graphs
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [pytest.mark.gpu, needs_cuda]
 CUDA = torch.device("cuda")
 
 

@@ -21,10 +21,8 @@ from tests.invariant.trajectories import Logged
 from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [pytest.mark.gpu, needs_cuda]
 
 ITERATIONS = 5
 STRATEGIES = ("multi_deepspeed_stage_2", "multi_deepspeed_stage_2_offload")
@@ -73,17 +71,16 @@ def test_ppo_follows_the_same_device_without_engines(
 
 def billion(root: Path, folder: Path, strategy: str, offload_frozen: bool) -> dict[str, Any]:
     """Ten iterations with samples of the policy; what they logged and the peak in bytes."""
-    module = PPOModule(
-        **ppo_options(
-            root,
-            minibatches={"minibatch_size": ROWS, "micro_batch_size": ROWS // 2},
-            sampling={"max_new_tokens": RESPONSE},
-            policy_optimizer={"learning_rate": 1e-6},
-            critic_optimizer={"learning_rate": 1e-6},
-            network={"gradient_checkpointing": True},
-            memory={"frozen_dtype": "bfloat16", "offload_frozen": offload_frozen},
-        )
+    own = ppo_options(
+        root,
+        minibatches={"minibatch_size": ROWS, "micro_batch_size": ROWS // 2},
+        sampling={"max_new_tokens": RESPONSE},
+        policy_optimizer={"learning_rate": 1e-6},
+        critic_optimizer={"learning_rate": 1e-6},
+        network={"gradient_checkpointing": True},
+        memory={"frozen_dtype": "bfloat16", "offload_frozen": offload_frozen},
     )
+    module = PPOModule(**own)
     logged = Logged()
     options = {"accelerator": "gpu", "strategy": strategy, "precision": "bf16-mixed"}
     data = prompts(root, batch_size=ROWS)
@@ -96,19 +93,10 @@ def billion(root: Path, folder: Path, strategy: str, offload_frozen: bool) -> di
 @pytest.fixture(scope="module")
 def billion_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models of TinyLlama's shape with random weights, and the small data files."""
-    config = LlamaConfig(
-        vocab_size=32000,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
-    )
+    sizes = {"vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632}
+    sizes |= {"num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4}
+    ids = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
+    config = LlamaConfig(max_position_embeddings=256, tie_word_embeddings=False, **sizes, **ids)
     return write_models(write_data(tmp_path_factory.mktemp("billion")), config)
 
 

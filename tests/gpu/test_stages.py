@@ -10,10 +10,8 @@ import torch
 from tests.configs.tiny_runs import QUICKSTART, RUNS, fit, logged, moved, overlay
 from tests.invariant.trajectories import Trajectory, trajectory
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [pytest.mark.gpu, needs_cuda]
 
 STAGES = ("sft", "reward", "ppo")
 LAST = {"sft": "sft/loss", "reward": "reward/loss", "ppo": "ppo/policy_loss"}
@@ -21,28 +19,14 @@ LAST = {"sft": "sft/loss", "reward": "reward/loss", "ppo": "ppo/policy_loss"}
 
 def small(stage: str) -> dict[str, Any]:
     """An overlay: a few steps of a stage in bf16 on one GPU."""
-    model = (
-        {
-            "minibatches": {"minibatch_size": 8},
-            "sampling": {"max_new_tokens": 12},
-            "critic_pretraining": {"iterations": 1},
-        }
-        if stage == "ppo"
-        else {}
-    )
-    return {
-        "trainer": {
-            "accelerator": "gpu",
-            "devices": 1,
-            "precision": "bf16-mixed",
-            "max_epochs": 1,
-            "limit_train_batches": 3,
-            "limit_val_batches": 1,
-            "log_every_n_steps": 1,
-        },
-        "model": {"init_args": model},
-        "data": {"init_args": {"batch_size": 16}},
-    }
+    model: dict[str, Any] = {}
+    if stage == "ppo":
+        model = {"minibatches": {"minibatch_size": 8}, "sampling": {"max_new_tokens": 12}}
+        model |= {"critic_pretraining": {"iterations": 1}}
+    trainer = {"accelerator": "gpu", "devices": 1, "precision": "bf16-mixed", "max_epochs": 1}
+    trainer |= {"limit_train_batches": 3, "limit_val_batches": 1, "log_every_n_steps": 1}
+    parts = {"model": {"init_args": model}, "data": {"init_args": {"batch_size": 16}}}
+    return {"trainer": trainer, **parts}
 
 
 def test_lab_stages_run_in_bf16_one_after_the_other(world: Path, tmp_path: Path) -> None:

@@ -113,16 +113,11 @@ def test_constraints_are_exact_pins_and_nothing_else() -> None:
 
 
 def test_constraints_fit_every_requirement() -> None:
-    pinned = pins()
-    wrong = [
-        str(requirement)
-        for requirement in requirements("root") + requirements("callbacks")
-        if requirement.name not in OWN
-        and not requirement.specifier.contains(
-            pinned.get(canonicalize_name(requirement.name), Version("0"))
-        )
-    ]
-    assert wrong == []
+    pinned, everything = pins(), requirements("root") + requirements("callbacks")
+    others = [requirement for requirement in everything if requirement.name not in OWN]
+    versions = [pinned.get(canonicalize_name(r.name), Version("0")) for r in others]
+    pairs = zip(others, versions, strict=True)
+    assert [str(r) for r, version in pairs if not r.specifier.contains(version)] == []
 
 
 def reachable(seeds: list[Requirement]) -> Iterator[str]:

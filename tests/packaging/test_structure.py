@@ -1,8 +1,6 @@
 """Rules of the source tree that no linter checks."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,15 +47,3 @@ def test_callbacks_use_only_what_lightning_documents() -> None:
 def test_package_is_typed(package: str) -> None:
     folder = ROOT / package if package == "lit_rlhf" else ROOT / "callbacks" / package
     assert (folder / "py.typed").is_file()
-
-
-def test_importing_lit_rlhf_loads_only_the_standard_library() -> None:
-    # -I keeps the environment out, -S the .pth files of site-packages, which import what they like
-    program = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import lit_rlhf\n"
-        "loaded = {name.split('.')[0] for name in sys.modules}\n"
-        "print(sorted(loaded - set(sys.stdlib_module_names)))"
-    )
-    command = [sys.executable, "-I", "-S", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['__main__', 'lit_rlhf']"

@@ -105,22 +105,18 @@ def test_quickstart_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 EXPECTED = Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9)
+AS_EXPECTED = ("vanilla PPO exploited the reward model", "PPO-max improved the policy: ")
 
 
 @pytest.mark.parametrize(
     ("changes", "vanilla", "max_"),
     [
-        ({}, "vanilla PPO exploited the reward model", "PPO-max improved the policy: "),
+        ({}, *AS_EXPECTED),
         # the bounds themselves count: 0.5 - 0.5 * 1.4 and 0.5 + 0.3
-        (
-            {"vanilla_gold": 0.5 - 0.5 * 1.4, "max_gold": 0.5 + 0.3},
-            "vanilla PPO exploited the reward model",
-            "PPO-max improved the policy: ",
-        ),
+        ({"vanilla_gold": 0.5 - 0.5 * 1.4, "max_gold": 0.5 + 0.3}, *AS_EXPECTED),
         (
             {"vanilla_score": 0.5},
-            "unexpectedly, its score under the reward model did not end above",
-            "PPO-max improved the policy: ",
+            *("unexpectedly, its score under the reward model did not end above", AS_EXPECTED[1]),
         ),
         ({"vanilla_gold": -0.19}, "which is less than expected (0.70)", "PPO-max improved"),
         ({"vanilla_gold": 0.9}, "unexpectedly, did not collapse: its gold reward went", "improved"),
@@ -128,8 +124,7 @@ EXPECTED = Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9)
         ({"max_gold": 0.5}, "vanilla PPO exploited", "unexpectedly, did not improve the policy: "),
         (
             {"vanilla_gold": 0.6, "max_gold": 0.1},
-            "unexpectedly, did not collapse",
-            "unexpectedly, did not improve",
+            *("unexpectedly, did not collapse", "unexpectedly, did not improve"),
         ),
     ],
 )
@@ -155,9 +150,8 @@ def test_the_printed_commands_are_those_that_run_with_seed_and_copied_configurat
     # as a shell reads them
     shown = [shlex.split(line)[2:] for line in printed.splitlines() if line.startswith("$ ")]
     assert shown == commands
-    assert [words[0] for words in commands] == [
-        *("lab", "fit", "lab", "fit", "fit", "fit", "report", "evaluate")
-    ]
+    order = "lab fit lab fit fit fit report evaluate"
+    assert [words[0] for words in commands] == order.split()
     for words in commands:
         seeds = [i + 1 for i, word in enumerate(words) if re.search(r"seed(_everything)?$", word)]
         seeded = words[0] != "report"
@@ -194,10 +188,8 @@ def test_steps_continue_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(KeyError):  # there is nothing in its evaluation
         main(["--output_dir", "q"])
 
-    assert [words[0] for words in commands] == [
-        *("lab", "fit", "lab", "fit"),
-        *("fit", "fit", "fit", "report", "evaluate"),
-    ]
+    order = "lab fit lab fit fit fit fit report evaluate"
+    assert [words[0] for words in commands] == order.split()
     again = [words for words in commands if "--ckpt_path" in words]
     assert again == [[*commands[3], "--ckpt_path", "last"]]
     with pytest.raises(SystemExit, match=r"holds an earlier quickstart\. Take"):

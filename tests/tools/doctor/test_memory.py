@@ -34,8 +34,8 @@ def test_model_states_are_deepspeeds_without_a_bfloat16_copy_of_the_gradients() 
     cases = [(n, gpus, offload) for n in (10, 7**9) for gpus in (1, 8) for offload in (True, False)]
     # importing deepspeed looks for compilers, and takes its time
     code = (
-        "from deepspeed.runtime.zero.stage_1_and_2 import "
-        "estimate_zero2_model_states_mem_needs as estimate\n"
+        "from deepspeed.runtime.zero import stage_1_and_2 as zero\n"
+        "estimate = zero.estimate_zero2_model_states_mem_needs\n"
         f"print([estimate(n, gpus, 1, offload) for n, gpus, offload in {cases}])"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
@@ -128,12 +128,9 @@ def test_a_size_of_zero_is_refused() -> None:
 def test_activations_next_to_the_tensors_of_a_llama(
     vocabulary: int, hidden: int, layers: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": hidden * 43 // 16,
-    }
-    config = LlamaConfig(num_hidden_layers=layers, num_attention_heads=hidden // 32, **sizes)
+    sizes = {"vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": layers}
+    sizes |= {"intermediate_size": hidden * 43 // 16, "num_attention_heads": hidden // 32}
+    config = LlamaConfig(**sizes)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()  # type: ignore[no-untyped-call]
     optimize_forward(model)
     if checkpointing:
@@ -142,7 +139,6 @@ def test_activations_next_to_the_tensors_of_a_llama(
     mask = torch.ones_like(ids, dtype=torch.bool)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-
     targets = torch.arange(2 * TOKENS).expand_as(ids) >= TOKENS
 
     def logprobs_and_entropy() -> None:
@@ -153,10 +149,8 @@ def test_activations_next_to_the_tensors_of_a_llama(
         target_logprobs(model, ids, mask, targets).sum().backward()
 
     monkeypatch.setattr("lit_rlhf.forward.outputs.CPU_CHUNK_SIZE", CHUNK_SIZE)
-
-    scored = 2 * TOKENS * ROWS
-    read = {"gradient_checkpointing": checkpointing}
-    sizes = PPOSizes(1, TOKENS, TOKENS, ROWS, ROWS, None, scored, **read)
+    places = (1, TOKENS, TOKENS, ROWS, ROWS, None, 2 * TOKENS * ROWS)
+    sizes = PPOSizes(*places, gradient_checkpointing=checkpointing)
     logits = SCORED_LOGIT_BYTES * ROWS * TOKENS * vocabulary
     expected = ppo_memory(NetworkShape(1, layers, hidden, hidden, vocabulary), sizes)
     assert peak(model, update) == pytest.approx(expected.update, rel=0.2)

@@ -10,6 +10,7 @@ from jsonargparse import Namespace
 from lit_rlhf.tools.doctor import examination_settings, plan_run
 
 CLASS = {"class_path": "lit_rlhf.strategies.MultiEngineDeepSpeedStrategy"}
+OFFLOADING = Namespace(**CLASS, init_args=Namespace(stage=2, offload_optimizer=True))
 
 
 @pytest.fixture(params=[0, 2])
@@ -47,12 +48,7 @@ def test_number_of_processes(gpus: int, settings: dict[str, Any], ranks: dict[in
         ("multi_deepspeed_stage_2", "multi_deepspeed_stage_2", True, False),
         ("multi_deepspeed_stage_2_offload", "multi_deepspeed_stage_2_offload", True, True),
         (Namespace(CLASS), "MultiEngineDeepSpeedStrategy", True, False),
-        (
-            Namespace(**CLASS, init_args=Namespace(stage=2, offload_optimizer=True)),
-            "MultiEngineDeepSpeedStrategy",
-            True,
-            True,
-        ),
+        (OFFLOADING, "MultiEngineDeepSpeedStrategy", True, True),
         (CLASS, "MultiEngineDeepSpeedStrategy", True, False),
     ],
 )

@@ -6,9 +6,7 @@ from rich.console import Console
 
 from lit_rlhf.tools.doctor import Display, Finding, Report, Status
 
-LONG = (
-    "The ratio is 1.1052 before the first update (KL of old to new policy 0.0052 nats), expected 1."
-)
+LONG = "The ratio is 1.1052 before the first update (KL of old to new policy 0.0052), expected 1."
 
 
 def printed(report: Report) -> str:
@@ -21,14 +19,12 @@ def printed(report: Report) -> str:
 
 
 def test_a_finding_has_its_status_its_name_and_what_to_change() -> None:
-    report = Report(
-        {
-            "ratio": Finding(Status.FAILURE, LONG, "Set [model.x] to 1."),
-            "memory": Finding(Status.OK, "3 GiB are there."),
-            "time": Finding(Status.NOT_CHECKED, "Not reached."),
-        },
-        "On the CPU only.",
-    )
+    found = {
+        "ratio": Finding(Status.FAILURE, LONG, "Set [model.x] to 1."),
+        "memory": Finding(Status.OK, "3 GiB are there."),
+        "time": Finding(Status.NOT_CHECKED, "Not reached."),
+    }
+    report = Report(found, "On the CPU only.")
     lines = [line.rstrip() for line in printed(report).splitlines()]
     assert max(map(len, lines)) <= 80
     starts = [line.split()[:2] for line in lines if line and line[0] != " "]

@@ -27,7 +27,7 @@ def test_a_sound_run_is_left_untouched(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"network.lora_rank": 2},
+        {"network.lora_rank": 2, "advantages.truncation": "mask"},
         {"memory.frozen_dtype": "bfloat16"},
         pytest.param(
             {"network.dtype": "bfloat16"},
@@ -37,11 +37,7 @@ def test_a_sound_run_is_left_untouched(root: Path, tmp_path: Path) -> None:
         ),
         {"memory.offload_frozen": True, "network.gradient_checkpointing": True},
         {"critic_pretraining.iterations": 2, "loss.policy_objective": "kl_penalty"},
-        {
-            "minibatches.micro_batch_size": 2,
-            "memory.rollout_batch_size": 3,
-            "advantages.truncation": "mask",
-        },
+        {"minibatches.micro_batch_size": 2, "memory.rollout_batch_size": 3},
         {"loss.old_policy": "reference", "critic_init": "policy", "sampling.temperature": 0.7},
     ],
     ids=lambda options: next(iter(options)),

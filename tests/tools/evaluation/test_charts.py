@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +11,26 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch.utils.tensorboard import SummaryWriter
 
 from lit_rlhf.functional import Interval
 from lit_rlhf.tools.evaluation import LiveCurves, charts, outcome_figure, run_figure, save_figure
 from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes
 from lit_rlhf.tools.evaluation.reward_report.measures import length_buckets, reliability
+from tests.callbacks.reports import write_run
 from tests.callbacks.scripted import trainer
-
-
-def write_run(folder: Path, series: Mapping[str, Sequence[float]], first: int = 0) -> Path:
-    with SummaryWriter(str(folder)) as writer:
-        for key, values in series.items():
-            for step, value in enumerate(values, start=first):
-                writer.add_scalar(key, value, step)
-    return folder
 
 
 @pytest.fixture
 def vanilla(tmp_path: Path) -> Path:
     series = {"rollout/score": [0.0, 1.0, 2.0], "rollout/kl": [-0.1, 5.0, 50.0]}
-    return write_run(tmp_path / "vanilla", series)
+    return Path(write_run(tmp_path / "vanilla", series))
 
 
 @pytest.fixture
 def ppo_max(tmp_path: Path) -> Path:
-    series = {
-        "rollout/score": [0.0, 0.5],
-        "rollout/gold": [0.5, 1.0],
-        "ppo/explained_variance": [-40.0, 0.5],
-    }
-    return write_run(tmp_path / "ppo_max", series)
+    series = {"rollout/score": [0.0, 0.5], "rollout/gold": [0.5, 1.0]}
+    series |= {"ppo/explained_variance": [-40.0, 0.5]}
+    return Path(write_run(tmp_path / "ppo_max", series))
 
 
 def panels(figure: Figure) -> dict[str, Axes]:
@@ -150,9 +138,8 @@ def test_a_metric_that_was_never_logged_is_named_at_the_end(screen: Screen, tmp_
     assert len(screen.shown) == 1
 
 
-MAX = Outcomes(
-    0.44, 0.26, 0.3, Interval(0.37, 0.51), Interval(0.2, 0.32), Interval(0.24, 0.36), 200
-)
+OF_MAX = (Interval(0.37, 0.51), Interval(0.2, 0.32), Interval(0.24, 0.36))
+MAX = Outcomes(0.44, 0.26, 0.3, *OF_MAX, 200)
 VANILLA = Outcomes(0.2, 0.02, 0.78, Interval(0.1, 0.3), Interval(0, 0.04), Interval(0.7, 0.88), 200)
 HELPFUL = [HeadToHead("ppo_max", "helpful", MAX), HeadToHead("vanilla", "helpful", VANILLA)]
 ROWS = [*HELPFUL, HeadToHead("ppo_max", "harmless", None)]

@@ -30,12 +30,9 @@ FEW = SamplingOptions(max_new_tokens=6, temperature=0.8, top_p=0.9, repetition_p
 
 
 @pytest.mark.parametrize(
+    # what it was trained on, and what 128 positions leave
     ("max_new_tokens", "max_prompt_length", "expected"),
-    [
-        (8, None, 64),  # what it was trained on
-        (100, None, 28),  # what 128 positions leave
-        (8, 40, 40),
-    ],
+    [(8, None, 64), (100, None, 28), (8, 40, 40)],
 )
 def test_a_prompt_leaves_room_for_the_response(
     folders: Folders, max_new_tokens: int, max_prompt_length: int | None, expected: int

@@ -31,11 +31,8 @@ def test_intervals_of_shares_are_wilsons() -> None:
     differences = [1.0] * 120 + [0.0] * 200 + [-1.0] * 80  # shares of 0.3, 0.5 and 0.2
     rates = outcome_rates(differences, [0.0] * 400)
     z = 1.959964  # of the normal distribution at 97.5 %
-    for share, interval in [
-        (0.3, rates.win_interval),
-        (0.5, rates.tie_interval),
-        (0.2, rates.lose_interval),
-    ]:
+    intervals = (rates.win_interval, rates.tie_interval, rates.lose_interval)
+    for share, interval in zip((0.3, 0.5, 0.2), intervals, strict=True):
         # both ends are the shares from which this one is z standard errors away
         for end in interval:
             assert abs(share - end) == pytest.approx(z * math.sqrt(end * (1 - end) / 400), rel=1e-5)

@@ -79,13 +79,8 @@ def test_record_is_two_hh_dialogues() -> None:
     }
 
 
-UNUSABLE = [
-    (GOOD, " " + GOOD),
-    ("", GOOD),
-    (GOOD, " \n"),
-    (GOOD, "iron.\n\nHuman: thanks"),
-    ("iron.\n\nAssistant: zinc", GOOD),
-]
+UNUSABLE = [(GOOD, " " + GOOD), ("", GOOD), (GOOD, " \n"), (GOOD, "iron.\n\nHuman: thanks")]
+UNUSABLE += [("iron.\n\nAssistant: zinc", GOOD)]
 
 
 @pytest.mark.parametrize(("a", "b"), UNUSABLE)

@@ -1,6 +1,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Literal
 
 import pytest
@@ -17,11 +18,13 @@ def gold(prompt: Sequence[dict[str, str]], response: str) -> GoldTerms:
     return gold_terms(parse_request(render_prompt(prompt)), response)
 
 
-def test_render_is_hh_text() -> None:
+def asked(*texts: str) -> tuple[dict[str, str], ...]:
     roles = ("user", "assistant", "user")
-    texts = ("name two metals.", "iron and zinc.", "give me two more.")
-    messages = tuple({"role": r, "content": text} for r, text in zip(roles, texts, strict=True))
-    assert render_prompt(messages) == (
+    return tuple({"role": r, "content": text} for r, text in zip(roles, texts, strict=True))
+
+
+def test_render_is_hh_text() -> None:
+    assert render_prompt(asked("name two metals.", "iron and zinc.", "give me two more.")) == (
         "\n\nHuman: name two metals.\n\nAssistant: iron and zinc."
         "\n\nHuman: give me two more.\n\nAssistant:"
     )
@@ -57,9 +60,7 @@ def test_held_out_prompts_are_never_training_prompts(language: LanguageOption) -
 def test_both_sides_cover_every_topic_and_number() -> None:
     for prompts in (World().sample_prompts(1500, 0), World().sample_held_out_prompts(1500, 0)):
         requests = [parse_request(render_prompt(prompt)) for prompt in prompts]
-        expected = {
-            (topic, n) for topic in LEXICONS["en"].topics for n in LEXICONS["en"].numbers.values()
-        }
+        expected = set(product(LEXICONS["en"].topics, LEXICONS["en"].numbers.values()))
         assert {(r.category, r.n_items) for r in requests if not r.harmful} == expected
 
 
@@ -88,8 +89,8 @@ def test_languages_and_follow_ups_occur() -> None:
 def test_perfect_demonstrator_always_gets_the_best_gold(language: LanguageOption) -> None:
     world = World(language=language, skill=1.0, politeness=0.0, multi_turn=0.5)
     rng = random.Random(0)
-    asked = world.sample_prompts(1000, 0)
-    rewards = {gold(p, world.sample_demonstration(p, rng)).total for p in asked}
+    prompts = world.sample_prompts(1000, 0)
+    rewards = {gold(p, world.sample_demonstration(p, rng)).total for p in prompts}
     assert rewards == {2.0}
 
 
@@ -115,9 +116,7 @@ def test_default_demonstrator_is_imperfect_in_every_way(language: LanguageOption
 
 def test_demonstrator_may_run_out_of_items() -> None:
     # four named before and five more, one too many, are more than the eight of a category
-    roles = ("user", "assistant", "user")
-    texts = ("name four metals.", "iron, zinc, tin and lead.", "give me four more.")
-    prompt = tuple({"role": r, "content": text} for r, text in zip(roles, texts, strict=True))
+    prompt = asked("name four metals.", "iron, zinc, tin and lead.", "give me four more.")
     world = World(skill=0.0)
     rng = random.Random(0)
     answers = [world.sample_demonstration(prompt, rng) for _ in range(50)]

@@ -96,16 +96,16 @@ def test_faults(root: Path, tmp_path: Path, kind: Any, check: str, found: str, c
 
 
 @pytest.mark.parametrize(
-    "option",
-    [{"sampling.top_p": 0.9}, {"sampling.top_k": 20}, {"sampling.repetition_penalty": 1.2}],
-    ids=lambda o: next(iter(o)),
+    ("option", "value"), [("top_p", 0.9), ("top_k", 20), ("repetition_penalty", 1.2)]
 )
-def test_off_policy_sampling_is_warning(root: Path, tmp_path: Path, option: dict[str, Any]) -> None:
+def test_off_policy_sampling_is_warning(
+    root: Path, tmp_path: Path, option: str, value: float
+) -> None:
     with pytest.warns(UserWarning, match="off-policy samples"):
-        module = module_of(root, **option)
+        module = module_of(root, **{f"sampling.{option}": value})
     report = findings(root, tmp_path, module)
     assert not_ok(report) == {"sampling": "warning"}
-    assert next(iter(option)).rpartition(".")[2] in report.findings["sampling"].found
+    assert option in report.findings["sampling"].found
     assert not report.failed
 
 
@@ -121,7 +121,5 @@ def test_log_probs_of_sampled_tokens_are_minus_the_entropy_on_average() -> None:
         zeros = torch.zeros(1, 100)
         after = (zeros[:, 0], zeros[:, 0])
         estimates = TokenStatistics(logprobs[tokens][None], zeros, zeros + entropy, zeros, *after)
-
         gap, _ = entropy_gap(rollouts, estimates)
-
         assert gap == pytest.approx(expected, abs=1e-6)

@@ -35,15 +35,11 @@ def test_a_policy_that_cannot_end(tmp_path: Path) -> None:
 
 
 def test_most_responses_cut_off_is_a_warning(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, _short(root))
-    assert not_ok(report) == {"EOS": "warning"}
-    assert "Raise model.sampling.max_new_tokens (now 2)" in report.findings["EOS"].change
-
-
-def _short(root: Path) -> PPOModule:
     module = module_of(root)
     module.sampling = replace(module.sampling, max_new_tokens=2)
-    return module
+    report = findings(root, tmp_path, module)
+    assert not_ok(report) == {"EOS": "warning"}
+    assert "Raise model.sampling.max_new_tokens (now 2)" in report.findings["EOS"].change
 
 
 def test_an_eos_that_the_models_folder_does_not_know(own_root: Path, tmp_path: Path) -> None:

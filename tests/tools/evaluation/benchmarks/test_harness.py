@@ -32,10 +32,8 @@ def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_hub(path: str, name: str | None = None, **_: Any) -> Mapping[str, datasets.Dataset]:
     """What the hub has as `cais/mmlu`, made up: two questions, with an answer by subject."""
     assert path == "cais/mmlu"
-    rows = [
-        {"question": f"{name} {n}?", "choices": list("wxyz"), "answer": len(str(name)) % 4}
-        for n in range(2)
-    ]
+    rest = {"choices": list("wxyz"), "answer": len(str(name)) % 4}
+    rows = [{"question": f"{name} {n}?", **rest} for n in range(2)]
     return {"test": datasets.Dataset.from_list(rows), "dev": datasets.Dataset.from_list(rows)}
 
 
@@ -50,10 +48,7 @@ def test_a_mistyped_benchmark_is_named_with_those_close_to_it(few_tasks: None) -
 
 
 def test_a_group_is_a_row_over_all_questions_with_its_parts_below(
-    policies: list[str],
-    few_tasks: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    policies: list[str], few_tasks: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(datasets, "load_dataset", no_hub)
 

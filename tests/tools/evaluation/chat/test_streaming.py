@@ -1,4 +1,5 @@
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -76,10 +77,7 @@ def test_settings_in_the_models_folder_have_no_say(
 
 
 def test_ctrl_c_ends_the_response_and_keeps_what_was_said(
-    model: LanguageModel,
-    encoder: DialogueEncoder,
-    prompt: list[int],
-    request: pytest.FixtureRequest,
+    model: LanguageModel, encoder: DialogueEncoder, prompt: list[int], request: Any
 ) -> None:
     # a shell's background jobs ignore Ctrl-C
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

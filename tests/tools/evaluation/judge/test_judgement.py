@@ -16,8 +16,6 @@ from tests.tools.evaluation.judge.attacks import ATTACKS
 
 # against sft: longer, shorter, as long, equal
 SFT = ["four", "four", "four", "same"]
-
-
 PPO = ["longer", "a", "fore", "same"]
 
 

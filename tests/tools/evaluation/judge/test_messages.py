@@ -46,13 +46,9 @@ def test_text_stays_in_the_data(attack: str, place: str) -> None:
     # all but the one line of data is as it would be with harmless texts
     assert lines[0] == f"BEGIN DATA {mark}"
     assert [line.replace(mark, plain_mark) for line in lines[2:]] == plain_lines[2:]
-    assert json.loads(lines[1]) == {
-        "conversation": [
-            {"role": turn.role, "content": turn.content} for turn in question.conversation
-        ],
-        "answer_a": question.answer_a,
-        "answer_b": question.answer_b,
-    }
+    turns = [{"role": turn.role, "content": turn.content} for turn in question.conversation]
+    answers = {"answer_a": question.answer_a, "answer_b": question.answer_b}
+    assert json.loads(lines[1]) == {"conversation": turns, **answers}
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
