@@ -74,9 +74,7 @@ def arms(vanilla: float, ppo_max: float, proxy_gain: float) -> dict[str, dict[st
         (-0.5, 0.05, 2.0, [True, True, False]),  # above SFT, and below the best of 4 by the proxy
     ],
 )
-def test_criterion_on_arms_of_known_effect(
-    vanilla: float, ppo_max: float, proxy_gain: float, expected: list[bool]
-) -> None:
+def test_criterion(vanilla: float, ppo_max: float, proxy_gain: float, expected: list[bool]) -> None:
     verdict = judge(arms(vanilla, ppo_max, proxy_gain))
     assert list(verdict["holds"].values()) == expected
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TypeAlias
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
@@ -24,11 +25,11 @@ KL 41 nats is 12x its baseline: the policy is exploiting its reward
 - multiplied the learning rates by 0.5"""
 
 
+Series: TypeAlias = Mapping[str, Sequence[float]]
+
+
 def write_run(
-    folder: Path,
-    series: Mapping[str, Sequence[float]],
-    texts: Mapping[int, str] | None = None,
-    first: int = 1,
+    folder: Path, series: Series, texts: Mapping[int, str] | None = None, first: int = 1
 ) -> str:
     """Step by step, as a run logs; every event comes one second after the one before."""
     with SummaryWriter(str(folder)) as writer:

@@ -82,9 +82,7 @@ def act(action: Action, module: LightningModule) -> str:
         ({}, [8]),
     ],
 )
-def test_an_action_acts_from_its_level_on_and_again_after_its_cooldown(
-    tmp_path: Path, options: dict[str, Any], expected: list[int]
-) -> None:
+def test_level_and_cooldown_of_an_action(tmp_path: Path, options: Any, expected: list[int]) -> None:
     levels, action = [0, 1, 1, 1, 1, 0, 1, 2, 2, 2], Counted(**options)
     trainer(tmp_path, watching(action)).fit(Scripted(script_of(levels)), batches(10))
     assert action.acts == expected
@@ -187,9 +185,7 @@ def test_a_buffer_at_its_bound_is_left_alone_though_it_rounds(factor: float, bou
         ("global_step", "expected a coefficient to set, got property 'global_step'"),
     ],
 )
-def test_a_coefficient_that_is_none_is_refused_when_training_starts(
-    tmp_path: Path, name: str, message: str
-) -> None:
+def test_wrong_coefficient_is_refused_at_the_start(tmp_path: Path, name: str, message: str) -> None:
     module = Coefficients([0])
     with pytest.raises(ValueError, match=f"^name: .*{message}"):
         trainer(tmp_path, watching(AdjustCoefficient(name, 2.0))).fit(module, batches(1))

@@ -56,11 +56,8 @@ VOTES = {
     "repetition": ["rollout/distinct_2", "rollout/repeated_2"],
     **{"opening": ["rollout/opening_share"], "reward": ["scores"]},
     **{"ensemble": ["rollout/score_spread"], "critic": ["ppo/explained_variance"]},
-    **{
-        "ratio": ["ppo/ratio_first"],
-        "data": ["rollout/prompt_length", "rollout/ref_prompt_entropy"],
-    },
-    "non-finite": ["non-finite"],
+    "data": ["rollout/prompt_length", "rollout/ref_prompt_entropy"],
+    **{"ratio": ["ppo/ratio_first"], "non-finite": ["non-finite"]},
 }
 """Keys of the default monitors by the signal that they vote for."""
 

@@ -179,9 +179,7 @@ class Raises(Counted):
         return "raised " + "one and another " * 20
 
 
-def test_a_change_of_level_and_each_action_are_said_once_in_few_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_levels_and_actions_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     monitors = [KLMonitor(), LengthMonitor(), PerplexityMonitor(), EntropyMonitor(high_ratio=3.0)]
     board, table = TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path, "csv")
     detector = CollapseDetector(monitors, [Raises(cooldown=10)])
@@ -226,9 +224,7 @@ def test_levels_are_logged_as_often_as_metrics_and_at_their_step(tmp_path: Path)
     assert [step for step, _ in read_texts(tmp_path)] == [4, 6, 7]
 
 
-def test_detectors_of_one_run_have_their_own_keys(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_two_detectors_have_own_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
     watched = ([above(10.0, "drift")], [above(40.0, "size"), NonFiniteMonitor()])
     detectors = [CollapseDetector(monitors) for monitors in watched]
@@ -369,9 +365,7 @@ def test_nothing_happens_outside_of_fit(tmp_path: Path, when: Any) -> None:
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_early_stopping_stops_after_the_batch_and_says_why(
-    tmp_path: Path, manual: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_early_stopping(tmp_path: Path, manual: bool, caplog: pytest.LogCaptureFixture) -> None:
     module = Scripted(COLLAPSE, manual=manual)
     stopping = CollapseEarlyStopping(two_monitors())
     run = trainer(tmp_path, stopping)

@@ -40,9 +40,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
 
 
 @pytest.mark.parametrize("done", range(1, COUNT))
-def test_a_resumed_run_comes_to_the_same_verdicts(
-    uninterrupted: tuple[Path, list[Verdict]], done: int
-) -> None:
+def test_verdicts_of_a_resumed_run(uninterrupted: tuple[Path, list[Verdict]], done: int) -> None:
     folder, verdicts = uninterrupted
     assert [v.step for v in verdicts if v.level is Level.COLLAPSED] == [8, 9]
     watch = Watch()
@@ -51,9 +49,7 @@ def test_a_resumed_run_comes_to_the_same_verdicts(
     assert watch.verdicts == verdicts[done:]
 
 
-def test_the_last_verdict_is_there_before_the_next_step(
-    uninterrupted: tuple[Path, list[Verdict]],
-) -> None:
+def test_the_last_verdict_is_there_before_a_step(uninterrupted: tuple[Path, list[Verdict]]) -> None:
     folder, verdicts = uninterrupted
     seen: list[Verdict] = []
 

@@ -125,9 +125,7 @@ def test_every_monitor_and_action_can_be_named(tmp_path: Path) -> None:
         assert [type(made).__name__ for made in getattr(detector, argument)] == names
 
 
-def test_a_misspelt_option_of_a_monitor_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_misspelt_option_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = yaml.safe_load(DETECTOR.replace("patience: 4", "pateince: 4"))
     with pytest.raises((SystemExit, ArgumentError)):
         callbacks(tmp_path, {"callbacks": [config]})

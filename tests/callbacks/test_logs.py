@@ -47,9 +47,7 @@ def write(kind: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "json"])
-def test_log_is_read_with_its_steps_and_without_what_is_unfinished(
-    kind: str, tmp_path: Path
-) -> None:
+def test_log_is_read_with_its_steps_without_unfinished_rows(kind: str, tmp_path: Path) -> None:
     steps = read_logged_steps(str(write(kind, tmp_path)))
     assert [step for step, _ in steps][:13] == [record["step"] for record in RECORDS]
     assert {key: steps[12].scalars[key] for key in FAR} == FAR
@@ -64,7 +62,7 @@ def test_a_line_without_metrics_is_named(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "json", "events"])
-def test_logs_of_every_kind_have_the_same_verdict(
+def test_verdict_of_each_kind(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = str(write(kind, tmp_path))
@@ -80,9 +78,7 @@ def test_folder_is_searched_for_a_log(tmp_path: Path) -> None:
     assert len(read_logged_steps(str(tmp_path))) == 14
 
 
-def test_names_that_nobody_knows_are_mapped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_names_are_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "log.jsonl"
     lines = [{"divergence": r["kl"], "tokens": r["completions/mean_length"]} for r in RECORDS]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -160,9 +156,7 @@ def blocks(records: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("padding", [0, 8000, 90_000])
-def test_offline_file_of_wandb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: int
-) -> None:
+def test_wandbs_offline_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: int) -> None:
     messages = types.SimpleNamespace(Record=Record)
     monkeypatch.setattr("lit_callbacks.runs.import_module", lambda name: messages)
     lines = [json.dumps({**r, "_step": r["step"], "note": "x" * padding}).encode() for r in RECORDS]
@@ -173,9 +167,7 @@ def test_offline_file_of_wandb(
     assert steps[-1].scalars["kl"] == 0.4
 
 
-def test_without_wandb_its_file_names_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent_wandb_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
         raise ModuleNotFoundError(name)
 

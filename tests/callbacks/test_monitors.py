@@ -37,9 +37,7 @@ def test_levels_have_words_and_an_order() -> None:
         ({"low": 6.0, "low_ratio": 0.5}, 7.6, 4.9, "low"),
     ],
 )
-def test_each_kind_of_line(
-    options: dict[str, float], inside: float, outside: float, side: str
-) -> None:
+def test_kinds_of_line(options: dict[str, float], inside: float, outside: float, side: str) -> None:
     watcher = monitor(**options)
     assert levels(watcher, [10.0] * 4 + [inside]) == [H] * 5
     assert watcher.observe(outside) is C
@@ -93,9 +91,7 @@ def test_a_fixed_line_gives_no_room() -> None:
 
 
 @pytest.mark.parametrize("center", [0.0, -10.0])
-def test_a_ratio_of_a_baseline_that_is_not_positive_leaves_the_other_conditions(
-    center: float,
-) -> None:
+def test_a_ratio_of_a_baseline_that_is_not_positive_leaves_the_others(center: float) -> None:
     # differences 1, -1, 1, -1: the noise is 1.4826 / sqrt(2)
     values = [center, center + 1, center, center + 1, center]
     spreads = monitor(high_ratio=2.0, low_ratio=0.5, deviations=2.0, baseline_steps=1)
@@ -117,9 +113,7 @@ def test_a_flat_baseline_that_is_not_positive_has_no_line_by_ratio(center: float
 @pytest.mark.parametrize(
     ("value", "level"), [(-1e9, H), (10.0, H), (14.9, H), (15.1, S), (20.0, S), (20.1, C)]
 )
-def test_suspicion_begins_at_half_the_way_on_the_side_of_the_threshold(
-    value: float, level: Level
-) -> None:
+def test_suspicion_begins_half_way_on_the_side_of_the_threshold(value: float, level: Level) -> None:
     watcher = monitor(high=20.0)
     levels(watcher, [10.0] * 4)
     assert watcher.observe(value) is level
@@ -365,9 +359,7 @@ def test_a_trend_that_is_over_the_line_is_not_still_to_come() -> None:
         ({"high": 9.0}, ONES, "9 is 6x its baseline and rising"),  # at the threshold
     ],
 )
-def test_a_sentence_of_a_trend_says_when(
-    options: dict[str, Any], values: list[float], expected: str
-) -> None:
+def test_a_sentence_of_a_trend_says_when(options: Any, values: list[float], expected: str) -> None:
     watcher = monitor(**options, patience=99, horizon=50)
     assert levels(watcher, values)[-1] is S
     assert watcher.sentence() == f"x {expected}"

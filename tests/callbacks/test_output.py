@@ -86,9 +86,7 @@ def fitted(folder: Path, logs_step: bool, logger: Any) -> Writer:
 
 
 @pytest.mark.parametrize(("logs_step", "steps"), [(True, [10, 20]), (False, [3, 6])])
-def test_the_x_axis_is_the_modules_step_or_the_optimizer_steps(
-    logs_step: bool, steps: list[int], tmp_path: Path
-) -> None:
+def test_x_axis_by_module_or_optimizer(logs_step: bool, steps: list[int], tmp_path: Path) -> None:
     board, table = TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path / "table")
     assert fitted(tmp_path, logs_step, [table, board]).seen == steps
     assert read_texts(tmp_path, "toy/text") == [(step, f"at {step}") for step in steps]
@@ -124,12 +122,7 @@ class FakeWandb(Logger):
         self.logged += [(key, value, step) for key, value in metrics.items()]
 
     def log_table(
-        self,
-        key: str,
-        columns: Any = None,
-        data: Any = None,
-        dataframe: Any = None,
-        step: Any = None,
+        self, key: str, columns: Any = None, data: Any = None, dataframe: Any = None, step: int = 0
     ) -> None:
         self.log_metrics({key: (columns, data, dataframe)}, step)
 

@@ -115,9 +115,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return streams.stderr
 
 
-def test_log_gets_a_line_at_the_first_batch_and_at_each_tenth_over_all_epochs(
-    clock: Clock, log: io.StringIO
-) -> None:
+def test_log_gets_lines_at_the_first_batch_and_each_tenth(clock: Clock, log: io.StringIO) -> None:
     bar = StageProgressBar("sft", ["toy/loss"])
     options = {"max_epochs": 2, "num_sanity_val_steps": 2, "limit_val_batches": 1}
     trainer_with(bar, **options).fit(Module(clock), zeros(20), zeros(3))
@@ -173,9 +171,7 @@ def test_count_ends_where_the_fit_ends(
 # the loader yields zeros only, where it goes on does not matter
 @resumes_at_the_next_batch
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch")
-def test_a_resumed_fit_goes_on_from_its_batches(
-    clock: Clock, log: io.StringIO, tmp_path: Path
-) -> None:
+def test_a_resumed_fit_goes_on_counting(clock: Clock, log: io.StringIO, tmp_path: Path) -> None:
     class Saving(Module):
         def on_train_batch_end(self, *_: object) -> None:
             if self.batches == 2:
@@ -289,9 +285,7 @@ def test_an_exception_starts_on_a_line_of_its_own(clock: Clock, terminal: Termin
     assert terminal.getvalue().endswith(" left\x1b[K\n")
 
 
-def test_other_ranks_show_nothing_even_when_enabled(
-    clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_1_is_quiet(clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     class Enabling(Module):
         def on_train_start(self) -> None:
             bar.enable()  # as tuners do after their trial runs, on every rank

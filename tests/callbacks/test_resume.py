@@ -149,9 +149,7 @@ def test_it_saves_every_so_many_batches_of_all_epochs_and_keeps_the_newest(tmp_p
     assert names(tmp_path / "three") == [f"batch={n}.ckpt" for n in (6, 7, 8)]
 
 
-def test_minutes_pass_between_two_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minutes_pass_between_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(0, 10_000, 25))  # each look at the clock comes 25 seconds after the last
     clock = Mock(monotonic=lambda: float(next(seconds)))
     monkeypatch.setattr("lit_callbacks.resume.time", clock)

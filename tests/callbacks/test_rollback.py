@@ -24,15 +24,7 @@ from lit_callbacks import (
     StopTraining,
     Verdict,
 )
-from tests.callbacks.scripted import (
-    Scripted,
-    above,
-    batches,
-    fitted,
-    script_of,
-    trainer,
-    watching,
-)
+from tests.callbacks.scripted import Scripted, above, batches, fitted, script_of, trainer, watching
 
 
 class Trained(Scripted):
@@ -117,9 +109,7 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_weights_and_moments_come_back_bit_for_bit_and_training_goes_on(
-    tmp_path: Path, manual: bool
-) -> None:
+def test_weights_and_moments_come_back_and_training_goes_on(tmp_path: Path, manual: bool) -> None:
     module = Trained([0, 0, 0, 0, 0, 2, 0], manual)
     after = rolled_back(tmp_path, module, 7, RollBack(every_n_steps=2))
     assert files(tmp_path / "healthy") == ["step=1.ckpt", "step=3.ckpt"]
@@ -176,9 +166,7 @@ def test_an_action_that_saves_weights_alone_leaves_its_checkpoints_be(tmp_path: 
 
 
 @pytest.mark.parametrize(("keep", "expected"), [([], [0.2, 0.2]), (["beta"], [0.2, 0.4])])
-def test_a_coefficient_raised_behind_it_survives(
-    tmp_path: Path, keep: list[str], expected: list[float]
-) -> None:
+def test_a_raised_coefficient_stays(tmp_path: Path, keep: list[str], expected: list[float]) -> None:
     actions = [RollBack(keep=keep), AdjustCoefficient("beta", 2.0, level="collapsed")]
     after = rolled_back(tmp_path, Trained([0, 0, 0, 2, 0, 2]), 6, *actions)
     assert [float(after[i].weights["beta"]) for i in (4, 6)] == pytest.approx(expected)
@@ -265,9 +253,7 @@ class Regression(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-def test_weights_that_were_stepped_badly_after_a_good_loss_are_not_gone_back_to(
-    tmp_path: Path,
-) -> None:
+def test_weights_stepped_badly_after_a_good_loss_are_not_gone_back_to(tmp_path: Path) -> None:
     """The loss of step 60 is good and its weights are not, and patience hides the next loss too."""
     module, action = Regression(), RollBack(every_n_steps=1)
     module.weight.data.fill_(1.0)  # at the optimum: the losses are those of the noise
@@ -320,9 +306,7 @@ def test_only_healthy_steps_are_saved_and_three_are_kept(tmp_path: Path) -> None
     assert files(tmp_path / "healthy") == ["step=11.ckpt", "step=7.ckpt", "step=9.ckpt"]
 
 
-def test_a_second_collapse_before_the_next_saving_goes_further_back_until_it_stops(
-    tmp_path: Path,
-) -> None:
+def test_a_second_collapse_before_a_saving_goes_further_back_until_it_stops(tmp_path: Path) -> None:
     module = Trained([*[0] * 6, 2, 0, 2, 0, 2, 0, 2, 0])
     action = RollBack(times=3, every_n_steps=3)
     after = rolled_back(tmp_path, module, 14, action)
@@ -368,9 +352,7 @@ def test_checkpoints_go_to_the_runs_folder_unless_told_otherwise(tmp_path: Path)
 
 
 @pytest.mark.parametrize("done", [5, 6, 7, 10])
-def test_a_resumed_run_goes_back_to_where_an_uninterrupted_one_does(
-    tmp_path: Path, done: int
-) -> None:
+def test_a_resumed_run_goes_back_to_where_a_whole_one_does(tmp_path: Path, done: int) -> None:
     levels = [0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 0, 2, 0]
     actions = [RollBack(2, every_n_steps=2, folder=str(tmp_path / "own")) for _ in range(2)]
     straight, resumed = Snapshots(), Snapshots()
@@ -455,9 +437,7 @@ def test_learning_rates_are_kept_or_lowered_and_that_is_said(
     assert said in line
 
 
-def test_epochs_are_the_unit_of_everything_said_about_a_detector_of_epochs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_detector_of_epochs_says_epochs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lightning.pytorch.lit_callbacks")
     levels = [level for level in (0, 0, 0, 0, 2, 2) for _ in range(3)]
     action = RollBack(every_n_steps=1, folder=str(tmp_path / "saved"))

@@ -89,9 +89,7 @@ class TestReading:
             ("", None, "", ()),
         ],
     )
-    def test_verdicts(
-        self, text: str, level: Level | None, sentence: str, actions: tuple[str, ...]
-    ) -> None:
+    def test_verdicts(self, text: str, level: Any, sentence: str, actions: tuple[str, ...]) -> None:
         assert parse_verdict(1.5, 7, text) == (1.5, 7, level, sentence, actions)
 
 

@@ -76,9 +76,7 @@ def batches() -> DataLoader[Tensor]:
     return DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
 
 
-def fitted(
-    folder: Path, module: LightningModule, *callbacks: Any, **arguments: Any
-) -> LightningModule:
+def fitted(folder: Path, module: Answering, *callbacks: Any, **arguments: Any) -> Answering:
     ckpt_path = arguments.pop("ckpt_path", None)
     torch.manual_seed(1)
     random.seed(1)
@@ -168,9 +166,7 @@ class TestFit:
     @resumes_at_the_next_batch
     @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
     @pytest.mark.parametrize(("saved_at", "sampled"), [(5, 3), (6, 2), (7, 2)])
-    def test_a_resumed_fit_leaves_the_timeline_of_a_whole_one(
-        self, saved_at: int, sampled: int, tmp_path: Path
-    ) -> None:
+    def test_resumed_timeline_is_whole(self, saved_at: int, sampled: int, tmp_path: Path) -> None:
         def timeline(name: str) -> SampleTimeline:
             return SampleTimeline(["hi", "why"], 2, file=str(tmp_path / name))
 
@@ -227,9 +223,7 @@ class TestFit:
             fitted(tmp_path, Answering(), timeline)
         assert path.read_text() == content
 
-    def test_other_ranks_are_asked_and_write_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_rank_1_writes_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(SingleDeviceStrategy, "is_global_zero", property(lambda self: False))
         module = Answering()
         logger = TensorBoardLogger(tmp_path, name="", version="")
@@ -258,9 +252,7 @@ class TestFit:
             ([{"response": "a", "x": torch.ones(1)}], "expected a str, float, int or bool.*'x'"),
         ],
     )
-    def test_a_method_that_breaks_the_contract(
-        self, records: Any, message: str, tmp_path: Path
-    ) -> None:
+    def test_method_breaks_the_contract(self, records: Any, message: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             fitted(tmp_path, Answering(records=records), SampleTimeline(["hi"]))
 

@@ -39,9 +39,7 @@ def run(folder: Path, callback: WatchCallback) -> Any:
     return trainer.state
 
 
-def test_trainer_is_stopped_at_a_collapse_and_its_log_has_the_same_verdict(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_trainer_and_log_have_one_verdict(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "lit_callbacks")
     callback = WatchCallback()
     state = run(tmp_path, callback)

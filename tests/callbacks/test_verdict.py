@@ -52,9 +52,7 @@ def test_all_healthy() -> None:
 @pytest.mark.parametrize(
     ("beyond", "votes", "level"), [(1, 1, C), (1, 2, S), (2, 2, C), (2, 3, S), (3, 3, C), (4, 3, C)]
 )
-def test_so_many_signals_beyond_their_lines_are_a_collapse(
-    beyond: int, votes: int, level: Level
-) -> None:
+def test_so_many_signals_beyond_are_a_collapse(beyond: int, votes: int, level: Level) -> None:
     bad = [Signal(str(i), C) for i in range(beyond)]
     assert level_of(*bad, *CALM, votes=votes) is level
 

@@ -71,9 +71,7 @@ def test_thresholds_are_said_once_when_the_baseline_is_known() -> None:
         (LengthMonitor("x", low=0.0), [9.0], "length is never below 0: its monitor is dead"),
     ],
 )
-def test_threshold_that_cannot_be_crossed_is_a_warning(
-    monitor: Monitor, values: list[float], warning: str
-) -> None:
+def test_threshold_out_of_reach_warns(monitor: Monitor, values: list[float], warning: str) -> None:
     watch = Watch([monitor])
     said = []
     for i in range(12):

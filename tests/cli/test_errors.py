@@ -128,9 +128,7 @@ def test_a_folder_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full disk is pretended with /dev/full")
-def test_a_full_disk_is_named_with_the_file_of_a_library(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_full_disk_is_named_with_its_file(capsys: pytest.CaptureFixture[str]) -> None:
     def fill(_: object) -> None:  # as Lightning's CSVLogger
         with fsspec.open("/dev/full", "w") as file:
             file.write("a row")

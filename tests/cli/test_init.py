@@ -21,9 +21,7 @@ def pairs(tmp_path: Path) -> Path:
     return path
 
 
-def test_size_and_text_read(
-    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_size_and_text(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "base"
     text = tmp_path / "more.txt"
     text.write_text("abracadabra " * 50, "utf-8")

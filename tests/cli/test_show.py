@@ -92,9 +92,7 @@ def test_entry_of_the_cache_says_which_part_it_is(
     assert (found["stage"], found["part"], found["records"]) == ("data", "train", 8)
 
 
-def test_file_of_responses_says_how_they_were_sampled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_responses_say_their_sampling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.jsonl"
     with ProgressFile(path, {"seed": 1, "models": {"sft": "hash"}}) as progress:
         progress.finish([{"response": "a"}])
@@ -105,9 +103,7 @@ def test_file_of_responses_says_how_they_were_sampled(
     assert shown(capsys, path)["files"] == {"changed": ["r.jsonl"]}
 
 
-def test_folder_of_a_checkpoint_has_a_manifest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_checkpoint_has_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "last.ckpt")
     assert read_manifest(path)["files"].keys() >= {LIGHTNING_FILE, "policy/rank_00002.safetensors"}
     assert shown(capsys, path)["problem"] == "none"

@@ -79,7 +79,7 @@ def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_outputs_replace_no_input_and_not_each_other(
+def test_outputs_replace_no_input_or_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

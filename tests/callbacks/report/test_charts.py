@@ -49,9 +49,7 @@ def test_long_run_has_a_bold_mean_and_keeps_its_peaks(tmp_path: Path) -> None:
     assert max(y for _, y in points(bold)) < 0.1
 
 
-def test_levels_fill_the_background_of_one_run_and_mark_the_curves_of_several(
-    tmp_path: Path,
-) -> None:
+def test_levels_shade_one_run_and_mark_the_curves_of_several(tmp_path: Path) -> None:
     watched = watched_run(tmp_path / "run")
     axes = drawn(watched, key="rollout/kl")
     assert points(axes.lines[0]) == [(step, step - 1) for step in range(1, 6)]
@@ -90,9 +88,7 @@ def test_eighteen_runs_look_different(tmp_path: Path) -> None:
         ([-40.0, 0.5], {"floor": -1.0}, "linear", -1.0),
     ],
 )
-def test_y_axis(
-    tmp_path: Path, values: list[float], options: dict[str, Any], scale: str, low: float
-) -> None:
+def test_y_axis(tmp_path: Path, values: list[float], options: Any, scale: str, low: float) -> None:
     axes = drawn(write_run(tmp_path / "run", {"toy/a": values}), **options)
     assert axes.get_yscale() == scale
     assert axes.get_ylim()[0] == pytest.approx(low)

@@ -59,9 +59,7 @@ def test_page_shows_last_verdict_levels_actions_and_values(tmp_path: Path, watch
         ([0, 2, 0], {2: "**collapsed** at 2\n\nbad"}, "run ● healthy at step 3, collapsed before"),
     ],
 )
-def test_healthy_run_has_no_sentence_and_no_shade(
-    tmp_path: Path, levels: list[float], texts: dict[int, str], head: str
-) -> None:
+def test_healthy_run_has_no_sentence(tmp_path: Path, levels: Any, texts: Any, head: str) -> None:
     series = {"toy/a": [1.0, 1.0, 1.0]} | ({"monitor/level": levels} if levels else {})
     page = report(tmp_path, write_run(tmp_path / "run", series, texts))
     card = page.root.one(css="run")
@@ -95,9 +93,7 @@ def test_texts_are_escaped(tmp_path: Path) -> None:
     assert page.root.one("tbody").one("li").text == nasty
 
 
-def test_new_page_replaces_an_older_one_once_it_is_complete(
-    tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_page_replaces_old(tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "new" / "report.html"
     write_report([calm], output)
     output.write_text("old")
@@ -189,9 +185,7 @@ def test_unusable_runs_are_refused(tmp_path: Path, calm: str) -> None:
         report(tmp_path, write_run(tmp_path / "run", {"hp_metric": [-1.0]}))
 
 
-def test_missing_matplotlib_is_named(
-    tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_matplotlib(tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ModuleNotFoundError, match="pip install matplotlib"):
         report(tmp_path, calm)
@@ -307,7 +301,7 @@ def test_log_of_another_trainer_is_judged(tmp_path: Path) -> None:
     assert "verdicts of the default monitors" in card.text
 
 
-def test_watched_page_is_written_anew_until_ctrl_c(
+def test_page_is_written_anew(
     tmp_path: Path, watched: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -283,9 +283,7 @@ def test_a_reward_model_of_another_template_is_refused(folders: Folders, tmp_pat
         (["sft"], {"rewards": {"no.such:function": 1.0}}, "reward function 'no.such:function'"),
     ],
 )
-def test_refused(
-    folders: Folders, policies: list[str], options: dict[str, Any], message: str
-) -> None:
+def test_refused(folders: Folders, policies: list[str], options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compared(folders, [getattr(folders, name) for name in policies], **options)
 

@@ -57,9 +57,7 @@ def test_the_interval_of_a_share_of_0_or_1_has_a_width() -> None:
         ([1.0], [1.0], math.nan, "margin: expected a finite number >= 0, got nan"),
     ],
 )
-def test_outcomes_refuse(
-    scores: list[float], baseline: list[float], margin: float, message: str
-) -> None:
+def test_refused(scores: list[float], baseline: list[float], margin: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         outcome_rates(scores, baseline, margin)
 

@@ -56,9 +56,7 @@ def test_a_run_that_leaves_no_curve_is_a_warning(
         (3, None, RunPlan(ranks=5), 0),
     ],
 )
-def test_the_number_of_iterations(
-    max_epochs: int, max_iterations: int | None, plan: RunPlan, expected: float
-) -> None:
+def test_iterations(max_epochs: int, max_iterations: Any, plan: RunPlan, expected: float) -> None:
     trainer = SimpleNamespace(train_dataloader=[None] * 4, max_epochs=max_epochs)
     module = SimpleNamespace(max_iterations=max_iterations)
     case: Any = SimpleNamespace(trainer=trainer, plan=plan, module=module)

@@ -218,8 +218,6 @@ def test_result_is_strict_json_without_key(tmp_path: Path, monkeypatch: pytest.M
         (said(sft=SFT, ppo=PPO), {"criteria": []}, "judge.criteria: expected at least one"),
     ],
 )
-def test_nothing_to_judge(
-    tmp_path: Path, responses: Responses, more: dict[str, Any], message: str
-) -> None:
+def test_nothing_to_judge(tmp_path: Path, responses: Responses, more: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         judge_policies(responses, options(JudgeServer("http://127.0.0.1:9/v1"), tmp_path, **more))
