@@ -145,9 +145,7 @@ def test_samples_are_compared_with_those_of_the_start(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     # as the timeline writes them: line breaks of Unicode are part of a response
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
-
     found = summarize_samples(path, prompts)
-
     assert found["iteration"] == [0, 2]
     assert (found["win"], found["tie"], found["lose"]) == ([0, 0], [1, 0.5], [0, 0.5])
     assert found["gold"][1] < found["gold"][0]
@@ -235,7 +233,6 @@ def test_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
     assert read_runs(results).keys() == {"foundation-biased-en-seed_0"}
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ)
     again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-
     found = {name.removesuffix("-seed_0"): run for name, run in read_runs(results).items()}
     assert found.keys() == {"foundation-biased-en", "vanilla", "ppo_max"}
     (output,) = tmp_path.glob("runs/*/vanilla.log")

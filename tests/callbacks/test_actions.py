@@ -119,7 +119,6 @@ def test_what_ended_a_fit_and_the_weights_before_it_can_be_found(tmp_path: Path)
     saved = torch.load(tmp_path / "healthy/weights_step=3.ckpt", weights_only=True)
     assert found.checkpoint == tmp_path / "healthy/weights_step=3.ckpt"
     assert "optimizer_states" not in saved
-
     healthy = fitted(tmp_path / "2", Scripted(script_of([0, 1])), 2, watching(StopTraining()))
     assert find_collapse(healthy) is None
     # a Trainer that keeps no checkpoints

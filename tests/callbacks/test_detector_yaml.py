@@ -76,7 +76,6 @@ def test_a_detector_with_monitors_and_actions(tmp_path: Path, overlay: bool) -> 
         detector = made[1]
     else:
         (detector,) = callbacks(tmp_path, {"callbacks": [detector_config]})
-
     assert type(detector) is CollapseDetector
     assert (detector.votes, detector.when) == (3, "validation")
     kl, entropy, loss, non_finite = detector.monitors

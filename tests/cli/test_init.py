@@ -28,7 +28,6 @@ def test_size_and_text(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     sizes = ["--vocab", "300", "--layers", "1", "--hidden", "16", "--heads", "2"]
     words = ["init", "--data", str(pairs), str(text), "--output_dir", str(folder), *sizes]
     main([*words, "--max_positions", "64"])
-
     loaders = (AutoModelForCausalLM, AutoTokenizer)
     model, tokenizer = (loader.from_pretrained(folder) for loader in loaders)
     assert "300 tokens, 64 positions" in capsys.readouterr().out
@@ -43,7 +42,6 @@ def test_size_and_text(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     dialogue = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     rendered = tokenizer.apply_chat_template(dialogue, tokenize=False)
     assert rendered == "\n\nHuman: hi\n\nAssistant: yes<|endoftext|>"
-
     main([*words[:-2], *sizes[-2:], "--output_dir", str(tmp_path / "again")])
     names = [f / "tokenizer.json" for f in (folder, tmp_path / "again")]
     assert names[0].read_text("utf-8") == names[1].read_text("utf-8")

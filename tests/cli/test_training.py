@@ -77,12 +77,10 @@ def test_validate_and_test_take_the_checkpoint_of_a_fit(
 ) -> None:
     flags = [*configs(stage, world, tmp_path), "--ckpt_path", checkpoints[stage]]
     saved = torch.load(checkpoints[stage], weights_only=True)["state_dict"]
-
     validated = command("validate", *flags)
     assert torch.isfinite(validated.trainer.callback_metrics[VALIDATED[stage]])
     weights = validated.model.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in saved.items())
-
     tested = command("test", *flags)
     key = VALIDATED[stage].replace("val/", "test/")
     assert torch.isfinite(tested.trainer.callback_metrics[key])

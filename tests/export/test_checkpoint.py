@@ -30,9 +30,7 @@ def test_a_checkpoint_becomes_what_the_stage_leaves(
     stage: str, network: NetworkName | None, lora: bool, runs: Runs, tmp_path: Path
 ) -> None:
     saved = runs(stage, lora)
-
     load_checkpoint_model(saved.checkpoint, network, command="the command").save(tmp_path / "m")
-
     assert_same_model(tmp_path / "m", saved.finished / ("critic" if network else "."))
     card = (tmp_path / "m" / "README.md").read_text("utf-8")
     assert "the command" in card

@@ -110,9 +110,7 @@ def test_papers_differences_are_added_to_llama(kind: str, pickled: bool, tmp_pat
         torch.save(published, tmp_path / "tuned" / "pytorch_model.bin")
     else:
         save_file(published, tmp_path / "tuned" / "model.safetensors", {"format": "pt"})
-
     load_folder_model(tmp_path / "tuned", base=str(tmp_path / "llama")).save(tmp_path / "whole")
-
     with torch.no_grad():
         if kind == "reward":
             model = load_scalar_model(tmp_path / "whole").eval()

@@ -49,7 +49,6 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     path = write_text(tmp_path / "records.jsonl", "old\n")
     with pytest.raises(RuntimeError, match="on the way"):
         write_json_lines(path, broken())
-
     (file,) = tmp_path.iterdir()
     assert (file.name, file.read_text("utf-8")) == ("records.jsonl", "old\n")
 

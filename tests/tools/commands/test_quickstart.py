@@ -90,7 +90,6 @@ def test_quickstart_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
         # reference and reward model are frozen in evaluation mode, which Lightning wonders at
         warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
         main([*arguments, "--pairs", "8"])
-
     for name in ("world/base", "sft", "reward", "ppo_max", "ppo_max/critic", "ppo_vanilla"):
         files = {path.name for path in (root / name).iterdir()}
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
@@ -145,7 +144,6 @@ def test_the_printed_commands_are_those_that_run_with_seed_and_copied_configurat
 ) -> None:
     root = tmp_path / "run with a space"
     main(["--output_dir", str(root), "--seed", SEED])
-
     printed = capsys.readouterr().out
     # as a shell reads them
     shown = [shlex.split(line)[2:] for line in printed.splitlines() if line.startswith("$ ")]
@@ -187,7 +185,6 @@ def test_steps_continue_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -
         main(["--output_dir", "q", "--seed", "1", "--pairs", "3"])
     with pytest.raises(KeyError):  # there is nothing in its evaluation
         main(["--output_dir", "q"])
-
     order = "lab fit lab fit fit fit fit report evaluate"
     assert [words[0] for words in commands] == order.split()
     again = [words for words in commands if "--ckpt_path" in words]

@@ -57,7 +57,6 @@ def test_an_exception_inside_a_check_is_its_finding(root: Path, tmp_path: Path) 
 
     with patch("lit_rlhf.tools.doctor.memory.ppo_memory", broken):
         report = findings(root, tmp_path)
-
     assert not_ok(report) == {"memory": "failure"}
     assert report.findings["memory"].found == "RuntimeError: something odd"
 

@@ -39,7 +39,6 @@ def panels(figure: Figure) -> dict[str, Axes]:
 
 def test_each_metric_gets_a_panel_with_the_runs_that_have_it(vanilla: Path, ppo_max: Path) -> None:
     drawn = panels(run_figure({"vanilla": vanilla, "PPO-max": ppo_max}))
-
     runs = {title: len(axis.get_lines()) // 2 for title, axis in drawn.items()}
     assert runs.pop("score that PPO optimizes") == 2
     told = ("gold reward", "KL to the SFT policy, nats per response", "critic's explained variance")
@@ -115,9 +114,7 @@ def test_live_curves_are_one_figure_that_ends_with_the_whole_run(
 
     monkeypatch.setattr(charts, "run_figure", record)
     live = LiveCurves(["rollout/score"], "live", every_n_batches=2, beside={"vanilla": vanilla})
-
     fit_live(live, logger_class(tmp_path / "live", name="", version=""))
-
     assert (len(screen.shown), len(screen.updates)) == (1, 2)  # after 2 and 4 batches, and the end
     assert screen.updates[-1].data.startswith(b"\x89PNG")
     assert [text.get_text() for text in drawn[-1].legends[0].get_texts()] == ["live", "vanilla"]
@@ -132,7 +129,6 @@ def test_live_curves_need_a_log(screen: Screen) -> None:
 
 def test_a_metric_that_was_never_logged_is_named_at_the_end(screen: Screen, tmp_path: Path) -> None:
     live = LiveCurves(["rollout/score", "rollout/nothing"])
-
     with pytest.warns(UserWarning, match=r"got rollout/nothing; it logged .*rollout/score"):
         fit_live(live, CSVLogger(tmp_path))
     assert len(screen.shown) == 1
@@ -169,7 +165,6 @@ def test_every_share_is_a_bar_behind_the_one_before(tmp_path: Path) -> None:
 def test_reward_charts_draw_accuracies_with_their_intervals() -> None:
     differences, lengths = np.array([2.0, -1.0, 0.5, 3.0]), np.array([5, 5, 0, -2])
     bins, buckets = reliability(differences), length_buckets(differences, lengths)
-
     accuracies = [bucket.accuracy for bucket in buckets]
     reliability_chart, length_chart = charts.reliability_chart(bins), charts.length_chart(buckets)
     for figure, found in ((reliability_chart, list(bins)), (length_chart, accuracies)):
@@ -191,9 +186,7 @@ def test_scatter_chart_holds_every_pair_and_is_the_same_address_each_time() -> N
 def test_moving_average_passes_over_missing_values() -> None:
     values = np.arange(100.0)
     values[50] = np.nan
-
     averaged = charts._moving_average(values)
-
     assert averaged[10] == pytest.approx(10.0)
     assert averaged[50] == pytest.approx(50.0)
     assert averaged[0] == pytest.approx(1.0)  # a window of five, cut at the end

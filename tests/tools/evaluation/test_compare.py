@@ -70,9 +70,7 @@ def test_every_reward_decides_against_the_first_policy(comparison: Comparison, r
     ours, theirs = (comparison.samples[name].scores[reward] for name in ("ppo", "sft"))
     wins = sum(a > b for a, b in zip(ours.tolist(), theirs.tolist(), strict=True))
     losses = sum(a < b for a, b in zip(ours.tolist(), theirs.tolist(), strict=True))
-
     rates = comparison.policies["ppo"].outcomes[reward]
-
     assert comparison.policies["sft"].outcomes == {}
     assert (rates.win, rates.lose, rates.n) == (wins / 7, losses / 7, 7)
     decided = [row[:2] for row in comparison.head_to_heads]
@@ -81,7 +79,6 @@ def test_every_reward_decides_against_the_first_policy(comparison: Comparison, r
 
 def test_responses_go_with_the_prompts_as_they_were_read(comparison: Comparison) -> None:
     responses = comparison.responses
-
     assert [prompt[0].content for prompt in responses.prompts] == QUESTIONS
     assert responses.by_policy["ppo"] == [r.response for r in comparison.samples["ppo"].responses]
 
@@ -112,7 +109,6 @@ def test_interrupted_comparison_samples_what_is_missing(folders: Folders, tmp_pa
     with pytest.raises(ValueError, match=r"out\.jsonl\.partial: .* another value of reward_m"):
         run("out.jsonl", rewards={QUESTION_MARKS: 1.0})
     result = run("out.jsonl")
-
     assert n_batches == [6, 2]  # of three for each policy
     assert result.as_dict() == whole.as_dict()
     assert torch.equal(result.samples["ppo"].kl, whole.samples["ppo"].kl)
@@ -153,7 +149,6 @@ def test_kl_is_against_the_first_policy(comparison: Comparison) -> None:
 
 def test_a_copy_of_the_baseline_ties_on_every_prompt(folders: Folders) -> None:
     report = compared(folders, [folders.sft, folders.copy]).policies["copy"]
-
     assert report.outcomes["characters"][:3] == (0.0, 1.0, 0.0)
     assert report.metrics["kl"] == 0.0
 
@@ -169,7 +164,6 @@ def test_a_weight_multiplies_its_reward(folders: Folders, comparison: Comparison
 
 def test_a_wide_margin_makes_every_prompt_a_tie(folders: Folders) -> None:
     report = compared(folders, [folders.sft, folders.ppo], tie_margin=1000.0).policies["ppo"]
-
     assert report.outcomes["characters"][:3] == (0.0, 1.0, 0.0)
 
 
@@ -228,7 +222,6 @@ def test_rule_compares_with_field_of_prompts_records(folders: Folders, tmp_path:
 
 def test_the_report_is_strict_json(comparison: Comparison) -> None:
     report = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
-
     assert report["baseline"] == "sft"
     assert report["n_prompts"] == 7
     assert report["rewards"]["characters"] == CHARACTERS
@@ -245,9 +238,7 @@ def test_the_report_is_strict_json(comparison: Comparison) -> None:
 
 def test_a_number_that_is_not_finite_is_null() -> None:
     report = PolicyReport("a", {}, {}, {"perplexity": math.inf, "kl": 1.0})
-
     values = Comparison({"a": report}, {}, {}, 1, 0).as_dict()["policies"]["a"]
-
     assert (values["perplexity"], values["kl"]) == (None, 1.0)
 
 
@@ -349,7 +340,6 @@ def test_metrics_are_those_of_an_unpadded_loop(
     theirs = [logprob(reference, ids[i], responses[i]) for i in range(len(ids))]
     lengths = [len(responses[i]) for i in range(len(ids))]
     ended = [responses[i][-1] == EOS_ID for i in range(len(ids))]
-
     assert 0 < sum(ended) < len(ended)
     assert len(set(lengths)) > 1
     assert [response.length for response in samples.responses] == lengths
@@ -408,7 +398,6 @@ def cells(line: str) -> list[str]:
 
 def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
     print_comparison(Comparison({"sft": SFT, "ppo": PPO}, {}, {"gold": "a:gold"}, 256, 0))
-
     printed = capsys.readouterr().out
     lines = [cells(line) for line in printed.splitlines()]
     assert ["sft", "ppo"] in lines

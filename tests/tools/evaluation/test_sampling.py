@@ -208,7 +208,6 @@ def test_the_seed_repeats_responses_and_is_the_same_for_every_model(folders: Fol
         return [[r.response for r in result.responses[name]] for name in ("sft", "copy")]
 
     first = texts(0)
-
     assert first[0] == first[1]
     assert texts(0) == first
     assert texts(1) != first
@@ -229,7 +228,6 @@ def test_interrupted_generation_samples_what_is_missing(folders: Folders, tmp_pa
     sampling = Sampling()
     with patch("lit_rlhf.tools.evaluation.sampling.load_policy", side_effect=load_policy) as load:
         result = run("out.jsonl", sampling)
-
     assert sampling.n_batches == 3  # of four for each model
     assert [call.args[0] for call in load.call_args_list] == [folders.ppo]
     assert result == whole

@@ -26,9 +26,7 @@ def test_a_policy_that_cannot_end(tmp_path: Path) -> None:
     weights["embed_out.weight"][EOS_ID, 0] = -10.0
     save_file(weights, path, {"format": "pt"})
     path.with_name("lit_rlhf.json").unlink()  # it lists other weights
-
     report = findings(root, tmp_path / "run")
-
     assert not_ok(report) == {"EOS": "failure"}
     assert "None of 8 responses ended within 24 tokens" in report.findings["EOS"].found
     assert "'</s>'" in report.findings["EOS"].change

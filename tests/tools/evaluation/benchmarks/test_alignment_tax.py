@@ -52,7 +52,6 @@ def expected_hits(model_path: Path) -> list[bool]:
 def test_the_right_letter_is_likeliest_where_a_loop_says_so(root: Path) -> None:
     policies = [str(root / "sft"), str(root / "ppo")]
     report = run_benchmarks(policies, choices=[str(root / "questions.jsonl")])
-
     before, after = expected_hits(root / "sft"), expected_hits(root / "ppo")
     assert before != after
     assert 0 < sum(before) < 6

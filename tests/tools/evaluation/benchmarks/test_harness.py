@@ -51,9 +51,7 @@ def test_a_group_is_a_row_over_all_questions_with_its_parts_below(
     policies: list[str], few_tasks: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(datasets, "load_dataset", no_hub)
-
     report = run_benchmarks(policies, ["mmlu_social_sciences"], shots=1)
-
     whole, *parts = report.rows
     assert (whole.benchmark, whole.part, whole.questions) == ("mmlu_social_sciences", "", 24)
     assert {row.part.startswith("mmlu_") for row in parts} == {True}
@@ -75,6 +73,5 @@ def test_offline(policies: list[str], few_tasks: None, monkeypatch: pytest.Monke
         raise ConnectionError("Couldn't reach 'cais/mmlu' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-
     with pytest.raises(ValueError, match=r"cais/mmlu.*\(--choices\) needs no download"):
         run_benchmarks(policies, ["mmlu_anatomy"])

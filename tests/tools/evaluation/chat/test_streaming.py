@@ -55,7 +55,6 @@ def test_the_seed_repeats_a_response_and_nothing_else_changes(
 
     state = torch.random.get_rng_state()
     first = text(3)
-
     assert torch.equal(torch.random.get_rng_state(), state)
     torch.rand(5)
     assert text(3) == first
@@ -71,7 +70,6 @@ def test_settings_in_the_models_folder_have_no_say(
     first = text()
     own = GenerationConfig(top_k=1, suppress_tokens=list(range(4, 200)))  # type: ignore[no-untyped-call]
     model.generation_config = own
-
     assert text() == first
     assert model.generation_config is own
 
@@ -91,7 +89,6 @@ def test_ctrl_c_ends_the_response_and_keeps_what_was_said(
 
     own = model.generation_config
     response = stream_reply(model, encoder, prompt, GREEDY, 0, show)
-
     whole = stream_reply(model, encoder, prompt, GREEDY, 0, lambda piece: None).text
     assert response.interrupted
     assert not response.ended

@@ -28,7 +28,6 @@ def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
 
     with judge_server(recovers) as server:
         judged = judge_pair(server.base_url, tmp_path, max_retries=2)
-
     assert len(server.asked) == 2 + 2
     assert judged.policies[0].against_baseline.win == 1.0
 

@@ -21,7 +21,6 @@ def test_a_failed_run_continues_where_it_stopped(tmp_path: Path) -> None:
         with pytest.raises(JudgeError, match=r"1 answers are in .*answers.jsonl; the same command"):
             judge_pair(server.base_url, tmp_path)
         judged = judge_pair(server.base_url, tmp_path)
-
     assert len(server.asked) == 3
     assert (judged.usage["questions"], judged.usage["from_cache"]) == (2, 1)
     assert judged.policies[0].against_baseline.win == 1.0

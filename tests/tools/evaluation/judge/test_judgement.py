@@ -73,7 +73,6 @@ def test_a_tie_in_one_order_is_a_tie(tmp_path: Path) -> None:
 
     with judge_server(half) as server:
         judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
-
     assert results(judged) == ["tie"]
     assert judged.policies[0].position_bias == {"first": 0.0, "second": 0.0}
 
@@ -137,7 +136,6 @@ def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path)
 
     with judge_server(learns) as server:
         judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
-
     assert results(judged) == ["win"]
     assert len(server.asked) == 4
     again = [asked.body["messages"] for asked in server.asked if len(asked.body["messages"]) > 2]
@@ -178,7 +176,6 @@ def test_an_answer_that_gives_orders_is_judged_like_any_other(tmp_path: Path, at
     with judge_server(exact) as server:
         asked = options(server, tmp_path, max_characters=400_000, max_attempts=1)
         judged = judge_policies(said(sft=["honest"], ppo=[text]), asked)
-
     assert results(judged) == ["lose"]
 
 
@@ -193,7 +190,6 @@ def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
     many = said(sft=["four"] * 3, ppo=["longer", "a", "three"])
     with judge_server(waits) as server:
         judge_policies(many, options(server, tmp_path, concurrency=5))
-
     assert server.most_at_once == 5
 
 

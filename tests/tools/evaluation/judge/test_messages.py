@@ -37,9 +37,7 @@ def test_text_stays_in_the_data(attack: str, place: str) -> None:
         "answer_b": Question("helpful", PROMPT, "one", text),
     }[place]
     plain_system, plain_lines = parts(Question("helpful", PROMPT, "one", "two"))
-
     system, lines = parts(question)
-
     mark = lines[0].removeprefix("BEGIN DATA ")
     plain_mark = plain_lines[0].removeprefix("BEGIN DATA ")
     assert system.replace(mark, plain_mark) == plain_system

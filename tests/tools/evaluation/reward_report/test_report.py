@@ -76,9 +76,7 @@ def test_text_from_data_is_escaped(tmp_path: Path) -> None:
     named = pairs(NASTY, (f"a{NASTY}", f"b{NASTY}"))
     hostile = replace(named, lm_head=NASTY, skipped=Counter({NASTY: 1}))
     nasty = measure_reward_model(NASTY, {f"a{NASTY}": "a", f"b{NASTY}": "b"}, hostile)
-
     shown = page(nasty, tmp_path)
-
     assert shown.root.all("script") == []
     assert NASTY not in shown.source
     assert shown.title == f"Reward model {NASTY}"
