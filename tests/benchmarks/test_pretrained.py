@@ -73,9 +73,7 @@ def test_harm_is_a_gold_score_that_stays_low() -> None:
     assert [x for x in format_detector(rows).splitlines() if "ppo_faster_1 | 32 | 6 | 6" in x]
 
 
-def test_finished_steps_are_not_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_step_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     figures = {"perplexity": 9.0, "low": 8.0, "high": 10.0}
     ran: list[str] = []
 

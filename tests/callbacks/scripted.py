@@ -130,17 +130,9 @@ def batches(count: int) -> Loader:
 
 def trainer(folder: Path, *callbacks: Any, **arguments: Any) -> Trainer:
     """A quiet trainer on one CPU process."""
-    quiet: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "log_every_n_steps": 1,
-        "default_root_dir": folder,
-    }
+    quiet: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False}
+    quiet |= {f"enable_{x}": False for x in ("checkpointing", "progress_bar", "model_summary")}
+    quiet |= {"log_every_n_steps": 1, "default_root_dir": folder}
     return Trainer(callbacks=list(callbacks), **{**quiet, **arguments})
 
 
@@ -156,7 +148,7 @@ class Saver(Checkpoint):
 
 def fitted(
     folder: Path,
-    module: LightningModule,
+    module: Any,
     count: int,
     *callbacks: Any,
     done: int | None = None,

@@ -12,16 +12,8 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    CyclicLR,
-    LambdaLR,
-    LinearLR,
-    LRScheduler,
-    OneCycleLR,
-    SequentialLR,
-)
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from lit_callbacks import (
     Action,
@@ -220,18 +212,20 @@ def test_a_resumed_run_goes_on_with_what_was_set(tmp_path: Path) -> None:
 
 
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
-    "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 0.9**step),
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
     "transformers": lambda optimizer: pytest.importorskip(
         "transformers"  # absent where these tests run with the requirements of the callbacks alone
     ).get_cosine_schedule_with_warmup(optimizer, 2, 10),
     "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 10),
-    "sequence": lambda optimizer: SequentialLR(
-        optimizer,
-        [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, 5)],
-        milestones=[5],
+    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        *(
+            optimizer,
+            [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, 5)],
+            [5],
+        )
     ),
-    "one cycle": lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=10),
-    "cyclic": lambda optimizer: CyclicLR(optimizer, 0.1, 0.2, 2, cycle_momentum=False),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10),
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, 2, cycle_momentum=False),
 }
 
 

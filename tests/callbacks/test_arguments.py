@@ -25,6 +25,8 @@ from lit_callbacks.signals import KLPerTokenMonitor
 
 NAN, INF = math.nan, math.inf
 AT_LEAST_1 = (0, -1)
+# which an older Lightning does not have
+NEW = {"save_on_exception"} & signature(ModelCheckpoint).parameters.keys()
 WRONG: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, ...]]]] = [
     (
         Monitor,
@@ -56,12 +58,7 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, ...]]
             "monitor": (None,),
             "save_top_k": (-1, 0),
             "bounds": tuple({"kl": x} for x in ([1.0, 0.0], [1.0], [NAN, 1.0], [True, 1.0], 3)),
-            # which an older Lightning does not have
-            **{
-                name: (True,)
-                for name in ("save_on_exception",)
-                if name in signature(ModelCheckpoint).parameters
-            },
+            **dict.fromkeys(NEW, (True,)),
         },
     ),
     (StageProgressBar, {}, {"refresh_rate": (-1,), "metrics": ("kl",)}),

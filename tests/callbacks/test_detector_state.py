@@ -25,10 +25,8 @@ COUNT = len(SCRIPT["kl"])
 
 
 def monitors() -> list[Monitor]:
-    return [
-        above(10.0, patience=3, baseline_steps=3, high_ratio=2.0, horizon=5, trend_steps=4),
-        NonFiniteMonitor(),
-    ]
+    options = {"patience": 3, "baseline_steps": 3, "horizon": 5, "trend_steps": 4}
+    return [above(10.0, high_ratio=2.0, **options), NonFiniteMonitor()]
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +77,7 @@ def test_detectors_of_one_run_keep_a_state_each(tmp_path: Path) -> None:
     fitted(tmp_path, Scripted(script), 4, *detectors())
     state = torch.load(tmp_path / "3.ckpt", weights_only=True)["callbacks"]
     levels = {key: value["level"] for key, value in state.items() if "CollapseDetector" in key}
-    assert levels == {
-        "CollapseDetector(train_batch: kl)": 2,
-        "CollapseDetector(train_batch: size)": 0,
-    }
+    assert levels == {f"CollapseDetector(train_batch: {k})": n for k, n in (("kl", 2), ("size", 0))}
     resumed = detectors()
     fitted(tmp_path, Scripted(script), 4, *resumed, done=3)
     assert [detector.verdict.level for detector in resumed] == [2, 2]
@@ -106,10 +101,8 @@ def test_other_actions_start_anew_while_the_monitors_go_on(tmp_path: Path) -> No
     fitted(tmp_path, Scripted(script), 5, CollapseDetector([above(10.0)], [AdjustLearningRate()]))
     actions: list[Action] = [AdjustLearningRate(level="collapsed"), StopTraining()]
     detector = CollapseDetector([above(10.0)], actions)
-    with pytest.warns(
-        UserWarning,
-        match="checkpoint has the actions AdjustLearningRate, the run has .*, StopTraining",
-    ):
+    told = "checkpoint has the actions AdjustLearningRate, the run has .*, StopTraining"
+    with pytest.warns(UserWarning, match=told):
         run = fitted(tmp_path, Scripted(script), 5, detector, done=3)
     assert run.global_step == 4
     assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05)

@@ -188,9 +188,7 @@ def test_a_resumed_fit_goes_on_counting(clock: Clock, log: io.StringIO, tmp_path
 
 
 @pytest.mark.parametrize("loop", ["validate", "test"])
-def test_a_loop_of_its_own_has_lines_of_its_own(
-    clock: Clock, log: io.StringIO, capsys: pytest.CaptureFixture[str], loop: str
-) -> None:
+def test_a_loop_of_its_own_has_lines_of_its_own(clock: Clock, log: io.StringIO, loop: str) -> None:
     bar = StageProgressBar("sft", ["toy/loss"])
     getattr(trainer_with(bar), loop)(Module(clock), [zeros(2), zeros(1)])
     name = {"validate": "validation"}.get(loop, loop)
@@ -262,9 +260,7 @@ def test_refresh_rate_spares_drawings_but_not_the_last(clock: Clock, terminal: T
     assert [line.split()[1] for line in terminal.drawn if line] == ["3/7", "6/7", "7/7", "7/7"]
 
 
-def test_printing_clears_the_line_and_draws_it_again(
-    clock: Clock, terminal: Terminal, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_printing_clears_and_redraws(clock: Clock, terminal: Terminal, capsys: Any) -> None:
     class Talking(Module):
         def on_train_batch_end(self, *_: object) -> None:
             self.print("hello")

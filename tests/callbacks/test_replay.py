@@ -32,12 +32,8 @@ SCORES = [[k / 20 + 4 * bad * (k >= 18) for k in range(21)] for bad in BAD]
 
 
 def monitors() -> list[Monitor]:
-    return [
-        KLMonitor("toy/kl", high=10.0),
-        LengthMonitor("toy/length", high_ratio=1.6),
-        RewardDistributionMonitor(),
-        NonFiniteMonitor(),
-    ]
+    kl, length = KLMonitor("toy/kl", high=10.0), LengthMonitor("toy/length", high_ratio=1.6)
+    return [kl, length, RewardDistributionMonitor(), NonFiniteMonitor()]
 
 
 @pytest.fixture(scope="module")

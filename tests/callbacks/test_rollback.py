@@ -423,9 +423,7 @@ def test_its_own_checkpoints_are_read_as_plain_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.0, "kept the learning rates"), (0.5, "by 0.5")])
-def test_learning_rates_are_kept_or_lowered_and_that_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, factor: float, said: str
-) -> None:
+def test_learning_rates_kept_or_cut(tmp_path: Path, caplog: Any, factor: float, said: str) -> None:
     caplog.set_level("INFO", "lightning.pytorch.lit_callbacks")
     levels = [0] * 6 + [2, 0]
     action = RollBack(every_n_steps=1, lr_factor=factor, folder=str(tmp_path / "saved"))

@@ -13,9 +13,10 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.tensorboard import SummaryWriter
 
-from lit_callbacks import Level, read_logged_steps, read_run
+from lit_callbacks import read_logged_steps, read_run
 from lit_callbacks.runs import Span, name_runs, parse_verdict
 from tests.callbacks.reports import report, write_run
+from tests.callbacks.watching import C, H, S
 
 
 class TestReading:
@@ -46,19 +47,16 @@ class TestReading:
         assert curve.undone == []
 
     def test_a_level_ends_where_the_next_one_starts(self, tmp_path: Path, watched: str) -> None:
-        assert read_run("run", watched).spans == [
-            Span(1, 3, Level.HEALTHY),
-            Span(3, 4, Level.SUSPICIOUS),
-            Span(4, 5, Level.COLLAPSED),
-        ]
+        spans = [Span(1, 3, H), Span(3, 4, S), Span(4, 5, C)]
+        assert read_run("run", watched).spans == spans
 
     def test_a_verdict_newer_than_the_last_level_counts(self, tmp_path: Path) -> None:
         texts = {4: "**collapsed** at step 4\n\nbad"}
         run = write_run(tmp_path, {"toy/a": [1.0] * 4, "monitor/level": [0, 0]}, texts)
         read = read_run("run", run)
-        assert read.level is Level.COLLAPSED
+        assert read.level is C
         assert read.reason is read.verdicts[-1]
-        assert read.spans == [Span(1, 4, Level.HEALTHY), Span(4, 4, Level.COLLAPSED)]
+        assert read.spans == [Span(1, 4, H), Span(4, 4, C)]
 
     def test_a_collapse_before_a_rollback_is_not_forgotten(self, tmp_path: Path) -> None:
         series = {"toy/a": [1.0] * 4, "monitor/level": [0, 0, 2, 2]}
@@ -66,8 +64,8 @@ class TestReading:
         run = write_run(tmp_path / "run", series, texts)
         write_run(tmp_path / "run", {"toy/a": [1.0] * 5, "monitor/level": [0] * 5}, first=2)
         read = read_run("run", run)
-        assert read.spans == [Span(1, 6, Level.HEALTHY)]
-        assert read.worst is Level.COLLAPSED
+        assert read.spans == [Span(1, 6, H)]
+        assert read.worst is C
         assert read.reason is None
         assert [(v.step, v.actions) for v in read.verdicts] == [(3, ("went back",))]
 
@@ -82,8 +80,8 @@ class TestReading:
     @pytest.mark.parametrize(
         ("text", "level", "sentence", "actions"),
         [
-            ("**healthy** at step 7\n\nall is well", Level.HEALTHY, "all is well", ()),
-            ("**collapsed** at 7\nKL\nrose\n- a\n- b", Level.COLLAPSED, "KL rose", ("a", "b")),
+            ("**healthy** at step 7\n\nall is well", H, "all is well", ()),
+            ("**collapsed** at 7\nKL\nrose\n- a\n- b", C, "KL rose", ("a", "b")),
             ("**odd** at 7\n\nKL rose", None, "**odd** at 7 KL rose", ()),
             ("just a note", None, "just a note", ()),
             ("", None, "", ()),
@@ -114,13 +112,9 @@ class TestTables:
         run = read_run("run", table_run(tmp_path, [levels], text))
         assert sorted(run.curves) == ["monitor/level", "toy/a"]
         (verdict,) = run.verdicts
-        assert verdict[1:] == (4, Level.COLLAPSED, 'KL, "rose": bad', ("stopped",))
+        assert verdict[1:] == (4, C, 'KL, "rose": bad', ("stopped",))
         assert [point.step for point in run.curves["toy/a"].points] == [1, 2, 3, 4]
-        assert run.spans == [
-            Span(1, 3, Level.HEALTHY),
-            Span(3, 4, Level.SUSPICIOUS),
-            Span(4, 4, Level.COLLAPSED),
-        ]
+        assert run.spans == [Span(1, 3, H), Span(3, 4, S), Span(4, 4, C)]
         assert run.reason == verdict
 
     def test_a_run_that_went_back_is_read_in_order_of_its_rows(self, tmp_path: Path) -> None:
@@ -144,7 +138,7 @@ class TestTables:
         lines = "".join(json.dumps(entry) + "\n" for entry in (other, record))
         (tmp_path / "log.jsonl").write_text(lines + '{"time": 6.0, "st', "utf-8")
         (verdict,) = read_run("run", tmp_path).verdicts
-        assert verdict == (5.0, 3, Level.COLLAPSED, "x", ())
+        assert verdict == (5.0, 3, C, "x", ())
 
     def test_event_files_are_preferred(self, tmp_path: Path) -> None:
         table_run(tmp_path, [{"toy/table": [1.0]}], "note")
@@ -173,9 +167,7 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"monitor/level: expected -1, 0, 1 or 2, got 1\.5"):
             report(tmp_path, run)
 
-    def test_without_tensorboard_the_extra_is_named(
-        self, tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_absent_tensorboard_is_named(self, tmp_path: Path, calm: str, monkeypatch: Any) -> None:
         module = "tensorboard.backend.event_processing.event_accumulator"
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ModuleNotFoundError, match="pip install tensorboard"):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -26,9 +27,7 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str], arguments: 
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_help_fits_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_help_fits_the_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     for words in [[], *([name] for name in (*STAGE_COMMANDS, *COMMANDS))]:
         with suppress(SystemExit):
@@ -175,9 +174,7 @@ def test_modules_of_current_folder_load(tmp_path: Path, monkeypatch: pytest.Monk
     assert sys.path[-1] == str(tmp_path)
 
 
-def test_deleted_current_folder_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deleted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     with pytest.raises(SystemExit):

@@ -80,9 +80,7 @@ def test_other_paths_are_refused(name: str, message: str) -> None:
         COMMAND.run([name], "lit_rlhf show")
 
 
-def test_entry_of_the_cache_says_which_part_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_entry_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr("lit_rlhf.data.cache.MIN_CACHED_RECORDS", 1)
     root = write_models(write_data(tmp_path))

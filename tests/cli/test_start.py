@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,9 +22,7 @@ def configuration(path: Path) -> dict[str, object]:
     return {**loaded["model"]["init_args"], **loaded["data"]["init_args"]}
 
 
-def test_pairs_get_all_stages_on_a_model_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_get_3_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     rows = "".join(f"{','.join(row.values())}\n" for row in [*ROWS, ROWS[0]])
     Path("pairs.csv").write_text(f"prompt,chosen,rejected\n{rows}")

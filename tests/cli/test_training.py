@@ -72,9 +72,7 @@ def checkpoints(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_validate_and_test_take_the_checkpoint_of_a_fit(
-    world: Path, checkpoints: dict[str, Path], tmp_path: Path, stage: str
-) -> None:
+def test_validate_and_test_load(world: Path, checkpoints: Any, tmp_path: Path, stage: str) -> None:
     flags = [*configs(stage, world, tmp_path), "--ckpt_path", checkpoints[stage]]
     saved = torch.load(checkpoints[stage], weights_only=True)["state_dict"]
     validated = command("validate", *flags)
@@ -108,9 +106,7 @@ def test_code_in_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.parametrize("verb", ["fit", "validate", "test"])
-def test_a_checkpoint_cannot_name_code_to_import(
-    world: Path, checkpoints: dict[str, Path], tmp_path: Path, verb: str
-) -> None:
+def test_checkpoint_names_no_code(world: Path, checkpoints: Any, tmp_path: Path, verb: str) -> None:
     mark, named = tmp_path / "mark", f"received_{verb}"
     code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
     code += "from lit_rlhf.modules import SFTModule\n"
@@ -188,9 +184,7 @@ def test_option_out_of_range_is_named_with_its_group(capsys: pytest.CaptureFixtu
     assert f"error: {told}\n" in usage_error(capsys, "fit", *flags)
 
 
-def test_a_run_shows_no_notes_of_other_libraries(
-    world: Path, tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_shows_no_foreign_note(world: Path, tmp_path: Path, capsys: Any, caplog: Any) -> None:
     caplog.set_level("INFO")
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     with warnings.catch_warnings():

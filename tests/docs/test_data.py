@@ -1,6 +1,7 @@
 """docs/data.md agrees with the code on formats, sources, templates and batches."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,9 +46,7 @@ def test_yaml_blocks_go_on_top_of_a_configuration(workspace: Path) -> None:
     assert data.max_samples == 64
 
 
-def test_bad_records_are_reported_as_the_page_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report_of_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (block,) = (b for b in blocks(PAGE) if "bad.jsonl" in b.text)
     exec(compile(block.text, "data.md", "exec"), {})

@@ -42,12 +42,8 @@ def test_options_of_the_page_exist_with_their_defaults() -> None:
     reward = options_of("RewardModule", "PreferenceDataModule")
     sft_part, _, reward_part = supervised.partition("| RewardConfig, default |")
     plain = {"None": "none", "True": "true", "False": "false"}
-    for text, defaults, least in (
-        (ppo_part, ppo, 100),
-        (sft_part, sft, 10),
-        (reward_part, reward, 4),
-        (foreign, ppo | sft | reward, 15),
-    ):
+    parts = [(ppo_part, ppo, 100), (sft_part, sft, 10), (reward_part, reward, 4)]
+    for text, defaults, least in [*parts, (foreign, ppo | sft | reward, 15)]:
         groups = {name.rpartition(".")[0] for name in defaults}
         named = OPTION.findall(text)
         assert len(named) >= least

@@ -33,9 +33,7 @@ def report(path: str) -> Any:
 # --- doctor.md
 
 
-def test_doctor_shows_the_pages_table(
-    fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctors_table(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("COLUMNS", "80")  # the width of the page's tables
     with pytest.raises(SystemExit, match="1"):
         run_small(typed("doctor.md")[0], fresh_workspace)
@@ -65,9 +63,7 @@ def test_generate_answers_side_by_side(workspace: Path, capsys: pytest.CaptureFi
         assert "\nppo_max: " in part
 
 
-def test_generate_chats_through_a_pipe(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate_in_a_pipe(workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (block,) = (b.text for b in blocks(ROOT / "docs/generate.md") if b.text.startswith("printf"))
     printed = block.split("'")[1].replace("\\n", "\n")
     monkeypatch.setattr(sys, "stdin", io.StringIO(printed))

@@ -13,10 +13,8 @@ import torch
 
 from tests.invariant.trajectories import EPOCHS, trajectory
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
-]
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+pytestmark = [pytest.mark.gpu, needs_two]
 
 STAGES = ("sft", "reward", "ppo")
 

@@ -191,9 +191,7 @@ def test_missing_matplotlib(tmp_path: Path, calm: str, monkeypatch: pytest.Monke
         report(tmp_path, calm)
 
 
-def test_command_writes_the_page_and_prints_the_table(
-    tmp_path: Path, watched: str, calm: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_writes_and_prints(tmp_path: Path, watched: str, calm: str, capsys: Any) -> None:
     output = tmp_path / "page.html"
     words = [f"vanilla={watched}", f"ppo max={calm}", "--output", str(output)]
     main([*words, "--keys", "rollout/kl"])
@@ -219,9 +217,7 @@ def test_folder_with_a_sign_of_equality_is_a_folder(tmp_path: Path) -> None:
         (["{calm}/nothing"], "log: expected a folder"),
     ],
 )
-def test_command_reports_errors_on_one_line(
-    words: list[str], message: str, watched: str, calm: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_of_command(words: Any, message: str, watched: str, calm: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as stop:
         main([word.format(calm=calm, watched=watched) for word in words])
     assert stop.value.code == 2

@@ -51,9 +51,7 @@ def sound(world: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ppo_configs(world, tmp_path_factory.mktemp("sound"))
 
 
-def test_a_sound_run_ends_with_0_and_a_report(
-    sound: list[str], world: Path, standing: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sound_run_has_a_report(sound: Any, world: Path, standing: Path, capsys: Any) -> None:
     before = files(world)
     assert doctor(*sound, "--output", "report.json") == 0
     report = json.loads((standing / "report.json").read_text("utf-8"))

@@ -135,9 +135,7 @@ def test_a_folder_without_a_model_says_how_to_make_one(root: Path, tmp_path: Pat
     assert "only a LoRA adapter; `lit_rlhf export` merges it into its base model" in text
 
 
-def test_a_chat_takes_its_lines_from_a_pipe(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_reads_from_a_pipe(root: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n/reset\n\nhi\n/quit\nnever\n"))
     main(arguments(root, "--chat"))
     shown = capsys.readouterr().out

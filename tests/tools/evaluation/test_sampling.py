@@ -64,17 +64,10 @@ def test_numbers_out_of_range_are_refused(folders: Folders) -> None:
         generated(folders, folders.sft, folders.sft)
 
 
-PREFERENCES = [
-    {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-    for prompt, chosen, rejected in [
-        ("a", "", "x"),
-        ("b", [], []),
-        ("c", [{"role": "assistant", "content": None}], "x"),
-        (" ", "x", "y"),
-        ("d", "x", "x"),
-        ("say </s>", "x", "y"),
-    ]
-]
+ANSWERS: list[tuple[str, Any, Any]] = [("a", "", "x"), ("b", [], [])]
+ANSWERS += [("c", [{"role": "assistant", "content": None}], "x"), (" ", "x", "y"), ("d", "x", "x")]
+ANSWERS += [("say </s>", "x", "y")]
+PREFERENCES = [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in ANSWERS]
 
 
 @pytest.fixture
@@ -96,9 +89,7 @@ def test_prompts_need_no_answer_and_nothing_behind_limit_is_read(preferences: Da
     assert contents(read_prompts(preferences, 4, on_bad_record="skip")) == ["a", "b", "c", "d"]
 
 
-def test_bad_prompts_are_skipped_and_counted(
-    preferences: DataSource, encoder: DialogueEncoder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bad_prompts_are_counted(preferences: DataSource, encoder: Any, caplog: Any) -> None:
     records = read_prompts(preferences, on_bad_record="skip")
     assert len(records) == 5
     assert "skipped 2 of 7 records as bad: 1 x empty, 1 x broken JSON" in caplog.text

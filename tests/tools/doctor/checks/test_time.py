@@ -34,9 +34,7 @@ def test_ends(root: Path, tmp_path: Path, plan: Any, trainer: Any, status: str, 
         ({"log_every_n_steps": 1}, None),
     ],
 )
-def test_a_run_that_leaves_no_curve_is_a_warning(
-    root: Path, tmp_path: Path, trainer: dict[str, Any], expected: str | None
-) -> None:
+def test_no_curve_is_a_warning(root: Path, tmp_path: Path, trainer: Any, expected: Any) -> None:
     plan = plan_run({"accelerator": "cpu", "devices": 1, **trainer})
     report = findings(root, tmp_path, plan=plan)  # 4 iterations
     assert not_ok(report) == ({} if expected is None else {"time": "warning"})

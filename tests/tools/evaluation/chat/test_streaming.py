@@ -31,9 +31,7 @@ def model() -> LanguageModel:
 
 
 @pytest.mark.parametrize(("model_seed", "ended"), [(7, False), (6, True)])
-def test_the_pieces_are_the_response_of_a_batch(
-    encoder: DialogueEncoder, prompt: list[int], model_seed: int, ended: bool
-) -> None:
+def test_pieces_are_the_response(encoder: Any, prompt: Any, model_seed: int, ended: bool) -> None:
     model, pieces = tiny_causal_lm(seed=model_seed), list[str]()
     response = stream_reply(model, encoder, prompt, GREEDY, 0, pieces.append)
     ids = torch.tensor([prompt])
@@ -47,9 +45,7 @@ def test_the_pieces_are_the_response_of_a_batch(
     assert pieces[0] == pieces[0].lstrip()
 
 
-def test_the_seed_repeats_a_response_and_nothing_else_changes(
-    model: LanguageModel, encoder: DialogueEncoder, prompt: list[int]
-) -> None:
+def test_the_seed_repeats_a_response(model: Any, encoder: Any, prompt: Any) -> None:
     def text(seed: int) -> str:
         return stream_reply(model, encoder, prompt, SAMPLED, seed, lambda piece: None).text
 
@@ -61,9 +57,7 @@ def test_the_seed_repeats_a_response_and_nothing_else_changes(
     assert text(4) != first
 
 
-def test_settings_in_the_models_folder_have_no_say(
-    model: LanguageModel, encoder: DialogueEncoder, prompt: list[int]
-) -> None:
+def test_settings_in_the_models_folder_have_no_say(model: Any, encoder: Any, prompt: Any) -> None:
     def text() -> str:
         return stream_reply(model, encoder, prompt, SAMPLED, 0, lambda piece: None).text
 
@@ -74,9 +68,7 @@ def test_settings_in_the_models_folder_have_no_say(
     assert model.generation_config is own
 
 
-def test_ctrl_c_ends_the_response_and_keeps_what_was_said(
-    model: LanguageModel, encoder: DialogueEncoder, prompt: list[int], request: Any
-) -> None:
+def test_ctrl_c_keeps_what_was_said(model: Any, encoder: Any, prompt: Any, request: Any) -> None:
     # a shell's background jobs ignore Ctrl-C
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
