@@ -28,9 +28,8 @@ def test_waiting_ends_with_the_first_quiet_window(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_is_read_from_the_processs_status() -> None:
-    assert (
-        machine.status_kib("Name:\tpython\nVmPeak:\t  99 kB\nVmHWM:\t  2048 kB\n", "VmHWM") == 2048
-    )
+    text = "Name:\tpython\nVmPeak:\t  99 kB\nVmHWM:\t  2048 kB\n"
+    assert machine.status_kib(text, "VmHWM") == 2048
 
 
 def run_with(*loads: float) -> dict[str, object]:

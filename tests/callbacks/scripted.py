@@ -147,12 +147,7 @@ class Saver(Checkpoint):
 
 
 def fitted(
-    folder: Path,
-    module: Any,
-    count: int,
-    *callbacks: Any,
-    done: int | None = None,
-    **arguments: Any,
+    folder: Path, module: Any, count: int, *callbacks: Any, done: int | None = None, **options: Any
 ) -> Trainer:
     """Fit `count` batches, with a checkpoint in `folder` after each one.
 
@@ -160,7 +155,7 @@ def fitted(
     """
     if REPEATS and done is not None:
         pytest.skip(WHY_REPEATS)
-    run = trainer(folder, Saver(folder), *callbacks, enable_checkpointing=True, **arguments)
+    run = trainer(folder, Saver(folder), *callbacks, enable_checkpointing=True, **options)
     path = None if done is None else str(folder / f"{done}.ckpt")
     run.fit(module, batches(count), ckpt_path=path, **(PLAIN if path else {}))
     return run

@@ -218,11 +218,9 @@ SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
     ).get_cosine_schedule_with_warmup(optimizer, 2, 10),
     "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 10),
     "sequence": lambda optimizer: lr_scheduler.SequentialLR(
-        *(
-            optimizer,
-            [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, 5)],
-            [5],
-        )
+        optimizer,
+        [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, 5)],
+        milestones=[5],
     ),
     "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10),
     "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, 2, cycle_momentum=False),

@@ -1,5 +1,7 @@
 """The documentation site: its navigation, its generated pages, and a build without a warning."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,6 @@ import yaml
 from docs import site_pages
 from tests.configs.parsing import cli_parser
 from tests.docs.blocks import ROOT
-from tests.docs.running import run_process
 
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 
@@ -91,8 +92,9 @@ def test_site_builds_without_a_warning(engine: str, tmp_path: Path) -> None:
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
     config = config.replace("[., callbacks]", f"[{ROOT}, {ROOT}/callbacks]")
     (tmp_path / "mkdocs.yml").write_text(config)
-    command = [sys.executable, "-m", engine, "build", "--strict"]
-    done = run_process(command, tmp_path, NO_MKDOCS_2_WARNING="1")
+    command, env = [sys.executable, "-m", engine, "build", "--strict"], {"NO_MKDOCS_2_WARNING": "1"}
+    options = {"cwd": tmp_path, "env": os.environ | env, "capture_output": True, "text": True}
+    done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     site = tmp_path / "site"

@@ -164,9 +164,8 @@ def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(folder
     with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", echoed):
         result = generated(folders, folders.sft, folders.ppo, batch_size=3, responses_per_prompt=2)
     tokenizer, by_model = tiny_tokenizer(), 2 * len(QUESTIONS)
-    assert [record["model"] for record in result.records()] == [folders.sft] * by_model + [
-        folders.ppo
-    ] * by_model
+    models = [record["model"] for record in result.records()]
+    assert models == [folders.sft] * by_model + [folders.ppo] * by_model
     responses = [*result.responses["sft"], *result.responses["ppo"]]
     assert len(responses) == 2 * by_model
     for number, response in enumerate(responses):

@@ -41,9 +41,10 @@ AB: dict[str, Any] = {"question": "q", "choices": ["a", "b"]}
         (AB, "field 'answer': missing (expected a letter"),
         (
             AB | {"answer": "C"},
-            "choices (expected a letter up to B or an index from 0 to 1, got 2)",
+            "field 'answer': not one of the choices (expected a letter up to B or an index from 0 "
+            "to 1, got 2)",
         ),
-        (AB | {"answer": 2}, "field 'answer': not one of the choices"),
+        (AB | {"answer": 2}, "got 2)"),
         (AB | {"answer": "b or a"}, "got 'b or a')"),
         (AB | {"answer": True}, "got True)"),
         (AB | {"answer": 0, "subject": 3}, "field 'subject': not a string (int)"),
