@@ -89,7 +89,7 @@ def test_unknown_names_are_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "step 11: collapsed" in capsys.readouterr().out
 
 
-def test_growing_log_followed(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_log_is_read(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "log.jsonl"
     file.write_text("")
     left = [json.dumps(record) + "\n" for record in RECORDS]
