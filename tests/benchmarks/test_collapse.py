@@ -26,7 +26,6 @@ def test_thresholds_move_as_far_from_the_baseline_as_the_factor_says() -> None:
     assert (perplexity.low_ratio, perplexity.high_ratio) == pytest.approx((0.8, 1.5))
 
 
-CURVES = {"gold": [0.5, 1.0], "kl": [0.0, 2.0], "response_length": [8.0, 9.0]}
 KL = [0.1, 0.1, 0.1, 0.1, 0.9, 2.0, 3.0, 9.0]
 GOLD = [0.5, 0.6, 0.5, 0.8, 0.2, -0.4, -1.0, -2.0]
 

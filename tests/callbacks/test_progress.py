@@ -64,10 +64,6 @@ class Module(LightningModule):
 
     test_step = validation_step
 
-    def predict_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        self.clock.seconds += 1
-        return batch
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 

@@ -18,7 +18,6 @@ from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, moved, overlay
 from tests.models.test_untrusted import Payload
 
 STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
-MODULES = {"sft": "SFTModule", "reward": "RewardModule", "ppo": "PPOModule"}
 VALIDATED = {"sft": "val/sft/loss", "reward": "val/reward/accuracy", "ppo": "val/rollout/gold"}
 
 

@@ -11,7 +11,6 @@ from tests.configs.parsing import cli_parser
 from tests.docs.blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "data.md"
-TEXT = PAGE.read_text("utf-8")
 EXAMPLES = {block.title: block.text for block in blocks(PAGE) if block.language == "json"}
 PREFERENCES = {"hh", "pairs", "conversations", "comparison"}
 DIALOGUES = {"messages", "turns", "instruction", "instances", "question", "multiple_choice"}
