@@ -5,13 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    Gemma2Config,
-    GraniteConfig,
-    PreTrainedConfig,
-)
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
 from lit_rlhf import forward
 from lit_rlhf.forward.outputs import shift_to_predictors
@@ -19,15 +13,8 @@ from lit_rlhf.functional import token_logprobs_and_entropy
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm, tiny_config
 
 SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "bos_token_id",
-    "eos_token_id",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "bos_token_id"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "eos_token_id"),
 )
 
 
@@ -70,16 +57,14 @@ def test_chunks_agree(family: str, chunk: int | None, monkeypatch: pytest.Monkey
 
 def test_no_more_logits_exist_at_once_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_rlhf.forward.outputs.CHUNK_SIZE", 288 * 4)
-    model = optimized_causal_lm()
-    ids, mask, targets = batch()
+    model, (ids, mask, targets) = optimized_causal_lm(), batch()
     sizes: list[int] = []
     model.lm_head.register_forward_hook(lambda _, __, output: sizes.append(output.shape[1]))
     (logprobs, _) = forward.map_target_logits(model, ids, mask, targets, read)
     logprobs.sum().backward()
     n_targets = int(targets.sum())
     # once forward, once more in the backward
-    assert max(sizes) == 4
-    assert sum(sizes) == 2 * n_targets
+    assert (max(sizes), sum(sizes)) == (4, 2 * n_targets)
 
 
 @pytest.mark.parametrize("chunk", [None, 288 * 5])
@@ -100,8 +85,7 @@ def test_logprobs_are_the_models(chunk: int | None, monkeypatch: pytest.MonkeyPa
 
 
 def test_empty_targets_give_a_zero_with_a_graph() -> None:
-    model = optimized_causal_lm()
-    ids, mask, targets = batch()
+    model, (ids, mask, targets) = optimized_causal_lm(), batch()
     logprobs = forward.target_logprobs(model, ids, mask, torch.zeros_like(targets))
     assert float(logprobs.sum().detach()) == 0.0
     logprobs.sum().backward()
@@ -131,7 +115,7 @@ def test_a_target_is_predicted_by_the_token_before_it() -> None:
         (Gemma2Config, {"final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}),
     ],
 )
-def test_what_follows_head(config_class: type[PreTrainedConfig], settings: dict[str, Any]) -> None:
+def test_what_follows_head(config_class: Any, settings: dict[str, Any]) -> None:
     sizes = {name: getattr(tiny_config("llama"), name) for name in SIZES}
     config = config_class(**sizes, head_dim=8, pad_token_id=0, initializer_range=0.5, **settings)
     model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]

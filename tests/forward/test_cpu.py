@@ -52,13 +52,11 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(600,), (2, 300)])
 def test_float64_agrees(shape: tuple[int, ...], bias: bool, handed_over: list[int]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    layer = nn.Linear(160, 200, bias=bias)
+    generator, layer = torch.Generator().manual_seed(0), nn.Linear(160, 200, bias=bias)
     exact = copy.deepcopy(layer).double()
     use_onednn_matmul(layer)
     states = torch.randn((*shape, 160), generator=generator)
-    weights = torch.randn((*shape, 200), generator=generator)
-    results = []
+    weights, results = torch.randn((*shape, 200), generator=generator), []
     for one, dtype in ((layer, torch.float32), (exact, torch.float64)):
         leaf = states.clone().to(dtype).requires_grad_()
         output = one(leaf)
@@ -87,8 +85,7 @@ def test_frozen_weights_get_no_gradient() -> None:
     layer = nn.Linear(160, 200).requires_grad_(False)
     use_onednn_matmul(layer)
     states = torch.randn(600, 160, requires_grad=True)
-    output = layer(states)
-    output.sum().backward()
+    layer(states).sum().backward()
     expected = layer.weight.sum(0).expand(600, 160)
     torch.testing.assert_close(states.grad, expected, rtol=1e-5, atol=1e-4)
     assert layer.weight.grad is None
@@ -112,8 +109,7 @@ def test_no_copy_of_the_input_is_kept_for_the_backward() -> None:
 
 @onednn
 def test_small_and_low_precision_matmuls_stay_with_torch(handed_over: list[int]) -> None:
-    states = torch.zeros(600, 160)
-    layer = nn.Linear(160, 200)
+    states, layer = torch.zeros(600, 160), nn.Linear(160, 200)
     use_onednn_matmul(layer)
     layer(states[:131])  # 4.2 million multiplications are 2**22
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -166,10 +162,8 @@ def test_mkl_is_slow_on_amd_processors_with_avx512(
 def test_networks_use_onednn(options: ModelOptions, folder: Path, handed_over: list[int]) -> None:
     ids = torch.randint(4, 288, (3, 20), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(20) < torch.tensor([[20], [9], [14]])
-    targets = mask & (torch.arange(20) > 3)
-    model = load_causal_lm(folder, options)
-    plain = tiny_causal_lm()
-    readings = []
+    targets, model = mask & (torch.arange(20) > 3), load_causal_lm(folder, options)
+    plain, readings = tiny_causal_lm(), []
     for network in (model, plain):
         n_before = len(handed_over)
         logprobs = target_logprobs(network, ids, mask, targets)
@@ -202,13 +196,12 @@ def test_padding_rows_of_a_decoding_step_change_nothing(family: str) -> None:
     greedy = SamplingOptions(max_new_tokens=30, do_sample=False)
     model = optimize_forward(tiny_causal_lm(family))
     read: list[int] = []
-    model.get_input_embeddings().register_forward_hook(  # type: ignore[no-untyped-call]
+    model.get_input_embeddings().register_forward_hook(
         lambda _, inputs, __: read.extend([len(inputs[0])] if inputs[0].shape[1] == 1 else [])
     )
     for n_slots in (6, 2):
         rollouts = generate_responses(model, ids, mask, greedy, EOS, PAD_ID, 0, n_slots)
-        width = rollouts.response_ids.shape[1]
-        assert torch.equal(rollouts.response_ids, expected[:, :width])
+        assert torch.equal(rollouts.response_ids, expected[:, : rollouts.response_ids.shape[1]])
     assert set(read) == {8}
 
 
@@ -245,8 +238,7 @@ def test_memory_stops_growing_with_the_number_of_sizes(monkeypatch: pytest.Monke
 
 def test_sizes_are_padded_where_onednn_multiplies() -> None:
     network = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2**13, bias=False))
-    weight = network[0].weight
-    plain = PadToMultiple.for_network(network, 64)
+    weight, plain = network[0].weight, PadToMultiple.for_network(network, 64)
     use_onednn_matmul(network)
     padding = PadToMultiple.for_network(network, 64)
     assert [rule.n_padding(130, weight) for rule in (plain, padding)] == [0, 62]

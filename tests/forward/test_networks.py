@@ -12,31 +12,21 @@ from transformers import PreTrainedModel
 from lit_rlhf import forward
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from tests.support.pretend_cuda import CUDA, PretendCuda, is_on_device, mark
-from tests.support.tiny_models import tiny_causal_lm, tiny_config
+from tests.support.tiny_models import move_adapters, tiny_causal_lm, tiny_config
 
 IDS = torch.arange(4, 24).reshape(2, 10)
 MASK = torch.ones(2, 10, dtype=torch.bool)
 CPU = torch.device("cpu")
-DROPOUT_NAMES = (
-    "dropout",
-    "attention_dropout",
-    "hidden_dropout",
-    "attn_pdrop",
-    "resid_pdrop",
-    "embd_pdrop",
-)
 
 
 def with_dropout(family: str) -> PreTrainedModel:
     config = tiny_config(family)
-    for name in DROPOUT_NAMES:
-        if hasattr(config, name):
+    for name in list(vars(config)):
+        if name.endswith(("dropout", "_pdrop")):
             setattr(config, name, 0.5)
     if family == "opt":
         config.layerdrop = 0.5
-    model: PreTrainedModel = type(tiny_causal_lm(family))(config)
-    model.train()
-    return model
+    return type(tiny_causal_lm(family))(config).train()
 
 
 def logits(model: forward.LanguageModel) -> Tensor:
@@ -53,19 +43,15 @@ def test_disabled_dropout_is_off_in_training_mode(family: str) -> None:
 
 
 def test_disabled_dropout_covers_adapters(causal_folder: Callable[[str], Path]) -> None:
-    options = ModelOptions(lora_rank=2, lora_dropout=0.5)
-    model = load_causal_lm(causal_folder("llama"), options)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.ones_(parameter)
+    model = load_causal_lm(causal_folder("llama"), ModelOptions(lora_rank=2, lora_dropout=0.5))
+    move_adapters(model)
     assert not torch.equal(logits(model), logits(model))
     forward.disable_dropout(model)
     assert torch.equal(logits(model), logits(model))
 
 
 def test_disabling_dropout_keeps_the_config() -> None:
-    model = forward.disable_dropout(with_dropout("gpt2"))
-    assert model.config.resid_pdrop == 0.5
+    assert forward.disable_dropout(with_dropout("gpt2")).config.resid_pdrop == 0.5
 
 
 def test_a_frozen_model_has_no_gradients_and_no_dropout() -> None:
@@ -81,8 +67,7 @@ def test_evaluating_gives_every_module_its_mode_back() -> None:
     with forward.eval_mode(model):
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == modes
-    assert True in modes
-    assert False in modes
+    assert set(modes) == {True, False}
 
 
 def test_evaluating_gives_modes_back_after_an_error() -> None:
@@ -135,8 +120,7 @@ def test_an_error_inside_brings_the_network_home(visits: list[Tensor]) -> None:
     home = places(network)
     with pytest.raises(RuntimeError, match="inside"), forward.on_device(offloaded, CPU):
         raise RuntimeError("inside")
-    assert places(network) == home
-    assert len(visits) == 2
+    assert (places(network), len(visits)) == (home, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -156,8 +140,7 @@ def test_visit_is_one_quick_copy(dtype: torch.dtype, monkeypatch: pytest.MonkeyP
         with forward.on_device(forward.Offloaded(network), CUDA) as visitor:
             assert all(is_on_device(p) for p in (*visitor.parameters(), *visitor.buffers()))
         assert not any(is_on_device(p) for p in (*network.parameters(), *network.buffers()))
-    assert audit.waits == {}
-    assert len(copies) == 1
+    assert (audit.waits, len(copies)) == ({}, 1)
 
 
 @pytest.mark.parametrize("to_cpu", [False, True])
@@ -191,8 +174,7 @@ def test_shares_are_gathered_once_per_use(to_cpu: bool, monkeypatch: pytest.Monk
             with pytest.raises(RuntimeError, match="inside"), forward.on_device(one, CUDA):
                 raise RuntimeError("inside")
             assert not any(p.numel() for p in network.parameters())
-    assert audit.refused == []
-    assert len(gathered) == 6
+    assert (audit.refused, len(gathered)) == ([], 6)
     assert n_bytes / 2 <= gathered[0] < n_bytes / 2 * 1.1
 
 
@@ -203,8 +185,7 @@ def n_bytes_of(network: torch.nn.Module) -> int:
 def test_offloaded_network_is_frozen_and_not_part_of_its_holder() -> None:
     holder = torch.nn.Module()
     holder.reference = forward.Offloaded(tiny_causal_lm())  # type: ignore[assignment]
-    assert list(holder.parameters()) == []
-    assert holder.state_dict() == {}
+    assert (list(holder.parameters()), holder.state_dict()) == ([], {})
     network = holder.reference.network
     assert not network.training
     assert not any(p.requires_grad for p in network.parameters())

@@ -12,25 +12,17 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lit_rlhf.forward import (
-    forward_plan,
-    head_matches_logits,
-    hidden_states,
-    optimize_forward,
-    unwrap_model,
-)
+from lit_rlhf.forward import head_matches_logits, hidden_states, optimize_forward, unwrap_model
 from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
 from lit_rlhf.forward.cpu import ROW_MULTIPLE, TOKEN_MULTIPLE
-from lit_rlhf.forward.networks import ForwardPlan
-from lit_rlhf.models import (
-    ModelOptions,
-    build_random_scalar_model,
-    load_causal_lm,
-    load_scalar_model,
-)
+from lit_rlhf.forward.networks import ForwardPlan, forward_plan
+from lit_rlhf.models import build_random_scalar_model, load_causal_lm, load_scalar_model
+from lit_rlhf.models.config import ModelOptions
 from lit_rlhf.models.heads import build_scalar_model
 from tests.forward.test_packing import padded, ragged
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
+
+OTHERS = "'sdpa' or flash attention"
 
 
 class Leaking(nn.Module):
@@ -88,10 +80,7 @@ def test_all_loading_functions_optimize(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (
-            None,
-            "its attention implementation is 'eager' and packing needs 'sdpa' or flash attention",
-        ),
+        (None, f"its attention implementation is 'eager' and packing needs {OTHERS}"),
         (Leaking, "its packed and padded outputs differ"),
         (lambda _: Refusing(), "its packed forward raised RuntimeError('expected a batch')"),
     ],
@@ -217,8 +206,7 @@ def test_networks_are_compared_in_the_precision_of_their_weights() -> None:
 
 
 def test_the_decision_holds_in_copies_and_after_a_cast() -> None:
-    model = optimized_causal_lm()
-    ids, mask = ragged()
+    model, (ids, mask) = optimized_causal_lm(), ragged()
     expected = hidden_states(model, ids, mask)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert forward_plan(twin) == forward_plan(model)

@@ -5,14 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.forward import (
-    response_logits,
-    response_values,
-    sequence_scores,
-    token_logits,
-    token_values,
-)
+from lit_rlhf.forward import response_values, sequence_scores, token_logits, token_values
 from lit_rlhf.forward.attention import ATTENTION_NAME
+from lit_rlhf.forward.outputs import response_logits
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
 from tests.support.tiny_models import EOS_ID, PAD_ID, VOCAB_SIZE, tiny_causal_lm
 
@@ -61,8 +56,7 @@ def test_padding_ignored(family: str, layout: str, scalar_folder: Callable[[str]
 
 
 def test_gradients_under_left_padding_are_those_without_padding(family: str) -> None:
-    row = sequences()[1]
-    gradients = []
+    row, gradients = sequences()[1], []
     for ids, mask in (padded([row], [0], len(row), PAD_ID), padded([row], [5], 12, PAD_ID)):
         model = tiny_causal_lm(family)
         torch.autograd.backward(token_logits(model, ids, mask)[mask].square().sum())
@@ -71,8 +65,7 @@ def test_gradients_under_left_padding_are_those_without_padding(family: str) -> 
 
 
 def test_the_output_layer_sees_only_the_response(family: str) -> None:
-    model = tiny_causal_lm(family)
-    seen = []
+    model, seen = tiny_causal_lm(family), []
     head = model.get_submodule("lm_head")
     head.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].shape[1]))
     ids, mask = padded(sequences(), LAYOUTS["left"], 14, PAD_ID)
@@ -111,10 +104,8 @@ def test_attention_implementations_agree(family: str, causal_folder: Callable[[s
     ids, mask = padded(sequences(), LAYOUTS["both"], 14, PAD_ID)
     options = [ModelOptions(attn_implementation=name) for name in ("eager", "sdpa")]
     eager, sdpa = (load_causal_lm(causal_folder(family), o).eval() for o in options)
-    assert (eager.config._attn_implementation, sdpa.config._attn_implementation) == (
-        "eager",
-        ATTENTION_NAME,  # sdpa, which also takes packed tokens
-    )
+    names = [model.config._attn_implementation for model in (eager, sdpa)]
+    assert names == ["eager", ATTENTION_NAME]  # sdpa, which also takes packed tokens
     with torch.no_grad():
         actual, expected = (token_logits(model, ids, mask)[mask] for model in (eager, sdpa))
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

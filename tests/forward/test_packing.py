@@ -1,28 +1,24 @@
 """Sequences back to back give what they give in a padded rectangle, and cost no padding."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lit_rlhf.forward import (
-    PackedLayout,
-    disable_dropout,
-    forward_plan,
-    hidden_states,
-    optimize_forward,
-)
+from lit_rlhf.forward import disable_dropout, forward_plan, hidden_states, optimize_forward
 from lit_rlhf.forward.cpu import TOKEN_MULTIPLE
+from lit_rlhf.forward.packing import PackedLayout
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.models.prepare import checkpoint_activations
-from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
+from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm, tiny_tokenizer
 
 LENGTHS = (40, 7, 0, 21, 33, 40, 1)
 
 
 def ragged(left: bool = False) -> tuple[Tensor, Tensor]:
-    columns = torch.arange(40)
-    lengths = torch.tensor(LENGTHS)[:, None]
+    columns, lengths = torch.arange(40), torch.tensor(LENGTHS)[:, None]
     mask = columns >= 40 - lengths if left else columns < lengths
     ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(0))
     return ids.masked_fill(~mask, 0), mask
@@ -32,9 +28,7 @@ def padded(trunk: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     """What transformers gives on the rectangle."""
     positions = (mask.long().cumsum(1) - 1).clamp(min=0)
     inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
-    output = trunk(**inputs, use_cache=False)
-    states: Tensor = output.last_hidden_state
-    return states
+    return trunk(**inputs, use_cache=False).last_hidden_state
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -52,13 +46,11 @@ def test_states_and_gradients_are_those_of_the_padded_rectangle(family: str, lef
     for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
         if other.grad is not None:
             largest = float(other.grad.abs().max())
-            error = float((one.grad - other.grad).abs().max())
-            assert error <= 1e-5 * max(largest, 1.0), name
+            assert float((one.grad - other.grad).abs().max()) <= 1e-5 * max(largest, 1.0), name
 
 
 def test_padding_is_not_computed_with() -> None:
-    model = optimized_causal_lm()
-    ids, mask = ragged()
+    model, (ids, mask) = optimized_causal_lm(), ragged()
     seen: list[torch.Size] = []
     mlp = model.base_model.layers[0].mlp
     mlp.register_forward_hook(lambda _, inputs, output: seen.append(output.shape))
@@ -69,8 +61,7 @@ def test_padding_is_not_computed_with() -> None:
 def test_groups_hold_rows_of_similar_length_and_every_token_once() -> None:
     layout = PackedLayout([8, 2, 7, 6, 0, 5], torch.device("cpu"))
     rows = layout.groups
-    assert rows.groups == [(3, 8), (1, 5), (1, 2)]
-    assert len(rows.gather_indices) == 3 * 8 + 5 + 2
+    assert (rows.groups, len(rows.gather_indices)) == ([(3, 8), (1, 5), (1, 2)], 3 * 8 + 5 + 2)
     assert rows.gather_indices[rows.token_places].tolist() == list(range(28))
     # row 0 stands first, then row 2 (tokens 10 to 16) with its last token repeated
     assert rows.gather_indices[8:16].tolist() == [10, 11, 12, 13, 14, 15, 16, 16]
@@ -109,14 +100,10 @@ def test_gradient_checkpointing_recomputes_the_same(family: str) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_adapters_stay_in_effect(tmp_path: object) -> None:
-    from tests.support.tiny_models import tiny_tokenizer
-
-    folder = f"{tmp_path}/model"
-    tiny_causal_lm().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    model = load_causal_lm(folder, ModelOptions(lora_rank=2))
-    ids, mask = ragged()
+def test_adapters_stay_in_effect(tmp_path: Path) -> None:
+    tiny_causal_lm().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model, (ids, mask) = load_causal_lm(tmp_path, ModelOptions(lora_rank=2)), ragged()
     before = hidden_states(model, ids, mask)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

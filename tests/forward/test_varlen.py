@@ -42,8 +42,7 @@ def attend(leaves: list[Tensor], device: torch.device, **settings: object) -> Te
 def test_values_and_gradients_are_those_of_groups(
     n_key_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"scale": 0.5, "dropout": 0.0, "window": window}
-    results = []
+    settings, results = {"scale": 0.5, "dropout": 0.0, "window": window}, []
     for obstacle in ("a test", ""):
         monkeypatch.setattr("lit_rlhf.forward.packing.varlen_obstacle", lambda _: obstacle)  # noqa: B023
         monkeypatch.setattr(attention, "_find_kernel", lambda: reference_varlen_attn)

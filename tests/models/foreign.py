@@ -22,21 +22,16 @@ class Foreign(NamedTuple):
     config: dict[str, Any] = {}  # noqa: RUF012
 
 
+REWARD_MODEL, CLASSIFIER = {"architectures": ["RewardModel"]}, "LlamaForSequenceClassification"
 FOREIGN = {
     "paper": Foreign("reward_head", lm_head=True, config={"architectures": ["LlamaRewardModel"]}),
     "trl": Foreign("v_head.summary", bias=True, lm_head=True),
     "trl, wrapped": Foreign("v_head.summary", bias=True, lm_head=True, prefix="pretrained_model."),
-    "openrlhf": Foreign(
-        "score", config={"architectures": ["RewardModel"], "value_head_prefix": "score"}
-    ),
+    "openrlhf": Foreign("score", config=REWARD_MODEL | {"value_head_prefix": "score"}),
     "openrlhf, critic": Foreign("score", config={"architectures": ["CriticModel"]}),
-    "openrlhf, older": Foreign("value_head", config={"architectures": ["RewardModel"]}),
-    "openrlhf, named": Foreign(
-        "rm", config={"architectures": ["RewardModel"], "value_head_prefix": "rm"}
-    ),
-    "openrlhf, two labels": Foreign(
-        "score", config={"architectures": ["LlamaForSequenceClassification"]}
-    ),
+    "openrlhf, older": Foreign("value_head", config=REWARD_MODEL),
+    "openrlhf, named": Foreign("rm", config=REWARD_MODEL | {"value_head_prefix": "rm"}),
+    "openrlhf, two labels": Foreign("score", config={"architectures": [CLASSIFIER]}),
 }
 
 

@@ -6,15 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_rlhf.models import (
-    ModelOptions,
-    build_model,
-    load_adapter_folder,
-    load_causal_lm,
-    load_scalar_model,
-    merge_adapters,
-    save_adapter_folder,
-)
+from lit_rlhf.models import load_causal_lm, load_scalar_model, merge_adapters, save_adapter_folder
+from lit_rlhf.models.build import build_model, load_adapter_folder
+from lit_rlhf.models.config import ModelOptions
 from tests.models.test_prepare import LORA, logits, trained
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -32,8 +26,7 @@ from tests.support.tiny_models import tiny_tokenizer
 )
 def test_model_is_built_around_tensors(options: ModelOptions, scalar: bool, folder: Path) -> None:
     load = load_scalar_model if scalar else load_causal_lm
-    plain = ModelOptions(lora_rank=options.lora_rank)
-    weights = trained(load(folder, plain)).state_dict()
+    weights = trained(load(folder, ModelOptions(lora_rank=options.lora_rank))).state_dict()
     built = build_model(folder, options, weights, scalar).state_dict()
     assert built.keys() == weights.keys()
     assert all(built[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())

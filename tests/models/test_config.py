@@ -41,8 +41,7 @@ def test_a_group_of_options_has_help_and_choices_for_every_field() -> None:
         assert re.search(rf"--network\.{field.name} \S+ [A-Z][^:]*\. \(type: ", text), field.name
     assert "--network.dtype {float32,bfloat16,float16}" in text
     parsed = parser.parse_args(["--network.dtype=bfloat16", "--network.lora_rank=4"])
-    options = parser.instantiate(parsed).network
-    assert options == ModelOptions(dtype="bfloat16", lora_rank=4)
+    assert parser.instantiate(parsed).network == ModelOptions(dtype="bfloat16", lora_rank=4)
     with pytest.raises(ArgumentError, match="float8"):
         parser.parse_args(["--network.dtype=float8"])
 

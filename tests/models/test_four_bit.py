@@ -1,7 +1,7 @@
 """Weights in 4 bits: loading, state dicts, sharing, merging, and what is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +10,14 @@ from lit_rlhf import models
 from lit_rlhf.forward import forward_plan, token_logits, token_values, unwrap_model
 from lit_rlhf.models.four_bit import dequantized_weights
 from tests.modules.stages import causal_lm
-from tests.support.tiny_models import four_bit_config, tiny_tokenizer
+from tests.support.tiny_models import four_bit_config, move_adapters, tiny_tokenizer
 
 QLORA = models.ModelOptions(lora_rank=2, load_in_4bit=True, gradient_checkpointing=True)
 IDS = torch.arange(3, 11).unsqueeze(0)
 MASK = torch.ones_like(IDS, dtype=torch.bool)
 
 
-def test_bitsandbytes_is_asked_for(
-    causal_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bitsandbytes_is_asked_for(causal_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models.four_bit.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="load_in_4bit: expected bitsandbytes to be installed"):
         models.load_causal_lm(causal_folder("llama"), QLORA)
@@ -36,15 +34,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_layers_compute_with_their_4_bit_numbers(folder: Path, tmp_path: Path) -> None:
     model = models.load_causal_lm(folder, QLORA)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1)
+    move_adapters(model, std=0.1)
     plain = models.load_causal_lm(folder)
-
     models.save_model_folder(model, tiny_tokenizer(), tmp_path / "merged")
     merged = models.load_causal_lm(tmp_path / "merged")
-
     logits = token_logits(model, IDS, MASK)
     assert forward_plan(model).packed
     torch.testing.assert_close(logits, token_logits(merged, IDS, MASK), rtol=1e-4, atol=1e-4)
@@ -64,8 +57,7 @@ def test_layers_compute_with_their_4_bit_numbers(folder: Path, tmp_path: Path) -
 
 def test_gradients_reach_layers_below_even_after_evaluation(folder: Path) -> None:
     """bitsandbytes repacks weights in evaluation mode on some CPUs, without a gradient after it."""
-    model = models.load_causal_lm(folder, QLORA)
-    twin = models.load_causal_lm(folder, QLORA)
+    model, twin = models.load_causal_lm(folder, QLORA), models.load_causal_lm(folder, QLORA)
     model.eval()
     token_logits(model, IDS, MASK)
     model.train()
@@ -97,9 +89,8 @@ def test_a_critic_shares_4_bit_weights(folder: Path, kind: str) -> None:
     if kind == "policy":
         base = models.load_causal_lm(folder, QLORA)
     else:
-        base = models.load_scalar_model(
-            folder, models.ModelOptions(load_in_4bit=True)
-        ).requires_grad_(False)
+        base = models.load_scalar_model(folder, models.ModelOptions(load_in_4bit=True))
+        base.requires_grad_(False)
     own = models.load_scalar_model(folder, QLORA)
     critic = models.load_scalar_model(folder, QLORA, base=base)
     assert torch.equal(token_values(critic, IDS, MASK), token_values(own, IDS, MASK))

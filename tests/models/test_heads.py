@@ -34,8 +34,7 @@ def test_soft_capping_is_kept(tmp_path: Path) -> None:
 
 def test_the_head_has_weights_of_its_own(causal_folder: Folder) -> None:
     model = tiny_causal_lm("qwen3")
-    embedding = model.get_parameter("model.embed_tokens.weight")
-    head = copy_lm_head(model)
+    embedding, head = model.get_parameter("model.embed_tokens.weight"), copy_lm_head(model)
     assert torch.equal(head.weight, embedding)
     assert head.weight.data_ptr() != embedding.data_ptr()
 
@@ -52,7 +51,6 @@ def test_unknown_changes_of_logits_are_refused() -> None:
             return 2 * super().forward(hidden)
 
     model = tiny_causal_lm("llama")
-    weight = model.lm_head.weight
-    model.lm_head = Doubling(16, weight.shape[0], bias=False)
+    model.lm_head = Doubling(16, model.lm_head.weight.shape[0], bias=False)
     with pytest.raises(ValueError, match="set lm_coef to 0"):
         copy_lm_head(model)

@@ -22,14 +22,8 @@ from transformers import (
 )
 
 from lit_rlhf.forward import sequence_scores
-from lit_rlhf.models import (
-    HeadFormat,
-    ModelOptions,
-    load_causal_lm,
-    load_scalar_model,
-    load_tokenizer,
-    save_model_folder,
-)
+from lit_rlhf.models import HeadFormat, ModelOptions, save_model_folder
+from lit_rlhf.models.loading import load_causal_lm, load_scalar_model, load_tokenizer
 from tests.models.foreign import FOREIGN, Foreign, Written, write_foreign
 from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_config, tiny_tokenizer
 
@@ -53,14 +47,12 @@ def agrees(written: Written, scores: Tensor) -> None:
 @pytest.mark.parametrize("layout", FOREIGN)
 def test_scores_are_those_of_the_other_project(layout: str, tmp_path: Path) -> None:
     shards = 3 if layout in ("paper", "trl, wrapped") else 1
-    written = write_foreign(tmp_path, FOREIGN[layout], shards=shards)
-    agrees(written, our_scores(tmp_path))
+    agrees(write_foreign(tmp_path, FOREIGN[layout], shards=shards), our_scores(tmp_path))
 
 
 @pytest.mark.parametrize("layout", ["trl", "openrlhf"])
 def test_every_family_has_value_heads(layout: str, family: str, tmp_path: Path) -> None:
-    written = write_foreign(tmp_path, FOREIGN[layout], family)
-    agrees(written, our_scores(tmp_path))
+    agrees(write_foreign(tmp_path, FOREIGN[layout], family), our_scores(tmp_path))
 
 
 @pytest.mark.parametrize("layout", FOREIGN)
@@ -83,9 +75,8 @@ def test_a_foreign_model_takes_adapters(tmp_path: Path) -> None:
 def test_a_value_heads_language_model_is_loaded_without_it(tmp_path: Path) -> None:
     written = write_foreign(tmp_path, FOREIGN["trl"])
     with torch.no_grad():
-        actual: Any = load_causal_lm(tmp_path).eval()(input_ids=IDS)
-        expected: Any = written.causal(input_ids=IDS)
-    torch.testing.assert_close(actual.logits, expected.logits)
+        logits = load_causal_lm(tmp_path).eval()(input_ids=IDS).logits
+        torch.testing.assert_close(logits, written.causal(input_ids=IDS).logits)
 
 
 def test_a_head_of_an_unknown_name_is_refused_and_named(tmp_path: Path) -> None:
@@ -136,35 +127,29 @@ def test_differences_are_not_taken_for_weights(tmp_path: Path) -> None:
 @torch.no_grad()
 def transformers_scores(folder: Path) -> Tensor:
     load: Any = AutoModelForSequenceClassification.from_pretrained
-    loaded = load(folder, output_loading_info=True)
-    model, info = loaded
+    model, info = load(folder, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    scores: Tensor = model.eval()(IDS).logits[:, 0]
-    return scores
+    return model.eval()(IDS).logits[:, 0]
 
 
 @torch.no_grad()
 def openrlhf_scores(folder: Path) -> Tensor:
     """Its RewardModel: a trunk, and a bias-free layer by the name that the config says."""
     name = json.loads((folder / "config.json").read_text("utf-8"))["value_head_prefix"]
-    trunk: Any = AutoModel.from_pretrained(folder)
-    trunk.eval()
+    trunk = AutoModel.from_pretrained(folder).eval()
     head = load_file(folder / "model.safetensors")[f"{name}.weight"]
-    scores: Tensor = trunk(IDS).last_hidden_state[:, -1] @ head[0]
-    return scores
+    return trunk(IDS).last_hidden_state[:, -1] @ head[0]
 
 
 @torch.no_grad()
 def trl_scores(folder: Path) -> Tensor:
     """Its AutoModelForCausalLMWithValueHead: a language model, and `v_head.summary` beside it."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    model.eval()
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
     weights = load_file(folder / "model.safetensors")
     head = torch.nn.Linear(weights["v_head.summary.weight"].shape[1], 1)
     state = {n.removeprefix("v_head.summary."): t for n, t in weights.items() if "v_head" in n}
     head.load_state_dict(state)
-    hidden: Tensor = model(IDS, output_hidden_states=True).hidden_states[-1][:, -1]
-    return head(hidden)[:, 0]  # type: ignore[no-any-return]
+    return head(model(IDS, output_hidden_states=True).hidden_states[-1][:, -1])[:, 0]
 
 
 THEIRS = {"transformers": transformers_scores, "openrlhf": openrlhf_scores, "trl": trl_scores}
@@ -175,8 +160,7 @@ THEIRS = {"transformers": transformers_scores, "openrlhf": openrlhf_scores, "trl
 def test_scores_are_the_same_there_and_back(
     name: str, head_format: HeadFormat, scalar_folder: Folder, tmp_path: Path
 ) -> None:
-    before = our_scores(scalar_folder(name))
-    model = load_scalar_model(scalar_folder(name))
+    before, model = our_scores(scalar_folder(name)), load_scalar_model(scalar_folder(name))
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m", head_format=head_format)
     there = THEIRS[head_format](tmp_path / "m")
     options: dict[str, Any] = {"head_format": head_format, "max_shard_size": "8KB"}
@@ -227,8 +211,7 @@ def plain_text_scores(model: PreTrainedModel, folder: Path) -> Tensor:
     batch = AutoTokenizer.from_pretrained(folder)(TEXTS, return_tensors="pt", padding=True)
     assert batch["input_ids"].max() > EOS_ID
     model.train(False)
-    scores: Tensor = model(**batch).logits
-    return scores[:, 0]
+    return model(**batch).logits[:, 0]
 
 
 @torch.no_grad()
@@ -242,7 +225,7 @@ def our_text_scores(folder: Path) -> Tensor:
 def test_plain_transformers_scores_our_folders_as_we_do(family: str, scalar_folder: Folder) -> None:
     folder = scalar_folder(family)
     transformers_scores(folder)  # nothing is missing
-    plain: Any = AutoModelForSequenceClassification.from_pretrained(folder)
+    plain = AutoModelForSequenceClassification.from_pretrained(folder)
     assert plain.config.num_labels == 1
     scores = plain_text_scores(plain, folder)
     torch.testing.assert_close(scores, our_text_scores(folder), rtol=1e-4, atol=1e-5)
@@ -251,9 +234,7 @@ def test_plain_transformers_scores_our_folders_as_we_do(family: str, scalar_fold
 def test_we_score_plain_folders_as_transformers_does(family: str, tmp_path: Path) -> None:
     config = tiny_config(family)
     config.num_labels = 1
-    plain: PreTrainedModel = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
-        config
-    )
+    plain = AutoModelForSequenceClassification.from_config(config)
     plain.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     # right padding: classifiers with learned positions count them from the left
@@ -266,13 +247,11 @@ def test_we_score_plain_folders_as_transformers_does(family: str, tmp_path: Path
 
 def test_padding_with_eos_is_refused_by_plain_transformers(family: str, tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(pad_token="</s>")
-    model = tiny_causal_lm(family)
-    save_model_folder(model, tokenizer, tmp_path / "causal")
+    save_model_folder(tiny_causal_lm(family), tokenizer, tmp_path / "causal")
     save_model_folder(load_scalar_model(tmp_path / "causal"), tokenizer, tmp_path / "scalar")
     plain: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "scalar")
     with pytest.raises(ValueError, match="Cannot handle batch sizes > 1"):
         plain_text_scores(plain, tmp_path / "scalar")
-    ours = our_text_scores(tmp_path / "scalar")
-    for text, score in zip(TEXTS, ours, strict=True):
+    for text, score in zip(TEXTS, our_text_scores(tmp_path / "scalar"), strict=True):
         alone = plain(**tokenizer(text, return_tensors="pt")).logits[0, 0]
         torch.testing.assert_close(alone, score, rtol=1e-4, atol=1e-5)

@@ -14,22 +14,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
-from lit_rlhf.forward import (
-    LanguageModel,
-    hidden_states,
-    sequence_scores,
-    target_logprobs,
-    token_logits,
-)
+from lit_rlhf.forward import hidden_states, sequence_scores, target_logprobs, token_logits
 from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
-from lit_rlhf.models import (
-    ModelOptions,
-    load_causal_lm,
-    load_lm_head,
-    load_scalar_model,
-    save_model_folder,
-)
-from lit_rlhf.models.saving import merged_state_dict
+from lit_rlhf.forward.networks import LanguageModel
+from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
+from lit_rlhf.models.saving import merged_state_dict, save_model_folder
 from lit_rlhf.rollout import SamplingOptions, generate_responses
 from tests.support.pretend_cuda import PretendCuda, mark, mark_module
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
@@ -150,8 +139,7 @@ def test_targets_can_be_chosen(causal_folder: Folder) -> None:
 
 def batch(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     mask = torch.arange(length) < torch.tensor([length, length // 2, length - 3])[:, None]
-    ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(length))
-    return ids, mask
+    return torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(length)), mask
 
 
 def test_trunk_is_compiled_after_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from lit_rlhf.files import atomic_io
 from lit_rlhf.files.atomic_io import replaced_path
 from lit_rlhf.forward import stop_token_ids
-from lit_rlhf.models import (
-    load_causal_lm,
-    load_scalar_model,
-    load_tokenizer,
-    replace_folder,
-    save_model_folder,
-    saving,
-)
+from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, saving
+from lit_rlhf.models.saving import replace_folder, save_model_folder
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
 Folder = Callable[[str], Path]
@@ -183,13 +177,10 @@ def saved_generation(folder: Path) -> dict[str, object]:
 
 def test_generation_settings_of_the_base_model_are_not_passed_on(tmp_path: Path) -> None:
     model = tiny_causal_lm()
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        top_k=7, temperature=0.3, do_sample=True
-    )
+    model.generation_config = GenerationConfig(top_k=7, temperature=0.3, do_sample=True)
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
     ids = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
-    assert saved_generation(tmp_path / "m") == ids
-    assert model.generation_config.top_k == 7
+    assert (saved_generation(tmp_path / "m"), model.generation_config.top_k) == (ids, 7)
 
 
 def test_saved_model_stops_where_the_trained_one_does(tmp_path: Path) -> None:

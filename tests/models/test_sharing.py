@@ -8,6 +8,7 @@ import torch
 
 from lit_rlhf.forward import disable_dropout, forward_plan, token_values, unwrap_model
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, separate_weights
+from tests.support.tiny_models import move_adapters
 
 LORA = ModelOptions(lora_rank=2, gradient_checkpointing=True)
 IDS = torch.arange(3, 11).unsqueeze(0)
@@ -26,14 +27,9 @@ def shared_bytes(*networks: torch.nn.Module) -> int:
 def test_critic_on_policy_is_whole(causal_folder: Callable[[str], Path], family: str) -> None:
     folder = causal_folder(family)
     policy = load_causal_lm(folder, LORA)
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if "lora_B" in name:
-                parameter.fill_(0.1)  # a policy in training, which the critic knows nothing of
+    move_adapters(policy)  # it is in training, which the critic knows nothing of
     own = disable_dropout(load_scalar_model(folder, LORA, head_seed=3))
-
     critic = disable_dropout(load_scalar_model(folder, LORA, head_seed=3, base=policy))
-
     assert forward_plan(critic).packed is forward_plan(own).packed
     assert torch.equal(token_values(critic, IDS, MASK), token_values(own, IDS, MASK))
     assert critic.state_dict().keys() == own.state_dict().keys()

@@ -59,8 +59,7 @@ def with_code(folder: Path, mark: Path, **config: Any) -> None:
         "tokenizer_config.json": ("AutoTokenizer",),
     }
     for file, classes in names.items():
-        settings = json.loads((folder / file).read_text())
-        tokenizer = file != "config.json"
+        settings, tokenizer = json.loads((folder / file).read_text()), file != "config.json"
         code = ["evil.Evil", None] if tokenizer else "evil.Evil"
         settings["auto_map"] = dict.fromkeys(classes, code)
         if not tokenizer:
@@ -195,12 +194,11 @@ def test_a_checkpoint_names_no_reward_function_or_server(
     importable(tmp_path, mark, monkeypatch)
     mine = {"short": {"rule": "length", "longest": 10}}
     module = PPOModule(str(folder), mine, critic_init="policy")
-    server = {"theirs": {"rule": "http", "url": "https://example.org"}}
     for option, value, named in (
         ("rewards", {**mine, "evil_package:reward": 1.0}, "evil_package:reward"),
         ("rewards", {"os:system": 1.0}, "os:system"),
         ("rewards", {"lit_rlhf.cli.main:main": 1.0}, "lit_rlhf.cli.main:main"),
-        ("rewards", server, "theirs"),
+        ("rewards", {"theirs": {"rule": "http", "url": "https://example.org"}}, "theirs"),
         ("gold_reward", "evil_package:reward", "evil_package:reward"),
     ):
         path = received(tmp_path, module, **{option: value})

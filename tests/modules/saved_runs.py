@@ -8,14 +8,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.modules.stages import (
-    demonstrations,
-    fitted,
-    nested,
-    ppo_options,
-    preferences,
-    prompts,
-)
+from tests.modules.stages import demonstrations, fitted, nested, ppo_options, preferences, prompts
 from tests.support.engine_checkpoints import write_checkpoint_folder
 
 
@@ -43,8 +36,7 @@ def saved_run(stage: str, root: Path, folder: Path, **options: Any) -> SavedRun:
         kind = {"sft": SFTModule, "reward": RewardModule}[stage]
         module = kind(str(root / "policy"), str(finished), optimizer=optimizer, **options)
     datasets: dict[str, Any] = {"sft": demonstrations, "reward": preferences, "ppo": prompts}
-    trainer = fitted(module, datasets[stage](root), folder)
-    trainer.save_checkpoint(folder / f"{stage}.ckpt")
+    fitted(module, datasets[stage](root), folder).save_checkpoint(folder / f"{stage}.ckpt")
     networks = {"sft": ("model",), "reward": ("networks",), "ppo": ("policy", "critic")}[stage]
     return SavedRun(folder / f"{stage}.ckpt", finished, module, networks)
 

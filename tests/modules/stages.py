@@ -11,24 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from lit_rlhf.data import (
-    DataSource,
-    DemonstrationDataModule,
-    DialogueEncoder,
-    PreferenceDataModule,
-    PromptDataModule,
-    RecordDataModule,
-)
+from lit_rlhf.data import DataSource, DialogueEncoder, PromptDataModule, RecordDataModule
+from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataModule
 from lit_rlhf.models import load_scalar_model, load_tokenizer, save_model_folder
 from lit_rlhf.strategies import full_tensor
 from tests.callbacks import scripted
@@ -54,13 +44,11 @@ def causal_lm(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     return with_likely_eos(model)
 
 
-def encoder_of(tokenizer: PreTrainedTokenizerFast, template: str = "hh") -> DialogueEncoder:
+def encoder_of(tokenizer: Tokenizer, template: str = "hh") -> DialogueEncoder:
     return DialogueEncoder(tokenizer, template, MAX_LENGTH)
 
 
-def write_models(
-    root: Path, config: PreTrainedConfig | None = None, pad_is_eos: bool = False
-) -> Path:
+def write_models(root: Path, config: Any = None, pad_is_eos: bool = False) -> Path:
     """Write `policy/` and `reward/` under `root`."""
     tokenizer = tiny_tokenizer("</s>", special_pad=False) if pad_is_eos else tiny_tokenizer()
     contract = encoder_of(tokenizer).contract
@@ -82,15 +70,8 @@ def write_data(root: Path) -> Path:
     write("demonstrations", [{"messages": [u, a]} for u, a in zip(users, answers, strict=True)])
     write("prompts", [{"prompt": [user]} for user in users])
     write("texts", [{"text": f"{q} {a} {q}"} for q, a in zip(QUESTIONS, ANSWERS, strict=True)])
-    write(
-        "preferences",
-        [
-            {"prompt": [user], "chosen": [chosen], "rejected": [rejected]}
-            for user, chosen, rejected in zip(
-                users, answers, [*answers[3:], *answers[:3]], strict=True
-            )
-        ],
-    )
+    rows = zip(users, answers, [*answers[3:], *answers[:3]], strict=True)
+    write("preferences", [{"prompt": [u], "chosen": [c], "rejected": [r]} for u, c, r in rows])
     return root
 
 
@@ -162,12 +143,9 @@ def trainer(folder: Path, **arguments: Any) -> Trainer:
     return scripted.trainer(folder, *callbacks, **(usual | arguments))
 
 
-def fitted(
-    module: LightningModule, data: LightningDataModule, folder: Path, **arguments: Any
-) -> Trainer:
+def fitted(module: LightningModule, data: Any, folder: Path, **arguments: Any) -> Trainer:
     """Fit and return the Trainer; the finished model goes to `folder/model`."""
-    ckpt_path = arguments.pop("ckpt_path", None)
-    run = trainer(folder, **arguments)
+    ckpt_path, run = arguments.pop("ckpt_path", None), trainer(folder, **arguments)
     with warnings.catch_warnings():
         # reference and reward model are frozen in evaluation mode, which Lightning wonders at
         warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
@@ -188,8 +166,7 @@ class StepRecorder(Callback):
             for name, parameter in pl_module.named_parameters()
             if id(parameter) in trained and parameter.grad is not None
         }
-        network = next(iter(gradients)).partition(".")[0]
-        self.steps.setdefault(network, []).append(gradients)
+        self.steps.setdefault(next(iter(gradients)).partition(".")[0], []).append(gradients)
 
     def norms(self, network: str) -> list[float]:
         """L2 norm of each step's gradients."""
@@ -209,6 +186,11 @@ class Rates(Callback):
         self.rates.append([optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers])
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    """What is in a folder, by name."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
 def copied(module: torch.nn.Module) -> dict[str, Tensor]:
     """The module's parameters and buffers as they are now."""
     return {name: full_tensor(t.detach()).clone() for name, t in module.state_dict().items()}
@@ -217,8 +199,7 @@ def copied(module: torch.nn.Module) -> dict[str, Tensor]:
 def assert_equal_states(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Equal to the bit, name by name."""
     assert actual.keys() == expected.keys()
-    unlike = [name for name, tensor in expected.items() if not torch.equal(actual[name], tensor)]
-    assert unlike == []
+    assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
 
 
 @torch.no_grad()

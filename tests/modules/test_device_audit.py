@@ -63,8 +63,7 @@ def stage_module(name: str, root: Path, network: dict[str, Any]) -> StageModule:
 
 
 def stage_data(name: str, root: Path) -> LightningDataModule:
-    build = {"sft": demonstrations, "reward": preferences, "ppo": prompts}[name]
-    return build(root, batch_size=4)
+    return {"sft": demonstrations, "reward": preferences, "ppo": prompts}[name](root, batch_size=4)
 
 
 @contextmanager
@@ -80,8 +79,7 @@ def one_rank() -> Iterator[None]:
 @contextmanager
 def auditing(*, count_kernels: bool = False) -> Iterator[PretendCuda]:
     """An audit that knows the phases of a training step and of decoding."""
-    audit = PretendCuda(count_kernels=count_kernels)
-    timed = PhaseTimer.__call__
+    audit, timed = PretendCuda(count_kernels=count_kernels), PhaseTimer.__call__
 
     @contextmanager
     def named_phase(timer: PhaseTimer, name: str, *args: Any) -> Iterator[None]:
@@ -97,9 +95,7 @@ def auditing(*, count_kernels: bool = False) -> Iterator[PretendCuda]:
         yield audit
 
 
-def audited_fit(
-    module: StageModule, data: LightningDataModule, folder: Path, **trainer: Any
-) -> PretendCuda:
+def audited_fit(module: StageModule, data: Any, folder: Path, **trainer: Any) -> PretendCuda:
     """Fit one batch, write a checkpoint and the finished model, all on the pretend device."""
     with auditing() as audit, one_rank():
         place: dict[str, Any] = {"accelerator": "auto", "strategy": PretendCudaStrategy()}
@@ -115,8 +111,7 @@ def test_fit_rarely_waits(root: Path, tmp_path: Path, name: str, network: dict[s
     module = stage_module(name, root, network)
     before = {key: p.detach().clone() for key, p in module.named_parameters() if p.requires_grad}
     audit = audited_fit(module, stage_data(name, root), tmp_path)
-    assert audit.refused == []
-    assert audit.host_metrics == set()
+    assert (audit.refused, audit.host_metrics) == ([], set())
     parameters = dict(module.named_parameters())
     assert all(is_on_device(parameter) for parameter in parameters.values())
     assert any(not torch.equal(parameters[key].cpu(), p) for key, p in before.items())
@@ -148,8 +143,7 @@ def test_kept_states_stay_on_the_device(root: Path, tmp_path: Path, critic_init:
 def test_offloaded_networks_wait_no_more_often(root: Path, tmp_path: Path, place: str) -> None:
     network = {"dtype": "bfloat16", "gradient_checkpointing": True}
     minibatches = {"micro_batch_size": 2, "ppo_epochs": 1}
-    memory = {place: True}
-    options = ppo_options(root, network=network, minibatches=minibatches, memory=memory)
+    options = ppo_options(root, network=network, minibatches=minibatches, memory={place: True})
     module = PPOModule(**options)
     module.policy.float()
     module.critic.float()
@@ -157,9 +151,7 @@ def test_offloaded_networks_wait_no_more_often(root: Path, tmp_path: Path, place
     layer = module.policy.get_submodule("model.layers.0.mlp")
     layer.register_forward_hook(lambda *args: computed.add(args[-1].dtype))
     audit = audited_fit(module, stage_data("ppo", root), tmp_path, precision="bf16-mixed")
-    assert audit.refused == []
-    assert audit.host_metrics == set()
-    assert computed == {torch.bfloat16}
+    assert (audit.refused, audit.host_metrics, computed) == ([], set(), {torch.bfloat16})
     assert {p.dtype for p in module.policy.parameters()} == {torch.float32}
     at_home = {is_on_device(p) for p in module.reference.network.parameters()}
     assert at_home == {place == "shard_frozen"}  # the share of one rank is the whole network
@@ -218,8 +210,7 @@ def test_a_decoding_step_launches_a_bounded_number_of_kernels(
     assert steps <= per_layer * policy.config.num_hidden_layers + per_step
     # a captured step is one launch, after one step of each number of rows that warms it up, and one
     # of the network that looks for waits
-    replayed = audit.calls["step"] - 3 if dtype == torch.bfloat16 else 0
-    assert audit.calls["replay"] == replayed
+    assert audit.calls["replay"] == (audit.calls["step"] - 3 if dtype == torch.bfloat16 else 0)
 
 
 def test_read_while_decoding(policy: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,15 +239,13 @@ def test_metric_on_the_host(root: Path, tmp_path: Path, monkeypatch: pytest.Monk
         return {key: value.detach().cpu() for key, value in metrics.items()}
 
     monkeypatch.setattr("lit_rlhf.modules.stage.global_means", host_means)
-    module = stage_module("sft", root, PLAIN)
-    audit = audited_fit(module, stage_data("sft", root), tmp_path)
+    audit = audited_fit(stage_module("sft", root, PLAIN), stage_data("sft", root), tmp_path)
     assert {"sft/loss", "time/update", "sft/skipped_updates"} <= audit.host_metrics
 
 
 def test_what_cuda_refuses_is_refused() -> None:
     with PretendCuda(), one_rank():
-        values = torch.ones(3, device=CUDA)
-        generator = torch.Generator()
+        values, generator = torch.ones(3, device=CUDA), torch.Generator()
         assert is_on_device(global_sum(values))
         with pytest.raises(Refused, match="No backend type associated with cpu"):
             global_sum(UpdateGuard(1).pop_count())

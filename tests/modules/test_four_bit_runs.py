@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
 from lit_rlhf.export import load_checkpoint_model
 from lit_rlhf.models import load_causal_lm, load_scalar_model
@@ -19,9 +18,8 @@ QLORA = {"lora_rank": 2, "load_in_4bit": True, "gradient_checkpointing": True}
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stages of networks that are wide enough for bitsandbytes; read only."""
     pytest.importorskip("bitsandbytes", reason="the extra `bitsandbytes` is not installed")
-    return stages.write_data(
-        stages.write_models(tmp_path_factory.mktemp("wide"), four_bit_config())
-    )
+    root = stages.write_models(tmp_path_factory.mktemp("wide"), four_bit_config())
+    return stages.write_data(root)
 
 
 def ppo(root: Path, **options: object) -> PPOModule:
@@ -50,8 +48,7 @@ def test_ppo_resumes_and_is_exported_as_it_was(wide: Path, tmp_path: Path, init:
     stages.assert_equal_states(stages.copied(resumed), stages.copied(whole))
     run.save_checkpoint(tmp_path / "last.ckpt")
 
-    exported = load_checkpoint_model(tmp_path / "last.ckpt", "critic")
-    exported.save(tmp_path / "critic")
+    load_checkpoint_model(tmp_path / "last.ckpt", "critic").save(tmp_path / "critic")
     load = load_scalar_model
     whole = tmp_path / "whole" / "model" / "critic"
     stages.assert_equal_states(stages.copied(load(tmp_path / "critic")), stages.copied(load(whole)))
@@ -61,23 +58,19 @@ def test_ppo_resumes_and_is_exported_as_it_was(wide: Path, tmp_path: Path, init:
 
 def test_offloaded_networks_are_whole(wide: Path, tmp_path: Path) -> None:
     module = ppo(wide, memory={"offload_frozen": True}, critic_init="policy")
-    reward = module.reward.models[0].model.network
-    assert {p.dtype for p in reward.parameters()} == {torch.float32}
-    assert (
-        stages.fitted(module, stages.prompts(wide), tmp_path)
-        .callback_metrics["rollout/score"]
-        .isfinite()
-    )
+    assert {p.dtype for p in module.reward.models[0].model.network.parameters()} == {torch.float32}
+    run = stages.fitted(module, stages.prompts(wide), tmp_path)
+    assert run.callback_metrics["rollout/score"].isfinite()
 
 
 def test_sft_and_reward_models_train_below_4_bit_weights(wide: Path, tmp_path: Path) -> None:
     optimizer = {"learning_rate": 1e-2}
-    runs: list[Trainer] = []
-    sft = SFTModule(str(wide / "policy"), network=QLORA, optimizer=optimizer)
-    runs.append(stages.fitted(sft, stages.demonstrations(wide), tmp_path / "sft", max_epochs=3))
-    reward = RewardModule(str(wide / "policy"), network=QLORA, optimizer=optimizer)
-    runs.append(stages.fitted(reward, stages.preferences(wide), tmp_path / "reward", max_epochs=3))
-    for run, loss in zip(runs, ("sft/loss", "reward/loss"), strict=True):
-        assert run.callback_metrics[loss].isfinite()
+    for kind, data, name in (
+        (SFTModule, stages.demonstrations, "sft"),
+        (RewardModule, stages.preferences, "reward"),
+    ):
+        module = kind(str(wide / "policy"), network=QLORA, optimizer=optimizer)
+        run = stages.fitted(module, data(wide), tmp_path / name, max_epochs=3)
+        assert run.callback_metrics[f"{name}/loss"].isfinite()
     whole = load_causal_lm(tmp_path / "sft" / "model")  # a folder without bitsandbytes
     assert not hasattr(whole.config, "quantization_config")

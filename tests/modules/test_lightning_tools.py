@@ -21,16 +21,11 @@ FLAT: dict[str, Any] = {"learning_rate": 1e-2, "lr_scheduler": "constant"}
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
 def test_learning_rate_finder_sets_rates(root: Path, tmp_path: Path, stage: str) -> None:
-    made: dict[str, tuple[Any, Any]] = {
-        "sft": (SFTModule, demonstrations),
-        "reward": (RewardModule, preferences),
-    }
-    module_class, data = made[stage]
-    module = module_class(str(root / "policy"), optimizer=FLAT)
+    kind, data = (SFTModule, demonstrations) if stage == "sft" else (RewardModule, preferences)
+    module = kind(str(root / "policy"), optimizer=FLAT)
     options: dict[str, Any] = {"num_training": 4, "min_lr": 1e-6, "max_lr": 1e-2}
     options |= {"early_stop_threshold": None, "update_attr": False}
-    tuner = Tuner(trainer(tmp_path, max_epochs=4))
-    found = tuner.lr_find(module, datamodule=data(root), **options)
+    found = Tuner(trainer(tmp_path, max_epochs=4)).lr_find(module, datamodule=data(root), **options)
     losses, rates = found.results["loss"], found.results["lr"]
     assert len(losses) >= 3
     assert all(math.isfinite(loss) and loss > 0 for loss in losses)
@@ -38,18 +33,15 @@ def test_learning_rate_finder_sets_rates(root: Path, tmp_path: Path, stage: str)
 
 
 def test_the_learning_rate_finder_refuses_two_optimizers(root: Path, tmp_path: Path) -> None:
+    module, tuner = PPOModule(**ppo_options(root)), Tuner(trainer(tmp_path))
     with pytest.raises(MisconfigurationException, match="single optimizer"):
-        Tuner(trainer(tmp_path)).lr_find(
-            PPOModule(**ppo_options(root)), datamodule=prompts(root), update_attr=False
-        )
+        tuner.lr_find(module, datamodule=prompts(root), update_attr=False)
 
 
 def test_stochastic_weight_averaging_is_refused(root: Path, tmp_path: Path) -> None:
-    averaging = StochasticWeightAveraging(swa_lrs=1e-3)
+    module, averaging = SFTModule(str(root / "policy")), StochasticWeightAveraging(swa_lrs=1e-3)
     with pytest.raises(ValueError, match=r"callbacks: expected no StochasticWeightAveraging"):
-        fitted(
-            SFTModule(str(root / "policy")), demonstrations(root), tmp_path, callbacks=[averaging]
-        )
+        fitted(module, demonstrations(root), tmp_path, callbacks=[averaging])
     assert not (tmp_path / "model").exists()
 
 

@@ -36,8 +36,7 @@ def test_nested_batches_are_cut_alike() -> None:
     [(None, None, [6]), (4, None, [4, 2]), (None, 10, [3, 1, 2]), (2, 10, [2, 1, 1, 2])],
 )
 def test_sizes_are_kept(max_rows: int | None, max_tokens: int | None, sizes: list[int]) -> None:
-    lengths = torch.tensor([3, 3, 4, 20, 5, 5])
-    parts = list(split_rows(lengths, max_rows, max_tokens))
+    parts = list(split_rows(torch.tensor([3, 3, 4, 20, 5, 5]), max_rows, max_tokens))
     assert [part.stop - part.start for part in parts] == sizes
     assert [row for part in parts for row in range(part.start, part.stop)] == list(range(6))
 

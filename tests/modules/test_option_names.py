@@ -10,14 +10,9 @@ import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.modules import (
-    OptimizerOptions,
-    PPOModule,
-    RewardModule,
-    RewardShapingOptions,
-    SFTModule,
-)
+from lit_rlhf.modules import PPOModule, RewardModule, RewardShapingOptions, SFTModule
 from lit_rlhf.modules.option_names import check_names, option_groups, option_names
+from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.rollout import SamplingOptions
 from tests.modules.stages import demonstrations, fitted, ppo_options, prompts
 
@@ -33,8 +28,7 @@ class FrugalPPO(PPOModule):
 
 
 def test_a_group_is_a_dataclass_or_a_mapping_over_the_modules_defaults(root: Path) -> None:
-    path = str(root / "policy")
-    rates = OptimizerOptions(1e-3, lr_scheduler="linear")
+    path, rates = str(root / "policy"), OptimizerOptions(1e-3, lr_scheduler="linear")
     assert SFTModule(path, optimizer=rates).optimizer is rates
     mapped = SFTModule(path, optimizer={"learning_rate": 1e-3})
     given = {"lr_scheduler": "cosine_with_min_lr", "warmup_ratio": 0.0}

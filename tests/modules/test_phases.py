@@ -32,8 +32,7 @@ def timer_of_cpu() -> PhaseTimer:
 
 
 def test_phases_add_up_and_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 2.0, 10.0, 11.0, 20.0, 24.0])
-    peaks = iter([3 * GIB, GIB, 2 * GIB])
+    clock, peaks = iter([0.0, 2.0, 10.0, 11.0, 20.0, 24.0]), iter([3 * GIB, GIB, 2 * GIB])
     monkeypatch.setattr(phases.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(phases, "peak_bytes", lambda device: next(peaks))
     timer = timer_of_cpu()
@@ -110,12 +109,11 @@ def test_ppos_phases_are_named_with_their_sizes_and_settings(
 def test_an_update_of_the_other_stages_is_named_too(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    module_class: Any = {"sft": SFTModule, "reward": RewardModule}[stage]
-    data: Any = {"sft": demonstrations, "reward": preferences}[stage]
-    monkeypatch.setattr(module_class, "forward", too_much)
+    kind, data = (SFTModule, demonstrations) if stage == "sft" else (RewardModule, preferences)
+    monkeypatch.setattr(kind, "forward", too_much)
     options = {"micro_batch_size": 2, "network": {"gradient_checkpointing": True}}
     with pytest.raises(torch.OutOfMemoryError) as error:
-        fitted(module_class(str(root / "policy"), **options), data(root), tmp_path)
+        fitted(kind(str(root / "policy"), **options), data(root), tmp_path)
     message = str(error.value)
     assert message.startswith("update: out of memory with 4 sequences of ")
     assert "lower micro_batch_size (now 2), or set micro_batch_tokens (now None)" in message
@@ -139,7 +137,6 @@ def test_every_kind_of_memory_error_is_recognized(error: Exception) -> None:
 
 
 def test_other_errors_are_left_as_they_are() -> None:
-    error = RuntimeError("shapes do not fit")
     refused = pytest.raises(RuntimeError, match=r"^shapes do not fit$")
     with refused, timer_of_cpu()("score", IDS, ["x"]):
-        raise error
+        raise RuntimeError("shapes do not fit")

@@ -20,24 +20,19 @@ from tests.modules.stages import first_batch, fitted, ppo_options, prompts, writ
 from tests.support.tiny_models import with_dropout
 
 # no whitening: advantages can be worked out by hand
-PLAIN = {
-    "advantages.normalization": False,
-    "reward_shaping.normalization": False,
-    "reward_shaping.clip": None,
-}
+PLAIN = dict.fromkeys(("advantages.normalization", "reward_shaping.normalization"), False)
+PLAIN |= {"reward_shaping.clip": None}
 
 
 @pytest.fixture(scope="module")
 def batch(root: Path) -> PromptBatch:
-    prompt_batch: PromptBatch = first_batch(prompts(root), root)
-    return prompt_batch
+    return first_batch(prompts(root), root)
 
 
 def rollouts_of(batch: PromptBatch, terminated: list[bool], lengths: list[int]) -> RolloutBatch:
     """Responses of given lengths to the first prompts; those that terminated end with EOS."""
     n, width = len(lengths), max(lengths)
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(5, 280, (n, width), generator=generator)
+    ids = torch.randint(5, 280, (n, width), generator=torch.Generator().manual_seed(3))
     mask = torch.arange(width) < torch.tensor(lengths)[:, None]
     for row, (ended, length) in enumerate(zip(terminated, lengths, strict=True)):
         if ended:
@@ -86,8 +81,7 @@ def test_when_values_read(root: Path, batch: PromptBatch, monkeypatch: pytest.Mo
     experience = module.experience(rollouts, torch.zeros(3, 6), values)
     # the update reads the same: against its own values as targets the loss is 0
     same = experience.__class__(**{**vars(experience), "returns": experience.old_values})
-    loss = module.critic_loss(same, torch.tensor(11.0)).loss
-    assert float(loss.detach()) == 0.0
+    assert float(module.critic_loss(same, torch.tensor(11.0)).loss.detach()) == 0.0
 
 
 def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> None:
@@ -100,8 +94,7 @@ def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> 
 
 def test_draws_depend_on_seed_iteration_and_rank() -> None:
     def draw(seed: int, iteration: int, rank: int) -> int:
-        generator = iteration_generator(seed, iteration, rank)
-        return int(torch.randint(2**31, (), generator=generator))
+        return int(torch.randint(2**31, (), generator=iteration_generator(seed, iteration, rank)))
 
     places = [(s, i, r) for s in range(3) for i in range(20) for r in range(8)]
     draws = {place: draw(*place) for place in places}
@@ -205,8 +198,7 @@ def test_whiten_all_ranks(root: Path, batch: PromptBatch, monkeypatch: pytest.Mo
 
 
 def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_path: Path) -> None:
-    returned: list[dict[str, Tensor]] = []
-    made: list[RolloutBatch] = []
+    returned, made = [], []
 
     class Watched(PPOModule):
         def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
@@ -219,8 +211,7 @@ def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_p
         def on_train_batch_end(self, trainer: object, module: object, *args: Any) -> None:
             returned.append(args[0])
 
-    reward = "tests.rewards.reward_functions:ended"
-    options = {"rewards": {reward: 2.0}, "critic_init": "policy"}
+    options = {"rewards": {"tests.rewards.reward_functions:ended": 2.0}, "critic_init": "policy"}
     fitted(Watched(**ppo_options(root, **options)), prompts(root), tmp_path, callbacks=[Outputs()])
     for outputs, rollouts in zip(returned, made, strict=True):
         assert outputs["response_lengths"].tolist() == rollouts.response_mask.sum(1).tolist()
@@ -271,8 +262,8 @@ def test_the_adaptive_coefficient_follows_kl_to_its_target(root: Path) -> None:
     shaping = {"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100}
     module = PPOModule(**ppo_options(root, reward_shaping=shaping))
     module.adapt_kl_coef(4.4, 10)  # 10 % above
-    assert float(module.kl_coef) == pytest.approx(0.2 * (1 + 0.1 * 10 / 100), rel=1e-12)
     before = float(module.kl_coef)
+    assert before == pytest.approx(0.2 * (1 + 0.1 * 10 / 100), rel=1e-12)
     module.adapt_kl_coef(0.0, 10)  # far below: at most 20 %
     assert float(module.kl_coef) == pytest.approx(before * (1 - 0.2 * 10 / 100), rel=1e-12)
     fixed = PPOModule(**ppo_options(root, reward_shaping={"kl_coef": 0.2}))
@@ -281,10 +272,8 @@ def test_the_adaptive_coefficient_follows_kl_to_its_target(root: Path) -> None:
 
 
 def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) -> None:
-    rollouts = rollouts_of(batch, [True] * 4, [1] * 4)
-    module = PPOModule(**ppo_options(root))
-    estimates = module.estimate(rollouts)
-    four = batch.select(range(4))
+    rollouts, module = rollouts_of(batch, [True] * 4, [1] * 4), PPOModule(**ppo_options(root))
+    estimates, four = module.estimate(rollouts), batch.select(range(4))
     scores = module.score(rollouts, four)
     metrics = module.measure(four, rollouts, scores, estimates).compute()
     rewards = module.shape_rewards(rollouts, scores, estimates)
@@ -347,8 +336,7 @@ def test_the_critic_has_no_dropout(tmp_path: Path) -> None:
 
 
 def test_iterations_draw_anew_and_validations_alike(root: Path, tmp_path: Path) -> None:
-    seeds: list[int] = []
-    iterations: list[int] = []
+    seeds, iterations = [], []
 
     class Watched(PPOModule):
         def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
@@ -356,13 +344,10 @@ def test_iterations_draw_anew_and_validations_alike(root: Path, tmp_path: Path) 
             return super().rollout(batch, seed)
 
     module = Watched(**ppo_options(root, seed=5, minibatches={"minibatch_size": 4}))
-    data = prompts(root, batch_size=4)
-    fitted(module, data, tmp_path, max_epochs=2, limit_val_batches=2)
-    assert int(module.iteration) == 4
-    assert len(set(iterations)) == 4
-    assert len(seeds) == 4
-    assert seeds[:2] == seeds[2:]
+    fitted(module, prompts(root, batch_size=4), tmp_path, max_epochs=2, limit_val_batches=2)
+    assert (int(module.iteration), len(set(iterations)), len(seeds)) == (4, 4, 4)
     assert seeds[0] != seeds[1]
+    assert seeds[:2] == seeds[2:]
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,7 @@ class Checkpoint(Callback):
 def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_path: Path) -> None:
     linear = {"learning_rate": 1e-3, "lr_scheduler": "linear"}
     options: dict[str, Any] = {"policy_optimizer": linear, "loss.ptx_coef": 0.1}
-    seen = Checkpoint(tmp_path / "first.ckpt")
-    whole = stage(root, **options)
+    seen, whole = Checkpoint(tmp_path / "first.ckpt"), stage(root, **options)
     run = fitted(whole, prompts(root, ptx=True, batch_size=4), tmp_path / "whole", callbacks=[seen])
 
     (batch, rollouts), _ = whole.seen
@@ -55,16 +54,14 @@ def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_pat
     assert len(batch.ptx.input_ids) == 4 * N
     assert len(rollouts.response_ids) == len(seen.outputs[0]["scores"]) == 4 * N
     for row in range(0, 4 * N, N):
-        said = {tuple(ids.tolist()) for ids in rollouts.response_ids[row : row + N]}
-        assert len(said) > 1
+        assert len({tuple(ids.tolist()) for ids in rollouts.response_ids[row : row + N]}) > 1
     # two iterations of six minibatches and two epochs
     assert int(whole.ppo_step) == 2 * 6 * 2
     (_, schedule), _ = trained_networks(whole)
     assert schedule.get_last_lr()[0] == pytest.approx(0.0, abs=1e-3 / 20)
     assert "rollout/kl" in run.callback_metrics
 
-    resumed = stage(root, **options)
-    data = prompts(root, ptx=True, batch_size=4)
+    resumed, data = stage(root, **options), prompts(root, ptx=True, batch_size=4)
     fitted(resumed, data, tmp_path / "resumed", ckpt_path=seen.path)
     assert_equal_states(copied(resumed), copied(whole))
 

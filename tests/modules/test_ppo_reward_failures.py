@@ -38,8 +38,7 @@ def test_failure_costs_batch(root: Path, tmp_path: Path, monkeypatch: pytest.Mon
     fitted(whole, prompts(root, **data), tmp_path / "whole")
 
     monkeypatch.setattr(reward_functions, "calls", 0)
-    saving = Saving(tmp_path)
-    broken = module(root, "fails_from_the_third_call")
+    saving, broken = Saving(tmp_path), module(root, "fails_from_the_third_call")
     with pytest.raises(RuntimeError) as error:
         fitted(broken, prompts(root, **data), tmp_path / "broken", callbacks=[saving])
     message = str(error.value)

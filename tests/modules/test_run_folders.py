@@ -12,14 +12,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.files import FolderLocks, lock_path
 from lit_rlhf.modules import PPOModule, SFTModule
-from tests.modules.stages import (
-    demonstrations,
-    fitted,
-    ppo_options,
-    prompts,
-    write_data,
-    write_models,
-)
+from tests.modules import stages
+from tests.modules.stages import content, demonstrations, fitted, ppo_options, prompts
 
 
 class Started(AssertionError):
@@ -52,12 +46,7 @@ def sft(root: Path, output: Path | None, **options: Any) -> None:
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """Models and data that a test may change."""
-    return write_models(write_data(tmp_path))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """What is in a folder, by name."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return stages.write_models(stages.write_data(tmp_path))
 
 
 def test_the_output_may_not_be_an_input(own: Path) -> None:

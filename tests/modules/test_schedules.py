@@ -27,8 +27,7 @@ class Rates(stages.StepRecorder):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         super().on_before_optimizer_step(trainer, pl_module, optimizer)
         network = "critic" if optimizer is trainer.optimizers[-1] else "policy"
-        rates = {group["lr"] for group in optimizer.param_groups}
-        (rate,) = rates
+        (rate,) = {group["lr"] for group in optimizer.param_groups}
         self.rates.setdefault(network, []).append(rate)
 
 
@@ -64,10 +63,8 @@ def ppo(name: str, iterations: int, target: float | None) -> Callable[[Path, Pat
             minibatches={"minibatch_size": 4, "ppo_epochs": 1},
             max_iterations=5,
         )
-        rates = Rates()
-        stages.fitted(
-            PPOModule(**options), stages.prompts(root), folder, max_epochs=-1, callbacks=[rates]
-        )
+        module, rates = PPOModule(**options), Rates()
+        stages.fitted(module, stages.prompts(root), folder, max_epochs=-1, callbacks=[rates])
         return {network: percents(seen, 1e-3) for network, seen in rates.rates.items()}
 
     return run
@@ -130,9 +127,7 @@ def test_a_resumed_schedule_knows_when_pretraining_ended(root: Path, tmp_path: P
     whole, rest = Save(), Rates()
     data = stages.prompts(root)
     stages.fitted(PPOModule(**options), data, tmp_path, max_epochs=-1, callbacks=[whole])
-    module = PPOModule(**options)
-    third = {"ckpt_path": tmp_path / "third.ckpt"}
+    module, third = PPOModule(**options), {"ckpt_path": tmp_path / "third.ckpt"}
     stages.fitted(module, data, tmp_path, max_epochs=-1, callbacks=[rest], **third)
     assert whole.rates["policy"] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
-    assert rest.rates["policy"] == whole.rates["policy"][2:]
-    assert int(module.iteration) == 5
+    assert (rest.rates["policy"], int(module.iteration)) == (whole.rates["policy"][2:], 5)

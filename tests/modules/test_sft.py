@@ -33,8 +33,7 @@ def completion_losses(model: SFTModule, batch: TokenBatch) -> Tensor:
 
 
 def test_loss_is_the_mean_over_all_completion_tokens(root: Path, tmp_path: Path) -> None:
-    model = module(root)
-    batch = first_batch(demonstrations(root, batch_size=8), root)
+    model, batch = module(root), first_batch(demonstrations(root, batch_size=8), root)
     assert len(set(batch.completion_mask.sum(1).tolist())) > 3
     expected = completion_losses(model, batch).mean()
     logged = fitted(model, demonstrations(root, batch_size=8), tmp_path).callback_metrics
@@ -43,8 +42,7 @@ def test_loss_is_the_mean_over_all_completion_tokens(root: Path, tmp_path: Path)
 
 
 def test_validation_weighs_batches_by_tokens_anew(root: Path, tmp_path: Path) -> None:
-    model = module(root)
-    batch = first_batch(demonstrations(root, batch_size=8), root)
+    model, batch = module(root), first_batch(demonstrations(root, batch_size=8), root)
     run = trainer(tmp_path, limit_val_batches=None)
     tokens, seen = batch.completion_mask.sum(), []
     for factor in (1.0, 1e3):
@@ -97,18 +95,14 @@ def test_eos_is_trained_and_padding_is_not_when_they_are_same_token(pad_is_eos_r
     model.model.lm_head.register_forward_hook(keep)
     model(batch, tokens)["sft/loss"].backward()
     gradient = seen[0].grad
-    ends = batch.attention_mask.sum(1) - 1
-    rows = torch.arange(8)
-    assert batch.input_ids[rows, ends].eq(eos).all()
+    assert batch.input_ids[torch.arange(8), batch.attention_mask.sum(1) - 1].eq(eos).all()
     # there are logits of the completions' tokens alone, and EOS as a target is pushed up
     assert gradient.shape[:2] == (1, int(tokens))
-    target_ends = batch.completion_mask.sum(1).cumsum(0) - 1
-    assert gradient[0, target_ends, eos].max() < -1e-4
+    assert gradient[0, batch.completion_mask.sum(1).cumsum(0) - 1, eos].max() < -1e-4
 
 
 def test_gradients_are_clipped_and_the_norm_before_is_logged(root: Path, tmp_path: Path) -> None:
-    steps = StepRecorder()
-    model = module(root, optimizer={"grad_clip": 0.25})
+    steps, model = StepRecorder(), module(root, optimizer={"grad_clip": 0.25})
     run = fitted(model, demonstrations(root), tmp_path, callbacks=[steps])
     assert steps.norms("model") == pytest.approx([0.25, 0.25], rel=1e-4)
     assert float(run.callback_metrics["sft/grad_norm"]) > 0.25

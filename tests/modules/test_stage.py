@@ -60,8 +60,7 @@ def test_every_global_generator_goes_on_where_it_stood(tmp_path: Path) -> None:
     draws()
     torch.save(random_state(device), tmp_path / "state.ckpt")
     expected = draws()
-    state = torch.load(tmp_path / "state.ckpt", weights_only=True)
-    restore_random_state(state, device)
+    restore_random_state(torch.load(tmp_path / "state.ckpt", weights_only=True), device)
     assert draws() == expected
     restore_random_state({}, device)  # a checkpoint of another project has none
     assert draws() != expected
@@ -170,21 +169,16 @@ def test_metrics_of_model_are_neither_detectors_nor_machines(root: Path, tmp_pat
 # --- the dtype of weights
 
 
-@pytest.mark.parametrize(
-    ("network", "precision"), [({"dtype": "float16"}, "32-true"), ({}, "16-true")]
-)
-def test_float16_weights_are_refused_for_training(
-    root: Path, tmp_path: Path, network: dict[str, str], precision: str
-) -> None:
-    module = SFTModule(str(root / "policy"), network=network)
+@pytest.mark.parametrize(("dtype", "precision"), [("float16", "32-true"), ("float32", "16-true")])
+def test_float16_is_refused(root: Path, tmp_path: Path, dtype: str, precision: str) -> None:
+    module = SFTModule(str(root / "policy"), network={"dtype": dtype})
     with pytest.raises(ValueError, match="weights for training, got float16 in model"):
         fitted(module, demonstrations(root), tmp_path, precision=precision)
 
 
 def test_bfloat16_weights_warn_of_how_many_can_move(root: Path, tmp_path: Path) -> None:
     rates = {"learning_rate": 5e-7, "warmup_ratio": 0.1, "lr_scheduler": "linear"}
-    options = ppo_options(root, network={"dtype": "bfloat16"}, policy_optimizer=rates)
-    module = PPOModule(**options)
+    module = PPOModule(**ppo_options(root, network={"dtype": "bfloat16"}, policy_optimizer=rates))
     weights = {name: weight.clone() for name, weight in module.policy.named_parameters()}
     # by hand: half of the distance to the nearest number of 8 bits
     movable = 0

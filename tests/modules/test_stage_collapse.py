@@ -34,8 +34,7 @@ class Sabotage(Callback):
 
 
 def stopping() -> CollapseEarlyStopping:
-    monitor = Monitor("toy/damage", high=10.0, patience=1, horizon=0)
-    detector = CollapseEarlyStopping([monitor])
+    detector = CollapseEarlyStopping([Monitor("toy/damage", high=10.0, patience=1, horizon=0)])
     detector.actions[-1].every_n_steps = 1
     return detector
 
@@ -46,8 +45,7 @@ def test_last_healthy_weights_are_left_and_said(root: Path, tmp_path: Path) -> N
     data, callbacks = demonstrations(root, batch_size=1), [sabotage, stopping()]
     run = fitted(module, data, tmp_path, callbacks=callbacks, enable_checkpointing=True)
     assert run.fit_loop.total_batch_idx + 1 == SABOTAGED
-    left = load_causal_lm(tmp_path / "out").state_dict()
-    for name, weight in left.items():
+    for name, weight in load_causal_lm(tmp_path / "out").state_dict().items():
         assert torch.equal(weight, sabotage.weights[HEALTHY][f"model.{name}"])
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert "**Training was stopped as collapsed at step 4: " in card
@@ -64,15 +62,12 @@ def test_last_healthy_weights_are_left_and_said(root: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
-def test_policy_and_critic_are_both_those_of_the_healthy_step(
-    root: Path, tmp_path: Path, estimator: str
-) -> None:
+def test_both_networks_are_of_healthy_step(root: Path, tmp_path: Path, estimator: str) -> None:
     options = {"output_dir": str(tmp_path / "out"), "minibatches.minibatch_size": 2}
     options["advantages.estimator"] = estimator
     module = PPOModule(**ppo_options(root, **options))
     sabotage, data = Sabotage(), prompts(root, batch_size=2)
-    callbacks = [sabotage, stopping()]
-    fitted(module, data, tmp_path, callbacks=callbacks, enable_checkpointing=True)
+    fitted(module, data, tmp_path, callbacks=[sabotage, stopping()], enable_checkpointing=True)
     for name, weight in load_causal_lm(tmp_path / "out").state_dict().items():
         assert torch.equal(weight, sabotage.weights[HEALTHY][f"policy.{name}"])
     assert (tmp_path / "out" / "critic" / "model.safetensors").is_file() == (estimator == "gae")

@@ -18,6 +18,7 @@ from lit_rlhf.files import hash_weights, read_manifest
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.finished import training_sources
 from tests.modules.stages import (
+    content,
     demonstrations,
     first_batch,
     fitted,
@@ -79,14 +80,12 @@ def test_folders_hold_safetensors_tokenizer_contract_and_card(chain: dict[str, A
     for name in ("sft", "reward", "ppo", "ppo/critic"):
         folder = chain["folder"] / name
         files = {path.name for path in folder.iterdir()}
-        wanted = {"model.safetensors", "tokenizer.json", "text_contract.json", "README.md"}
-        assert wanted <= files
+        assert {"model.safetensors", "tokenizer.json", "text_contract.json", "README.md"} <= files
         assert not any(file.endswith((".bin", ".pt", ".pkl")) for file in files)
         # safetensors' own files are for their owner only
         assert len({path.stat().st_mode for path in folder.iterdir() if path.is_file()}) == 1
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        contract = TextContract.load(folder)
-        assert tokenizer.chat_template == contract.chat_template
+        assert tokenizer.chat_template == TextContract.load(folder).chat_template
         turns = [{"role": "user", "content": "hi"}]
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         assert text == "\n\nHuman: hi\n\nAssistant:"
@@ -98,8 +97,7 @@ def test_folders_hold_safetensors_tokenizer_contract_and_card(chain: dict[str, A
 def test_the_policys_folder_samples_as_the_rollouts_did(chain: dict[str, Any]) -> None:
     settings = transformers.GenerationConfig.from_pretrained(chain["folder"] / "ppo")
     assert settings.do_sample is True
-    assert settings.temperature == 0.7
-    assert settings.eos_token_id == 2
+    assert (settings.temperature, settings.eos_token_id) == (0.7, 2)
 
 
 def test_cards_say_how_the_model_was_made(chain: dict[str, Any]) -> None:
@@ -154,11 +152,6 @@ def test_cards_code_runs(chain: dict[str, Any], name: str, monkeypatch: pytest.M
     exec(code.replace("max_new_tokens=64", "max_new_tokens=2"), {})
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """What is in a folder, by name."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 @pytest.fixture
 def finished(root: Path, tmp_path: Path) -> Path:
     """The model that a run has left."""
@@ -177,15 +170,11 @@ def test_a_trial_leaves_a_finished_model_alone(root: Path, tmp_path: Path, finis
 
 @pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
 def test_tuner_keeps_a_model_alone(root: Path, tmp_path: Path, finished: Path, method: str) -> None:
-    before = content(finished)
-    options = {"learning_rate": 1e-2, "lr_scheduler": "constant"}
+    before, options = content(finished), {"learning_rate": 1e-2, "lr_scheduler": "constant"}
     module, data = SFTModule(str(root / "policy"), optimizer=options), demonstrations(root)
     run = trainer(tmp_path, max_epochs=2)
-    finding, scaling = (
-        {"num_training": 2, "update_attr": False},
-        {"max_trials": 1, "steps_per_trial": 1},
-    )
-    arguments = {"lr_find": finding, "scale_batch_size": scaling}
+    finding, scaling = {"num_training": 2, "update_attr": False}, {"steps_per_trial": 1}
+    arguments = {"lr_find": finding, "scale_batch_size": scaling | {"max_trials": 1}}
     getattr(Tuner(run), method)(module, datamodule=data, **arguments[method])
     assert content(finished) == before
     run.fit(module, datamodule=data)
@@ -207,9 +196,7 @@ def test_run_interrupted_while_saving_leaves_no_half_model(root: Path, tmp_path:
     """A policy without its critic would look like a finished one."""
     write = PPOModule.write_network
 
-    def interrupted(
-        module: PPOModule, network: Any, folder: Path, *more: Any, **options: Any
-    ) -> None:
+    def interrupted(module: Any, network: Any, folder: Path, *more: Any, **options: Any) -> None:
         if folder.name == "critic":
             raise InterruptedError
         write(module, network, folder, *more, **options)

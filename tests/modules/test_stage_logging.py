@@ -58,8 +58,7 @@ def ppo_events(root: Path, tmp_path_factory: pytest.TempPathFactory) -> EventAcc
         "loss": {"ptx_coef": 0.1, "entropy_coef": 0.01},
     }
     module = PPOModule(**ppo_options(root, sampled_texts=3, **options))
-    data = prompts(root, ptx=True, batch_size=4)
-    return logged(module, data, tmp_path_factory.mktemp("ppo"))
+    return logged(module, prompts(root, ptx=True, batch_size=4), tmp_path_factory.mktemp("ppo"))
 
 
 def test_ppo_logs_every_key_at_every_iteration(ppo_events: EventAccumulator) -> None:
@@ -83,7 +82,6 @@ def test_ppo_shows_sample_responses_with_reward_kl_and_length(ppo_events: EventA
     for event in events:
         lines = event.tensor_proto.string_val[0].decode().split("\n")
         assert lines[0] == "| score | KL, nats | tokens | ended | prompt | response |"
-        assert len(lines) == 2 + 3
         assert [line.count(" | ") for line in lines[2:]] == [5] * 3
         # the same held-out prompts each time
         assert ["Human: hi" in lines[2], "Human: how are you today" in lines[3]] == [True] * 2
@@ -112,9 +110,7 @@ OF_PAIRS = {"reward/calibration_error", "reward/accuracy/preferences"}
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_other_stages_log_every_key_against_their_steps(
-    root: Path, tmp_path: Path, stage: str
-) -> None:
+def test_other_stages_log_every_key_by_their_steps(root: Path, tmp_path: Path, stage: str) -> None:
     module, data = (SFTModule, demonstrations) if stage == "sft" else (RewardModule, preferences)
     keys, validated = (SFT, SFT) if stage == "sft" else (REWARD, REWARD | OF_PAIRS)
     events = logged(module(str(root / "policy")), data(root), tmp_path)

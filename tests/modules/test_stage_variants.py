@@ -43,11 +43,8 @@ def networks(module: LightningModule) -> list[torch.nn.Module]:
 @pytest.mark.parametrize("name", STAGES)
 def test_lora_trains_adapters_and_heads_alone(root: Path, tmp_path: Path, name: str) -> None:
     module, data = stage(name, root, network={"lora_rank": 2})
-    before = stages.copied(module)
-    run = stages.fitted(module, data, tmp_path, max_epochs=2)
-    moved = {
-        key for key, value in stages.copied(module).items() if not torch.equal(value, before[key])
-    }
+    before, run = stages.copied(module), stages.fitted(module, data, tmp_path, max_epochs=2)
+    moved = {key for key, v in stages.copied(module).items() if not torch.equal(v, before[key])}
     weights = {key for key in moved if key in dict(module.named_parameters())}
     assert weights
     assert all(".lora_" in key or "score.modules_to_save" in key for key in weights)
@@ -99,8 +96,7 @@ def test_weights_below_adapters_are_held_once(root: Path, tmp_path: Path, init: 
 
 def test_critic_keeps_its_weights_when_reward_model_is_another(root: Path, tmp_path: Path) -> None:
     module, data = stage("ppo", root, network={"lora_rank": 2})
-    run = stages.fitted(module, data, tmp_path)
-    run.save_checkpoint(tmp_path / "ppo.ckpt")
+    stages.fitted(module, data, tmp_path).save_checkpoint(tmp_path / "ppo.ckpt")
     other = load_scalar_model(root / "reward")
     with torch.no_grad():
         for parameter in other.parameters():
@@ -151,8 +147,7 @@ def test_bf16_mixed_follows_fp32(root: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
     module, data = stage(name, root, network={"dtype": "bfloat16"})
-    before = stages.copied(module)
-    run = stages.fitted(module, data, tmp_path)
+    before, run = stages.copied(module), stages.fitted(module, data, tmp_path)
     for network in networks(module):
         assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
     assert stages.distance(stages.copied(module), before) > 0
@@ -162,15 +157,13 @@ def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.* rounded back to what they were:UserWarning")
 def test_true_bf16_rounds_weights_and_no_state_of_ppo(root: Path, tmp_path: Path) -> None:
     shaping = {"kl_coef": 0.1, "kl_target": 0.5, "kl_horizon": 10_000}
-    options = stages.ppo_options(root, reward_shaping=shaping)
-    module = PPOModule(**options)
+    module = PPOModule(**stages.ppo_options(root, reward_shaping=shaping))
     module.iteration.fill_(256)  # bf16 goes on with 258
     run = stages.fitted(module, stages.prompts(root), tmp_path, precision="bf16-true")
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert int(module.iteration) == 257
     # eight rollouts move it by at most 20 % * 8 / 10,000; the next number of bf16 is 0.5 % away
-    change = abs(float(module.kl_coef) / 0.1 - 1)
-    assert 1e-12 < change < 0.2 * 8 / 10_000 + 1e-12
+    assert 1e-12 < abs(float(module.kl_coef) / 0.1 - 1) < 0.2 * 8 / 10_000 + 1e-12
 
     run.save_checkpoint(tmp_path / "ppo.ckpt")
     again = PPOModule.load_from_checkpoint(tmp_path / "ppo.ckpt", weights_only=True)

@@ -88,8 +88,7 @@ def test_a_run_with_a_fault_is_the_run_without_that_update(root: Path, tmp_path:
 def test_the_warning_names_quantity_network_and_place(root: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=SKIPPED) as shown:
         fitted(*faulty_stage("sft", root, at=(0, 1)), tmp_path)
-    told = [str(w.message) for w in shown if SKIPPED in str(w.message)]
-    for batch, text in enumerate(told):
+    for batch, text in enumerate([str(w.message) for w in shown if SKIPPED in str(w.message)]):
         assert f"update of the model skipped at epoch 0, batch {batch}: non-finite: sft/l" in text
         assert f"; {batch + 1} in a row, and training stops after 5" in text
 
@@ -199,8 +198,7 @@ def test_non_finite_weight_skips_the_iteration_and_is_named(root: Path, tmp_path
         finite = [math.isfinite(metrics[key]) for metrics in recorder.metrics]
         assert finite == [True, False, False, True], key
     # neither does a validation sample from it, nor keep the last known numbers
-    evaluated = [text for text in told if "no responses for evaluation" in text]
-    assert len(evaluated) == 2
+    assert len([text for text in told if "no responses for evaluation" in text]) == 2
     scores = [metrics.get("val/rollout/score", 0.0) for metrics in recorder.metrics]
     assert [math.isfinite(score) for score in scores] == [True, True, False, False]
     # nothing was trained in between, but the learning rates went on
@@ -342,8 +340,7 @@ def test_an_update_that_goes_through_ends_the_row_of_its_network_alone(tmp_path:
     skip("the policy")
     assert update("the policy", number)
     skip("the policy")
-    assert float(guard.pop_count()) == 5.0
-    assert float(guard.pop_count()) == 0.0
+    assert (float(guard.pop_count()), float(guard.pop_count())) == (5.0, 0.0)
     with pytest.raises(TooManySkippedUpdates):
         update("the critic", nan)
 

@@ -12,14 +12,9 @@ def batch() -> RolloutBatch:
     prompt_mask = torch.tensor([[True, True], [False, True], [True, True]])
     response_mask = torch.arange(3) < torch.tensor([3, 1, 2])[:, None]
     numbers = torch.arange(9.0).view(3, 3)
-    return RolloutBatch(
-        torch.arange(6).view(3, 2),
-        prompt_mask,
-        torch.arange(10, 19).view(3, 3),
-        response_mask,
-        torch.tensor([False, True, True]),
-        PolicyStatistics(-numbers, numbers, 0.7),
-    )
+    prompts = (torch.arange(6).view(3, 2), prompt_mask)
+    responses = (torch.arange(10, 19).view(3, 3), response_mask, torch.tensor([False, True, True]))
+    return RolloutBatch(*prompts, *responses, PolicyStatistics(-numbers, numbers, 0.7))
 
 
 def test_sequences_are_prompts_followed_by_responses() -> None:

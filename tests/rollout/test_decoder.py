@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.rollout import (
-    SamplingOptions,
-    batch,
-    compute_policy_statistics,
-    decoder,
-    generate_responses,
-)
+from lit_rlhf.rollout import batch, compute_policy_statistics, decoder, generate_responses
 from lit_rlhf.rollout.decoder import KVCache
+from lit_rlhf.rollout.sampling import SamplingOptions
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, optimized_causal_lm, tiny_causal_lm
 
 EOS = [EOS_ID, 17, 44, 150, 200]  # so that some responses end early
@@ -30,9 +25,8 @@ def prompts(lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor]:
 
 def by_transformers(model: PreTrainedModel, ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
     """Responses of transformers' own loop, one prompt at a time and so without padding."""
-    config = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=30, do_sample=False, eos_token_id=EOS, pad_token_id=PAD_ID, **options
-    )
+    options |= {"eos_token_id": EOS, "pad_token_id": PAD_ID, "do_sample": False}
+    config = GenerationConfig(max_new_tokens=30, **options)
     responses = torch.full((len(ids), 30), PAD_ID)
     for row, (tokens, real) in enumerate(zip(ids, mask, strict=True)):
         prompt = tokens[real].unsqueeze(0)
@@ -57,8 +51,7 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
     for n_slots in (6, 2):
         model = optimized_causal_lm(family)
         rollouts = generate_responses(model, ids, mask, greedy, EOS, PAD_ID, 0, n_slots)
-        width = rollouts.response_ids.shape[1]
-        assert torch.equal(rollouts.response_ids, expected[:, :width])
+        assert torch.equal(rollouts.response_ids, expected[:, : rollouts.response_ids.shape[1]])
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
@@ -93,8 +86,7 @@ def test_padding_does_not_count_as_a_token_that_occurred() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_statistics_of_sampling_equal_those_of_scoring(temperature: float) -> None:
-    model = optimized_causal_lm()
-    ids, mask = prompts()
+    model, (ids, mask) = optimized_causal_lm(), prompts()
     options = SamplingOptions(max_new_tokens=30, temperature=temperature, top_k=40)
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
     assert not rollouts.statistics.logprobs.requires_grad
@@ -106,8 +98,7 @@ def test_statistics_of_sampling_equal_those_of_scoring(temperature: float) -> No
 
 
 def test_statistics_of_sampling_are_dropped_in_bfloat16() -> None:
-    model = optimized_causal_lm().to(torch.bfloat16)
-    ids, mask = prompts()
+    model, (ids, mask) = optimized_causal_lm().to(torch.bfloat16), prompts()
     options = SamplingOptions(max_new_tokens=10)
     assert generate_responses(model, ids, mask, options, EOS, PAD_ID, 0).statistics is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -116,13 +107,11 @@ def test_statistics_of_sampling_are_dropped_in_bfloat16() -> None:
 
 
 def test_ended_sequences_are_not_computed() -> None:
-    model = optimized_causal_lm()
-    ids, mask = prompts()
+    model, (ids, mask) = optimized_causal_lm(), prompts()
     options = SamplingOptions(max_new_tokens=30)
     read: list[tuple[int, int]] = []
-    model.get_input_embeddings().register_forward_hook(  # type: ignore[no-untyped-call]
-        lambda _, inputs, __: read.append(tuple(inputs[0].shape))
-    )
+    embedding = model.get_input_embeddings()
+    embedding.register_forward_hook(lambda _, inputs, __: read.append(tuple(inputs[0].shape)))
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 2)
     assert 0 < int(rollouts.terminated.sum()) < 6
     # prompts are read once, each token of a response but the last once, and nothing else
@@ -131,8 +120,7 @@ def test_ended_sequences_are_not_computed() -> None:
 
 
 def test_logits_are_computed_for_the_last_token_of_a_prompt_only() -> None:
-    model = optimized_causal_lm()
-    ids, mask = prompts()
+    model, (ids, mask) = optimized_causal_lm(), prompts()
     options = SamplingOptions(max_new_tokens=1)
     seen: list[int] = []
     model.lm_head.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
@@ -156,14 +144,12 @@ def test_release_interval_does_not_change_responses(monkeypatch: pytest.MonkeyPa
 
 
 def test_prefill_reads_no_more_tokens_at_once_than_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = optimized_causal_lm()
-    ids, mask = prompts()
+    model, (ids, mask) = optimized_causal_lm(), prompts()
     options = SamplingOptions(max_new_tokens=30)
     expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3)
     read: list[int] = []
-    model.get_input_embeddings().register_forward_hook(  # type: ignore[no-untyped-call]
-        lambda _, inputs, __: read.append(inputs[0].numel())
-    )
+    embedding = model.get_input_embeddings()
+    embedding.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
     monkeypatch.setattr(batch, "CPU_TOKENS_PER_FORWARD", 20)
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3)
     assert read[:4] == [20, 18, 18, 9]  # prompts of 20, 13 + 5, 17 + 1 and 9 tokens
@@ -172,8 +158,7 @@ def test_prefill_reads_no_more_tokens_at_once_than_scoring(monkeypatch: pytest.M
 
 
 def test_changed_weights_are_read_under_autocast() -> None:
-    model = optimized_causal_lm().requires_grad_(True)
-    ids, mask = prompts()
+    model, (ids, mask) = optimized_causal_lm().requires_grad_(True), prompts()
     greedy = SamplingOptions(max_new_tokens=10, do_sample=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         before = generate_responses(model, ids, mask, greedy, [], PAD_ID, 0).response_ids
@@ -188,8 +173,7 @@ def test_changed_weights_are_read_under_autocast() -> None:
 
 
 def test_the_cache_is_freed_with_the_rollout() -> None:
-    model = optimized_causal_lm()
-    ids, mask = prompts()
+    model, (ids, mask) = optimized_causal_lm(), prompts()
     options = SamplingOptions(max_new_tokens=5)
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 0, 2)
     gc.collect()

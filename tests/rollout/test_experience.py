@@ -11,20 +11,15 @@ def buffer() -> Experience:
     prompt_mask = torch.tensor([[0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 1, 1]]).bool()
     response_mask = torch.arange(5) < torch.tensor([5, 2, 1])[:, None]
     numbers = torch.arange(15.0).view(3, 5)
-    loss_mask = response_mask & torch.tensor([True, False, True])[:, None]
+    prompts = (torch.arange(12).view(3, 4), prompt_mask)
+    responses = (torch.arange(15).view(3, 5), response_mask, torch.tensor([False, True, True]))
     return Experience(
-        RolloutBatch(
-            torch.arange(12).view(3, 4),
-            prompt_mask,
-            torch.arange(15).view(3, 5),
-            response_mask,
-            torch.tensor([False, True, True]),
-        ),
+        RolloutBatch(*prompts, *responses),
         old_logprobs=numbers,
         old_values=numbers + 100,
         advantages=numbers + 200,
         returns=numbers + 300,
-        loss_mask=loss_mask,
+        loss_mask=response_mask & torch.tensor([True, False, True])[:, None],
     )
 
 
@@ -43,8 +38,7 @@ def test_selected_rows_lose_shared_padding(index: list[int], prompt: int, respon
         real = rollouts.prompt_mask[new]
         expected = whole.rollouts.prompt_ids[old][whole.rollouts.prompt_mask[old]]
         assert torch.equal(rollouts.prompt_ids[new][real], expected)
-        kept = rollouts.response_mask[new]
-        mask = whole.rollouts.response_mask[old]
+        kept, mask = rollouts.response_mask[new], whole.rollouts.response_mask[old]
         assert int(kept.sum()) == int(mask.sum())
         assert torch.equal(rollouts.response_ids[new][kept], whole.rollouts.response_ids[old][mask])
         for name in ("old_logprobs", "old_values", "advantages", "returns", "loss_mask"):

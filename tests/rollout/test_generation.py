@@ -17,6 +17,7 @@ from tests.support.tiny_models import (
     EOS_ID,
     PAD_ID,
     VOCAB_SIZE,
+    move_adapters,
     noisy_causal_lm,
     optimized_causal_lm,
     tiny_causal_lm,
@@ -32,8 +33,7 @@ OPTIONS = SamplingOptions(max_new_tokens=8)
 
 
 def prompts() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.full((len(LENGTHS), 9), PAD_ID)
+    generator, ids = torch.Generator().manual_seed(0), torch.full((len(LENGTHS), 9), PAD_ID)
     mask = torch.zeros(ids.shape, dtype=torch.bool)
     for i, length in enumerate(LENGTHS):
         ids[i, 9 - length :] = torch.randint(4, VOCAB_SIZE, (length,), generator=generator)
@@ -88,8 +88,7 @@ def test_tokens_depend_on_the_seed_and_not_on_the_global_generator(family: str) 
 @pytest.mark.parametrize("batch_size", [None, 3])
 @over_decoders
 def test_response_ends_with_its_first_eos(build: Build, pad: int, batch_size: int | None) -> None:
-    model = with_logit(EOS_ID, 4.0, build)
-    lengths = set()
+    model, lengths = with_logit(EOS_ID, 4.0, build), set()
     for seed in range(3):
         rollouts = sampled(model, seed=seed, pad=pad, batch_size=batch_size)
         columns = (*rollouts[2:5], rollouts.lengths)  # ids, mask and whether they ended
@@ -141,8 +140,7 @@ def greedy(model: PreTrainedModel, prompt: Tensor, n_tokens: int) -> list[int]:
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_greedy_responses_ignore_padding_and_slots(family: str, batch_size: int | None) -> None:
     model = optimized_causal_lm(family)
-    options = replace(OPTIONS, do_sample=False)
-    rollouts = sampled(model, options, eos=(), batch_size=batch_size)
+    rollouts = sampled(model, replace(OPTIONS, do_sample=False), eos=(), batch_size=batch_size)
     ids, mask = prompts()
     for i in range(len(LENGTHS)):
         assert rollouts.response_ids[i].tolist() == greedy(model, ids[i][mask[i]], 8)
@@ -202,23 +200,12 @@ def test_invalid_sizes_are_named() -> None:
         sampled(optimized_causal_lm(), batch_size=0)
 
 
-LEFTOVERS = GenerationConfig(  # type: ignore[no-untyped-call]
-    do_sample=True,
-    temperature=0.3,
-    top_k=3,
-    top_p=0.5,
-    min_p=0.2,
-    typical_p=0.5,
-    epsilon_cutoff=0.05,
-    repetition_penalty=3.0,
-    no_repeat_ngram_size=1,
-    suppress_tokens=[2, 3],
-    begin_suppress_tokens=[1],
-    bad_words_ids=[[4]],
-    forced_eos_token_id=0,
+LEFTOVERS = GenerationConfig(
+    **{"do_sample": True, "temperature": 0.3, "top_k": 3, "top_p": 0.5, "min_p": 0.2},
+    **{"typical_p": 0.5, "epsilon_cutoff": 0.05, "repetition_penalty": 3.0, "min_length": 30},
+    **{"no_repeat_ngram_size": 1, "suppress_tokens": [2, 3], "begin_suppress_tokens": [1]},
+    **{"bad_words_ids": [[4]], "forced_eos_token_id": 0, "max_length": 11},
     exponential_decay_length_penalty=(0, 5.0),
-    min_length=30,
-    max_length=11,
 )
 
 
@@ -242,20 +229,15 @@ def next_token_probabilities(vocab_size: int, ids: list[int], temperature: float
 
 
 def samples(
-    vocab_size: int,
-    temperature: float,
-    n_tokens: int,
-    n_samples: int,
-    build: Build = optimized_causal_lm,
+    size: int, temperature: float, n_tokens: int, n_samples: int, build: Build = optimized_causal_lm
 ) -> Tensor:
-    model = build("llama", vocab_size)
+    model = build("llama", vocab_size=size)
     model.generation_config = LEFTOVERS
     prompt = torch.tensor([[5, 6]]).expand(n_samples, 2)
     options = SamplingOptions(max_new_tokens=n_tokens, temperature=temperature)
     # no token ends a response, so all outcomes have the same length
     mask = torch.ones_like(prompt, dtype=torch.bool)
-    rollouts = generate_responses(model, prompt, mask, options, (), 0, seed=0)
-    return rollouts.response_ids
+    return generate_responses(model, prompt, mask, options, (), 0, seed=0).response_ids
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.6])
@@ -276,8 +258,7 @@ def test_vocabulary_larger_than_the_usual_top_k_is_sampled_in_full(build: Build)
 
 
 def test_chi_square_tells_a_wrong_temperature() -> None:
-    drawn = samples(8, 1.0, n_tokens=1, n_samples=6000)
-    counts = torch.bincount(drawn[:, 0], minlength=8)
+    counts = torch.bincount(samples(8, 1.0, n_tokens=1, n_samples=6000)[:, 0], minlength=8)
     for wrong in (0.85, 1.2):
         assert not chi_square_is_plausible(counts, next_token_probabilities(8, [5, 6], wrong))
 
@@ -286,12 +267,7 @@ def test_chi_square_tells_a_wrong_temperature() -> None:
 def adapted(tmp_path: Path) -> LanguageModel:
     tiny_causal_lm().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    model = load_causal_lm(tmp_path, ModelOptions(lora_rank=2)).eval()
-    generator = torch.Generator().manual_seed(5)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.3, generator=generator)
-    return model
+    return move_adapters(load_causal_lm(tmp_path, ModelOptions(lora_rank=2)).eval())
 
 
 def record_merging(model: LanguageModel) -> list[bool]:
@@ -306,8 +282,7 @@ def test_merged_in_float32(adapted: LanguageModel, monkeypatch: pytest.MonkeyPat
     weights = {name: parameter.data for name, parameter in adapted.named_parameters()}
     values = {name: weight.clone() for name, weight in weights.items()}
     ids, mask = prompts()
-    options = SamplingOptions(max_new_tokens=12)
-    seen = record_merging(adapted)
+    options, seen = SamplingOptions(max_new_tokens=12), record_merging(adapted)
     merged = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
     assert seen
     assert all(seen)

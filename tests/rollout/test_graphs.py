@@ -43,9 +43,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     counted = Captures()
     for module in ("lit_rlhf.forward.packing", "lit_rlhf.rollout.decoder"):
         monkeypatch.setattr(f"{module}.varlen_obstacle", lambda _: "")
-    monkeypatch.setattr(
-        "lit_rlhf.forward.attention._find_kernel", lambda: recorded_graph.varlen_attn
-    )
+    find_kernel = "lit_rlhf.forward.attention._find_kernel"
+    monkeypatch.setattr(find_kernel, lambda: recorded_graph.varlen_attn)
     monkeypatch.setattr(graphs, "capture_graph", counted.capture)
     monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
@@ -73,8 +72,7 @@ def test_replayed_steps_sample_the_same_tokens(
     family: str, settings: dict[str, Any], n_slots: int, request: pytest.FixtureRequest
 ) -> None:
     options = SamplingOptions(max_new_tokens=30, **settings)
-    expected = sample(family, options, n_slots)
-    captures = request.getfixturevalue("captures")
+    expected, captures = sample(family, options, n_slots), request.getfixturevalue("captures")
     rollouts = sample(family, options, n_slots)
     assert torch.equal(rollouts.response_ids, expected.response_ids)
     assert torch.equal(rollouts.response_mask, expected.response_mask)
@@ -113,8 +111,7 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
         for _ in range(2):
             rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
             assert torch.equal(rollouts.response_ids, expected.response_ids)
-    assert captures.captured == ([] if found else [4])
-    assert captures.replayed == []
+    assert (captures.captured, captures.replayed) == ([] if found else [4], [])
     lines = [line for line in caplog.messages if "CUDA graphs" in line]
     raised = "called a synchronizing CUDA operation"
     if not found:
@@ -134,8 +131,7 @@ def test_size_is_captured_after_call_without_waits(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(graphs, "capture_graph", capture)
     monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
-    network = nn.Identity()
-    rows = RowGraphs(lambda n_rows: events.append(("call", n_rows)), network)
+    rows = RowGraphs(lambda n_rows: events.append(("call", n_rows)), nn.Identity())
     for n_rows in (4, 4, 4, 4, 2, 4, 2):
         rows.run(n_rows)
     assert events == [

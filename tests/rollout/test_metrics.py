@@ -84,8 +84,7 @@ def test_metrics_without_an_update_are_empty() -> None:
 
 
 def test_metrics_of_real_rollouts_are_plausible() -> None:
-    model = optimized_causal_lm()
-    ids = torch.randint(4, 280, (6, 5))
+    model, ids = optimized_causal_lm(), torch.randint(4, 280, (6, 5))
     real, options = torch.ones_like(ids).bool(), rollout.SamplingOptions(max_new_tokens=8)
     stops = [EOS_ID, *range(4, 40)]
     rollouts = rollout.generate_responses(model, ids, real, options, stops, PAD_ID, seed=0)
@@ -93,14 +92,8 @@ def test_metrics_of_real_rollouts_are_plausible() -> None:
     assert lengths.min() < lengths.max()
     statistics = rollout.compute_policy_statistics(model, rollouts)
     totals = rollout.RolloutMetrics()
-    totals.update(
-        statistics.logprobs,
-        statistics.logprobs,
-        statistics.entropy,
-        rollouts.response_mask,
-        rollouts.response_ids,
-        rollouts.terminated,
-    )
+    responses = (rollouts.response_mask, rollouts.response_ids, rollouts.terminated)
+    totals.update(statistics.logprobs, *statistics[:2], *responses)
     metrics = totals.compute()
     assert "rollout/score" not in metrics
     # equal policies have no KL, and entropies lie between 0 and that of a uniform choice

@@ -3,26 +3,18 @@
 import torch
 
 from lit_rlhf import rollout
-from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_tokenizer
+from tests.rewards.said import said
+from tests.support.tiny_models import tiny_tokenizer
 
 TEXTS = ("a|b", "two\nlines ", "铁")
 
 
 def batch() -> rollout.RolloutBatch:
     """Responses that say TEXTS; the second is cut off. Padding is a letter that would show."""
-    tokenizer = tiny_tokenizer()
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
-    ids = [[*ids[0], EOS_ID], ids[1], [*ids[2], EOS_ID]]
-    lengths = torch.tensor([len(row) for row in ids])
-    width = int(lengths.max()) + 1
-    (letter,) = tokenizer("Z", add_special_tokens=False)["input_ids"]
-    return rollout.RolloutBatch(
-        torch.full((3, 2), PAD_ID),
-        torch.ones(3, 2, dtype=torch.bool),
-        torch.tensor([row + [letter] * (width - len(row)) for row in ids]),
-        torch.arange(width) < lengths[:, None],
-        torch.tensor([True, False, True]),
-    )
+    (letter,) = tiny_tokenizer()("Z", add_special_tokens=False)["input_ids"]
+    rollouts = said(TEXTS, [True, False, True])
+    ids = rollouts.response_ids.masked_fill(~rollouts.response_mask, letter)
+    return rollouts._replace(response_ids=ids)
 
 
 def test_responses_are_decoded_without_special_tokens_and_padding() -> None:

@@ -25,11 +25,8 @@ def shares(options: SamplingOptions, seen: list[int], n_new: int = 0) -> list[fl
     return [round(float((tokens == token).double().mean()), 3) for token in range(4)]
 
 
-def test_tokens_without_options_come_by_their_probabilities() -> None:
-    assert shares(SamplingOptions(max_new_tokens=5), [3]) == [0.5, 0.3, 0.15, 0.05]
-
-
 def test_each_option_leaves_what_it_says() -> None:
+    assert shares(SamplingOptions(max_new_tokens=5), [3]) == [0.5, 0.3, 0.15, 0.05]
     # 0.5, 0.3 and 0.15 squared, over their sum with 0.05 squared: 0.365
     cold = SamplingOptions(max_new_tokens=5, temperature=0.5)
     assert shares(cold, [3]) == [0.685, 0.247, 0.062, 0.007]
@@ -106,8 +103,7 @@ def test_tokens_without_probability_are_not_drawn_at_the_ends(end: float) -> Non
 
 def test_a_token_below_the_precision_of_float32_can_be_drawn() -> None:
     logits = torch.tensor([0.0, math.log(1e-9)])
-    assert draw(logits, 1 - 2e-9) == 0
-    assert draw(logits, 1 - 2e-10) == 1
+    assert (draw(logits, 1 - 2e-9), draw(logits, 1 - 2e-10)) == (0, 1)
 
 
 def test_no_token_without_probability_is_drawn_where_probabilities_sum_to_less_than_1() -> None:
@@ -124,8 +120,7 @@ def test_the_number_of_tokens_to_choose_from_does_not_depend_on_that_of_rows() -
 
 
 def test_each_row_has_its_own_most_probable_token() -> None:
-    logits = torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
-    assert draws(logits, 0.0, do_sample=False) == [2, 0]
+    assert draws(torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]]), 0.0, do_sample=False) == [2, 0]
 
 
 def test_penalties_are_computed_in_float32() -> None:

@@ -10,20 +10,15 @@ from transformers import PreTrainedModel
 from lit_rlhf.forward import optimize_forward
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, save_model_folder
 from lit_rlhf.models.heads import build_scalar_model
-from lit_rlhf.rollout import (
-    RolloutBatch,
-    SamplingOptions,
-    compute_policy_statistics,
-    generate_responses,
-    score_rollouts,
-)
-from lit_rlhf.rollout.batch import PolicyStatistics
-from lit_rlhf.rollout.scoring import compute_reference_statistics, compute_values
+from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
+from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
+from lit_rlhf.rollout.scoring import compute_reference_statistics, compute_values, score_rollouts
 from tests.forward.test_outputs import PositionHead
 from tests.support.tiny_models import (
     EOS_ID,
     PAD_ID,
     VOCAB_SIZE,
+    move_adapters,
     noisy_causal_lm,
     optimized_causal_lm,
     tiny_causal_lm,
@@ -35,8 +30,7 @@ TEMPERATURE = 0.7
 
 def rollouts_of(model: PreTrainedModel, pad: int = PAD_ID) -> RolloutBatch:
     """Responses of 8, 3, 1 and 5 tokens to prompts of 9, 4, 1 and 6."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.full((4, 9), pad)
+    generator, ids = torch.Generator().manual_seed(0), torch.full((4, 9), pad)
     mask = torch.zeros((4, 9), dtype=torch.bool)
     for i, length in enumerate((9, 4, 1, 6)):
         ids[i, 9 - length :] = torch.randint(4, VOCAB_SIZE, (length,), generator=generator)
@@ -79,9 +73,8 @@ def test_dropout_and_gradients_are_off() -> None:
     noisy = noisy_causal_lm().train()
     rollouts = rollouts_of(noisy)
     logprobs = compute_policy_statistics(noisy, rollouts, TEMPERATURE).logprobs
-    expected = compute_policy_statistics(
-        optimized_causal_lm("gpt2"), rollouts, TEMPERATURE
-    ).logprobs
+    plain = optimized_causal_lm("gpt2")
+    expected = compute_policy_statistics(plain, rollouts, TEMPERATURE).logprobs
     assert torch.equal(logprobs, expected)
     assert not logprobs.requires_grad
     assert noisy.training
@@ -90,8 +83,7 @@ def test_dropout_and_gradients_are_off() -> None:
 @pytest.mark.parametrize("max_tokens", [None, 3])
 def test_values_are_read_before_each_token_and_after_the_last(max_tokens: int | None) -> None:
     policy = optimized_causal_lm()
-    rollouts = rollouts_of(policy)
-    critic = build_scalar_model(policy)
+    rollouts, critic = rollouts_of(policy), build_scalar_model(policy)
     critic.score = PositionHead()
     values, next_values = compute_values(critic, rollouts, max_tokens)
     # nine prompt columns: the first token's state ends at column 8
@@ -113,8 +105,7 @@ def test_values_are_those_of_each_state_alone(family: str) -> None:
         prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
         for t in range(length + 1):
             state = torch.cat([prompt, rollouts.response_ids[row, :t]]).unsqueeze(0)
-            hidden = critic.base_model(state).last_hidden_state[0, -1]
-            expected = critic.score(hidden)[0]
+            expected = critic.score(critic.base_model(state).last_hidden_state[0, -1])[0]
             got = values[row, t] if t < length else next_values[row]
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
@@ -131,13 +122,10 @@ def rollouts() -> RolloutBatch:
     prompt_mask = torch.tensor([[False, True, True], [True, True, True]])
     response_mask = torch.tensor([[True] * 4, [True, True, False, False]])
     generator = torch.Generator().manual_seed(0)
-    return RolloutBatch(
-        torch.randint(4, 280, (2, 3), generator=generator).masked_fill(~prompt_mask, 0),
-        prompt_mask,
-        torch.randint(4, 280, (2, 4), generator=generator).masked_fill(~response_mask, 0),
-        response_mask,
-        torch.tensor([False, True]),
-    )
+    prompts = torch.randint(4, 280, (2, 3), generator=generator).masked_fill(~prompt_mask, 0)
+    responses = torch.randint(4, 280, (2, 4), generator=generator).masked_fill(~response_mask, 0)
+    ended = torch.tensor([False, True])
+    return RolloutBatch(prompts, prompt_mask, responses, response_mask, ended)
 
 
 def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> None:
@@ -147,9 +135,8 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
     statistics = compute_policy_statistics(policy, rollouts, 0.7)
     assert torch.equal(estimates.logprobs, statistics.logprobs)
     assert torch.equal(estimates.entropy, statistics.entropy)
-    assert torch.equal(
-        estimates.ref_logprobs, compute_policy_statistics(reference, rollouts, 0.7).logprobs
-    )
+    expected = compute_policy_statistics(reference, rollouts, 0.7).logprobs
+    assert torch.equal(estimates.ref_logprobs, expected)
     # the first response token is predicted from the prompt: no other policy's response changes it
     again = rollouts._replace(response_ids=rollouts.response_ids.roll(1, dims=0), statistics=None)
     other = score_rollouts(policy, reference, critic, again, temperature=0.7)
@@ -165,10 +152,7 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
 def test_reference_of_an_adapted_policy_lacks_them(folder: Path, rollouts: RolloutBatch) -> None:
     policy = load_causal_lm(folder, ModelOptions(lora_rank=2))
     plain = compute_policy_statistics(load_causal_lm(folder), rollouts).logprobs
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(generator=torch.Generator().manual_seed(0))
+    move_adapters(policy, std=1.0)
     torch.testing.assert_close(compute_reference_statistics(policy, None, rollouts).logprobs, plain)
     # and the adapters are on again
     assert (compute_policy_statistics(policy, rollouts).logprobs - plain).abs().max() > 0.1

@@ -59,8 +59,7 @@ def functions_of(path: Path) -> dict[int, Function]:
 
 def measure_iteration() -> dict[str, int]:
     """Files, functions and lines that a reader of one iteration meets."""
-    lines: set[tuple[Path, int]] = set()
-    functions: set[tuple[Path, int]] = set()
+    lines, functions = set(), set()
     for path, first in trace_iteration():
         function = functions_of(path).get(first)
         if function is not None:  # not a lambda or a comprehension
@@ -72,13 +71,8 @@ def measure_iteration() -> dict[str, int]:
 
 def count_lines(folder: str) -> int:
     """Lines of the Python files of a folder that git tracks."""
-    listed = subprocess.run(
-        ["git", "ls-files", f"{folder}/**.py", f"{folder}/*.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = ["git", "ls-files", f"{folder}/**.py", f"{folder}/*.py"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     files = {ROOT / name for name in listed.stdout.splitlines()}
     return sum(len(file.read_text("utf-8").splitlines()) for file in files if file.exists())
 
@@ -98,14 +92,14 @@ def count_carriers() -> int:
         for path in package.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
     )
-    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     return sum(
         any(
             isinstance(part, ast.Name) and part.id in CARRIERS
             for head in (*cls.bases, *cls.decorator_list)
             for part in ast.walk(head)
         )
-        for cls in classes
+        for cls in nodes
+        if isinstance(cls, ast.ClassDef)
     )
 
 
@@ -133,10 +127,9 @@ def measure() -> dict[str, int]:
     from lit_rlhf.modules import StageModule
 
     counted = ("lit_rlhf", "callbacks", "tests", *folders())
-    lines = {f"lines of {name}": count_lines(name) for name in counted}
     return {
         **{f"{name} of an iteration": number for name, number in measure_iteration().items()},
-        **lines,
+        **{f"lines of {name}": count_lines(name) for name in counted},
         "types that carry values": count_carriers(),
         "names past an __init__": len(list(imports_past_init())),
         "methods of PPOModule and StageModule": count_methods(PPOModule, StageModule),

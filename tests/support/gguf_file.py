@@ -37,8 +37,7 @@ def quantize(weight: Tensor) -> Any:
 
 def write_tiny_gguf(path: Path) -> None:
     """Write the tiny Llama and its tokenizer; the down projections of the MLPs are quantized."""
-    model = tiny_causal_lm()
-    writer = gguf.GGUFWriter(path, "llama")
+    model, writer = tiny_causal_lm(), gguf.GGUFWriter(path, "llama")
     config = model.config
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -86,5 +85,4 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
 
 def _rotary_order(weight: Tensor, n_heads: int) -> Tensor:
     """The rows of a query or key projection in llama.cpp's order: halves of a head interleaved."""
-    halves = weight.view(n_heads, 2, -1, weight.shape[1])
-    return halves.transpose(1, 2).reshape(weight.shape)
+    return weight.view(n_heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)

@@ -16,14 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 FACTORIES = (torch.arange, torch.as_tensor, torch.empty, torch.from_numpy, torch.full)
 FACTORIES += (torch.ones, torch.rand, torch.tensor, torch.zeros)
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "reduce_scatter_tensor",
-)
+COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_reduce", "broadcast", "reduce")
+COLLECTIVES += ("reduce_scatter_tensor",)
 
 
 class HostTensor(Tensor):
@@ -41,10 +35,8 @@ class HostTensor(Tensor):
         on_host = not moved and all(isinstance(leaf, HostTensor) for leaf in tensors)
         with torch._C.DisableTorchFunctionSubclass():  # as torch's guide to subclasses does
             result = func(*args, **(kwargs or {}))
-        kind = HostTensor if on_host else Tensor
-        return tree_map(
-            lambda x: x.as_subclass(kind) if type(x) in (Tensor, HostTensor) else x, result
-        )
+        kind, kinds = HostTensor if on_host else Tensor, (Tensor, HostTensor)
+        return tree_map(lambda x: x.as_subclass(kind) if type(x) in kinds else x, result)
 
 
 class _MarkHostTensors(TorchFunctionMode):

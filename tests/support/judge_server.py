@@ -65,14 +65,12 @@ def longer_wins(asked: Asked) -> str:
 @contextmanager
 def judge_server(rule: Rule) -> Iterator[JudgeServer]:
     """Answer chat completions by a rule, each word of a request and of a reply being a token."""
-    lock = threading.Lock()
-    running = 0
+    lock, running = threading.Lock(), 0
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             nonlocal running
-            length = int(self.headers["content-length"])
-            body = json.loads(self.rfile.read(length))
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             with lock:
                 running += 1
                 server.most_at_once = max(server.most_at_once, running)
@@ -83,8 +81,7 @@ def judge_server(rule: Rule) -> Iterator[JudgeServer]:
                 self.send(200, {}, self.completion(asked, rule(asked)))
             except _FailedError as error:
                 failure = error.failure
-                message = {"error": {"message": failure.message}}
-                self.send(failure.status, failure.headers, message)
+                self.send(failure.status, failure.headers, {"error": {"message": failure.message}})
             finally:
                 with lock:
                     running -= 1
@@ -98,23 +95,13 @@ def judge_server(rule: Rule) -> Iterator[JudgeServer]:
                 return self.completion(asked, "") | reply
             sent = sum(len(message["content"].split()) for message in asked.body["messages"])
             received = len(reply.split())
+            usage = {"prompt_tokens": sent, "completion_tokens": received}
+            message = {"role": "assistant", "content": reply}
             return {
-                "id": str(asked.number),
-                "object": "chat.completion",
-                "created": 0,
+                **{"id": str(asked.number), "object": "chat.completion", "created": 0},
                 "model": asked.body["model"],
-                "choices": [
-                    {
-                        "index": 0,
-                        "finish_reason": "stop",
-                        "message": {"role": "assistant", "content": reply},
-                    }
-                ],
-                "usage": {
-                    "prompt_tokens": sent,
-                    "completion_tokens": received,
-                    "total_tokens": sent + received,
-                },
+                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+                "usage": usage | {"total_tokens": sent + received},
             }
 
         def send(self, status: int, headers: Mapping[str, str], body: dict[str, Any]) -> None:

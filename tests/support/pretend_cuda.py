@@ -120,8 +120,7 @@ class PretendCuda(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         if self is not _OUTSIDE:
-            patch = self._stack.enter_context(pytest.MonkeyPatch.context())
-            self._patch_torch(patch)
+            self._patch_torch(self._stack.enter_context(pytest.MonkeyPatch.context()))
             if self.count_kernels:
                 self._stack.enter_context(_CountKernels(self))
         return cast(Self, super().__enter__())
@@ -202,8 +201,7 @@ class PretendCuda(TorchFunctionMode):
             self._counting = before
 
     def refuse(self, message: str) -> None:
-        where = find_site()
-        self.refused.append(f"{message} @ {where}")
+        self.refused.append(f"{message} @ {find_site()}")
         raise Refused(self.refused[-1])
 
     def wait(self, what: str) -> None:
@@ -211,21 +209,14 @@ class PretendCuda(TorchFunctionMode):
         self.waits.setdefault(self.phase, Counter())[f"{what} @ {find_site()}"] += 1
 
     def _check_operation(
-        self,
-        func: Any,
-        name: str,
-        args: Any,
-        kwargs: Any,
-        on_device: Any,
-        on_host: Any,
-        moved: bool,
+        self, fn: Any, name: str, args: Any, kwargs: Any, on_device: Any, on_host: Any, moved: bool
     ) -> None:
         generator = kwargs.get("generator")
         if generator is not None and generator.device.type != "cuda":
             self.refuse(f"{name}: a generator of the CPU")
         if name in ("numpy", "__array__"):
             self.refuse(f"{name}: a tensor on the device")
-        if func is functional.scaled_dot_product_attention:
+        if fn is functional.scaled_dot_product_attention:
             self._check_attention(*args, **kwargs)
         # torch copies numbers and the indices of a tensor on the device to it
         free = 1 if name in ("stack", "cat", "concat") else 0
@@ -250,9 +241,7 @@ class PretendCuda(TorchFunctionMode):
         if attn_mask is not None:
             self.kernels[self.phase] += MASKED_ATTENTION_KERNELS - 1
 
-    def _count_waits(
-        self, name: str, args: Any, kwargs: Any, on_device: list[Tensor], target: Any
-    ) -> None:
+    def _count_waits(self, name: str, args: Any, kwargs: Any, on_device: Any, target: Any) -> None:
         if on_device and (name in READS or (name == "where" and len(args) == 1)):
             self.wait(name)
         elif name == "__reduce_ex__" or (target is CPU and on_device):
@@ -276,16 +265,13 @@ class PretendCuda(TorchFunctionMode):
         indices = args[1] if isinstance(args[1], tuple) else (args[1],)
         if name == "__setitem__" and isinstance(args[2], Tensor) and not is_on_device(args[2]):
             self.wait("copy to the device")
+        # a number goes to the places of a mask without counting them
+        counts = name == "__getitem__" or (isinstance(args[2], Tensor) and args[2].dim())
         for index in indices:
             if isinstance(index, list) or (isinstance(index, Tensor) and not is_on_device(index)):
                 self.wait("an index on the host")
-            elif isinstance(index, Tensor) and index.dtype == torch.bool:
-                # a number goes to the places of a mask without counting them
-                filled = name == "__setitem__" and not (
-                    isinstance(args[2], Tensor) and args[2].dim()
-                )
-                if not filled:
-                    self.wait("a mask as an index")
+            elif counts and isinstance(index, Tensor) and index.dtype == torch.bool:
+                self.wait("a mask as an index")
 
     def _patch_torch(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr("torch.autocast", _Autocast)
@@ -426,16 +412,13 @@ def _tensors(leaves: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def _device_of(
-    name: str, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Sequence[Any], torch.device | None]:
+def _device_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Arguments for the CPU, and the device that they asked for."""
     asked: Any = kwargs.get("device")
     if asked is not None:
         kwargs["device"] = CPU
     if name in ("cuda", "cpu"):
-        asked = name
-        args = args[:1]
+        asked, args = name, args[:1]
     elif name == "to":
         rest = []
         for arg in args[1:]:
@@ -447,8 +430,7 @@ def _device_of(
         args = (args[0], *rest)
     if asked is None:
         return args, None
-    kind = torch.device(asked).type
-    return args, {"cuda": CUDA, "cpu": CPU}.get(kind)
+    return args, {"cuda": CUDA, "cpu": CPU}.get(torch.device(asked).type)
 
 
 class _PretendAccelerator(CPUAccelerator):

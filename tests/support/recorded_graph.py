@@ -59,9 +59,8 @@ class RecordedGraph(TorchDispatchMode):
     @torch.no_grad()
     def replay(self) -> None:
         for func, args, kwargs, recorded in self.calls:
-            for old, new in zip(
-                tree_leaves(recorded), tree_leaves(func(*args, **kwargs)), strict=True
-            ):
+            result = tree_leaves(func(*args, **kwargs))
+            for old, new in zip(tree_leaves(recorded), result, strict=True):
                 # views and operations in place are in the right memory already
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
@@ -94,5 +93,4 @@ def varlen_attn(*args: Any, **kwargs: Any) -> Tensor:
     with _disable_current_modes():
         if graph is None:
             return reference_varlen_attn(*args, **kwargs)
-        recorded: Tensor = graph.record(reference_varlen_attn, args, kwargs)
-        return recorded
+        return graph.record(reference_varlen_attn, args, kwargs)  # type: ignore[no-any-return]

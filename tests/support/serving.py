@@ -11,9 +11,9 @@ from threading import Event, Thread
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_tokenizer
+from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -32,18 +32,8 @@ def write_chat_model(folder: Path, reply: str | None = None) -> str:
     tokenizer.chat_template = CHAT_TEMPLATE
     if reply is not None:
         tokenizer.add_tokens([reply])
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=16384,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-    )
+    config = tiny_config("llama", len(tokenizer))
+    config.num_hidden_layers, config.max_position_embeddings = 1, 16384
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     if reply is not None:

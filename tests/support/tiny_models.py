@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedModel as Model
 
 from lit_rlhf.forward import optimize_forward
 
@@ -20,59 +22,36 @@ TEXTS = (
 )
 
 
-def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> transformers.PreTrainedConfig:
+def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> PreTrainedConfig:
     """Config of `family` with two layers of 16 to 32 hidden units and 128 positions.
 
     Weights are ten times larger than usual, so that outputs depend on everything. OPT projects its
     embedding, Mistral attends to a window, Gemma 2 caps its logits.
     """
-    tokens: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "bos_token_id": BOS_ID,
-        "eos_token_id": EOS_ID,
-        "pad_token_id": PAD_ID,
-        "initializer_range": 0.2,
-    }
-    common = {
-        **tokens,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 128,
-    }
+    tokens: dict[str, Any] = {"vocab_size": vocab_size, "initializer_range": 0.2}
+    tokens |= {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 128}
+    common = {**tokens, **sizes, "num_hidden_layers": 2, "num_attention_heads": 2}
+    opt = {"ffn_dim": 32, "word_embed_proj_dim": 8, "init_std": 0.2}
+    opt |= {k: v for k, v in common.items() if k not in ("intermediate_size", "initializer_range")}
+    gemma2 = {"sliding_window": 8, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}
+    gemma2 |= {"attn_implementation": "eager"}  # transformers' default, but not that of 5.17
+    gpt2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 128}
     grouped = {**common, "num_key_value_heads": 1, "head_dim": 8}
-    builders: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    builders: dict[str, Callable[[], PreTrainedConfig]] = {
         "llama": lambda: transformers.LlamaConfig(**grouped, tie_word_embeddings=False),
         "qwen3": lambda: transformers.Qwen3Config(**grouped, tie_word_embeddings=True),
         "mistral": lambda: transformers.MistralConfig(**grouped, sliding_window=8),
-        "gpt2": lambda: transformers.GPT2Config(
-            **tokens, n_embd=16, n_layer=2, n_head=2, n_positions=128
-        ),
+        "gpt2": lambda: transformers.GPT2Config(**tokens, **gpt2),
         "gpt_neox": lambda: transformers.GPTNeoXConfig(**common, tie_word_embeddings=False),
-        "opt": lambda: transformers.OPTConfig(
-            **{
-                k: v
-                for k, v in common.items()
-                if k not in ("intermediate_size", "initializer_range")
-            },
-            ffn_dim=32,
-            word_embed_proj_dim=8,
-            init_std=0.2,
-        ),
+        "opt": lambda: transformers.OPTConfig(**opt),
         "gemma": lambda: transformers.GemmaConfig(**grouped),
-        "gemma2": lambda: transformers.Gemma2Config(
-            **grouped,
-            sliding_window=8,
-            final_logit_softcapping=2.0,
-            query_pre_attn_scalar=8,
-            attn_implementation="eager",  # the default of transformers 5.23, but not of 5.17
-        ),
+        "gemma2": lambda: transformers.Gemma2Config(**grouped, **gemma2),
     }
     return builders[family]()
 
 
-def with_dropout(family: str) -> transformers.PreTrainedConfig:
+def with_dropout(family: str) -> PreTrainedConfig:
     """Config of a family in which half of everything that can be is dropped."""
     config = tiny_config(family)
     names = {"gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"), "llama": ("attention_dropout",)}
@@ -83,43 +62,43 @@ def with_dropout(family: str) -> transformers.PreTrainedConfig:
     return config
 
 
-def tiny_causal_lm(
-    family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0
-) -> transformers.PreTrainedModel:
+def tiny_causal_lm(family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0) -> Model:
     """A seeded random language model of `family`, in float32 and evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            tiny_config(family, vocab_size)
-        )
-    model.train(False)
+        model = transformers.AutoModelForCausalLM.from_config(tiny_config(family, vocab_size))
+    return model.train(False)
+
+
+def move_adapters(model: Any, std: float = 0.3) -> Any:
+    """Stands in for training: `lora_B`, which is 0 at first, is drawn anew."""
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=std, generator=generator)
     return model
 
 
-def four_bit_config() -> transformers.PreTrainedConfig:
+def four_bit_config() -> PreTrainedConfig:
     """Config of a Llama for bitsandbytes (0.50), whose CPU kernels misread rows of less than 64."""
     config = tiny_config("llama")
     config.hidden_size, config.intermediate_size, config.head_dim = 64, 128, 32
     return config
 
 
-def optimized_causal_lm(
-    family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: int = 0
-) -> transformers.PreTrainedModel:
+def optimized_causal_lm(family: str = "llama", **options: int) -> Model:
     """`tiny_causal_lm` with the forward that loading functions choose."""
-    return optimize_forward(tiny_causal_lm(family, vocab_size, seed))
+    return optimize_forward(tiny_causal_lm(family, **options))
 
 
-def noisy_causal_lm() -> transformers.PreTrainedModel:
+def noisy_causal_lm() -> Model:
     """A tiny GPT-2 with the usual weights, and dropout in training mode."""
     model = optimize_forward(type(tiny_causal_lm("gpt2"))(with_dropout("gpt2")))
     model.load_state_dict(tiny_causal_lm("gpt2").state_dict())
     return model
 
 
-def tiny_tokenizer(
-    pad_token: str | None = PAD, special_pad: bool = True
-) -> transformers.PreTrainedTokenizerFast:
+def tiny_tokenizer(pad_token: Any = PAD, special_pad: bool = True) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of `VOCAB_SIZE` tokens; any text goes through it and back.
 
     `pad_token` may be `</s>` or None, and the vocabulary has `<pad>` if `special_pad`.
@@ -131,10 +110,5 @@ def tiny_tokenizer(
     alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
     trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, special_tokens=special, **alphabet)
     tokenizer.train_from_iterator(TEXTS, trainer)
-    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer,
-        bos_token=BOS,
-        eos_token=EOS,
-        pad_token=pad_token,
-        padding_side="left",
-    )
+    options = {"bos_token": BOS, "eos_token": EOS, "pad_token": pad_token, "padding_side": "left"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)

@@ -47,6 +47,5 @@ def reference_varlen_attn(
         mask &= (distance >= -after) | (after < 0)
         rows = (states.transpose(0, 1) for states in (queries, key[keys], value[keys]))
         options = {"attn_mask": mask, "scale": scale, "enable_gqa": enable_gqa}
-        output = functional.scaled_dot_product_attention(*rows, **options)
-        outputs.append(output.transpose(0, 1))
+        outputs.append(functional.scaled_dot_product_attention(*rows, **options).transpose(0, 1))
     return torch.cat(outputs)
