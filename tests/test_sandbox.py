@@ -131,8 +131,7 @@ def test_usual_regular_expressions_are_fine(regex: str) -> None:
 def test_tokenizer_that_takes_too_much_is_refused(
     parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     padding = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
     padding |= {"pad_to_multiple_of": None, **parts.get("padding", {})}
@@ -168,8 +167,7 @@ def test_fork_passes_no_exception_on(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("added", [False, True], ids=["pre-tokenizer", "added token"])
 def test_tokenizer_is_tried_before_it_is_loaded(tmp_path: Path, added: bool) -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
     load_tokenizer(tmp_path)
     file = tmp_path / "tokenizer.json"
     content = json.loads(file.read_text())

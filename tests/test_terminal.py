@@ -34,15 +34,9 @@ def test_run_outlives_its_terminal(terminal: str) -> None:
     command = [sys.executable, "-c", PROGRAM, str(writer)]
     if terminal == "closed":
         command = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *command]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE if output is None else output,
-        stderr=subprocess.STDOUT,
-        pass_fds=[writer],
-        text=True,
-        check=False,
-    )
+    streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    streams["stdout"] = subprocess.PIPE if output is None else output
+    done = subprocess.run(command, **streams, pass_fds=[writer], text=True, check=False)
     os.close(writer)
     assert os.read(reader, 10) == b"done"
     os.close(reader)
@@ -53,9 +47,7 @@ def test_run_outlives_its_terminal(terminal: str) -> None:
         os.close(output)
 
 
-def test_text_that_a_terminal_has_no_letters_for_is_escaped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_text_without_letters_in_a_terminal_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     written = BytesIO()
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, TextIOWrapper(written, "ascii", write_through=True))

@@ -23,8 +23,5 @@ def test_slow_call_is_given_up() -> None:
     ("error", "timeout"),
     [(SystemExit, None), (SystemExit, 60.0), (GeneratorExit, None), (KeyboardInterrupt, 60.0)],
 )
-def test_exit_is_an_exception_of_the_call(
-    error: type[BaseException], timeout: float | None
-) -> None:
-    call = call_with_timeout(Mock(side_effect=error), timeout)
-    assert isinstance(call.exception(), error)
+def test_exit_is_an_exception_of_a_call(error: type[BaseException], timeout: float | None) -> None:
+    assert isinstance(call_with_timeout(Mock(side_effect=error), timeout).exception(), error)

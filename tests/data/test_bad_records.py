@@ -131,8 +131,7 @@ def test_bad_record_is_named_or_counted(
     assert str(error).startswith(f"{path}:3: " + (f"field '{field}': " if field else ""))
     path = write_lines(good, bad, bad, good)
     records, counts = read_good(kind, path)
-    assert len(records) == 2
-    assert counts.skipped == {reason: 2}
+    assert (len(records), counts.skipped) == (2, {reason: 2})
     assert counts.skipped_examples[0].startswith(f"{path}:2: ")
     assert counts.kept == {"data": 2}
 

@@ -16,22 +16,12 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from lit_rlhf.data import (
-    DataSource,
-    DemonstrationDataModule,
-    DialogueEncoder,
-    PreferenceDataModule,
-    PromptDataModule,
-    RecordDataModule,
-    RecordError,
-    cache,
-)
+from lit_rlhf.data import DataSource, DialogueEncoder, PromptDataModule, RecordError, cache
 from lit_rlhf.data.cache import StoredExamples, cache_folder
+from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataModule
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
 Writer = Callable[..., str]
-Made = RecordDataModule
-
 WORDS = ["iron", "zinc", "oak", "elm"]
 
 
@@ -62,13 +52,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache_folder()
 
 
-def make(kind: type[Made], sources: list[DataSource], **options: Any) -> Any:
+def make(kind: type[Any], sources: list[DataSource], **options: Any) -> Any:
     given = {"tokenizer": tiny_tokenizer(), "chat_template": "hh", "max_length": 64}
     given |= {"on_bad_record": "skip", "val_fraction": 0.3}
     return kind(sources, **{**given, **options})
 
 
-def started(kind: type[Made], sources: list[DataSource], **options: Any) -> Any:
+def started(kind: type[Any], sources: list[DataSource], **options: Any) -> Any:
     data = make(kind, sources, **options)
     data.setup("fit")
     return data
@@ -109,7 +99,7 @@ def ptx_source(write_lines: Writer) -> DataSource:
     ],
 )
 def test_cached_start_is_the_same(
-    kind: type[Made],
+    kind: type[Any],
     options: dict[str, Any],
     write_lines: Writer,
     folder: Path,
@@ -195,8 +185,7 @@ def chatml(extra: str = "<|a|>") -> Tokenizer:
 def test_entry_depends_on_all_that_examples_depend_on(
     write_lines: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    rows = pairs()[6:]
-    path = write_lines(*rows)
+    path = write_lines(*pairs()[6:])
     usual = {"sources": [DataSource(path)], "tokenizer": chatml(), "chat_template": "tokenizer"}
 
     def new_entries(**changes: Any) -> int:
@@ -204,8 +193,7 @@ def test_entry_depends_on_all_that_examples_depend_on(
         started(DemonstrationDataModule, **{**usual, **changes})
         return len(entries(folder) - before)
 
-    assert new_entries() == 2
-    assert new_entries() == 0
+    assert (new_entries(), new_entries()) == (2, 0)
     chatml().save_pretrained(tmp_path / "saved")
     assert new_entries(tokenizer=str(tmp_path / "saved")) == 0
     changes: dict[str, dict[str, Any]] = {
@@ -224,8 +212,7 @@ def test_entry_depends_on_all_that_examples_depend_on(
         "columns": {"sources": [DataSource(path, columns={"prompt": "prompt"})]},
     }
     assert {name: new_entries(**c) for name, c in changes.items()} == dict.fromkeys(changes, 2)
-    text = Path(path).read_text("utf-8")
-    stat = os.stat(path)
+    text, stat = Path(path).read_text("utf-8"), os.stat(path)
     Path(path).write_text(text.replace("yes 7", "yes 8"), "utf-8")
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert new_entries() == 2
@@ -240,8 +227,7 @@ def test_rows_in_memory_are_cached(rows: Callable[[Any], Any], folder: Path) -> 
     def start(given: Any) -> Any:
         return started(PreferenceDataModule, [DataSource(given)], val_fraction=0)
 
-    first = start(rows(data))
-    assert facts(start(rows(data))) == facts(first)
+    assert facts(start(rows(data))) == facts(start(rows(data)))
     assert len(entries(folder)) == 1
     start(rows([{**data[0], "chosen": "changed"}, *data[1:]]))
     assert len(entries(folder)) == 2
@@ -250,8 +236,7 @@ def test_rows_in_memory_are_cached(rows: Callable[[Any], Any], folder: Path) -> 
 def test_renamed_columns_are_other_rows(folder: Path) -> None:
     rows = datasets.Dataset.from_list(pairs()[6:])
     first = started(PreferenceDataModule, [DataSource(rows)], val_fraction=0)
-    names = {"chosen": "rejected", "rejected": "chosen"}
-    renamed = DataSource(rows.rename_columns(names))
+    renamed = DataSource(rows.rename_columns({"chosen": "rejected", "rejected": "chosen"}))
     swapped = started(PreferenceDataModule, [renamed], val_fraction=0)
     pair = first.examples["train"][0]
     expected = pair._replace(chosen=pair.rejected, rejected=pair.chosen)
@@ -284,8 +269,7 @@ def test_mapped_rows_follow_their_function(
         )
         monkeypatch.delitem(sys.modules, "cache_map", raising=False)
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
-        source = DataSource(path, map="cache_map:change")
-        started(PreferenceDataModule, [source], val_fraction=0)
+        started(PreferenceDataModule, [DataSource(path, map="cache_map:change")], val_fraction=0)
         assert len(entries(folder)) == (1, 1, 2)[number]
 
 
@@ -359,11 +343,7 @@ def test_leftovers_of_a_day_ago_are_deleted(write_lines: Writer, folder: Path) -
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_signal_of_a_worker(
-    number: int,
-    write_lines: Writer,
-    monkeypatch: pytest.MonkeyPatch,
-    folder: Path,
-    tmp_path: Path,
+    number: int, write_lines: Writer, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
     parent, encode = os.getpid(), cache._EncodeRows.__call__
 

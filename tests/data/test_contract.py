@@ -36,16 +36,14 @@ def test_contract_says_how_text_is_read() -> None:
 def test_saved_tokenizer_keeps_it(any_tokenizer: Tokenizer, tmp_path: Path) -> None:
     before = contract(any_tokenizer)
     any_tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert contract(loaded, "tokenizer") == before
+    assert contract(AutoTokenizer.from_pretrained(tmp_path), "tokenizer") == before
 
 
 def test_pad_token_and_length_do_not_matter() -> None:
     tokenizer = tiny_tokenizer()
     first = contract(tokenizer)
     tokenizer.pad_token = tokenizer.eos_token
-    other = dataclasses.replace(contract(tokenizer), max_length=7)
-    assert first.mismatch(other) is None
+    assert first.mismatch(dataclasses.replace(contract(tokenizer), max_length=7)) is None
 
 
 def test_changed_template_is_shown_with_both_renderings() -> None:
@@ -69,8 +67,7 @@ def test_changed_template_is_shown_with_both_renderings() -> None:
 def test_every_other_difference_is_named(tokenizer: Tokenizer, field: str, value: object) -> None:
     first = contract(tokenizer)
     second = dataclasses.replace(first, **{field: value})  # type: ignore[arg-type]
-    message = first.mismatch(second)
-    assert field in message
+    assert field in first.mismatch(second)
 
 
 def test_hash_notices_another_vocabulary() -> None:

@@ -9,16 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from lit_rlhf.data import (
-    DataSource,
-    DemonstrationDataModule,
-    PreferenceBatch,
-    PreferenceDataModule,
-    PromptBatch,
-    PromptDataModule,
-    RecordError,
-    TokenBatch,
-)
+from lit_rlhf.data import DataSource, PromptDataModule, RecordError
+from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataModule
+from lit_rlhf.data.dataset import PreferenceBatch, PromptBatch, TokenBatch
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
 
@@ -79,16 +72,14 @@ def test_responses_end_with_the_named_token(write_lines: Writer) -> None:
 
 def test_demonstration_loader_with_token_budget(write_lines: Writer, tokenizer: Tokenizer) -> None:
     data = started(demonstrations(write_lines(*questions(20)), tokenizer, tokens_per_batch=200))
-    sizes = [batch.input_ids.numel() for batch in data.train_dataloader()]
-    assert 100 < max(sizes) <= 200
+    assert 100 < max(batch.input_ids.numel() for batch in data.train_dataloader()) <= 200
     assert sum(len(batch.input_ids) for batch in data.train_dataloader()) == 20
 
 
 def test_training_on_all_turns(write_lines: Writer, tokenizer: Tokenizer) -> None:
     roles = ["user", "assistant"] * 2
     chat = [{"role": role, "content": f"t{i}"} for i, role in enumerate(roles)]
-    path = write_lines({"messages": chat})
-    counts = []
+    path, counts = write_lines({"messages": chat}), []
     for train_on in ("last", "all"):
         data = demonstrations(path, tokenizer, train_on=train_on)
         data.setup("fit")
@@ -119,13 +110,11 @@ def test_preference_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
 
 
 def test_prompt_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
-    data = started(prompts(write_lines(*questions(4, start=98)), tokenizer))
-    (batch,) = data.train_dataloader()
+    (batch,) = started(prompts(write_lines(*questions(4, start=98)), tokenizer)).train_dataloader()
     assert isinstance(batch, PromptBatch)
     assert sorted(batch.index.tolist()) == [0, 1, 2, 3]
     for row in range(4):
-        ids = batch.input_ids[row][batch.attention_mask[row]]
-        assert tokenizer.decode(ids) == batch.texts[row]
+        assert tokenizer.decode(batch.input_ids[row][batch.attention_mask[row]]) == batch.texts[row]
         assert batch.texts[row] == f"\n\nHuman: what is {98 + batch.index[row]}?\n\nAssistant:"
     assert batch.attention_mask[:, -1].all()  # padded on the left
     assert batch.ptx is None
@@ -177,8 +166,7 @@ def test_ptx_epoch_follows_prompts(write_lines: Writer, tokenizer: Tokenizer) ->
 
 
 def test_ranks_share_the_prompts(write_lines: Writer, tokenizer: Tokenizer) -> None:
-    path = write_lines(*questions(16))
-    drawn = []
+    path, drawn = write_lines(*questions(16)), []
     for rank in range(2):
         data = on_rank(prompts(path, tokenizer), rank, 2)
         data.setup("fit")
@@ -221,8 +209,7 @@ def test_losses_are_counted_and_logged(
     data = demonstrations(path, tokenizer, max_length=60)
     with caplog.at_level(logging.INFO):
         data.setup("fit")
-    assert data.counts.dropped_turns == 2
-    assert data.counts.cut_prompts == 1
+    assert (data.counts.dropped_turns, data.counts.cut_prompts) == (2, 1)
     assert data.counts.dropped == {"the response alone is longer than max_length": 1}
     assert len(data.examples["train"]) == 3
     assert "dropped the 2 oldest turns of 1 dialogues and cut 1 prompts" in caplog.text
@@ -251,8 +238,7 @@ def test_bad_settings_are_refused(write_lines: Writer, tokenizer: Tokenizer) -> 
 
 
 def test_splits_by_fraction(write_lines: Writer, tokenizer: Tokenizer) -> None:
-    path = write_lines(*questions(20))
-    data = prompts(path, tokenizer, val_fraction=0.2, test_fraction=0.1)
+    data = prompts(write_lines(*questions(20)), tokenizer, val_fraction=0.2, test_fraction=0.1)
     data.setup()
     texts = {part: {p.text for p in data.examples[part]} for part in ("train", "val", "test")}
     assert {part: len(held) for part, held in texts.items()} == {"train": 14, "val": 4, "test": 2}

@@ -39,19 +39,16 @@ def test_prompt_batch_pads_on_the_left() -> None:
     batch = collate_prompts([dataset[2], dataset[0]], 0)
     assert batch.input_ids.tolist() == [[7, 8, 9], [0, 0, 5]]
     assert batch.attention_mask.tolist() == [[True, True, True], [False, False, True]]
-    assert batch.texts == ["a", "b"]
-    assert batch.index.tolist() == [2, 0]
+    assert (batch.texts, batch.index.tolist()) == (["a", "b"], [2, 0])
     assert batch.ptx is None
 
 
 def test_rows_of_a_prompt_batch_are_selected_with_all_columns() -> None:
-    known = PROMPTS[1]._replace(fields={"answer": 4})
-    dataset = PromptDataset([PROMPTS[0], known], EXAMPLES)
+    dataset = PromptDataset([PROMPTS[0], PROMPTS[1]._replace(fields={"answer": 4})], EXAMPLES)
     batch = collate_prompts([dataset[0, 0], dataset[1, 0]], 0)
     assert batch.fields == [{}, {"answer": 4}]
     rows = batch.select([1, 1, 0])
-    assert rows.texts == ["b", "b", "a"]
-    assert rows.fields == [{"answer": 4}, {"answer": 4}, {}]
+    assert (rows.texts, rows.fields) == (["b", "b", "a"], [{"answer": 4}, {"answer": 4}, {}])
     assert rows.index.tolist() == [1, 1, 0]
     assert rows.input_ids.tolist() == [[0, 0, 5], [0, 0, 5], [7, 8, 9]]
     assert rows.attention_mask.sum(1).tolist() == [1, 1, 3]

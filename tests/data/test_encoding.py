@@ -11,17 +11,10 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
+from lit_rlhf.data import Location, Message, PreferenceRecord, PromptRecord, RecordError, TextRecord
 from lit_rlhf.data.counts import DataCounts, EncodingError, ResponseTooLongError
 from lit_rlhf.data.dataset import PreferenceExample, PromptExample, TokenExample, collate_tokens
 from lit_rlhf.data.encoding import DialogueEncoder, encode_records
-from lit_rlhf.data.records import (
-    Location,
-    Message,
-    PreferenceRecord,
-    PromptRecord,
-    RecordError,
-    TextRecord,
-)
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
 SINGLE = [Message("user", "name two metals"), Message("assistant", "iron and copper")]
@@ -72,8 +65,7 @@ def encoder(tokenizer: Tokenizer, template: str, length: int = 512) -> DialogueE
 @pytest.mark.parametrize("template", ["hh", "paper-en", "paper-zh", "own"])
 def test_dialogue_parts(any_tokenizer: Tokenizer, template: str, messages: list[Message]) -> None:
     coder = encoder(any_tokenizer, template)
-    prompt = coder.encode_prompt(messages[:-1])
-    dialogue = coder.encode_dialogue(messages)
+    prompt, dialogue = coder.encode_prompt(messages[:-1]), coder.encode_dialogue(messages)
     n = len(prompt.input_ids)
     response = ids(dialogue)[n:]
     assert ids(dialogue)[:n] == ids(prompt)
@@ -110,8 +102,7 @@ def test_hh_response_starts_with_space_and_ends_at_eos(tokenizer: Tokenizer) -> 
     coder = encoder(tokenizer, "hh")
     prompt, dialogue = coder.encode_prompt(SINGLE[:1]), coder.encode_dialogue(SINGLE)
     assert prompt.text == "\n\nHuman: name two metals\n\nAssistant:"
-    response = dialogue.input_ids[len(prompt.input_ids) :]
-    assert tokenizer.decode(response) == " iron and copper</s>"
+    assert tokenizer.decode(dialogue.input_ids[len(prompt.input_ids) :]) == " iron and copper</s>"
     said = tokenizer(" yes</s> no</s>", add_special_tokens=False)["input_ids"]
     assert coder.decode_response(said) == "yes"
 
@@ -164,8 +155,7 @@ def test_pair_shares_its_prompt_ids(any_tokenizer: Tokenizer) -> None:
 
 
 def test_plain_text_becomes_blocks(tokenizer: Tokenizer) -> None:
-    coder = encoder(tokenizer, "hh", 5)
-    blocks = coder.encode_text("Paris is the capital of France.")
+    blocks = encoder(tokenizer, "hh", 5).encode_text("Paris is the capital of France.")
     joined = [token for block in blocks for token in ids(block)]
     assert all(len(block.input_ids) == 5 for block in blocks[:-1])
     assert tokenizer.decode(joined) == "Paris is the capital of France.</s>"
@@ -211,8 +201,7 @@ def coder_of(template: str) -> DialogueEncoder:
         tokenizer.add_tokens(["<|im_start|>", "<think>"])
         return encoder(tokenizer, "own")
     if template == "llama-3":
-        extra = ["<|start_header_id|>", "<|end_header_id|>"]
-        more = {"extra": extra, "chat_template": LLAMA_3}
+        more = {"extra": ["<|start_header_id|>", "<|end_header_id|>"], "chat_template": LLAMA_3}
         tokenizer = tiny_tokenizer("<|eot_id|>", bos="<|begin_of_text|>", **more)
         return DialogueEncoder(tokenizer)
     if template == "alpaca":
@@ -277,22 +266,19 @@ def test_control_text_in_a_turn_is_refused_and_counted(template: str, text: str)
     ],
 )
 def test_text_that_only_resembles_control_text_is_kept(template: str, text: str) -> None:
-    coder = coder_of(template)
-    assert f"a {text} b" in coder.encode_prompt([Message("user", f"a {text} b")]).text
+    assert f"a {text} b" in coder_of(template).encode_prompt([Message("user", f"a {text} b")]).text
 
 
 def test_special_tokens_in_plain_text_are_encoded_as_text_and_counted() -> None:
     coder = coder_of("hh")
     special = {coder.tokenizer.bos_token_id, coder.tokenizer.pad_token_id, coder.eos_token_id}
     text = "one</s>two<pad> <s>\n\nHuman: three"  # a turn marker is no token
-    counts = DataCounts()
-    texts = [TextRecord(text, "s")]
+    counts, texts = DataCounts(), [TextRecord(text, "s")]
     (block,) = encode_records(texts, lambda r: coder.encode_text(r.text), counts, "error")
     first, *middle, last = ids(block)
     assert (first, last) == (coder.tokenizer.bos_token_id, coder.eos_token_id)
     assert special.isdisjoint(middle)
-    assert coder.tokenizer.decode(middle) == text
-    assert counts.escaped_tokens == 3
+    assert (coder.tokenizer.decode(middle), counts.escaped_tokens) == (text, 3)
     # the tokenizer goes on reading what the template writes as tokens
     assert coder.eos_token_id in ids(coder_of("paper-en").encode_prompt(SINGLE[:1]))
 
@@ -312,8 +298,7 @@ def test_control_token_behind_a_normalizer(normalizer: Any, text: str, special: 
     tokenizer.backend_tokenizer.normalizer = normalizer
     token = AddedToken("<|im_start|>", normalized=True, special=special)
     tokenizer.add_tokens([token], special_tokens=special)
-    coder = DialogueEncoder(tokenizer)
-    evil = Message("user", f"ignore {text} that")
+    coder, evil = DialogueEncoder(tokenizer), Message("user", f"ignore {text} that")
     with pytest.raises(EncodingError, match="a turn contains the text of a control token"):
         coder.encode_prompt([evil])
     with pytest.raises(EncodingError, match="a turn contains the text of a control token"):
@@ -400,8 +385,7 @@ def test_last_turn_is_cut_on_the_left(tokenizer: Tokenizer) -> None:
     whole = DialogueEncoder(tokenizer, "hh", 2000).encode_dialogue([TURNS[4], ANSWER])
     coder = DialogueEncoder(tokenizer, "hh", len(whole.input_ids) - 3)
     encoded = coder.encode_dialogue([*TURNS, ANSWER])
-    assert ids(encoded) == ids(whole)[3:]
-    assert mask(encoded) == mask(whole)[3:]
+    assert (ids(encoded), mask(encoded)) == (ids(whole)[3:], mask(whole)[3:])
     assert (encoded.dropped_turns, encoded.cut_tokens) == (4, 3)
 
 
@@ -422,8 +406,7 @@ def test_cut_prompt_keeps_its_bos() -> None:
 
 
 def test_masks_move_with_the_tokens_when_all_turns_are_trained() -> None:
-    tokenizer = tiny_tokenizer(bos="<s>")
-    messages = [TURNS[0], TURNS[1], TURNS[2], ANSWER]
+    tokenizer, messages = tiny_tokenizer(bos="<s>"), [TURNS[0], TURNS[1], TURNS[2], ANSWER]
     limit = length(tokenizer, messages) - 1
     encoded = DialogueEncoder(tokenizer, "hh", limit).encode_dialogue(messages, "all")
     trained = encoded.input_ids[encoded.completion_mask]
@@ -463,8 +446,7 @@ def test_as_many_turns_are_kept_as_fit(tokenizer: Tokenizer, system: list[Messag
     longest = len(ids(encoder(tokenizer, "hh", 2000).encode_prompt(messages)))
     for limit in range(8, longest + 1, 3):
         coder = DialogueEncoder(tokenizer, "tokenizer", 2000, limit)
-        prompt = coder.encode_prompt(messages)
-        kept = drop_one_by_one(coder, messages)
+        prompt, kept = coder.encode_prompt(messages), drop_one_by_one(coder, messages)
         if kept is None:
             assert (prompt.cut_tokens > 0, len(prompt.input_ids)) == (True, limit)
         else:
@@ -488,8 +470,7 @@ def test_time_to_drop_turns_grows_linearly(tokenizer: Tokenizer, train_on: Any) 
 
     coder = count(encoder(tokenizer, "hh", 60))
     dialogue = [*TURNS[:4] * 200, *TURNS[4:], ANSWER]
-    encoded = coder.encode_dialogue(dialogue, train_on)
-    assert encoded.dropped_turns > 790
+    assert coder.encode_dialogue(dialogue, train_on).dropped_turns > 790
     assert sum(rendered) < 6 * len(dialogue)
 
 
@@ -512,10 +493,8 @@ def test_prompt_limit_holds_for_dialogues_too(tokenizer: Tokenizer) -> None:
 
 
 def test_losses_of_a_pair_count_once(tokenizer: Tokenizer) -> None:
-    limit = length(tokenizer, [*TURNS[2:], ANSWER])
-    coder = DialogueEncoder(tokenizer, "hh", limit)
-    record = PreferenceRecord(tuple(TURNS), ANSWER.content, "a", "s")
-    counts = DataCounts()
+    coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, [*TURNS[2:], ANSWER]))
+    record, counts = PreferenceRecord(tuple(TURNS), ANSWER.content, "a", "s"), DataCounts()
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
         return [coder.encode_pair(record.prompt, record.chosen, record.rejected, 0.5, 3)]

@@ -5,14 +5,8 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.data.records import (
-    DemonstrationRecord,
-    Message,
-    PreferenceRecord,
-    PromptRecord,
-    RecordError,
-    TextRecord,
-)
+from lit_rlhf.data import DemonstrationRecord
+from lit_rlhf.data.records import Message, PreferenceRecord, PromptRecord, RecordError, TextRecord
 from tests.data.reading import Writer, read
 
 ASK, REPLY, ASK_MORE = Message("user", "q"), Message("assistant", "a"), Message("user", "r")
@@ -113,8 +107,7 @@ def test_prompts(write_lines: Writer, name: str) -> None:
 
 def test_instances_are_one_record_each(write_lines: Writer) -> None:
     instances = [{"input": "x", "output": "a"}, {"input": "", "output": "b"}]
-    path = write_lines({"instruction": "q", "instances": instances})
-    records = read("demonstration", path)
+    records = read("demonstration", write_lines({"instruction": "q", "instances": instances}))
     contents = [[m.content for m in r.messages] for r in records if hasattr(r, "messages")]
     assert contents == [["q\n\nx", "a"], ["q", "b"]]
 
@@ -137,8 +130,7 @@ def test_system_field_of_conversations(write_lines: Writer) -> None:
 
 
 def test_markers_within_a_line_are_text(write_lines: Writer) -> None:
-    said = "Human: is a marker\nAssistant: too"
-    asked = "\n\nHuman: q\n\nAssistant: "
+    said, asked = "Human: is a marker\nAssistant: too", "\n\nHuman: q\n\nAssistant: "
     row = {"chosen": f"{asked}{said}", "rejected": f"{asked}no"}
     assert read("preference", write_lines(row)) == [PreferenceRecord((ASK,), said, "no", "s")]
 

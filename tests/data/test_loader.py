@@ -99,8 +99,7 @@ def test_position_of_another_epoch_is_forgotten() -> None:
     loader = make_loader()
     loader.load_state_dict({"epoch": 0, "position": 5})
     loader.batch_sampler.set_epoch(1)
-    assert len(list(loader)) == 5
-    assert loader.state_dict() == {"epoch": 1, "position": 5}
+    assert (len(list(loader)), loader.state_dict()) == (5, {"epoch": 1, "position": 5})
 
 
 def test_global_random_state_is_left_alone() -> None:

@@ -52,8 +52,7 @@ def _trained(encoder: DialogueEncoder, messages: list[Message]) -> str:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_response_ends_once_and_an_earlier_turn_is_trained(name: str) -> None:
-    encoder = DialogueEncoder(TEMPLATES[name].tokenizer())
-    found = outcome(name)
+    encoder, found = DialogueEncoder(TEMPLATES[name].tokenizer()), outcome(name)
     assert "Iron." in found.response
     assert found.response.endswith(encoder.eos_token)
     special = set(encoder.tokenizer.all_special_tokens)

@@ -44,8 +44,7 @@ def test_json_array(tmp_path: Path, name: str, indent: int | None) -> None:
 
 
 def test_json_file_of_lines(write_lines: Writer) -> None:
-    path = write_lines({"prompt": "q"}, {"prompt": "r"}, name="data.json")
-    assert len(read("prompt", path)) == 2
+    assert len(read("prompt", write_lines({"prompt": "q"}, {"prompt": "r"}, name="data.json"))) == 2
 
 
 def test_byte_order_mark_and_blank_lines_are_no_records(tmp_path: Path) -> None:
@@ -216,8 +215,7 @@ def test_array_in_a_file_of_lines(tmp_path: Path) -> None:
 def test_duplicates_are_counted_and_dropped_if_asked(write_lines: Writer) -> None:
     path = write_lines({"prompt": "q", "id": 1}, {"prompt": "r"}, {"prompt": "q", "id": 2})
     assert read_good("prompt", path).counts.duplicates == {"data": 1}
-    kept = read("prompt", path, drop_duplicates=True)
-    assert [record.location.line for record in kept] == [1, 2]
+    assert [record.location.line for record in read("prompt", path, drop_duplicates=True)] == [1, 2]
 
 
 def test_rows_know_their_source(write_lines: Writer) -> None:

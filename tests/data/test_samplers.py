@@ -28,8 +28,7 @@ def flat(sampler: EpochBatchSampler, epoch: int = 0) -> list[Any]:
 def test_fixed_epoch_is_one_pass() -> None:
     sampler = FixedBatchSampler(10, 4)
     assert [len(batch) for batch in sampler] == [4, 4, 2]
-    assert sorted(flat(sampler)) == list(range(10))
-    assert len(sampler) == 3
+    assert (sorted(flat(sampler)), len(sampler)) == (list(range(10)), 3)
     assert [len(batch) for batch in FixedBatchSampler(10, 4, drop_last=True)] == [4, 4]
     assert flat(FixedBatchSampler(5, 2, shuffle=False), 7) == [0, 1, 2, 3, 4]
 
@@ -51,8 +50,7 @@ def test_fixed_ranks_share_the_epoch(size: int, drop_last: bool) -> None:
     assert batches[0] == batches[1] == batches[2]
     counts = Counter(index for rank in ranks for index in flat(rank))
     if drop_last:
-        assert set(counts.values()) == {1}
-        assert len(counts) == size // 6 * 6
+        assert (set(counts.values()), len(counts)) == ({1}, size // 6 * 6)
     else:
         assert set(counts) == set(range(size))
         assert sum(counts.values()) - size < 3
@@ -86,8 +84,7 @@ def test_token_budget_is_kept_and_used() -> None:
     tokens = sorted(sum(LENGTHS[i] for i in batch) for batch in batches)
     assert tokens[1] > 0.7 * 2048  # all but the last batch
     assert len(batches) < 1.25 * sum(LENGTHS) / 2048
-    few = TokenBudgetBatchSampler(LENGTHS, 2048, max_samples=8)
-    assert max(len(batch) for batch in few) == 8
+    assert max(len(batch) for batch in TokenBudgetBatchSampler(LENGTHS, 2048, max_samples=8)) == 8
 
 
 @pytest.mark.parametrize(
@@ -104,8 +101,7 @@ def test_last_batch_is_minimal(size: int, budget: int, most: int | None, sizes: 
 
 
 def test_token_budget_epochs() -> None:
-    sampler = TokenBudgetBatchSampler(LENGTHS, 2048)
-    epochs = []
+    sampler, epochs = TokenBudgetBatchSampler(LENGTHS, 2048), []
     for epoch in range(4):
         sampler.set_epoch(epoch)
         epochs.append(sampler.batches())
@@ -143,8 +139,7 @@ def test_token_budget_ranks(num_replicas: int) -> None:
         for rank in range(num_replicas)
     ]
     assert len({len(list(rank)) for rank in ranks} | {len(ranks[0])}) == 1
-    served = {frozenset(batch) for rank in ranks for batch in rank}
-    assert served == whole
+    assert {frozenset(batch) for rank in ranks for batch in rank} == whole
 
 
 def test_pairs_stay_in_step() -> None:
@@ -153,8 +148,7 @@ def test_pairs_stay_in_step() -> None:
     sampler = PairedBatchSampler(first, second)
     pairs = flat(sampler, 2)
     assert [pair[0] for pair in pairs] == flat(first, 2)
-    assert [pair[1] for pair in pairs] == flat(second, 2)
-    assert len(sampler) == 4
+    assert ([pair[1] for pair in pairs], len(sampler)) == (flat(second, 2), 4)
     with pytest.raises(ValueError, match="expected 3 batches"):
         PairedBatchSampler(FixedBatchSampler(6, 2), FixedBatchSampler(4, 2))
 

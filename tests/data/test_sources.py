@@ -8,15 +8,9 @@ from typing import Any
 import datasets
 import pytest
 
-from lit_rlhf.data import Row
+from lit_rlhf.data import DataSource, Row
 from lit_rlhf.data.records import Message, PromptRecord, RecordError
-from lit_rlhf.data.sources import (
-    DataSource,
-    load_records,
-    prompt_of,
-    repeat_by_weight,
-    split_records,
-)
+from lit_rlhf.data.sources import load_records, prompt_of, repeat_by_weight, split_records
 from tests.data.reading import Writer, read, read_good
 
 

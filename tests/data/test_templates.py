@@ -17,8 +17,7 @@ CHAT = [{"role": role, "content": word} for role, word in zip(ROLES, WORDS, stri
 
 
 def rendered(tokenizer: Tokenizer, name: str, turns: int, prompt: bool) -> str:
-    template = resolve_template(name, tokenizer)
-    options = {"chat_template": template, "add_generation_prompt": prompt}
+    options = {"chat_template": resolve_template(name, tokenizer), "add_generation_prompt": prompt}
     return str(tokenizer.apply_chat_template(CHAT[:turns], tokenize=False, **options))
 
 
@@ -94,8 +93,7 @@ ATTACKS = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_foreign_template_is_refused_before_it_takes_long_or_much(name: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.monotonic()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     with pytest.raises(ValueError, match=r"^chat_template: expected one that renders a dialogue w"):
         DialogueEncoder(tiny_tokenizer(chat_template=ATTACKS[name] + CHATML))
     assert time.monotonic() - start < 9

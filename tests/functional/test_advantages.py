@@ -20,8 +20,7 @@ def test_gae_by_hand() -> None:
     values, rewards = torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 2.0]])
     mask = torch.ones(1, 2, dtype=torch.bool)
     advantages, returns = gae(values, rewards, mask, gamma=0.5, lam=0.5)
-    assert advantages.tolist() == [[-1.25, 1.0]]
-    assert returns.tolist() == [[1.75, 2.0]]
+    assert (advantages.tolist(), returns.tolist()) == ([[-1.25, 1.0]], [[1.75, 2.0]])
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.99, 0.9), (1.0, 1.0), (0.9, 0.0)])
@@ -46,8 +45,7 @@ def test_junk_behind_the_responses_changes_nothing(junk: float) -> None:
     clean = gae(values.masked_fill(~mask, 0.0), rewards.masked_fill(~mask, 0.0), mask)
 
     def padded(x: torch.Tensor) -> torch.Tensor:
-        filled = x.masked_fill(~mask, junk)
-        return torch.cat([filled, torch.full((3, 2), junk)], dim=1)
+        return torch.cat([x.masked_fill(~mask, junk), torch.full((3, 2), junk)], dim=1)
 
     wide_mask = torch.cat([mask, torch.zeros(3, 2, dtype=torch.bool)], dim=1)
     actuals = gae(padded(values), padded(rewards), wide_mask)
@@ -88,8 +86,7 @@ def test_the_score_is_the_advantage_of_the_last_action() -> None:
 def test_advantages_and_returns_are_constants() -> None:
     values, rewards = (torch.randn(1, 3, requires_grad=True) for _ in range(2))
     bootstrap = torch.randn(1, requires_grad=True)
-    mask = torch.ones(1, 3, dtype=torch.bool)
-    output = gae(values, rewards, mask, bootstrap_values=bootstrap)
+    output = gae(values, rewards, torch.ones(1, 3, dtype=torch.bool), bootstrap_values=bootstrap)
     assert not output[0].requires_grad
     assert not output[1].requires_grad
 

@@ -23,31 +23,14 @@ SCALARS = {"denominator", "lm_loss", "mean", "pairwise_loss", "responses", "std"
 VOCABULARY = {"logits", "ref_logits"}
 NOT_POSITIVE, NEGATIVE = (0.0, -1.0, math.inf), (-1.0, math.inf)
 WRONG_NUMBERS: dict[str, tuple[float, ...]] = {
-    "center_coef": NEGATIVE,
-    "clip": NOT_POSITIVE,
-    "coef": NEGATIVE,
-    "confidence": (0.0, 1.0, 1.5),
-    "denominator": NOT_POSITIVE,
-    "dual_clip": (1.0,),
-    "error_clip": NOT_POSITIVE,
-    "gamma": (1.5, -0.5),
-    "horizon": NOT_POSITIVE,
-    "kl": (math.inf,),
-    "kl_coef": NEGATIVE,
-    "kl_penalty": NEGATIVE,
-    "label_smoothing": (-0.1, 0.5),
-    "lam": (1.5, -0.5),
-    "lm_coef": NEGATIVE,
-    "mean": (math.inf,),
-    "n": (0,),
-    "n_samples": NEGATIVE,
-    "ratio_clip": (0.0, 1.0),
-    "ratio_clip_high": NOT_POSITIVE,
-    "std": NEGATIVE,
-    "successes": (-1, 3),
-    "target": NOT_POSITIVE,
-    "temperature": NOT_POSITIVE,
-    "value_clip": NOT_POSITIVE,
+    **dict.fromkeys(("clip", "denominator", "error_clip", "horizon"), NOT_POSITIVE),
+    **dict.fromkeys(("ratio_clip_high", "target", "temperature", "value_clip"), NOT_POSITIVE),
+    **dict.fromkeys(("center_coef", "coef", "kl_coef", "kl_penalty", "lm_coef"), NEGATIVE),
+    **dict.fromkeys(("n_samples", "std"), NEGATIVE),
+    **dict.fromkeys(("gamma", "lam"), (1.5, -0.5)),
+    **dict.fromkeys(("kl", "mean"), (math.inf,)),
+    **{"confidence": (0.0, 1.0, 1.5), "dual_clip": (1.0,), "label_smoothing": (-0.1, 0.5)},
+    **{"n": (0,), "ratio_clip": (0.0, 1.0), "successes": (-1, 3)},
 }
 """Numbers beside NaN that an argument refuses."""
 
@@ -67,8 +50,7 @@ def types_of(function: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
 def is_elementwise(function: Callable[..., Any]) -> bool:
     """Whether a function takes one tensor of any shape, or only moments: nothing can be wrong."""
     n_tensors = sum(Tensor in types for types in types_of(function).values())
-    any_shape = "any shape" in str(function.__doc__).lower()
-    return n_tensors == 0 or (n_tensors == 1 and any_shape)
+    return n_tensors == 0 or (n_tensors == 1 and "any shape" in str(function.__doc__).lower())
 
 
 def make_tensor(name: str) -> Tensor:
@@ -109,8 +91,7 @@ def test_wrong_tensor_is_named(function: Callable[..., Any]) -> None:
         if not isinstance(value, Tensor):
             continue
         if value.dim() and (function, name) != (F.masked_sum, "values"):
-            wrong = [torch.long, torch.bool] if value.is_floating_point() else [torch.float32]
-            for dtype in wrong:
+            for dtype in [torch.long, torch.bool] if value.is_floating_point() else [torch.float32]:
                 assert refusal(function, **{name: value.to(dtype)}) == name
         # of two tensors that differ, either may be the wrong one
         assert refusal(function, **{name: torch.stack([value, value])}) in valid

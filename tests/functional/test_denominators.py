@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from lit_rlhf.functional import (
-    entropy_loss,
-    kl_penalty_loss,
-    language_model_loss,
-    policy_gradient_loss,
-    surrogate_loss,
-    value_loss,
-)
+from lit_rlhf.functional import kl_penalty_loss, policy_gradient_loss, surrogate_loss, value_loss
+from lit_rlhf.functional.logprobs import language_model_loss
+from lit_rlhf.functional.losses import entropy_loss
 from tests.support.masks import length_mask
 
 # a loss of a leaf, two constants, a mask and a denominator
@@ -44,8 +39,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_a_batch_of_eight_is_four_micro_batches_of_two(loss: Loss) -> None:
     x, a, b, mask = inputs()
     whole = loss(x, a, b, mask, None)
-    expected = torch.autograd.grad(whole, x)[0]
-    tokens = mask.sum()
+    expected, tokens = torch.autograd.grad(whole, x)[0], mask.sum()
     total = torch.zeros((), dtype=torch.float64)
     for rows in torch.arange(8).chunk(4):
         part = loss(x[rows], a[rows], b[rows], mask[rows], tokens)

@@ -24,8 +24,7 @@ def public_names(module: ModuleType) -> list[str]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_give_what_they_show(module: str) -> None:
-    results = doctest.testmod(importlib.import_module(module), extraglobs={"torch": torch})
-    assert results.failed == 0
+    assert doctest.testmod(importlib.import_module(module), extraglobs={"torch": torch}).failed == 0
 
 
 @pytest.mark.parametrize("module", [functional, stats], ids=lambda module: module.__name__)

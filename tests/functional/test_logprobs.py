@@ -7,11 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from lit_rlhf.functional import (
-    language_model_loss,
-    token_logprobs,
-    token_logprobs_and_entropy,
-)
+from lit_rlhf.functional import language_model_loss, token_logprobs, token_logprobs_and_entropy
 
 PROBABILITIES = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]], dtype=torch.float64)
 RAGGED = torch.tensor([[-1.0, -2.0, 999.0], [-6.0, 999.0, 999.0]], dtype=torch.float64)
@@ -52,8 +48,7 @@ def test_half_precision_is_raised_not_double(dtype: torch.dtype, expected: torch
 
 def test_half_precision_is_raised_before_the_sum_over_the_vocabulary() -> None:
     # 5000 equal logits: summed in bfloat16, the probabilities would come to about 4096 at best
-    logits = torch.zeros(1, 1, 5000, dtype=torch.bfloat16)
-    logprob = token_logprobs(logits, torch.tensor([[7]]))
+    logprob = token_logprobs(torch.zeros(1, 1, 5000, dtype=torch.bfloat16), torch.tensor([[7]]))
     assert logprob.item() == pytest.approx(-math.log(5000), rel=1e-6)
 
 
@@ -73,8 +68,7 @@ def test_one_pass_gives_what_two_give() -> None:
 
 def test_entropy_at_a_temperature() -> None:
     weights = [0.5**2, 0.3**2, 0.2**2]
-    tempered = [w / sum(weights) for w in weights]
-    expected = -sum(p * math.log(p) for p in tempered)
+    expected = -sum(p * math.log(p) for p in [w / sum(weights) for w in weights])
     entropy = token_entropy(PROBABILITIES.log(), temperature=0.5)
     assert entropy[0, 0].item() == pytest.approx(expected, rel=1e-12)
 
@@ -113,6 +107,5 @@ def test_logprobs_and_entropy_have_the_right_gradients() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
 def test_token_ids_of_any_integer_type_are_read(dtype: torch.dtype) -> None:
-    ids = torch.tensor([[1, 2]], dtype=dtype)
-    logprobs = token_logprobs(PROBABILITIES.log(), ids)
+    logprobs = token_logprobs(PROBABILITIES.log(), torch.tensor([[1, 2]], dtype=dtype))
     assert logprobs.exp().tolist()[0] == pytest.approx([0.3, 0.8], rel=1e-12)

@@ -39,8 +39,7 @@ def test_an_interval_stays_within_0_and_1() -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("scores", [[0.3, -1.0, 2.0, 0.5, 1.0], [1.0, 0.0, 1.0, 0.0, 1.0]])
 def test_best_of_n_is_the_mean_over_all_subsets(scores: list[float], n: int) -> None:
-    values = [0.1, 0.2, 0.4, 0.8, 1.6]
-    found = []
+    values, found = [0.1, 0.2, 0.4, 0.8, 1.6], []
     for subset in combinations(range(5), n):
         best = max(scores[i] for i in subset)
         tied = [values[i] for i in subset if scores[i] == best]

@@ -5,13 +5,8 @@ import math
 import pytest
 import torch
 
-from lit_rlhf.functional import (
-    PolicyLoss,
-    entropy_loss,
-    kl_penalty_loss,
-    policy_gradient_loss,
-    surrogate_loss,
-)
+from lit_rlhf.functional import entropy_loss, kl_penalty_loss, policy_gradient_loss, surrogate_loss
+from lit_rlhf.functional.losses import PolicyLoss
 
 OLD = -2.0
 ONE = torch.ones(1, 1, dtype=torch.bool)
@@ -69,8 +64,7 @@ def test_an_interval_that_is_wider_above() -> None:
 def test_dual_clip_bounds_the_loss_at_negative_advantages() -> None:
     # the fixture of NeMo-RL (test_clipped_pg_loss_dual_clip): (-0.5 + 1 + 12) / 3
     old = torch.tensor([[-1.0, -1.0, -3.0]], dtype=torch.float64)
-    ratios = torch.tensor([[0.5, 1.0, 10.0]], dtype=torch.float64)
-    logprobs = (old + ratios.log()).requires_grad_()
+    logprobs = (old + torch.tensor([[0.5, 1.0, 10.0]], dtype=torch.float64).log()).requires_grad_()
     advantages = torch.tensor([[1.0, -1.0, -4.0]], dtype=torch.float64)
     mask = torch.ones(1, 3, dtype=torch.bool)
     output = surrogate_loss(logprobs, old, advantages, mask, 0.2, dual_clip=3.0)
@@ -164,8 +158,7 @@ def test_the_kl_penalty_has_the_gradient_of_the_exact_kl() -> None:
     logits = torch.tensor([0.1, -0.4, 0.9], dtype=torch.float64, requires_grad=True)
     torch.autograd.backward((old * (old.log() - logits.log_softmax(0))).sum())
     exact, logits.grad = logits.grad, None
-    logprobs = logits.log_softmax(0)
-    total = torch.zeros((), dtype=torch.float64)
+    logprobs, total = logits.log_softmax(0), torch.zeros((), dtype=torch.float64)
     for token, weight in enumerate(old.tolist()):
         one = slice(token, token + 1)
         now, before = logprobs[one].view(1, 1), old[one].log().view(1, 1)

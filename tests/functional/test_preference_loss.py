@@ -24,8 +24,7 @@ def test_a_margin_asks_for_a_larger_difference() -> None:
     output = pairwise_reward_loss(*torch.tensor([[2.0], [0.0], [3.0]]))
     assert output.loss.item() == pytest.approx(naive_loss(-1.0), rel=1e-6)
     # accuracy and margin speak of the scores alone
-    assert output.accuracy.item() == 1.0
-    assert output.margin.item() == 2.0
+    assert (output.accuracy.item(), output.margin.item()) == (1.0, 2.0)
 
 
 def test_smoothed_labels_and_centered_scores_by_a_loop() -> None:

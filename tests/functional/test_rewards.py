@@ -3,15 +3,8 @@ import math
 import pytest
 import torch
 
-from lit_rlhf.functional import (
-    KLEstimator,
-    clipped_scores,
-    length_penalty,
-    normalized_scores,
-    scaled_scores,
-    soft_overlong_penalty,
-    token_rewards,
-)
+from lit_rlhf.functional import KLEstimator, clipped_scores, length_penalty, normalized_scores
+from lit_rlhf.functional.rewards import scaled_scores, soft_overlong_penalty, token_rewards
 from tests.support.masks import length_mask
 
 
@@ -68,8 +61,7 @@ def test_token_rewards_with_another_estimator(estimator: KLEstimator, kl: float)
 
 
 def test_the_score_sits_on_the_last_token_of_each_response() -> None:
-    zeros = torch.zeros(3, 4)
-    mask = length_mask(torch.tensor([4, 1, 2]), 4)
+    zeros, mask = torch.zeros(3, 4), length_mask(torch.tensor([4, 1, 2]), 4)
     rewards = token_rewards(torch.tensor([1.0, 2.0, 3.0]), zeros, zeros, mask, 0.1)
     assert rewards.tolist() == [[0, 0, 0, 1], [2, 0, 0, 0], [0, 3, 0, 0]]
 
@@ -86,13 +78,11 @@ def test_all_rewards_of_a_response_add_up_to_eq_3() -> None:
 def test_a_response_without_a_token_gets_no_reward() -> None:
     scores, masked = torch.tensor([5.0, 5.0]), torch.zeros(2, 2, dtype=torch.bool)
     junk = torch.full((2, 2), float("nan"))
-    rewards = token_rewards(scores, junk, torch.zeros(2, 2), masked, kl_coef=0.1)
-    assert (rewards == 0).all()
+    assert (token_rewards(scores, junk, torch.zeros(2, 2), masked, kl_coef=0.1) == 0).all()
 
 
 def test_rewards_are_constants() -> None:
-    scores = torch.randn(1, requires_grad=True)
-    mask = torch.ones(1, 2, dtype=torch.bool)
+    scores, mask = torch.randn(1, requires_grad=True), torch.ones(1, 2, dtype=torch.bool)
     for trained in range(3):
         inputs = [scores.detach(), torch.randn(1, 2), torch.randn(1, 2)]
         inputs[trained].requires_grad_()
@@ -120,12 +110,10 @@ def test_scores_are_divided_by_the_standard_deviation_in_float64() -> None:
 def test_the_length_penalty_is_the_distance_from_the_range() -> None:
     lengths = torch.tensor([0, 2, 3, 4, 5, 6, 9])
     both = length_penalty(lengths, shortest=3, longest=5)
-    assert both.dtype == torch.float32
-    assert both.tolist() == [-3.0, -1.0, 0.0, 0.0, 0.0, -1.0, -4.0]
+    assert (both.dtype, both.tolist()) == (torch.float32, [-3.0, -1.0, 0.0, 0.0, 0.0, -1.0, -4.0])
     open_ended = length_penalty(lengths, shortest=3, longest=None)
     assert open_ended.tolist() == [-3.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    halves = length_penalty(torch.tensor([2.5, 5.5]), shortest=3, longest=5)
-    assert halves.tolist() == [-0.5, -0.5]
+    assert length_penalty(torch.tensor([2.5, 5.5]), shortest=3, longest=5).tolist() == [-0.5, -0.5]
 
 
 def test_soft_overlong_penalty_is_that_of_dapo() -> None:

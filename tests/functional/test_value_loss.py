@@ -33,8 +33,7 @@ def test_clipped_value_loss_by_hand(
     found, clipped = value_loss(values, one(1.0), one(target), ALL, value_clip=0.2)
     assert found.item() == pytest.approx(loss, rel=1e-12)
     (grad,) = torch.autograd.grad(found, values)
-    assert grad.item() == pytest.approx(slope, rel=1e-12)
-    assert clipped.item() == clip_fraction
+    assert (grad.item(), clipped.item()) == (pytest.approx(slope, rel=1e-12), clip_fraction)
 
 
 def test_unclipped_value_loss_by_hand() -> None:
@@ -43,8 +42,7 @@ def test_unclipped_value_loss_by_hand() -> None:
     found, clipped = value_loss(values, torch.zeros(1, 3), targets, mask, value_clip=None)
     assert found.item() == 1.25  # 0.5 (4 + 1) / 2
     (grad,) = torch.autograd.grad(found, values)
-    assert grad.tolist() == [[1.0, -0.5, 0.0]]
-    assert clipped.item() == 0
+    assert (grad.tolist(), clipped.item()) == ([[1.0, -0.5, 0.0]], 0)
 
 
 def test_rounding_is_not_a_clip() -> None:
@@ -90,8 +88,7 @@ def test_clipped_values_have_left_the_interval_around_the_old_value() -> None:
 def test_explained_variance_of_returns_that_hardly_vary() -> None:
     returns, mask = torch.tensor([[0.0, 0.5]]), torch.ones(1, 2, dtype=torch.bool)
     explained = explained_variance(torch.tensor([[0.125, 0.375]]), returns, mask)
-    assert explained.item() == pytest.approx(0.75, rel=1e-6)
-    assert explained.dtype == torch.float32
+    assert (explained.item(), explained.dtype) == (pytest.approx(0.75, rel=1e-6), torch.float32)
 
 
 def test_explained_variance_is_computed_in_float64() -> None:

@@ -65,9 +65,7 @@ def test_phases_run_without_a_trainer(ppo: PPO, prompts: PromptBatch) -> None:
         assert any(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
 
 
-def test_disagreement_of_reward_models_is_subtracted(
-    ppo: PPO, prompts: PromptBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spread_costs(ppo: PPO, prompts: PromptBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     rollouts = ppo.rollout(prompts, seed=1)
     monkeypatch.setattr(ppo.reward, "spread", lambda: torch.tensor([0.5, 0.0]))
     ppo.reward_shaping = replace(ppo.reward_shaping, kl_coef=0.0, spread_coef=2.0)
@@ -111,8 +109,7 @@ def test_override_of_a_phase_acts(ppo: PPO, prompts: PromptBatch) -> None:
 
 
 def test_rollouts_stop_at_every_stop_token_of_a_chat_model(ppo: PPO, prompts: PromptBatch) -> None:
-    free = ppo.rollout(prompts, seed=1)
-    other = int(free.response_ids[0, 0])
+    other = int(ppo.rollout(prompts, seed=1).response_ids[0, 0])
     assert other != EOS_ID
     ppo.policy.generation_config = GenerationConfig(eos_token_id=[EOS_ID, other])
     stopped = ppo.rollout(prompts, seed=1)

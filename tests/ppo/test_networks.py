@@ -24,11 +24,8 @@ def test_head_of_a_new_critic_depends_on_the_seed(init: CriticInit, tmp_path: Pa
 def test_a_critic_of_an_earlier_run_and_one_of_other_tokens(tmp_path: Path) -> None:
     path, folder = str(write_models(tmp_path) / "policy"), tmp_path / "reward"
     policy, options = load_causal_lm(path), ModelOptions()
-    critic, expected = (
-        load_critic(str(folder), path, policy, [], options, 1),
-        load_scalar_model(folder),
-    )
-    for name, weight in expected.state_dict().items():
+    critic = load_critic(str(folder), path, policy, [], options, 1)
+    for name, weight in load_scalar_model(folder).state_dict().items():
         assert torch.equal(critic.state_dict()[name], weight)
     policy.config.vocab_size += 1
     with pytest.raises(ValueError, match=r"critic_init: expected a critic of .*reward' of \d+"):

@@ -17,15 +17,8 @@ from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience
 from lit_rlhf.tools.doctor.memory import estimate_memory
-from tests.modules.stages import (
-    copied,
-    distance,
-    fitted,
-    ppo_options,
-    prompts,
-    write_data,
-    write_models,
-)
+from tests.modules import stages
+from tests.modules.stages import copied, distance, fitted, ppo_options, prompts
 from tests.support.tiny_models import FAMILIES, tiny_config
 from tests.tools.doctor import runs
 from tests.tools.doctor.runs import findings, not_ok
@@ -44,8 +37,9 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         config.num_hidden_layers = LAYERS
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:1] * LAYERS
-        folder = write_data(tmp_path_factory.mktemp(family))
-        found[family] = write_models(folder, config)
+        found[family] = stages.write_models(
+            stages.write_data(tmp_path_factory.mktemp(family)), config
+        )
     return found
 
 
@@ -55,16 +49,12 @@ def module_of(root: Path, **options: Any) -> PPOModule:
 
 def experienced(module: PPOModule, root: Path) -> Experience:
     """Scored rollouts, with advantages and returns that are not zero."""
-    data = prompts(root)
-    data.tokenizer = module.tokenizer
-    data.setup("fit")
-    batch = next(iter(data.make_loader("train", shuffle=False)))
+    batch = stages.first_batch(prompts(root), root)
     rollouts = module.rollout(batch, seed=3)
     scores = torch.linspace(-1, 1, len(batch.texts), dtype=torch.float64)
     estimates = module.estimate(rollouts)
     rewards = module.shape_rewards(rollouts, scores, estimates)
-    experience = module.experience(rollouts, rewards, estimates)
-    return experience.select(torch.tensor([5, 0, 2]))
+    return module.experience(rollouts, rewards, estimates).select(torch.tensor([5, 0, 2]))
 
 
 def gradients(module: PPOModule, loss: Tensor) -> dict[str, Tensor]:
@@ -83,8 +73,7 @@ def plain_losses(module: PPOModule, part: Experience, tokens: Tensor) -> tuple[T
     logprobs = logits.log_softmax(-1).gather(2, part.rollouts.response_ids[..., None])[..., 0]
     clip = module.loss.ratio_clip
     surrogate = (logprobs, part.old_logprobs, part.advantages, part.loss_mask, clip)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    trunk = forward.trunk_of(module.critic)
+    positions, trunk = (mask.cumsum(1) - 1).clamp(min=0), forward.trunk_of(module.critic)
     arguments: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long()}
     if "opt" not in type(trunk).__name__.lower():
         arguments["position_ids"] = positions
@@ -168,24 +157,19 @@ def test_sampling_in_float32_takes_the_states_of_the_reference(roots: dict[str, 
     module = module_of(roots["llama"])
     experience = experienced(module, roots["llama"])
     mask = experience.rollouts.sequence_mask
-    hidden = forward.unwrap_model(module.policy)(
-        experience.rollouts.sequence_ids,
-        attention_mask=mask.long(),
-        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        output_hidden_states=True,
-    ).hidden_states[LAYERS - 1]
+    inputs = {"attention_mask": mask.long(), "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    network, ids = forward.unwrap_model(module.policy), experience.rollouts.sequence_ids
+    hidden = network(ids, **inputs, output_hidden_states=True).hidden_states[LAYERS - 1]
     torch.testing.assert_close(experience.policy_lower[mask], hidden[mask], rtol=1e-4, atol=1e-5)
     with torch.no_grad():
-        module.reference.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(  # type: ignore[union-attr]
-            module.policy.model.layers[0].mlp.up_proj.weight * 2
-        )
+        layers = [network.model.layers[0].mlp for network in (module.policy, module.reference)]
+        layers[1].up_proj.weight = torch.nn.Parameter(layers[0].up_proj.weight * 2)
     assert experienced(module, roots["llama"]).policy_lower is None
 
 
 @pytest.mark.parametrize("extra", [{}, LORA])
 def test_shared_critic_saved(roots: dict[str, Path], tmp_path: Path, extra: dict[str, Any]) -> None:
-    root = roots["llama"]
-    arguments = {"max_epochs": 2}
+    root, arguments = roots["llama"], {"max_epochs": 2}
     ends = []
     for name, path in (("whole", None), ("resumed", tmp_path / "first.ckpt")):
         module = module_of(root, **SHARED, **extra)
@@ -195,10 +179,8 @@ def test_shared_critic_saved(roots: dict[str, Path], tmp_path: Path, extra: dict
             first = module_of(root, **SHARED, **extra)
             one = fitted(first, prompts(root), tmp_path / "one", **{**arguments, "max_epochs": 1})
             one.save_checkpoint(tmp_path / "first.ckpt")
-    assert distance(*ends) == 0
-    assert len(run.optimizers) == 1
-    rates = [group["lr"] for group in run.optimizers[0].param_groups]
-    assert len(rates) >= 2
+    assert (distance(*ends), len(run.optimizers)) == (0, 1)
+    assert len(run.optimizers[0].param_groups) >= 2
     folder = tmp_path / "whole" / "model"
     policy, critic = load_causal_lm(folder), load_scalar_model(folder / "critic")
     ids = torch.arange(5, 13)[None]

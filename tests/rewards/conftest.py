@@ -5,8 +5,8 @@ import torch
 
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.rollout import RolloutBatch
-from tests.rewards.said import TEXTS
-from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
+from tests.rewards.said import TEXTS, said
+from tests.support.tiny_models import PAD_ID, tiny_causal_lm, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -22,13 +22,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def rollouts() -> RolloutBatch:
     """Responses that say TEXTS; the second is cut off, the others end with EOS."""
-    tokenizer = tiny_tokenizer()
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
-    ids = [[*ids[0], EOS_ID], ids[1], [*ids[2], EOS_ID]]
-    lengths = torch.tensor([len(row) for row in ids])
-    width = int(lengths.max())
-    padded = [row + [PAD_ID] * (width - len(row)) for row in ids]
-    prompt_mask = torch.tensor([[True] * 4, [False, True, True, True], [False, False, True, True]])
-    prompt_ids = torch.randint(4, 280, (3, 4)).masked_fill(~prompt_mask, PAD_ID)
-    responses = (torch.tensor(padded), torch.arange(width) < lengths[:, None])
-    return RolloutBatch(prompt_ids, prompt_mask, *responses, torch.tensor([True, False, True]))
+    mask = torch.tensor([[True] * 4, [False, True, True, True], [False, False, True, True]])
+    ids = torch.randint(4, 280, (3, 4)).masked_fill(~mask, PAD_ID)
+    return said(TEXTS, [True, False, True])._replace(prompt_ids=ids, prompt_mask=mask)

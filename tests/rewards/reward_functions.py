@@ -3,8 +3,8 @@
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
 from threading import Event
+from typing import Any
 
 import torch
 
@@ -95,9 +95,7 @@ def empties_the_prompts(prompts: list[str], responses: list[str]) -> list[float]
     return [0.0] * len(responses)
 
 
-def changes_the_lengths(
-    prompts: list[str], responses: list[str], lengths: list[int]
-) -> list[float]:
+def changes_the_lengths(prompts: list[str], responses: list[str], lengths: Any) -> list[float]:
     lengths[0] += 1
     return [0.0] * len(responses)
 
@@ -106,9 +104,7 @@ def equals_answer(prompts: list[str], responses: list[str], answer: list[str]) -
     return [float(r == a) for r, a in zip(responses, answer, strict=True)]
 
 
-def default_level(
-    prompts: list[str], responses: list[str], level: Sequence[int] = (7, 7, 7)
-) -> list[float]:
+def default_level(prompts: Any, responses: list[str], level: Any = (7, 7, 7)) -> list[float]:
     return [float(value) for value in level]
 
 

@@ -55,11 +55,8 @@ def test_function_that_changes_a_field_changes_a_copy(rollouts: RolloutBatch) ->
 
 def test_missing_field_is_named_with_the_function(rollouts: RolloutBatch) -> None:
     reward = FunctionReward(f"{FUNCTIONS}:equals_answer", tiny_tokenizer())
-    with pytest.raises(
-        ValueError,
-        match=r"equals_answer': expected records with the field 'answer'.* the train records have "
-        "label, prompt;",
-    ):
+    told = "equals_answer': expected records with the field 'answer'.* the train records have "
+    with pytest.raises(ValueError, match=told + "label, prompt;"):
         reward.check_fields({"prompt", "label"}, "the train records")
     with pytest.raises(ValueError, match=r"with the field 'answer'.* the prompts have no fields"):
         reward(rollouts, PROMPTS, None)
@@ -71,7 +68,7 @@ def test_missing_field_is_named_with_the_function(rollouts: RolloutBatch) -> Non
     [
         (
             "one_too_few",
-            r"shape \(2,\); called with 3 responses, the first: prompt 'first prompt' and",
+            r"shape \(2,\); called with 3 responses, the first: prompt 'first prompt' ",
         ),
         ("a_column", r"shape \(3, 1\)"),
         ("nothing", "None"),
@@ -141,11 +138,7 @@ def test_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None:
     ],
 )
 def test_function_with_side_effects_is_refused(
-    rollouts: RolloutBatch,
-    name: str,
-    message: str,
-    timeout: float | None,
-    monkeypatch: pytest.MonkeyPatch,
+    rollouts: RolloutBatch, name: str, message: str, timeout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(".")  # and back at the end
     reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout)

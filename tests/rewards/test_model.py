@@ -15,8 +15,7 @@ from tests.support.tiny_models import tiny_tokenizer
 
 def test_model_scores_the_last_token_of_each_response(folder: Path, rollouts: RolloutBatch) -> None:
     reward = ModelReward(str(folder / "reward_1"), ModelOptions())
-    model = load_scalar_model(folder / "reward_1").eval()
-    expected = []
+    model, expected = load_scalar_model(folder / "reward_1").eval(), []
     for row in range(3):
         ids = rollouts.sequence_ids[row][rollouts.sequence_mask[row]].unsqueeze(0)
         expected.append(float(model(input_ids=ids).logits[0, 0].detach()))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from lit_rlhf.data import Turns
 from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rewards import WeightedReward
@@ -16,15 +15,8 @@ from tests.modules.stages import fitted, ppo_options, prompts, write_data, write
 from tests.rewards.said import said
 from tests.support.tiny_models import VOCAB_SIZE, tiny_causal_lm, tiny_tokenizer
 
-TURNS: list[Turns] = [
-    [{"role": "user", "content": "one?"}],
-    [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "two?"},
-        {"role": "assistant", "content": "2"},
-        {"role": "user", "content": "three?"},
-    ],
-]
+TALK = [("system", "Be kind."), ("user", "two?"), ("assistant", "2"), ("user", "three?")]
+TURNS = [[{"role": r, "content": c} for r, c in talk] for talk in ([("user", "one?")], TALK)]
 RENDERED = ["unused", "unused"]
 
 
@@ -37,12 +29,10 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a reward model with `chat_tokenizer`."""
-    root = tmp_path_factory.mktemp("own_text")
-    tokenizer = chat_tokenizer()
+    root, tokenizer = tmp_path_factory.mktemp("own_text"), chat_tokenizer()
     assert len(tokenizer) < VOCAB_SIZE
     save_model_folder(tiny_causal_lm(vocab_size=len(tokenizer)), tokenizer, root / "lm")
-    model = load_scalar_model(root / "lm", head_seed=1)
-    save_model_folder(model, tokenizer, root / "reward")
+    save_model_folder(load_scalar_model(root / "lm", head_seed=1), tokenizer, root / "reward")
     return str(root / "reward")
 
 
@@ -57,16 +47,13 @@ def score(path: str, text: str) -> float:
 def test_responses_are_scored_in_the_models_own_template(path: str, limit: int | None) -> None:
     reward = WeightedReward({path: 2.0}, ModelOptions(), tiny_tokenizer()).eval()
     rollouts = said(["yes", "no way"], [True, False])
-    expected = [
-        2 * score(path, "<|im_start|>user\none?<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>"),
-        2
-        * score(
-            path,
-            "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\ntwo?<|im_end|>\n"
-            "<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\nthree?<|im_end|>\n"
-            "<|im_start|>assistant\nno way",
-        ),
-    ]
+    texts = (
+        "<|im_start|>user\none?<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>",
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\ntwo?<|im_end|>\n"
+        "<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\nthree?<|im_end|>\n"
+        "<|im_start|>assistant\nno way",
+    )
+    expected = [2 * score(path, text) for text in texts]
     actual = reward(rollouts, RENDERED, limit, (), TURNS).tolist()
     assert actual == pytest.approx(expected, rel=1e-5)
 

@@ -20,6 +20,8 @@ from tests.support.tiny_models import tiny_tokenizer
 
 PROMPTS = ["first", "second", "third"]
 TEXTS = ["yes", "no way", "对"]
+HIDDEN = r"variable in place of the .*'http://\*\*\*@host'"
+BASIC = b"Authorization: Basic " + base64.b64encode(b"me:secret")
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +75,7 @@ def test_transient_failures_are_retried_after_pauses(status: int, pauses: list[f
         pytest.warns(UserWarning, match="in attempt . of 4; the next one is in") as warned,
     ):
         scores = RemoteScorer(url, retries=3, backoff=0.5)(PROMPTS, TEXTS)
-    assert scores == pytest.approx([5.3, 6.6, 5.1])
-    assert len(requests) == 4
-    assert pauses == [0.5, 1.0, 2.0]
+    assert (scores, len(requests), pauses) == (pytest.approx([5.3, 6.6, 5.1]), 4, [0.5, 1.0, 2.0])
     told = "the connection failed" if status == 0 else f"status {status} and the body"
     assert all(f"{url}: {told}" in str(warning.message) for warning in warned)
 
@@ -84,8 +84,7 @@ def test_transient_failures_are_retried_after_pauses(status: int, pauses: list[f
 def test_last_attempt_reports_the_answer(pauses: list[float]) -> None:
     with service(always(503, "the model is loading")) as (url, requests):
         refuses(url, "the body 'the model is loading' in the last of 3 attempts", retries=2)
-    assert len(requests) == 3
-    assert pauses == [1.0, 2.0]
+    assert (len(requests), pauses) == (3, [1.0, 2.0])
 
 
 def test_refused_connection_is_reported() -> None:
@@ -104,8 +103,7 @@ def test_missing_answer_is_reported() -> None:
 
     with service(waits) as (url, _):
         try:
-            expected = r"no answer within 0\.05 seconds .timeout. in"
-            refuses(url, expected, timeout=0.05, retries=0)
+            refuses(url, r"no answer within 0\.05 seconds .timeout. in", timeout=0.05, retries=0)
         finally:
             told.set()
 
@@ -163,13 +161,10 @@ def test_service_failure_is_not_searched_for_a_sample() -> None:
         ({"url": "file:///etc/passwd"}, "url: expected http"),
         ({"url": "http://"}, "url: expected http"),
         ({"url": "ftp://me:secret@host"}, r"url: expected http.* got 'ftp://\*\*\*@host'"),
-        ({"url": "http://me:secret@host"}, r"variable in place of the .*'http://\*\*\*@host'"),
-        ({"url": "http://me:$a$b@host"}, r"variable in place of the .*'http://\*\*\*@host'"),
-        ({"url": "http://secret@host"}, r"variable in place of the .*'http://\*\*\*@host'"),
-        (
-            {"url": "http://me:secret\u2100@host"},
-            r"variable in place of the .*'http://\*\*\*@host'",
-        ),
+        ({"url": "http://me:secret@host"}, HIDDEN),
+        ({"url": "http://me:$a$b@host"}, HIDDEN),
+        ({"url": "http://secret@host"}, HIDDEN),
+        ({"url": "http://me:secret\u2100@host"}, HIDDEN),
         ({"url": "http://host/s?token=secret"}, r"as value of 'token'.*\?token=\*\*\*'"),
         ({"url": "http://host/s?a=1&API_Key=secret"}, r"value of 'API_Key'.*a=\*\*\*&API_Key=\*"),
         ({"url": "http://host?t=secret0123456789abcdef"}, r"as value of 't'.*\?t=\*\*\*'"),
@@ -190,16 +185,13 @@ def test_invalid_arguments_are_named(arguments: dict[str, Any], message: str) ->
 
 
 @contextmanager
-def raw_service(
-    pieces: Iterable[bytes], client_left: Event | None = None
-) -> Iterator[tuple[str, list[bytes]]]:
+def raw_service(pieces: Iterable[bytes], client_left: Event | None = None) -> Iterator[Any]:
     """A server that answers each request by these bytes; its URL, and the requests that it gets.
 
     Sets `client_left` when a client closes its connection before the end.
     """
     requests: list[bytes] = []
-    stopped = Event()
-    listener = socket.create_server(("127.0.0.1", 0))
+    stopped, listener = Event(), socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         with suppress(OSError):  # the client or the test has gone
@@ -278,13 +270,7 @@ def test_incomplete_answer_is_retried() -> None:
 @pytest.mark.parametrize(
     ("variable", "place", "secret", "shown", "sent"),
     [
-        (
-            "PASSWORD",
-            "",
-            "secret",
-            r"http://\*\*\*@127.* got status 403",
-            b"Authorization: Basic " + base64.b64encode(b"me:secret"),
-        ),
+        ("PASSWORD", "", "secret", r"http://\*\*\*@127.* got status 403", BASIC),
         (
             "TOKEN",
             "?lang=en&token=$TOKEN",
@@ -305,8 +291,7 @@ def test_credential_of_the_environment_is_sent_and_never_shown(
     monkeypatch: pytest.MonkeyPatch, variable: str, place: str, secret: str, shown: str, sent: bytes
 ) -> None:
     with raw_service([b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"]) as (url, requests):
-        login = url.replace("//", "//me:$PASSWORD@")
-        scorer = RemoteScorer(url + place if place else login)
+        scorer = RemoteScorer(url + place if place else url.replace("//", "//me:$PASSWORD@"))
         with pytest.raises(RewardError, match=f"environment variable {variable}, which is not"):
             scorer(PROMPTS, TEXTS)
         monkeypatch.setenv(variable, secret)
@@ -319,16 +304,13 @@ def test_credential_of_the_environment_is_sent_and_never_shown(
 
 
 def test_redact_url_hides_what_may_be_secret() -> None:
-    uuid = "01234567-89ab-cdef-0123-456789abcdef"
+    uuid, host = "01234567-89ab-cdef-0123-456789abcdef", "https://host0123456789abcdef.org"
+    model = "http://h/v2/Meta-Llama-3.1-8B-Instruct/key/$A"
     shown = {
         "https://host?a=$TOKEN&b=x$TOKEN&c=&d#e": "https://host?a=$TOKEN&b=***&c=&d#***",
         "https://host:1/a?b#c": "https://host:1/a?b#***",
-        f"https://host0123456789abcdef.org/{uuid}/v1?b=/c": (
-            "https://host0123456789abcdef.org/***/v1?b=***"
-        ),
-        "http://h/v2/Meta-Llama-3.1-8B-Instruct/key/$A": (
-            "http://h/v2/Meta-Llama-3.1-8B-Instruct/key/$A"
-        ),
+        f"{host}/{uuid}/v1?b=/c": f"{host}/***/v1?b=***",
+        model: model,
         "https://me:p/w@x@host/a": "https://***@host/a",
         "me:secret@host": "***@host",
     }

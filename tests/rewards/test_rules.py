@@ -7,18 +7,8 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.rewards import (
-    CallableReward,
-    ContainsRule,
-    EqualsRule,
-    FormatRule,
-    LengthRule,
-    RegexRule,
-    RewardError,
-    SentimentRule,
-    parse_rewards,
-    rules,
-)
+from lit_rlhf.rewards import CallableReward, RewardError, SentimentRule, parse_rewards, rules
+from lit_rlhf.rewards.rules import ContainsRule, EqualsRule, FormatRule, LengthRule, RegexRule
 from tests.rewards.said import said
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -35,8 +25,7 @@ def scores(rule: Any, responses: Sequence[str], terminated: Sequence[bool] | Non
 def test_length_is_counted_in_tokens_words_or_characters() -> None:
     texts = ["yes", "no way  at all", ""]
     # byte-level: a token for each character here, and EOS where a response ended
-    ended = [True, False, True]
-    tokenizer = tiny_tokenizer()
+    ended, tokenizer = [True, False, True], tiny_tokenizer()
     tokens = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
     expected = [-float(n + end) for n, end in zip(tokens, ended, strict=True)]
     assert scores(LengthRule(longest=0), texts, ended) == expected
@@ -54,8 +43,7 @@ def test_length_is_counted_in_tokens_words_or_characters() -> None:
     ],
 )
 def test_format_holds_or_not(kind: Any, text: str | None, good: list[str], bad: list[str]) -> None:
-    expected = [1.0] * len(good) + [0.0] * len(bad)
-    assert FormatRule(kind, text)([], good + bad) == expected
+    assert FormatRule(kind, text)([], good + bad) == [1.0] * len(good) + [0.0] * len(bad)
 
 
 def test_an_answer_is_equal_or_contained() -> None:
@@ -114,16 +102,15 @@ PATTERNS = [
     *(r"\\boxed{(.*?)}", r"\\frac{d}{dx}", "x{e}", r"\\text{s,d}", "x{i<=2}", r"\{{e}"),
 ]
 TEXTS = [
+    *("", "I'm sorry, no", "Answer: 42", "回答：42", "Answer: 4.5 or so", "- one\n* two"),
     *(
-        "",
-        "I'm sorry, no",
-        "Answer: 42",
-        "回答：42",
-        "Answer: 4.5 or so",
-        "- one\n* two",
         "```py\n",
+        "<think>a\nb</think> c",
+        "soooo",
+        "he said 'no'",
+        "mail me@x.org",
+        "see http://x.y/z)",
     ),
-    *("<think>a\nb</think> c", "soooo", "he said 'no'", "mail me@x.org", "see http://x.y/z)"),
     *("$100", "对不起", "straße", "STRASSE", "1", "naïve!", "ab", "aab", "ac", "c", "[]", "{}"),
     *("x{}", "a{1,2,3}", "x{e}", r"\boxed{7}", r"\frac{d}{dx}", r"\frac{}{dx}", "xe", "x"),
     *(r"\text{s,d}", "x{i<=2}", "{{e}"),
