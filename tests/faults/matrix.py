@@ -89,6 +89,8 @@ OTHERS = (
     ("evaluate", "forward", 30),
     ("judge", "request", 3),
 )
+MORE = {"load": FILES[:-1], "finish": FILES, "forward": ("memory",), "restore": ("EIO", "memory")}
+"""Faults beside signals in the phases of `OTHERS`."""
 
 
 def cells() -> Iterator[Cell]:
@@ -113,12 +115,7 @@ def cells() -> Iterator[Cell]:
     for command, phase, nth in OTHERS:
         for fault in SIGNALS:
             yield Cell(command, phase, nth, fault)
-        for fault in {
-            "load": FILES[:-1],
-            "finish": FILES,
-            "forward": ("memory",),
-            "restore": ("EIO", "memory"),
-        }.get(phase, ()):
+        for fault in MORE.get(phase, ()):
             yield Cell(command, phase, nth, fault)
     for processes in ("ddp", "deepspeed"):
         for phase in ("rollout", "update"):
@@ -148,26 +145,13 @@ def write_root(folder: Path) -> None:
         reward_shaping={"kl_target": 0.5, "kl_horizon": 50},
     )
     keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
-    data = {
-        "train_sources": [{"path": str(root / "prompts.jsonl")}],
-        "val_sources": [{"path": str(root / "prompts.jsonl")}],
-        "ptx_sources": [{"path": str(root / "texts.jsonl")}],
-        "chat_template": "hh",
-        "max_length": 64,
-        "batch_size": 2,
-        "samples_per_epoch": 6,
-    }
-    trainer = {
-        "accelerator": "cpu",
-        "max_epochs": 2,
-        "logger": False,
-        "limit_val_batches": 1,
-        "num_sanity_val_steps": 0,
-        "enable_model_summary": False,
-        "log_every_n_steps": 1,
-        "default_root_dir": ".",
-        "callbacks": [keep],
-    }
+    prompts, texts = ([{"path": str(root / f"{name}.jsonl")}] for name in ("prompts", "texts"))
+    data = {"train_sources": prompts, "val_sources": prompts, "ptx_sources": texts}
+    data |= {"chat_template": "hh", "max_length": 64, "batch_size": 2, "samples_per_epoch": 6}
+    trainer: dict[str, Any] = {"accelerator": "cpu", "max_epochs": 2, "limit_val_batches": 1}
+    trainer |= dict.fromkeys(("logger", "enable_model_summary"), False)
+    trainer |= {"num_sanity_val_steps": 0, "log_every_n_steps": 1, "default_root_dir": "."}
+    trainer["callbacks"] = [keep]
     config = {
         "seed_everything": 1,
         "trainer": trainer,
@@ -176,14 +160,10 @@ def write_root(folder: Path) -> None:
     }
     (folder / "ppo.yaml").write_text(json.dumps(config))
     monitor = {"key": "rollout/kl", "high": 0.3, "patience": 1, "horizon": 0}
+    back = {"times": 1, "every_n_steps": 1, "keep": ["iteration"]}
     detector = {
         "monitors": [{"class_path": "lit_callbacks.Monitor", "init_args": monitor}],
-        "actions": [
-            {
-                "class_path": "lit_callbacks.RollBack",
-                "init_args": {"times": 1, "every_n_steps": 1, "keep": ["iteration"]},
-            }
-        ],
+        "actions": [{"class_path": "lit_callbacks.RollBack", "init_args": back}],
     }
     rolls_back = {"class_path": "lit_callbacks.CollapseDetector", "init_args": detector}
     trainer["callbacks"] = [keep, rolls_back]
@@ -342,10 +322,7 @@ class Matrix:
             AssertionError: If a run without the fault fails, or if it leaves processes behind.
             TimeoutError: If the run hangs.
         """
-        words = [
-            word.format(judge=self.judge) if "{judge}" in word else word
-            for word in COMMANDS[cell.command]
-        ]
+        words = [word.replace("{judge}", self.judge) for word in COMMANDS[cell.command]]
         if cell.processes != "one":
             words += ["--trainer.strategy", STRATEGIES[cell.processes], "--trainer.devices", "2"]
             words += ["--data.batch_size", "1"]
@@ -433,9 +410,8 @@ def run_matrix(folder: Path, wanted: Sequence[Cell], lanes: int) -> dict[Cell, s
             def work() -> None:
                 with Path(f"../lane_{number}.jsonl").open("w") as file:
                     for index in range(number, len(wanted), lanes):
-                        print(
-                            json.dumps([index, matrix.check(wanted[index])]), file=file, flush=True
-                        )
+                        line = json.dumps([index, matrix.check(wanted[index])])
+                        print(line, file=file, flush=True)
 
             return work
 

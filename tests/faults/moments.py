@@ -34,8 +34,7 @@ class Moments:
         self.nth, self.strike = nth, strike
         self.count = 0
         self.training = self.validating = False
-        install = PHASES[phase]
-        install(self)
+        PHASES[phase](self)
 
     def passed(self) -> None:
         self.count += 1

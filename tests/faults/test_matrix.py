@@ -20,12 +20,8 @@ SOME = (
 
 def faults(folder: Path, *options: str) -> None:
     """Run cells; fail with the table if one is red."""
-    environment = {
-        **os.environ,
-        "JSONARGPARSE_DEPRECATION_WARNINGS": "off",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'callbacks'}",
-    }
+    quiet = {"JSONARGPARSE_DEPRECATION_WARNINGS": "off", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, **quiet, "PYTHONPATH": f"{ROOT}:{ROOT / 'callbacks'}"}
     command = [sys.executable, "-m", "tests.faults", "--folder", str(folder), *options]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

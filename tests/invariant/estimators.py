@@ -45,14 +45,8 @@ class Grouped(Scripted):
         copies = torch.arange(len(batch.index)) % GROUP
         rollouts = super().rollout(batch._replace(index=GROUP * batch.index + copies), seed)
         self.samples = [
-            Sample(
-                tuple(rollouts.prompt_ids[row][rollouts.prompt_mask[row]].tolist()),
-                tuple(rollouts.response_ids[row][rollouts.response_mask[row]].tolist()),
-                bool(rollouts.terminated[row]),
-                (),
-                (),
-            )
-            for row in range(len(copies))
+            Sample(tuple(ids[real].tolist()), tuple(said[own].tolist()), bool(ended), (), ())
+            for ids, real, said, own, ended in zip(*rollouts[:5], strict=True)
         ]
         return rollouts
 

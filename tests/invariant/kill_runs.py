@@ -59,31 +59,17 @@ def write_root(folder: Path) -> None:
         reward_shaping={"kl_target": 0.5, "kl_horizon": 50},
     )
     keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = {"accelerator": "cpu", "max_epochs": 2, "limit_val_batches": 0, **quiet}
+    trainer |= {"log_every_n_steps": 1, "default_root_dir": ".", "callbacks": [keep]}
+    data = {"train_sources": [{"path": str(root / "prompts.jsonl")}], "chat_template": "hh"}
+    data |= {"ptx_sources": [{"path": str(root / "texts.jsonl")}], "max_length": 64}
+    data |= {"batch_size": 2, "samples_per_epoch": 6}
     config = {
         "seed_everything": 1,
-        "trainer": {
-            "accelerator": "cpu",
-            "max_epochs": 2,
-            "logger": False,
-            "limit_val_batches": 0,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "log_every_n_steps": 1,
-            "default_root_dir": ".",
-            "callbacks": [keep],
-        },
+        "trainer": trainer,
         "model": {"class_path": "PPOModule", "init_args": options},
-        "data": {
-            "class_path": "PromptDataModule",
-            "init_args": {
-                "train_sources": [{"path": str(root / "prompts.jsonl")}],
-                "ptx_sources": [{"path": str(root / "texts.jsonl")}],
-                "chat_template": "hh",
-                "max_length": 64,
-                "batch_size": 2,
-                "samples_per_epoch": 6,
-            },
-        },
+        "data": {"class_path": "PromptDataModule", "init_args": data},
     }
     (folder / "ppo.yaml").write_text(json.dumps(config))
 
@@ -230,8 +216,7 @@ def left(folder: Path) -> list[str]:
 
 def chosen(kinds: list[str], seed: int) -> list[int]:
     """Random moments of every kind."""
-    rng = random.Random(seed)
-    moments = []
+    rng, moments = random.Random(seed), []
     for kind, count in MOMENTS.items():
         of_kind = [moment for moment, other in enumerate(kinds) if other == kind]
         moments += sorted(rng.sample(of_kind, count))

@@ -111,33 +111,20 @@ def _equal(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
-def ppo_run(
-    root: Path, folder: Path, iterations: int, batch_size: int = SAMPLES, **options: Any
-) -> Run:
+def ppo_run(root: Path, folder: Path, iterations: int, size: int = SAMPLES, **options: Any) -> Run:
     """Train; `trainer` among the options holds arguments of the Trainer."""
     arguments = options.pop("trainer", {})
-    module, data = stage_run("ppo", root, batch_size, **{**OPTIONS, **options})
+    module, data = stage_run("ppo", root, size, **{**OPTIONS, **options})
     logged, witness = Logged(), Witness()
-    callbacks = [logged, witness]
-    fitted(module, data, folder, max_epochs=iterations, callbacks=callbacks, **arguments)
+    fitted(module, data, folder, max_epochs=iterations, callbacks=[logged, witness], **arguments)
     return Run(logged.steps, copied(module), witness.squares, witness.untouched, witness.steps)
 
 
 def on_a_rank(rank: int, root: Path, folder: Path, iterations: int) -> dict[str, Run]:
     """By strategy, a run with half of the rollouts, in micro-batches of a quarter of those."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
-    return {
-        name: ppo_run(
-            root,
-            folder / name,
-            iterations,
-            SAMPLES // RANKS,
-            micro_batch_size=1,
-            trainer={
-                "strategy": strategy(name),
-                "devices": RANKS,
-                "use_distributed_sampler": False,
-            },
-        )
-        for name in STRATEGIES
-    }
+    runs, shared = {}, {"devices": RANKS, "use_distributed_sampler": False}
+    for name in STRATEGIES:
+        options = {"micro_batch_size": 1, "trainer": {"strategy": strategy(name), **shared}}
+        runs[name] = ppo_run(root, folder / name, iterations, SAMPLES // RANKS, **options)
+    return runs

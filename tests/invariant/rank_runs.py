@@ -4,6 +4,7 @@ One spawn does everything, since importing takes longer than the runs.
 """
 
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,7 @@ class Batches(Callback):
     def __init__(self) -> None:
         self.rows: list[list[tuple[Tensor, Tensor]]] = []
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, index: int) -> None:
         side = getattr(batch, "chosen", batch)
         self.rows.append([(ids[r].clone(), w[r].clone()) for ids, r, w in zip(*side, strict=True)])
 
@@ -74,10 +73,10 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with host_tensors_in_collectives() as results["host tensors"]:
         for stage in STAGES:
-            arguments = {"strategy": strategy("ddp"), **shared}
-            own, place = SAMPLES // RANKS, folder / "ddp" / stage
-            results[f"ddp {stage}"] = trajectory(stage, root, place, own, trainer=arguments)
             options: dict[str, Any] = {"strategy": strategy("ddp"), **shared}
+            own, place = SAMPLES // RANKS, folder / "ddp" / stage
+            results[f"ddp {stage}"] = trajectory(stage, root, place, own, trainer=options)
+            options = {"strategy": strategy("ddp"), **shared}
             found = validated(stage, root, folder / "validated", BATCH_SIZE, **options)
             results[f"validated {stage}"] = found
     for stage in STAGES:
@@ -88,8 +87,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             place = folder / name / stage
             results[f"{name} {stage}"] = trajectory(stage, root, place, SAMPLES // RANKS, **options)
     for module_class in (Scripted, HugeReturns):
-        recorder = stages.StepRecorder()
-        module = module_class(**stages.ppo_options(root))
+        recorder, module = stages.StepRecorder(), module_class(**stages.ppo_options(root))
         place, data = folder / module_class.__name__, stages.prompts(root, batch_size=4)
         options = {"callbacks": [recorder], "strategy": strategy("ddp"), **shared}
         run = stages.fitted(module, data, place, **options)
@@ -97,43 +95,24 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
         metrics = {key: float(value) for key, value in run.callback_metrics.items()}
         policy = stages.copied(module.policy)
         results[module_class.__name__] = {"policy": policy, "norms": norms, "logged": metrics}
-    results["iterations"] = {
-        f"{name} {truncation}": run_iteration(
-            root,
-            folder / f"{name} {truncation}",
-            truncation,
-            RANKS,
-            strategy=strategy(name),
-            **shared,
-        )
-        for name in STRATEGIES
-        for truncation in TRUNCATIONS
-    }
-    results["estimators"] = {
-        f"{name} {estimator}": run_step(
-            root,
-            folder / f"{name} {estimator}",
-            estimator,
-            "mask",
-            RANKS,
-            strategy=strategy(name),
-            **shared,
-        )
-        for name in ("ddp", "deepspeed")
-        for estimator in RECIPES
-    }
+    iterations = results["iterations"] = {}
+    for name, truncation in product(STRATEGIES, TRUNCATIONS):
+        key, options = f"{name} {truncation}", {"strategy": strategy(name), **shared}
+        iterations[key] = run_iteration(root, folder / key, truncation, RANKS, **options)
+    steps = results["estimators"] = {}
+    for name, estimator in product(("ddp", "deepspeed"), RECIPES):
+        key, options = f"{name} {estimator}", {"strategy": strategy(name), **shared}
+        steps[key] = run_step(root, folder / key, estimator, "mask", RANKS, **options)
     results["dynamic"] = dynamic_batches(root, folder, shared)
     results["pretraining"] = pretraining(root, folder, shared)
     results["traffic"] = traffic(root, folder, shared)
-    rows = (slice(0, 1), slice(1, 3))[rank]
-    results["metrics"] = measured(rows)
+    results["metrics"] = measured((slice(0, 1), slice(1, 3))[rank])
     return results
 
 
 def dynamic_batches(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
     """First step's gradients on batches of unlike numbers of rows, in micro-batches of one."""
-    sizes = {"batch_size": 1, "tokens_per_batch": 90}
-    seen = {}
+    sizes, seen = {"batch_size": 1, "tokens_per_batch": 90}, {}
     for name, module, data in (
         ("sft", SFTModule, stages.demonstrations(root, **sizes)),
         ("reward", RewardModule, stages.preferences(root, **sizes)),
@@ -171,10 +150,8 @@ def traffic(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
         reduced.append(tensor.numel())
         return all_reduce(tensor, *arguments, **named)
 
-    minibatches = {"minibatch_size": 4, "micro_batch_size": 2, "ppo_epochs": 1}
-    options = stages.ppo_options(
-        root, minibatches=minibatches, critic_pretraining={"iterations": 0}
-    )
+    sizes = {"minibatch_size": 4, "micro_batch_size": 2, "ppo_epochs": 1}
+    options = stages.ppo_options(root, minibatches=sizes, critic_pretraining={"iterations": 0})
     module = Scripted(**options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "all_reduce", spy)

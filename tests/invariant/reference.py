@@ -24,13 +24,8 @@ TRUNCATIONS = ("terminal", "bootstrap", "mask")
 TEMPERATURE = 0.7
 SHAPING = {"clip": 0.8, "kl_coef": 0.2, "missing_eos_penalty": 0.3}
 GAE = {"gamma": 0.97, "lam": 0.9, "clip": 1.2}
-LOSS = {
-    "ratio_clip": 0.05,
-    "value_clip": 0.05,
-    "entropy_coef": 0.1,
-    "entropy_clip": 3.0,
-    "ptx_coef": 0.3,
-}
+LOSS = {"ratio_clip": 0.05, "value_clip": 0.05, "ptx_coef": 0.3}
+LOSS |= {"entropy_coef": 0.1, "entropy_clip": 3.0}
 POLICY = {"learning_rate": 2e-3, "weight_decay": 0.5, "grad_clip": 0.5}
 CRITIC = {"learning_rate": 3e-3, "weight_decay": 0.3, "grad_clip": 0.4}
 EPOCHS, MINIBATCH = 2, 4  # rollouts of a minibatch on all ranks
@@ -83,20 +78,11 @@ class Recorded(Scripted):
 
     def rollout(self, batch: Any, seed: int) -> Any:
         rollouts = super().rollout(batch, seed)
-        texts = batch.ptx
-        for row in range(len(rollouts.terminated)):
-            real = texts.attention_mask[row]
-            self.samples.append(
-                Sample(
-                    prompt=tuple(rollouts.prompt_ids[row][rollouts.prompt_mask[row]].tolist()),
-                    response=tuple(
-                        rollouts.response_ids[row][rollouts.response_mask[row]].tolist()
-                    ),
-                    ended=bool(rollouts.terminated[row]),
-                    text=tuple(texts.input_ids[row][real].tolist()),
-                    targets=tuple(texts.completion_mask[row][real].tolist()),
-                )
-            )
+        rows = zip(*rollouts[:5], *batch.ptx, strict=True)
+        for prompt, real, response, own, ended, text, present, targets in rows:
+            ids = (prompt[real], response[own], text[present], targets[present])
+            prompt, response, text, targets = (tuple(row.tolist()) for row in ids)
+            self.samples.append(Sample(prompt, response, bool(ended), text, targets))
         return rollouts
 
     def train_critic(self, minibatch: Experience, *arguments: Any) -> dict[str, Tensor]:
@@ -109,25 +95,19 @@ class Recorded(Scripted):
 def build_module(root: Path, truncation: str, n_ranks: int = 1) -> Recorded:
     """The module with all tricks on, and a policy that has moved away from its reference."""
     constant = {"lr_scheduler": "constant"}
-    module = Recorded(
-        **ppo_options(
-            root,
-            **{
-                "sampling.temperature": TEMPERATURE,
-                "reward_shaping": {"normalization": True, "kl_estimator": "k1", **SHAPING},
-                "advantages": {"normalization": True, "truncation": truncation, **GAE},
-                "loss": LOSS,
-                "policy_optimizer": {**POLICY, **constant},
-                "critic_optimizer": {**CRITIC, **constant},
-                "minibatches": {
-                    "minibatch_size": MINIBATCH // n_ranks,
-                    "micro_batch_size": 3 // n_ranks,  # does not divide the minibatch of one rank
-                    "ppo_epochs": EPOCHS,
-                },
-                "memory": {"shard_frozen": n_ranks > 1},
-            },
-        )
-    )
+    sizes = {"minibatch_size": MINIBATCH // n_ranks, "ppo_epochs": EPOCHS}
+    sizes |= {"micro_batch_size": 3 // n_ranks}  # does not divide the minibatch of one rank
+    options = {
+        "sampling.temperature": TEMPERATURE,
+        "reward_shaping": {"normalization": True, "kl_estimator": "k1", **SHAPING},
+        "advantages": {"normalization": True, "truncation": truncation, **GAE},
+        "loss": LOSS,
+        "policy_optimizer": {**POLICY, **constant},
+        "critic_optimizer": {**CRITIC, **constant},
+        "minibatches": sizes,
+        "memory": {"shard_frozen": n_ranks > 1},
+    }
+    module = Recorded(**ppo_options(root, **options))
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in module.policy.parameters():
@@ -251,12 +231,8 @@ def score_samples(
 def whitened(scores: list[Score]) -> list[Score]:
     """Advantages normalized and clipped, as those of one minibatch."""
     mean, std = mean_and_std([a for score in scores for a in score.advantages])
-    return [
-        score._replace(
-            advantages=[clipped((a - mean) / std, GAE["clip"]) for a in score.advantages]
-        )
-        for score in scores
-    ]
+    bounded = [[clipped((a - mean) / std, GAE["clip"]) for a in s.advantages] for s in scores]
+    return [s._replace(advantages=own) for s, own in zip(scores, bounded, strict=True)]
 
 
 class AdamW:
@@ -378,9 +354,7 @@ def recompute(root: Path, truncation: str, ranks: Sequence[Iteration]) -> Expect
     logged["ppo/explained_variance"] = 1 - unexplained**2 / total**2
     logged["rollout/kl"] = sum(score.kl for score in scores) / len(scores)
     logged["rollout/reward"] = sum(score.reward for score in scores) / len(scores)
-    end = {
-        name: {key: p.detach() for key, p in o.parameters.items()} for name, o in optimizers.items()
-    }
+    end = {n: {key: p.detach() for key, p in o.parameters.items()} for n, o in optimizers.items()}
     return Expected(end, {name: o.gradients for name, o in optimizers.items()}, logged)
 
 

@@ -65,8 +65,7 @@ def test_uneven_micro_batches_count_their_own_rows_and_tokens(
     whole, *others = (StepRecorder() for _ in range(3))
     limits: list[dict[str, int]] = [{}, {"micro_batch_size": 3}, {"micro_batch_tokens": TOKENS}]
     for recorder, limit in zip((whole, *others), limits, strict=True):
-        optimizer = "critic_optimizer" if stage == "ppo" else "optimizer"
-        unclipped = {optimizer: {"grad_clip": None}}
+        unclipped = {"critic_optimizer" if stage == "ppo" else "optimizer": {"grad_clip": None}}
         module, data = stage_run(stage, root, **limit, **unclipped)
         fitted(module, data, tmp_path / str(limit), callbacks=[recorder])
     assert (sizes[None], sizes[3]) == ([8], [3, 3, 2])

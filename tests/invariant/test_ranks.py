@@ -92,8 +92,7 @@ def test_dynamic_batches_may_differ_in_rows(root: Path, ranks: list[dict[str, An
         if stage == "reward":
             continue
         # the token mean over the rows of both ranks
-        model = load_causal_lm(root / "policy")
-        losses = []
+        model, losses = load_causal_lm(root / "policy"), []
         for ids, wanted in rows[0] + rows[1]:
             logits = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1]
             nll = -logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]

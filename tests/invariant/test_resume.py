@@ -335,8 +335,7 @@ def test_other_content_of_the_same_files_is_refused(
     def resume(allow_changes: bool, **arguments: Any) -> PPOModule:
         module, data = ppo(tmp_path, rewards=rewards)
         module.allow_changes = allow_changes
-        callbacks = [SaveOnce(tmp_path)]
-        fitted(module, data, tmp_path, max_epochs=1, callbacks=callbacks, **arguments)
+        fitted(module, data, tmp_path, max_epochs=1, callbacks=[SaveOnce(tmp_path)], **arguments)
         return module
 
     resume(False)
@@ -360,22 +359,19 @@ def test_other_content_of_the_same_files_is_refused(
 
 def test_allowed_reward_changes_start_moments_anew(dropout_root: Path, tmp_path: Path) -> None:
     def resume(*names: str, **arguments: Any) -> PPOModule:
-        brevity = {"rule": "length", "longest": 0, "normalize": True}
         entries = {
             str(dropout_root / "reward"): {"weight": 1.0, "normalize": True},
-            "brevity": brevity,
+            "brevity": {"rule": "length", "longest": 0, "normalize": True},
         }
         rewards = {name: entries[name] for name in entries if Path(name).name in names}
         module, data = ppo(dropout_root, rewards=rewards)
         module.allow_changes = True
-        callbacks = [SaveOnce(tmp_path)]
-        fitted(module, data, tmp_path, max_epochs=1, callbacks=callbacks, **arguments)
+        fitted(module, data, tmp_path, max_epochs=1, callbacks=[SaveOnce(tmp_path)], **arguments)
         return module
 
     resume("reward")
     module = resume("reward", "brevity", ckpt_path=tmp_path / "stopped.ckpt")
-    counts = [float(moments.count) for moments in module.reward.moments.values()]
-    assert counts == [2 * BATCH] * 2
+    assert [float(moments.count) for moments in module.reward.moments.values()] == [2 * BATCH] * 2
 
 
 def test_buffer_that_an_older_checkpoint_lacks_starts_anew(

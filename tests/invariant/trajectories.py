@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
@@ -44,8 +44,7 @@ class Scripted(PPOModule):
 
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
         n = len(batch.index)
-        ids = torch.zeros(n, 6, dtype=torch.long)
-        mask = torch.zeros(n, 6, dtype=torch.bool)
+        ids, mask = torch.zeros(n, 6, dtype=torch.long), torch.zeros(n, 6, dtype=torch.bool)
         for row, prompt in enumerate(batch.index.tolist()):
             generator = torch.Generator().manual_seed(100 * int(self.iteration) + prompt)
             length = 1 + (5 * prompt) % 6
@@ -65,51 +64,29 @@ class Logged(Callback):
         self.steps: list[dict[str, float]] = []
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        self.steps.append(
-            {
-                key: float(value)
-                for key, value in trainer.callback_metrics.items()
-                if not key.startswith(("time/", "throughput/", "memory/", "val/"))
-            }
-        )
+        metrics = trainer.callback_metrics.items()
+        skipped = ("time/", "throughput/", "memory/", "val/")
+        self.steps.append({k: float(v) for k, v in metrics if not k.startswith(skipped)})
 
 
-def stage_run(
-    stage: str,
-    root: Path,
-    batch_size: int = SAMPLES,
-    micro_batch_size: int | None = None,
-    micro_batch_tokens: int | None = None,
-    **options: Any,
-) -> tuple[LightningModule, LightningDataModule]:
+def stage_run(stage: str, root: Path, batch_size: int = SAMPLES, **options: Any) -> tuple[Any, Any]:
     """A module and its data; the batch size is that of one rank."""
-    usual = {"model_path": str(root / "policy"), "micro_batch_size": micro_batch_size}
+    limits = {n: options.pop(n, None) for n in ("micro_batch_size", "micro_batch_tokens")}
+    usual = {"model_path": str(root / "policy"), **limits}
     usual |= {"optimizer": {"learning_rate": 1e-3, "warmup_ratio": 0.0}}
-    usual |= {"micro_batch_tokens": micro_batch_tokens}
     if stage == "sft":
-        sft = SFTModule(**nested(usual, options))
-        return sft, demonstrations(root, batch_size=batch_size)
+        return SFTModule(**nested(usual, options)), demonstrations(root, batch_size=batch_size)
     if stage == "reward":
-        reward = RewardModule(**nested(usual, options))
-        return reward, preferences(root, batch_size=batch_size)
-    ppo = Scripted(
-        **ppo_options(
-            root,
-            **{
-                "minibatches.minibatch_size": batch_size,
-                "minibatches.micro_batch_size": micro_batch_size,
-                "minibatches.micro_batch_tokens": micro_batch_tokens,
-                "critic_pretraining.iterations": 1,
-                "critic_init": "policy",
-                "loss.ptx_coef": 0.3,
-                "loss.entropy_coef": 0.01,
-                "advantages.truncation": "bootstrap",
-                "reward_shaping.kl_target": 1.0,
-                "reward_shaping.kl_horizon": 100,
-                **options,
-            },
-        )
-    )
+        return RewardModule(**nested(usual, options)), preferences(root, batch_size=batch_size)
+    usual = {
+        "minibatches": {"minibatch_size": batch_size, **limits},
+        "critic_pretraining.iterations": 1,
+        "critic_init": "policy",
+        "loss": {"ptx_coef": 0.3, "entropy_coef": 0.01},
+        "advantages.truncation": "bootstrap",
+        "reward_shaping": {"kl_target": 1.0, "kl_horizon": 100},
+    }
+    ppo = Scripted(**ppo_options(root, **nested(usual, options)))
     return ppo, prompts(root, ptx=True, batch_size=batch_size)
 
 
@@ -124,11 +101,9 @@ def trajectory(
     return Trajectory(logged.steps, copied(module))
 
 
-def validated(
-    stage: str, root: Path, folder: Path, batch_size: int, **arguments: Any
-) -> dict[str, float]:
+def validated(stage: str, root: Path, folder: Path, size: int, **arguments: Any) -> dict[str, Any]:
     """Results of the validation set, of a module that was not trained; `arguments` of a Trainer."""
-    module, data = stage_run(stage, root, batch_size)
+    module, data = stage_run(stage, root, size)
     run = trainer(folder, limit_val_batches=None, **arguments)
     run.validate(module, datamodule=data, verbose=False)
     return {key: float(value) for key, value in run.callback_metrics.items()}

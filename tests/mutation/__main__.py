@@ -37,15 +37,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("lit_rlhf", "callbacks/lit_callbacks", "benchmarks")
 FUNCTIONAL = ("tests/functional",)
 PPO = (
-    "tests/modules/test_ppo_experience.py",
-    "tests/modules/test_ppo_update.py",
-    "tests/modules/test_ppo_rewards.py",
-    "tests/modules/test_ppo_switches.py",
-    "tests/modules/test_updates.py",
-    "tests/modules/test_schedules.py",
-    "tests/modules/test_phases.py",
-    "tests/invariant/test_reference_iteration.py",
-    "tests/invariant/test_micro_batches.py",
+    *(f"tests/modules/test_ppo_{n}.py" for n in ("experience", "update", "rewards", "switches")),
+    *(f"tests/modules/test_{name}.py" for name in ("updates", "schedules", "phases")),
+    *(f"tests/invariant/test_{name}.py" for name in ("reference_iteration", "micro_batches")),
 )
 STATS = ("tests/stats", "tests/functional/test_examples.py")
 SUITES: dict[str, tuple[str, ...]] = {
@@ -62,25 +56,14 @@ SUITES: dict[str, tuple[str, ...]] = {
 """Tests by module. `find_tests` knows those of other modules by their names."""
 FUNCTIONS = {
     "lit_rlhf/ppo/algorithm.py": (
-        "PPO.shape_rewards",
-        "PPO.reparameterize",
-        "PPO.experience",
-        "PPO.reparameterize_advantages",
-        "PPO.adapt_kl_coef",
-        "PPO.critic_loss",
-        "PPO.policy_loss",
+        *("PPO.shape_rewards", "PPO.reparameterize", "PPO.experience", "PPO.adapt_kl_coef"),
+        *("PPO.reparameterize_advantages", "PPO.critic_loss", "PPO.policy_loss", "PPO.ptx_loss"),
         "PPO.policy_objective",
-        "PPO.ptx_loss",
     ),
     "lit_rlhf/modules/ppo.py": (
-        "PPOModule.training_step",
-        "PPOModule.update",
-        "PPOModule.train_critic",
-        "PPOModule.train_policy",
-        "PPOModule.update_network",
-        "PPOModule.split_experience",
-        "PPOModule.watch_critic_pretraining",
-        "PPOModule.step_schedules",
+        *("PPOModule.training_step", "PPOModule.update", "PPOModule.train_critic"),
+        *("PPOModule.train_policy", "PPOModule.update_network", "PPOModule.split_experience"),
+        *("PPOModule.watch_critic_pretraining", "PPOModule.step_schedules"),
     ),
 }
 """The functions that are changed, where these are not all of a module."""
@@ -156,9 +139,7 @@ class Mutation:
             sys.settrace(None)
         return TestRun(time.perf_counter() - start, frozenset(functions), Value("i"))
 
-    def try_mutant(
-        self, session: pytest.Session, runs: dict[pytest.Item, TestRun], mutant: Mutant
-    ) -> int:
+    def try_mutant(self, session: pytest.Session, runs: dict[Any, TestRun], mutant: Mutant) -> int:
         """Run the tests with a defect, in a process for it; 1 if one fails."""
         session.config.pluginmanager.unregister(name="terminalreporter")
         use_forked_ranks()
@@ -303,8 +284,7 @@ def try_mutants(
 ) -> tuple[int, list[Mutant]]:
     """Number of a module's mutants, and those that no test notices; all have to pass without."""
     source = (ROOT / module).read_text()
-    functions = FUNCTIONS.get(module, ("",)) if lines is None else ("",)
-    mutants = make_mutants(module, source, functions)
+    mutants = make_mutants(module, source, FUNCTIONS.get(module, ("",)) if lines is None else ("",))
     if lines is not None:
         mutants = [mutant for mutant in mutants if mutant.line in lines]
     if not mutants:

@@ -17,42 +17,17 @@ COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.NotIn: (ast.In,),
 }
 OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd},
+    **dict.fromkeys((ast.Div, ast.FloorDiv, ast.Mod, ast.Pow), ast.Mult),
     ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
 }
 # names that are easily taken for each other
-NAMES = {
-    "all": "any",
-    "any": "all",
-    "ceil": "floor",
-    "floor": "ceil",
-    "max": "min",
-    "min": "max",
-    "maximum": "minimum",
-    "minimum": "maximum",
-    "mean": "sum",
-    "nanmean": "mean",
-    "ones_like": "zeros_like",
-    "zeros_like": "ones_like",
-    "float64": "float32",
-    "advantages": "returns",
-    "returns": "advantages",
-    "logprobs": "ref_logprobs",
-    "ref_logprobs": "logprobs",
-    "old_values": "returns",
-    "loss_mask": "rollouts.response_mask",
-    "policy": "critic",
-    "critic": "policy",
-    "policy_optimizer": "critic_optimizer",
-    "critic_optimizer": "policy_optimizer",
-}
+PAIRS = [("all", "any"), ("ceil", "floor"), ("max", "min"), ("maximum", "minimum")]
+PAIRS += [("ones_like", "zeros_like"), ("advantages", "returns"), ("logprobs", "ref_logprobs")]
+PAIRS += [("policy", "critic"), ("policy_optimizer", "critic_optimizer")]
+NAMES = dict(PAIRS) | {other: one for one, other in PAIRS}
+NAMES |= {"mean": "sum", "nanmean": "mean", "float64": "float32", "old_values": "returns"}
+NAMES |= {"loss_mask": "rollouts.response_mask"}
 DROPPED_METHODS = {"abs", "clamp", "clone", "detach", "double", "flip", "float", "long"}
 DROPPED_METHODS |= {"masked_fill", "square", "to"}
 SYMMETRIC = {"isinstance", "max", "min", "maximum", "minimum", "ones", "zeros", "print"}
@@ -143,9 +118,8 @@ def _variants(node: ast.expr | ast.stmt) -> Iterator[str]:
         case ast.UnaryOp():
             yield _text(node.operand)
         case ast.BoolOp():
-            yield _text(
-                ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
-            )
+            other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+            yield _text(ast.BoolOp(other, node.values))
         case ast.IfExp():
             yield _text(node.body)
             yield _text(node.orelse)
