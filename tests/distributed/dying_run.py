@@ -40,11 +40,9 @@ def main() -> None:
     """Train; the end is not reached."""
     folder, name, end = sys.argv[1:]
     torch.set_num_threads(1)
-    strategy = (
-        DDPStrategy(find_unused_parameters=True, timeout=TIMEOUT)
-        if name == "ddp"
-        else MultiEngineDeepSpeedStrategy(timeout=TIMEOUT)
-    )
+    strategy: Any = MultiEngineDeepSpeedStrategy(timeout=TIMEOUT)
+    if name == "ddp":
+        strategy = DDPStrategy(find_unused_parameters=True, timeout=TIMEOUT)
     root = Path(folder)
     module = Dying(end, **ppo_options(root, minibatches={"minibatch_size": 4, "ppo_epochs": 1}))
     ranks: dict[str, Any] = {"devices": 2, "use_distributed_sampler": False}

@@ -18,17 +18,13 @@ def runs(rank: int, root: Path) -> dict[str, Any]:
     """Modules and data; the fault is in the second batch of rank 1."""
     at = (1,) if rank == 1 else ()
     ppo = {"minibatches.minibatch_size": 2, "minibatches.ppo_epochs": 1}
+    critic = FaultyPPO(at, "critic", SILENT, **ppo_options(root, **ppo))
+    logprobs = FaultyEstimates(at, "logprobs", **ppo_options(root, **ppo))
     return {
         "sft": faulty_stage("sft", root, at, SILENT, micro_batch_size=None),
         "reward": faulty_stage("reward", root, at, "nan"),
-        "critic": (
-            FaultyPPO(at, "critic", SILENT, **ppo_options(root, **ppo)),
-            prompts(root, batch_size=2),
-        ),
-        "log-probs": (
-            FaultyEstimates(at, "logprobs", **ppo_options(root, **ppo)),
-            prompts(root, batch_size=2),
-        ),
+        "critic": (critic, prompts(root, batch_size=2)),
+        "log-probs": (logprobs, prompts(root, batch_size=2)),
     }
 
 
@@ -36,27 +32,19 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     """What each run was like on this rank, by strategy and stage, and what it warned of."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     results: dict[str, Any] = {}
+    ranks = {"devices": RANKS, "use_distributed_sampler": False}
     for name in STRATEGIES:
         for stage, (module, data) in runs(rank, root).items():
             course = Course()
             with warnings.catch_warnings(record=True) as shown:
                 warnings.simplefilter("always")
-                options = {
-                    "strategy": strategy(name),
-                    "devices": RANKS,
-                    "use_distributed_sampler": False,
-                }
-                place = folder / name / stage
+                place, options = folder / name / stage, {"strategy": strategy(name), **ranks}
                 fitted(module, data, place, max_epochs=2, callbacks=[course], **options)
+            logged = [item for metrics in course.metrics for item in metrics.items()]
             results[f"{name} {stage}"] = {
                 "states": course.states,
                 "moments": course.moments,
-                "skipped": [
-                    value
-                    for metrics in course.metrics
-                    for key, value in metrics.items()
-                    if key.endswith("/skipped_updates")
-                ],
+                "skipped": [value for key, value in logged if key.endswith("/skipped_updates")],
                 "warnings": [str(w.message) for w in shown if "skipped at" in str(w.message)],
             }
     return results

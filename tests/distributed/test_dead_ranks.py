@@ -29,22 +29,14 @@ def free_port() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)  # half an hour is what a rank would wait by default
-@pytest.mark.parametrize(
-    ("strategy", "end"),
-    [
-        ("ddp", "dies"),
-        ("ddp", "stands still"),
-        ("deepspeed", "dies"),
-        ("deepspeed", "stands still"),
-    ],
-)
+@pytest.mark.parametrize("end", ["dies", "stands still"])
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
 def test_the_other_rank_ends_with_an_error(folder: Path, strategy: str, end: str) -> None:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "callbacks")])
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", **meeting, "PYTHONPATH": paths}
     command = [sys.executable, "-m", "tests.distributed.dying_run", str(folder), strategy, end]
-    logs = [folder / f"{strategy} {end} {rank}.log" for rank in range(2)]
-    ranks = []
+    logs, ranks = [folder / f"{strategy} {end} {rank}.log" for rank in range(2)], []
     for rank, path in enumerate(logs):
         with path.open("wb") as log:
             rank_environment = {**environment, "LOCAL_RANK": str(rank)}

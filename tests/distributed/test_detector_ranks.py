@@ -12,15 +12,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from lit_callbacks import (
-    Action,
-    AdjustCoefficient,
-    CollapseDetector,
-    Monitor,
-    NonFiniteMonitor,
-    RollBack,
-    StopTraining,
-)
+from lit_callbacks import Action, AdjustCoefficient, CollapseDetector, RollBack, StopTraining
+from lit_callbacks.monitors import Monitor
+from lit_callbacks.signals import NonFiniteMonitor
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
 from tests.callbacks.scripted import Scripted, Watch, above, batches, trainer
 from tests.strategies.toy_modules import PolicyAndCritic
@@ -44,21 +38,15 @@ class OfRank(Scripted):
         return super().loss(i * (1 + self.rank))
 
 
-def outcome(
-    rank: int, folder: Path, scripts: Sequence[Any], monitor: Monitor, scores: Any = ()
-) -> dict[str, Any]:
+def outcome(rank: int, folder: Path, scripts: Any, monitor: Monitor, scores: Any = ()) -> Any:
     """What one rank came to, with actions at a collapse."""
     watch, module = Watch(), OfRank(rank, scripts, scores)
     actions: list[Action] = [watch, AdjustCoefficient("beta", 2.0), StopTraining()]
     detector = CollapseDetector([monitor], actions)
     run = trainer(folder, detector, strategy=DDPStrategy(), devices=RANKS)
     run.fit(module, batches(RANKS * len(next(iter(scripts[0].values())))))
-    return {
-        "verdicts": watch.verdicts,
-        "history": monitor.history,
-        "beta": module.beta,
-        "batches": module.batches,
-    }
+    seen = {"verdicts": watch.verdicts, "history": monitor.history}
+    return {**seen, "beta": module.beta, "batches": module.batches}
 
 
 class Weights(Callback):
@@ -119,8 +107,7 @@ def test_ranks_that_disagree_come_to_one_verdict_act_alike_and_stop_together(
     for rank in ranks:
         seen = rank[scenario]
         assert seen["history"] == history
-        levels = [int(verdict.level) for verdict in seen["verdicts"]]
-        assert levels == [0] * (stopped - 1) + [2]
+        assert [int(verdict.level) for verdict in seen["verdicts"]] == [0] * (stopped - 1) + [2]
         assert (seen["batches"], seen["beta"]) == (stopped, 0.2)
     assert ranks[0][scenario]["verdicts"] == ranks[1][scenario]["verdicts"]
 
@@ -175,11 +162,9 @@ def with_engines(rank: int, folder: Path, precision: Any) -> list[list[dict[str,
     """Weights by step of a run with RollBack, and of one that copies by hand."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     results = []
-    actions = [RollBack(every_n_steps=SAVED - 1)]
-    detector = CollapseDetector([above(10.0, patience=1)], actions)
+    detector = CollapseDetector([above(10.0, patience=1)], [RollBack(every_n_steps=SAVED - 1)])
     for callback in (detector, CopiedBack()):
-        weights = Weights()
-        engines = MultiEngineDeepSpeedStrategy(stage=2)
+        weights, engines = Weights(), MultiEngineDeepSpeedStrategy(stage=2)
         options = {"precision": precision, "use_distributed_sampler": False}
         run = trainer(folder, callback, weights, strategy=engines, **options)
         run.fit(Logging(pretraining=1), batches(BATCHES))

@@ -12,14 +12,10 @@ from tests.support.ranks import run_on_ranks
 pytestmark = pytest.mark.slow
 
 STAGES = {
-    "sft": "update of the model skipped at epoch 0, batch 1: non-finite: sft/loss",
-    "reward": "update of the model skipped at epoch 0, batch 1: non-finite: reward/loss",
-    "critic": (
-        "update of the critic skipped at iteration 2, minibatch 1: non-finite: ppo/value_loss"
-    ),
-    "log-probs": (
-        "update of policy and critic skipped at iteration 2: non-finite: log-probs of the policy"
-    ),
+    "sft": "the model skipped at epoch 0, batch 1: non-finite: sft/loss",
+    "reward": "the model skipped at epoch 0, batch 1: non-finite: reward/loss",
+    "critic": "the critic skipped at iteration 2, minibatch 1: non-finite: ppo/value_loss",
+    "log-probs": "policy and critic skipped at iteration 2: non-finite: log-probs of the policy",
 }
 COUNTERS = ("iteration", "ppo_step")
 
@@ -60,5 +56,6 @@ def test_both_ranks_skip_and_go_on(ranks: list[dict[str, Any]], strategy: str, s
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_rank_0_tells_how_many(ranks: list[dict[str, Any]], strategy: str, stage: str) -> None:
     (warning,) = ranks[0][f"{strategy} {stage}"]["warnings"]
-    assert warning.startswith(f"{STAGES[stage]} (on 1 of 2 ranks). Weights and moments are as")
+    told = f"update of {STAGES[stage]} (on 1 of 2 ranks). Weights and moments are as"
+    assert warning.startswith(told)
     assert ranks[1][f"{strategy} {stage}"]["warnings"] == []

@@ -1,27 +1,20 @@
 """Two nodes, as torchrun and SLURM start them: two launches on this machine, of a process each."""
 
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.distributed.test_dead_ranks import free_port
 from tests.strategies.runs import ROOT, outcome
 
 pytestmark = pytest.mark.slow
 NODES = 2
 ARGUMENTS = ["multi_deepspeed_stage_2", "1", "32-true", "policy_and_critic"]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def torchrun(node: int, port: int) -> tuple[list[str], dict[str, str]]:
@@ -34,51 +27,23 @@ def torchrun(node: int, port: int) -> tuple[list[str], dict[str, str]]:
 
 def slurm(node: int, port: int) -> tuple[list[str], dict[str, str]]:
     """What srun sets for a node's only task."""
-    environment = {
-        "SLURM_JOB_ID": "4321",
-        "SLURM_JOB_NAME": "ppo",
-        "SLURM_NODELIST": "127.0.0.1",
-        "SLURM_NNODES": str(NODES),
-        "SLURM_NTASKS": str(NODES),
-        "SLURM_NTASKS_PER_NODE": "1",
-        "SLURM_PROCID": str(node),
-        "SLURM_NODEID": str(node),
-        "SLURM_LOCALID": "0",
-        "MASTER_PORT": str(port),
-    }
-    return ["-m"], environment
+    job = {"SLURM_JOB_ID": "4321", "SLURM_JOB_NAME": "ppo", "SLURM_NODELIST": "127.0.0.1"}
+    job |= dict.fromkeys(("SLURM_NNODES", "SLURM_NTASKS"), str(NODES))
+    job |= dict.fromkeys(("SLURM_PROCID", "SLURM_NODEID"), str(node))
+    job |= {"SLURM_NTASKS_PER_NODE": "1", "SLURM_LOCALID": "0", "MASTER_PORT": str(port)}
+    return ["-m"], job
 
 
 @pytest.mark.parametrize("launch", [torchrun, slurm])
-def test_two_nodes_train_as_one_device(
-    tmp_path: Path, launch: Callable[[int, int], tuple[list[str], dict[str, str]]]
-) -> None:
-    port = free_port()
-    nodes = []
+def test_two_nodes_train_as_one_device(tmp_path: Path, launch: Any) -> None:
+    port, nodes = free_port(), []
+    own = {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), "RUN_NODES": str(NODES)}
+    output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     for node in range(NODES):
-        command, extra = launch(node, port)
-        nodes.append(
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    *command,
-                    "tests.strategies.runs",
-                    str(tmp_path / "nodes"),
-                    *ARGUMENTS,
-                ],
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "DS_ACCELERATOR": "cpu",
-                    "PYTHONPATH": str(ROOT),
-                    "RUN_NODES": str(NODES),
-                    **extra,
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        launcher, extra = launch(node, port)
+        environment, words = {**os.environ, **own, **extra}, [str(tmp_path / "nodes"), *ARGUMENTS]
+        command = [sys.executable, *launcher, "tests.strategies.runs", *words]
+        nodes.append(subprocess.Popen(command, cwd=ROOT, env=environment, **output))
     try:
         said = "\n".join(node.communicate(timeout=300)[0] for node in nodes)
     finally:

@@ -23,18 +23,10 @@ ROWS = 4
 PROMPT, RESPONSE = 38, 6  # tokens, about
 
 HIDDEN, LAYERS = 128, 4
-CONFIG = LlamaConfig(
-    vocab_size=VOCAB_SIZE,
-    hidden_size=HIDDEN,
-    intermediate_size=344,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=4,
-    max_position_embeddings=128,
-    tie_word_embeddings=False,
-    bos_token_id=BOS_ID,
-    eos_token_id=EOS_ID,
-    pad_token_id=PAD_ID,
-)
+SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+SIZES |= {"intermediate_size": 344, "num_attention_heads": 4, "max_position_embeddings": 128}
+TOKENS = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
+CONFIG = LlamaConfig(**SIZES, **TOKENS, tie_word_embeddings=False)
 
 
 def on_a_rank(rank: int, root: Path, folder: Path) -> tuple[int, dict[str, int]]:
@@ -54,16 +46,13 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> tuple[int, dict[str, int]]
         patch.setattr(PhaseTimer, "__call__", watched_phase)
         options = {"network.gradient_checkpointing": True, "loss.ptx_coef": 0.0}
         module, data = stage_run("ppo", root, ROWS, **options)
-        fitted(
-            module,
-            data,
-            folder,
-            max_epochs=3,  # the policy is not trained in the first
-            strategy=MultiEngineDeepSpeedStrategy(stage=2),
-            precision="bf16-mixed",
-            devices=RANKS,
-            use_distributed_sampler=False,
-        )
+        arguments: Any = {
+            "precision": "bf16-mixed",
+            "strategy": MultiEngineDeepSpeedStrategy(stage=2),
+        }
+        arguments |= {"devices": RANKS, "use_distributed_sampler": False}
+        # the policy is not trained in the first iteration
+        fitted(module, data, folder, max_epochs=3, **arguments)
     return sum(p.numel() for p in module.policy.parameters()), peaks
 
 

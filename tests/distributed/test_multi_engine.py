@@ -61,8 +61,7 @@ def length(result: dict[str, Any], network: str) -> float:
 @pytest.mark.parametrize(("strategy", "devices"), LIKE_SINGLE_DEVICE)
 @pytest.mark.parametrize("scenario", ["gan", "policy_and_critic"])
 def test_one_device_equals(outcomes: Outcomes, scenario: str, strategy: str, devices: int) -> None:
-    expected = outcomes("auto", 1)[scenario]
-    actual = outcomes(strategy, devices)[scenario]
+    expected, actual = outcomes("auto", 1)[scenario], outcomes(strategy, devices)[scenario]
     assert relative_error(actual["state"], expected["state"]) < 1e-5
     for step, reference in zip(actual["records"], expected["records"], strict=True):
         assert step["norms"] == pytest.approx(reference["norms"], rel=1e-5)
@@ -112,8 +111,7 @@ def test_non_finite_gradient_is_skipped(outcomes: Outcomes, strategy: str, devic
 
 @pytest.mark.parametrize(("strategy", "devices"), LIKE_SINGLE_DEVICE)
 def test_run_goes_on_after_skipped_update(outcomes: Outcomes, strategy: str, devices: int) -> None:
-    expected = outcomes("auto", 1)["faults"]
-    actual = outcomes(strategy, devices)["faults"]
+    expected, actual = outcomes("auto", 1)["faults"], outcomes(strategy, devices)["faults"]
     for step, reference in zip(actual["records"], expected["records"], strict=True):
         assert step["applied"] == reference["applied"]
         assert all(step["applied"]) == (step["step"] not in (7, 9))
@@ -151,8 +149,7 @@ def test_bf16_follows_fp32_and_keeps_masters_moments_and_buffers(outcomes: Outco
     # bf16 has 8 bits of mantissa; the weights move by more than 10 % of their size in this run
     assert relative_error(result["gan"]["state"], expected) < 0.02
     types = result["names"]["dtypes"]
-    assert types.pop("moments") == torch.float64
-    assert set(types.values()) == {torch.bfloat16}
+    assert (types.pop("moments"), set(types.values())) == (torch.float64, {torch.bfloat16})
     assert set(result["names"]["masters"]) == {torch.float32}
     assert set(result["names"]["state"]) == {torch.float32}
 

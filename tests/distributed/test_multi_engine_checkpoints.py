@@ -93,8 +93,7 @@ def test_language_models_follow_a_device(two: tuple[dict[str, Any], Path], tmp_p
     actual = two[0]["language_models"]
     expected = outcome(tmp_path, "auto", 1, "language_models")["language_models"]
     for key, value in expected["state"].items():
-        error = (actual["state"][key] - value).abs().max()
-        assert error <= 1e-4 * value.abs().max(), key
+        assert (actual["state"][key] - value).abs().max() <= 1e-4 * value.abs().max(), key
     norms = [step["norms"] for step in actual["records"]]
     for pair, reference in zip(norms, expected["records"], strict=True):
         assert pair == pytest.approx(reference["norms"], rel=1e-4)
@@ -121,8 +120,7 @@ def test_bf16_resumes_from_its_fp32_masters_bit_for_bit(bf16: tuple[dict[str, An
 @pytest.mark.slow
 def test_one_process_resumes_with_two(bf16: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     result, checkpoint = bf16
-    environment = {"RESUME_FROM": str(checkpoint)}
-    more = {"precision": "bf16-mixed", "environment": environment}
+    more = {"precision": "bf16-mixed", "environment": {"RESUME_FROM": str(checkpoint)}}
     again = outcome(tmp_path, STAGE_2, 2, "resume", **more)["resume"]
     for key, value in result["save"]["state"].items():
         # a bf16 weight may round the other way: one unit in the eighth binary digit

@@ -12,11 +12,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 ENVIRONMENT = {"RUN_ON": "cuda", "DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": "0"}
-STRATEGIES = [
-    "multi_deepspeed_stage_1",
-    "multi_deepspeed_stage_2",
-    "multi_deepspeed_stage_2_offload",
-]
+STRATEGIES = [f"multi_deepspeed_stage_{name}" for name in ("1", "2", "2_offload")]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

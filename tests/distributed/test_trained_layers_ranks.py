@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,11 @@ def run(root: Path, folder: Path, case: str, n: int, **arguments: Any) -> dict[s
 
 def on_a_rank(rank: int, root: Path, folder: Path) -> dict[tuple[str, str], dict[str, Tensor]]:
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
-    ranks = {"devices": RANKS, "use_distributed_sampler": False}
-    return {
-        (case, name): run(
-            root, folder / case / name, case, SAMPLES // RANKS, strategy=strategy(name), **ranks
-        )
-        for case in CASES
-        for name in ("ddp", "deepspeed")
-    }
+    runs = {}
+    for case, name in product(CASES, ("ddp", "deepspeed")):
+        ranks = {"devices": RANKS, "use_distributed_sampler": False, "strategy": strategy(name)}
+        runs[case, name] = run(root, folder / case / name, case, SAMPLES // RANKS, **ranks)
+    return runs
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import Strategy
 from torch.utils._pytree import tree_map
@@ -23,12 +23,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.files import partial_path
-from lit_rlhf.strategies import (
-    AtomicCheckpointIO,
-    MultiEngineDeepSpeedStrategy,
-    backward,
-    find_newest_checkpoint,
-)
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward, find_newest_checkpoint
+from lit_rlhf.strategies.checkpoint_files import AtomicCheckpointIO
 from lit_rlhf.strategies.folder_checkpoints import full_tensor
 from tests.strategies import toy_modules
 from tests.support.ranks import run_on_ranks
@@ -36,16 +32,9 @@ from tests.support.ranks import run_on_ranks
 ROOT = Path(__file__).resolve().parents[2]
 DDP = "ddp_find_unused_parameters_true"
 NAMES_USED = (  # of DeepSpeed's ZeRO optimizer, by `engine_optimizer`
-    "_coalesce_grad_reduction",
-    "all_grad_tensors",
-    "averaged_gradients",
-    "clip_grad",
-    "cpu_offload",
-    "micro_step_id",
-    "ready_for_gradients",
-    "reset_cpu_buffers",
-    "set_gradient_accumulation_boundary",
-    "update_lp_params",
+    *("_coalesce_grad_reduction", "all_grad_tensors", "averaged_gradients", "clip_grad"),
+    *("cpu_offload", "micro_step_id", "ready_for_gradients", "reset_cpu_buffers"),
+    *("set_gradient_accumulation_boundary", "update_lp_params"),
 )
 NAMES_USED_OFFLOADED = (*NAMES_USED, "_offload_accumulated_param_ids")
 
@@ -93,9 +82,7 @@ class Runs:
             **{"max_epochs": 1, "enable_checkpointing": False, **arguments},
         )
 
-    def trained(
-        self, module: LightningModule, steps: int = toy_modules.STEPS, **arguments: Any
-    ) -> Trainer:
+    def trained(self, module: Any, steps: int = toy_modules.STEPS, **arguments: Any) -> Trainer:
         trainer = self.trainer(**arguments)
         trainer.fit(module, batches(steps))
         return trainer
@@ -114,8 +101,7 @@ class Runs:
         return self.recorded(toy_modules.WithFaults())
 
     def language_models(self) -> dict[str, Any]:
-        module = toy_modules.LanguageModels()
-        trainer = self.trainer()
+        module, trainer = toy_modules.LanguageModels(), self.trainer()
 
         def on_train_end() -> None:
             trainer.save_checkpoint(self.folder / "language_models.ckpt")
@@ -174,8 +160,7 @@ class Runs:
         module = toy_modules.PolicyAndCritic()
         every: dict[str, Any] = {"every_n_train_steps": 1, "save_top_k": -1, "save_last": "link"}
         saving = ModelCheckpoint(self.folder / "saved", "{step}", **every)
-        trainer = self.trainer(enable_checkpointing=True, callbacks=[saving])
-        trainer.fit(module, batches())
+        self.trainer(enable_checkpointing=True, callbacks=[saving]).fit(module, batches())
         return {"state": module.state_dict(), "records": module.records}
 
     def checkpoint(self) -> Path:
@@ -238,18 +223,14 @@ class Runs:
         trainer = self.trainer(enable_checkpointing=True, callbacks=[again])
         module = toy_modules.PolicyAndCritic()
         trainer.fit(module, batches(), ckpt_path=find_newest_checkpoint(folder))
-        return {
-            "state": module.state_dict(),
-            "before": before,
-            "after": sorted(path.name for path in folder.iterdir()),
-        }
+        after = sorted(path.name for path in folder.iterdir())
+        return {"state": module.state_dict(), "before": before, "after": after}
 
     def disk_full(self) -> dict[str, Any]:
         """The last rank cannot write; what each rank is told, and what is left."""
         path = self.folder / "full" / "last.ckpt"
         module = toy_modules.PolicyAndCritic(pretraining=0)
-        trainer = self.trainer(max_steps=4)
-        told = ""
+        trainer, told = self.trainer(max_steps=4), ""
 
         def on_train_end() -> None:
             nonlocal told
@@ -265,11 +246,8 @@ class Runs:
 
         module.on_train_end = on_train_end  # type: ignore[method-assign]
         trainer.fit(module, batches())
-        return {
-            "told": told,
-            "left": sorted(p.name for p in path.parent.iterdir()),
-            "state": module.state_dict(),
-        }
+        left = sorted(p.name for p in path.parent.iterdir())
+        return {"told": told, "left": left, "state": module.state_dict()}
 
     def refused(self) -> dict[str, Any]:
         """Messages of misuse while engines exist."""
@@ -321,16 +299,10 @@ def outcome(
 
 
 def on_a_rank(
-    rank: int,
-    folder: Path,
-    strategy: str,
-    devices: int,
-    precision: str,
-    scenarios: Sequence[str],
-    environment: dict[str, str],
+    rank: int, folder: Path, strategy: str, devices: int, precision: str, scenarios: Any, added: Any
 ) -> None:
-    """Run scenarios on one of the ranks."""
-    os.environ |= {"LOCAL_RANK": str(rank), **environment}
+    """Run scenarios on one of the ranks, with variables `added` to the environment."""
+    os.environ |= {"LOCAL_RANK": str(rank), **added}
     runs = Runs(folder, strategy, devices, precision)
     for scenario in scenarios:
         result = tree_map(full_tensor, getattr(runs, scenario)())

@@ -18,23 +18,9 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchC
 
 from lit_rlhf.files import delete_partials, partial_path
 from lit_rlhf.files.atomic_io import replaced_path
-from lit_rlhf.strategies import (
-    AtomicCheckpointIO,
-    checkpoint_files,
-    checkpoint_problem,
-    find_newest_checkpoint,
-    read_state_dict,
-    use_atomic_checkpoints,
-)
-from lit_rlhf.strategies.checkpoint_files import (
-    LIGHTNING_FILE,
-    MANIFEST,
-    NAME_KEY,
-    damaged_checkpoint_error,
-    finish_folder,
-    folder_problem,
-    read_engine_layouts,
-)
+from lit_rlhf.strategies import AtomicCheckpointIO, checkpoint_files, find_newest_checkpoint
+from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, checkpoint_problem
+from lit_rlhf.strategies.saved_checkpoint import read_state_dict
 from tests.strategies.folders import write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,8 +94,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     unsavable = {**content(2), "callback": lambda: None}
     with pytest.raises(Exception, match="lambda"):
         AtomicCheckpointIO().save_checkpoint(unsavable, path)
-    assert step_of(path) == 1
-    assert list(tmp_path.iterdir()) == [path]
+    assert (step_of(path), list(tmp_path.iterdir())) == (1, [path])
 
 
 @pytest.mark.parametrize("room", [0, 500, 4000, 9000])
@@ -119,14 +104,12 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path: Path, r
     with largest_file(room), pytest.raises(OSError, match=told_of) as told:
         saved(path, 2)
     assert "File too large" in str(told.value)
-    assert step_of(path) == 1
-    assert list(tmp_path.iterdir()) == [path]
+    assert (step_of(path), list(tmp_path.iterdir())) == (1, [path])
 
 
 @pytest.mark.parametrize("cut", [*range(0, 10_000, 1250), -100, -1])
 def test_cut_off_checkpoint_is_refused_and_another_offered(tmp_path: Path, cut: int) -> None:
-    older = saved(tmp_path / "step=1.ckpt", 1)
-    path = saved(tmp_path / "step=2.ckpt", 2)
+    older, path = saved(tmp_path / "step=1.ckpt", 1), saved(tmp_path / "step=2.ckpt", 2)
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(ValueError, match=re.escape(f"checkpoint {path}: is damaged or cut off")):
         step_of(path)
@@ -158,8 +141,7 @@ def test_compressed_file_is_refused_before_it_is_unpacked(tmp_path: Path) -> Non
 
 def test_a_flipped_byte_anywhere_is_found_or_changes_nothing(tmp_path: Path) -> None:
     path = saved(tmp_path / "last.ckpt", 1)
-    whole = path.read_bytes()
-    refused = 0
+    whole, refused = path.read_bytes(), 0
     for offset in range(0, len(whole), 53):
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 255]) + whole[offset + 1 :])
         try:
@@ -199,14 +181,14 @@ def test_newest_checkpoint_is_the_furthest_whatever_the_clock_said(tmp_path: Pat
 
 def test_checkpoint_says_which_name_it_was_written_under(tmp_path: Path) -> None:
     path = saved(tmp_path / "step=1.ckpt", 1)
-    assert torch.load(path, weights_only=True)[NAME_KEY] == "step=1.ckpt"
+    assert torch.load(path, weights_only=True)[checkpoint_files.NAME_KEY] == "step=1.ckpt"
 
 
 def test_files_of_a_checkpoint_folder_have_the_mode_of_the_umask(tmp_path: Path) -> None:
     path = partial_path(tmp_path / "last.ckpt") / "policy" / "rank_0.safetensors"
     path.parent.mkdir(parents=True)
     path.touch(mode=0o600)
-    finish_folder(tmp_path / "last.ckpt", {}, {})
+    checkpoint_files.finish_folder(tmp_path / "last.ckpt", {}, {})
     (tmp_path / "usual").touch()
     file = tmp_path / "last.ckpt" / "policy" / "rank_0.safetensors"
     assert file.stat().st_mode == (tmp_path / "usual").stat().st_mode
@@ -216,7 +198,7 @@ def test_a_checkpoint_is_not_offered_in_its_own_place(tmp_path: Path) -> None:
     # torch's reader may find a damage that the checksums do not cover
     path = saved(tmp_path / "step=1.ckpt", 1)
     assert checkpoint_problem(path) is None
-    message = str(damaged_checkpoint_error(path, "is damaged: bad header"))
+    message = str(checkpoint_files.damaged_checkpoint_error(path, "is damaged: bad header"))
     assert message.endswith(f"bad header; there is no other intact checkpoint in {tmp_path}")
 
 
@@ -226,14 +208,13 @@ def test_a_file_of_another_size_is_found_without_reading_it(tmp_path: Path) -> N
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-1])
     expected = f"{LIGHTNING_FILE} is damaged: expected {size} bytes, got {size - 1}"
-    assert folder_problem(path) == expected
+    assert checkpoint_files.folder_problem(path) == expected
 
 
 def test_a_link_to_a_checkpoint_that_is_gone_is_none(tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").symlink_to("step=1.ckpt")
     assert find_newest_checkpoint(tmp_path) is None
-    path = saved(tmp_path / "last.ckpt", 1)
-    assert not path.is_symlink()
+    assert not saved(tmp_path / "last.ckpt", 1).is_symlink()
 
 
 def test_a_file_takes_the_place_of_a_folder(tmp_path: Path) -> None:
@@ -242,8 +223,7 @@ def test_a_file_takes_the_place_of_a_folder(tmp_path: Path) -> None:
     (path / "lit_rlhf.json").touch()
     with pytest.raises(ValueError, match="not of format"):
         step_of(path)
-    assert step_of(saved(path, 1)) == 1
-    assert list(tmp_path.iterdir()) == [path]
+    assert (step_of(saved(path, 1)), list(tmp_path.iterdir())) == (1, [path])
 
 
 def test_what_is_not_there_or_would_run_code_is_refused(tmp_path: Path) -> None:
@@ -260,14 +240,13 @@ def test_what_is_not_there_or_would_run_code_is_refused(tmp_path: Path) -> None:
 def test_command_line_leaves_plugins_that_do_more_alone(plugin: type[CheckpointIO] | None) -> None:
     plugins: list[Any] | None = None if plugin is None else [plugin()]
     trainer = Trainer(plugins=plugins, accelerator="cpu", logger=False, enable_checkpointing=False)
-    use_atomic_checkpoints(trainer)
+    checkpoint_files.use_atomic_checkpoints(trainer)
     expected = AsyncCheckpointIO if plugin is AsyncCheckpointIO else AtomicCheckpointIO
     assert type(trainer.strategy.checkpoint_io) is expected
 
 
 def test_a_written_folder_is_complete_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    path = write(tmp_path / "last.ckpt")
-    assert checkpoint_problem(path) is None
+    assert checkpoint_problem(write(tmp_path / "last.ckpt")) is None
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
 
 
@@ -281,13 +260,12 @@ def test_a_new_folder_replaces_the_old_one(tmp_path: Path) -> None:
 def test_a_checkpoint_that_was_being_replaced_is_found_again(tmp_path: Path) -> None:
     path = write(tmp_path / "last.ckpt")
     path.rename(replaced_path(path))  # where a kill between the two renames leaves it
-    assert read_engine_layouts(path)["policy"].world_size == 3
+    assert checkpoint_files.read_engine_layouts(path)["policy"].world_size == 3
     assert checkpoint_problem(path) is None
 
 
 def test_what_is_killed_in_the_middle_of_a_save_is_cleared_away_or_put_back(tmp_path: Path) -> None:
-    older = write(tmp_path / "step=9.ckpt")
-    path = write(tmp_path / "step=10.ckpt")
+    older, path = write(tmp_path / "step=9.ckpt"), write(tmp_path / "step=10.ckpt")
     path.rename(replaced_path(path))
     (path := write(tmp_path / "step=2.ckpt")).rename(partial_path(path))
     # a removal that was cut short comes after the manifest's time
@@ -307,12 +285,12 @@ def test_a_single_file_of_that_name_gives_way(tmp_path: Path) -> None:
 def test_other_things_are_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     assert checkpoint_problem(tmp_path / "none") == "does not exist"
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        read_engine_layouts(tmp_path / "none")
+        checkpoint_files.read_engine_layouts(tmp_path / "none")
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="not a folder"):
-        read_engine_layouts(tmp_path / "file")
+        checkpoint_files.read_engine_layouts(tmp_path / "file")
     assert "has no lit_rlhf.json" in str(checkpoint_problem(tmp_path))
-    (tmp_path / MANIFEST).write_text(json.dumps({"format": "other"}))
+    (tmp_path / checkpoint_files.MANIFEST).write_text(json.dumps({"format": "other"}))
     assert "not of format" in str(checkpoint_problem(tmp_path))
 
 

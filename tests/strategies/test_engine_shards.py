@@ -23,8 +23,7 @@ from tests.strategies.folders import write
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
 def test_partitions_of_any_number_of_ranks_can_be_read(tmp_path: Path, world_size: int) -> None:
-    path = write(tmp_path / "last.ckpt")
-    size = -(-7 // world_size)
+    path, size = write(tmp_path / "last.ckpt"), -(-7 // world_size)
     with ShardReader(path / "policy", read_engine_layouts(path)["policy"]) as reader:
         starts = range(0, size * world_size, size)
         parts = [reader.read_range("0.exp_avg", start, start + size) for start in starts]
@@ -88,8 +87,7 @@ def test_two_groups_return_from_two_ranks(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_another_network_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "last.ckpt")
-    network = nn.Module()
+    path, network = write(tmp_path / "last.ckpt"), nn.Module()
     network.a = nn.Parameter(torch.zeros(4))
     with (
         ShardReader(path / "policy", read_engine_layouts(path)["policy"]) as reader,
@@ -108,8 +106,7 @@ def test_the_layout_names_trained_parameters_in_order_and_tied_ones() -> None:
     first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
     second.weight = first.weight
     second.bias.requires_grad_(False)
-    extra = nn.Parameter(torch.zeros(3))
-    network = nn.Sequential(first, second)
+    extra, network = nn.Parameter(torch.zeros(3)), nn.Sequential(first, second)
     network.register_parameter("extra", extra)
     groups: list[dict[str, Any]] = [{"params": [extra]}, {"params": [second.bias, first.weight]}]
     layout = engine_layout(network, trained_parameters(SGD(groups, lr=1)), world_size=2)

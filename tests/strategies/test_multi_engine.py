@@ -14,9 +14,8 @@ WITHOUT_DEEPSPEED = "import sys; sys.modules['deepspeed'] = None\n"
 
 
 def python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -11,8 +11,7 @@ from tests.strategies.toy_modules import Probe
 
 def stepped(parameter: torch.Tensor, max_norm: float | None) -> OptimizerStep:
     """A step of plain gradient descent of rate 1."""
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    return clipped_step(cast("LightningOptimizer", optimizer), max_norm)
+    return clipped_step(cast("LightningOptimizer", torch.optim.SGD([parameter], lr=1.0)), max_norm)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +40,7 @@ def test_arguments_that_would_train_wrongly_are_refused(monkeypatch: pytest.Monk
     for max_norm in (0.0, -1.0, torch.nan):
         with pytest.raises(ValueError, match="max_norm: expected a positive number or None"):
             stepped(torch.zeros(1, requires_grad=True), max_norm)
-    trainer = SimpleNamespace(scaler=object(), precision="16-mixed")
-    monkeypatch.setattr(Probe, "trainer", trainer)
+    monkeypatch.setattr(Probe, "trainer", SimpleNamespace(scaler=object(), precision="16-mixed"))
     with pytest.raises(ValueError, match=r"trainer\.precision: .* got 16-mixed"):
         backward(Probe(1.0), torch.zeros(()), cast("LightningOptimizer", None))
 

@@ -15,8 +15,7 @@ from tests.support.engine_checkpoints import write_checkpoint_folder
 
 def test_a_state_dict_joins_shards_names_tied_weights_and_adds_the_rest(tmp_path: Path) -> None:
     path = write(tmp_path / "last.ckpt")
-    state = read_state_dict(path)
-    a = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
+    state, a = read_state_dict(path), torch.tensor([[0.0, 1.0], [2.0, 3.0]])
     expected = {"policy.a": a, "policy.b": torch.tensor([4.0, 5.0, 6.0]), "policy.tied": a}
     expected |= {"frozen.c": torch.ones(1), "scale": torch.ones(())}
     assert state.keys() == expected.keys()
@@ -36,8 +35,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, name: str, share: float) -> N
 
 @pytest.mark.parametrize("name", [LIGHTNING_FILE, "policy/rank_00001.safetensors"])
 def test_a_flipped_byte_is_found_and_another_checkpoint_offered(tmp_path: Path, name: str) -> None:
-    intact = write(tmp_path / "step=1.ckpt")
-    path = write(tmp_path / "step=2.ckpt")
+    intact, path = write(tmp_path / "step=1.ckpt"), write(tmp_path / "step=2.ckpt")
     content = bytearray((path / name).read_bytes())
     content[-20] ^= 1
     (path / name).write_bytes(content)

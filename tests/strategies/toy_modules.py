@@ -22,8 +22,7 @@ STEPS = 20
 def global_batch(index: int) -> list[Tensor]:
     """Inputs `[8, 4]` and targets `[8, 6]` of a step, by index: a resumed run sees the same."""
     generator = torch.Generator().manual_seed(100 + index)
-    inputs = torch.randn(8, 4, generator=generator)
-    return [inputs, torch.randn(8, 6, generator=generator) + 1.0]
+    return [torch.randn(8, 4, generator=generator), torch.randn(8, 6, generator=generator) + 1.0]
 
 
 class Network(nn.Sequential):
@@ -70,10 +69,8 @@ class TwoNetworks(LightningModule):
             {"params": [p for p in self.second.parameters() if p.dim() == 1], "lr": 1e-2},
         ]
         second = torch.optim.AdamW(groups, lr=3e-2)
-        return [first, second], [
-            LambdaLR(first, lambda step: 0.9**step),
-            LambdaLR(second, lambda step: 0.95**step),
-        ]
+        schedules = [LambdaLR(first, lambda n: 0.9**n), LambdaLR(second, lambda n: 0.95**n)]
+        return [first, second], schedules
 
     def pair(self) -> tuple[LightningOptimizer, LightningOptimizer]:
         first, second = cast("list[LightningOptimizer]", self.optimizers())
@@ -91,16 +88,13 @@ class TwoNetworks(LightningModule):
         for scheduler in schedulers:
             scheduler.step()  # type: ignore[call-arg]
         self.moments += 1
-        self.records.append(
-            {
-                "step": self.trainer.fit_loop.batch_idx,
-                "norms": [float(step.grad_norm) for step in steps],
-                "applied": [step.applied for step in steps],
-                "rates": [
-                    group["lr"] for optimizer in self.pair() for group in optimizer.param_groups
-                ],
-            }
-        )
+        groups = [group for optimizer in self.pair() for group in optimizer.param_groups]
+        self.record(*steps, rates=[group["lr"] for group in groups])
+
+    def record(self, *steps: OptimizerStep, **more: Any) -> None:
+        norms, applied = [float(step.grad_norm) for step in steps], [step.applied for step in steps]
+        place = {"step": self.trainer.fit_loop.batch_idx}
+        self.records.append({**place, "norms": norms, "applied": applied, **more})
 
 
 class Gan(TwoNetworks):
@@ -168,10 +162,7 @@ class Probe(TwoNetworks):
         self.start: dict[str, Tensor] = {}
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        return [
-            torch.optim.SGD(self.first.parameters(), lr=1.0),
-            torch.optim.SGD(self.second.parameters(), lr=1.0),
-        ]
+        return [torch.optim.SGD(part.parameters(), lr=1.0) for part in (self.first, self.second)]
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         inputs, targets = self.local(batch_idx)
@@ -192,19 +183,11 @@ class Probe(TwoNetworks):
                 optimizer.step()
                 optimizer.zero_grad()
             return
-        steps = [clipped_step(optimizer, self.max_norm) for optimizer in (first, second)]
-        self.records.append(
-            {
-                "step": self.trainer.fit_loop.batch_idx,
-                "norms": [float(step.grad_norm) for step in steps],
-                "applied": [step.applied for step in steps],
-            }
-        )
+        self.record(*(clipped_step(optimizer, self.max_norm) for optimizer in (first, second)))
 
     def loss_of_last_layer(self, inputs: Tensor) -> Tensor:
         layers = cast("Network", self.second)
-        loss: Tensor = layers[-1](layers[:-1](inputs).detach()).square().mean()
-        return loss
+        return layers[-1](layers[:-1](inputs).detach()).square().mean()
 
     def moved(self) -> dict[str, Tensor]:
         """What the last step changed."""
@@ -216,13 +199,8 @@ class LanguageModels(TwoNetworks):
 
     def __init__(self) -> None:
         super().__init__([4, 4], [4, 4])
-        sizes = {
-            "vocab_size": 32,
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 2,
-        }
-        sizes |= {"num_attention_heads": 2, "max_position_embeddings": 16}
+        sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24}
+        sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
         config = LlamaConfig(pad_token_id=0, tie_word_embeddings=True, **sizes)
         config.num_labels = 1
         with torch.random.fork_rng():
