@@ -37,9 +37,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("lit_rlhf", "callbacks/lit_callbacks", "benchmarks")
 FUNCTIONAL = ("tests/functional",)
 PPO = (
-    *(f"tests/modules/test_ppo_{n}.py" for n in ("experience", "update", "rewards", "switches")),
-    *(f"tests/modules/test_{name}.py" for name in ("updates", "schedules", "phases")),
-    *(f"tests/invariant/test_{name}.py" for name in ("reference_iteration", "micro_batches")),
+    "tests/modules/test_ppo_experience.py",
+    "tests/modules/test_ppo_update.py",
+    "tests/modules/test_ppo_rewards.py",
+    "tests/modules/test_ppo_switches.py",
+    "tests/modules/test_updates.py",
+    "tests/modules/test_schedules.py",
+    "tests/modules/test_phases.py",
+    "tests/invariant/test_reference_iteration.py",
+    "tests/invariant/test_micro_batches.py",
 )
 STATS = ("tests/stats", "tests/functional/test_examples.py")
 SUITES: dict[str, tuple[str, ...]] = {

@@ -68,7 +68,7 @@ def test_missing_field_is_named_with_the_function(rollouts: RolloutBatch) -> Non
     [
         (
             "one_too_few",
-            r"shape \(2,\); called with 3 responses, the first: prompt 'first prompt' ",
+            r"shape \(2,\); called with 3 responses, the first: prompt 'first prompt' and",
         ),
         ("a_column", r"shape \(3, 1\)"),
         ("nothing", "None"),

@@ -175,7 +175,7 @@ def test_names_are_short_where_that_tells_them_apart() -> None:
         ({"rule": "lenght"}, r"\.rule: expected one of length, format, regex, equals"),
         (
             {"rule": "length", "longst": 3},
-            r": Option 'longst' is not accepted \(rule: length takes ",
+            r": Option 'longst' is not accepted \(rule: length takes shortest, longest, ",
         ),
         ({"rule": "length", "longest": "x"}, ": .*longest.*\n.*rule: length takes"),
         ({"rule": "length"}, ": shortest, longest: expected at least one of them"),
