@@ -78,7 +78,10 @@ def test_file_that_is_no_yaml_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         (["--trainer.max_epohcs", "3"], f"trainer.max_epohcs: {NONE} trainer.max_epochs?"),
         (["--trainer.max_epochs", "many"], 'Parser key "trainer.max_epochs": Expected a <class'),
         (["--data.bacth_size", "3"], f"data.bacth_size: {NONE} "),
-        (["--ckpt_path", "/dev/zero"], "--ckpt_path: expected a checkpoint, got the device or pi"),
+        (
+            ["--ckpt_path", "/dev/zero"],
+            "--ckpt_path: expected a checkpoint, got the device or pipe",
+        ),
     ],
 )
 def test_bad_flag(capsys: pytest.CaptureFixture[str], flags: list[str], expected: str) -> None:

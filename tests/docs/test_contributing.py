@@ -15,8 +15,9 @@ from tests.docs.workspace import make_workspace
 PAGE = ROOT / "CONTRIBUTING.md"
 COPIED = ("lit_rlhf", "callbacks", "configs", "tests", "docs", "pyproject.toml", "README.md")
 # tests that would fail if a new function, option or monitor had to be listed by hand
-LISTS = ["functional/test_arguments", "functional/test_examples", "callbacks/test_signals"]
-LISTS += ["callbacks/test_defaults", "callbacks/test_detector_yaml", "modules/test_ppo_switches"]
+LISTS = ["tests/functional/test_arguments.py", "tests/functional/test_examples.py"]
+LISTS += ["tests/callbacks/test_signals.py", "tests/callbacks/test_defaults.py"]
+LISTS += ["tests/callbacks/test_detector_yaml.py", "tests/modules/test_ppo_switches.py"]
 
 
 def examples() -> dict[str, list[Block]]:
@@ -86,9 +87,8 @@ def test_examples_fit_the_tree(tree: Path) -> None:
 
 @pytest.mark.slow  # other processes, which import everything anew
 def test_examples_pass_their_tests_and_those_of_lists(tree: Path) -> None:
-    lists = [f"tests/{name}.py" for name in LISTS]
     own = [b.title for patched in PATCHED.values() for b in patched if "tests/" in b.title]
-    output = python(tree, tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *own, *lists)
+    output = python(tree, tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *own, *LISTS)
     assert "failed" not in output
 
 

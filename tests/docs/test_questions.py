@@ -16,7 +16,10 @@ QUESTIONS = {
     "How do I install it with and without CUDA?": ("docs/index.md", "download.pytorch.org/whl/cpu"),
     "What do I run first on my own data?": ("docs/first_run.md", "lit_rlhf start"),
     "Can the data be a CSV file?": ("docs/data.md", "The first line of a `.csv`"),
-    "What of TRL's SFT and reward scripts?": ("docs/migration.md", "## From TRL's SFTTrainer and"),
+    "What of TRL's SFT and reward scripts?": (
+        "docs/migration.md",
+        "## From TRL's SFTTrainer and RewardTrainer",
+    ),
     "How do I train on prompts without a template?": ("docs/migration.md", "### Raw prompts"),
     "How do I write a reward of my own?": ("docs/extending.md", "reward"),
     "How do I resume an interrupted run?": ("docs/resume.md", "--ckpt_path last"),

@@ -47,7 +47,8 @@ def test_page_and_numbers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         ("", "bad.jsonl: empty file"),
         (
             '{"prompt": "hi", "chosen": "a", "rejected": "b"}\n{"prompt": "hi", "chosen": "a"}\n',
-            "bad.jsonl:2: field 'rejected': missing, or no assistant turn at the end (the row has",
+            "bad.jsonl:2: field 'rejected': missing, or no assistant turn at the end "
+            "(the row has prompt, chosen); --on_bad_record skip leaves such records out",
         ),
     ],
 )
@@ -59,7 +60,6 @@ def test_bad_pairs_are_placed(root: Path, tmp_path: Path, content: str, expected
     assert expected in said
     assert not (tmp_path / "out").exists()
     if content:
-        assert said.endswith("; --on_bad_record skip leaves such records out")
         report = main([*argv, "--on_bad_record", "skip"])
         assert sum(report.skipped.values()) == 1
 

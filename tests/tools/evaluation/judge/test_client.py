@@ -41,7 +41,10 @@ def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
         (Failure(400, "too long"), 1, r"refuses the request.*judge.max_characters.*too long"),
         (Failure(422), 1, r"refuses the request.*judge.temperature"),
         (Failure(307, "", {"location": "/v2"}), 1, r"redirects .*not followed.*judge.base_url"),
-        (Failure(429, "slow", AT_ONCE), 2, r"still limits .* after 1 retries.*judge.concurrency"),
+        (
+            *(Failure(429, "slow", AT_ONCE), 2),
+            r"still limits the rate after 1 retries.*judge.concurrency",
+        ),
         (Failure(500, "bug", AT_ONCE), 2, r"fails after 1 retries .*its log tells why.*bug"),
     ],
 )
