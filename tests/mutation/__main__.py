@@ -225,14 +225,14 @@ def _inside(value: Any) -> Any:
 
 def use_forked_ranks() -> None:
     """Fork the processes of tests with ranks: a spawned one imports the module without a defect."""
-    from torch.multiprocessing.spawn import start_processes
-
     from tests.support import ranks
 
-    def spawn(function: Callable[..., Any], arguments: tuple[Any, ...], nprocs: int) -> None:
-        start_processes(function, arguments, nprocs, start_method="fork")
+    start = ranks.start_processes
 
-    ranks.spawn = spawn
+    def start_forked(*arguments: Any, **options: Any) -> None:
+        start(*arguments, **{**options, "start_method": "fork"})
+
+    ranks.start_processes = start_forked
 
 
 def fork(work: Callable[[], int]) -> int:

@@ -6,8 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from tests.mutation.__main__ import changed_lines, find_tests, replace_code
+from tests.mutation.__main__ import changed_lines, find_tests, replace_code, use_forked_ranks
 from tests.mutation.mutants import make_mutants
+from tests.support import ranks
 
 SOURCE = '''"""A module."""
 from typing import Literal
@@ -118,3 +119,17 @@ def test_changed_lines_differ_from_base(tmp_path: Path, monkeypatch: pytest.Monk
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     file.write_text("1\n5\n3\n6\n7\n")  # not committed
     assert changed_lines("HEAD") == {"lit_rlhf/a.py": {2, 4, 5}}
+
+
+DEFECTS: list[int] = []
+
+
+def seen(rank: int) -> list[int]:
+    return DEFECTS
+
+
+def test_ranks_have_the_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "start_processes", ranks.start_processes)  # to be restored
+    monkeypatch.setattr("tests.mutation.test_mutation.DEFECTS", [7])
+    use_forked_ranks()
+    assert ranks.run_on_ranks(seen, 2, tmp_path) == [[7], [7]]
