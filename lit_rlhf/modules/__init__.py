@@ -20,9 +20,8 @@ from lit_rlhf.modules.phases import suggest_change as suggest_change
 from lit_rlhf.modules.ppo import ROLLOUT_MEMORY as ROLLOUT_MEMORY
 from lit_rlhf.modules.ppo import UPDATE_MEMORY as UPDATE_MEMORY
 from lit_rlhf.modules.ppo import PPOModule as PPOModule
-from lit_rlhf.modules.ppo import draw_seed as draw_seed
 from lit_rlhf.modules.ppo import generation_settings as generation_settings
-from lit_rlhf.modules.ppo import iteration_generator as iteration_generator
+from lit_rlhf.modules.ppo import iteration_draws as iteration_draws
 from lit_rlhf.modules.resuming import CONTRACT_KEY as CONTRACT_KEY
 from lit_rlhf.modules.resuming import RUN_KEY as RUN_KEY
 from lit_rlhf.modules.resuming import SETTINGS_KEY as SETTINGS_KEY

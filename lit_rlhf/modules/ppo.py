@@ -334,8 +334,7 @@ class PPOModule(PPO, StageModule):
             trained, metrics["ppo/explained_variance"] = "policy and critic", scores[0]
         with self.guard.iteration(self.trainer, trained, self.place()):
             self.guard.require_finite(weight_sums(self.policy, "the policy"))
-            generator = iteration_generator(self.seed, int(self.iteration), self.global_rank)
-            seed = draw_seed(generator)
+            seed, generator = iteration_draws(self.seed, int(self.iteration), self.global_rank)
             rollouts, scores, estimates = self.score_responses(batch, seed, self.timer)
             lengths = rollouts.lengths
             metrics |= self.measure(batch, rollouts, scores, estimates).compute()
@@ -427,8 +426,7 @@ class PPOModule(PPO, StageModule):
                 place = f"{self.place()}, minibatch {len(history) + 1}"
                 metrics = {}
                 if self.separate_critic:
-                    clip = self.critic_optimizer.grad_clip
-                    metrics = self.train_critic(minibatch, clip, place)
+                    metrics = self.train_critic(minibatch, self.critic_optimizer.grad_clip, place)
                 if not pretraining:
                     clip = self.policy_optimizer.grad_clip
                     metrics |= self.train_policy(minibatch, texts, clip, place)
@@ -657,19 +655,15 @@ class PPOModule(PPO, StageModule):
         self.write_network(self.critic, folder / "critic", card=card)
 
 
-def iteration_generator(seed: int, iteration: int, rank: int) -> torch.Generator:
-    """Random generator of an iteration on a rank, for rollouts and minibatches.
+def iteration_draws(seed: int, iteration: int, rank: int) -> tuple[int, torch.Generator]:
+    """Seed of an iteration's rollouts on a rank, and generator of its minibatches.
 
-    It depends on nothing else, so that a run that resumes from a checkpoint draws the same numbers.
+    They depend on nothing else, so that a run that resumes from a checkpoint draws the same.
     """
     # Three small numbers to one: large primes keep neighbouring iterations and ranks apart.
     mixed = seed * 1_000_003 + iteration * 7_919 + rank * 104_729
-    return torch.Generator().manual_seed(mixed % 2**64)
-
-
-def draw_seed(generator: torch.Generator) -> int:
-    """Draw the seed of an iteration's rollouts."""
-    return int(torch.randint(2**31, (), generator=generator))
+    generator = torch.Generator().manual_seed(mixed % 2**64)
+    return int(torch.randint(2**31, (), generator=generator)), generator
 
 
 def is_trial(trainer: Trainer) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import response_values
 from lit_rlhf.functional import Moments
-from lit_rlhf.modules import PPOModule, iteration_generator
+from lit_rlhf.modules import PPOModule, iteration_draws
 from lit_rlhf.modules import ppo as ppo_file
 from lit_rlhf.rollout import RolloutBatch, TokenStatistics
 from tests.modules.stages import first_batch, fitted, ppo_options, prompts, write_data, write_models
@@ -93,13 +93,10 @@ def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> 
 
 
 def test_draws_depend_on_seed_iteration_and_rank() -> None:
-    def draw(seed: int, iteration: int, rank: int) -> int:
-        return int(torch.randint(2**31, (), generator=iteration_generator(seed, iteration, rank)))
-
     places = [(s, i, r) for s in range(3) for i in range(20) for r in range(8)]
-    draws = {place: draw(*place) for place in places}
+    draws = {place: iteration_draws(*place)[0] for place in places}
     assert len(set(draws.values())) == len(places)
-    assert draw(1, 2, 3) == draws[1, 2, 3]
+    assert iteration_draws(1, 2, 3)[0] == draws[1, 2, 3]
 
 
 @pytest.mark.parametrize("plain", [PLAIN, {}])  # with normalized scores, too

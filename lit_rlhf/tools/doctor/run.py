@@ -15,8 +15,7 @@ from lit_rlhf.modules import (
     UPDATE_MEMORY,
     PhaseTimer,
     PPOModule,
-    draw_seed,
-    iteration_generator,
+    iteration_draws,
     trained_networks,
 )
 from lit_rlhf.rollout import iterate_minibatches
@@ -80,8 +79,8 @@ def run_iteration(case: Case) -> Finding:
     module, batch = case.module, case.batch
     assert batch is not None
     # the draws of the run's first iteration, as in PPOModule.training_step
-    generator = iteration_generator(module.seed, 0, module.global_rank)
-    rollouts, scores, estimates = module.score_responses(batch, draw_seed(generator), module.timer)
+    seed, generator = iteration_draws(module.seed, 0, module.global_rank)
+    rollouts, scores, estimates = module.score_responses(batch, seed, module.timer)
     case.rollouts, case.scores, case.estimates = rollouts, scores, estimates
     if rollouts.statistics is not None:
         case.rescored = module.estimate(rollouts._replace(statistics=None))
