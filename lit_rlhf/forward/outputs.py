@@ -85,14 +85,11 @@ def logits_from_hidden(model: LanguageModel, lm_head: nn.Module, hidden: Tensor)
     """
     config = unwrap_model(model).config
     logits: Tensor = lm_head(hidden)
-    scale = getattr(config, "logit_scale", None)
-    if scale is not None:
+    if (scale := getattr(config, "logit_scale", None)) is not None:
         logits = logits * scale
-    divisor = getattr(config, "logits_scaling", None)
-    if divisor is not None:
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:
         logits = logits / divisor
-    cap = getattr(config, "final_logit_softcapping", None)
-    if cap is not None:
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
         logits = cap * torch.tanh(logits / cap)
     return logits
 
