@@ -124,19 +124,11 @@ def map_target_logits(
 
 
 def target_logprobs(
-    model: LanguageModel,
-    input_ids: Tensor,
-    mask: Tensor,
-    target_mask: Tensor,
-    temperature: float = 1.0,
+    model: LanguageModel, input_ids: Tensor, mask: Tensor, target_mask: Tensor
 ) -> Tensor:
-    """Log-probs of the target tokens at a temperature, `[B, L]` float32, nats; 0 elsewhere."""
+    """Log-probs of the target tokens, `[B, L]` float32, nats; 0 elsewhere."""
     (logprobs,) = map_target_logits(
-        model,
-        input_ids,
-        mask,
-        target_mask,
-        lambda logits, ids: (token_logprobs(logits, ids, temperature),),
+        model, input_ids, mask, target_mask, lambda logits, ids: (token_logprobs(logits, ids),)
     )
     return logprobs
 

@@ -73,10 +73,10 @@ def test_logprobs_are_the_models(chunk: int | None, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("lit_rlhf.forward.outputs.CHUNK_SIZE", chunk)
     model, plain = optimized_causal_lm(), tiny_causal_lm()
     ids, mask, targets = batch()
-    by_token = (forward.token_logits(plain, ids, mask).double() / 0.7).log_softmax(-1)
+    by_token = forward.token_logits(plain, ids, mask).double().log_softmax(-1)
     expected = by_token[:, :-1].gather(-1, ids[:, 1:, None])[..., 0] * targets[:, 1:]
     for network in (model, plain):
-        actual = forward.target_logprobs(network, ids, mask, targets, temperature=0.7)[:, 1:]
+        actual = forward.target_logprobs(network, ids, mask, targets)[:, 1:]
         torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)
     hidden = forward.hidden_states(model, ids, mask)
     actual = forward.target_logprobs_from_hidden(model, model.lm_head, hidden, ids, targets)

@@ -54,8 +54,8 @@ class Svg(str):
         return self
 
 
-def new_axes(height: int = 156) -> Axes:
-    """Empty axes in a figure of their own, with a plot area of so many CSS pixels.
+def new_axes() -> Axes:
+    """Empty axes in a figure of their own.
 
     Raises:
         ModuleNotFoundError: If matplotlib is not installed.
@@ -66,7 +66,7 @@ def new_axes(height: int = 156) -> Axes:
         raise ModuleNotFoundError(
             "charts are drawn with matplotlib: pip install matplotlib"
         ) from error
-    left, bottom, right, top = 42, 24, 8, 18
+    left, bottom, right, top, height = 42, 24, 8, 18, 156  # CSS pixels
     whole = height + bottom + top
     figure = Figure(figsize=(WIDTH / 72, whole / 72))
     place = (left / WIDTH, bottom / whole, 1 - (left + right) / WIDTH, height / whole)
