@@ -25,7 +25,7 @@ def global_sum(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.bool:
         raise ValueError("tensor: expected a numeric dtype, got torch.bool")
     total = tensor.detach().clone()
-    if world_size() > 1:
+    if _is_distributed():
         distributed.all_reduce(total)
     return total
 
@@ -79,9 +79,9 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
         [[1, 2]]
     """
     tensor = tensor.detach()
-    n_ranks = world_size()
-    if n_ranks == 1:
+    if not _is_distributed():
         return tensor
+    n_ranks = distributed.get_world_size()
     n_rows = torch.tensor(len(tensor), device=tensor.device)
     counts = [torch.empty_like(n_rows) for _ in range(n_ranks)]
     distributed.all_gather(counts, n_rows)
@@ -130,8 +130,12 @@ def world_size() -> int:
         >>> world_size()  # a single process
         1
     """
-    known = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if known else 1
+    return distributed.get_world_size() if _is_distributed() else 1
+
+
+def _is_distributed() -> bool:
+    """Whether there is a group; one of a single rank refuses tensors of another device, too."""
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
@@ -145,10 +149,10 @@ def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
         [2.0, 1.0, 2.0]
     """
     moments = masked_moments(values, mask)
-    if world_size() == 1:
+    if not _is_distributed():
         return moments
     packed = torch.stack(moments)
-    of_ranks = [torch.empty_like(packed) for _ in range(world_size())]
+    of_ranks = [torch.empty_like(packed) for _ in range(distributed.get_world_size())]
     # gathered and merged in the order of the ranks, which is the same everywhere: sums of squares
     # in an all_reduce would cancel digits of a large mean
     distributed.all_gather(of_ranks, packed)

@@ -143,7 +143,11 @@ def runs(gold_a: list[float], gold_b: list[float], **others: Any) -> Runs:
         (Check(Value(A, "gold"), "<", Value(B, "gold"), margin=-0.2), runs([1], [3]), 1.8),
         (Check(Value(A, "gold", "peak"), "~", Value(B, "gold"), margin=9), runs([1, 0], [3]), -2),
         (Check(Value(A, "kl.x"), ">", Value(A, "y"), 3.0), runs([], [], kl={"x": 6}, y=1), 0.6931),
-        (Check(Value(A, "k.x"), ">", Value(A, "y"), 3.0), runs([], [], k={"x": 0}, y=1), math.nan),
+        (
+            Check(Value(A, "kl.x"), ">", Value(A, "y"), 3.0),
+            runs([], [], kl={"x": 0}, y=1),
+            math.nan,
+        ),
         (
             Check(Value(A, "first_warning.kl"), "<", float(ITERATIONS)),
             runs([], [], first_warning={"kl": None}),
