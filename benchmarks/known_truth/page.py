@@ -53,7 +53,9 @@ def _all_seeds(done: dict[int, dict[str, Any]]) -> str:
         truths = (f"{np.mean(policies[name]['truth']):.2f}" for name in NAMES)
         differences = (_interval(verdict["differences"][name]) for name in names)
         failed = [name for name, held in verdict["holds"].items() if not held]
-        rows.append([seed, *truths, *differences, f"not {failed}" if failed else "holds"])
+        rows.append(
+            [seed, *truths, *differences, f"not {', '.join(failed)}" if failed else "holds"]
+        )
     return table(head, rows)
 
 
