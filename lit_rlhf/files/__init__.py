@@ -23,7 +23,7 @@ from lit_rlhf.files.manifest import check_responses as check_responses
 from lit_rlhf.files.manifest import check_weights as check_weights
 from lit_rlhf.files.manifest import code_versions as code_versions
 from lit_rlhf.files.manifest import hash_files as hash_files
-from lit_rlhf.files.manifest import hash_weights as hash_weights
+from lit_rlhf.files.manifest import hash_model as hash_model
 from lit_rlhf.files.manifest import listed_files as listed_files
 from lit_rlhf.files.manifest import manifest_path as manifest_path
 from lit_rlhf.files.manifest import read_manifest as read_manifest

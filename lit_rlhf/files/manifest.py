@@ -18,6 +18,7 @@ from typing import Any
 MANIFEST = "lit_rlhf.json"
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers", "peft")
 GIT_TIMEOUT = 5.0  # seconds
+_HASHED = (".safetensors", ".json", ".jinja", ".model", ".txt")  # suffixes of a model's files
 
 
 @cache
@@ -79,15 +80,17 @@ def hash_files(folder: Path) -> dict[str, list[Any]]:
     return found
 
 
-def hash_weights(folder: str | Path) -> str | None:
-    """SHA-256 over the weights of a model's folder, which tells what started a run.
+def hash_model(folder: str | Path) -> str | None:
+    """SHA-256 over a model's weights, configurations, tokenizer and template, but not its card.
 
     Returns:
         The hash; `None` without a folder with safetensors files, for instance for a hub id.
     """
-    files = sorted(Path(folder).glob("*.safetensors"))
-    hashes = [f"{file.name} {_size_and_hash(file)[1]}" for file in files]
-    return hashlib.sha256("\n".join(hashes).encode()).hexdigest() if hashes else None
+    if not any(Path(folder).glob("*.safetensors")):
+        return None
+    files = (f for f in sorted(Path(folder).iterdir()) if f.suffix in _HASHED and f.is_file())
+    hashes = [f"{f.name} {_size_and_hash(f)[1]}" for f in files if f.name != MANIFEST]
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 def check_weights(folder: Path) -> None:

@@ -14,7 +14,7 @@ from torch import distributed
 
 from lit_callbacks import Collapse, default_checkpoint_dir, find_collapse
 from lit_rlhf.data import DataSource, PromptDataModule, RecordDataModule
-from lit_rlhf.files import FolderLocks, hash_weights, lock_path, write_manifest
+from lit_rlhf.files import FolderLocks, hash_model, lock_path, write_manifest
 from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
 from lit_rlhf.modules.option_names import dotted_arguments
 from lit_rlhf.modules.resuming import last_metrics
@@ -50,7 +50,7 @@ class RunFolders(Callback):
             check_shared_folders(trainer, module.finished_dir, module.inputs)
         if trainer.is_global_zero:  # now, as another run may replace them meanwhile
             paths = sorted({path for paths in module.inputs.values() for path in paths})
-            hashes = {f"weights of {Path(path).name}": hash_weights(path) for path in paths}
+            hashes = {f"SHA-256 of {Path(path).name}": hash_model(path) for path in paths}
             self.hashes = {name: found for name, found in hashes.items() if found}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

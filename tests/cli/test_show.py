@@ -9,7 +9,7 @@ import yaml
 
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.cli.show import COMMAND
-from lit_rlhf.files import ProgressFile, code_versions, hash_weights, lock_path, read_manifest
+from lit_rlhf.files import ProgressFile, code_versions, hash_model, lock_path, read_manifest
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE
 from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
@@ -37,8 +37,8 @@ def test_model_says_what_it_was_made_from(run: Path, capsys: pytest.CaptureFixtu
     assert found["finished"] is True
     # 8 rollouts in minibatches of 4, twice, by each network
     assert (found["stage"], found["base_model"], found["updates"]) == ("ppo", "policy", 8)
-    assert found["inputs"]["weights of policy"] == hash_weights(run / "policy")
-    assert found["inputs"]["weights of reward"] == hash_weights(run / "reward")
+    assert found["inputs"]["SHA-256 of policy"] == hash_model(run / "policy")
+    assert found["inputs"]["SHA-256 of reward"] == hash_model(run / "reward")
     assert isinstance(found["inputs"]["training examples"], int)
     assert found["config"]["minibatches.ppo_epochs"] == 2
     assert found["versions"]["torch"] == torch.__version__

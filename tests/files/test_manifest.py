@@ -11,7 +11,7 @@ from lit_rlhf.files import (
     MANIFEST,
     check_weights,
     code_versions,
-    hash_weights,
+    hash_model,
     listed_files,
     read_manifest,
     write_manifest,
@@ -75,13 +75,17 @@ def test_hashes_of_before_the_first_release_are_not_compared(folder: Path) -> No
     check_weights(folder)
 
 
-def test_hash_of_weights_tells_models_apart(folder: Path, tmp_path: Path) -> None:
-    before = hash_weights(folder)
-    content = f"{WEIGHTS} {hashlib.sha256(WEIGHTS.encode()).hexdigest()}"
-    assert before == hashlib.sha256(content.encode()).hexdigest()
-    (folder / WEIGHTS).write_text("others")
-    assert hash_weights(folder) not in (before, None)
-    assert hash_weights("owner/name") is None
+def test_hash_of_a_model_tells_models_apart(folder: Path, tmp_path: Path) -> None:
+    before = hash_model(folder)
+    hashes = (f"{n} {hashlib.sha256(n.encode()).hexdigest()}" for n in ("config.json", WEIGHTS))
+    assert before == hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    (folder / "README.md").write_text("its card")
+    assert hash_model(folder) == before
+    for name in (WEIGHTS, "chat_template.jinja"):
+        (folder / name).write_text("others")
+        assert hash_model(folder) not in (before, None)
+        before = hash_model(folder)
+    assert hash_model("owner/name") is None
 
 
 def test_versions_name_what_numbers_depend_on() -> None:

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.tuner import Tuner
 
 from lit_rlhf.data import DataSource, PromptDataModule, TextContract
-from lit_rlhf.files import hash_weights, read_manifest
+from lit_rlhf.files import hash_model, read_manifest
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.finished import training_sources
 from tests.modules.stages import (
@@ -109,7 +109,7 @@ def test_cards_say_how_the_model_was_made(chain: dict[str, Any]) -> None:
 def test_manifest_has_the_hash_of_the_model_that_was_read(root: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(root / "policy", base)
-    before = hash_weights(base)
+    before = hash_model(base)
 
     class Replace(Callback):
         def on_train_start(self, *_: Any) -> None:
@@ -118,8 +118,8 @@ def test_manifest_has_the_hash_of_the_model_that_was_read(root: Path, tmp_path: 
 
     module = SFTModule(str(base), str(tmp_path / "sft"))
     fitted(module, demonstrations(root), tmp_path, callbacks=[Replace()])
-    assert hash_weights(base) != before
-    assert read_manifest(tmp_path / "sft")["made"]["inputs"]["weights of base"] == before
+    assert hash_model(base) != before
+    assert read_manifest(tmp_path / "sft")["made"]["inputs"]["SHA-256 of base"] == before
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_rlhf.command import Command
 from lit_rlhf.data import DataSource, is_file_path
-from lit_rlhf.files import check_outputs, check_responses, code_versions, hash_weights, write_text
+from lit_rlhf.files import check_outputs, check_responses, code_versions, hash_model, write_text
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 from lit_rlhf.tools.evaluation import (
     Comparison,
@@ -134,7 +134,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
             )
             print(f"Chart: {save_figure(figure, options.kl_chart)}")
     else:
-        report["inputs"] = {"policies": {path: hash_weights(path) for path in options.policies}}
+        report["inputs"] = {"policies": {path: hash_model(path) for path in options.policies}}
     report["versions"] = code_versions()
     if options.judge.model is not None and responses is not None:
         judgement = judge_policies(responses, options.judge)

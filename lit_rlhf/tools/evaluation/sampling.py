@@ -29,7 +29,7 @@ from lit_rlhf.data import (
     encode_records,
     load_records,
 )
-from lit_rlhf.files import ProgressFile, hash_weights
+from lit_rlhf.files import ProgressFile, hash_model
 from lit_rlhf.forward import LanguageModel, stop_token_ids
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
@@ -297,8 +297,8 @@ def _describe(
 
 
 def hash_models(models: Sequence[str]) -> dict[str, str | None]:
-    """SHA-256 over the weights of local models, by folder; `None` for a hub id."""
-    return {path: hash_weights(path) for path in models}
+    """SHA-256 of local models, by folder; `None` for a hub id."""
+    return {path: hash_model(path) for path in models}
 
 
 def hash_prompts(prompts: EncodedPrompts) -> str:
