@@ -1,7 +1,7 @@
 """Networks: their parts with and without LoRA adapters, their mode, their device and their plan."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -128,15 +128,17 @@ def call(network: nn.Module, function: Callable[..., ResultT], *args: object) ->
     return function(*args) if method is None else method(function, *args)
 
 
-@contextmanager
-def gathered(network: nn.Module) -> Iterator[None]:
+def gathered(network: nn.Module) -> AbstractContextManager[None]:
     """All weights of a sharded network inside the context, which computes no gradients.
 
     Inside, ranks may call the network and its parts as often as they like.
     """
-    if not is_sharded(network):  # or gathered already
-        yield
-        return
+    # not sharded may also mean gathered already
+    return _gather_shards(network) if is_sharded(network) else nullcontext()
+
+
+@contextmanager
+def _gather_shards(network: nn.Module) -> Iterator[None]:
     parts = [module for module in network.modules() if isinstance(module, FSDPModule)]
     try:
         with torch.inference_mode(False):  # an update uses the same memory

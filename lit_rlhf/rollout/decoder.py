@@ -6,7 +6,7 @@ slots, `n` sequences in progress, `C` capacity of a slot in tokens, `K` key-valu
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -127,7 +127,9 @@ class Decoder:
         softmax(logits / temperature), whatever the sampling options left out: `None` in less than
         float32, where a separate forward gives other numbers.
         """
-        with eval_mode(self.model), _cast_weights_once(self.lengths.device):
+        device = self.lengths.device.type
+        autocast = torch.is_autocast_enabled(device)
+        with eval_mode(self.model), _cast_weights_once(device) if autocast else nullcontext():
             while self.host_lengths or self.waiting:
                 n_free = self.n_slots - len(self.host_lengths)
                 if self.waiting and n_free * _ADMISSION_SHARE >= self.n_slots:
@@ -381,14 +383,11 @@ class _DecodeLayout:
 
 
 @contextmanager
-def _cast_weights_once(device: torch.device) -> Iterator[None]:
+def _cast_weights_once(device: str) -> Iterator[None]:
     """Under autocast, cast each weight at its first use and not at every step."""
-    if not torch.is_autocast_enabled(device.type):
-        yield
-        return
-    dtype = torch.get_autocast_dtype(device.type)
+    dtype = torch.get_autocast_dtype(device)
     try:
-        with torch.autocast(device.type, dtype=dtype, cache_enabled=True):
+        with torch.autocast(device, dtype=dtype, cache_enabled=True):
             yield
     finally:
         # an enclosing autocast would keep the casts of weights that the update then changes
