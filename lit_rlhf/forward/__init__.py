@@ -10,7 +10,7 @@ from lit_rlhf.forward.attention import AttentionInputs as AttentionInputs
 from lit_rlhf.forward.attention import AttentionLayout as AttentionLayout
 from lit_rlhf.forward.attention import RowOffsets as RowOffsets
 from lit_rlhf.forward.attention import cached_attention as cached_attention
-from lit_rlhf.forward.attention import layout_arguments as layout_arguments
+from lit_rlhf.forward.attention import run_with_layout as run_with_layout
 from lit_rlhf.forward.attention import varlen_attention as varlen_attention
 from lit_rlhf.forward.attention import varlen_obstacle as varlen_obstacle
 from lit_rlhf.forward.cpu import has_bfloat16 as has_bfloat16

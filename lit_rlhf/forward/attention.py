@@ -115,12 +115,16 @@ def attention_implementation(model: PreTrainedModel) -> str | None:
     return name
 
 
-def layout_arguments(layout: AttentionLayout, device: torch.device) -> dict[str, Any]:
-    """Keyword arguments of a decoder's forward that pass `layout` on to its attention layers."""
+def run_with_layout(
+    trunk: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, layout: AttentionLayout
+) -> Tensor:
+    """Final hidden states `[S, N, H]` of a decoder, whose attention layers follow `layout`."""
     # transformers takes a mask of four dimensions as ready made. The layout does not read it; it
     # only keeps the decoder from building a quadratic mask.
-    ready_made = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
-    return {"attention_mask": ready_made, "layout": layout, "use_cache": False}
+    ready_made = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=input_ids.device)
+    arguments = {"position_ids": position_ids, "attention_mask": ready_made, "layout": layout}
+    hidden: Tensor = trunk(input_ids=input_ids, use_cache=False, **arguments).last_hidden_state
+    return hidden
 
 
 def causal_attention(inputs: AttentionInputs) -> Tensor:

@@ -19,7 +19,7 @@ from lit_rlhf.forward.attention import (
     AttentionInputs,
     RowOffsets,
     causal_attention,
-    layout_arguments,
+    run_with_layout,
     varlen_attention,
     varlen_obstacle,
 )
@@ -145,12 +145,9 @@ def packed_states(
     if lower is not None:
         lower = lower.flatten(0, 1).index_select(0, indices).unsqueeze(0)
         computed = start_above(trunk, n_lower, lower)
+    ids = input_ids.flatten().index_select(0, indices).unsqueeze(0)
     with computed:
-        states: Tensor = trunk(
-            input_ids=input_ids.flatten().index_select(0, indices).unsqueeze(0),
-            position_ids=layout.position_ids,
-            **layout_arguments(layout, device),
-        ).last_hidden_state[0, :n_tokens]
+        states = run_with_layout(trunk, ids, layout.position_ids, layout)[0, :n_tokens]
     # Back to the rectangle that callers index: it takes memory, but nothing is computed with it.
     rectangle = states.new_zeros((mask.numel(), states.shape[1]))
     return rectangle.index_copy(0, indices[:n_tokens], states).view(*mask.shape, -1)

@@ -15,15 +15,14 @@ from torch.nn import functional
 
 from lit_rlhf.forward import (
     AttentionInputs,
-    AttentionLayout,
     LanguageModel,
     PackedLayout,
     RowOffsets,
     cached_attention,
     eval_mode,
     forward_plan,
-    layout_arguments,
     logits_from_hidden,
+    run_with_layout,
     trunk_of,
     unwrap_model,
     varlen_attention,
@@ -157,7 +156,8 @@ class Decoder:
             slots = slice(first_slot, first_slot + len(samples[part]))
             layout = _PrefillLayout(self.cache, lengths[part], first_slot)
             input_ids = torch.cat([self.prompts[sample] for sample in samples[part]]).unsqueeze(0)
-            hidden = self._run_trunk(input_ids, layout.packed.position_ids, layout)
+            position_ids = layout.packed.position_ids
+            hidden = run_with_layout(self.trunk, input_ids, position_ids, layout)
             self.host_lengths += lengths[part]
             self.samples[slots] = self.samples.new_tensor(samples[part])
             self.lengths[slots] = self.lengths.new_tensor(lengths[part])
@@ -200,7 +200,7 @@ class Decoder:
         # may have no row for what comes after the longest possible response
         positions = lengths.clamp(max=self.cache.capacity - self.release_interval - 1)
         last_tokens = self.last_tokens[:n_rows].unsqueeze(1)
-        hidden = self._run_trunk(last_tokens, positions.unsqueeze(1), layout)
+        hidden = run_with_layout(self.trunk, last_tokens, positions.unsqueeze(1), layout)
         self.sample(hidden[:, 0], slice(n))
         # at the end, as RowGraphs requires: until here, a step that raises can be repeated
         self.lengths[:n] += 1
@@ -255,16 +255,6 @@ class Decoder:
         for numbers in (self.samples, self.lengths, self.n_sampled, self.last_tokens, self.ended):
             numbers[:n_left] = numbers[index]
             numbers[n_left:] = self.n_samples if numbers is self.samples else 0
-
-    def _run_trunk(
-        self, input_ids: Tensor, position_ids: Tensor, layout: AttentionLayout
-    ) -> Tensor:
-        hidden: Tensor = self.trunk(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            **layout_arguments(layout, input_ids.device),
-        ).last_hidden_state
-        return hidden
 
 
 class KVCache:
