@@ -77,17 +77,9 @@ def attention(
     if layout is not None:
         inputs = AttentionInputs(query, key, value, scaling, dropout, sliding_window)
         return _attend(layout, module, inputs), None
-    output, _ = ALL_ATTENTION_FUNCTIONS[BASE_ATTENTION](
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        dropout=dropout,
-        scaling=scaling,
-        sliding_window=sliding_window,
-        **kwargs,
-    )
+    kwargs |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
+    base = ALL_ATTENTION_FUNCTIONS[BASE_ATTENTION]
+    output, _ = base(module, query, key, value, attention_mask, **kwargs)
     return output, None
 
 
@@ -139,9 +131,16 @@ def causal_attention(inputs: AttentionInputs) -> Tensor:
     if on_cpu and full_precision and length <= MAX_BATCHED_LENGTH and not dropout:
         bias = _causal_bias(length, window or length, dtype)
         return batched_attention(query, key, value, bias, scale)
+    return _fused_causal_attention(inputs)
+
+
+def _fused_causal_attention(inputs: AttentionInputs) -> Tensor:
+    """`causal_attention` by one of torch's kernels."""
+    query, key, value, scale, dropout, window = inputs
+    length, dtype, on_cpu = query.shape[2], value.dtype, query.device.type == "cpu"
     # On a CPU, the backward of scaled_dot_product_attention is several times slower in bfloat16
     # than in float32.
-    upcast = on_cpu and not full_precision and torch.is_grad_enabled()
+    upcast = on_cpu and dtype.itemsize < 4 and torch.is_grad_enabled()
     compute_dtype = torch.float32 if upcast else dtype
     mask = None
     if window is not None and window < length:
