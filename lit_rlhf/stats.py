@@ -81,16 +81,19 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if not _is_distributed():
         return tensor
-    n_ranks = distributed.get_world_size()
-    n_rows = torch.tensor(len(tensor), device=tensor.device)
-    counts = [torch.empty_like(n_rows) for _ in range(n_ranks)]
-    distributed.all_gather(counts, n_rows)
+    counts = _all_gather(torch.tensor(len(tensor), device=tensor.device))
     # a backend gathers tensors of one shape
     padded = tensor.new_zeros((int(max(counts)), *tensor.shape[1:]))
     padded[: len(tensor)] = tensor
-    of_ranks = [torch.empty_like(padded) for _ in range(n_ranks)]
-    distributed.all_gather(of_ranks, padded)
-    return torch.cat([rows[: int(count)] for rows, count in zip(of_ranks, counts, strict=True)])
+    parts = zip(_all_gather(padded), counts, strict=True)
+    return torch.cat([rows[: int(count)] for rows, count in parts])
+
+
+def _all_gather(tensor: Tensor) -> list[Tensor]:
+    """The tensors of all ranks, of one shape, in the order of the ranks."""
+    of_ranks = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(of_ranks, tensor)
+    return of_ranks
 
 
 def global_denominator(count: Tensor | int, device: torch.device) -> Tensor:
@@ -151,11 +154,9 @@ def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
     moments = masked_moments(values, mask)
     if not _is_distributed():
         return moments
-    packed = torch.stack(moments)
-    of_ranks = [torch.empty_like(packed) for _ in range(distributed.get_world_size())]
     # gathered and merged in the order of the ranks, which is the same everywhere: sums of squares
     # in an all_reduce would cancel digits of a large mean
-    distributed.all_gather(of_ranks, packed)
+    of_ranks = _all_gather(torch.stack(moments))
     return reduce(merged_moments, (Moments(*numbers.unbind()) for numbers in of_ranks))
 
 
