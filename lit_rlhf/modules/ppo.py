@@ -383,11 +383,7 @@ class PPOModule(PPO, StageModule):
     def measure_experience(self, rewards: Tensor, experience: Experience) -> dict[str, Tensor]:
         """Metrics of rewards and returns; warns if there is no token to learn from on any rank."""
         if self.advantages.truncation == "mask" and not global_sum(experience.loss_mask.sum()):
-            rank_zero_warn(
-                "advantages.truncation: mask leaves nothing to learn from, as all responses of an "
-                f"iteration ran to sampling.max_new_tokens={self.sampling.max_new_tokens}: raise "
-                "it, or use truncation: terminal with a reward_shaping.missing_eos_penalty"
-            )
+            warn_about_empty_mask(self.sampling.max_new_tokens)
         count = global_denominator(len(rewards), self.device)
         metrics = {"rollout/reward": rewards.sum() / count}
         if self.critic is not None:
@@ -664,6 +660,15 @@ def iteration_draws(seed: int, iteration: int, rank: int) -> tuple[int, torch.Ge
     mixed = seed * 1_000_003 + iteration * 7_919 + rank * 104_729
     generator = torch.Generator().manual_seed(mixed % 2**64)
     return int(torch.randint(2**31, (), generator=generator)), generator
+
+
+def warn_about_empty_mask(max_new_tokens: int) -> None:
+    """Tell that no response of an iteration ended, so that there is nothing to learn from."""
+    rank_zero_warn(
+        "advantages.truncation: mask leaves nothing to learn from, as all responses of an "
+        f"iteration ran to sampling.max_new_tokens={max_new_tokens}: raise it, or use "
+        "truncation: terminal with a reward_shaping.missing_eos_penalty"
+    )
 
 
 def is_trial(trainer: Trainer) -> bool:

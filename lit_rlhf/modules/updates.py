@@ -158,9 +158,15 @@ class UpdateGuard:
     def _count_update(
         self, trainer: Trainer, network: str, not_finite: list[str], place: str
     ) -> None:
-        if not not_finite:
+        if not_finite:
+            self._count_skipped(trainer, network, not_finite, place)
+        else:
             self.in_a_row[network] = 0
-            return
+
+    def _count_skipped(
+        self, trainer: Trainer, network: str, not_finite: list[str], place: str
+    ) -> None:
+        """Tell of a skipped update; too many of a network in a row end the run."""
         row = self.in_a_row[network] = self.in_a_row.get(network, 0) + 1
         self._count += 1
         skipped = f"update of {network} skipped at {place}: non-finite: {join_names(not_finite)}"
