@@ -83,7 +83,8 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
         optimizer.step()
         return OptimizerStep(engine_optimizer.grad_norm, engine_optimizer.step_was_applied)
     parameters = _network_parameters(optimizer)
-    average_gradients(parameters)
+    if world_size() > 1:
+        average_gradients(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
     total = torch.nn.utils.get_total_norm(gradients)
     norm = (total.full_tensor() if isinstance(total, DTensor) else total).float()
@@ -154,7 +155,7 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
     experts of a mixture, the gradient of the others is zero. Gradients that are partitioned over
     ranks (`DTensor`) are averaged already.
     """
-    if world_size() == 1 or any(isinstance(parameter, DTensor) for parameter in parameters):
+    if any(isinstance(parameter, DTensor) for parameter in parameters):
         return
     used = torch.tensor([p.grad is not None for p in parameters], device=parameters[0].device)
     for parameter, n_ranks in zip(parameters, global_sum(used.int()).tolist(), strict=True):
