@@ -4,7 +4,7 @@ Every function here runs its networks without gradients and in evaluation mode. 
 samples, `T` response tokens.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -136,19 +136,17 @@ def compute_reference_statistics(
     An offloaded reference is on the rollouts' device during the forward. `None` takes the policy
     with its LoRA adapters off.
     """
-    used: AbstractContextManager[LanguageModel | None]
+    arguments = (rollouts, temperature, max_tokens_per_forward, lower)
     if reference is not None:
-        used = on_device(reference, rollouts.response_ids.device)
-    elif isinstance(policy, PeftModel):
-        used = policy.disable_adapter()
-    else:
+        with on_device(reference, rollouts.response_ids.device) as network:
+            return compute_policy_statistics(network, *arguments)
+    if not isinstance(policy, PeftModel):
         raise ValueError(
             "reference: expected a model, or None for a policy with LoRA adapters, got None and a "
             f"{type(policy).__name__} without adapters"
         )
-    with used as network:
-        own = policy if network is None else network
-        return compute_policy_statistics(own, rollouts, temperature, max_tokens_per_forward, lower)
+    with policy.disable_adapter():
+        return compute_policy_statistics(policy, *arguments)
 
 
 @torch.no_grad()
