@@ -165,11 +165,15 @@ class PPO(FixedDtypeBuffers):
     ) -> RolloutMetrics:
         """Add responses to `metrics` (or new ones), with each reward's score and the gold one."""
         metrics = metrics or RolloutMetrics()
-        named = {f"score/{name}": raw for name, raw in self.reward.raw_scores.items()}
+        named = {"score": scores}
+        named |= {f"score/{name}": raw for name, raw in self.reward.raw_scores.items()}
         if (spread := self.reward.spread()) is not None:
             named["score_spread"] = spread
         if self.gold is not None:
             named["gold"] = self.gold(rollouts, batch.texts, None, batch.fields)
+        # of the prompts alone: they tell other data from a collapse
+        named["prompt_length"] = rollouts.prompt_mask.sum(1)
+        named["ref_prompt_entropy"] = estimates.ref_prompt_entropy
         metrics.update(
             estimates.logprobs,
             estimates.ref_logprobs,
@@ -177,13 +181,7 @@ class PPO(FixedDtypeBuffers):
             rollouts.response_mask,
             rollouts.response_ids,
             rollouts.terminated,
-            {
-                "score": scores,
-                **named,
-                # of the prompts alone: they tell other data from a collapse
-                "prompt_length": rollouts.prompt_mask.sum(1),
-                "ref_prompt_entropy": estimates.ref_prompt_entropy,
-            },
+            named,
         )
         return metrics
 
@@ -296,15 +294,9 @@ class PPO(FixedDtypeBuffers):
         `hidden` are the critic's hidden states, `[B, P+T, H]`, if they are there already.
         """
         rollouts, mask = experience.rollouts, experience.loss_mask
+        ids, real, lower = rollouts.sequence_ids, rollouts.sequence_mask, experience.critic_lower
         assert self.critic is not None
-        values = response_values(
-            self.critic,
-            rollouts.sequence_ids,
-            rollouts.sequence_mask,
-            mask.shape[1],
-            experience.critic_lower,
-            hidden,
-        )
+        values = response_values(self.critic, ids, real, mask.shape[1], lower, hidden)
         loss, clip_fraction = F.value_loss(
             values,
             experience.old_values,
@@ -336,8 +328,8 @@ class PPO(FixedDtypeBuffers):
         Those are the minibatch's, see `global_denominator`. `hidden` is as for `critic_loss`.
         """
         rollouts, mask = experience.rollouts, experience.loss_mask
+        ids, real = rollouts.sequence_ids, rollouts.sequence_mask
         if hidden is None and experience.policy_lower is not None:
-            ids, real = rollouts.sequence_ids, rollouts.sequence_mask
             hidden = hidden_states(self.policy, ids, real, experience.policy_lower)
         entropy_coef, temperature = self.loss.entropy_coef, self.sampling.temperature
 
@@ -346,14 +338,8 @@ class PPO(FixedDtypeBuffers):
                 return F.token_logprobs_and_entropy(logits, ids, temperature)
             return (F.token_logprobs(logits, ids, temperature),)
 
-        logprobs, *entropy = map_target_logits(
-            self.policy,
-            rollouts.sequence_ids,
-            rollouts.sequence_mask,
-            rollouts.to_sequence_mask(mask),
-            read,
-            hidden,
-        )
+        targets = rollouts.to_sequence_mask(mask)
+        logprobs, *entropy = map_target_logits(self.policy, ids, real, targets, read, hidden)
         # The last T columns of a sequence are its response.
         logprobs = logprobs[:, -mask.shape[1] :]
         terms = self.policy_objective(logprobs, experience, tokens)
