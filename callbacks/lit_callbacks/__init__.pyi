@@ -14,7 +14,6 @@ from lit_callbacks.logs import replay_steps as replay_steps
 from lit_callbacks.monitors import Level as Level
 from lit_callbacks.monitors import Monitor as Monitor
 from lit_callbacks.monitors import StepMetrics as StepMetrics
-from lit_callbacks.monitors import Thresholds as Thresholds
 from lit_callbacks.output import log_text as log_text
 from lit_callbacks.output import name_file as name_file
 from lit_callbacks.phases import PhaseSummary as PhaseSummary

@@ -64,13 +64,6 @@ class StepMetrics(NamedTuple):
     non_finite: tuple[str, ...] = ()
 
 
-class Thresholds(NamedTuple):
-    """The range that a monitor allows; an end is infinite where there is no threshold (yet)."""
-
-    low: float
-    high: float
-
-
 class Monitor:
     """Watches one signal against fixed thresholds, or thresholds relative to its own start.
 
@@ -306,12 +299,10 @@ class Monitor:
         """Median of the first readings; `None` until there are enough of them."""
         return None if len(self.normal) < self.baseline_steps else median(self.normal)
 
-    def thresholds(self) -> Thresholds:
-        """The current thresholds; infinite where there is none (yet)."""
-        return Thresholds(
-            low=self.threshold_of(-1, self.low, self.low_ratio),
-            high=self.threshold_of(+1, self.high, self.high_ratio),
-        )
+    def thresholds(self) -> tuple[float, float]:
+        """The current lower and upper threshold; infinite where there is none (yet)."""
+        low = self.threshold_of(-1, self.low, self.low_ratio)
+        return low, self.threshold_of(+1, self.high, self.high_ratio)
 
     def standard_error(self, value: float) -> float:
         """Standard error of a mean of this value over the responses; 0 if it is not known."""
@@ -429,7 +420,7 @@ class Monitor:
             return (
                 f"{text} and at this pace beyond {format_number(threshold)} in {steps} step{plural}"
             )
-        score = trend([v for v in self._latest(self.trend_steps) if math.isfinite(v)]).score
+        _, score = trend([v for v in self._latest(self.trend_steps) if math.isfinite(v)])
         if abs(score) >= VISIBLE_TREND_SCORE:
             text += " and rising" if score > 0 else " and falling"
         return text

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 from statistics import fmean, median, pstdev, quantiles
-from typing import NamedTuple
 
 MAD_TO_STD = 1.4826  # scales a median absolute deviation to the std of normal numbers
 
@@ -30,32 +29,24 @@ def noise_of(values: Sequence[float]) -> float:
     return MAD_TO_STD * median(abs(step - middle) for step in steps) / math.sqrt(2)
 
 
-class Trend(NamedTuple):
-    """Direction of a series.
+def trend(values: Sequence[float]) -> tuple[float, float]:
+    """Robust slope of a series, and a score of how certain its sign is.
 
-    Its `slope` is the median over all pairs of values (Theil-Sen), per step; its `score` is
+    The slope is the median over all pairs of values (Theil-Sen), per step, and the score is
     Mann-Kendall's statistic, nearly standard normal for a series without a trend.
-    """
-
-    slope: float
-    score: float
-
-
-def trend(values: Sequence[float]) -> Trend:
-    """Robust slope of a series, and how certain its sign is (Theil-Sen, Mann-Kendall).
 
     Neither the size of the noise nor an outlier makes a trend; autocorrelated noise can look like
     one. Ties count for neither direction. Fewer than three have no trend.
     """
     n = len(values)
     if n < 3:
-        return Trend(0.0, 0.0)
+        return 0.0, 0.0
     slopes = [(values[j] - values[i]) / (j - i) for i, j in combinations(range(n), 2)]
     signs = sum((slope > 0) - (slope < 0) for slope in slopes)
     deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     # One less than the sum: the sum moves in steps of two (continuity correction).
     score = 0.0 if signs == 0 else (signs - math.copysign(1, signs)) / deviation
-    return Trend(median(slopes), score)
+    return median(slopes), score
 
 
 def distribution(numbers: Sequence[float]) -> dict[str, float]:

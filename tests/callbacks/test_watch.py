@@ -86,7 +86,7 @@ def test_wide_beginning_leaves_a_threshold_within_reach() -> None:
     learning = [10.0, 35.0, 30.0, 60.0, 40.0, 70.0, 55.0, 80.0]
     assert C not in fed(watch, [{"return": value} for value in learning])
     (monitor,) = watch.monitors
-    assert monitor.thresholds().low >= 0.1 * (monitor.baseline or 0.0) > 0
+    assert monitor.thresholds()[0] >= 0.1 * (monitor.baseline or 0.0) > 0
     assert fed(watch, [{"return": 3.0}] * 3)[-1] is C
 
 
@@ -128,7 +128,7 @@ def test_number_of_responses_is_taken_from_the_metrics_or_the_argument(responses
         given.step(NORMAL)
     ranges = [[m.thresholds() for m in watch.monitors] for watch in (told, given)]
     assert ranges[0] == ranges[1]
-    assert told.monitors[2].thresholds().high == {4: 220.0, 16: 175.0}[responses]
+    assert told.monitors[2].thresholds()[1] == {4: 220.0, 16: 175.0}[responses]
 
 
 def test_state_continues_in_the_middle() -> None:
