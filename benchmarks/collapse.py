@@ -104,7 +104,7 @@ read_steps = cache(read_logged_steps)
 
 def read_metric(folder: Path, key: str) -> dict[int, float]:
     """Read a metric of a run by iteration."""
-    return {s.step: s.scalars[key] for s in read_steps(str(folder)) if key in s.scalars}
+    return {step: s[key] for step, s in read_steps(str(folder)).items() if key in s}
 
 
 class Detection(NamedTuple):

@@ -97,7 +97,7 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     stages.evaluate("sft", arm)
     evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))["policies"]
-    steps = [step.scalars for step in read_logged_steps(str(root / "logs" / arm))]
+    steps = list(read_logged_steps(str(root / "logs" / arm)).values())
     result = {
         "seed": seed,
         "arm": arm,

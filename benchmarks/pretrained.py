@@ -376,19 +376,20 @@ class Benchmark:
 
     def read_run(self, name: str) -> dict[str, Any]:
         """The peak memory of a training run, and for PPO the curves and the detector's verdict."""
-        steps = read_logged_steps(str(self.path("logs", name)))
-        keys = sorted({key for step in steps for key in step.scalars if key.startswith("val/")})
-        last = {key: [s.scalars[key] for s in steps if key in s.scalars][-1] for key in keys}
-        memory = [v for s in steps for key, v in s.scalars.items() if key.startswith("memory/")]
+        by_step = read_logged_steps(str(self.path("logs", name)))
+        steps = by_step.values()
+        keys = sorted({key for s in steps for key in s if key.startswith("val/")})
+        last = {key: [s[key] for s in steps if key in s][-1] for key in keys}
+        memory = [v for s in steps for key, v in s.items() if key.startswith("memory/")]
         result: dict[str, Any] = {"validation": last, "peak_gib": max(memory, default=0.0)}
         if not name.startswith("ppo"):
             return result
-        rows = [step for step in steps if all(key in step.scalars for key in CURVES)]
-        result["curves"] = {key: [round(r.scalars[key], 4) for r in rows] for key in CURVES}
-        verdicts = replay_steps(steps, default_monitors())
+        rows = [step for step in steps if all(key in step for key in CURVES)]
+        result["curves"] = {key: [round(r[key], 4) for r in rows] for key in CURVES}
+        verdicts = replay_steps(by_step, default_monitors())
         flagged = [place for place, (_, v) in enumerate(verdicts, 1) if v.level is Level.COLLAPSED]
         result["flagged_at"] = flagged[0] if flagged else None
-        result["reasons"] = verdicts[flagged[0] - 1].verdict.sentence if flagged else ""
+        result["reasons"] = verdicts[flagged[0] - 1][1].sentence if flagged else ""
         return result
 
 

@@ -196,16 +196,16 @@ class Steps:
         steps = read_logged_steps(self.path("logs", name))
         if not name.startswith("ppo"):
             last: dict[str, float] = {}
-            for step in steps:
-                last |= {k: v for k, v in step.scalars.items() if k.startswith("val/")}
+            for scalars in steps.values():
+                last |= {k: v for k, v in scalars.items() if k.startswith("val/")}
             return {"validation": last}
-        rows = [step for step in steps if all(key in step.scalars for key in CURVES)]
+        rows = [scalars for scalars in steps.values() if all(key in scalars for key in CURVES)]
         verdicts = replay_steps(steps, default_monitors())
         flagged = [n for n, (_, v) in enumerate(verdicts, 1) if v.level is Level.COLLAPSED]
         return {
-            "curves": {key: [round(r.scalars[key], 4) for r in rows] for key in CURVES},
+            "curves": {key: [round(r[key], 4) for r in rows] for key in CURVES},
             "flagged_at": flagged[0] if flagged else None,
-            "reasons": verdicts[flagged[0] - 1].verdict.sentence if flagged else "",
+            "reasons": verdicts[flagged[0] - 1][1].sentence if flagged else "",
         }
 
 

@@ -79,11 +79,11 @@ def measure_run(root: Path, arm: Arm, seed: int) -> dict[str, Any]:
 
 def read_curves(log: Path) -> dict[str, list[float | None]]:
     """The logged metrics over the iterations."""
-    steps = [step for step in read_logged_steps(str(log)) if CURVES["score"] in step.scalars]
-    curves = {"iteration": rounded(averaged([step.step for step in steps]))}
+    steps = {n: s for n, s in read_logged_steps(str(log)).items() if CURVES["score"] in s}
+    curves = {"iteration": rounded(averaged(list(steps)))}
     for name, key in CURVES.items():
         # while only the critic is trained there is no policy loss
-        values = [step.scalars.get(key, math.nan) for step in steps]
+        values = [scalars.get(key, math.nan) for scalars in steps.values()]
         curves[name] = rounded(averaged(values))
     return curves
 
@@ -238,7 +238,7 @@ def measure_foundation(
     limit = float(np.abs(differences).max()) + 1e-6
     edges = np.linspace(-limit, limit, BINS + 1)
     steps = read_logged_steps(str(root / "logs" / "reward"))
-    accuracy = [(s.step, s.scalars[k]) for s in steps if (k := "reward/accuracy") in s.scalars]
+    accuracy = [(n, s[k]) for n, s in steps.items() if (k := "reward/accuracy") in s]
     return {
         "accuracy": float(np.mean(differences > 0)),
         "histogram": np.histogram(differences, edges)[0].tolist(),

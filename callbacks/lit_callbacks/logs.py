@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.names import find_names
@@ -15,38 +14,26 @@ from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
 
 
-class LoggedStep(NamedTuple):
-    """The metrics that a run logged at one place of the x axis, by key."""
-
-    step: int
-    scalars: dict[str, float]
-
-
-class ReplayedStep(NamedTuple):
-    """The verdict that a detector would have given at one place of the x axis."""
-
-    step: int
-    verdict: Verdict
-
-
-def read_logged_steps(log: str | Path) -> list[LoggedStep]:
-    """Read the scalars of a run, step by step, see `read_run`."""
+def read_logged_steps(log: str | Path) -> dict[int, dict[str, float]]:
+    """Read the scalars of a run by step and key, in ascending steps, see `read_run`."""
     return logged_steps(read_run("run", log))
 
 
-def logged_steps(run: Run) -> list[LoggedStep]:
-    """The scalars of a run, step by step."""
+def logged_steps(run: Run) -> dict[int, dict[str, float]]:
+    """The scalars of a run by step and key, in ascending steps."""
     by_step: dict[int, dict[str, float]] = {}
     for key, curve in run.curves.items():
         for point in curve.points:
             by_step.setdefault(point.step, {})[key] = point.value
-    return [LoggedStep(step, by_step[step]) for step in sorted(by_step)]
+    return dict(sorted(by_step.items()))
 
 
 def replay_steps(
-    steps: Sequence[LoggedStep], monitors: Sequence[Monitor] | None = None, votes: int = 2
-) -> list[ReplayedStep]:
-    """Judge logged steps as `CollapseDetector` judges them during the run.
+    steps: Mapping[int, Mapping[str, float]],
+    monitors: Sequence[Monitor] | None = None,
+    votes: int = 2,
+) -> list[tuple[int, Verdict]]:
+    """Judge logged steps as `CollapseDetector` judges them during the run: a verdict by step.
 
     Steps without any watched metric are skipped, and so are default monitors without theirs; a
     metric of a given monitor that is in no step is a ValueError. A monitor of a tensor needs the
@@ -54,15 +41,15 @@ def replay_steps(
     """
     watch = Watch(monitors, votes)
     replayed = []
-    for step, scalars in steps:
+    for step, scalars in steps.items():
         non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))
         metrics = StepMetrics(scalars, {}, non_finite)
         if any(m.keys and not m.optional and m.can_read(metrics) for m in watch.monitors):
             watch.observe(metrics)
-            replayed.append(ReplayedStep(step, watch.judge()))
+            replayed.append((step, watch.judge()))
     unread = {m.key for m in watch.monitors if m.keys and not m.optional and not m.steps}
     if unread and (monitors is not None or not replayed):
-        logged = {key for step in steps for key in step.scalars}
+        logged = {key for scalars in steps.values() for key in scalars}
         raise ValueError(
             f"monitors: expected {', '.join(sorted(unread))} among the logged metrics, got "
             f"{', '.join(sorted(logged)) or 'none'}"
@@ -72,7 +59,7 @@ def replay_steps(
 
 def replay_run(
     log: str, monitors: Sequence[Monitor] | None = None, votes: int = 2
-) -> list[ReplayedStep]:
+) -> list[tuple[int, Verdict]]:
     """Judge a log, as `read_logged_steps` and `replay_steps` do."""
     return replay_steps(read_logged_steps(log), monitors, votes)
 
@@ -101,9 +88,9 @@ def watch_logs(
             try:
                 steps = read_logged_steps(log)
             except EmptyLogError:
-                steps = []
-            watch.names = find_names(k for s in steps for k in s.scalars) | dict(names or {})
-            for step, scalars in steps[judged[log] : -1 if follow else None]:
+                steps = {}
+            watch.names = find_names(k for s in steps.values() for k in s) | dict(names or {})
+            for step, scalars in list(steps.items())[judged[log] : -1 if follow else None]:
                 judged[log] += 1
                 if not watch.reads(scalars):
                     continue
@@ -115,7 +102,7 @@ def watch_logs(
                 if level is not before:
                     print(f"{log} step {step}: {level.word}: {sentence}", flush=True)
             if not follow and not watch.verdict.step:
-                logged = sorted({key for step in steps for key in step.scalars})
+                logged = sorted({key for scalars in steps.values() for key in scalars})
                 wanted = dict.fromkeys(key for m in watch.monitors for key in m.keys)
                 raise ValueError(
                     f"{log}: expected one of {', '.join(wanted)} or the names of a known trainer "

@@ -120,14 +120,14 @@ def read_run(name: str, log: str | Path) -> Run:
         ModuleNotFoundError: If the package that reads such a log is not installed.
         ValueError: If there is no log that can be read or several; `EmptyLogError` without numbers.
     """
-    folder, found = _read_log(Path(log))
-    curves = {key: _build_curve(points) for key, points in sorted(found.scalars.items())}
+    folder, (scalars, verdicts) = _read_log(Path(log))
+    curves = {key: _build_curve(points) for key, points in sorted(scalars.items())}
     if not curves:
         raise EmptyLogError(f"runs: expected a run with scalars, got {log} without any")
     # A logger that takes no texts has them in the file of records.
-    verdicts = found.verdicts or _read_texts(folder / RECORDS_FILE)
+    verdicts = verdicts or _read_texts(folder / RECORDS_FILE)
     verdicts.sort(key=lambda verdict: verdict.time)
-    levels = found.scalars.get(LEVEL_KEY, [])
+    levels = scalars.get(LEVEL_KEY, [])
     return Run(name, str(log), curves, verdicts, build_spans(log, levels, verdicts))
 
 
@@ -174,11 +174,8 @@ def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     return LoggedVerdict(time, step, level, sentence, actions)
 
 
-class _Log(NamedTuple):
-    """The scalars of a log by key, and its verdicts, in order of time."""
-
-    scalars: dict[str, list[Point]]
-    verdicts: list[LoggedVerdict]
+_Log = tuple[dict[str, list[Point]], list[LoggedVerdict]]
+"""The scalars of a log by key, and its verdicts, in order of time."""
 
 
 def find_logs(folder: str | Path) -> list[Path]:
@@ -235,21 +232,22 @@ def _read_event_files(folder: Path) -> _Log:
     for event in texts:
         text = event.tensor_proto.string_val[0].decode("utf-8", "replace")
         verdicts.append(parse_verdict(event.wall_time, event.step, text))
-    return _Log(scalars, verdicts)
+    return scalars, verdicts
 
 
 def _read_records(file: Path) -> _Log:
     """The records of a file, of which a `CSVLogger` writes several for a step."""
-    log, written = _Log({}, []), file.stat().st_mtime
+    scalars: dict[str, list[Point]] = {}
+    verdicts, written = [], file.stat().st_mtime
     for place, record in enumerate(_READERS[file.suffix](file)):
         numbers = {key: n for key, v in record.items() if (n := _number(v)) is not None}
         axis = next((name for name in STEPS if name in numbers), "")
         time, step = written + 1e-6 * place, int(numbers.pop(axis, place))
         for key, number in numbers.items():
-            log.scalars.setdefault(key, []).append(Point(time, step, number))
+            scalars.setdefault(key, []).append(Point(time, step, number))
         if text := record.get(VERDICT_KEY):
-            log.verdicts.append(parse_verdict(time, step, str(text)))
-    return log
+            verdicts.append(parse_verdict(time, step, str(text)))
+    return scalars, verdicts
 
 
 def _number(value: object) -> float | None:

@@ -11,7 +11,6 @@ from lit_callbacks import (
     KLMonitor,
     LengthMonitor,
     Level,
-    LoggedStep,
     Monitor,
     NonFiniteMonitor,
     RewardDistributionMonitor,
@@ -76,10 +75,10 @@ def test_a_metric_that_was_not_logged_is_named(run: tuple[Path, Watch]) -> None:
 
 def test_log_without_any_watched_metric_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected .*rollout/kl.* got loss"):
-        replay_steps([LoggedStep(1, {"loss": 1.0})])
+        replay_steps({1: {"loss": 1.0}})
 
 
 def test_default_monitors_take_what_a_log_has() -> None:
     step = {"rollout/kl": 1.0, "rollout/response_length": 50.0}
-    replayed = replay_steps([LoggedStep(i, step) for i in range(3)])
+    replayed = replay_steps(dict.fromkeys(range(3), step))
     assert [verdict.level for _, verdict in replayed] == [Level.HEALTHY] * 3

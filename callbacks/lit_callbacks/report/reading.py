@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from lit_callbacks.gain import Gain, explain_gain
 from lit_callbacks.logs import logged_steps
@@ -31,7 +31,7 @@ def read_any_run(name: str, folder: str) -> Run:
     watch = Watch(names=find_names(run.curves))
     levels: list[Point] = []
     verdicts: list[LoggedVerdict] = []
-    for step, scalars in logged_steps(run):
+    for step, scalars in logged_steps(run).items():
         if watch.reads(scalars):
             level, sentence, _ = watch.step(scalars)
             if level is not (Level(int(levels[-1].value)) if levels else Level.HEALTHY):
@@ -41,32 +41,14 @@ def read_any_run(name: str, folder: str) -> Run:
     return replace(run, spans=spans, verdicts=verdicts, judged_afterwards=bool(spans))
 
 
-class Moment(NamedTuple):
-    """Responses to the same prompts before, at and after verdicts, or over the whole run.
+def read_responses(run: Run) -> dict[str, Any] | None:
+    """Read what the page shows of a run's file of `SampleTimeline`; `None` if it has none.
 
-    `rows` are each prompt, and its responses by step.
-    """
-
-    verdicts: list[LoggedVerdict]
-    steps: list[int]
-    rows: list[tuple[str, dict[int, Sample]]]
-
-
-class Responses(NamedTuple):
-    """What the page shows of a file of `SampleTimeline`.
-
+    `total` is the number of responses, and `by_prompt` has them by prompt and step. `moments` are
+    verdicts with the steps before, at and after them, or no verdicts with steps of the whole run.
     `ranked` are the best- and the worst-scored responses by title, and `gain` says what the rise of
     the score is made of, or why that is not known.
     """
-
-    total: int
-    moments: list[Moment]
-    ranked: dict[str, list[Sample]]
-    gain: Gain | str
-
-
-def read_responses(run: Run) -> Responses | None:
-    """Read the responses of a run; `None` if it has none."""
     files = sorted(Path(run.folder).rglob("samples.jsonl")) if Path(run.folder).is_dir() else []
     samples: list[Sample] = []
     for number, line in enumerate(files[0].read_text("utf-8").splitlines(True) if files else ()):
@@ -81,10 +63,9 @@ def read_responses(run: Run) -> Responses | None:
     by_prompt: dict[str, dict[int, Sample]] = {}
     for sample in samples:
         by_prompt.setdefault(sample["prompt"], {})[sample["step"]] = sample
-    rows = list(by_prompt.items())
     around = [(_around(verdict.step, steps), verdict) for verdict in run.verdicts]
     moments = [
-        Moment([verdict for _, verdict in group], list(shown), rows)
+        ([verdict for _, verdict in group], shown)
         for shown, group in groupby(around, key=itemgetter(0))
     ]
     whole = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
@@ -99,7 +80,13 @@ def read_responses(run: Run) -> Responses | None:
     except ValueError as error:
         gain = str(error)
     ranked = {"Best-scored": best, "Worst-scored": worst} if best else {}
-    return Responses(len(samples), moments or [Moment([], whole, rows)], ranked, gain)
+    return {
+        "total": len(samples),
+        "by_prompt": by_prompt,
+        "moments": moments or [([], whole)],
+        "ranked": ranked,
+        "gain": gain,
+    }
 
 
 def _around(step: int, sampled: list[int]) -> list[int]:
