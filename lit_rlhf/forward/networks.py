@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from peft import PeftModel
@@ -204,18 +204,6 @@ _ALIGNMENT = 256
 """Bytes between the starts of tensors in a buffer: kernels want aligned addresses."""
 
 
-class _Place(NamedTuple):
-    """A parameter or buffer, its shape, and its first byte in the buffer of its whole network."""
-
-    tensor: Tensor
-    shape: torch.Size
-    start: int
-
-    @property
-    def n_bytes(self) -> int:
-        return self.shape.numel() * self.tensor.itemsize
-
-
 class Offloaded:
     """A frozen network that `on_device` puts on a device for its uses.
 
@@ -234,7 +222,8 @@ class Offloaded:
         self.network = freeze(network).cpu()
         self._to_cpu = to_cpu
         self._shard = shard
-        self._places: list[_Place] = []
+        # a parameter or buffer, its shape, and its first byte in the buffer of the whole network
+        self._places: list[tuple[Tensor, torch.Size, int]] = []
         self._share = torch.empty(0)
         self._n_ranks = 1  # that have a share
 
@@ -259,8 +248,8 @@ class Offloaded:
         n_bytes = 0
         places = []
         for tensor in (*self.network.parameters(), *self.network.buffers()):
-            places.append(_Place(tensor, tensor.shape, n_bytes))
-            n_bytes += _round_up(places[-1].n_bytes, _ALIGNMENT)
+            places.append((tensor, tensor.shape, n_bytes))
+            n_bytes += _round_up(tensor.numel() * tensor.itemsize, _ALIGNMENT)
         self._n_ranks = world_size() if self._shard else 1
         rank = distributed.get_rank() if self._n_ranks > 1 else 0
         size = _round_up(n_bytes, self._n_ranks * _ALIGNMENT) // self._n_ranks
@@ -288,12 +277,12 @@ class Offloaded:
 
     def _point_to(self, whole: Tensor | None) -> None:
         """Let the tensors be views of the network's buffer, or empty without one."""
-        for place in self._places:
+        for tensor, shape, start in self._places:
             if whole is None:
-                place.tensor.data = place.tensor.data.new_empty(0)
+                tensor.data = tensor.data.new_empty(0)
             else:
-                part = whole[place.start : place.start + place.n_bytes]
-                place.tensor.data = part.view(place.tensor.dtype).view(place.shape)
+                part = whole[start : start + shape.numel() * tensor.itemsize]
+                tensor.data = part.view(tensor.dtype).view(shape)
 
 
 def _round_up(number: int, multiple: int) -> int:
