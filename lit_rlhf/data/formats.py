@@ -63,25 +63,13 @@ _SPEAKERS = {  # MOSS-RLHF's markers of a turn, which its files may have or lack
 _PAIR_PROMPT_FIELDS = ("prompt", "question", "instruction", "input")
 
 
-class _Comparison(NamedTuple):
-    """Field names of a prompt, two responses and a choice, and which response a choice means."""
-
-    prompt: str
-    responses: tuple[str, str]
-    choice: str
-    preferred: dict[int, int]
-
-
-_COMPARISONS = (
-    _Comparison("prompt", ("response_0", "response_1"), "better_response_id", {0: 0, 1: 1}),
-    _Comparison(
-        "prompt",
-        ("response_1", "response_2"),
-        "preference_strength",
-        {-3: 0, -2: 0, -1: 0, 1: 1, 2: 1, 3: 1},
-    ),
-    _Comparison("history", ("human_ref_A", "human_ref_B"), "labels", {1: 0, 0: 1}),
-)
+_STRENGTHS = {-3: 0, -2: 0, -1: 0, 1: 1, 2: 1, 3: 1}
+_COMPARISONS = {
+    "better_response_id": ("prompt", ("response_0", "response_1"), {0: 0, 1: 1}),
+    "preference_strength": ("prompt", ("response_1", "response_2"), _STRENGTHS),
+    "labels": ("history", ("human_ref_A", "human_ref_B"), {1: 0, 0: 1}),
+}
+"""Fields of a prompt and two responses, and which of these a choice means, by its field."""
 
 
 def detect_format(row: Row, kind: RecordKind, columns: Collection[str] = ()) -> str:
@@ -130,7 +118,7 @@ def _detect_preference(row: Row, keys: set[str]) -> str | None:
             return "turns"
         plain = isinstance(row.get("chosen"), str) and keys.isdisjoint(_PAIR_PROMPT_FIELDS)
         return "hh" if plain else "pairs"
-    compared = any({*form.responses, form.choice} <= keys for form in _COMPARISONS)
+    compared = any({*fields, choice} <= keys for choice, (_, fields, _) in _COMPARISONS.items())
     return "comparison" if compared or {"summaries", "choice"} <= keys else None
 
 
@@ -362,27 +350,29 @@ def _parse_conversations(row: Row, kind: RecordKind) -> Iterator[_Parts]:
 
 def _parse_comparison(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     if row.get("summaries") is not None:
-        form = _Comparison("info", ("summaries", "summaries"), "choice", {0: 0, 1: 1})
+        choice_field, field, fields = "choice", "info", ("summaries", "summaries")
+        meaning = {0: 0, 1: 1}
         prompt: _Turns = (Message("user", _read_summary_prompt(row)),)
         summaries = row.get("summaries")
         if not isinstance(summaries, list) or len(summaries) != 2:
             raise row.error("summaries", "not a list of two summaries")
         responses = [s.get("text") if isinstance(s, Mapping) else None for s in summaries]
     else:
-        form = next((f for f in _COMPARISONS if row.get(f.choice) is not None), _COMPARISONS[0])
-        prompt = _add_system(row, _read_prompt(row, form.prompt))
-        responses = [row.get(field) for field in form.responses]
+        choice_field = row.find_field(*_COMPARISONS)
+        field, fields, meaning = _COMPARISONS[choice_field]
+        prompt = _add_system(row, _read_prompt(row, field))
+        responses = [row.get(name) for name in fields]
     if kind == "prompt":  # even where neither response is preferred
-        yield _Parts(prompt, form.prompt)
+        yield _Parts(prompt, field)
         return
-    choice = row.get(form.choice)
-    preferred = form.preferred.get(choice) if isinstance(choice, int) else None
+    choice = row.get(choice_field)
+    preferred = meaning.get(choice) if isinstance(choice, int) else None
     if preferred is None:
-        raise row.error(form.choice, "neither response is preferred", repr(choice))
+        raise row.error(choice_field, "neither response is preferred", repr(choice))
     # 1 to 3, as in the pairwise loss with margins of HelpSteer2-Preference (arXiv 2410.01257)
-    margin = abs(choice) if form.choice == "preference_strength" else None
+    margin = abs(choice) if choice_field == "preference_strength" else None
     chosen, rejected = responses[preferred], responses[1 - preferred]
-    yield _Parts(prompt, form.prompt, chosen, form.responses[preferred], rejected, margin=margin)
+    yield _Parts(prompt, field, chosen, fields[preferred], rejected, margin=margin)
 
 
 def _read_summary_prompt(row: Row) -> str:
