@@ -25,7 +25,7 @@ from dataclasses import asdict
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast, overload
+from typing import Any, Protocol, cast, overload
 from uuid import uuid4
 
 import datasets
@@ -74,12 +74,8 @@ PartRecords = tuple[Sequence[Record], dict[str, DataCounts]]
 """The records of one part of a datamodule, and what was read, by part."""
 
 
-class EncodedPart(NamedTuple):
-    """The examples of a part, in a list or stored, what encoding left out, and what was read."""
-
-    examples: Sequence[Any]
-    counts: DataCounts
-    read: dict[str, DataCounts]
+EncodedPart = tuple[Sequence[Any], DataCounts, dict[str, DataCounts]]
+"""The examples of a part, in a list or stored, what encoding left out, and what was read."""
 
 
 def encode_part(
@@ -117,7 +113,7 @@ def encode_part(
     counts = DataCounts()
     examples = encode_records(records, encode, counts, on_bad_record)
     _check_any_left(part, examples, counts)
-    return EncodedPart(examples, counts, counts_of_parts)
+    return examples, counts, counts_of_parts
 
 
 def _check_any_left(part: str, examples: Sequence[Any], counts: DataCounts) -> None:
@@ -363,7 +359,7 @@ def _open_entry(entry: Path) -> EncodedPart | None:
         report = json.loads((entry / _REPORT_FILE).read_text("utf-8"))
         read = {name: _load_counts(values) for name, values in report["read"].items()}
         examples = _select_examples(_map_files(entry))
-        return EncodedPart(examples, _load_counts(report["counts"]), read)
+        return examples, _load_counts(report["counts"]), read
     except (OSError, ValueError, TypeError) as error:
         _log_warning(f"{entry}: the encoded data are damaged ({error}) and are encoded again")
         with suppress(OSError):  # of another user, or another process deletes it too

@@ -157,7 +157,7 @@ class RecordDataModule(LightningDataModule, ABC):
         for part in _PARTS_OF_STAGE[stage]:
             if part in self._encoded and part not in self._opened:
                 self._opened.add(part)
-                self.open_part(part, self._encoded[part].examples)
+                self.open_part(part, self._encoded[part][0])
                 self._count_part(part)
         self.counts.log_encoded(self.max_length)
 
@@ -178,15 +178,15 @@ class RecordDataModule(LightningDataModule, ABC):
 
     def _count_part(self, part: Part) -> None:
         """Add what a part lost to the counts, and log what was read."""
-        encoded = self._encoded[part]
+        examples, encoded, read = self._encoded[part]
         # every part of a split tells what was read of all of them
-        for name, counts in encoded.read.items():
+        for name, counts in read.items():
             if name not in self._counted:
                 counts.log_read()
                 self.counts.update(counts)
-        self._counted |= encoded.read.keys()
-        self.counts.update(encoded.counts)
-        _log_info(f"{part}: {len(encoded.examples)} examples of {encoded.counts.records} records")
+        self._counted |= read.keys()
+        self.counts.update(encoded)
+        _log_info(f"{part}: {len(examples)} examples of {encoded.records} records")
 
     def train_dataloader(self) -> ResumableLoader[Any]:
         """Loader of the training examples."""
