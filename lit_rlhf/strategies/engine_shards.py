@@ -7,13 +7,14 @@ so a run can resume with another number: each rank reads the ranges that its par
 """
 
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from safetensors import safe_open
@@ -30,11 +31,8 @@ MASTER_WEIGHTS = "weights"
 """Name of the weights' partition in a shard; moments have the names of the optimizer's state."""
 
 
-class ParameterSpec(NamedTuple):
-    """Name and shape of a trained parameter."""
-
-    name: str
-    shape: tuple[int, ...]
+ParameterSpec = tuple[str, tuple[int, ...]]
+"""Name and shape of a trained parameter."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,14 @@ class EngineLayout:
     def from_json(cls, values: dict[str, Any]) -> "EngineLayout":
         """The layout that a manifest describes."""
         groups = tuple(
-            tuple(ParameterSpec(name, tuple(shape)) for name, shape in group)
-            for group in values["groups"]
+            tuple((name, tuple(shape)) for name, shape in group) for group in values["groups"]
         )
         return cls(values["world_size"], groups, values["aliases"])
 
     @property
     def names(self) -> set[str]:
         """All names of trained parameters, aliases included."""
-        return {spec.name for group in self.groups for spec in group} | set(self.aliases)
+        return {name for group in self.groups for name, _ in group} | set(self.aliases)
 
 
 def trained_parameters(optimizer: Optimizer) -> list[list[Tensor]]:
@@ -84,9 +81,7 @@ def engine_layout(network: nn.Module, groups: list[list[Tensor]], world_size: in
     names = {id(p): name for name, p in network.named_parameters()}
     return EngineLayout(
         world_size,
-        tuple(
-            tuple(ParameterSpec(names[id(p)], tuple(p.shape)) for p in group) for group in groups
-        ),
+        tuple(tuple((names[id(p)], tuple(p.shape)) for p in group) for group in groups),
         {
             name: names[id(p)]
             for name, p in network.named_parameters(remove_duplicate=False)
@@ -177,10 +172,10 @@ class ShardReader:
         found = torch.cat(pieces) if pieces else torch.zeros(0)
         return nn.functional.pad(found, (0, stop - start - found.numel()))
 
-    def read_parameter(self, index: int, spec: ParameterSpec, start: int) -> Tensor:
+    def read_parameter(self, index: int, shape: tuple[int, ...], start: int) -> Tensor:
         """The weights, float32, of a parameter that begins at `start` in group `index`."""
-        stop = start + torch.Size(spec.shape).numel()
-        return self.read_range(f"{index}.{MASTER_WEIGHTS}", start, stop).view(spec.shape)
+        stop = start + math.prod(shape)
+        return self.read_range(f"{index}.{MASTER_WEIGHTS}", start, stop).view(shape)
 
     def parameter_offsets(self) -> list[tuple[int, ParameterSpec, int]]:
         """Group, name and shape, and first flat element of each trained parameter."""
@@ -189,14 +184,14 @@ class ShardReader:
             start = 0
             for spec in group:
                 result.append((index, spec, start))
-                start += torch.Size(spec.shape).numel()
+                start += math.prod(spec[1])
         return result
 
     def read_weights(self) -> dict[str, Tensor]:
         """All trained weights, float32, by every name of each parameter."""
         weights = {
-            spec.name: self.read_parameter(index, spec, start)
-            for index, spec, start in self.parameter_offsets()
+            name: self.read_parameter(index, shape, start)
+            for index, (name, shape), start in self.parameter_offsets()
         }
         return weights | {alias: weights[name] for alias, name in self.layout.aliases.items()}
 
@@ -204,15 +199,15 @@ class ShardReader:
     def load_weights(self, network: nn.Module) -> None:
         """Copy the trained weights into a network, one parameter at a time."""
         parameters = dict(network.named_parameters())
-        for index, spec, start in self.parameter_offsets():
-            parameter = parameters.get(spec.name)
-            if parameter is None or tuple(parameter.shape) != spec.shape:
+        for index, (name, shape), start in self.parameter_offsets():
+            parameter = parameters.get(name)
+            if parameter is None or tuple(parameter.shape) != shape:
                 got = "none of that name" if parameter is None else list(parameter.shape)
                 raise ValueError(
-                    f"checkpoint: parameter {spec.name}: expected shape {list(spec.shape)}, got "
+                    f"checkpoint: parameter {name}: expected shape {list(shape)}, got "
                     f"{got}. Resume with the model that the checkpoint was written with"
                 )
-            weights = self.read_parameter(index, spec, start)
+            weights = self.read_parameter(index, shape, start)
             parameter.copy_(shard_like(weights, parameter))
 
     def moments(self, index: int) -> list[str]:
@@ -224,11 +219,11 @@ class ShardReader:
         """The state dict of an ordinary optimizer; `saved` is what is not partitioned of it."""
         state: dict[int, dict[str, Any]] = {}
         groups = [{**group, "params": []} for group in saved["param_groups"]]
-        for number, (index, spec, start) in enumerate(self.parameter_offsets()):
+        for number, (index, (_, shape), start) in enumerate(self.parameter_offsets()):
             groups[index]["params"].append(number)
-            stop = start + torch.Size(spec.shape).numel()
+            stop = start + math.prod(shape)
             moments = {
-                key: self.read_range(f"{index}.{key}", start, stop).view(spec.shape)
+                key: self.read_range(f"{index}.{key}", start, stop).view(shape)
                 for key in self.moments(index)
             }
             if moments:
@@ -290,13 +285,13 @@ class FileReader(ShardReader):
             groups = []
         for index, (group, specs) in enumerate(zip(groups, self.layout.groups, strict=True)):
             states = [state["state"].get(number, {}) for number in group["params"]]
-            self.flat[f"{index}.{MASTER_WEIGHTS}"] = [weights[s.name].flatten() for s in specs]
+            self.flat[f"{index}.{MASTER_WEIGHTS}"] = [weights[name].flatten() for name, _ in specs]
             known = first_state(states)
             counts = {k: v for k, v in known.items() if not is_moment(v)}
             for key in known.keys() - counts.keys():
                 self.flat[f"{index}.{key}"] = [
-                    entry[key].flatten() if entry else torch.zeros(torch.Size(s.shape).numel())
-                    for entry, s in zip(states, specs, strict=True)
+                    entry[key].flatten() if entry else torch.zeros(math.prod(shape))
+                    for entry, (_, shape) in zip(states, specs, strict=True)
                 ]
             self.saved["param_groups"].append({k: v for k, v in group.items() if k != "params"})
             self.saved["unpartitioned"].append(counts)

@@ -1,5 +1,6 @@
 """A Lightning strategy that shards every network over ranks with torch's `fully_shard` (FSDP2)."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -131,10 +132,10 @@ class ShardedStrategy(FolderCheckpoints):
         state: dict[int, dict[str, Any]] = {}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         groups: list[dict[str, Any]] = [{**g, "params": []} for g in saved["param_groups"]]
-        for number, (index, spec, start) in enumerate(reader.parameter_offsets()):
+        for number, (index, (_, shape), start) in enumerate(reader.parameter_offsets()):
             parameter = parameters[number]
-            rows = local_rows(spec.shape, parameter.device_mesh)
-            width = torch.Size(spec.shape[1:]).numel()
+            rows = local_rows(shape, parameter.device_mesh)
+            width = math.prod(shape[1:])
             local = {}
             for key in (MASTER_WEIGHTS, *reader.moments(index)):
                 place = (start + rows.start * width, start + rows.stop * width)
