@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import random
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -71,18 +71,6 @@ CHANGES = {
     for name in names.split(", ")
 }
 """Consequence of a change by name of a setting or group; the longest name that fits wins."""
-
-
-class ChangedSetting(NamedTuple):
-    """A setting with its values in the checkpoint and now."""
-
-    name: str
-    saved: Any
-    configured: Any
-
-    def __str__(self) -> str:
-        """`name: saved -> configured`."""
-        return f"{self.name}: {self.saved!r} -> {self.configured!r}"
 
 
 class ChangedRunError(ValueError):
@@ -167,8 +155,8 @@ def weights_checksum(network: LanguageModel | Offloaded) -> int:
 
 def find_changes(
     module: LightningModule, checkpoint: Mapping[str, Any], settings: Mapping[str, Any]
-) -> list[ChangedSetting]:
-    """Settings that differ between a checkpoint and a run, in the order of the checkpoint.
+) -> dict[str, tuple[Any, Any]]:
+    """Values in a checkpoint and now of the settings that differ, in the checkpoint's order.
 
     Settings that either lacks are left out: those of other versions, and all but the options in a
     checkpoint that holds no more. `settings` are those of `describe_run` now.
@@ -176,11 +164,11 @@ def find_changes(
     options = checkpoint.get(module.CHECKPOINT_HYPER_PARAMS_KEY, {})
     saved = plain({**dotted_arguments(options), **checkpoint.get(SETTINGS_KEY, {})})
     now = plain({**dotted_arguments(module.hparams), **settings})
-    return [
-        ChangedSetting(name, value, now[name])
+    return {
+        name: (value, now[name])
         for name, value in saved.items()
         if name in now and not name.startswith("_") and value != now[name]
-    ]
+    }
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,15 +177,16 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def check_changes(changes: Sequence[ChangedSetting], allowed: bool, writer: str) -> None:
+def check_changes(changes: Mapping[str, tuple[Any, Any]], allowed: bool, writer: str) -> None:
     """Refuse changes that make a run another one, unless they only need consent and have it."""
-    impossible = [change for change in changes if change_of(change.name) is Change.REFUSED]
+    told = {name: f"{name}: {saved!r} -> {now!r}" for name, (saved, now) in changes.items()}
+    impossible = [told[name] for name in changes if change_of(name) is Change.REFUSED]
     if impossible:
         raise ChangedRunError(
             "the checkpoint's weights do not fit the configured network; expected the settings of "
-            f"the checkpoint, got {'; '.join(map(str, impossible))}"
+            f"the checkpoint, got {'; '.join(impossible)}"
         )
-    others = [change for change in changes if change_of(change.name) is Change.NEEDS_CONSENT]
+    others = [told[name] for name in changes if change_of(name) is Change.NEEDS_CONSENT]
     if others and not allowed:
         listed = "".join(f"\n  {change}" for change in others)
         raise ChangedRunError(
@@ -220,14 +209,14 @@ class Resume(Callback):
         self.trained = False
         self.saved_metrics: dict[str, float] = {}
         self._settings: dict[str, Any] | None = None  # of this run, for its checkpoints
-        self._changes: list[ChangedSetting] = []  # since the checkpoint
+        self._changes: dict[str, tuple[Any, Any]] = {}  # since the checkpoint
         self._configured: list[Configured] = []
         self._random_state: dict[str, Any] = {}
         self._loader_states: list[dict[str, Any]] = []
 
     def changed_names(self) -> set[str]:
         """Dotted names of the settings that differ from the checkpoint's."""
-        return {change.name for change in self._changes}
+        return set(self._changes)
 
     def state(self, module: StageModule) -> dict[str, Any]:
         """Random generators, text contract, settings and last metrics for a checkpoint."""
@@ -330,13 +319,13 @@ class Resume(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """Tell of the changes, which have an effect from the first batch."""
-        for change in self._changes:
-            rank_zero_info(f"resumed with another value, {change}")
-        self._changes = []
+        for name, (saved, now) in self._changes.items():
+            rank_zero_info(f"resumed with another value, {name}: {saved!r} -> {now!r}")
+        self._changes = {}
 
     def unused_changes(self) -> dict[str, Any]:
         """Values in the checkpoint of settings that differ, as long as no batch was trained."""
-        return {change.name: change.saved for change in self._changes}
+        return {name: saved for name, (saved, _) in self._changes.items()}
 
     def _apply_changes(self, module: StageModule) -> None:
         """Put configured values in place of those that a checkpoint has restored.
