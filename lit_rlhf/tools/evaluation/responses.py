@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import NamedTuple
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.data import Location, Message, PromptRecord, RecordError, Row, parse_row, read_file
@@ -37,13 +36,8 @@ class Responses:
     by_policy: Mapping[str, Sequence[str]]
 
 
-class _Line(NamedTuple):
-    """One line of a file of responses."""
-
-    policy: str
-    prompt: Turns
-    response: str
-    location: Location
+_Line = tuple[Turns, str, Location]
+"""A prompt, a response to it, and where they stand in a file."""
 
 
 def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
@@ -66,14 +60,13 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
     for path in paths:
         of_file: dict[str, list[_Line]] = {}
         for row in read_file(path, PurePath(path).name):
-            line = _parse_line(row)
-            of_file.setdefault(line.policy, []).append(line)
+            policy, line = _parse_line(row)
+            of_file.setdefault(policy, []).append(line)
         for policy, lines in of_file.items():
             if policy in by_policy:
                 raise ValueError(
                     f"policies: expected the responses of each policy in one file, got {policy!r} "
-                    f"in {by_policy[policy][0].location} and {lines[0].location}; rename one of "
-                    "the files"
+                    f"in {by_policy[policy][0][-1]} and {lines[0][-1]}; rename one of the files"
                 )
             by_policy[policy] = lines[:limit]
     if len(by_policy) < 2:
@@ -81,16 +74,16 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
             "policies: expected the responses of two or more, the baseline first, got "
             f"{', '.join(by_policy) or 'none'} in {', '.join(paths)}"
         )
+    _check_same_prompts(by_policy)
     baseline = next(iter(by_policy.values()))
-    for lines in by_policy.values():
-        _check_same_prompts(baseline, lines)
     return Responses(
-        [line.prompt for line in baseline],
-        {policy: [line.response for line in lines] for policy, lines in by_policy.items()},
+        [prompt for prompt, _, _ in baseline],
+        {policy: [response for _, response, _ in lines] for policy, lines in by_policy.items()},
     )
 
 
-def _parse_line(row: Row | RecordError) -> _Line:
+def _parse_line(row: Row | RecordError) -> tuple[str, _Line]:
+    """The name of a policy, and its line."""
     if isinstance(row, RecordError):
         raise row
     response = row.get("response")
@@ -103,19 +96,20 @@ def _parse_line(row: Row | RecordError) -> _Line:
     policy = row.get("policy") if "policy" in row.fields else row.source.split(".")[0]
     if not isinstance(policy, str) or not policy:
         raise row.error("policy", "not a name", repr(policy))
-    return _Line(policy, record.prompt, response, row.location)
+    return policy, (record.prompt, response, row.location)
 
 
-def _check_same_prompts(baseline: Sequence[_Line], lines: Sequence[_Line]) -> None:
+def _check_same_prompts(by_policy: Mapping[str, Sequence[_Line]]) -> None:
     advice = "every policy has to respond to the same prompts in the same order"
-    for expected, line in zip(baseline, lines, strict=False):
-        if expected.prompt != line.prompt:
+    (baseline, first), *others = by_policy.items()
+    for policy, lines in others:
+        for (expected, _, there), (prompt, _, here) in zip(first, lines, strict=False):
+            if expected != prompt:
+                raise ValueError(
+                    f"{here}: expected the prompt of {there}, got another one; {advice}"
+                )
+        if len(first) != len(lines):
             raise ValueError(
-                f"{line.location}: expected the prompt of {expected.location}, got another one; "
-                f"{advice}"
+                f"policy {policy!r}: expected {len(first)} responses, as many as {baseline!r} "
+                f"has, got {len(lines)}; {advice}"
             )
-    if len(baseline) != len(lines):
-        raise ValueError(
-            f"policy {lines[0].policy!r}: expected {len(baseline)} responses, as many as "
-            f"{baseline[0].policy!r} has, got {len(lines)}; {advice}"
-        )
