@@ -126,12 +126,8 @@ class PPOMemory(NamedTuple):
         return self.trained + self.frozen + phase
 
 
-class ModelStates(NamedTuple):
-    """Bytes of a trained network: weights and moments, and gradients, on each GPU; on the CPU."""
-
-    gpu: int
-    gradients: int
-    cpu: int
+ModelStates = tuple[int, int, int]
+"""Bytes of a trained network: weights and moments, and gradients, on each GPU; on the CPU."""
 
 
 def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
@@ -142,7 +138,9 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
     visits = weights if sizes.offload_frozen or in_shares else 0
     if sizes.offload_frozen and sizes.shard_frozen:
         visits += kept  # the share goes to the GPU before it is gathered
-    states = zero2_model_states(shape.parameters, sizes.gpus, sizes.offload_optimizer, sizes.nodes)
+    trained, gradients, cpu = zero2_model_states(
+        shape.parameters, sizes.gpus, sizes.offload_optimizer, sizes.nodes
+    )
     tokens = sizes.prompt_tokens + sizes.response_tokens
     scored = min(sizes.rollouts * sizes.response_tokens * shape.vocabulary, CHUNK_SIZE)
     learned = sizes.rows * tokens
@@ -150,12 +148,12 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         learned = min(learned, max(sizes.micro_batch_tokens, tokens))  # a long row is a part
     targets = min(sizes.rows * sizes.response_tokens, learned)
     if sizes.sharded:
-        states = states._replace(gpu=states.gpu - weights)
+        trained -= weights
     # FSDP2 gathers the policy for a rollout, and for an update its ends and two layers at a time
     ends = 2 * WEIGHT_BYTES * shape.vocabulary * shape.hidden
     layers = 2 * (weights - ends) // shape.layers
     return PPOMemory(
-        trained=2 * states.gpu,
+        trained=2 * trained,
         frozen=0 if sizes.offload_frozen else 2 * kept,
         rollout=2 * WEIGHT_BYTES * shape.layers * shape.kv_width * tokens * sizes.rollouts
         + sizes.sharded * weights,
@@ -166,9 +164,8 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         + 2 * kept_states(shape, sizes)
         + LEARNED_LOGIT_BYTES * min(targets * shape.vocabulary, CHUNK_SIZE)
         + sizes.sharded * (ends + layers),
-        gradients=states.gradients
-        + (2 * layers if sizes.sharded else bucket_bytes(shape.parameters)),
-        cpu=2 * states.cpu
+        gradients=gradients + (2 * layers if sizes.sharded else bucket_bytes(shape.parameters)),
+        cpu=2 * cpu
         + (2 * sizes.gpus // sizes.nodes * pinned_bytes(kept) if sizes.offload_frozen else 0),
     )
 
@@ -181,8 +178,8 @@ def zero2_model_states(parameters: int, gpus: int, offload: bool, nodes: int = 1
     weights = WEIGHT_BYTES * parameters
     if offload:
         cpu = parameters * max(4 * gpus, 16) / nodes * CPU_BUFFER_FACTOR
-        return ModelStates(weights, 0, int(cpu))
-    return ModelStates(
+        return weights, 0, int(cpu)
+    return (
         weights + SHARD_BYTES * parameters // gpus,
         GRADIENT_BYTES * parameters // gpus,
         int(parameters * 4 * gpus / nodes * CPU_BUFFER_FACTOR),
@@ -232,7 +229,9 @@ def estimate_memory(case: Case) -> PPOMemory:
     phases = ppo_memory(network_shape(module.policy), ppo_sizes(case))
     counted: set[int] = set()  # with LoRA, networks have frozen weights in common
     trained = [network for network in (module.policy, module.critic) if network is not None]
-    states = [trained_states(network, case, counted) for network in trained]
+    gpu, gradients, cpu = zip(
+        *(trained_states(network, case, counted) for network in trained), strict=True
+    )
     shares = plan.ranks if plan.sharded else 1
     # An offloaded network is not a module: what is found here is on the device.
     frozen = [
@@ -250,15 +249,15 @@ def estimate_memory(case: Case) -> PPOMemory:
     ]
     to_cpu = module.memory.offload_frozen
     return PPOMemory(
-        trained=sum(state.gpu for state in states),
+        trained=sum(gpu),
         frozen=frozen_bytes(frozen, plan.engines or plan.sharded) // shares
         + (0 if to_cpu else sum(kept)),
         rollout=factor * phases.rollout,
         scoring=factor * phases.scoring,
         update=factor * phases.update,
         # policy and critic are updated in turn
-        gradients=max(state.gradients for state in states),
-        cpu=(sum(state.cpu for state in states) if plan.offload_optimizer else 0)
+        gradients=max(gradients),
+        cpu=(sum(cpu) if plan.offload_optimizer else 0)
         + (plan.ranks // plan.nodes * sum(map(pinned_bytes, kept)) if to_cpu else 0),
     )
 
@@ -292,19 +291,16 @@ def trained_states(network: LanguageModel, case: Case, counted: set[int]) -> Mod
     fixed = [p for p in parameters if not p.requires_grad]
     if case.plan.engines:
         count = sum(p.numel() for p in trained)
-        states = zero2_model_states(
+        gpu, gradients, cpu = zero2_model_states(
             count, case.plan.ranks, case.plan.offload_optimizer, case.plan.nodes
         )
-        return states._replace(
-            gpu=states.gpu + frozen_bytes(fixed, engines=True),
-            gradients=states.gradients + bucket_bytes(count),
-        )
+        return gpu + frozen_bytes(fixed, engines=True), gradients + bucket_bytes(count), cpu
     if case.plan.sharded:  # float32, whatever type they were loaded in
         share = 4 * sum(p.numel() for p in trained) // case.plan.ranks
         rest = 4 * sum(p.numel() for p in fixed) // case.plan.ranks
-        return ModelStates(3 * share + rest, share, 0)
+        return 3 * share + rest, share, 0
     learned = sum(p.nbytes for p in trained)
-    return ModelStates(3 * learned + frozen_bytes(fixed), learned, 0)
+    return 3 * learned + frozen_bytes(fixed), learned, 0
 
 
 def network_shape(policy: LanguageModel) -> NetworkShape:
