@@ -90,7 +90,7 @@ def _facts(report: RewardReport) -> Iterator[tuple[str, str]]:
     correlation = _coefficient_text(report.difference_by_length["pearson"])
     yield correlation, "correlation of score and length differences"
     for reader, found in report.perplexity.items():
-        yield f"{found.all:.2f}", f"perplexity of chosen responses, {reader}"
+        yield f"{found['all']:.2f}", f"perplexity of chosen responses, {reader}"
     yield f"{report.pairwise_loss:.3f}", "pairwise loss (Eq. 1), nats; 0.693 is guessing"
 
 
@@ -117,7 +117,7 @@ def _source_table(report: RewardReport) -> dict[str, Any]:
                 *_accuracy_cells(found),
                 f"{found.longer:.1%}",
                 f"{found.margin:.3f}",
-                *(f"{p.by_source.get(name, p.all):.2f}" for p in readers.values()),
+                *(f"{p['by_source'].get(name, p['all']):.2f}" for p in readers.values()),
             ]
             for name, found in rows.items()
         },

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lit_rlhf.checks import check_count
-from lit_rlhf.data import Message
 from lit_rlhf.functional import pairwise_reward_loss, preference_probability
 from lit_rlhf.tools.evaluation.outcomes import ScoreSummary, score_summary
 from lit_rlhf.tools.evaluation.output import to_json_types
@@ -28,33 +27,6 @@ from lit_rlhf.tools.evaluation.reward_report.measures import (
 from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs
 
 
-class Perplexity(NamedTuple):
-    """Perplexity of the chosen responses over the tokens of all pairs, and of each source."""
-
-    all: float
-    by_source: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """A pair in which the rejected response scores higher.
-
-    Lengths are in tokens, EOS counted; `probability` is the model's that people prefer the rejected
-    response.
-    """
-
-    source: str
-    location: str
-    prompt: tuple[Message, ...]
-    chosen: str
-    rejected: str
-    chosen_score: float
-    rejected_score: float
-    chosen_length: int
-    rejected_length: int
-    probability: float
-
-
 @dataclass(frozen=True)
 class RewardReport:
     """Measurements of a reward model on preference data.
@@ -71,9 +43,12 @@ class RewardReport:
         reliability: Accuracy by confidence.
         difference_by_length: Correlation of score and length differences, over pairs.
         score_by_length: Correlation of scores and lengths, over all responses.
-        perplexity: Of the chosen responses, under the `reward model` and the `language model`.
+        perplexity: Of the chosen responses, under the `reward model` and the `language model`:
+            over the tokens of `all` pairs, and `by_source`.
         lm_head: Folder of the output layer on the model's trunk.
-        mistakes: The most confident mistakes, the worst first.
+        mistakes: The pairs in which the rejected response scores highest above the chosen one, the
+            worst first. Lengths are in tokens, EOS counted; `probability` is the model's that
+            people prefer the rejected response.
         n_mistakes: Number of all mistakes, including ties.
         differences: Score differences of all pairs; not in the JSON file.
         length_differences: Length differences of all pairs; not in the JSON file.
@@ -94,9 +69,9 @@ class RewardReport:
     calibration_error: float
     difference_by_length: dict[str, float | None]
     score_by_length: dict[str, float | None]
-    perplexity: dict[str, Perplexity]
+    perplexity: dict[str, dict[str, Any]]
     lm_head: str
-    mistakes: list[Mistake]
+    mistakes: list[dict[str, Any]]
     n_mistakes: int
     skipped: dict[str, int]
     left_out: dict[str, int]
@@ -163,7 +138,7 @@ def measure_reward_model(
     )
 
 
-def _perplexities(pairs: ScoredPairs, names: Sequence[str]) -> dict[str, Perplexity]:
+def _perplexities(pairs: ScoredPairs, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     by_name, tokens = np.array(names), pairs.chosen_lengths
 
     def perplexity(logprobs: NDArray[np.float64], rows: NDArray[np.bool_]) -> float:
@@ -171,29 +146,33 @@ def _perplexities(pairs: ScoredPairs, names: Sequence[str]) -> dict[str, Perplex
         return float(torch.tensor(loss, dtype=torch.float64).exp())
 
     return {
-        reader: Perplexity(
-            perplexity(logprobs, np.full(len(names), True)),
-            {name: perplexity(logprobs, by_name == name) for name in dict.fromkeys(names)},
-        )
+        reader: {
+            "all": perplexity(logprobs, np.full(len(names), True)),
+            "by_source": {
+                name: perplexity(logprobs, by_name == name) for name in dict.fromkeys(names)
+            },
+        }
         for reader, logprobs in pairs.logprobs.items()
     }
 
 
-def _mistakes(pairs: ScoredPairs, differences: NDArray[np.float64], limit: int) -> list[Mistake]:
+def _mistakes(
+    pairs: ScoredPairs, differences: NDArray[np.float64], limit: int
+) -> list[dict[str, Any]]:
     worst = np.argsort(differences, kind="stable")[:limit].tolist()
     return [
-        Mistake(
-            source=record.source,
-            location=str(record.location),
-            prompt=record.prompt,
-            chosen=record.chosen,
-            rejected=record.rejected,
-            chosen_score=float(pairs.chosen[row]),
-            rejected_score=float(pairs.rejected[row]),
-            chosen_length=int(pairs.chosen_lengths[row]),
-            rejected_length=int(pairs.rejected_lengths[row]),
-            probability=float(preference_probability(torch.tensor(-differences[row]))),
-        )
+        {
+            "source": record.source,
+            "location": str(record.location),
+            "prompt": record.prompt,
+            "chosen": record.chosen,
+            "rejected": record.rejected,
+            "chosen_score": float(pairs.chosen[row]),
+            "rejected_score": float(pairs.rejected[row]),
+            "chosen_length": int(pairs.chosen_lengths[row]),
+            "rejected_length": int(pairs.rejected_lengths[row]),
+            "probability": float(preference_probability(torch.tensor(-differences[row]))),
+        }
         for row, record in ((row, pairs.records[row]) for row in worst)
         if differences[row] < 0  # a tie is a miss, but not a preference for the rejected response
     ]
