@@ -40,8 +40,8 @@ def test_questions_are_of_the_test_split(tmp_path: Path, monkeypatch: pytest.Mon
         file.writelines(json.dumps(row) + "\n" for row in rows)
     write_questions(tmp_path / "mmlu.jsonl.gz", tmp_path / "asked.jsonl")
     asked = read_questions(str(tmp_path / "asked.jsonl"))
-    assert sorted(question.answer for question in asked) == [1, 3]
-    assert asked[0].choices == ("w", "x", "y", "z")
+    assert sorted(question["answer"] for question in asked) == [1, 3]
+    assert asked[0]["text"] == "?\nA. w\nB. x\nC. y\nD. z\nAnswer:"
 
 
 def test_text_is_measured_on_lines_that_no_arm_trains_on(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lit_rlhf.data import Location, RecordError, Row, read_file
 
@@ -11,29 +11,11 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
-class ChoiceQuestion(NamedTuple):
-    """A multiple-choice question; `answer` is the index of the right choice."""
-
-    question: str
-    choices: tuple[str, ...]
-    answer: int
-    subject: str = ""
-
-    @property
-    def letters(self) -> list[str]:
-        """The letters that the model chooses among."""
-        return list(LETTERS[: len(self.choices)])
-
-    @property
-    def text(self) -> str:
-        """The question as MMLU and C-Eval ask it; the model continues it with a letter."""
-        lines = [self.question.strip()]
-        lines += [f"{letter}. {text}" for letter, text in zip(LETTERS, self.choices, strict=False)]
-        return "\n".join([*lines, "答案：" if _CHINESE.search(self.question) else "Answer:"])
-
-
-def read_questions(path: str) -> list[ChoiceQuestion]:
+def read_questions(path: str) -> list[dict[str, Any]]:
     """Read multiple-choice questions from a file, one record each.
+
+    Returns each question's `text`, as MMLU and C-Eval ask it, the `letters` that the model chooses
+    among, the index of the right one as `answer`, and the `subject`, perhaps empty.
 
     A record has the fields `question`, `choices` (a list of texts), `answer` (a letter, or an index
     from 0) and optionally `subject`.
@@ -51,17 +33,12 @@ def read_questions(path: str) -> list[ChoiceQuestion]:
     return questions
 
 
-def choice_task(path: str, questions: Sequence[ChoiceQuestion]) -> dict[str, Any]:
+def choice_task(path: str, questions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Build the task of lm-evaluation-harness that asks these questions, named after their file."""
     import datasets
 
-    records = [
-        {"text": q.text, "letters": q.letters, "answer": q.answer, "subject": q.subject}
-        for q in questions
-    ]
-
     def load_dataset(**_: object) -> Mapping[str, datasets.Dataset]:
-        return {"test": datasets.Dataset.from_list(records)}
+        return {"test": datasets.Dataset.from_list([*questions])}
 
     return {
         "task": Path(path).name,
@@ -79,7 +56,7 @@ def choice_task(path: str, questions: Sequence[ChoiceQuestion]) -> dict[str, Any
     }
 
 
-def _parse_question(row: Row) -> ChoiceQuestion:
+def _parse_question(row: Row) -> dict[str, Any]:
     question = row.read_string("question")
     choices = row.get("choices")
     if choices is None:
@@ -91,7 +68,14 @@ def _parse_question(row: Row) -> ChoiceQuestion:
     subject = row.get("subject")
     if not isinstance(subject, str | None):
         raise row.error("subject", "not a string", type(subject).__name__)
-    return ChoiceQuestion(question, tuple(choices), _parse_answer(row, len(choices)), subject or "")
+    lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, choices, strict=False)]
+    end = "答案：" if _CHINESE.search(question) else "Answer:"  # which the model continues
+    return {
+        "text": "\n".join([question.strip(), *lines, end]),
+        "letters": list(LETTERS[: len(choices)]),
+        "answer": _parse_answer(row, len(choices)),
+        "subject": subject or "",
+    }
 
 
 def _parse_answer(row: Row, n_choices: int) -> int:

@@ -13,7 +13,7 @@ from torch import nn
 
 from lit_rlhf.models import ModelOptions, load_tokenizer
 from lit_rlhf.suggestions import did_you_mean
-from lit_rlhf.tools.evaluation.benchmarks.choices import ChoiceQuestion, choice_task
+from lit_rlhf.tools.evaluation.benchmarks.choices import choice_task
 from lit_rlhf.tools.evaluation.loading import load_policy
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def run_harness_tasks(
 
 def run_choice_tasks(
     model: HFLM,
-    questions: Mapping[str, Sequence[ChoiceQuestion]],
+    questions: Mapping[str, Sequence[Mapping[str, Any]]],
     shots: int | None,
     limit: int | None,
 ) -> dict[str, list[TaskResult]]:

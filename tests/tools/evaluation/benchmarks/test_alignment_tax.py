@@ -11,7 +11,6 @@ import torch
 from lit_rlhf.models import load_causal_lm, load_tokenizer
 from lit_rlhf.tools.evaluation.benchmarks import print_benchmarks, run_benchmarks
 from lit_rlhf.tools.evaluation.benchmarks.alignment_tax import BenchmarkScore, compare_results
-from lit_rlhf.tools.evaluation.benchmarks.choices import ChoiceQuestion
 from lit_rlhf.tools.evaluation.benchmarks.harness import TaskResult
 from tests.tools.evaluation.benchmarks.questions import RECORDS
 from tests.tools.evaluation.folders import write_lines, write_policy
@@ -141,4 +140,3 @@ def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{whole['ppo'].difference:+.3f} ± {whole['ppo'].difference_stderr:.3f}" in printed
     assert "metals (acc)" in printed
     assert "its difference from sft" in printed
-    assert ChoiceQuestion("q", ("a", "b"), 0).text == "q\nA. a\nB. b\nAnswer:"

@@ -31,6 +31,12 @@ def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
 AB: dict[str, Any] = {"question": "q", "choices": ["a", "b"]}
 
 
+def test_a_question_is_asked_as_mmlu_asks_it(tmp_path: Path) -> None:
+    (asked,) = read_questions(write_lines(tmp_path / "q.jsonl", [AB | {"answer": "B"}]))
+    text = "q\nA. a\nB. b\nAnswer:"
+    assert asked == {"text": text, "letters": ["A", "B"], "answer": 1, "subject": ""}
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
