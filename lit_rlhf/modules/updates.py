@@ -22,7 +22,7 @@ from lit_rlhf.checks import check_count
 from lit_rlhf.forward import LanguageModel, trunk_of, unwrap_model
 from lit_rlhf.rollout import split_by_tokens
 from lit_rlhf.stats import global_max, global_sum, world_size
-from lit_rlhf.strategies import OptimizerStep, backward, clipped_step, local_part
+from lit_rlhf.strategies import backward, clipped_step, local_part
 
 _MAX_NAMES = 4  # of quantities in a message
 HELP = "a lower learning rate or clip norm, float32 weights, or a look at data and rewards."
@@ -115,12 +115,12 @@ class UpdateGuard:
             # else its gradient would be added to the next update's
             optimizer.zero_grad()
             norm = torch.full((), torch.nan, device=next(iter(losses.values())).device)
-            step = OptimizerStep(norm, applied=False)
+            applied = False
         else:
-            step = clipped_step(optimizer, max_norm)
-            found = [] if step.applied else ["its gradient norm"]
+            norm, applied = clipped_step(optimizer, max_norm)
+            found = [] if applied else ["its gradient norm"]
         self._count_update(module.trainer, network, found, place)
-        return totals, *step
+        return totals, norm, applied
 
     @contextmanager
     def iteration(self, trainer: Trainer, networks: str, place: str) -> Iterator[None]:

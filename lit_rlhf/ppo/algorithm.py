@@ -57,14 +57,11 @@ class PPONetworks(NamedTuple):
     gold: FunctionReward | None = None
 
 
-class LossShare(NamedTuple):
-    """Share of a micro-batch in the loss of a minibatch, with its `ppo/*` metrics; all 0-dim.
+LossShare = tuple[Tensor, dict[str, Tensor]]
+"""Share of a micro-batch in the loss of a minibatch, with its `ppo/*` metrics; all 0-dim.
 
-    Shares add up over micro-batches.
-    """
-
-    loss: Tensor
-    metrics: dict[str, Tensor]
+Shares add up over micro-batches.
+"""
 
 
 class PPO(FixedDtypeBuffers):
@@ -306,19 +303,16 @@ class PPO(FixedDtypeBuffers):
             denominator=tokens,
         )
         share = mask.sum() / tokens
-        return LossShare(
-            loss, {"ppo/value_loss": loss, "ppo/value_clip_fraction": clip_fraction * share}
-        )
+        return loss, {"ppo/value_loss": loss, "ppo/value_clip_fraction": clip_fraction * share}
 
     def joint_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
         """Share of a micro-batch in both losses, by one forward of the trunk that both share."""
         rollouts = experience.rollouts
         ids, mask = rollouts.sequence_ids, rollouts.sequence_mask
         hidden = hidden_states(self.policy, ids, mask, experience.critic_lower)
-        policy = self.policy_loss(experience, tokens, hidden)
-        critic = self.critic_loss(experience, tokens, hidden)
-        loss = policy.loss + self.loss.value_coef * critic.loss
-        return LossShare(loss, {**policy.metrics, **critic.metrics})
+        policy_loss, metrics = self.policy_loss(experience, tokens, hidden)
+        value_loss, of_critic = self.critic_loss(experience, tokens, hidden)
+        return policy_loss + self.loss.value_coef * value_loss, {**metrics, **of_critic}
 
     def policy_loss(
         self, experience: Experience, tokens: Tensor, hidden: Tensor | None = None
@@ -361,7 +355,7 @@ class PPO(FixedDtypeBuffers):
                 logprobs, experience.ref_logprobs, mask, experience.weights, tokens
             )
             loss = loss + self.loss.ref_kl_coef * metrics["ppo/ref_kl"]
-        return LossShare(loss, metrics)
+        return loss, metrics
 
     def policy_objective(
         self, logprobs: Tensor, experience: Experience, tokens: Tensor

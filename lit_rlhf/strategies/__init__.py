@@ -21,7 +21,6 @@ from lit_rlhf.strategies.multi_engine import (
     MultiEngineDeepSpeedStrategy as MultiEngineDeepSpeedStrategy,
 )
 from lit_rlhf.strategies.multi_engine import register_strategies
-from lit_rlhf.strategies.optimization import OptimizerStep as OptimizerStep
 from lit_rlhf.strategies.optimization import backward as backward
 from lit_rlhf.strategies.optimization import clipped_step as clipped_step
 from lit_rlhf.strategies.optimization import local_part as local_part

@@ -4,7 +4,7 @@ A module with several optimizers under manual optimization calls, for each of th
 
     for micro_batch in micro_batches:
         backward(self, loss(micro_batch), optimizer)
-    result = clipped_step(optimizer, max_norm)
+    norm, applied = clipped_step(optimizer, max_norm)
 
 and trains the same way on a single device, under DDP, and with one DeepSpeed engine per optimizer.
 Under each of them gradients are averaged over ranks and never divided by the number of accumulation
@@ -17,7 +17,7 @@ every backward, so that every rank must call `backward` equally often between tw
 
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -32,16 +32,6 @@ from lit_rlhf.strategies.engine_optimizer import EngineOptimizer, ignore_gradien
 
 BUCKET_SIZE = 2**25
 """Most numbers that are reduced at a time, unless one gradient has more: 128 MiB in float32."""
-
-
-class OptimizerStep(NamedTuple):
-    """The gradient's L2 norm over ranks before clipping, 0-dim, and whether it was finite.
-
-    If it was not, weights and moments are unchanged.
-    """
-
-    grad_norm: Tensor
-    applied: bool
 
 
 def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimizer) -> None:
@@ -69,11 +59,12 @@ def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimize
         strategy.backward(loss, cast("Optimizer", optimizer))
 
 
-def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> OptimizerStep:
+def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> tuple[Tensor, bool]:
     """Average the gradient of an optimizer's network over ranks, clip it by its norm, and step.
 
-    The gradient is cleared. If its norm is not finite, there is no step on any rank. `None` leaves
-    it as large as it is.
+    Returns the gradient's L2 norm over ranks before clipping, 0-dim, and whether a step was made:
+    there is none on any rank, and weights and moments are unchanged, if the norm is not finite. The
+    gradient is cleared. `None` leaves it as large as it is.
     """
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a positive number or None, got {max_norm}")
@@ -81,7 +72,7 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
         # The engine clips inside its step: only it knows the norm of all ranks' partitions.
         engine_optimizer.clip_next_step(max_norm)
         optimizer.step()
-        return OptimizerStep(engine_optimizer.grad_norm, engine_optimizer.step_was_applied)
+        return engine_optimizer.grad_norm, engine_optimizer.step_was_applied
     parameters = _network_parameters(optimizer)
     if world_size() > 1:
         average_gradients(parameters)
@@ -95,7 +86,7 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> Optim
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, shared)
         optimizer.step()
     optimizer.zero_grad()
-    return OptimizerStep(norm, applied)
+    return norm, applied
 
 
 @contextmanager

@@ -73,12 +73,12 @@ class FaultyPPO(PPOModule):
     def critic_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
         loss, metrics = super().critic_loss(experience, tokens)
         loss = self.faulty("critic", loss)
-        return LossShare(loss, metrics | {"ppo/value_loss": loss})
+        return loss, metrics | {"ppo/value_loss": loss}
 
     def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
         loss, metrics = super().policy_loss(experience, tokens)
         loss = self.faulty("policy", loss)
-        return LossShare(loss, metrics | {"ppo/policy_loss": loss})
+        return loss, metrics | {"ppo/policy_loss": loss}
 
 
 class FaultyEstimates(PPOModule):

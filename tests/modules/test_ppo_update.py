@@ -34,9 +34,9 @@ class Recording(PPOModule):
         self.updates: list[dict[str, float]] = []
 
     def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-        share = super().policy_loss(experience, tokens)
-        self.policy_losses.append({key: float(v.detach()) for key, v in share.metrics.items()})
-        return share
+        loss, metrics = super().policy_loss(experience, tokens)
+        self.policy_losses.append({key: float(v.detach()) for key, v in metrics.items()})
+        return loss, metrics
 
     def update(self, *arguments: Any) -> dict[str, Tensor]:
         means = super().update(*arguments)
@@ -217,7 +217,7 @@ def captured(module: PPOModule, rollouts: RolloutBatch) -> tuple[Tensor, Tensor]
     module.critic.get_input_embeddings().register_forward_pre_hook(keep_ids)
     tokens = rollouts.response_mask.sum().float()
     loss, _ = module.policy_loss(experience, tokens)
-    (loss + module.critic_loss(experience, tokens).loss).backward()
+    (loss + module.critic_loss(experience, tokens)[0]).backward()
     return kept["logits"], kept["read"]
 
 

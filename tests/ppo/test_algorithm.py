@@ -60,7 +60,7 @@ def test_phases_run_without_a_trainer(ppo: PPO, prompts: PromptBatch) -> None:
     tokens = experience.loss_mask.sum()
     loss, metrics = ppo.policy_loss(experience, tokens)
     assert float(metrics["ppo/ratio"]) == pytest.approx(1.0, abs=1e-5)
-    (loss + ppo.critic_loss(experience, tokens).loss).backward()
+    (loss + ppo.critic_loss(experience, tokens)[0]).backward()
     for network in (ppo.policy, ppo.critic):
         assert any(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from lit_rlhf.forward import call
-from lit_rlhf.strategies import OptimizerStep, backward, clipped_step
+from lit_rlhf.strategies import backward, clipped_step
 
 STEPS = 20
 
@@ -82,7 +82,7 @@ class TwoNetworks(LightningModule):
         convert = self.trainer.precision_plugin.convert_input
         return [convert(tensor[rank::world].to(self.device)) for tensor in global_batch(index)]
 
-    def finish(self, *steps: OptimizerStep) -> None:
+    def finish(self, *steps: tuple[Tensor, bool]) -> None:
         """Step the schedules and keep what a test looks at."""
         schedulers: list[LRSchedulerTypeUnion] = self.lr_schedulers()  # type: ignore[assignment]
         for scheduler in schedulers:
@@ -91,8 +91,8 @@ class TwoNetworks(LightningModule):
         groups = [group for optimizer in self.pair() for group in optimizer.param_groups]
         self.record(*steps, rates=[group["lr"] for group in groups])
 
-    def record(self, *steps: OptimizerStep, **more: Any) -> None:
-        norms, applied = [float(step.grad_norm) for step in steps], [step.applied for step in steps]
+    def record(self, *steps: tuple[Tensor, bool], **more: Any) -> None:
+        norms, applied = [float(norm) for norm, _ in steps], [applied for _, applied in steps]
         place = {"step": self.trainer.fit_loop.batch_idx}
         self.records.append({**place, "norms": norms, "applied": applied, **more})
 

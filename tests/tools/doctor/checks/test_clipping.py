@@ -5,11 +5,11 @@ from unittest.mock import patch
 import torch
 
 from lit_rlhf.modules import updates
-from lit_rlhf.strategies import OptimizerStep, clipped_step
+from lit_rlhf.strategies import clipped_step
 from tests.tools.doctor.runs import findings, module_of, not_ok
 
 
-def unclipped(optimizer: Any, max_norm: float | None) -> OptimizerStep:
+def unclipped(optimizer: Any, max_norm: float | None) -> tuple[torch.Tensor, bool]:
     return clipped_step(optimizer, None)
 
 
