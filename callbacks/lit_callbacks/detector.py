@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -254,15 +254,11 @@ class CollapseEarlyStopping(CollapseDetector):
         super().__init__(monitors, [StopTraining()], votes, when)
 
 
-class Collapse(NamedTuple):
-    """The verdict at which an action ended a fit, and the newest healthy checkpoint, if any.
+Collapse = tuple[Verdict, int | None, Path | None]
+"""The verdict at which an action ended a fit, and the newest healthy step and its checkpoint.
 
-    The checkpoint may hold nothing but weights.
-    """
-
-    verdict: Verdict
-    healthy_step: int | None
-    checkpoint: Path | None
+The checkpoint may hold nothing but weights; both are `None` without one.
+"""
 
 
 def find_collapse(trainer: Trainer) -> Collapse | None:
@@ -272,5 +268,5 @@ def find_collapse(trainer: Trainer) -> Collapse | None:
             saving = [action for action in callback.actions if isinstance(action, SavingAction)]
             found = [newest for action in saving if (newest := action.newest(trainer))]
             step, path = max(found) if found else (None, None)
-            return Collapse(callback.stopped_by, step, path)
+            return callback.stopped_by, step, path
     return None

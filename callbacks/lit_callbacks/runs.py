@@ -67,12 +67,8 @@ class LoggedVerdict(NamedTuple):
     actions: tuple[str, ...]
 
 
-class Span(NamedTuple):
-    """A level, from its first step to the step at which it ended."""
-
-    start: int
-    end: int
-    level: Level
+Span = tuple[int, int, Level]
+"""The first step of a level, the step at which it ended, and the level."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +88,13 @@ class Run:
     @property
     def level(self) -> Level | None:
         """Level at the end; `None` if no detector ran."""
-        return self.spans[-1].level if self.spans else None
+        return self.spans[-1][-1] if self.spans else None
 
     @property
     def worst(self) -> Level:
         """The highest level of the run, including pieces that were undone."""
         logged = [verdict.level for verdict in self.verdicts if verdict.level is not None]
-        return max([Level.HEALTHY, *logged, *(span.level for span in self.spans)])
+        return max([Level.HEALTHY, *logged, *(level for _, _, level in self.spans)])
 
     @property
     def reason(self) -> LoggedVerdict | None:
@@ -364,6 +360,7 @@ def build_spans(
     for value, group in groupby(known, key=lambda point: point.value):
         steps = [point.step for point in group]
         if spans:
-            spans[-1] = Span(spans[-1].start, steps[0], spans[-1].level)
-        spans.append(Span(steps[0], steps[-1], Level(int(value))))
+            start, _, level = spans.pop()
+            spans.append((start, steps[0], level))
+        spans.append((steps[0], steps[-1], Level(int(value))))
     return spans

@@ -195,14 +195,15 @@ def save_finished(module: StageModule) -> None:
         )
     module.collapse = find_collapse(trainer)
     if module.collapse is not None:
-        if module.collapse.checkpoint is None:
+        verdict, _, checkpoint = module.collapse
+        if checkpoint is None:
             rank_zero_warn(
-                f"{module.stage}: stopped as {module.collapse.verdict.level.word}, and no healthy "
-                f"weights were kept: {folder} is not written. With "
-                "trainer.enable_checkpointing: true, StopTraining keeps them"
+                f"{module.stage}: stopped as {verdict.level.word}, and no healthy weights were "
+                f"kept: {folder} is not written. With trainer.enable_checkpointing: true, "
+                "StopTraining keeps them"
             )
             return
-        load_healthy_weights(module, module.collapse.checkpoint)
+        load_healthy_weights(module, checkpoint)
     else:
         module.guard.check_end(trainer)
     require_finite_weights(module, module.stage, str(folder))
@@ -257,7 +258,7 @@ def training_sources(datamodule: LightningDataModule | None) -> list[DataSource]
 
 def describe_collapse(collapse: Collapse) -> str:
     """How a detector ended a run, and which weights were saved, for the model card."""
-    step, (level, sentence, stopped_at) = collapse.healthy_step, collapse.verdict
+    (level, sentence, stopped_at), step, _ = collapse
     return (
         f"Training was stopped as {level.word} at step {stopped_at}: {sentence}. The weights are "
         f"those of step {step}, the last healthy ones, and so are the metrics."
@@ -266,9 +267,10 @@ def describe_collapse(collapse: Collapse) -> str:
 
 def collapse_record(collapse: Collapse) -> dict[str, Any]:
     """The same as plain data, for the manifest."""
+    verdict, healthy_step, _ = collapse
     return {
-        "verdict": collapse.verdict.level.word,
-        "reasons": collapse.verdict.sentence,
-        "stopped_at_step": collapse.verdict.step,
-        "weights_of_step": collapse.healthy_step,
+        "verdict": verdict.level.word,
+        "reasons": verdict.sentence,
+        "stopped_at_step": verdict.step,
+        "weights_of_step": healthy_step,
     }

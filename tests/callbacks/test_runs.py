@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from lit_callbacks import read_logged_steps, read_run
-from lit_callbacks.runs import Span, name_runs, parse_verdict
+from lit_callbacks.runs import name_runs, parse_verdict
 from tests.callbacks.reports import report, write_run
 from tests.callbacks.watching import C, H, S
 
@@ -47,7 +47,7 @@ class TestReading:
         assert curve.undone == []
 
     def test_a_level_ends_where_the_next_one_starts(self, tmp_path: Path, watched: str) -> None:
-        spans = [Span(1, 3, H), Span(3, 4, S), Span(4, 5, C)]
+        spans = [(1, 3, H), (3, 4, S), (4, 5, C)]
         assert read_run("run", watched).spans == spans
 
     def test_a_verdict_newer_than_the_last_level_counts(self, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ class TestReading:
         read = read_run("run", run)
         assert read.level is C
         assert read.reason is read.verdicts[-1]
-        assert read.spans == [Span(1, 4, H), Span(4, 4, C)]
+        assert read.spans == [(1, 4, H), (4, 4, C)]
 
     def test_a_collapse_before_a_rollback_is_not_forgotten(self, tmp_path: Path) -> None:
         series = {"toy/a": [1.0] * 4, "monitor/level": [0, 0, 2, 2]}
@@ -64,7 +64,7 @@ class TestReading:
         run = write_run(tmp_path / "run", series, texts)
         write_run(tmp_path / "run", {"toy/a": [1.0] * 5, "monitor/level": [0] * 5}, first=2)
         read = read_run("run", run)
-        assert read.spans == [Span(1, 6, H)]
+        assert read.spans == [(1, 6, H)]
         assert read.worst is C
         assert read.reason is None
         assert [(v.step, v.actions) for v in read.verdicts] == [(3, ("went back",))]
@@ -114,7 +114,7 @@ class TestTables:
         (verdict,) = run.verdicts
         assert verdict[1:] == (4, C, 'KL, "rose": bad', ("stopped",))
         assert [point.step for point in run.curves["toy/a"].points] == [1, 2, 3, 4]
-        assert run.spans == [Span(1, 3, H), Span(3, 4, S), Span(4, 4, C)]
+        assert run.spans == [(1, 3, H), (3, 4, S), (4, 4, C)]
         assert run.reason == verdict
 
     def test_a_run_that_went_back_is_read_in_order_of_its_rows(self, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float
         phase_names=list(dict.fromkeys(name for row in phases for name in row)),
         groups=[(name, list(group)) for name, group in groupby(panels, key=attrgetter("group"))],
         verdicts=verdicts,
-        unhealthy=any(span.level > Level.HEALTHY for run in runs for span in run.spans),
+        unhealthy=any(level > Level.HEALTHY for run in runs for *_, level in run.spans),
         has_undone=any(curve.undone for run in runs for curve in run.curves.values()),
         first=first,
         last=last,
@@ -112,7 +112,7 @@ def render_page(package: str, template: str, **context: object) -> str:
 def _step_range(runs: Sequence[Run], panels: Sequence[Panel]) -> tuple[int, int]:
     steps = [verdict.step for run in runs for verdict in run.verdicts]
     for run in runs:
-        steps += [step for span in run.spans for step in (span.start, span.end)]
+        steps += [step for start, end, _ in run.spans for step in (start, end)]
         for curve in (run.curves[panel.key] for panel in panels if panel.key in run.curves):
             for points in (curve.points, *curve.undone):
                 steps += [points[0].step, points[-1].step]
