@@ -16,6 +16,7 @@ from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decode_responses
 from lit_rlhf.tools.evaluation import (
     choose_device,
+    count_shortened,
     encode_prompt_records,
     hash_models,
     hash_prompts,
@@ -123,9 +124,9 @@ def sample_preferences(
     world = read_world(world_folder)
     encoder = load_shared_encoder([policy])
     source = DataSource(str(world_folder / "prompts_train.jsonl"))
-    prompts = encode_prompt_records(read_prompts(source), encoder)
+    _, prompts = encode_prompt_records(read_prompts(source), encoder)
     # The labellers read the rendered prompt, so it has to be the one that the world asked.
-    if prompts.shortened:
+    if count_shortened(prompts):
         raise ValueError(
             f"policy: expected one that takes the world's prompts whole, got {policy!r}, which "
             f"takes {encoder.max_prompt_length} tokens"
@@ -133,7 +134,7 @@ def sample_preferences(
     model = load_policy(policy, ModelOptions(), choose_device(device))
     options = SamplingOptions(max_new_tokens=max_new_tokens)
     # Three streams of random numbers: how many one of them uses does not change the others.
-    order = iterate_prompts(prompts.examples, seed)
+    order = iterate_prompts(prompts, seed)
     sampling_seeds, label_rng = random.Random(f"sampling {seed}"), random.Random(f"labels {seed}")
     settings = {
         "policy": hash_models([policy]),

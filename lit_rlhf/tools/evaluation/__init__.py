@@ -22,6 +22,7 @@ from lit_rlhf.tools.evaluation.output import progress_bar as progress_bar
 from lit_rlhf.tools.evaluation.responses import Responses as Responses
 from lit_rlhf.tools.evaluation.responses import read_responses as read_responses
 from lit_rlhf.tools.evaluation.sampling import Generation as Generation
+from lit_rlhf.tools.evaluation.sampling import count_shortened as count_shortened
 from lit_rlhf.tools.evaluation.sampling import encode_prompt_records as encode_prompt_records
 from lit_rlhf.tools.evaluation.sampling import generate_from_models as generate_from_models
 from lit_rlhf.tools.evaluation.sampling import hash_models as hash_models

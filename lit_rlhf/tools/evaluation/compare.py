@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from lit_callbacks.gain import opening_of, repetition_of
 from lit_rlhf.checks import check_count, check_not_negative
-from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord, PromptBatch
+from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord, PromptBatch, PromptExample
 from lit_rlhf.files import ProgressFile
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.functional import best_of_n, best_of_n_kl, kl_estimate
@@ -44,6 +44,7 @@ from lit_rlhf.tools.evaluation.output import make_table, print_table, progress_b
 from lit_rlhf.tools.evaluation.responses import Responses, SampledResponse
 from lit_rlhf.tools.evaluation.sampling import (
     EncodedPrompts,
+    count_shortened,
     describe_responses,
     encode_prompt_records,
     hash_models,
@@ -261,11 +262,12 @@ def compare_policies(
     encoder = load_shared_encoder(policies, chat_template, max_prompt_length, model_options)
     records = read_prompts(prompts, max_prompts, on_bad_record)
     encoded = encode_prompt_records(records, encoder, on_bad_record)
-    loaded_rewards = _load_rewards(rewards, model_options, encoder, encoded, device)
+    _, examples = encoded
+    loaded_rewards = _load_rewards(rewards, model_options, encoder, examples, device)
     plain = plain_rewards(rewards)
     inputs = {
         "policies": hash_models(policies),
-        "prompts": hash_prompts(encoded),
+        "prompts": hash_prompts(examples),
         "reward_models": hash_models(list(plain)),
         **{
             f"source of reward {name}": found
@@ -312,8 +314,8 @@ def compare_policies(
                 name: dict(value) if isinstance(value, Mapping) and "rule" in value else source
                 for name, (source, value) in zip(loaded_rewards, plain.items(), strict=True)
             },
-            n_prompts=len(encoded.examples),
-            shortened=encoded.shortened,
+            n_prompts=len(examples),
+            shortened=count_shortened(examples),
             inputs=inputs,
             best_of=[_best_of(samples, n, seed) for n in best_of],
         )
@@ -340,7 +342,8 @@ def measure_policy(
     equal seeds, policies draw with the same seeds batch by batch. `unfinished` holds finished
     batches under `name` and receives the others.
     """
-    if not prompts.examples:
+    records, examples = prompts
+    if not examples:
         raise ValueError("prompts: expected at least one prompt, got none")
 
     def describe(batch: PromptBatch, rollouts: RolloutBatch) -> dict[str, Any]:
@@ -354,7 +357,7 @@ def measure_policy(
     sampled = sample_batches(
         lambda: policy,
         encoder,
-        prompts.examples,
+        examples,
         sampling,
         batch_size,
         seed,
@@ -364,7 +367,7 @@ def measure_policy(
         name=name,
     )
     batches = []
-    with progress_bar(f"responses of {name}", len(prompts.examples)) as progress:
+    with progress_bar(f"responses of {name}", len(examples)) as progress:
         for batch in sampled:
             batches.append(batch)
             progress(len(batch["positions"]))
@@ -399,7 +402,7 @@ def measure_policy(
     openings = Counter(map(opening_of, texts))
     return PolicySamples(
         responses=[
-            SampledResponse(prompts.records[row // samples_per_prompt].prompt, **responses[place])
+            SampledResponse(records[row // samples_per_prompt].prompt, **responses[place])
             for row, place in enumerate(order.tolist())
         ],
         scores={
@@ -457,11 +460,11 @@ def _load_rewards(
     rewards: Rewards,
     model_options: ModelOptions,
     encoder: DialogueEncoder,
-    prompts: EncodedPrompts,
+    examples: Sequence[PromptExample],
     device: torch.device,
 ) -> dict[str, WeightedReward]:
     """Load each reward, to be reported by itself times its weight, and check that it fits."""
-    fields = {name for example in prompts.examples for name in example.fields}
+    fields = {name for example in examples for name in example.fields}
     loaded = {}
     for name, entry in split_rewards(rewards).items():
         reward = WeightedReward(entry, model_options, encoder.tokenizer).eval()

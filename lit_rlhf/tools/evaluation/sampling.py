@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -40,16 +40,8 @@ from lit_rlhf.tools.evaluation.responses import SampledResponse
 _log = logging.getLogger(__name__)
 
 
-class EncodedPrompts(NamedTuple):
-    """Prompts as they were read, and the same as token ids, whose `index` is their position."""
-
-    records: Sequence[PromptRecord]
-    examples: list[PromptExample]
-
-    @property
-    def shortened(self) -> int:
-        """Number of prompts that lost their oldest turns or their beginning to fit."""
-        return sum(example.dropped_turns > 0 or example.cut_tokens > 0 for example in self.examples)
+EncodedPrompts = tuple[list[PromptRecord], list[PromptExample]]
+"""Prompts as they were read, and the same as token ids, whose `index` is their position."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +101,12 @@ def encode_prompt_records(
     if counts.dropped:
         described = describe_bad_records(counts.dropped, counts.dropped_examples)
         _log.warning("left out prompts: %s", described)
-    return EncodedPrompts(kept, examples)
+    return kept, examples
+
+
+def count_shortened(examples: Sequence[PromptExample]) -> int:
+    """Number of prompts that lost their oldest turns or their beginning to fit."""
+    return sum(example.dropped_turns > 0 or example.cut_tokens > 0 for example in examples)
 
 
 def batch_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -234,8 +231,8 @@ def generate_from_models(
     ]
     if on_bad_record == "skip":
         for encoder in encoders:
-            prompts = encode_prompt_records(prompts, encoder, on_bad_record).records
-    encoded = [encode_prompt_records(prompts, encoder) for encoder in encoders]
+            prompts, _ = encode_prompt_records(prompts, encoder, on_bad_record)
+    encoded = [encode_prompt_records(prompts, encoder)[1] for encoder in encoders]
     settings = {
         **asdict(sampling),
         "responses_per_prompt": responses_per_prompt,
@@ -255,7 +252,7 @@ def generate_from_models(
             batches = sample_batches(
                 partial(load_policy, path, model_options, device),
                 encoder,
-                of_model.examples,
+                of_model,
                 sampling,
                 batch_size,
                 seed,
@@ -278,7 +275,8 @@ def generate_from_models(
             models=dict(zip(names, models, strict=True)),
             responses=responses,
             shortened={
-                name: of_model.shortened for name, of_model in zip(names, encoded, strict=True)
+                name: count_shortened(of_model)
+                for name, of_model in zip(names, encoded, strict=True)
             },
             seed=seed,
             settings=settings,
@@ -301,9 +299,9 @@ def hash_models(models: Sequence[str]) -> dict[str, str | None]:
     return {path: hash_model(path) for path in models}
 
 
-def hash_prompts(prompts: EncodedPrompts) -> str:
+def hash_prompts(examples: Sequence[PromptExample]) -> str:
     """SHA-256 of prompts as a model reads them, in hexadecimal digits."""
-    texts = json.dumps([example.text for example in prompts.examples])
+    texts = json.dumps([example.text for example in examples])
     return hashlib.sha256(texts.encode()).hexdigest()
 
 

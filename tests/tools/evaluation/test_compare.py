@@ -330,12 +330,13 @@ def test_metrics_are_those_of_an_unpadded_loop(
     samples: PolicySamples, policy: Any, reference: Any, encoder: Any, prompts: EncodedPrompts
 ) -> None:
     responses: dict[int, list[int]] = {}
-    sampled = (encoder, prompts.examples, OPTIONS, 2, 5, lambda _, rollouts: {"rows": rollouts})
+    _, examples = prompts
+    sampled = (encoder, examples, OPTIONS, 2, 5, lambda _, rollouts: {"rows": rollouts})
     for record in sample_batches(lambda: policy, *sampled):
         rows = record["rows"]
         for row, position in enumerate(record["positions"]):
             responses[position] = rows.response_ids[row][rows.response_mask[row]].tolist()
-    ids = [example.input_ids.tolist() for example in prompts.examples]
+    ids = [example.input_ids.tolist() for example in examples]
     ours = [logprob(policy, ids[i], responses[i]) for i in range(len(ids))]
     theirs = [logprob(reference, ids[i], responses[i]) for i in range(len(ids))]
     lengths = [len(responses[i]) for i in range(len(ids))]
@@ -379,7 +380,7 @@ def test_records_say_what_was_measured(samples: PolicySamples) -> None:
 
 def test_no_prompts_are_refused(policy: PreTrainedModel, encoder: DialogueEncoder) -> None:
     with pytest.raises(ValueError, match="prompts: expected at least one prompt"):
-        measure_policy(policy, policy, encoder, EncodedPrompts([], []), {}, OPTIONS)
+        measure_policy(policy, policy, encoder, ([], []), {}, OPTIONS)
 
 
 METRIC_VALUES = dict.fromkeys((*METRICS, "commonest_opening", "repetition"), 0.0)

@@ -25,6 +25,7 @@ from lit_rlhf.files import write_json_lines
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions
 from lit_rlhf.tools.evaluation import (
     Generation,
+    count_shortened,
     encode_prompt_records,
     generate_from_models,
     load_policy,
@@ -44,7 +45,7 @@ def encoder() -> DialogueEncoder:
 
 @pytest.fixture
 def examples(encoder: DialogueEncoder, folders: Folders) -> list[PromptExample]:
-    return encode_prompt_records(read_prompts(DataSource(folders.prompts)), encoder).examples
+    return encode_prompt_records(read_prompts(DataSource(folders.prompts)), encoder)[1]
 
 
 def test_batches_go_from_long_to_short_and_hold_each_prompt_once() -> None:
@@ -95,9 +96,9 @@ def test_bad_prompts_are_counted(preferences: DataSource, encoder: Any, caplog: 
     assert "skipped 2 of 7 records as bad: 1 x empty, 1 x broken JSON" in caplog.text
     with pytest.raises(RecordError, match=r"jsonl:6: .* the text of the EOS token"):
         encode_prompt_records(records, encoder)
-    encoded = encode_prompt_records(records, encoder, on_bad_record="skip")
-    assert contents(encoded.records) == ["a", "b", "c", "d"]
-    assert [example.index for example in encoded.examples] == [0, 1, 2, 3]
+    kept, examples = encode_prompt_records(records, encoder, on_bad_record="skip")
+    assert contents(kept) == ["a", "b", "c", "d"]
+    assert [example.index for example in examples] == [0, 1, 2, 3]
     assert "left out prompts: 1 x " in caplog.text
 
 
@@ -105,12 +106,12 @@ def test_prompts_that_do_not_fit_are_counted() -> None:
     encoder = DialogueEncoder(tiny_tokenizer(), "hh", max_length=16)
     long = "name three metals, please, and more"
     texts = ["a", long, f"\n\nHuman: hi\n\nAssistant: ho\n\nHuman: {long}"]
-    prompts = encode_prompt_records(parse_prompts(texts), encoder)
-    assert [len(example.input_ids) < 16 for example in prompts.examples] == [True, False, False]
-    both = prompts.examples[2]
+    _, prompts = encode_prompt_records(parse_prompts(texts), encoder)
+    assert [len(example.input_ids) < 16 for example in prompts] == [True, False, False]
+    both = prompts[2]
     assert both.dropped_turns > 0
     assert both.cut_tokens > 0
-    assert prompts.shortened == 2  # a prompt that lost turns and its beginning counts once
+    assert count_shortened(prompts) == 2  # a prompt that lost turns and its beginning counts once
 
 
 def sampled(*arguments: Any, **options: Any) -> list[tuple[list[int], PromptBatch, RolloutBatch]]:
