@@ -130,7 +130,7 @@ def test_judge_in_python_judges(tmp_path: Path) -> None:
     with judge_server(longer_wins) as server:
         own = JudgeOptions(made["options"].model, server.base_url, folder=str(tmp_path))
         judged = judge_policies(made["responses"], own)
-    assert [row.by for row in judged.head_to_heads] == ["helpful", "harmless"]
+    assert [by for by, _ in judged.head_to_heads] == ["helpful", "harmless"]
 
 
 def test_judge_has_every_setting_of_the_page() -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lit_callbacks import Curve, read_run
 from lit_rlhf.checks import check_count
-from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes, ScoreSummary
+from lit_rlhf.tools.evaluation.outcomes import HeadToHeads, Outcomes, ScoreSummary
 
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle, Image
@@ -248,23 +248,20 @@ def _format_panel(axis: Axes, key: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def outcome_figure(rows: Sequence[HeadToHead], baseline: str) -> Figure:
+def outcome_figure(judged: Sequence[HeadToHeads], baseline: str) -> Figure:
     """Draw win, tie and lose shares as one stacked bar per policy, with one panel per judge.
 
     As in Figure 10 of arXiv 2307.04964. The lines above and below a bar are the 95 % intervals of
     win and of lose.
     """
-    if not rows:
+    if not judged:
         raise ValueError("chart: expected verdicts of a reward or a judge to draw, got none")
-    by_judge: dict[str, list[HeadToHead]] = {}
-    for row in rows:
-        by_judge.setdefault(row.by, []).append(row)
-    heights = [len(group) for group in by_judge.values()]
+    heights = [len(outcomes) for _, outcomes in judged]
     with rc_context(_STYLE):
         figure = Figure(figsize=(6.6, 0.9 + 0.45 * sum(heights) + 0.4 * len(heights)))
         axes = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)
-        for axis, (judge, group) in zip(axes[:, 0], by_judge.items(), strict=True):
-            _draw_judge(axis, judge, group)
+        for axis, (judge, outcomes) in zip(axes[:, 0], judged, strict=True):
+            _draw_judge(axis, judge, outcomes)
         axis.set_xlabel(f"share of prompts, against {baseline}; lines: 95 % intervals")
         axis.xaxis.set_major_formatter(PercentFormatter(1.0))
         handles = [Patch(facecolor=color) for color in _OUTCOME_COLORS.values()]
@@ -318,14 +315,14 @@ def _draw_point(
     axis.plot([place] * 2, [score.low, score.high], color=color)
 
 
-def _draw_judge(axis: Axes, judge: str, rows: Sequence[HeadToHead]) -> None:
-    for place, row in enumerate(rows):
-        if row.outcomes is not None:
-            _draw_bar(axis, place, row.outcomes)
+def _draw_judge(axis: Axes, judge: str, outcomes: Mapping[str, Outcomes | None]) -> None:
+    for place, result in enumerate(outcomes.values()):
+        if result is not None:
+            _draw_bar(axis, place, result)
         else:
             axis.text(0.01, place, "no valid verdict", va="center", fontsize=9)
-    axis.set_yticks(range(len(rows)), [row.policy for row in rows], fontsize=9)
-    axis.set_ylim(len(rows) - 0.5, -0.5)  # the first policy on top
+    axis.set_yticks(range(len(outcomes)), list(outcomes), fontsize=9)
+    axis.set_ylim(len(outcomes) - 0.5, -0.5)  # the first policy on top
     axis.set_xlim(0, 1)
     axis.set_title(judge)
     axis.tick_params(length=0, labelsize=9)

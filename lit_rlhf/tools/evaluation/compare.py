@@ -33,7 +33,7 @@ from lit_rlhf.rollout import (
 )
 from lit_rlhf.tools.evaluation.loading import load_policy, load_shared_encoder, short_names
 from lit_rlhf.tools.evaluation.outcomes import (
-    HeadToHead,
+    HeadToHeads,
     Outcomes,
     ScoreSummary,
     outcome_rates,
@@ -168,14 +168,18 @@ class Comparison:
         return next((samples.samples_per_prompt for samples in self.samples.values()), 1)
 
     @property
-    def head_to_heads(self) -> list[HeadToHead]:
+    def head_to_heads(self) -> list[HeadToHeads]:
         """Each policy against the baseline, under each reward."""
-        return [
-            HeadToHead(name, reward, report.outcomes[reward])
-            for reward in self.rewards
-            for name, report in self.policies.items()
-            if reward in report.outcomes
-        ]
+        found: list[HeadToHeads] = []
+        for reward in self.rewards:
+            outcomes: dict[str, Outcomes | None] = {
+                name: report.outcomes[reward]
+                for name, report in self.policies.items()
+                if reward in report.outcomes
+            }
+            if outcomes:
+                found.append((reward, outcomes))
+        return found
 
     @property
     def responses(self) -> Responses:
@@ -554,6 +558,5 @@ def print_comparison(comparison: Comparison) -> None:
     print_table(_comparison_table(comparison))
     if comparison.best_of:
         print_table(_best_of_table(comparison))
-    rows = comparison.head_to_heads
-    if rows:
-        print_table(outcomes_table(rows, comparison.baseline))
+    if judged := comparison.head_to_heads:
+        print_table(outcomes_table(judged, comparison.baseline))

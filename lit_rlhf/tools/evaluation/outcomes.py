@@ -35,15 +35,11 @@ class Outcomes(NamedTuple):
     n: int
 
 
-class HeadToHead(NamedTuple):
-    """The outcomes of one policy against the baseline by a reward or a judge's criterion.
+HeadToHeads = tuple[str, dict[str, Outcomes | None]]
+"""A reward or a judge's criterion, and each policy's outcomes against the baseline by it.
 
-    They are `None` without a single valid verdict.
-    """
-
-    policy: str
-    by: str
-    outcomes: Outcomes | None
+They are `None` without a single valid verdict.
+"""
 
 
 class ScoreSummary(NamedTuple):
@@ -96,13 +92,13 @@ def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
     return ScoreSummary(float(values.mean()), low, high, float(std))
 
 
-def outcomes_table(rows: Sequence[HeadToHead], baseline: str) -> Table:
+def outcomes_table(judged: Sequence[HeadToHeads], baseline: str) -> Table:
     """Build a terminal table with a row per policy and criterion."""
     title = f"against {baseline}, % of prompts [95 % interval]"
     headings = ("by", "policy", "win", "tie", "lose", "n")
     table = make_table(title, *headings, n_names=2, no_wrap=True)
-    for row in rows:
-        result = row.outcomes
+    rows = [(by, *one) for by, outcomes in judged for one in outcomes.items()]
+    for by, policy, result in rows:
         cells = ("-", "-", "-", "0")
         if result is not None:
             cells = (
@@ -111,7 +107,7 @@ def outcomes_table(rows: Sequence[HeadToHead], baseline: str) -> Table:
                 _format_share(result.lose, result.lose_interval),
                 str(result.n),
             )
-        table.add_row(row.by, row.policy, *cells)
+        table.add_row(by, policy, *cells)
     return table
 
 

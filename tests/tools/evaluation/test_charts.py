@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from lit_rlhf.functional import Interval
 from lit_rlhf.tools.evaluation import LiveCurves, charts, outcome_figure, run_figure, save_figure
-from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes
+from lit_rlhf.tools.evaluation.outcomes import Outcomes
 from lit_rlhf.tools.evaluation.reward_report.measures import length_buckets, reliability
 from tests.callbacks.reports import write_run
 from tests.callbacks.scripted import trainer
@@ -137,8 +137,7 @@ def test_a_metric_that_was_never_logged_is_named_at_the_end(screen: Screen, tmp_
 OF_MAX = (Interval(0.37, 0.51), Interval(0.2, 0.32), Interval(0.24, 0.36))
 MAX = Outcomes(0.44, 0.26, 0.3, *OF_MAX, 200)
 VANILLA = Outcomes(0.2, 0.02, 0.78, Interval(0.1, 0.3), Interval(0, 0.04), Interval(0.7, 0.88), 200)
-HELPFUL = [HeadToHead("ppo_max", "helpful", MAX), HeadToHead("vanilla", "helpful", VANILLA)]
-ROWS = [*HELPFUL, HeadToHead("ppo_max", "harmless", None)]
+JUDGED = [("helpful", {"ppo_max": MAX, "vanilla": VANILLA}), ("harmless", {"ppo_max": None})]
 
 
 def drawn(figure: Figure, title: str) -> Axes:
@@ -147,7 +146,7 @@ def drawn(figure: Figure, title: str) -> Axes:
 
 
 def test_every_share_is_a_bar_behind_the_one_before(tmp_path: Path) -> None:
-    figure = outcome_figure(ROWS, "sft")
+    figure = outcome_figure(JUDGED, "sft")
     axis = drawn(figure, "helpful")
     bars = [(b.get_y() + b.get_height() / 2, b.get_x(), b.get_width()) for b in axis.patches]
     expected = [(0, 0.0, 0.44), (0, 0.44, 0.26), (0, 0.7, 0.3)]

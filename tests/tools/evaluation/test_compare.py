@@ -73,8 +73,8 @@ def test_every_reward_decides_against_the_first_policy(comparison: Comparison, r
     rates = comparison.policies["ppo"].outcomes[reward]
     assert comparison.policies["sft"].outcomes == {}
     assert (rates.win, rates.lose, rates.n) == (wins / 7, losses / 7, 7)
-    decided = [row[:2] for row in comparison.head_to_heads]
-    assert decided == [("ppo", "characters"), ("ppo", "reward")]
+    decided = [(by, list(outcomes)) for by, outcomes in comparison.head_to_heads]
+    assert decided == [("characters", ["ppo"]), ("reward", ["ppo"])]
 
 
 def test_responses_go_with_the_prompts_as_they_were_read(comparison: Comparison) -> None:

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from lit_rlhf.tools.evaluation.outcomes import (
-    HeadToHead,
     outcome_rates,
     outcomes_table,
     score_summary,
@@ -103,7 +102,7 @@ def cells(line: str) -> list[str]:
 
 
 def test_a_judge_without_a_valid_verdict_has_no_shares(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(outcomes_table([HeadToHead("ppo", "helpful", None)], "sft"))
+    print_table(outcomes_table([("helpful", {"ppo": None})], "sft"))
     lines = [cells(line) for line in capsys.readouterr().out.splitlines()]
     assert ["helpful", "ppo", "-", "-", "-", "0"] in lines
 

@@ -11,7 +11,7 @@ from lit_rlhf.rewards import redact_url
 from lit_rlhf.tools.evaluation.judge.client import JudgeOptions
 from lit_rlhf.tools.evaluation.judge.judge import ANSWERS_FILE, Judge, position_bias, verdict_rates
 from lit_rlhf.tools.evaluation.judge.messages import Criterion, Question
-from lit_rlhf.tools.evaluation.outcomes import HeadToHead, Outcomes, outcomes_table
+from lit_rlhf.tools.evaluation.outcomes import HeadToHeads, Outcomes, outcomes_table
 from lit_rlhf.tools.evaluation.output import make_table, print_table, to_json_types
 from lit_rlhf.tools.evaluation.responses import Responses
 
@@ -47,11 +47,12 @@ class Judgement:
     file: Path
 
     @property
-    def head_to_heads(self) -> list[HeadToHead]:
+    def head_to_heads(self) -> list[HeadToHeads]:
         """Each policy against the baseline, by each criterion."""
-        return [
-            HeadToHead(row.policy, row.criterion, row.against_baseline) for row in self.policies
-        ]
+        found: dict[str, dict[str, Outcomes | None]] = {}
+        for row in self.policies:
+            found.setdefault(row.criterion, {})[row.policy] = row.against_baseline
+        return list(found.items())
 
     def as_dict(self) -> dict[str, Any]:
         """Convert the result to JSON types."""
