@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from lit_rlhf.forward import CHUNK_SIZE, map_target_logits, optimize_forward, target_logprobs
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.models.prepare import checkpoint_activations
+from lit_rlhf.tools.doctor.duration import ppo_seconds
 from lit_rlhf.tools.doctor.memory import (
     SCORED_LOGIT_BYTES,
     NetworkShape,
@@ -56,6 +57,21 @@ def test_a_node_has_memory_for_its_own_ranks() -> None:
     sizes = {**SIZES, "gpus": 4, "offload_frozen": True}
     shared, alone = (ppo_memory(SHAPE, PPOSizes(**sizes, nodes=nodes)).cpu for nodes in (2, 1))
     assert shared == alone / 2
+
+
+def test_seconds_of_the_phases_by_hand() -> None:
+    sizes = PPOSizes(**{**SIZES, "rollouts": 3, "gradient_checkpointing": False})
+    seconds = ppo_seconds(SHAPE, sizes, 5, ppo_epochs=2, operations=10.0, bandwidth=100.0)
+    forward = 2 * 1000 * 5 * (6 + 4) / 10  # two rounds: of three rollouts, and of two
+    read = 2 * 4 * 2 * 1000 + 5 * (6 + 7 + 8 + 9) * 2 * 2 * 3 * 4
+    assert seconds == {
+        "rollout": forward + read / 100,
+        "score": 2 * forward,
+        "estimate": forward,
+        "update": 2 * 2 * 3 * forward,
+    }
+    again = ppo_seconds(SHAPE, PPOSizes(**SIZES), 5, operations=10.0)
+    assert again["update"] == 2 * 4 * forward
 
 
 def test_only_trained_layers_keep_activations() -> None:

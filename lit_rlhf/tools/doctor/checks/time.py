@@ -1,11 +1,15 @@
 """The check of how long the run takes, from the time of one iteration."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch.callbacks import Timer
 
 from lit_rlhf.tools.doctor.case import Case
+from lit_rlhf.tools.doctor.duration import ppo_seconds
+from lit_rlhf.tools.doctor.memory import network_shape, ppo_sizes
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
 _ESTIMATE = "This is an estimate: responses may grow, and validation and saving come on top."
@@ -17,9 +21,9 @@ def check_time(case: Case) -> Finding:
     seconds = iteration_seconds(case)
     total = sum(seconds.values())
     rate = int(case.rollouts.response_mask.sum()) / max(total, 1e-9)
-    phases = ", ".join(f"{phase} {format_seconds(value)}" for phase, value in seconds.items())
     pace = (
-        f"{format_seconds(total)} per iteration ({phases}; {rate:,.0f} response tokens per second)"
+        f"{format_seconds(total)} per iteration ({format_phases(seconds)}; {rate:,.0f} response "
+        "tokens per second)"
     )
     count = iterations(case)
     if count < 1:
@@ -36,6 +40,12 @@ def check_time(case: Case) -> Finding:
     whole = (
         f"{pace}: {count:,.0f} iterations take about {format_seconds(total * count)}. {_ESTIMATE}"
     )
+    if case.plan.on_gpu and not torch.cuda.is_available():
+        counted = seconds_on_gpu(case)
+        whole += (
+            " Counted for an A100 and the longest responses, an iteration takes "
+            f"{format_seconds(sum(counted.values()))} ({format_phases(counted)})."
+        )
     if case.plan.max_time is not None:
         allowed = Timer(duration=case.plan.max_time).time_remaining()
         if allowed is not None and allowed < total * count:
@@ -69,6 +79,21 @@ def iteration_seconds(case: Case) -> dict[str, float]:
     """Seconds of each phase of an iteration; those of the update from one of its steps."""
     measured = case.module.timer.seconds
     return {**measured, "update": measured["update"] * updates_per_iteration(case)}
+
+
+def seconds_on_gpu(case: Case) -> dict[str, float]:
+    """Estimate the seconds of each phase on a GPU that is not here."""
+    module, sizes = case.module, ppo_sizes(case)
+    batch = getattr(case.data, "batch_size", module.minibatches.minibatch_size)
+    rollouts = batch * module.responses_per_prompt
+    epochs = module.minibatches.ppo_epochs
+    return ppo_seconds(network_shape(module.policy), sizes, rollouts, epochs)
+
+
+def format_phases(seconds: Mapping[str, float]) -> str:
+    """Seconds and shares of phases as text."""
+    total = max(sum(seconds.values()), 1e-9)
+    return ", ".join(f"{n} {format_seconds(s)} = {s / total:.0%}" for n, s in seconds.items())
 
 
 def iterations(case: Case) -> float:

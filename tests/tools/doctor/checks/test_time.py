@@ -1,4 +1,5 @@
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,14 @@ def test_ends(root: Path, tmp_path: Path, plan: Any, trainer: Any, status: str, 
     report = findings(root, tmp_path, plan=plan, **trainer)
     assert not_ok(report) == {"time": status}
     assert told in report.findings["time"].found + str(report.findings["time"].change)
+
+
+def test_a_run_for_gpus_that_are_not_there_is_counted(root: Path, tmp_path: Path) -> None:
+    with patch("torch.cuda.is_available", return_value=False):
+        report = findings(root, tmp_path, plan=RunPlan(on_gpu=True))
+    counted = re.search(r"for an A100 .* takes .* s \((.*)\)\.", report.findings["time"].found)
+    assert counted is not None
+    assert sum(map(int, re.findall(r"(\d+)%", counted[1]))) == pytest.approx(100, abs=2)
 
 
 @pytest.mark.parametrize(
