@@ -44,6 +44,11 @@ def test_pairs_get_3_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     held_out = load_records("prompt", [DataSource("runs/pairs/heldout.jsonl")])
     *_, test = split_records(records, 0.05, 0.05, seed=0)
     assert [prompt_of(r) for r in held_out] == [*dict.fromkeys(map(prompt_of, test))]
+    callbacks = yaml.safe_load(Path("runs/pairs/ppo.yaml").read_text("utf-8"))["trainer"][
+        "callbacks"
+    ]
+    (timeline,) = (c["init_args"] for c in callbacks if "SampleTimeline" in c["class_path"])
+    assert timeline["prompts"] == [prompt_of(record)[0].content for record in held_out]
     with pytest.raises(SystemExit, match="output_dir: expected a free name, got runs/pairs"):
         main(["start", "pairs.csv"])
 
