@@ -30,7 +30,6 @@ from lit_rlhf.models import load_tokenizer
 
 _HELD_OUT = 0.05  # of the prompts, for validation, and as many for the evaluation
 _SHOWN, _MEASURED = 3, 500  # records
-_SAMPLED = 4  # held-out prompts whose responses the report shows
 _SHORTEST, _LONGEST = 128, 512  # tokens of a dialogue; `init` makes a model with 512 positions
 _UPDATES = 20  # of an epoch at least, if a file is small
 
@@ -73,15 +72,14 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     length = min(max(-(-longest // 64) * 64, _SHORTEST), _LONGEST)
     print(f"\n99 % of them have at most {longest} tokens, of {length} that the stages take")
     prompts = list(dict.fromkeys(map(prompt_of, test)))
-    turns = [[vars(turn) for turn in prompt] for prompt in prompts]
-    write_json_lines(root / "heldout.jsonl", [{"prompt": prompt} for prompt in turns])
-    questions = [prompt[0].content for prompt in prompts if len(prompt) == 1]
+    write_json_lines(root / "heldout.jsonl", [{"prompt": list(map(vars, p))} for p in prompts])
+    shown = [prompt[0].content for prompt in prompts if len(prompt) == 1][:4]  # in the report
     stages = ["sft", "reward", "ppo"] if kind == "preference" else ["sft"]
     for stage in stages:
         config = _configure(stage, root, data, model, length, template)
         for callback in config["trainer"]["callbacks"]:
-            if "prompts" in (given := callback.get("init_args", {})):  # of the report's responses
-                given["prompts"] = questions[:_SAMPLED] or given["prompts"]
+            if "prompts" in (given := callback.get("init_args", {})):
+                given["prompts"] = shown or given["prompts"]
         if "tokens_per_batch" in (read := config["data"]["init_args"]):
             read["tokens_per_batch"] = min(read["tokens_per_batch"], max(tokens, length))
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
