@@ -16,6 +16,8 @@ import pytest
 
 import lit_rlhf
 from lit_rlhf.cli.main import COMMANDS, STAGE_COMMANDS, _tell_error_of_thread, main
+from lit_rlhf.terminal import fold
+from lit_rlhf.tools.commands.report import USAGE
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -35,6 +37,7 @@ def test_help_fits_the_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch, co
         shown = capsys.readouterr().out.splitlines()
         assert len(shown) > 3
         assert [line for line in shown if len(line) > columns] == [], words
+    assert fold(USAGE) == USAGE or columns < 80  # no line is broken in two
 
 
 def test_the_package_runs_as_a_module() -> None:

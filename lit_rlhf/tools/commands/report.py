@@ -109,15 +109,16 @@ def parse_source(word: str, split: str) -> DataSource:
 
 COMMANDS = {"reward": Command(report_reward_model, lists={"preferences": _PREFERENCES_HELP})}
 USAGE = """\
-usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...] [--watch [SECONDS]]
-       lit_rlhf report reward --model MODEL --preferences FILE [FILE ...] [OPTIONS]
+usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...]
+                       [--watch [SECONDS]]
+       lit_rlhf report reward --model MODEL --preferences FILE ... [OPTIONS]
        lit_rlhf report gain SAMPLES [SAMPLES ...]
 
 The first puts training runs side by side, in a table and on a page of curves,
 verdicts, responses and phases, written anew every SECONDS (30) with --watch.
-A RUN is a log (TensorBoard, .csv, .jsonl, trainer_state.json, .wandb; MLflow's store
-is not read) or its folder, a folder of several, or NAME=LOG.
-The second is about a reward model; lit_rlhf report reward --help has its options.
+A RUN is a log (TensorBoard, .csv, .jsonl, trainer_state.json, .wandb; not
+MLflow's store) or its folder, a folder of several, or NAME=LOG.
+The second is about a reward model; lit_rlhf report reward --help tells more.
 The third says what the score's rise is made of, from a run's samples.jsonl."""
 
 
