@@ -16,8 +16,8 @@ from lit_callbacks.words import align_columns, format_number, shorten_keys
 LAST = 10  # the last tenth of a run
 LONGEST = 24  # characters of a setting in the table of many runs
 CONFIG_FILE = "config.yaml"  # of LightningCLI, in the log folder of a run
-PLACES = ("trainer.logger", "trainer.callbacks", "model.init_args.output_dir")
-"""Settings that differ between any two runs, or are lists of objects."""
+PLACES = ("trainer.logger", "trainer.callbacks", "model.init_args.output_dir", "ckpt_path")
+"""Settings that differ between any two runs, are lists of objects, or say that one was resumed."""
 NONE = "-"
 
 

@@ -130,10 +130,10 @@ def test_runs_are_named_by_folder_after_parents_where_two_are_alike(tmp_path: Pa
 
 def test_table_shows_settings_only_if_every_run_has_them(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name, {"toy/a": [1.0]}) for name in ("one", "two")]
-    (tmp_path / "one" / "config.yaml").write_text("lr: 0.1\nseed: 1\n")
+    (tmp_path / "one" / "config.yaml").write_text("lr: 0.1\nseed: 1\nckpt_path: last\n")
     runs = [read_run(Path(folder).name, folder) for folder in folders]
     assert "settings that differ" not in runs_table(runs)
-    (tmp_path / "two" / "config.yaml").write_text("lr: 0.2\nseed: 1\n")
+    (tmp_path / "two" / "config.yaml").write_text("lr: 0.2\nseed: 1\nckpt_path: null\n")
     last = [line.split() for line in runs_table(runs).splitlines()[-2:]]
     assert last == [["settings", "that", "differ"], ["lr", "0.1", "0.2"]]
 
