@@ -7,8 +7,9 @@ import asyncio
 import inspect
 import os
 import warnings
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -127,7 +128,7 @@ class CallableReward(nn.Module):
         call = _describe_call(samples)
         try:
             scores = torch.as_tensor(returned, dtype=torch.float32)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(
                 f"{self.label}: {expected}, got {returned!r:.100}; called with {call}"
             ) from error
@@ -176,10 +177,11 @@ class CallableReward(nn.Module):
         optional = dict(zip(self.optional_arguments, others, strict=True))
         before = {name: read() for name, (read, _) in _PROCESS.items()}
         try:
-            returned = self.function(prompts, responses, **optional, **self._fields(samples))
-            if inspect.isawaitable(returned):  # in a new thread: a notebook has a loop
-                with ThreadPoolExecutor(1) as thread:
-                    returned = thread.submit(asyncio.run, _wait(returned)).result()
+            with _no_exit():
+                returned = self.function(prompts, responses, **optional, **self._fields(samples))
+                if inspect.isawaitable(returned):  # in a new thread: a notebook has a loop
+                    with ThreadPoolExecutor(1) as thread:
+                        returned = thread.submit(asyncio.run, _wait(returned)).result()
         finally:
             changed = [name for name, (read, _) in _PROCESS.items() if read() != before[name]]
             # with a time limit this may come late, when the process has moved on
@@ -232,6 +234,26 @@ class FunctionReward(CallableReward):
         else:
             path = function_path(function)
         super().__init__(f"reward function {path!r}", function, tokenizer, timeout)
+
+
+@contextmanager
+def _no_exit() -> Iterator[None]:
+    """Refuse `os._exit`, which would end the run without a word; a fork of it may end like that."""
+    system: Any = os
+    end, process = system._exit, os.getpid()
+
+    def refuse(status: int) -> None:
+        if os.getpid() != process:
+            end(status)
+        raise RewardError(
+            f"expected a function that returns, got one that calls os._exit({status})"
+        )
+
+    system._exit = refuse
+    try:
+        yield
+    finally:
+        system._exit = end
 
 
 async def _wait(scores: Awaitable[Any]) -> Any:  # noqa: ANN401  # whatever the function returns

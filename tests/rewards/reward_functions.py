@@ -59,6 +59,20 @@ def infinite(prompts: list[str], responses: list[str]) -> list[float]:
     return [-float("inf")] * len(responses)
 
 
+def beyond_any_float(prompts: list[str], responses: list[str]) -> list[int]:
+    return [10**400] * len(responses)
+
+
+def ends_the_process(prompts: list[str], responses: list[str]) -> None:
+    os._exit(0)
+
+
+def forks(prompts: list[str], responses: list[str]) -> list[float]:
+    if (child := os.fork()) == 0:
+        os._exit(7)
+    return [float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))] * len(responses)
+
+
 def exits(prompts: list[str], responses: list[str]) -> list[float]:
     if "no way" in responses:
         sys.exit(0)

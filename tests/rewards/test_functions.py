@@ -73,12 +73,18 @@ def test_missing_field_is_named_with_the_function(rollouts: RolloutBatch) -> Non
         ("a_column", r"shape \(3, 1\)"),
         ("nothing", "None"),
         ("words", r"\['good', 'bad'"),
+        ("beyond_any_float", r"\[1000"),
     ],
 )
 def test_invalid_result_of_a_function_is_named(rollouts: RolloutBatch, name: str, got: str) -> None:
     message = f"{name}': expected 3 scores, one for each response, got {got}"
     with pytest.raises(ValueError, match=message):
         scores(name, rollouts)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_fork_of_a_function_may_end_by_exit(rollouts: RolloutBatch) -> None:
+    assert scores("forks", rollouts) == [7.0, 7.0, 7.0]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +134,7 @@ def test_function_that_takes_too_long_is_named(rollouts: RolloutBatch) -> None:
     ("name", "message"),
     [
         ("exits", "raised SystemExit: 0. Called with prompt 'second' and response 'no way'"),
+        ("ends_the_process", "expected a function that returns, got one that calls os._exit.0."),
         ("turns_gradients_off", "expected a function that leaves torch's"),
         ("turns_gradients_on", "expected a function that leaves torch's"),
         ("changes_the_folder", "expected a function that leaves the current folder as it is"),
