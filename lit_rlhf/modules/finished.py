@@ -14,7 +14,7 @@ from torch import distributed
 
 from lit_callbacks import Collapse, default_checkpoint_dir, find_collapse
 from lit_rlhf.data import DataSource, PromptDataModule, RecordDataModule
-from lit_rlhf.files import FolderLocks, hash_model, lock_path, write_manifest
+from lit_rlhf.files import FolderLocks, hash_files, hash_model, lock_path, write_manifest
 from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
 from lit_rlhf.modules.option_names import dotted_arguments
 from lit_rlhf.modules.resuming import last_metrics
@@ -35,6 +35,7 @@ class RunFolders(Callback):
         self._locks = FolderLocks()
         self._training = False
         self.hashes: dict[str, Any] = {}  # of the models that the run starts from
+        self._weights: dict[Path, Any] = {}  # hashes of their files
 
     def lock(self, trainer: Trainer, finished: Path) -> None:
         """Lock the folders of the finished model, of logs and of checkpoints."""
@@ -52,6 +53,23 @@ class RunFolders(Callback):
             paths = sorted({path for paths in module.inputs.values() for path in paths})
             hashes = {f"SHA-256 of {Path(path).name}": hash_model(path) for path in paths}
             self.hashes = {name: found for name, found in hashes.items() if found}
+            files = (file.resolve() for path in paths for file in Path(path).glob("*.safetensors"))
+            self._weights = {file: hash_files(file) for file in files}
+
+    def check_mapped(self) -> None:
+        """Refuse weights that were written over while this process has them mapped into memory.
+
+        Frozen weights on a CPU change with their file, but not if another one takes its name.
+        """
+        maps = Path("/proc/self/maps")  # of Linux
+        mapped = maps.read_text("utf-8") if maps.exists() else ""
+        for file, expected in self._weights.items():
+            if f" {file}\n" in mapped and hash_files(file) != expected:
+                raise ValueError(
+                    f"{file}: expected the weights that the run started from, got others, which "
+                    "were written over them while the run read from the file: start again, and "
+                    "replace a model by renaming a folder or file"
+                )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that an interruption leaves an unfinished stage from now on."""
@@ -212,6 +230,8 @@ def save_finished(module: StageModule) -> None:
     action = f"save the model to {folder}"
     with fail_together(action, module.device), ExitStack() as stack:
         with fail_together(action, module.device):  # before any rank waits for another's weights
+            if not all(weight.requires_grad for weight in module.parameters()):
+                module.folders.check_mapped()
             partial = stack.enter_context(target)
         module.write_finished(partial)
         if module.collapse is None and trainer.is_global_zero:

@@ -122,6 +122,29 @@ def test_manifest_has_the_hash_of_the_model_that_was_read(root: Path, tmp_path: 
     assert read_manifest(tmp_path / "sft")["made"]["inputs"]["SHA-256 of base"] == before
 
 
+def test_weights_written_over_during_a_run_are_noticed(root: Path, tmp_path: Path) -> None:
+    base, output = tmp_path / "base", tmp_path / "sft"
+    shutil.copytree(root / "policy", base)
+
+    class WriteOver(Callback):
+        def on_train_start(self, *_: Any) -> None:
+            with (base / "model.safetensors").open("r+b") as file:
+                file.seek(-64, 2)
+                file.write(bytes(64))
+
+    def fit(**options: Any) -> None:
+        module = SFTModule(str(base), str(output), network=options)
+        fitted(module, demonstrations(root), tmp_path, callbacks=[WriteOver()])
+
+    with pytest.raises(ValueError, match=f"^{base}.*: expected the weights .* written over"):
+        fit(lora_rank=2)
+    assert not output.exists()
+    shutil.rmtree(base)
+    shutil.copytree(root / "policy", base)
+    fit()  # the first update moved all weights into memory of their own
+    assert output.exists()
+
+
 @pytest.mark.parametrize(
     ("name", "title", "label"),
     [
