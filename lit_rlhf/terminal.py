@@ -1,5 +1,6 @@
 """The terminal: help as wide as it, and runs that outlive a closed one or a full disk behind it."""
 
+import errno
 import os
 import re
 import shutil
@@ -14,26 +15,29 @@ class _LastingStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.lost: OSError | None = None  # why, unless nobody reads it
 
     def write(self, text: str) -> int:
         """Write a text, or drop it."""
         try:
             return self._stream.write(text)
-        except OSError:
-            self._drop()
+        except OSError as error:
+            self._drop(error)
             return len(text)
 
     def flush(self) -> None:
         """Write what is buffered, or drop it."""
         try:
             self._stream.flush()
-        except OSError:
-            self._drop()
+        except OSError as error:
+            self._drop(error)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever the stream has
         return getattr(self._stream, name)
 
-    def _drop(self) -> None:
+    def _drop(self, error: OSError) -> None:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            self.lost = error
         # for other writers of the descriptor too, and for the buffer that is flushed at the end
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self._stream.fileno())
@@ -63,6 +67,13 @@ def outlive_terminal() -> None:
         sys.stdin = open(os.devnull)  # noqa: SIM115  # for as long as the process
     sys.stdout = _lasting(sys.stdout)
     sys.stderr = _lasting(sys.stderr)
+
+
+def check_output() -> None:
+    """Write what is buffered, and end with an error if some of the output could not be written."""
+    sys.stdout.flush()
+    if (lost := getattr(sys.stdout, "lost", None)) is not None:
+        raise SystemExit(f"lit_rlhf: the output could not be written: {lost}") from lost
 
 
 def _lasting(stream: TextIO | None) -> Any:  # noqa: ANN401  # a stream by its methods

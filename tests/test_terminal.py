@@ -56,6 +56,15 @@ def test_text_without_letters_in_a_terminal_is_escaped(monkeypatch: pytest.Monke
     assert written.getvalue() == b"a\\u94c1\\ud800\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a full disk is pretended with /dev/full")
+def test_output_on_a_full_disk_is_an_error() -> None:
+    command = [sys.executable, "-m", "lit_rlhf.cli.main", "configs", "list"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    told = "lit_rlhf: the output could not be written: [Errno 28] No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
 @pytest.mark.parametrize("words", ["--help", "--version", "fit --help", "configs list"])
 def test_output_that_nobody_reads_is_no_error(words: str) -> None:
     gone, output = os.pipe()

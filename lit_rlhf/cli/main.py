@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from lit_rlhf import __version__
 from lit_rlhf.suggestions import did_you_mean
-from lit_rlhf.terminal import fold, outlive_terminal
+from lit_rlhf.terminal import check_output, fold, outlive_terminal
 
 STAGE_COMMANDS = {
     "fit": "train a stage by a configuration, YAML or named",
@@ -144,6 +144,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             run_group = importlib.import_module("lit_rlhf.command").run_group
             run_group(command.COMMANDS, words, f"lit_rlhf {name}")
+        if not is_stage:  # a run leaves a model
+            check_output()
     except SystemExit as stopped:
         if debug and stopped.__cause__ is not None:
             raise stopped.__cause__ from None
