@@ -86,6 +86,10 @@ def end_with_message(error: Exception, prefix: str, arguments: Sequence[str] = (
     message = summarize(original) or type(original).__name__
     if isinstance(original, OSError) and original.errno and original.filename is None:
         message += written_file(original)
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        message += f"; the current folder {os.environ.get('PWD', '')} was deleted"
     if not isinstance(original, _USER_ERRORS):
         # Python's words, if a limit on memory or processes leaves no room for a thread
         if not is_out_of_memory(original) and "can't start new thread" not in message:

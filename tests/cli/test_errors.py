@@ -141,6 +141,21 @@ def test_a_full_disk_is_named_with_its_file(capsys: pytest.CaptureFixture[str]) 
     assert code.endswith("No space left on device: '/dev/full'")
 
 
+def test_a_current_folder_that_vanishes_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+
+    def vanish(_: object) -> None:
+        tmp_path.rmdir()
+        Path("checkpoints").resolve()
+
+    with patch("lit_rlhf.cli.training.run_cli", vanish):
+        code, _ = errors_of(capsys=capsys)
+    assert code.endswith(f"No such file or directory; the current folder {tmp_path} was deleted")
+
+
 def test_other_errors_keep_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     fails = patch("lit_rlhf.cli.training.run_cli", side_effect=KeyError("a defect"))
     with fails, pytest.raises(KeyError, match="a defect"):
