@@ -29,7 +29,7 @@ def describe(path: Path) -> dict[str, Any]:
     from lit_rlhf.files import lock_path, manifest_path
     from lit_rlhf.strategies import is_checkpoint_folder
 
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):  # reading a pipe may not end
         raise ValueError(f"paths: expected a model, checkpoint or evaluation, got no file {path}")
     if path.suffix == ".ckpt" or is_checkpoint_folder(path):
         return describe_checkpoint(path)
@@ -46,7 +46,7 @@ def describe_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a folder or file, with the files that have changed since."""
     from lit_rlhf.files import hash_files, listed_files, read_manifest
 
-    listed, found = listed_files(path), hash_files(path)
+    listed, found = listed_files(path, strict=True), hash_files(path)
     changed = [name for name in {**listed, **found} if listed.get(name) != found.get(name)]
     manifest = read_manifest(path)
     made = {name: value for name, value in manifest.get("made", {}).items() if value}

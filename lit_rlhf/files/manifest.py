@@ -43,13 +43,22 @@ def manifest_path(path: str | Path) -> Path:
     return path.with_name(f".{path.name}.{MANIFEST}") if path.is_file() else path / MANIFEST
 
 
-def read_manifest(path: str | Path) -> dict[str, Any]:
-    """Read the manifest of a folder or file; empty if there is none, or one of another program."""
+def read_manifest(path: str | Path, strict: bool = False) -> dict[str, Any]:
+    """Read the manifest of a folder or file; empty if there is none, or one of another program.
+
+    If it is to be compared with its files (`strict`), one that is no JSON is a ValueError.
+    """
+    file = manifest_path(path)
     try:
-        manifest = json.loads(manifest_path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        manifest = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        if strict and not isinstance(error, OSError):
+            told = f"path: expected JSON in {file}, got a damaged file; delete it to go on without"
+            raise ValueError(told) from error
         return {}
-    return manifest if isinstance(manifest, dict) else {}
+    items = manifest.items() if isinstance(manifest, dict) else ()
+    groups = ("made", "versions", "files")
+    return {k: v for k, v in items if k not in groups or isinstance(v, dict)}
 
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
@@ -59,10 +68,9 @@ def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
     manifest_path(path).write_text(text, encoding="utf-8")
 
 
-def listed_files(path: Path) -> dict[str, list[Any]]:
+def listed_files(path: Path, strict: bool = False) -> dict[str, list[Any]]:
     """Size and SHA-256 by name of the files that a manifest lists; before 0.1.0 it had CRC-32."""
-    files = read_manifest(path).get("files")
-    listed = files.items() if isinstance(files, dict) else ()
+    listed = read_manifest(path, strict).get("files", {}).items()
     return {
         n: k for n, k in listed if isinstance(k, list) and not any(type(i) is int for i in k[1:])
     }
@@ -99,7 +107,7 @@ def check_weights(folder: Path) -> None:
     Raises:
         ValueError: If a file is damaged or was replaced.
     """
-    for name, expected in listed_files(folder).items():
+    for name, expected in listed_files(folder, strict=True).items():
         if "/" not in name and name.endswith(".safetensors"):
             _check_file(folder / name, expected, "path", "weights", folder)
 
@@ -113,7 +121,7 @@ def check_responses(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: If the file is damaged or was changed.
     """
-    for expected in listed_files(path).values():
+    for expected in listed_files(path, strict=True).values():
         _check_file(path, expected, "policies", "responses", path)
     return {**read_manifest(path).get("made", {}), "file": _size_and_hash(path)}
 

@@ -1,5 +1,6 @@
 """`lit_rlhf show` on what a small PPO run leaves."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,24 @@ def test_checkpoint_says_which_run_it_is_of(run: Path, capsys: pytest.CaptureFix
         ("nothing", "got no file nothing"),
         (".", r"got \. without lit_rlhf\.json"),
         ("other.json", "expected the JSON file of an evaluation, got other.json"),
+        ("pipe.ckpt", "got no file pipe.ckpt"),
+        ("damaged", "expected JSON in damaged/lit_rlhf.json, got a damaged file"),
     ],
 )
 def test_other_paths_are_refused(name: str, message: str) -> None:
     Path("other.json").write_text("[]")
+    os.mkfifo("pipe.ckpt")
+    Path("damaged").mkdir()
+    Path("damaged/lit_rlhf.json").write_text('{"made":')
     with pytest.raises(SystemExit, match=message):
         COMMAND.run([name], "lit_rlhf show")
+
+
+def test_manifest_of_other_types_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lit_rlhf.json").write_text('{"files": 3, "made": 4, "versions": []}')
+    assert shown(capsys, tmp_path)["versions"] == {}
 
 
 def test_entry_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -55,7 +55,7 @@ def test_changed_weights_are_refused(folder: Path, damage: str) -> None:
 
 
 def test_manifest_of_another_program_is_as_good_as_none(tmp_path: Path) -> None:
-    for content in ("[]", "{", '{"files": []}'):
+    for content in ("[]", '{"files": []}', '{"files": 3, "made": 4, "versions": []}'):
         (tmp_path / MANIFEST).write_text(content)
         assert listed_files(tmp_path) == {}
         check_weights(tmp_path)
@@ -65,8 +65,11 @@ def test_manifest_of_another_program_is_as_good_as_none(tmp_path: Path) -> None:
 def test_damaged_list_lists_nothing(folder: Path) -> None:
     (folder / MANIFEST).write_text('{"files": {"model.safetensors": 3}}')
     check_weights(folder)
-    (folder / MANIFEST).write_text("[" * 200_000)
-    assert read_manifest(folder) == {}
+    for damaged in ("{", "[" * 200_000):
+        (folder / MANIFEST).write_text(damaged)
+        assert read_manifest(folder) == {}
+        with pytest.raises(ValueError, match=rf"expected JSON in .*{MANIFEST}, got a damaged"):
+            check_weights(folder)
 
 
 def test_hashes_of_before_the_first_release_are_not_compared(folder: Path) -> None:
