@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from time import monotonic, sleep
 from typing import Any
 from urllib.parse import quote
@@ -241,13 +240,13 @@ def redact_url(url: str) -> str:
 
 
 def _redact_path(path: str) -> str:
-    parts = path.split("/")
-    return "/".join(
+    parts = re.split("([/;=])", path)
+    return "".join(
         "***"
         if not VARIABLE.fullmatch(part)
         and (SECRET_PART.search(part) or (part and SECRET_NAME.fullmatch(before)))
         else part
-        for before, part in pairwise(["", *parts])
+        for before, part in zip(["", "", *parts], parts, strict=False)
     )
 
 

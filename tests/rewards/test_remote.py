@@ -171,6 +171,7 @@ def test_service_failure_is_not_searched_for_a_sample() -> None:
         ({"url": "http://host?token=$A-secret"}, r"as value of 'token'.*\?token=\*\*\*'"),
         ({"url": "http://host/b/secret0123456789/s"}, r"of what looks .*'/b/\*\*\*/s'"),
         ({"url": "http://host/token/secret"}, r"of what looks .*'/token/\*\*\*'"),
+        ({"url": "http://host/score;token=secret"}, r"of what looks .*'/score;token=\*\*\*'"),
         ({"url": "http://host/score#secret"}, r"expected no fragment, .*/score#\*\*\*'"),
         ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
         ({"timeout": 0.0}, r"timeout: expected a finite number > 0, got 0\.0"),
