@@ -26,8 +26,8 @@ _LONGEST_SEQUENCE = 10**7  # characters or elements
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)")
 _HARD_TEXT = 20_000  # characters
 PARTS = (*"aA1 \n\t.-_'é中", "ab", "a ", "a1", " \n", "a.")
-# The last one has each character that a pattern may need, but not behind the part.
-_ENDINGS = ("", "!", "\n", "b", "\x00" + "".join(map(chr, range(32, 127))))
+# The last one has each character that a pattern may need, but behind another line.
+_ENDINGS = ("", "!", "\n", "b", "\n\x00" + "".join(map(chr, range(32, 127))))
 
 
 def _bound_operator(_: object, context: object, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
