@@ -220,6 +220,10 @@ UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
         (set_config(vocab_size=100), r"sizes in the config.* of \[288, 16\], not \[100, 16\]"),
         (set_config(vocab_size=100, tie_word_embeddings=True), "whole weights and|sizes in the c"),
         (set_config(num_attention_heads=0), "config.json that .* got a size of 0: integer modulo"),
+        (
+            set_config(rope_parameters={"rope_type": "yarn", "factor": 1e308, "rope_theta": 0}),
+            "valid configuration .* ValueError: math domain error",
+        ),
         (set_config(num_attention_heads=3), "config.json that .* not a multiple of the number of"),
         (set_config(num_hidden_layers="two"), "config.json that .* expected int, got str"),
         (set_config(num_hidden_layers=0), "num_hidden_layers from 1 to 1000 .* got 0$"),
