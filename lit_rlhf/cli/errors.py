@@ -90,7 +90,8 @@ def end_with_message(error: Exception, prefix: str, arguments: Sequence[str] = (
         os.getcwd()
     except FileNotFoundError:
         message += f"; the current folder {os.environ.get('PWD', '')} was deleted"
-    if not isinstance(original, _USER_ERRORS):
+    of_system = type(original) is Exception and "(os error " in message  # raised by tokenizers
+    if not (isinstance(original, _USER_ERRORS) or of_system):
         # Python's words, if a limit on memory or processes leaves no room for a thread
         if not is_out_of_memory(original) and "can't start new thread" not in message:
             raise error

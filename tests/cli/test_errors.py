@@ -141,6 +141,13 @@ def test_a_full_disk_is_named_with_its_file(capsys: pytest.CaptureFixture[str]) 
     assert code.endswith("No space left on device: '/dev/full'")
 
 
+def test_an_error_of_tokenizers_on_a_full_disk_is_one_line(capsys: Any) -> None:
+    error = Exception("File too large (os error 27)")
+    with patch("lit_rlhf.cli.training.run_cli", side_effect=error):
+        code, _ = errors_of(capsys=capsys)
+    assert code == f"lit_rlhf fit: error: {error}"
+
+
 def test_a_current_folder_that_vanishes_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
