@@ -98,8 +98,9 @@ class FixedBatchSampler(EpochBatchSampler):
         self.total = size if samples_per_epoch is None else samples_per_epoch
         if len(self) < 1:
             raise ValueError(
-                f"batch_size: expected at most {self.total // num_replicas} with drop_last "
-                f"({self.total} examples per epoch on {num_replicas} ranks), got {batch_size}"
+                f"batch_size: expected at least {batch_size * num_replicas} examples per epoch, "
+                f"{batch_size} for each rank ({num_replicas} in all), got {self.total}; take more "
+                "data, fewer ranks or a smaller batch"
             )
 
     def __len__(self) -> int:

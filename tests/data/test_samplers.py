@@ -175,3 +175,9 @@ def test_arguments_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{name}: expected .*, got "):
         sampler(**settings)
+
+
+def test_too_few_examples_for_the_ranks_are_counted() -> None:
+    told = r"at least 2 examples per epoch, 1 for each rank \(2 in all\), got 1;"
+    with pytest.raises(ValueError, match=told):
+        FixedBatchSampler(1, 1, drop_last=True, num_replicas=2)
