@@ -90,8 +90,10 @@ def end_with_message(error: Exception, prefix: str, arguments: Sequence[str] = (
         os.getcwd()
     except FileNotFoundError:
         message += f"; the current folder {os.environ.get('PWD', '')} was deleted"
-    of_system = type(original) is Exception and "(os error " in message  # raised by tokenizers
-    if not (isinstance(original, _USER_ERRORS) or of_system):
+    of_file = (  # raised by tokenizers, and by torch for a checkpoint of other weights
+        type(original) is Exception and "(os error " in message
+    ) or message.startswith("Error(s) in loading state_dict")
+    if not (isinstance(original, _USER_ERRORS) or of_file):
         # Python's words, if a limit on memory or processes leaves no room for a thread
         if not is_out_of_memory(original) and "can't start new thread" not in message:
             raise error

@@ -21,6 +21,7 @@ from lit_rlhf.models import (
     save_adapter_folder,
     save_model_folder,
 )
+from lit_rlhf.modules import require_finite_weights
 
 NetworkName = Literal["policy", "critic", "reward", "model"]
 
@@ -57,6 +58,7 @@ class ExportableModel:
                 "format: expected transformers for a language model, which all programs load, got "
                 f"{format!r}; network critic or reward exports a scalar model"
             )
+        require_finite_weights(self.model, self.name, str(output))
         with replace_folder(output) as partial:
             save_model_folder(
                 merge_adapters(self.model, self.dtype),

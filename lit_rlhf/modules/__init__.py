@@ -32,6 +32,7 @@ from lit_rlhf.modules.reward import RewardModule as RewardModule
 from lit_rlhf.modules.sft import SFTModule as SFTModule
 from lit_rlhf.modules.stage import StageModule as StageModule
 from lit_rlhf.modules.updates import TooManySkippedUpdates as TooManySkippedUpdates
+from lit_rlhf.modules.updates import require_finite_weights as require_finite_weights
 from lit_rlhf.modules.updates import tokens_within_memory as tokens_within_memory
 from lit_rlhf.modules.updates import trained_networks as trained_networks
 from lit_rlhf.ppo import AdvantageOptions as AdvantageOptions

@@ -236,11 +236,12 @@ class Resume(Callback):
         Refuses a checkpoint of another run, unless `module.allow_changes` is on.
         """
         if self._is_resuming(module):
-            if not checkpoint.get("optimizer_states"):  # Lightning would go on without
-                raise ValueError(
-                    "checkpoint: expected the states of optimizers, got none: such a checkpoint "
-                    "has weights only. Start a new run from its model (lit_rlhf export)"
-                )
+            for part in ("optimizer_states", "loops"):  # Lightning would go on without
+                if not checkpoint.get(part):
+                    raise ValueError(
+                        f"checkpoint: expected one to resume from, got one without {part}. Start a "
+                        "new run from its model (lit_rlhf export)"
+                    )
             for key in (SETTINGS_KEY, module.CHECKPOINT_HYPER_PARAMS_KEY):
                 if key not in checkpoint:
                     rank_zero_warn(f"the checkpoint has no {key}, so their changes cannot be told")

@@ -141,8 +141,14 @@ def test_a_full_disk_is_named_with_its_file(capsys: pytest.CaptureFixture[str]) 
     assert code.endswith("No space left on device: '/dev/full'")
 
 
-def test_an_error_of_tokenizers_on_a_full_disk_is_one_line(capsys: Any) -> None:
-    error = Exception("File too large (os error 27)")
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exception("File too large (os error 27)"),  # of tokenizers
+        RuntimeError("Error(s) in loading state_dict for A: Missing key(s)"),
+    ],
+)
+def test_an_error_about_a_file_is_one_line(error: Exception, capsys: Any) -> None:
     with patch("lit_rlhf.cli.training.run_cli", side_effect=error):
         code, _ = errors_of(capsys=capsys)
     assert code == f"lit_rlhf fit: error: {error}"

@@ -97,6 +97,15 @@ def test_weights_are_cast_and_sharded(runs: Runs, tmp_path: Path) -> None:
     assert plain.dtype == torch.bfloat16
 
 
+def test_weights_that_are_not_finite_are_not_exported(runs: Runs, tmp_path: Path) -> None:
+    content = torch.load(runs("sft").checkpoint, weights_only=True)
+    next(iter(content["state_dict"].values())).fill_(torch.nan)
+    torch.save(content, tmp_path / "nan.ckpt")
+    with pytest.raises(ValueError, match="m: expected finite numbers, got NaN or infinity in"):
+        load_checkpoint_model(tmp_path / "nan.ckpt").save(tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
 @pytest.mark.parametrize("form", ["openrlhf", "trl"])
 def test_reward_model_in_other_formats_scores_alike(form: Any, runs: Runs, tmp_path: Path) -> None:
     saved = runs("reward")

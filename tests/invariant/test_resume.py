@@ -408,7 +408,9 @@ def test_unused_settings(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "resumed with another value" not in caplog.text
 
 
-@pytest.mark.parametrize("key", ["optimizer_states", "resume_settings", "hyper_parameters"])
+@pytest.mark.parametrize(
+    "key", ["optimizer_states", "loops", "resume_settings", "hyper_parameters"]
+)
 def test_checkpoint_without_a_part_is_not_resumed(root: Path, tmp_path: Path, key: str) -> None:
     module, data = sft(root)
     keep = ResumeCheckpoint(every_n_batches=1, dirpath=str(tmp_path))
@@ -419,7 +421,8 @@ def test_checkpoint_without_a_part_is_not_resumed(root: Path, tmp_path: Path, ke
     torch.save(content, tmp_path / "less.ckpt")
     module, data = sft(root)
     message = {
-        "optimizer_states": pytest.raises(ValueError, match="expected the states of optimizers"),
+        "optimizer_states": pytest.raises(ValueError, match="got one without optimizer_states"),
+        "loops": pytest.raises(ValueError, match="got one without loops"),
         "resume_settings": pytest.warns(UserWarning, match="has no resume_settings"),
         "hyper_parameters": pytest.warns(UserWarning, match="has no hyper_parameters"),
     }
