@@ -156,6 +156,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         notes = "; ".join(["interrupted", *getattr(interrupt, "__notes__", ())])
         print(f"\nlit_rlhf {arguments[0]}: {notes}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from interrupt
+    except (MemoryError, ImportError) as error:  # of an import; a command tells its own
+        if debug or not (isinstance(error, MemoryError) or "failed to map" in str(error)):
+            raise
+        _refuse(f"lit_rlhf {arguments[0]}: the memory is too small to start", error)
 
 
 def module_of(name: str) -> str:

@@ -200,3 +200,11 @@ def test_error_of_a_thread_is_a_line(capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "lit_rlhf: [Errno 28] No space left on device: '/dev/full'"
     assert said[1].startswith("Exception in thread")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ImportError("torch.so: failed to map segment")])
+def test_memory_that_is_too_small_for_imports_is_told(error: Exception, capsys: Any) -> None:
+    module = "lit_rlhf.cli.main.importlib.import_module"
+    with patch(module, side_effect=error), pytest.raises(SystemExit, match="2"):
+        main(["generate", "--models", "a"])
+    assert capsys.readouterr().err == "lit_rlhf generate: the memory is too small to start\n"
