@@ -91,6 +91,7 @@ def test_site_builds_without_a_warning(engine: str, tmp_path: Path) -> None:
     site_pages.write_pages(tmp_path / SITE["docs_dir"])
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
     config = config.replace("[., callbacks]", f"[{ROOT}, {ROOT}/callbacks]")
+    config = config.replace("[docs/griffe", f"[{ROOT}/docs/griffe")
     (tmp_path / "mkdocs.yml").write_text(config)
     command, env = [sys.executable, "-m", engine, "build", "--strict"], {"NO_MKDOCS_2_WARNING": "1"}
     options = {"cwd": tmp_path, "env": os.environ | env, "capture_output": True, "text": True}

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 import lit_rlhf.modules.stage
 from lit_rlhf.cli.main import main
-from lit_rlhf.modules import StageModule
+from lit_rlhf.modules import PPOModule
 from tests.modules.stages import ppo_options, write_data, write_models
 
 COMMAND = ("fit", "--config", "../ppo.yaml", "--ckpt_path", "last")
@@ -104,13 +104,13 @@ class Moments:
             if trunk and self.training:  # networks are tried out when they are loaded, too
                 self.passed("update" if torch.is_grad_enabled() else "rollout")
 
-        start = StageModule.on_train_start
+        start = PPOModule.on_train_start
 
-        def started(module: StageModule) -> None:
+        def started(module: PPOModule) -> None:
             self.training = True
             start(module)
 
-        stage: Any = StageModule
+        stage: Any = PPOModule
         stage.on_train_start = started
         torch.nn.modules.module.register_module_forward_pre_hook(trunk_called)
         register_optimizer_step_pre_hook(lambda *_: self.passed("update"))

@@ -58,6 +58,8 @@ def check_end(folder: Path, run: str) -> None:
     """A run has ended as the uninterrupted one: all that its last checkpoint and model hold."""
     paths = (folder / name / "checkpoints/batch=6.ckpt" for name in ("whole", run))
     whole, resumed = (torch.load(path, weights_only=True) for path in paths)
+    for name, content in (("whole", whole), (run, resumed)):
+        assert content.pop("run") == str((folder / name / "model").resolve())
     assert differences(resumed, whole) == []
     assert {"state_dict", "optimizer_states", "lr_schedulers", "random_state"} <= whole.keys()
     left = sorted(path.name for path in (folder / run / "checkpoints").iterdir())
