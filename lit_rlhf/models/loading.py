@@ -50,7 +50,7 @@ from lit_rlhf.sandbox import check_tokenizer_file
 
 AutoClass: TypeAlias = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
-_REFUSALS = (ArithmeticError, NotImplementedError, ValueError)
+_LOADING_ERRORS = (SafetensorError, ArithmeticError, NotImplementedError, ValueError)
 
 
 def load_causal_lm(
@@ -267,7 +267,7 @@ def _load_pretrained(
                 f"path: expected a model with safetensors weights at {path}: {error}{hint}"
             ) from error
         # the last from weights of other sizes that the model ties
-        except (SafetensorError, *_REFUSALS, *WRONG_VALUES) as error:
+        except (*_LOADING_ERRORS, *WRONG_VALUES) as error:
             raise ValueError(
                 f"path: expected whole weights and a valid configuration at {path}, got "
                 f"{type(error).__name__}: {error}"

@@ -177,9 +177,14 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def describe_changes(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
+    """`name: saved -> configured` of each setting, by its name."""
+    return {name: f"{name}: {saved!r} -> {now!r}" for name, (saved, now) in changes.items()}
+
+
 def check_changes(changes: Mapping[str, tuple[Any, Any]], allowed: bool, writer: str) -> None:
     """Refuse changes that make a run another one, unless they only need consent and have it."""
-    told = {name: f"{name}: {saved!r} -> {now!r}" for name, (saved, now) in changes.items()}
+    told = describe_changes(changes)
     impossible = [told[name] for name in changes if change_of(name) is Change.REFUSED]
     if impossible:
         raise ChangedRunError(
@@ -320,8 +325,8 @@ class Resume(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """Tell of the changes, which have an effect from the first batch."""
-        for name, (saved, now) in self._changes.items():
-            rank_zero_info(f"resumed with another value, {name}: {saved!r} -> {now!r}")
+        for change in describe_changes(self._changes).values():
+            rank_zero_info(f"resumed with another value, {change}")
         self._changes = {}
 
     def unused_changes(self) -> dict[str, Any]:

@@ -61,6 +61,12 @@ class Case:
         encoder = self.module.encoder
         return self.module.tokenizer if encoder is None else encoder.tokenizer
 
+    @property
+    def n_rollouts(self) -> int:
+        """Rollouts of a rank in an iteration."""
+        prompts = getattr(self.data, "batch_size", self.module.minibatches.minibatch_size)
+        return int(prompts) * self.module.responses_per_prompt
+
     def networks(self) -> dict[str, LanguageModel]:
         """All networks by their name in messages; with LoRA there is no separate reference."""
         module = self.module

@@ -322,8 +322,7 @@ def ppo_sizes(case: Case) -> PPOSizes:
     """The sizes of the run that decide its memory, at the longest prompts and responses."""
     module, encoder = case.module, case.module.encoder
     minibatches = module.minibatches
-    batch = int(getattr(case.data, "batch_size", minibatches.minibatch_size))
-    batch *= module.responses_per_prompt
+    batch = case.n_rollouts
     positions = getattr(unwrap_model(case.module.policy).config, "max_position_embeddings", 2048)
     prompt = positions if encoder is None else encoder.max_prompt_length
     response = module.sampling.max_new_tokens

@@ -41,7 +41,9 @@ def check_time(case: Case) -> Finding:
         f"{pace}: {count:,.0f} iterations take about {format_seconds(total * count)}. {_ESTIMATE}"
     )
     if case.plan.on_gpu and not torch.cuda.is_available():
-        counted = seconds_on_gpu(case)
+        shape, sizes = network_shape(case.module.policy), ppo_sizes(case)
+        epochs = case.module.minibatches.ppo_epochs
+        counted = ppo_seconds(shape, sizes, case.n_rollouts, epochs)
         whole += (
             " Counted for an A100 and the longest responses, an iteration takes "
             f"{format_seconds(sum(counted.values()))} ({format_phases(counted)})."
@@ -79,15 +81,6 @@ def iteration_seconds(case: Case) -> dict[str, float]:
     """Seconds of each phase of an iteration; those of the update from one of its steps."""
     measured = case.module.timer.seconds
     return {**measured, "update": measured["update"] * updates_per_iteration(case)}
-
-
-def seconds_on_gpu(case: Case) -> dict[str, float]:
-    """Estimate the seconds of each phase on a GPU that is not here."""
-    module, sizes = case.module, ppo_sizes(case)
-    batch = getattr(case.data, "batch_size", module.minibatches.minibatch_size)
-    rollouts = batch * module.responses_per_prompt
-    epochs = module.minibatches.ppo_epochs
-    return ppo_seconds(network_shape(module.policy), sizes, rollouts, epochs)
 
 
 def format_phases(seconds: Mapping[str, float]) -> str:
