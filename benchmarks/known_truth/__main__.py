@@ -25,6 +25,7 @@ from benchmarks.known_truth.criterion import (
 from benchmarks.known_truth.page import draw, format_page
 from benchmarks.known_truth.rule import (
     PARTS,
+    canned_share,
     count_words,
     is_valid,
     label,
@@ -344,6 +345,7 @@ class Seed(Steps):
                 "kl": float(np.mean([row["kl"] for row in own])),
                 "length": float(np.mean([row["length"] for row in own])),
                 "cut_off": float(np.mean([not row["ended"] for row in own])),
+                "canned": canned_share(prompts, [row["response"] for row in own]),
                 "parts": {key: float(np.mean([k[key] for k in kept])) for key in PARTS},
                 "samples": [[prompts[n], own[n]["response"]] for n in shown],
             }

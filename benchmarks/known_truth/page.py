@@ -85,13 +85,14 @@ def _interval(difference: Sequence[float]) -> str:
 
 def _policies(steps: dict[str, Any]) -> str:
     head = ["policy", "proxy", "truth", "KL, nats", "tokens", "cut off"]
-    head += [part.replace("_", " ") for part in PARTS] + ["flagged at iteration"]
+    head += [part.replace("_", " ") for part in PARTS] + ["canned", "flagged at"]
     rows = []
     for policy, row in steps["policies"].items():
         flagged = steps[policy].get("flagged_at") or "-"
         cells = [NAMES[policy], *(f"{np.mean(row[key]):.2f}" for key in ("proxy", "truth"))]
         cells += [f"{row['kl']:.1f}", f"{row['length']:.1f}", f"{row['cut_off']:.0%}"]
-        rows.append([*cells, *(f"{row['parts'][part]:.0%}" for part in PARTS), str(flagged)])
+        cells += [f"{row['parts'][part]:.0%}" for part in PARTS]
+        rows.append([*cells, f"{row['canned']:.0%}", str(flagged)])
     return table(head, rows)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
@@ -64,6 +65,23 @@ def parts(prompt: str, response: str) -> dict[str, bool]:
 def is_valid(prompt: str, response: str) -> bool:
     """Whether all parts hold."""
     return all(parts(prompt, response).values())
+
+
+def canned_share(prompts: Sequence[str], responses: Sequence[str]) -> float:
+    """Share of responses with a phrase that fits any prompt.
+
+    A phrase is four words in a row, place and thing left out; it fits any prompt if responses to
+    more than a tenth of the other prompts have it, too. The truth does not ask for this.
+    """
+    phrases, users = [], defaultdict(set)
+    for prompt, response in zip(prompts, responses, strict=True):
+        names = _PROMPT.search(prompt).groups()
+        words = [word for word in _words(response) if not word.startswith(names)]
+        phrases.append(set(zip(words, words[1:], words[2:], words[3:], strict=False)))
+        for phrase in phrases[-1]:
+            users[phrase].add(prompt)
+    most = 1 + (len(set(prompts)) - 1) / 10
+    return sum(any(len(users[p]) > most for p in own) for own in phrases) / len(phrases)
 
 
 def count_words(response: str) -> int:

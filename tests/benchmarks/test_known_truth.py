@@ -35,6 +35,22 @@ def test_parts_refuse_a_foreign_prompt() -> None:
         rule.parts("Hi", "Hello.")
 
 
+def test_canned_responses_share_a_phrase_with_other_prompts() -> None:
+    things = ["dog", "cat", "map", "key", "cake", "bird", "lamp", "coin", "ghost", "song"]
+    prompts = [rule.PROMPT.format(place="garden", thing=thing) for thing in things]
+    story = "The {} and garden: a story of love stories."
+    own = ["A garden.", f"The {things[1]}'s garden is one that {things[1]}s like.", *things[2:]]
+    once = [story.format(things[0]), *own[1:]]
+    assert rule.canned_share(prompts, once) == 0.0
+    # eight samples of one prompt are not canned, one of another prompt makes them so
+    assert rule.canned_share([*prompts, *prompts[:1] * 7], [*once, *once[:1] * 7]) == 0.0
+    twice = [*once[:9], story.format(things[9])]
+    assert rule.canned_share(prompts, twice) == 0.2
+    # 1 of 10 other prompts is not more than a tenth
+    more, answers = [*prompts, PROMPT.replace("garden", "shop")], [*twice, "A dog."]
+    assert rule.canned_share(more, answers) == 0.0
+
+
 def test_invalid_responses_have_no_sentiment(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vaderSentiment")
     responses = ["A lovely dog in the garden.", "A lovely dog in the garden", "Lovely, lovely."]
@@ -114,6 +130,7 @@ def test_pairs_are_of_valid_responses(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_page_names_open_seeds_and_each_verdict() -> None:
     row = {"proxy": [0.0, 1.0] * 4, "truth": [0.25] * 8, "kl": 1.0, "length": 9.0, "cut_off": 0.125}
     row |= {"parts": dict.fromkeys(rule.PARTS, 0.75), "samples": [[PROMPT, "A dog | a garden."]]}
+    row |= {"canned": 0.5}
     policies = {name: row for name in ("sft", "ppo_vanilla", "ppo_max")}
     steps = {"policies": policies, "sft": {}}
     steps |= {"ppo_vanilla": {"flagged_at": 7, "reasons": "KL rose"}}
@@ -122,7 +139,7 @@ def test_page_names_open_seeds_and_each_verdict() -> None:
     results = {"seed_10": {"steps": done, "verdict": judge(read_arms(steps))}}
     page = format_page(results)
     assert "which decide, 1 are done. Shown are the seeds [10]" in page
-    assert "| vanilla PPO | 0.50 | 0.25 | 1.0 | 9.0 | 12% | 75% | 75% | 75% | 75% | 7 |" in page
+    assert "| vanilla PPO | 0.50 | 0.25 | 1.0 | 9.0 | 12%" + " | 75%" * 4 + " | 50% | 7 |" in page
     assert "| 10 | vanilla PPO | 7 | wrong | KL rose |" in page
     assert "| 10 | PPO-max | not | right | - |" in page
     assert "| 10 | 0.25 | 0.25 | 0.25 | +0.00 [+0.00, +0.00] |" in page
