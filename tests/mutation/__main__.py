@@ -233,6 +233,7 @@ def use_forked_ranks() -> None:
         start(*arguments, **{**options, "start_method": "fork"})
 
     ranks.start_processes = start_forked
+    ranks.ensure_running = lambda: None  # the server is no child of this fork, and not used
 
 
 def fork(work: Callable[[], int]) -> int:

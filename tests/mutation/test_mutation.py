@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 
@@ -130,6 +131,8 @@ def seen(rank: int) -> list[int]:
 
 def test_ranks_have_the_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "start_processes", ranks.start_processes)  # to be restored
+    # as in a fork
+    monkeypatch.setattr(ranks, "ensure_running", Mock(side_effect=ChildProcessError))
     monkeypatch.setattr("tests.mutation.test_mutation.DEFECTS", [7])
     use_forked_ranks()
     assert ranks.run_on_ranks(seen, 2, tmp_path) == [[7], [7]]
