@@ -1,8 +1,11 @@
 import pytest
 import torch
 
+from lit_rlhf import functional as F
 from lit_rlhf.functional import clipped_advantages, gae, token_rewards
 from tests.support.masks import length_mask
+
+NAN = float("nan")
 
 
 def naive_gae(
@@ -38,7 +41,7 @@ def test_gae_agrees_with_the_double_sum(gamma: float, lam: float) -> None:
         assert returns[row].tolist() == pytest.approx(targets + [0.0] * (5 - n), rel=1e-12)
 
 
-@pytest.mark.parametrize("junk", [999.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("junk", [999.0, NAN, float("inf")])
 def test_junk_behind_the_responses_changes_nothing(junk: float) -> None:
     values, rewards = torch.randn(3, 4), torch.randn(3, 4)
     mask = length_mask(torch.tensor([4, 2, 1]), 4)
@@ -107,3 +110,28 @@ def test_a_mask_with_a_gap_is_refused(row: list[bool]) -> None:
 def test_clipped_advantages() -> None:
     clipped = clipped_advantages(torch.tensor([-3.0, -0.5, 0.0, 0.5, 3.0]), 1.0)
     assert clipped.tolist() == [-1.0, -0.5, 0.0, 0.5, 1.0]
+
+
+def test_groups_by_hand() -> None:
+    # kept of each group: three far from 0, where float32 has steps of 8; two; one; none
+    scores = torch.tensor([1e8, 1e8 + 8, 1e8 + 16, 2, 4, NAN, 7, NAN, 1, 2, 3, NAN])
+    mask = torch.tensor([1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0]).bool()
+    arguments = (scores.requires_grad_(), 3, mask)
+    for advantages, large, small in (
+        (F.group_advantages(*arguments), 1.0, 0.5**0.5),
+        (F.group_advantages(*arguments, scale=False), 8.0, 1.0),
+        (F.leave_one_out_advantages(*arguments), 12.0, 2.0),
+    ):
+        expected = torch.tensor([-large, 0.0, large, -small, small, *[0.0] * 7])
+        torch.testing.assert_close(advantages, expected)
+        assert not advantages.requires_grad
+
+
+def test_reinforce_plus_plus_by_hand() -> None:
+    rewards = torch.tensor([[8.0, 2.0, 4.0], [6.0, NAN, NAN]])
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    # sums from a token on, where each token later counts half: 10, 4, 4 and 6
+    kept = mask & (rewards != 2)
+    moments = F.Moments(*torch.tensor([2.0, 4.0, 9.0], dtype=torch.float64))
+    advantages = F.reinforce_plus_plus_advantages(rewards, mask, 0.5, kept, lambda *_: moments)
+    assert advantages.tolist() == [[4.0, 0.0, 1.0], [2.0, 0.0, 0.0]]

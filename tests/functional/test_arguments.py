@@ -30,7 +30,7 @@ WRONG_NUMBERS: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(("gamma", "lam"), (1.5, -0.5)),
     **dict.fromkeys(("kl", "mean"), (math.inf,)),
     **{"confidence": (0.0, 1.0, 1.5), "dual_clip": (1.0,), "label_smoothing": (-0.1, 0.5)},
-    **{"n": (0,), "ratio_clip": (0.0, 1.0), "successes": (-1, 3)},
+    **{"group_size": (0, 3), "n": (0,), "ratio_clip": (0.0, 1.0), "successes": (-1, 3)},
 }
 """Numbers beside NaN that an argument refuses."""
 

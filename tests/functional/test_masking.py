@@ -42,10 +42,11 @@ def test_merged_moments_are_those_of_the_union() -> None:
     assert [float(x) for x in merged] == pytest.approx([4, 12.5, 4], rel=1e-14)
 
 
+@pytest.mark.parametrize("mask", [MASK, VALUES == 10])
 @pytest.mark.parametrize("empty_first", [True, False])
-def test_merging_with_an_empty_set_changes_nothing(empty_first: bool) -> None:
+def test_merging_with_an_empty_set_changes_nothing(empty_first: bool, mask: torch.Tensor) -> None:
     empty = masked_moments(torch.zeros(2), torch.zeros(2, dtype=torch.bool))
-    other = masked_moments(VALUES, MASK)
+    other = masked_moments(VALUES, mask)
     assert merged_moments(*((empty, other) if empty_first else (other, empty))) == other
     assert [float(x) for x in merged_moments(empty, empty)] == [0, 0, 0]
 
@@ -69,6 +70,14 @@ def test_whitening_by_given_moments() -> None:
     moments = Moments(*(torch.tensor(x, dtype=torch.float64) for x in (2.0, 4.0, 100.0)))
     whitened = masked_whiten(VALUES, MASK, moments=moments)
     assert whitened.tolist() == [[-0.5, 0.0, 0.0], [0.5, 4.0, 0.0]]
+
+
+def test_tensors_beside_moments_or_a_denominator_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"^values: "):
+        masked_average(MASK, MASK, denominator=2.0)
+    for name, values, mask in (("values", MASK, MASK), ("mask", VALUES, VALUES)):
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            masked_whiten(values, mask, masked_moments(VALUES, MASK))
 
 
 def test_whitening_small_values_reaches_unit_variance() -> None:

@@ -120,7 +120,8 @@ def test_the_number_of_tokens_to_choose_from_does_not_depend_on_that_of_rows() -
 
 
 def test_each_row_has_its_own_most_probable_token() -> None:
-    assert draws(torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]]), 0.0, do_sample=False) == [2, 0]
+    logits = torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
+    assert draws(logits, 0.5, do_sample=False) == draws(logits, 0.5) == [2, 0]
 
 
 def test_penalties_are_computed_in_float32() -> None:
