@@ -128,6 +128,7 @@ def test_defaults_are_ppo_max_of_the_paper(root: Path) -> None:
     ("options", "message"),
     [
         ({"rewards": {}}, "rewards: expected at least one entry"),
+        ({"rewards": {"tests.rewards.reward_functions:length": 1}}, "critic_init: 'reward' needs"),
         (
             {"reward_shaping.scaling": True},
             "reward_shaping.scaling, normalization: expected one of them, got both",
