@@ -37,7 +37,16 @@ def on_a_rank(rank: int) -> dict[str, Any]:
     except ValueError as caught:
         error = str(caught)
     tensor = torch.tensor([1.0, 10.0]) * (rank + 1)
+    try:
+        with stats.fail_together("read a number", tensor.device):
+            failure = str(int("one" if rank else "1"))
+    except Exception as caught:
+        failure = repr(caught)
+    counts = [torch.tensor(n, dtype=torch.float64) for n in (3.0 * rank, 0.0)]
     return {
+        "failure": failure,
+        "denominators": [stats.global_denominator(n, tensor.device) for n in counts],
+        "means": stats.global_means({"a": torch.tensor((1.0, 2**-24)[rank])}, tensor.device),
         "whitened": masked_whiten(values, mask, moments=moments),
         "moments": torch.stack(moments),
         "running": running.state_dict(),
@@ -106,6 +115,18 @@ def test_a_global_sum_adds_and_leaves_its_argument_alone(ranks: list[dict[str, A
 def test_the_largest_number_of_any_rank_and_their_number(ranks: list[dict[str, Any]]) -> None:
     assert [(rank["most"], rank["ranks"]) for rank in ranks] == [(1, 2), (1, 2)]
     assert stats.world_size() == 1
+
+
+def test_denominators_are_per_rank_and_means_float64(ranks: list[dict[str, Any]]) -> None:
+    for result in ranks:
+        assert result["denominators"] == [1.5, 0.5]
+        assert {number.dtype for number in result["denominators"]} == {torch.float32}
+        assert result["means"]["a"].item() == 0.5 + 2**-25
+
+
+def test_an_error_of_one_rank_is_raised_on_both(ranks: list[dict[str, Any]]) -> None:
+    assert "could not read a number" in ranks[0]["failure"]
+    assert "invalid literal" in ranks[1]["failure"]
 
 
 def test_without_ranks_global_is_local() -> None:
