@@ -176,6 +176,13 @@ def test_a_suspicion_is_told_too() -> None:
     assert told == (S, "a 20 is 20x its baseline, b 8 is 8x its baseline", 1)
 
 
+def test_a_suspicion_says_what_it_perhaps_means() -> None:
+    length = LengthMonitor(low_ratio=0.5, baseline_steps=4, patience=2, horizon=0)
+    fed(length, *[20.0] * 4, 5.0, 5.0)
+    level, sentence, _ = judge([length, *CALM], 2, step=1)
+    assert (level, sentence.partition(": ")[2]) == (S, "perhaps the policy cuts its answers short")
+
+
 def test_metrics_that_are_not_finite_are_a_broken_computation() -> None:
     broken = NonFiniteMonitor(patience=1)
     broken.observe(broken.read(StepMetrics({}, {}, ("ppo/policy_loss",))))
@@ -206,7 +213,7 @@ CONCLUSIONS = [
     ("kl+ repetition-", EXPLOITS),
     ("kl+ reward+", EXPLOITS),
     ("kl+ reward+ entropy- ratio+", EXPLOITS),
-    ("kl+ length-", "the policy cuts its answers short"),
+    ("kl+ length- entropy-", "the policy cuts its answers short"),
     ("length-", "the policy cuts its answers short"),
     ("repetition- entropy-", REPEATS),
     ("repetition- length+", REPEATS),
