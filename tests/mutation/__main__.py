@@ -203,7 +203,8 @@ def _replace_names(owner: ModuleType | type, values: dict[str, Any], module: str
         elif isinstance(new, type) and isinstance(old, type):
             if new.__module__ == module:
                 _replace_names(old, dict(vars(new)), module)
-        elif _is_plain(new) and not name.startswith("__"):
+        # members of an enumeration are plain, too, and cannot be set
+        elif _is_plain(new) and new != old and not name.startswith("__"):
             setattr(owner, name, new)
 
 

@@ -66,6 +66,9 @@ class Class:
 
     def method(self):
         return 1
+
+import enum
+Level = enum.IntEnum("Level", "LOW HIGH")
 """
 
 
