@@ -23,7 +23,7 @@ SCALARS = {"denominator", "lm_loss", "mean", "pairwise_loss", "responses", "std"
 VOCABULARY = {"logits", "ref_logits"}
 NOT_POSITIVE, NEGATIVE = (0.0, -1.0, math.inf), (-1.0, math.inf)
 WRONG_NUMBERS: dict[str, tuple[float, ...]] = {
-    **dict.fromkeys(("clip", "denominator", "error_clip", "horizon"), NOT_POSITIVE),
+    **dict.fromkeys(("buffer", "clip", "denominator", "error_clip", "horizon"), NOT_POSITIVE),
     **dict.fromkeys(("ratio_clip_high", "target", "temperature", "value_clip"), NOT_POSITIVE),
     **dict.fromkeys(("center_coef", "coef", "kl_coef", "kl_penalty", "lm_coef"), NEGATIVE),
     **dict.fromkeys(("n_samples", "std"), NEGATIVE),

@@ -3,9 +3,17 @@ import math
 import pytest
 import torch
 
+from lit_rlhf import functional as F
 from lit_rlhf.functional import KLEstimator, clipped_scores, length_penalty, normalized_scores
 from lit_rlhf.functional.rewards import scaled_scores, soft_overlong_penalty, token_rewards
 from tests.support.masks import length_mask
+
+
+def test_ensembles_by_hand() -> None:
+    members = torch.tensor([[1.0, 5.0, 0.0], [3.0, 2.0, 6.0]])
+    assert F.ensemble_scores(members).tolist() == [4.0, 7.0, 6.0]
+    assert F.ensemble_scores(members, "mean").tolist() == [2.0, 3.5, 3.0]
+    assert F.ensemble_scores(members, "min").tolist() == [1.0, 2.0, 0.0]
 
 
 def test_normalized_and_clipped_scores_by_hand() -> None:
@@ -38,7 +46,7 @@ def test_scaled_scores_keep_their_sign_and_clipped_ones_their_order() -> None:
 
 def test_scores_without_a_spread_are_not_scaled() -> None:
     scores = torch.tensor([2.0, 5.0])
-    assert normalized_scores(scores, 2.0, 0.0, None).tolist() == [0.0, 3.0]
+    assert normalized_scores(scores, -2.0, 0.0, None).tolist() == [4.0, 7.0]
     assert scaled_scores(scores, 0.0).tolist() == [2.0, 5.0]
     # the spread of equal numbers is sometimes not quite 0
     assert scaled_scores(scores, 1e-17).tolist() == [2.0, 5.0]
@@ -119,8 +127,8 @@ def test_the_length_penalty_is_the_distance_from_the_range() -> None:
 def test_soft_overlong_penalty_is_that_of_dapo() -> None:
     longest, buffer = 20, 5
     expected = []
-    for n in range(1, 21):  # arXiv 2503.14476, Eq. 13
+    for n in range(26):  # arXiv 2503.14476, Eq. 13
         start = longest - buffer
         expected.append(0.0 if n <= start else (start - n) / buffer if n <= longest else -1.0)
-    actual = soft_overlong_penalty(torch.arange(1, 21), longest, buffer)
+    actual = soft_overlong_penalty(torch.arange(26), longest, buffer)
     assert actual.tolist() == pytest.approx(expected)
