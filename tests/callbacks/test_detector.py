@@ -335,13 +335,16 @@ class Validated(Scripted):
 
 
 def test_a_validation_is_a_step_but_a_sanity_check_is_none(tmp_path: Path) -> None:
-    monitor, watch = above(10.0, "val/kl"), Watch()
+    monitor, watch, logger = above(10.0, "val/kl"), Watch(), mock_logger(tmp_path)
     module = Validated({"kl": [1.0] * 8}, [1.0, 1.0, 20.0, 30.0])
     detector = CollapseDetector([monitor], [watch], when="validation")
     options = {"max_epochs": 2, "val_check_interval": 2, "num_sanity_val_steps": 1}
-    trainer(tmp_path, detector, **options).fit(module, batches(4), batches(1))
+    trainer(tmp_path, detector, logger=logger, **options).fit(module, batches(4), batches(1))
     assert monitor.history == [1.0, 1.0, 20.0, 30.0]
     assert watch.levels == [0, 0, 0, 2]
+    calls = [made for made in logger.log_metrics.mock_calls if made.args]  # not Lightning's own
+    levels = [(made.kwargs["step"], made.args[0]["monitor/level"]) for made in calls]
+    assert levels == [(2, 0), (4, 0), (6, 0), (8, 2)]
 
 
 @pytest.mark.parametrize("when", ["train_batch", "train_epoch", "validation"])
