@@ -191,6 +191,9 @@ def test_standard_error_of_the_responses_moves_a_threshold() -> None:
     for _ in range(4):
         share.observe(0.2, 100)
     assert share.thresholds()[1] == pytest.approx(0.2 + 4 * math.sqrt(0.2 * 0.8 / 100))
+    nats = KLMonitor(high=10.0)
+    nats.observe(1.0, responses=4)
+    assert nats.thresholds()[1] == 15.0  # a fixed one moves by one deviation, 10 / sqrt(4)
 
 
 def test_prompts_have_changed_when_two_readings_leave_those_before() -> None:
