@@ -1,7 +1,6 @@
 """Errors of `lit_rlhf fit` in one line: which option, in which file, and what to do."""
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -114,12 +113,11 @@ def test_a_missing_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("package", "logger"), [("wandb", "Wandb"), ("mlflow", "MLFlow")])
 def test_missing_tracker(capsys: pytest.CaptureFixture[str], package: str, logger: str) -> None:
-    if find_spec(package) is not None:
-        pytest.skip(f"{package} is installed")
-    code, _ = errors_of("--config", f"overlays/{package}", capsys=capsys)
+    with patch("lit_rlhf.cli.training.find_spec", return_value=None):
+        code, _ = errors_of("--config", f"overlays/{package}", capsys=capsys)
     assert code == (
         f"lit_rlhf fit: error: {logger}Logger needs a package that is not installed: "
-        f"pip install {package}"
+        f"pip install 'lit-rlhf[{package}]'"
     )
 
 
