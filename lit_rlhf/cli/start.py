@@ -88,7 +88,7 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     rewards = f" --rewards '{{{root}/reward: 1.0}}'" if kind == "preference" else ""
     commands.append(
         f"lit_rlhf evaluate --policies {root}/sft{f' {root}/ppo' * bool(rewards)} "
-        f"--prompts {root}/heldout.jsonl{rewards}"
+        f"--prompts {root}/heldout.jsonl{rewards} --output {root}/evaluation.json"
     )
     print(f"Written to {root}: {', '.join(f'{stage}.yaml' for stage in stages)} and heldout.jsonl")
     if kind == "demonstration":

@@ -10,6 +10,7 @@ import yaml
 from lit_rlhf.cli.configs import CONFIGS, config_name
 from lit_rlhf.cli.main import main
 from lit_rlhf.data import DataSource, load_records, prompt_of, split_records
+from tests.docs.blocks import ROOT
 from tests.modules.stages import write_models
 
 ROWS = [
@@ -39,6 +40,8 @@ def test_pairs_get_3_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert stages["ppo"]["rewards"] == {reward["output_dir"]: 1.0}
     for stage in ("sft", "reward", "ppo"):
         assert f"\n  lit_rlhf fit --config runs/pairs/{stage}.yaml\n" in shown
+    page = (ROOT / "docs" / "first_run.md").read_text("utf-8").replace(" \\\n ", "")
+    assert shown.rstrip().rpartition("\n  ")[2] in page.splitlines()
     # the prompts of the evaluation are those that the stages leave out
     records = load_records("prompt", [DataSource("pairs.csv")])
     held_out = load_records("prompt", [DataSource("runs/pairs/heldout.jsonl")])
