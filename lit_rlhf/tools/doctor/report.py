@@ -112,10 +112,10 @@ class Display:
         """Print a finding."""
         word, style, _ = _SHOWN[finding.status]
         row = Table.grid(padding=(0, 2))
-        row.add_column(width=4)
-        row.add_column(width=15)
+        row.add_column(no_wrap=True)  # before rich 14.3, padding would add to a fixed width
+        row.add_column(no_wrap=True)
         row.add_column(overflow="fold")
-        row.add_row(Text(word, style=style), Text(name), Text(finding.found))
+        row.add_row(Text(f"{word:4}", style=style), Text(f"{name:15}"), Text(finding.found))
         if finding.change:
             row.add_row("", "", Text.assemble(("Change: ", "bold"), finding.change))
         self.console.print(row, width=self.width)
