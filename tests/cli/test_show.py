@@ -42,7 +42,7 @@ def test_model_says_what_it_was_made_from(run: Path, capsys: pytest.CaptureFixtu
     assert found["inputs"]["SHA-256 of reward"] == hash_model(run / "reward")
     assert isinstance(found["inputs"]["training examples"], int)
     assert found["config"]["minibatches.ppo_epochs"] == 2
-    assert found["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(found["versions"]["torch"])  # without +cu128, too
     assert found["files"].endswith("as they were saved")
     assert str(run) not in yaml.safe_dump(found)
 
