@@ -87,9 +87,13 @@ def test_ablation_fits(world: Path, tmp_path: Path, ablation: Path) -> None:
     [o for o in OVERLAYS if o.stem not in ("chinese", "gpu", "zero2_8xa100", "fsdp2_8xa100")],
     ids=name_of,
 )
-def test_overlay_fits_ppo(world: Path, tmp_path: Path, overlay: Path) -> None:
+def test_overlay_fits_ppo(
+    world: Path, tmp_path: Path, overlay: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if overlay.stem in ("mlflow", "wandb"):
         pytest.importorskip(overlay.stem)
+        monkeypatch.chdir(tmp_path)  # where the trackers write
+        monkeypatch.setenv("WANDB_MODE", "offline")
     fit_ppo(world, tmp_path, overlay)
     (model,) = tmp_path.glob("ppo*")
     assert has_learned(model, world / "sft")
