@@ -76,16 +76,20 @@ $(TORCH_VENV)/.installed: pyproject.toml constraints.txt
 test-torch: $(TORCH_VENV)/.installed ## run TESTS under another torch: make test-torch TORCH=2.11.0 TRANSFORMERS=5.17.0
 	$(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
-# uv takes torch from an index of CPU builds with UV_TORCH_BACKEND=cpu.
+# uv takes torch from an index of CPU builds with UV_TORCH_BACKEND=cpu. The lowest bounds of transformers and datasets have
+# to be named: the extra gguf asks for a newer transformers, and uv prefers a new fsspec to an old datasets.
 RESOLUTION ?= lowest-direct
 BOUNDS_VENV = .venv-$(RESOLUTION)
+OVERRIDES_lowest-direct = $(shell grep -oE '(transformers|datasets)>=[0-9.]+' pyproject.toml | head -n 2 | sed 's/>/=/')
 
 test-newest: ## run TESTS with the newest versions that the bounds allow (needs uv)
 	$(MAKE) test-lowest RESOLUTION=highest
 
 test-lowest: ## run TESTS with the lowest versions of all bounds (needs uv)
 	uv venv --clear --python $(PYTHON) $(BOUNDS_VENV)
-	DS_BUILD_OPS=0 uv pip install --python $(BOUNDS_VENV) --resolution $(RESOLUTION) -e '.[test]'
+	printf '%s\n' $(OVERRIDES_$(RESOLUTION)) >$(BOUNDS_VENV)/overrides.txt
+	DS_BUILD_OPS=0 uv pip install --python $(BOUNDS_VENV) --resolution $(RESOLUTION) \
+		--override $(BOUNDS_VENV)/overrides.txt -e '.[test,wandb,mlflow]'
 	$(BOUNDS_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
