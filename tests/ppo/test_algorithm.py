@@ -81,8 +81,9 @@ def test_long_responses_are_penalized_gradually(ppo: PPO, prompts: PromptBatch) 
     scores, estimates = torch.zeros(2), ppo.estimate(rollouts)
     penalty = {"missing_eos_penalty": 0.5, "overlong_buffer": 4}
     ppo.reward_shaping = replace(ppo.reward_shaping, kl_coef=0.0, **penalty)
+    ppo.sampling = replace(ppo.sampling, max_new_tokens=LENGTH + 2)  # so none has the whole penalty
     rewards = ppo.shape_rewards(rollouts, scores, estimates).sum(1).tolist()
-    expected = [-0.5 * max(n - (LENGTH - 4), 0) / 4 for n in rollouts.lengths.tolist()]
+    expected = [-0.5 * max(n - (LENGTH - 2), 0) / 4 for n in rollouts.lengths.tolist()]
     assert rewards == pytest.approx(expected, abs=1e-5)
     assert min(expected) < 0
 
