@@ -3,7 +3,9 @@
 `python -m benchmarks.examples run MODEL NAME SEED OUTPUT_DIR` trains `configs/examples/NAME.yaml`
 from a folder with SmolLM2-135M-Instruct. It keeps means of the first three and the last three
 iterations, the detector's verdicts and the responses of the timeline in
-`benchmarks/results/examples.jsonl`. `python -m benchmarks.examples table` prints the page's table.
+`benchmarks/results/examples.jsonl`.
+`python -m benchmarks.examples unseen MODEL SEED OUTPUT_DIR` asks the policy of `arithmetic`
+the sums that it was not trained on, and `python -m benchmarks.examples tables` prints the tables.
 """
 
 from __future__ import annotations
@@ -13,14 +15,18 @@ import platform
 import resource
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
+import yaml
 
+from benchmarks.pretrained import CONFIGS
 from benchmarks.results_file import read_runs, table, write_run
 from lit_callbacks.runs import read_run
+from lit_rlhf.files import write_json_lines
 
 RESULTS = Path(__file__).parent / "results" / "examples.jsonl"
 REWARD_AND_TRUTH = {
@@ -69,6 +75,26 @@ def run(model: str, name: str, seed: int, output_dir: Path) -> None:
     write_run(RESULTS, label, result)
 
 
+def ask_unseen(model: str, seed: int, output_dir: Path) -> None:
+    """Evaluate the model, and the policy trained from it, on the sums that no iteration had."""
+    config = yaml.safe_load((CONFIGS / "examples" / "arithmetic.yaml").read_text("utf-8"))
+    seen = {row["prompt"] for row in config["data"]["init_args"]["train_sources"][0]["path"]}
+    prompts, report = output_dir / "unseen.jsonl", output_dir / f"unseen_{seed}.json"
+    sums = [(f"What is {a} + {b}?", a + b) for a, b in product(range(2, 10), repeat=2)]
+    rows = [{"prompt": text, "answer": total} for text, total in sums if text not in seen]
+    write_json_lines(prompts, rows)
+    command = [sys.executable, "-m", "lit_rlhf", "evaluate", "--policies", model]
+    command += [str(output_dir / f"arithmetic_{seed}"), "--prompts", str(prompts)]
+    command += ["--rewards", json.dumps(config["model"]["init_args"]["rewards"])]
+    command += ["--max_new_tokens", "24", "--samples_per_prompt", "4", "--output", str(report)]
+    for option in ("temperature", "top_p", "repetition_penalty"):
+        command += [f"--{option}", "1"]
+    subprocess.run(command, check=True)
+    policies = json.loads(report.read_text("utf-8"))["policies"]
+    scores = {name: row["rewards"]["right"] for name, row in policies.items()}
+    write_run(RESULTS, f"unseen_{seed}", {"sums": len(rows), "right": scores})
+
+
 def make_table(runs: dict[str, dict[str, Any]]) -> str:
     """The page's table: before and after, by example and seed."""
     rows = []
@@ -84,8 +110,25 @@ def make_table(runs: dict[str, dict[str, Any]]) -> str:
     return table(HEAD, rows)
 
 
+def make_samples(runs: dict[str, dict[str, Any]]) -> str:
+    """The page's samples: responses of seed 0 before and after training, slashes between lines."""
+    rows = []
+    for name in REWARD_AND_TRUTH:
+        found = runs[f"{name}_0"]["samples"]
+        ends = {sample["step"]: {} for sample in (found[0], found[-1])}
+        for sample in found:
+            if sample["step"] in ends:
+                text = " / ".join(sample["response"].split("\n")).replace("|", "\\|").strip(" /")
+                ends[sample["step"]][sample["prompt"]] = text
+        before, after = ends.values()
+        rows += [[prompt, text, after[prompt]] for prompt, text in before.items()]
+    return table(("prompt", "before", "after"), rows)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         run(sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
+    elif sys.argv[1] == "unseen":
+        ask_unseen(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
     else:
-        print(make_table(read_runs(RESULTS)), end="")
+        print(make_table(read_runs(RESULTS)), make_samples(read_runs(RESULTS)), sep="\n", end="")

@@ -162,14 +162,18 @@ def test_smollm2_configurations_fit_one_after_the_other(hh_root: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_sentiment_example_fits(world: Path, tmp_path: Path) -> None:
-    pytest.importorskip("vaderSentiment", reason="needs the extra `sentiment`")
+@pytest.mark.parametrize(
+    ("name", "reward"), [("arithmetic", "right"), ("list", "whole"), ("sentiment", "cheerful")]
+)
+def test_examples_fit(name: str, reward: str, world: Path, tmp_path: Path) -> None:
+    if name == "sentiment":
+        pytest.importorskip("vaderSentiment", reason="needs the extra `sentiment`")
     base = world / "world" / "base"
     moves = {"runs/smollm2/base": base, "runs/examples": tmp_path}
-    fit_stage("ppo", [CONFIGS / "examples" / "sentiment.yaml"], tmp_path, moves)
-    metrics = finite(logged(tmp_path / "logs" / "sentiment"))
-    assert len(metrics["rollout/score/cheerful"]) == 2
-    assert has_learned(tmp_path / "sentiment", base)
+    fit_stage("ppo", [CONFIGS / "examples" / f"{name}.yaml"], tmp_path, moves)
+    metrics = finite(logged(tmp_path / "logs" / name))
+    assert len(metrics[f"rollout/score/{reward}"]) == 2
+    assert has_learned(tmp_path / name, base)
 
 
 def test_moves_prefer_the_longest_path(tmp_path: Path) -> None:
