@@ -48,6 +48,7 @@ def write_run(path: Path, name: str, result: dict[str, Any]) -> None:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Format a Markdown table."""
+    """Format a Markdown table; a bar within a cell is escaped."""
     lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+    cells = ([str(cell).replace("|", "\\|") for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)

@@ -124,9 +124,7 @@ def _samples(steps: dict[str, Any]) -> str:
     for policy, row in steps["policies"].items():
         for prompt, response in row["samples"][:4]:
             subject = prompt.partition("about ")[2].rstrip(".")
-            rows.append(
-                [NAMES[policy], subject, response.strip().replace("\n", " ").replace("|", "\\|")]
-            )
+            rows.append([NAMES[policy], subject, response.strip().replace("\n", " ")])
     return (
         "Responses drawn by the seed, unedited:\n\n"
         + table(["policy", "about", "response"], rows)

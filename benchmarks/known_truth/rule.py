@@ -49,13 +49,10 @@ def shuffled_prompts(seed: int = 0) -> list[str]:
 
 def parts(prompt: str, response: str) -> dict[str, bool]:
     """Each part of the rule for one response."""
-    found = _PROMPT.search(prompt)
-    if found is None:
-        raise ValueError(f"prompt: expected one of this task, got {prompt!r}")
-    words = _words(response)
+    names, words = _names(prompt), _words(response)
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return {
-        "on_topic": all(any(word.startswith(name) for word in words) for name in found.groups()),
+        "on_topic": all(any(word.startswith(name) for word in words) for name in names),
         "ended": SENTENCE_END.search(response) is not None,
         "short": len(words) <= LONGEST and "\n" not in response.strip(),
         "no_repeats": len(set(triples)) == len(triples),
@@ -75,7 +72,7 @@ def canned_share(prompts: Sequence[str], responses: Sequence[str]) -> float:
     """
     phrases, users = [], defaultdict(set)
     for prompt, response in zip(prompts, responses, strict=True):
-        names = _PROMPT.search(prompt).groups()
+        names = _names(prompt)
         words = [word for word in _words(response) if not word.startswith(names)]
         phrases.append(set(zip(words, words[1:], words[2:], words[3:], strict=False)))
         for phrase in phrases[-1]:
@@ -87,6 +84,13 @@ def canned_share(prompts: Sequence[str], responses: Sequence[str]) -> float:
 def count_words(response: str) -> int:
     """Number of words."""
     return len(_words(response))
+
+
+def _names(prompt: str) -> tuple[str, ...]:
+    found = _PROMPT.search(prompt)
+    if found is None:
+        raise ValueError(f"prompt: expected one of this task, got {prompt!r}")
+    return found.groups()
 
 
 def _words(response: str) -> list[str]:
