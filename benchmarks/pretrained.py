@@ -59,6 +59,8 @@ FILES = {
     "sampled": "helpful_rejection_sampled_test.jsonl.gz",
 }
 """Files of HH-RLHF by the name of the source; `sampled` is helpful-rejection-sampled."""
+ON_POLICY = ["--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"]
+"""Options that sample from the policy itself."""
 SPLIT_SEED = 0
 GOLD_SEED = 1000
 """Seed of the gold reward model's head and of the order of its data."""
@@ -344,7 +346,7 @@ class Benchmark:
         command += ["--prompts", str(self.path("data", "test_prompts.jsonl"))]
         command += ["--rewards", json.dumps(rewards), "--seed", str(seed), "--batch_size", "16"]
         command += ["--max_new_tokens", str(self.sizes.max_new_tokens)]
-        command += ["--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"]
+        command += ON_POLICY
         command += ["--output", str(output), "--responses", str(responses)]
 
         def collect() -> dict[str, Any]:

@@ -32,7 +32,7 @@ from benchmarks.known_truth.rule import (
     parts,
     shuffled_prompts,
 )
-from benchmarks.pretrained import CONFIGS, Step, run_step, say
+from benchmarks.pretrained import CONFIGS, ON_POLICY, Step, run_step, say
 from benchmarks.results_file import read_run, read_runs, write_run
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
 from lit_rlhf.files import write_json_lines, write_text
@@ -48,7 +48,6 @@ RULE = "benchmarks.known_truth.rule"
 CURVES = ("rollout/score", "rollout/gold", "rollout/kl", "rollout/response_length")
 CURVES += ("rollout/perplexity", "rollout/distinct_2", "rollout/truncation_rate")
 UNPENALIZED = ["--repetition_penalty", "1"]
-ON_POLICY = ["--temperature", "1", "--top_p", "1", *UNPENALIZED]
 
 
 @dataclass(frozen=True)
