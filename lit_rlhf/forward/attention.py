@@ -181,7 +181,7 @@ def cached_attention(inputs: AttentionInputs, mask: Tensor) -> Tensor:
     output = functional.scaled_dot_product_attention(
         grouped.to(value.dtype), key, value, attn_mask=mask, dropout_p=dropout, scale=scale
     )
-    return output.view(query.shape)
+    return output.reshape(query.shape)  # CUDA's kernels give it other strides than a CPU's
 
 
 def batched_attention(

@@ -171,7 +171,8 @@ class PretendCuda(TorchFunctionMode):
             result = self._run(func, args, kwargs, counting=False)
             self.host_tensors[self.phase] += isinstance(result, Tensor)
             return result
-        moved = name in ("copy_", "__set__") or target is not None
+        moves = ("copy_", "__set__", "_has_compatible_shallow_copy_type")  # the last: `Module.cpu`
+        moved = name in moves or target is not None
         on_host = [tensor for tensor in tensors if not is_on_device(tensor)]
         self._check_operation(func, name, args, kwargs, on_device, on_host, moved)
         self._count_waits(name, args, kwargs, on_device, target)
@@ -179,6 +180,8 @@ class PretendCuda(TorchFunctionMode):
             with torch._C.DisableTorchFunctionSubclass():
                 args = (args[0].detach(), *args[1:])
         result = self._run(func, args, kwargs, counting=target is not CPU)
+        if func is functional.scaled_dot_product_attention:  # whose strides CUDA has otherwise
+            result = result.transpose(1, 2).contiguous().transpose(1, 2)
         if name == "__set__":  # of `data`, which moves a parameter
             if func == Tensor.data.__set__:  # type: ignore[attr-defined]
                 mark(args[0], on_device=is_on_device(args[1]))
@@ -292,6 +295,7 @@ class PretendCuda(TorchFunctionMode):
         # C++ groups gradients by the device that it sees
         patch.setattr("torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype", _one_group)
         patch.setattr("torch.autograd._engine_run_backward", self._in_mode(run_engine))
+        patch.setattr(distributed, "get_backend", lambda *_: "nccl")
         for name in COLLECTIVES:
             patch.setattr(distributed, name, self._like_nccl(getattr(distributed, name)))
         patch.setattr(LightningModule, "log", self._watched_log(LightningModule.log))
