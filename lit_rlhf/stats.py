@@ -25,35 +25,44 @@ def global_sum(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.bool:
         raise ValueError("tensor: expected a numeric dtype, got torch.bool")
     total = tensor.detach().clone()
-    if _is_distributed():
-        distributed.all_reduce(total)
-    return total
+    if not _is_distributed():
+        return total
+    reduced = _on_group_device(total)
+    distributed.all_reduce(reduced)
+    return reduced.to(total.device)
 
 
-def global_max(number: int, device: torch.device) -> int:
-    """The largest number of any rank, compared on `device`.
+def global_max(number: int) -> int:
+    """The largest number of any rank.
 
     Examples:
-        >>> global_max(3, torch.device("cpu"))  # a single process
+        >>> global_max(3)  # a single process
         3
     """
     if world_size() == 1:
         return number
-    most = torch.tensor(number, device=device)
+    most = _on_group_device(torch.tensor(number))
     distributed.all_reduce(most, distributed.ReduceOp.MAX)
     return int(most)
 
 
+def _on_group_device(tensor: Tensor) -> Tensor:
+    """The tensor where ranks can reduce it: NCCL takes none of the host.
+
+    Trainers leave networks there before `on_fit_end`.
+    """
+    return tensor.to("cuda") if "nccl" in distributed.get_backend() else tensor
+
+
 @contextmanager
-def fail_together(action: str, device: torch.device) -> Generator[None, None, None]:
+def fail_together(action: str) -> Generator[None, None, None]:
     """Wait for all ranks at the end, and raise on all of them if the block fails on one.
 
     Otherwise the ranks that succeeded would wait in their next collective until the timeout.
-
-    `action` is what the block does, for the message, and `device` where ranks tell each other.
+    `action` is what the block does, for the message.
 
     Examples:
-        >>> with fail_together("write the model", torch.device("cpu")):  # a single process
+        >>> with fail_together("write the model"):  # a single process
         ...     print("written")
         written
     """
@@ -62,7 +71,7 @@ def fail_together(action: str, device: torch.device) -> Generator[None, None, No
         yield
     except Exception as caught:
         error = caught
-    failed = bool(global_max(int(error is not None), device))
+    failed = bool(global_max(int(error is not None)))
     if error is not None:
         raise error
     if failed:

@@ -228,8 +228,8 @@ def save_finished(module: StageModule) -> None:
     # the other ranks only take part in gathering networks, and write nothing
     target = replace_folder(folder) if trainer.is_global_zero else nullcontext(folder)
     action = f"save the model to {folder}"
-    with fail_together(action, module.device), ExitStack() as stack:
-        with fail_together(action, module.device):  # before any rank waits for another's weights
+    with fail_together(action), ExitStack() as stack:
+        with fail_together(action):  # before any rank waits for another's weights
             if not all(weight.requires_grad for weight in module.parameters()):
                 module.folders.check_mapped()
             partial = stack.enter_context(target)

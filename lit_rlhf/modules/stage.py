@@ -347,7 +347,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         if is_sharded(model):
             state = gather_state(merged_state_dict(model), unwrap_model(model))
         head = None if lm_head is None else gather_state(lm_head.state_dict(), lm_head)
-        with fail_together(f"write {folder}", self.device):
+        with fail_together(f"write {folder}"):
             if self.global_rank == 0:
                 save_model_folder(
                     model,

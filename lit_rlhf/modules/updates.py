@@ -283,7 +283,7 @@ def split_batch(
         max_tokens = tokens_within_memory(model)
     parts = [(rows, 1.0) for rows in split_rows(lengths, max_rows, max_tokens)]
     if max_rows is not None or max_tokens is not None:
-        most = global_max(len(parts), lengths.device)
+        most = global_max(len(parts))
         parts += [(parts[0][0], 0.0)] * (most - len(parts))
     return parts
 

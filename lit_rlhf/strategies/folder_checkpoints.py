@@ -5,7 +5,6 @@ from the single files of Lightning's own strategies.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +74,13 @@ class FolderCheckpoints(DDPStrategy):
         path = Path(self.broadcast(str(filepath)))
         partial = partial_path(path)
         try:
-            with self.fail_together("prepare", path):
+            with fail_together(f"prepare checkpoint {path}"):
                 if self.is_global_zero:
                     delete_partials(path.parent)
                     for name in self.layouts:
                         (partial / name).mkdir(parents=True)
             written = {}
-            with self.fail_together("write its shards of", path):
+            with fail_together(f"write its shards of checkpoint {path}"):
                 for name, optimizer in zip(self.layouts, self.optimizers, strict=True):
                     shard = shard_file(partial / name, self.global_rank)
                     tensors = self.partitions(name, optimizer, "optimizer_states" in checkpoint)
@@ -90,7 +89,7 @@ class FolderCheckpoints(DDPStrategy):
             in_shards = keys_in_shards(self.layouts)
             state = checkpoint["state_dict"]
             rest = {k: full_tensor(v) for k, v in state.items() if k not in in_shards}
-            with self.fail_together("complete", path):
+            with fail_together(f"complete checkpoint {path}"):
                 if self.is_global_zero:
                     content = {**checkpoint, "state_dict": rest, NAME_KEY: path.name}
                     save_durably(content, partial / LIGHTNING_FILE)
@@ -107,10 +106,6 @@ class FolderCheckpoints(DDPStrategy):
         if self.world_size > 1:
             torch.distributed.all_gather_object(parts, values)
         return {key: value for part in parts for key, value in part.items()}
-
-    def fail_together(self, action: str, path: Path) -> AbstractContextManager[None]:
-        """Raise on all ranks if the block fails on one."""
-        return fail_together(f"{action} checkpoint {path}", self.root_device)
 
     # Lightning calls `load_checkpoint` and `load_model_state_dict` before `setup`, and
     # `load_optimizer_state_dict` after it.
@@ -133,7 +128,7 @@ class FolderCheckpoints(DDPStrategy):
         if path.is_file():
             return DDPStrategy.load_checkpoint(self, path, weights_only)
         read_engine_layouts(path)  # restores an interrupted replacement, checks names and sizes
-        with self.fail_together("verify its share of", path):
+        with fail_together(f"verify its share of checkpoint {path}"):
             problem = content_problem(path, self.global_rank, self.world_size)
             if problem is not None:
                 raise damaged_checkpoint_error(path, problem)

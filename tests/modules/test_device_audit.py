@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, distributed
 
 from lit_rlhf.forward import LanguageModel, disable_dropout
@@ -123,6 +124,18 @@ def test_fit_rarely_waits(root: Path, tmp_path: Path, name: str, network: dict[s
         assert audit.n_waits(phase) <= most * audit.calls[phase], audit.waits[phase]
     if name == "ppo":
         check_decoding(audit)
+
+
+def test_networks_on_the_host_are_saved(root: Path, tmp_path: Path) -> None:
+    class Leaving(PretendCudaStrategy):
+        teardown = SingleDeviceStrategy.teardown  # which all of Lightning's strategies do
+
+    with auditing() as audit, one_rank():
+        module, place = stage_module("sft", root, PLAIN), {"accelerator": "auto"}
+        fitted(module, stage_data("sft", root), tmp_path, strategy=Leaving(), **place)
+    assert not is_on_device(next(module.parameters()))
+    assert audit.refused == []
+    assert (tmp_path / "model/config.json").exists()
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
@@ -247,8 +260,9 @@ def test_what_cuda_refuses_is_refused() -> None:
     with PretendCuda(), one_rank():
         values, generator = torch.ones(3, device=CUDA), torch.Generator()
         assert is_on_device(global_sum(values))
+        assert not is_on_device(global_sum(UpdateGuard(1).pop_count()))
         with pytest.raises(Refused, match="No backend type associated with cpu"):
-            global_sum(UpdateGuard(1).pop_count())
+            distributed.all_reduce(torch.ones(1))
         with pytest.raises(Refused, match=r"add: tensors on the host of shape \(3,\)"):
             values + torch.ones(3)
         with pytest.raises(Refused, match="stack: tensors on the host"):

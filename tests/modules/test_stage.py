@@ -85,7 +85,7 @@ def test_a_micro_batch_that_only_keeps_step_with_other_ranks_does_not_count(
     results = []
     for more in (0, 2):
 
-        def parts_of_the_longest_rank(own: int, device: torch.device, more: int = more) -> int:
+        def parts_of_the_longest_rank(own: int, more: int = more) -> int:
             return own + more
 
         monkeypatch.setattr("lit_rlhf.modules.updates.global_max", parts_of_the_longest_rank)

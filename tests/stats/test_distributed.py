@@ -38,7 +38,7 @@ def on_a_rank(rank: int) -> dict[str, Any]:
         error = str(caught)
     tensor = torch.tensor([1.0, 10.0]) * (rank + 1)
     try:
-        with stats.fail_together("read a number", tensor.device):
+        with stats.fail_together("read a number"):
             failure = str(int("one" if rank else "1"))
     except Exception as caught:
         failure = repr(caught)
@@ -57,7 +57,7 @@ def on_a_rank(rank: int) -> dict[str, Any]:
         "rows of one": stats.all_gather_rows(batch()[: 2 * rank]),
         "summand": tensor,
         "ranks": stats.world_size(),
-        "most": stats.global_max(rank, tensor.device),
+        "most": stats.global_max(rank),
     }
 
 
