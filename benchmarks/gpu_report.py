@@ -1,12 +1,14 @@
-"""Ten minutes on a machine with a CUDA GPU: what its first run should tell, in one report file.
+"""What the first run on a machine with a CUDA GPU should tell, in two calls of eight minutes.
 
-    python -m benchmarks.gpu_report
+    python -m benchmarks.gpu_report --call 1
+    python -m benchmarks.gpu_report --call 2 --peer_python "$(which python)"
     python -m benchmarks.gpu_report --only '[decode,varlen]' --output runs/gpu_report.md
 
 The parts run one after the other, the most telling first, each in its own process with a time
 limit. One that fails or takes too long does not stop the others. The report names the machine and
-the versions, has a table of the parts, and the end of what each of them printed. It is written
-again after every part, so that an interrupted run leaves what it has.
+the versions, has a table of the parts, and the end of what each of them printed; all of it is in a
+file of its own beside the report. It is written again after every part, so that an interrupted run
+leaves what it has.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jsonargparse import auto_cli
@@ -39,12 +41,14 @@ class Part(NamedTuple):
         name: Its name in the report and for `--only`.
         arguments: Arguments of the Python interpreter.
         limit: Seconds that it may take.
+        call: The half of the report that it is part of, 1 or 2.
         gpus: Number of GPUs that it needs.
     """
 
     name: str
     arguments: tuple[str, ...]
     limit: float
+    call: int = 1
     gpus: int = 1
 
 
@@ -64,39 +68,42 @@ class Result(NamedTuple):
     output: str
 
 
-def _tests(
-    name: str, files: tuple[str, ...], limit: float, selected: str | None = None, gpus: int = 1
-) -> Part:
-    selection = () if selected is None else ("-k", selected)
-    arguments = ("-m", "pytest", "-m", "gpu", "-q", "-s", "-n", "0", *files, *selection)
-    return Part(name, arguments, limit, gpus)
+def _tests(name: str, limit: float, *arguments: str, **settings: int) -> Part:
+    # warnings do not fail tests here, as other plugins of pytest give some of their own
+    options = ("-m", "gpu", "-v", "--tb", "short", "-W", "default", "-p", "no:benchmark")
+    return Part(name, ("-m", "pytest", *options, *arguments), limit, **settings)
 
 
+BILLION = "billion and stage_2-False"
+"""One of the three runs of its test: they differ in what is offloaded."""
+ENGINES = "tests/distributed/test_multi_engine_gpu.py"
 PARTS = (
     Part(
         "engine",
         ("-c", "import torch, deepspeed; print(torch.ones(1).cuda(), deepspeed.__version__)"),
-        20,
+        30,
     ),
-    _tests("fast paths", ("tests/gpu/test_fast_paths.py", "tests/gpu/test_rollouts.py"), 80),
+    Part("varlen", ("-m", "benchmarks.gpu.varlen_smoke"), 30),
     Part("decode", ("-m", "benchmarks.gpu.profile_decode"), 60),
-    Part("varlen", ("-m", "benchmarks.gpu.varlen_smoke"), 60),
-    _tests("zero2", ("tests/distributed/test_multi_engine_gpu.py",), 60, "stage_2 and bf16"),
-    _tests("billion", ("tests/gpu/test_scale_out.py",), 150, "billion"),
+    Part("decode 7b", ("-m", "benchmarks.gpu.profile_decode", "--size", "7b"), 60),
+    Part("profile", ("-m", "benchmarks.gpu.profile_iteration"), 80),
+    # side by side: what they compare does not depend on the time that it takes
+    _tests("tests", 210, "-n", "6", "tests/gpu", ENGINES, "-k", "not billion and not two_devices"),
     Part(
         "iteration",
         (
             "-m", "benchmarks.ppo_iteration", "--device", "cuda", "--size", "1b",
-            "--precisions", "[bf16-mixed]", "--modes", "[full]", "--rounds", "1", "--updates", "2",
-            "--wait", "0", "--quiet_cores", "99", "--peer", "false",
+            "--precisions", "[bf16-mixed]", "--modes", "[ragged]", "--rounds", "1",
+            "--updates", "3", "--wait", "0", "--quiet_cores", "99",
             "--output", "runs/gpu_report/ppo_iteration",
         ),
-        110,
+        240,
+        call=2,
     ),
-    _tests("stages", ("tests/gpu/test_stages.py",), 60, "lab_stages"),
-    _tests("two gpus", ("tests/gpu/test_two_gpus.py",), 180, gpus=2),
+    _tests("billion", 120, "-s", "-n", "0", "tests/gpu/test_scale_out.py", "-k", BILLION, call=2),
+    _tests("two gpus", 120, "-s", "-n", "0", "tests/gpu/test_two_gpus.py", call=2, gpus=2),
 )  # fmt: skip
-"""The parts in order of information; with one GPU they have ten minutes together."""
+"""The parts in order of information; those of a call have eight minutes together."""
 
 
 def run_part(part: Part, n_gpus: int) -> Result:
@@ -159,17 +166,28 @@ def write_report(parts: Sequence[Part], path: Path, n_gpus: int) -> list[Result]
     for part in parts:
         print(f"{part.name}: at most {part.limit:.0f} s", flush=True)
         results.append(run_part(part, n_gpus))
+        log = path.with_name(f"{path.stem}_{part.name.replace(' ', '_')}.log")
+        log.write_text(results[-1].output, "utf-8")
         print(f"{part.name}: {results[-1].outcome} after {results[-1].seconds:.0f} s", flush=True)
         path.write_text(render_report(machine, results), "utf-8")
     return results
 
 
-def gpu_report(output: str = "runs/gpu_report/report.md", only: tuple[str, ...] = ()) -> None:
+def gpu_report(
+    output: str | None = None,
+    only: tuple[str, ...] = (),
+    call: Literal[1, 2] | None = None,
+    peer_python: str | None = None,
+) -> None:
     """Run the parts and write the report.
 
     Args:
-        output: The report's file.
+        output: The report's file; none: `report.md`, or `report_<call>.md`, in the folder that the
+            environment variable OUT names, or in `runs/gpu_report`.
         only: Names of the parts to run; none: all.
+        call: The half to run; none: both.
+        peer_python: Interpreter of an environment with TRL 1.12, to compare an iteration with;
+            none: without the comparison.
 
     Raises:
         ValueError: If a name is unknown.
@@ -180,9 +198,16 @@ def gpu_report(output: str = "runs/gpu_report/report.md", only: tuple[str, ...] 
         raise ValueError(f"only: expected some of {names}, got {sorted(unknown)}")
     if not torch.cuda.is_available():
         sys.exit("no CUDA GPU: run this on a machine with one")
-    parts = [part for part in PARTS if not only or part.name in only]
-    results = write_report(parts, Path(output), torch.cuda.device_count())
-    print(f"report: {output}")
+    parts = [p for p in PARTS if (not only or p.name in only) and call in (None, p.call)]
+    peer = ("--peer", "false") if peer_python is None else ("--peer_python", peer_python)
+    parts = [
+        part._replace(arguments=(*part.arguments, *peer)) if part.name == "iteration" else part
+        for part in parts
+    ]
+    name = "report.md" if call is None else f"report_{call}.md"
+    path = Path(output or Path(os.environ.get("OUT", "runs/gpu_report")) / name)
+    results = write_report(parts, path, torch.cuda.device_count())
+    print(f"report: {path}")
     if any(not r.outcome.startswith(("ok", "skipped")) for r in results):
         sys.exit(1)
 

@@ -1,14 +1,16 @@
 """Profile decoding on a CUDA device: `python -m benchmarks.gpu.profile_decode`.
 
 Prints, with CUDA graphs allowed and refused, the time of a step, its launches, graphs and kernels,
-and the kernels that take most of the device's time. Attention and the draw's cumulative sum have
-their own lines.
+the share of the time in which the device waits for the host, what captures take, the peak of memory
+beside weights and cache, and the kernels that take most of the device's time. Attention and the
+draw's cumulative sum have their own lines.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
@@ -19,12 +21,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.speed.workload import SIZES, Size, Workload, policy_network
 from lit_rlhf.forward import LanguageModel, disable_dropout, optimize_forward
-from lit_rlhf.rollout import SamplingOptions, generate_responses
+from lit_rlhf.rollout import SamplingOptions, generate_responses, graphs
+from lit_rlhf.rollout.decoder import GPU_RELEASE_INTERVAL
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync")
 """Calls of the host that start work on the device, by the beginning of their names."""
 N_KERNELS = 12
 """Kernels that are listed."""
+N_SHORT = 8
+"""Tokens of a rollout that is taken off a longer one."""
 
 
 class StepProfile(NamedTuple):
@@ -34,17 +39,21 @@ class StepProfile(NamedTuple):
         seconds: Time of a step, without the profiler.
         launches: Calls that start work on the device.
         graphs: Those of them that start a CUDA graph; 0 where none ran.
+        captures: Seconds of each capture of a CUDA graph in a rollout.
+        peak: Largest number of bytes in use during a rollout; 0 on a CPU.
         kernels: Name, number and microseconds of each kernel in a step, the longest first.
     """
 
     seconds: float
     launches: float
     graphs: float
+    captures: list[float]
+    peak: int
     kernels: list[tuple[str, float, float]]
 
 
 def profile_decode(
-    device: Literal["cpu", "cuda"] = "cuda", size: Size = "1b", rows: int = 16, steps: int = 64
+    device: Literal["cpu", "cuda"] = "cuda", size: Size = "1b", rows: int = 16, steps: int = 32
 ) -> None:
     """Profile a bfloat16 Llama with random weights.
 
@@ -60,10 +69,20 @@ def profile_decode(
     model = disable_dropout(optimize_forward(network))
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
     print(f"{size} on {name}, {rows} rows, {steps} steps, torch {torch.__version__}")
+    weights, cache = memory_of(model, work, rows, steps)
+    print(f"weights {weights / 1e9:.2f} GB, keys and values of a rollout {cache / 1e9:.2f} GB")
     print_profile("graphs allowed", profile_steps(model, work, rows, steps))
     # a network whose capture failed once decodes without graphs from then on
     with patch("lit_rlhf.rollout.graphs.capture_graph", side_effect=RuntimeError("to compare")):
         print_profile("graphs refused", profile_steps(model, work, rows, steps))
+
+
+def memory_of(model: LanguageModel, work: Workload, rows: int, steps: int) -> tuple[int, int]:
+    """Bytes of the weights, and of the keys and values of the longest rollout."""
+    capacity = work.prompt_max + N_SHORT + steps + GPU_RELEASE_INTERVAL
+    of_a_token = 2 * work.layers * work.kv_heads * (work.hidden // work.heads)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return weights, rows * capacity * of_a_token * model.dtype.itemsize
 
 
 def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -> StepProfile:
@@ -76,8 +95,16 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
         mask = torch.ones_like(prompt_ids, dtype=torch.bool)
         generate_responses(model, prompt_ids, mask, options, [], 0, seed=0)
 
-    short, long = 8, 8 + steps  # the short one has the prefill, the warm-up and the capture
-    sample(short)
+    # the short one has the prefill, the warm-up and the capture
+    short, long = N_SHORT, N_SHORT + steps
+    sample(short)  # finds out whether a step waits
+    with _timed_captures(device) as captures:
+        sample(short)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    sample(long)
+    peak = torch.cuda.max_memory_allocated(device) if on_gpu else 0
     seconds = _time(lambda: sample(long), device) - _time(lambda: sample(short), device)
     counts = {n: _count(lambda n=n: sample(n), device) for n in (short, long)}  # type: ignore[misc]
     kernels = [
@@ -89,7 +116,8 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
         (after - before) / steps
         for before, after in zip(counts[short][:2], counts[long][:2], strict=True)
     )
-    return StepProfile(seconds / steps, launches, graphs, sorted(kernels, key=lambda k: -k[2]))
+    kernels.sort(key=lambda kernel: -kernel[2])
+    return StepProfile(seconds / steps, launches, graphs, captures, peak, kernels)
 
 
 def print_profile(name: str, found: StepProfile) -> None:
@@ -99,13 +127,36 @@ def print_profile(name: str, found: StepProfile) -> None:
     print(
         f"\n{name}, {found.graphs:.1f} CUDA graphs a step: {found.seconds * 1e3:.2f} ms, "
         f"{found.launches:.1f} launches, "
-        f"{n_kernels:.1f} kernels, {busy / 1e3:.2f} ms of the device"
+        f"{n_kernels:.1f} kernels, {busy / 1e3:.2f} ms of the device, which waits for the host in "
+        f"{max(1 - busy / 1e6 / found.seconds, 0):.0%} of the time"
+    )
+    print(
+        f"  {len(found.captures)} captures in a rollout, {sum(found.captures) * 1e3:.1f} ms; "
+        f"peak {found.peak / 1e9:.2f} GB"
     )
     for part in ("flash", "scan"):  # attention, and the cumulative sum of the draw
         us = sum(us for kernel, _, us in found.kernels if part in kernel.lower())
         print(f"  {part}: {us:.0f} us a step, {us / busy if busy else 0:.0%} of the device's time")
     for kernel, n, us in found.kernels[:N_KERNELS]:
         print(f"  {us:8.1f} us {n:6.1f} x {kernel[:90]}")
+
+
+@contextmanager
+def _timed_captures(device: torch.device) -> Iterator[list[float]]:
+    """Gives a list that the seconds of each capture are added to."""
+    seconds: list[float] = []
+    capture = graphs.capture_graph
+
+    def timed(*arguments: Any) -> Any:  # noqa: ANN401  # whatever the function takes and returns
+        _synchronize(device)
+        start = time.perf_counter()
+        result = capture(*arguments)
+        _synchronize(device)
+        seconds.append(time.perf_counter() - start)
+        return result
+
+    with patch("lit_rlhf.rollout.graphs.capture_graph", timed):
+        yield seconds
 
 
 class _Counts(NamedTuple):

@@ -270,7 +270,7 @@ def compare_sides(
             labels: job.in_folder(Path(folder) / job.precision) for labels, job in jobs.items()
         }
         for job in {job.precision: job for job in placed.values()}.values():
-            save_networks(job.work, Path(job.folder), job.precision)
+            save_networks(job.work, Path(job.folder), job.precision, job.device)
         ceilings, turns = run_in_turns(placed, sides, rounds, wait, quiet_cores, kept)
         runs = [
             [label_run(run, labels, jobs[labels[:2]]) for run in of_side]

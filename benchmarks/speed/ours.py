@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -59,10 +60,17 @@ def build_loader(work: Workload, iterations: int) -> DataLoader[PromptBatch]:
     return DataLoader(cast(Any, batches), batch_size=None, collate_fn=lambda batch: batch)
 
 
+class UnsavedPPO(PPOModule):
+    """Writes no finished model, which takes longer than an update of a billion weights."""
+
+    def write_finished(self, folder: Path) -> None:
+        """Write nothing."""
+
+
 def build_module(job: Job) -> PPOModule:
     """Build the module, with output layers that end responses as the workload says."""
     folder, work = Path(job.folder), job.work
-    module = PPOModule(
+    module = UnsavedPPO(
         str(folder / "policy"),
         {str(folder / "reward"): 1.0},
         # of its own, as a stage does not replace a folder that another version has saved
@@ -111,11 +119,22 @@ class LapCallback(Callback):
         self.laps.lap(phases, prompts, outputs["response_lengths"].tolist())
 
 
+class LeftOnDevice(SingleDeviceStrategy):
+    """Does not move networks and optimizers to the host at the end.
+
+    At a billion weights that takes longer than an update, and nobody needs them there.
+    """
+
+    def teardown(self) -> None:
+        """Move nothing."""
+
+
 def build_trainer(job: Job, callback: Callback) -> Trainer:
     """Build a Trainer for one pass over the data that logs, shows and saves nothing."""
     return Trainer(
         max_epochs=1,
         accelerator="gpu" if job.device == "cuda" else "cpu",
+        strategy=LeftOnDevice("cuda:0" if job.device == "cuda" else "cpu"),
         devices=1,
         callbacks=[callback],
         logger=False,

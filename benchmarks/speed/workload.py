@@ -71,7 +71,7 @@ class Workload:
     seed: int = 1
 
 
-Size = Literal["tiny", "5m", "135m", "1b", "3b"]
+Size = Literal["tiny", "5m", "135m", "1b", "3b", "7b"]
 SIZES: dict[Size, dict[str, int]] = {
     "tiny": {
         **{"batch": 8, "minibatch": 4, "response": 8, "prompt_min": 2, "prompt_max": 6},
@@ -98,11 +98,19 @@ SIZES: dict[Size, dict[str, int]] = {
         "intermediate": 8192,
         "vocab": 32768,
     },
+    "7b": {
+        "hidden": 4096,
+        "layers": 32,
+        "heads": 32,
+        "kv_heads": 32,
+        "intermediate": 11008,
+        "vocab": 32000,
+    },
 }
 """Differences from the defaults of `Workload`: `tiny` to try a script in seconds, `5m` for a CPU,
 `135m` with SmolLM2-135M's shape (163 million weights, as its output layer is not tied here), whose
-iteration takes less than a minute and 12 GiB on two cores, and `1b` and `3b` with the shapes of
-Llama 3.2's two smaller models and a smaller vocabulary."""
+iteration takes less than a minute and 12 GiB on two cores, `1b` and `3b` with the shapes of Llama
+3.2's two smaller models and a smaller vocabulary, and `7b` with LLaMA 7B's."""
 
 
 def llama_config(work: Workload, **changes: Any) -> LlamaConfig:
@@ -148,10 +156,15 @@ def scalar_network(work: Workload, dtype: torch.dtype = torch.float32) -> PreTra
     return cast(PreTrainedModel, model.to(dtype=dtype))
 
 
-def save_networks(work: Workload, folder: Path, precision: Precision = "fp32") -> None:
-    """Write policy and reward model with random weights to `policy` and `reward` in `folder`."""
+def save_networks(
+    work: Workload, folder: Path, precision: Precision = "fp32", device: str = "cpu"
+) -> None:
+    """Write policy and reward model with random weights to `policy` and `reward` in `folder`.
+
+    Large ones are made much faster on a GPU, with other numbers.
+    """
     dtype = DTYPES[precision]
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(work.seed)
         networks = {"policy": policy_network(work, dtype), "reward": scalar_network(work, dtype)}
     for name, network in networks.items():

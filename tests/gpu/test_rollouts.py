@@ -1,4 +1,4 @@
-"""Kernels and CUDA graphs of rollouts, against what other devices compute. Not run yet."""
+"""Kernels and CUDA graphs of rollouts, against what other devices compute."""
 
 import pytest
 import torch
