@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lit_rlhf import functional as F
-from lit_rlhf.functional import clipped_advantages, gae, token_rewards
+from lit_rlhf.functional import clipped_advantages, gae
 from tests.support.masks import length_mask
 
 NAN = float("nan")
@@ -55,35 +55,6 @@ def test_junk_behind_the_responses_changes_nothing(junk: float) -> None:
     for expected, actual in zip(clean, actuals, strict=True):
         torch.testing.assert_close(actual[:, :4], expected, rtol=0, atol=0)
         assert (actual[~wide_mask] == 0).all()
-
-
-def test_the_truncation_flag_changes_the_last_delta_by_gamma_v_and_nothing_else() -> None:
-    values, rewards = torch.randn(2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
-    mask = length_mask(torch.tensor([3, 4]), 4)
-    gamma, lam, next_value = 0.9, 0.8, 5.0
-    ended = gae(values, rewards, mask, gamma, lam)[0]
-    bootstrap = torch.tensor([next_value, 0.0], dtype=torch.float64)
-    cut_off = gae(values, rewards, mask, gamma, lam, bootstrap)[0]
-    # with lambda 0 an advantage is its delta
-    deltas = [gae(values, rewards, mask, gamma, 0.0, b)[0] for b in (None, bootstrap)]
-    expected = torch.zeros(2, 4, dtype=torch.float64)
-    expected[0, 2] = gamma * next_value
-    torch.testing.assert_close(deltas[1] - deltas[0], expected)
-    # and the advantages before it change by its share in them
-    shares = [(gamma * lam) ** 2, gamma * lam, 1.0, 0.0]
-    expected = gamma * next_value * torch.tensor(shares, dtype=torch.float64)
-    torch.testing.assert_close((cut_off - ended)[0], expected)
-    assert (cut_off[1] == ended[1]).all()
-
-
-def test_the_score_is_the_advantage_of_the_last_action() -> None:
-    # V = 0 and KL = 0; the row of length 4 ended without EOS at the limit, one has a single token
-    lengths = torch.tensor([4, 1, 3])
-    mask, zeros = length_mask(lengths, 4), torch.zeros(3, 4)
-    rewards = token_rewards(torch.ones(3), zeros, zeros, mask, kl_coef=0.1)
-    advantages = gae(zeros, rewards, mask, gamma=1.0, lam=0.95)[0]
-    assert advantages.gather(1, lengths[:, None] - 1).flatten().tolist() == [1.0, 1.0, 1.0]
-    torch.testing.assert_close(advantages[2], torch.tensor([0.9025, 0.95, 1.0, 0.0]))
 
 
 def test_advantages_and_returns_are_constants() -> None:

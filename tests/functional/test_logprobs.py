@@ -91,13 +91,6 @@ def test_the_loss_is_divided_by_the_denominator() -> None:
         assert loss.item() == pytest.approx(9 / 12, rel=1e-12)
 
 
-def test_only_kept_tokens_get_a_gradient() -> None:
-    logprobs = RAGGED.clone().requires_grad_()
-    torch.autograd.backward(language_model_loss(logprobs, RAGGED_MASK))
-    expected = [[-1 / 3, -1 / 3, 0], [-1 / 3, 0, 0]]
-    torch.testing.assert_close(logprobs.grad, torch.tensor(expected, dtype=torch.float64))
-
-
 def test_logprobs_and_entropy_have_the_right_gradients() -> None:
     logits = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     ids = torch.tensor([[0, 1, 2], [3, 0, 1]])

@@ -94,12 +94,6 @@ def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, clipped:
     assert output.clip_fraction.item() == clipped
 
 
-def test_dual_clip_has_to_be_above_1() -> None:
-    zeros = torch.zeros(1, 1)
-    with pytest.raises(ValueError, match=r"dual_clip: expected a number above 1 or None, got 1.0"):
-        surrogate_loss(zeros, zeros, zeros, ONE, dual_clip=1.0)
-
-
 def test_the_clip_bound_is_the_argument() -> None:
     for ratio, clip, loss in ((1.5, 0.4, -2.8), (1.7, 0.75, -3.4)):
         output, _ = at_ratio(ratio, 2.0, clip)

@@ -68,21 +68,6 @@ def test_token_rewards_with_another_estimator(estimator: KLEstimator, kl: float)
     assert rewards.item() == pytest.approx(-0.5 * kl, rel=1e-6)
 
 
-def test_the_score_sits_on_the_last_token_of_each_response() -> None:
-    zeros, mask = torch.zeros(3, 4), length_mask(torch.tensor([4, 1, 2]), 4)
-    rewards = token_rewards(torch.tensor([1.0, 2.0, 3.0]), zeros, zeros, mask, 0.1)
-    assert rewards.tolist() == [[0, 0, 0, 1], [2, 0, 0, 0], [0, 3, 0, 0]]
-
-
-def test_all_rewards_of_a_response_add_up_to_eq_3() -> None:
-    logprobs, ref_logprobs = torch.randn(2, 5), torch.randn(2, 5)
-    scores, mask = torch.tensor([1.5, -2.0]), length_mask(torch.tensor([5, 3]), 5)
-    rewards = token_rewards(scores, logprobs, ref_logprobs, mask, kl_coef=0.3)
-    for row, n in enumerate([5, 3]):
-        kl = sum((logprobs[row, t] - ref_logprobs[row, t]).item() for t in range(n))
-        assert rewards[row].sum().item() == pytest.approx(scores[row].item() - 0.3 * kl, rel=1e-5)
-
-
 def test_a_response_without_a_token_gets_no_reward() -> None:
     scores, masked = torch.tensor([5.0, 5.0]), torch.zeros(2, 2, dtype=torch.bool)
     junk = torch.full((2, 2), float("nan"))
