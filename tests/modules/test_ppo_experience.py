@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import response_values
-from lit_rlhf.functional import Moments
 from lit_rlhf.modules import PPOModule, iteration_draws
 from lit_rlhf.modules import ppo as ppo_file
 from lit_rlhf.rollout import RolloutBatch, TokenStatistics
@@ -61,29 +60,6 @@ def case_of(batch: PromptBatch, ended: list[bool], lengths: list[int]) -> tuple[
     return rollouts, estimates_of(rollouts), rewards
 
 
-def test_when_values_read(root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    def positions(model: object, ids: Tensor, mask: Tensor, *_: object) -> Tensor:
-        return (mask.cumsum(1) - 1).clamp(min=0).float()
-
-    monkeypatch.setattr("lit_rlhf.rollout.scoring.token_values", positions)
-    monkeypatch.setattr("lit_rlhf.forward.outputs.token_values", positions)
-    module = PPOModule(**ppo_options(root, loss={"value_clip": None}, **PLAIN))
-    rollouts = rollouts_of(batch, [True, False, True], [4, 6, 1])
-    prompt_lengths = rollouts.prompt_mask.sum(1)
-    assert len(set(prompt_lengths.tolist())) == 3
-    values = module.estimate(rollouts)
-    # token t of a response stands at P + t; its value is read one place before
-    for row, length in enumerate([4, 6, 1]):
-        start = int(prompt_lengths[row]) - 1
-        assert values.values[row, :length].tolist() == list(range(start, start + length))
-        assert values.values[row, length:].abs().sum() == 0.0
-        assert float(values.next_values[row]) == start + length
-    experience = module.experience(rollouts, torch.zeros(3, 6), values)
-    # the update reads the same: against its own values as targets the loss is 0
-    same = experience.__class__(**{**vars(experience), "returns": experience.old_values})
-    assert float(module.critic_loss(same, torch.tensor(11.0))[0].detach()) == 0.0
-
-
 def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> None:
     module = PPOModule(**ppo_options(root))
     one, again, other = (module.rollout(batch, seed=seed) for seed in (1, 1, 2))
@@ -99,20 +75,6 @@ def test_draws_depend_on_seed_iteration_and_rank() -> None:
     assert iteration_draws(1, 2, 3)[0] == draws[1, 2, 3]
 
 
-@pytest.mark.parametrize("plain", [PLAIN, {}])  # with normalized scores, too
-def test_cut_off_scores_miss_penalty(root: Path, batch: PromptBatch, plain: dict[str, Any]) -> None:
-    rollouts = rollouts_of(batch, [True, False, False], [3, 4, 1])
-    estimates, scores = estimates_of(rollouts), torch.tensor([100.0, 200.0, 300.0])
-    rewards = []
-    for penalty in (0.0, 0.75):
-        options = {"reward_shaping.missing_eos_penalty": penalty, **plain}
-        module = PPOModule(**ppo_options(root, **options))
-        rewards.append(module.shape_rewards(rollouts, scores, estimates))
-    expected = torch.zeros(3, 4)
-    expected[1, 3] = expected[2, 0] = 0.75
-    torch.testing.assert_close(rewards[0] - rewards[1], expected, rtol=0, atol=1e-4)
-
-
 def test_rewards_are_score_at_end_minus_kl_at_each_token(root: Path, batch: PromptBatch) -> None:
     rollouts = rollouts_of(batch, [True, False], [3, 2])
     estimates, scores = estimates_of(rollouts), torch.tensor([1.0, -2.0])
@@ -126,72 +88,6 @@ def test_rewards_are_score_at_end_minus_kl_at_each_token(root: Path, batch: Prom
                 score = float(scores[row]) if t == length - 1 else 0.0
                 assert float(rewards[row, t]) == pytest.approx(score - coef * gap, abs=1e-5)
         assert rewards[1, 2] == 0.0
-
-
-@pytest.mark.parametrize("rule", ["terminal", "bootstrap"])
-def test_what_follows_a_cut_off_response(root: Path, batch: PromptBatch, rule: str) -> None:
-    rollouts, estimates, rewards = case_of(batch, [True, False, False], [3, 4, 1])
-    advantages = {"gamma": 0.9, "lam": 0.8, "truncation": rule}
-    module = PPOModule(**ppo_options(root, advantages=advantages, **PLAIN))
-    experience = module.experience(rollouts, rewards, estimates)
-    for row, length in enumerate((3, 4, 1)):
-        cut = row > 0 and rule == "bootstrap"
-        after = float(estimates.next_values[row]) if cut else 0.0
-        advantage = 0.0
-        for t in reversed(range(length)):
-            value = float(estimates.values[row, t])
-            delta = float(rewards[row, t]) + 0.9 * after - value
-            advantage = delta + 0.9 * 0.8 * advantage
-            after = value
-            assert float(experience.advantages[row, t]) == pytest.approx(advantage, abs=1e-5)
-            assert float(experience.returns[row, t]) == pytest.approx(advantage + value, abs=1e-5)
-    assert torch.equal(experience.loss_mask, rollouts.response_mask)
-
-
-def test_masked_truncation_leaves_cut_off_responses_out(root: Path, batch: PromptBatch) -> None:
-    rollouts, estimates, rewards = case_of(batch, [True, False, True], [3, 4, 2])
-    options = {"advantages.truncation": "mask", "advantages.normalization": True}
-    module = PPOModule(**ppo_options(root, **options))
-    experience = module.experience(rollouts, rewards, estimates)
-    assert experience.loss_mask.sum(1).tolist() == [3, 0, 2]
-    minibatch = module.reparameterize_advantages(experience)
-    kept = minibatch.advantages[minibatch.loss_mask].double()
-    # whitened over what is learned from
-    assert float(kept.mean()) == pytest.approx(0.0, abs=1e-6)
-    assert float(kept.var(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
-    assert minibatch.advantages[1].abs().sum() == 0.0
-
-
-def test_advantages_are_whitened_then_clipped_by_minibatch(root: Path, batch: PromptBatch) -> None:
-    rollouts, estimates, rewards = case_of(batch, [True, False, True, True], [3, 4, 2, 4])
-
-    def advantages(rows: list[int], **options: Any) -> Tensor:
-        module = PPOModule(**ppo_options(root, advantages=options))
-        experience = module.experience(rollouts, rewards, estimates)
-        minibatch = module.reparameterize_advantages(experience.select(torch.tensor(rows)))
-        return minibatch.advantages[minibatch.loss_mask].double()
-
-    for rows in ([0, 1], [2, 3]):
-        raw = advantages(rows, normalization=False)
-        white = (raw - raw.mean()) / raw.std(unbiased=False)
-        whitened = advantages(rows, normalization=True)
-        torch.testing.assert_close(whitened, white, rtol=1e-4, atol=1e-5)
-        bounded = advantages(rows, normalization=True, clip=0.5)
-        torch.testing.assert_close(bounded, white.clamp(-0.5, 0.5), rtol=1e-4, atol=1e-5)
-        assert bounded.abs().max() == 0.5
-
-
-def test_whiten_all_ranks(root: Path, batch: PromptBatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    rollouts, estimates, rewards = case_of(batch, [True, False, True, True], [3, 4, 2, 4])
-    module = PPOModule(**ppo_options(root, advantages={"normalization": True}))
-    experience = module.experience(rollouts, rewards, estimates)
-    moments = Moments(torch.tensor(0.5), torch.tensor(4.0), torch.tensor(9))
-    place = "lit_rlhf.ppo.algorithm.global_masked_moments"
-    monkeypatch.setattr(place, lambda values, mask: moments)
-    mask = experience.loss_mask
-    whitened = module.reparameterize_advantages(experience).advantages[mask]
-    expected = (experience.advantages[mask] - 0.5) / 2
-    torch.testing.assert_close(whitened, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_path: Path) -> None:
@@ -253,19 +149,6 @@ def test_scores_are_reparameterized_by_the_moments_of_the_whole_stream(
             expected = min(max(expected, -clip), clip)
         assert got == pytest.approx(expected, rel=1e-6)
     assert float(module.score_moments.count) == 5
-
-
-def test_the_adaptive_coefficient_follows_kl_to_its_target(root: Path) -> None:
-    shaping = {"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100}
-    module = PPOModule(**ppo_options(root, reward_shaping=shaping))
-    module.adapt_kl_coef(4.4, 10)  # 10 % above
-    before = float(module.kl_coef)
-    assert before == pytest.approx(0.2 * (1 + 0.1 * 10 / 100), rel=1e-12)
-    module.adapt_kl_coef(0.0, 10)  # far below: at most 20 %
-    assert float(module.kl_coef) == pytest.approx(before * (1 - 0.2 * 10 / 100), rel=1e-12)
-    fixed = PPOModule(**ppo_options(root, reward_shaping={"kl_coef": 0.2}))
-    fixed.adapt_kl_coef(100.0, 10)
-    assert float(fixed.kl_coef) == 0.2
 
 
 def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) -> None:
