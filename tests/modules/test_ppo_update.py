@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.modules import CriticPretrainingOptions, LossShare, PPOModule
+from lit_rlhf.modules import LossShare, PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch
 from tests.modules.stages import (
     StepRecorder,
@@ -94,24 +94,6 @@ def test_critic_pretraining_keeps_the_policy_and_ends(root: Path, tmp_path: Path
     assert "ppo/policy_loss" in module.updates[2]
 
 
-def test_critic_pretraining_keeps_moments_and_step_counts(root: Path, tmp_path: Path) -> None:
-    module = PPOModule(**ppo_options(root))
-    seen: list[list[dict[str, Tensor]]] = []
-
-    class Back(StepRecorder):
-        def on_train_batch_end(self, trainer: Any, *_: object) -> None:
-            state = trainer.optimizers[0].state
-            seen.append([{k: v.clone() for k, v in s.items()} for s in state.values()])
-            module.pretraining_done.fill_(False)  # the second iteration is critic pre-training
-            module.critic_pretraining = CriticPretrainingOptions(iterations=99)
-
-    fitted(module, prompts(root, batch_size=4), tmp_path, callbacks=[Back()])
-    assert len(seen) == 2
-    assert len(seen[0]) > 0
-    for before, after in zip(*seen, strict=True):
-        assert_equal_states(after, before)
-
-
 def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> None:
     def run(target: float | None) -> Recording:
         phase = {"iterations": 4, "target_value_loss": target}
@@ -126,37 +108,6 @@ def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> 
     assert losses[2] < min(losses[:2])
     quick = run(losses[2])  # at most the target is enough
     assert [("ppo/policy_loss" in update) for update in quick.updates] == [False] * 3 + [True] * 2
-
-
-def test_ptx_adds_its_gradient_to_one_step_of_the_policy(root: Path, tmp_path: Path) -> None:
-    one_step = {"minibatches.minibatch_size": 8, "minibatches.ppo_epochs": 1}
-    one_step |= {"policy_optimizer.grad_clip": None, "minibatches.micro_batch_size": 3}
-
-    def gradients(coef: float) -> tuple[dict[str, Tensor], PPOModule, float]:
-        module = PPOModule(**ppo_options(root, loss={"ptx_coef": coef}, **one_step))
-        steps = StepRecorder()
-        run = fitted(module, prompts(root, ptx=True), tmp_path / str(coef), callbacks=[steps])
-        (step,) = steps.steps["policy"]
-        assert int(module.ppo_step) == 1
-        assert {int(state["step"]) for state in run.optimizers[0].state.values()} == {1}
-        return step, module, float(run.callback_metrics.get("ppo/ptx_loss", torch.tensor(0.0)))
-
-    ppo, _, none = gradients(0.0)
-    both, _, loss = gradients(0.5)
-    assert none == 0.0
-    # the ptx gradient by itself, row by row without padding, over all its tokens
-    fresh = PPOModule(**ppo_options(root))
-    texts = first_batch(prompts(root, ptx=True), root).ptx
-    total, tokens = torch.zeros(()), int(texts.completion_mask.sum())
-    for ids, real, wanted in zip(*texts, strict=True):
-        logits = fresh.policy(input_ids=ids[real].unsqueeze(0), use_cache=False).logits[0, :-1]
-        losses = -logits.log_softmax(-1).gather(1, ids[real][1:, None])[:, 0]
-        total = total + losses[wanted[real][1:]].sum() / tokens
-    total.backward()
-    assert loss == pytest.approx(float(total.detach()), rel=1e-5)
-    expected = {f"policy.{name}": p.grad for name, p in fresh.policy.named_parameters()}
-    for name, gradient in both.items():
-        torch.testing.assert_close(gradient, ppo[name] + 0.5 * expected[name], rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("bound", [None, 0.1])
