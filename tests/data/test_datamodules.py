@@ -165,17 +165,6 @@ def test_ptx_epoch_follows_prompts(write_lines: Writer, tokenizer: Tokenizer) ->
     assert len(set(rows[:3])) == len(set(rows[3:6])) == 3
 
 
-def test_ranks_share_the_prompts(write_lines: Writer, tokenizer: Tokenizer) -> None:
-    path, drawn = write_lines(*questions(16)), []
-    for rank in range(2):
-        data = on_rank(prompts(path, tokenizer), rank, 2)
-        data.setup("fit")
-        assert len(data.train_dataloader()) == 2
-        drawn.append({int(i) for batch in data.train_dataloader() for i in batch.index})
-    assert drawn[0] | drawn[1] == set(range(16))
-    assert not drawn[0] & drawn[1]
-
-
 def test_overfitting_keeps_order(write_lines: Writer, tokenizer: Tokenizer) -> None:
     data = on_rank(prompts(write_lines(*questions(16)), tokenizer), 0, 1)
     data.trainer.overfit_batches = 1

@@ -91,13 +91,6 @@ def test_prompt_ids_are_those_of_transformers(any_tokenizer: Tokenizer) -> None:
     assert ids(coder.encode_prompt(MULTI[:-1])) == rendered["input_ids"]
 
 
-def test_bos_is_written_once() -> None:
-    coder = encoder(tiny_tokenizer(bos="<s>"), "hh")
-    encoded = ids(coder.encode_dialogue(SINGLE))
-    assert encoded.count(int(coder.tokenizer.bos_token_id)) == 1
-    assert encoded[0] == coder.tokenizer.bos_token_id
-
-
 def test_hh_response_starts_with_space_and_ends_at_eos(tokenizer: Tokenizer) -> None:
     coder = encoder(tokenizer, "hh")
     prompt, dialogue = coder.encode_prompt(SINGLE[:1]), coder.encode_dialogue(SINGLE)

@@ -1,8 +1,5 @@
 """The loader under Lightning: epochs, resuming, several ranks."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -124,44 +121,3 @@ def test_token_budget_loader_runs_under_lightning(tmp_path: Path) -> None:
     loader, module = ResumableLoader(range(9), sampler, collate), Recorder()
     trainer(tmp_path, max_epochs=2).fit(module, loader)
     assert len(module.seen) == 2 * len(loader) == 10
-
-
-RANKS = """
-import json, sys, warnings
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-warnings.simplefilter("ignore")
-from lightning.pytorch import LightningDataModule
-from lit_rlhf.data.loader import ResumableLoader
-from lit_rlhf.data.samplers import TokenBudgetBatchSampler
-from tests.data.test_loader import Recorder, collate, trainer
-
-class Data(LightningDataModule):
-    def train_dataloader(self):
-        ranks = {"num_replicas": self.trainer.world_size, "rank": self.trainer.global_rank}
-        sampler = TokenBudgetBatchSampler([4] * 12 + [12] * 5, 12, **ranks)
-        return ResumableLoader(range(17), sampler, collate)
-
-folder, module = Path(sys.argv[1]), Recorder()
-run = trainer(folder, max_epochs=2, strategy="ddp_fork", devices=2)
-module.on_train_end = lambda: (folder / f"{run.global_rank}.json").write_text(
-    json.dumps(module.seen)
-)
-run.fit(module, datamodule=Data())
-"""
-
-
-@pytest.mark.slow  # starts a process that imports Lightning and forks
-def test_two_ranks_under_lightnings_default_sampler_setting(tmp_path: Path) -> None:
-    """``use_distributed_sampler`` is on; the ranks' batches must not be divided a second time."""
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", RANKS, str(tmp_path), str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert len(ranks[0]) == len(ranks[1])
-    batches = TokenBudgetBatchSampler([4] * 12 + [12] * 5, 12)
-    for epoch in range(2):
-        batches.set_epoch(epoch)
-        served = [batch for rank in ranks for e, batch in rank if e == epoch]
-        assert {frozenset(batch) for batch in served} == {frozenset(b) for b in batches}
