@@ -140,12 +140,6 @@ def test_patience_counts_steps_in_a_row() -> None:
     assert levels(watcher, [16.0, 21.0, 21.0, 21.0]) == [S, S, S, C]
 
 
-def test_a_level_ends_with_the_first_step_that_is_in_order() -> None:
-    watcher = monitor(high=20.0, patience=2)
-    assert levels(watcher, [10.0] * 4 + [21.0, 21.0, 10.0, 10.0]) == [H] * 5 + [C, H, H]
-    assert watcher.side == ""
-
-
 def test_the_first_step_beyond_a_threshold_shows_before_patience_ends() -> None:
     watcher = monitor(high=20.0, patience=2)
     levels(watcher, [10.0] * 4)

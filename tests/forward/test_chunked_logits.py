@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
 from lit_rlhf import forward
-from lit_rlhf.forward.outputs import shift_to_predictors
 from lit_rlhf.functional import token_logprobs_and_entropy
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm, tiny_config
 
@@ -100,11 +99,6 @@ def test_a_target_follows_a_real_token(row: int, column: int) -> None:
         forward.map_target_logits(tiny_causal_lm(), ids, mask, targets, read)
     with pytest.raises(ValueError, match=r"target_mask: expected shape \(3, 24\)"):
         forward.map_target_logits(tiny_causal_lm(), ids, mask, targets[:, 1:], read)
-
-
-def test_a_target_is_predicted_by_the_token_before_it() -> None:
-    targets = torch.tensor([[False, True, False, True], [False, False, False, False]])
-    assert shift_to_predictors(targets).tolist() == [[True, False, True, False], [False] * 4]
 
 
 @pytest.mark.parametrize(

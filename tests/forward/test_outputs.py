@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.forward import response_values, sequence_scores, token_logits, token_values
+from lit_rlhf.forward import sequence_scores, token_logits, token_values
 from lit_rlhf.forward.attention import ATTENTION_NAME
 from lit_rlhf.forward.outputs import response_logits
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
@@ -82,22 +82,6 @@ def test_response_logits_are_read_one_position_before_the_token(family: str) -> 
         for t in range(4):
             before = model(ids[:, : 8 + t]).logits[:, -1]
             torch.testing.assert_close(logits[:, t], before, rtol=1e-4, atol=1e-5)
-
-
-class PositionHead(nn.Module):
-    """Its value is the index of the position it reads."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return torch.arange(hidden.shape[1]).expand(hidden.shape[:2]).unsqueeze(-1)
-
-
-def test_values_are_read_before_the_token(scalar_folder: Callable[[str], Path]) -> None:
-    critic = load_scalar_model(scalar_folder("llama"))
-    critic.score = PositionHead()
-    ids, mask = padded(sequences(), LAYOUTS["left"], 14, PAD_ID)
-    values = response_values(critic, ids, mask, response_length=4)
-    # the response is at 10 to 13, so the states before its tokens end at 9 to 12
-    assert values.tolist() == [[9.0, 10.0, 11.0, 12.0]] * 3
 
 
 def test_attention_implementations_agree(family: str, causal_folder: Callable[[str], Path]) -> None:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.forward import LanguageModel, eval_mode
+from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelOptions, load_causal_lm
-from lit_rlhf.models.prepare import checkpoint_activations
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 from lit_rlhf.rollout.generation import adapters_merged
 from tests.support.tiny_models import (
@@ -128,24 +127,6 @@ def test_response_ends_only_with_an_eos_token(
     assert rollouts.terminated.tolist() == [length is not None] * 4
 
 
-@torch.no_grad()
-def greedy(model: PreTrainedModel, prompt: Tensor, n_tokens: int) -> list[int]:
-    """The most probable tokens one by one, without padding and without a cache."""
-    ids = prompt.unsqueeze(0)
-    for _ in range(n_tokens):
-        ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
-    return ids[0, len(prompt) :].tolist()
-
-
-@pytest.mark.parametrize("batch_size", [None, 3])
-def test_greedy_responses_ignore_padding_and_slots(family: str, batch_size: int | None) -> None:
-    model = optimized_causal_lm(family)
-    rollouts = sampled(model, replace(OPTIONS, do_sample=False), eos=(), batch_size=batch_size)
-    ids, mask = prompts()
-    for i in range(len(LENGTHS)):
-        assert rollouts.response_ids[i].tolist() == greedy(model, ids[i][mask[i]], 8)
-
-
 def test_dropout_is_off_and_modes_are_restored() -> None:
     noisy = noisy_causal_lm().train()
     noisy.get_submodule("transformer.h.0").eval()
@@ -162,16 +143,6 @@ def test_generation_config_of_the_model_is_restored() -> None:
     model.generation_config = before
     sampled(model)
     assert model.generation_config is before
-
-
-def test_rollouts_do_not_depend_on_gradient_checkpointing() -> None:
-    model = optimized_causal_lm()
-    expected = sampled(model)
-    checkpoint_activations(model)
-    model.train()
-    assert torch.equal(sampled(model).response_ids, expected.response_ids)
-    with eval_mode(model):
-        assert torch.equal(sampled(model).response_ids, expected.response_ids)
 
 
 IDS, MASK = prompts()

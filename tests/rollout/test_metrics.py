@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from lit_rlhf import rollout
-from tests.support.tiny_models import EOS_ID, PAD_ID, optimized_causal_lm
 
 LENGTHS = (4, 1, 2)
 LOGPROBS = ((-1.0, -2.0, -0.5, -3.0), (-0.25,), (-1.5, -2.5))
@@ -83,25 +82,6 @@ def test_metrics_without_an_update_are_empty() -> None:
     assert rollout.RolloutMetrics().compute() == {}
 
 
-def test_metrics_of_real_rollouts_are_plausible() -> None:
-    model, ids = optimized_causal_lm(), torch.randint(4, 280, (6, 5))
-    real, options = torch.ones_like(ids).bool(), rollout.SamplingOptions(max_new_tokens=8)
-    stops = [EOS_ID, *range(4, 40)]
-    rollouts = rollout.generate_responses(model, ids, real, options, stops, PAD_ID, seed=0)
-    lengths = rollouts.lengths
-    assert lengths.min() < lengths.max()
-    statistics = rollout.compute_policy_statistics(model, rollouts)
-    totals = rollout.RolloutMetrics()
-    responses = (rollouts.response_mask, rollouts.response_ids, rollouts.terminated)
-    totals.update(statistics.logprobs, *statistics[:2], *responses)
-    metrics = totals.compute()
-    assert "rollout/score" not in metrics
-    # equal policies have no KL, and entropies lie between 0 and that of a uniform choice
-    assert abs(float(metrics["rollout/kl"])) < 1e-6
-    assert 0.0 <= float(metrics["rollout/entropy"]) <= math.log(288)
-    assert float(metrics["rollout/response_length"]) == pytest.approx(float(lengths.float().mean()))
-
-
 def test_commonest_opening_is_counted_over_batches() -> None:
     metrics = rollout.RolloutMetrics()
     for rows in ([[1, 2, 3, 4, 5], [1, 2, 3, 4, 9]], [[1, 2, 3, 4, 7], [1, 2, 3, 0, 0]]):
@@ -109,7 +89,9 @@ def test_commonest_opening_is_counted_over_batches() -> None:
         zeros, ended = torch.zeros(ids.shape), torch.ones(2, dtype=torch.bool)
         metrics.update(zeros, zeros, zeros, ids > 0, ids, ended)
     # three of four begin with 1 2 3 4; the fourth ends after 1 2 3
-    assert float(metrics.compute()["rollout/opening_share"]) == 0.75
+    computed = metrics.compute()
+    assert float(computed["rollout/opening_share"]) == 0.75
+    assert "rollout/score" not in computed  # none were given
 
 
 def test_responses_of_one_token_repeat_nothing() -> None:

@@ -13,11 +13,10 @@ from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 from lit_rlhf.rollout.scoring import compute_reference_statistics, compute_values, score_rollouts
-from tests.forward.test_outputs import PositionHead
+from tests.rollout.test_generation import prompts
 from tests.support.tiny_models import (
     EOS_ID,
     PAD_ID,
-    VOCAB_SIZE,
     move_adapters,
     noisy_causal_lm,
     optimized_causal_lm,
@@ -30,11 +29,8 @@ TEMPERATURE = 0.7
 
 def rollouts_of(model: PreTrainedModel, pad: int = PAD_ID) -> RolloutBatch:
     """Responses of 8, 3, 1 and 5 tokens to prompts of 9, 4, 1 and 6."""
-    generator, ids = torch.Generator().manual_seed(0), torch.full((4, 9), pad)
-    mask = torch.zeros((4, 9), dtype=torch.bool)
-    for i, length in enumerate((9, 4, 1, 6)):
-        ids[i, 9 - length :] = torch.randint(4, VOCAB_SIZE, (length,), generator=generator)
-        mask[i, 9 - length :] = True
+    ids, mask = prompts()
+    ids = ids.masked_fill(~mask, pad)
     options = SamplingOptions(max_new_tokens=8, temperature=TEMPERATURE)
     rollouts = generate_responses(model, ids, mask, options, (), pad, seed=0)
     response_ids, lengths = rollouts.response_ids.clone(), torch.tensor([8, 3, 1, 5])
@@ -80,22 +76,6 @@ def test_dropout_and_gradients_are_off() -> None:
     assert noisy.training
 
 
-@pytest.mark.parametrize("max_tokens", [None, 3])
-def test_values_are_read_before_each_token_and_after_the_last(max_tokens: int | None) -> None:
-    policy = optimized_causal_lm()
-    rollouts, critic = rollouts_of(policy), build_scalar_model(policy)
-    critic.score = PositionHead()
-    values, next_values = compute_values(critic, rollouts, max_tokens)
-    # nine prompt columns: the first token's state ends at column 8
-    assert values.tolist() == [
-        [8, 9, 10, 11, 12, 13, 14, 15],
-        [8, 9, 10, 0, 0, 0, 0, 0],
-        [8, 0, 0, 0, 0, 0, 0, 0],
-        [8, 9, 10, 11, 12, 0, 0, 0],
-    ]
-    assert next_values.tolist() == [16, 11, 9, 13]
-
-
 @torch.no_grad()
 def test_values_are_those_of_each_state_alone(family: str) -> None:
     rollouts = rollouts_of(optimized_causal_lm(family))
@@ -108,6 +88,7 @@ def test_values_are_those_of_each_state_alone(family: str) -> None:
             expected = critic.score(critic.base_model(state).last_hidden_state[0, -1])[0]
             got = values[row, t] if t < length else next_values[row]
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert not values[~rollouts.response_mask].any()
 
 
 @pytest.fixture(scope="module")
