@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from lit_rlhf.cli.main import main
 from tests.faults.faults import FAULTS, FILES, SIGNALS
 from tests.faults.moments import Moments
-from tests.modules.stages import ppo_options, write_data, write_models
+from tests.modules.stages import short_run, write_data, write_models
 from tests.support.judge_server import judge_server, longer_wins
 
 TIME_LIMIT = 120  # seconds of a run, after which it hangs
@@ -134,30 +134,10 @@ def write_root(folder: Path) -> None:
     moved = {name: w + 0.1 * torch.randn(w.shape, generator=noise) for name, w in weights.items()}
     save_file(moved, root / "other/model.safetensors", metadata={"format": "pt"})
     (root / "other/lit_rlhf.json").unlink()  # it lists the other weights
-    options = ppo_options(
-        root,
-        rewards={str(root / "reward"): 1.0},
-        output_dir="model",
-        minibatches={"minibatch_size": 1, "ppo_epochs": 1},
-        sampling={"max_new_tokens": 3},
-        critic_pretraining={"iterations": 1},
-        loss={"ptx_coef": 0.3},
-        reward_shaping={"kl_target": 0.5, "kl_horizon": 50},
-    )
-    keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
-    prompts, texts = ([{"path": str(root / f"{name}.jsonl")}] for name in ("prompts", "texts"))
-    data = {"train_sources": prompts, "val_sources": prompts, "ptx_sources": texts}
-    data |= {"chat_template": "hh", "max_length": 64, "batch_size": 2, "samples_per_epoch": 6}
-    trainer: dict[str, Any] = {"accelerator": "cpu", "max_epochs": 2, "limit_val_batches": 1}
-    trainer |= dict.fromkeys(("logger", "enable_model_summary"), False)
-    trainer |= {"num_sanity_val_steps": 0, "log_every_n_steps": 1, "default_root_dir": "."}
-    trainer["callbacks"] = [keep]
-    config = {
-        "seed_everything": 1,
-        "trainer": trainer,
-        "model": {"class_path": "PPOModule", "init_args": options},
-        "data": {"class_path": "PromptDataModule", "init_args": data},
-    }
+    config = short_run(root)
+    config["data"]["init_args"]["val_sources"] = [{"path": str(root / "prompts.jsonl")}]
+    trainer = config["trainer"]
+    trainer |= {"limit_val_batches": 1, "num_sanity_val_steps": 0}
     (folder / "ppo.yaml").write_text(json.dumps(config))
     monitor = {"key": "rollout/kl", "high": 0.3, "patience": 1, "horizon": 0}
     back = {"times": 1, "every_n_steps": 1, "keep": ["iteration"]}
@@ -166,7 +146,7 @@ def write_root(folder: Path) -> None:
         "actions": [{"class_path": "lit_callbacks.RollBack", "init_args": back}],
     }
     rolls_back = {"class_path": "lit_callbacks.CollapseDetector", "init_args": detector}
-    trainer["callbacks"] = [keep, rolls_back]
+    trainer["callbacks"].append(rolls_back)
     (folder / "rollback.yaml").write_text(json.dumps(config))
 
 

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 import lit_rlhf.modules.stage
 from lit_rlhf.cli.main import main
 from lit_rlhf.modules import PPOModule
-from tests.modules.stages import ppo_options, write_data, write_models
+from tests.modules.stages import short_run, write_data, write_models
 
 COMMAND = ("fit", "--config", "../ppo.yaml", "--ckpt_path", "last")
 MOMENTS = {"rollout": 3, "update": 3, "write": 2, "place": 2, "finish": 1}
@@ -46,31 +46,14 @@ def write_root(folder: Path) -> None:
     root = folder / "root"
     root.mkdir()
     write_models(write_data(root))
-    options = ppo_options(
+    cosine = {"lr_scheduler": "cosine_with_min_lr"}
+    config = short_run(
         root,
         rewards={str(root / "reward"): 1.0, "tests.invariant.kill_runs:noisy_reward": 0.5},
-        output_dir="model",
-        minibatches={"minibatch_size": 1, "ppo_epochs": 1},
-        sampling={"max_new_tokens": 3},
-        policy_optimizer={"lr_scheduler": "cosine_with_min_lr"},
-        critic_optimizer={"lr_scheduler": "cosine_with_min_lr"},
-        critic_pretraining={"iterations": 1},
-        loss={"ptx_coef": 0.3},
-        reward_shaping={"kl_target": 0.5, "kl_horizon": 50},
+        policy_optimizer=cosine,
+        critic_optimizer=cosine,
     )
-    keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = {"accelerator": "cpu", "max_epochs": 2, "limit_val_batches": 0, **quiet}
-    trainer |= {"log_every_n_steps": 1, "default_root_dir": ".", "callbacks": [keep]}
-    data = {"train_sources": [{"path": str(root / "prompts.jsonl")}], "chat_template": "hh"}
-    data |= {"ptx_sources": [{"path": str(root / "texts.jsonl")}], "max_length": 64}
-    data |= {"batch_size": 2, "samples_per_epoch": 6}
-    config = {
-        "seed_everything": 1,
-        "trainer": trainer,
-        "model": {"class_path": "PPOModule", "init_args": options},
-        "data": {"class_path": "PromptDataModule", "init_args": data},
-    }
+    config["trainer"] |= {"limit_val_batches": 0, "enable_progress_bar": False}
     (folder / "ppo.yaml").write_text(json.dumps(config))
 
 

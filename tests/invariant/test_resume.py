@@ -26,6 +26,7 @@ from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.resuming import CHANGES, REMARKS, Change, change_of
 from lit_rlhf.strategies import find_newest_checkpoint
 from tests.modules.stages import (
+    MOVING,
     assert_equal_states,
     copied,
     demonstrations,
@@ -67,9 +68,7 @@ def ppo(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModul
         minibatches={"minibatch_size": 1},
         policy_optimizer={"lr_scheduler": "cosine_with_min_lr"},
         critic_optimizer={"lr_scheduler": "cosine_with_min_lr"},
-        critic_pretraining={"iterations": 1},
-        loss={"ptx_coef": 0.3},
-        reward_shaping={"kl_target": 0.5, "kl_horizon": 50},
+        **MOVING,
     )
     data = prompts(root, ptx=True, batch_size=BATCH, samples_per_epoch=10)
     return PPOModule(**nested(own, options)), data

@@ -27,6 +27,12 @@ from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
 QUESTIONS = ("hi", "how are you today", "why", "name it", "me?", "go on and on", "so", "what now")
 ANSWERS = ("no", "I can", "well, that is long", "a", "yes it is", "ok", "never", "two words")
 MAX_LENGTH = 64
+MOVING: dict[str, Any] = {
+    "critic_pretraining": {"iterations": 1},
+    "loss": {"ptx_coef": 0.3},
+    "reward_shaping": {"kl_target": 0.5, "kl_horizon": 50},
+}
+"""Options with which all state of a PPO run changes, for tests that compare a resumed run."""
 
 
 def with_likely_eos(model: PreTrainedModel) -> PreTrainedModel:
@@ -133,6 +139,27 @@ def ppo_options(root: Path, **options: Any) -> dict[str, Any]:
         "loss.ptx_coef": 0.0,
     }
     return nested(usual, options)
+
+
+def short_run(root: Path, **options: Any) -> dict[str, Any]:
+    """A configuration of PPO: 6 iterations of one step, a checkpoint after each."""
+    small = {
+        "minibatches": {"minibatch_size": 1, "ppo_epochs": 1},
+        "sampling": {"max_new_tokens": 3},
+    }
+    options = ppo_options(root, output_dir="model", **nested(small, MOVING, options))
+    keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
+    prompts, texts = ([{"path": str(root / f"{name}.jsonl")}] for name in ("prompts", "texts"))
+    data = {"train_sources": prompts, "ptx_sources": texts, "chat_template": "hh"}
+    data |= {"max_length": MAX_LENGTH, "batch_size": 2, "samples_per_epoch": 6}
+    trainer = {"accelerator": "cpu", "max_epochs": 2, "logger": False, "callbacks": [keep]}
+    trainer |= {"enable_model_summary": False, "log_every_n_steps": 1, "default_root_dir": "."}
+    return {
+        "seed_everything": 1,
+        "trainer": trainer,
+        "model": {"class_path": "PPOModule", "init_args": options},
+        "data": {"class_path": "PromptDataModule", "init_args": data},
+    }
 
 
 def trainer(folder: Path, **arguments: Any) -> Trainer:
