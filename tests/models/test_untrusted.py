@@ -20,20 +20,11 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lit_rlhf import models
 from lit_rlhf.modules import PPOModule, SFTModule
 from lit_rlhf.strategies import read_state_dict
+from tests.callbacks.test_rollback import Payload
 from tests.support.engine_checkpoints import write_checkpoint_folder
 
 LOADERS: Any = [models.load_causal_lm, models.load_scalar_model, models.build_random_scalar_model]
 LOADERS += [models.load_lm_head]
-
-
-class Payload:
-    """Leaves a mark where it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.mark,))
 
 
 @pytest.fixture

@@ -112,6 +112,17 @@ def test_only_what_is_trained_is_given_to_the_optimizer(root: Path) -> None:
     assert 0 < n_trained == len(given) < len(list(module.parameters()))
 
 
+@pytest.mark.parametrize(("name", "network"), [("sft", "model"), ("reward", "networks")])
+def test_trunk_and_heads_are_clipped_together(
+    root: Path, tmp_path: Path, name: str, network: str
+) -> None:
+    (module, data), steps = stage(name, root, optimizer={"grad_clip": 0.25}), StepRecorder()
+    run = fitted(module, data, tmp_path, callbacks=[steps])
+    assert any("lm_head" in key for key in steps.steps[network][0])
+    assert steps.norms(network) == pytest.approx([0.25, 0.25], rel=1e-4)
+    assert float(run.callback_metrics[f"{name}/grad_norm"]) > 0.25  # before
+
+
 def test_warmup_is_rounded_up_and_the_rate_falls_to_its_least(root: Path, tmp_path: Path) -> None:
     optimizer = {"learning_rate": 1e-3, "lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.3}
     optimizer |= {"warmup_ratio": 0.15}  # 1.5 of ten steps
