@@ -10,13 +10,11 @@ import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.modules import PPOModule, RewardModule, RewardShapingOptions, SFTModule
+from lit_rlhf.modules import PPOModule, RewardShapingOptions, SFTModule
 from lit_rlhf.modules.option_names import check_names, option_groups, option_names
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.rollout import SamplingOptions
 from tests.modules.stages import demonstrations, fitted, ppo_options, prompts
-
-STAGES: dict[str, type[Any]] = {"sft": SFTModule, "reward": RewardModule, "ppo": PPOModule}
 
 
 class FrugalPPO(PPOModule):

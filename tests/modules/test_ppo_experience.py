@@ -40,9 +40,9 @@ def rollouts_of(batch: PromptBatch, terminated: list[bool], lengths: list[int]) 
     return RolloutBatch(*prompts, ids.masked_fill(~mask, 0), mask, torch.tensor(terminated))
 
 
-def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> TokenStatistics:
+def estimates_of(rollouts: RolloutBatch) -> TokenStatistics:
     """Arbitrary numbers, 0 behind the responses."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     shape, mask = rollouts.response_mask.shape, rollouts.response_mask
 
     def numbers() -> Tensor:
@@ -51,13 +51,6 @@ def estimates_of(rollouts: RolloutBatch, seed: int = 0) -> TokenStatistics:
     after = torch.randn(shape[0], generator=generator)
     logprobs = (-numbers().abs(), -numbers().abs())
     return TokenStatistics(*logprobs, numbers().abs(), numbers(), after, after)
-
-
-def case_of(batch: PromptBatch, ended: list[bool], lengths: list[int]) -> tuple[Any, Any, Tensor]:
-    """Rollouts with random estimates and rewards."""
-    rollouts = rollouts_of(batch, ended, lengths)
-    rewards = torch.randn(rollouts.response_mask.shape).masked_fill(~rollouts.response_mask, 0.0)
-    return rollouts, estimates_of(rollouts), rewards
 
 
 def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> None:

@@ -23,7 +23,6 @@ from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, checkpoint_prob
 from lit_rlhf.strategies.saved_checkpoint import read_state_dict
 from tests.strategies.folders import write
 
-ROOT = Path(__file__).resolve().parents[2]
 TENSOR = torch.arange(2000, dtype=torch.float32)  # 8000 of the 10,000 bytes of a checkpoint
 
 
