@@ -47,10 +47,7 @@ def global_max(number: int) -> int:
 
 
 def _on_group_device(tensor: Tensor) -> Tensor:
-    """The tensor where ranks can reduce it: NCCL takes none of the host.
-
-    Trainers leave networks there before `on_fit_end`.
-    """
+    """The tensor where NCCL takes it: not on the host, where teardown leaves networks."""
     return tensor.to("cuda") if "nccl" in distributed.get_backend() else tensor
 
 

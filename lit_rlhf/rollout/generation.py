@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
 from lit_rlhf.checks import check_count, check_tensors
-from lit_rlhf.forward import LanguageModel, eval_mode, forward_plan, unwrap_model
+from lit_rlhf.forward import LanguageModel, eval_mode, forward_plan, gathered, unwrap_model
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 from lit_rlhf.rollout.decoder import Decoder
 from lit_rlhf.rollout.sampling import SamplingOptions
@@ -45,7 +45,7 @@ def generate_responses(
     check_count("batch_size", batch_size)
     statistics: PolicyStatistics | None = None
     sampling = (prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size)
-    with adapters_merged(model):
+    with gathered(model), adapters_merged(model):
         if forward_plan(model).chunked_logits:
             responses, statistics = Decoder(model, *sampling).run()
         else:

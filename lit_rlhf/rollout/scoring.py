@@ -16,6 +16,7 @@ from lit_rlhf.forward import (
     LowerStates,
     Offloaded,
     eval_mode,
+    gathered,
     has_lower_layers_of,
     map_target_logits,
     on_device,
@@ -69,19 +70,21 @@ def score_rollouts(
     limit, mask = max_tokens_per_forward, rollouts.sequence_mask
     policy_lower = LowerStates.of(policy, mask)
     critic_lower = None if critic is None else LowerStates.of(critic, mask)
+    trunk_owner = critic
     if critic is not None and trunk_of(critic) is trunk_of(policy):
-        policy_lower = None  # the critic's are the policy's
+        policy_lower, trunk_owner = None, policy  # the critic's are the policy's
     statistics = rollouts.statistics_at(temperature)
     of_reference = None
     if statistics is None:
         statistics = compute_policy_statistics(policy, rollouts, temperature, limit, policy_lower)
     elif policy_lower and (reference is None or has_lower_layers_of(reference, policy)):
         of_reference = policy_lower
-    if critic is None:
+    if critic is None or trunk_owner is None:
         values = torch.zeros_like(statistics.logprobs)
         next_values = values.new_zeros(len(values))
     else:
-        values, next_values = compute_values(critic, rollouts, limit, critic_lower)
+        with gathered(trunk_owner):
+            values, next_values = compute_values(critic, rollouts, limit, critic_lower)
     ref = compute_reference_statistics(
         policy, reference, rollouts, temperature, limit, of_reference
     )
@@ -145,7 +148,8 @@ def compute_reference_statistics(
             "reference: expected a model, or None for a policy with LoRA adapters, got None and a "
             f"{type(policy).__name__} without adapters"
         )
-    with policy.disable_adapter():
+    # gathered while adapters require gradients: what it is then decides on how they are reduced
+    with gathered(policy), policy.disable_adapter():
         return compute_policy_statistics(policy, *arguments)
 
 

@@ -225,7 +225,8 @@ def full_tensor(value: Any) -> Any:  # noqa: ANN401  # of a state dict
     if not isinstance(value, DTensor):
         return value
     with torch.no_grad():
-        return value.full_tensor().cpu()
+        # a trainer's teardown moves shares to the host, where NCCL gathers nothing
+        return value.to(value.device_mesh.device_type).full_tensor().cpu()
 
 
 @torch.no_grad()

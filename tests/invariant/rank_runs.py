@@ -15,12 +15,20 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, distributed
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from lit_rlhf.modules import RewardModule, SFTModule
+from lit_callbacks import CollapseDetector, Monitor, RollBack
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.rollout import Experience
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, ShardedStrategy, optimization
 from tests.invariant.estimators import RECIPES, run_step
 from tests.invariant.reference import TRUNCATIONS, run_iteration
-from tests.invariant.trajectories import SAMPLES, Scripted, trajectory, validated
+from tests.invariant.trajectories import (
+    SAMPLES,
+    Logged,
+    Scripted,
+    Trajectory,
+    trajectory,
+    validated,
+)
 from tests.modules import stages
 from tests.rollout.test_metrics import measured
 from tests.support.host_tensors import host_tensors_in_collectives
@@ -29,6 +37,13 @@ STAGES = ("sft", "reward", "ppo")
 STRATEGIES = ("ddp", "deepspeed", "fsdp2")
 RANKS = 2
 MICRO_BATCH_TOKENS = 60
+LORA: dict[str, Any] = {"network": {"lora_rank": 2}}
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lora": (LORA, {}),
+    "shared": ({"critic_init": "shared", "policy_optimizer.learning_rate": 3e-4}, {}),
+    "lora in bf16": (LORA, {"precision": "bf16-mixed"}),
+}
+"""Options of PPO, and arguments of its Trainer."""
 BATCH_SIZE = 3  # in validation: the eight rows make batches of three and one on each rank
 
 
@@ -103,11 +118,27 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     for name, estimator in product(("ddp", "deepspeed"), RECIPES):
         key, options = f"{name} {estimator}", {"strategy": strategy(name), **shared}
         steps[key] = run_step(root, folder / key, estimator, "mask", RANKS, **options)
+    results["variants"] = variants(root, folder, shared)
     results["dynamic"] = dynamic_batches(root, folder, shared)
     results["pretraining"] = pretraining(root, folder, shared)
     results["traffic"] = traffic(root, folder, shared)
     results["metrics"] = measured((slice(0, 1), slice(1, 3))[rank])
     return results
+
+
+def variants(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Trajectory]:
+    """Runs that sample, and go back to earlier weights once."""
+    runs, common = {}, {"max_epochs": 8, "enable_checkpointing": True, **shared}
+    for name, (variant, (options, arguments)) in product(("ddp", "fsdp2"), VARIANTS.items()):
+        logged, module = Logged(), PPOModule(**stages.ppo_options(root, **options))
+        monitor = Monitor("rollout/kl", high=0.2, patience=1, horizon=0)
+        back = RollBack(times=1, every_n_steps=1, keep=["iteration"])
+        callbacks = [logged, CollapseDetector(monitors=[monitor], actions=[back])]
+        data, place = stages.prompts(root, batch_size=4), folder / f"{name} {variant}"
+        given = {"callbacks": callbacks, "strategy": strategy(name), **common, **arguments}
+        stages.fitted(module, data, place, **given)
+        runs[f"{name} {variant}"] = Trajectory(logged.steps, stages.copied(module))
+    return runs
 
 
 def dynamic_batches(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:

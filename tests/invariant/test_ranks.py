@@ -1,4 +1,4 @@
-"""Two ranks with half of the batch each follow one with all of it: DDP, and DeepSpeed engines."""
+"""Two ranks with half of the batch each follow one with all of it: DDP, DeepSpeed, FSDP2."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from lit_rlhf.models import load_causal_lm
 from tests.invariant.estimators import RECIPES, assert_follows, recompute_step
-from tests.invariant.rank_runs import BATCH_SIZE, RANKS, STAGES, STRATEGIES, on_a_rank
+from tests.invariant.rank_runs import BATCH_SIZE, RANKS, STAGES, STRATEGIES, VARIANTS, on_a_rank
 from tests.invariant.reference import TRUNCATIONS, assert_follows_reference, recompute
 from tests.invariant.trajectories import SAMPLES, assert_same_trajectory, trajectory, validated
 from tests.rollout.test_metrics import expected
@@ -31,6 +31,23 @@ def test_two_ranks_follow_one(
     alone = trajectory(stage, root, tmp_path, SAMPLES)
     for rank in ranks:
         assert_same_trajectory(rank[f"{strategy} {stage}"], alone)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sharded_networks_follow_whole_ones(ranks: list[dict[str, Any]], variant: str) -> None:
+    for rank in ranks:
+        whole, sharded = (rank["variants"][f"{name} {variant}"] for name in ("ddp", "fsdp2"))
+        assert all(weights.isfinite().all() for weights in sharded.state.values())
+        if variant == "lora in bf16":  # whose rounding turns draws
+            assert sharded.metrics[0].keys() == whole.metrics[0].keys()
+            continue
+        assert len(whole.metrics) > 5  # after going back once
+        assert len(sharded.metrics) == len(whole.metrics)
+        assert sharded.metrics[-1]["rollout/kl"] == pytest.approx(
+            whole.metrics[-1]["rollout/kl"], abs=1e-3
+        )
+        for name, weights in whole.state.items():
+            torch.testing.assert_close(sharded.state[name], weights, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("stage", STAGES)
