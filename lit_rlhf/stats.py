@@ -27,7 +27,7 @@ def global_sum(tensor: Tensor) -> Tensor:
     total = tensor.detach().clone()
     if not _is_distributed():
         return total
-    reduced = _on_group_device(total)
+    reduced = total.to(_group_device(total.device))
     distributed.all_reduce(reduced)
     return reduced.to(total.device)
 
@@ -41,14 +41,14 @@ def global_max(number: int) -> int:
     """
     if world_size() == 1:
         return number
-    most = _on_group_device(torch.tensor(number))
+    most = torch.tensor(number, device=_group_device(torch.device("cpu")))
     distributed.all_reduce(most, distributed.ReduceOp.MAX)
     return int(most)
 
 
-def _on_group_device(tensor: Tensor) -> Tensor:
-    """The tensor where NCCL takes it: not on the host, where teardown leaves networks."""
-    return tensor.to("cuda") if "nccl" in distributed.get_backend() else tensor
+def _group_device(device: torch.device) -> torch.device:
+    """Where ranks reduce a tensor of `device`: NCCL does not on the host, where teardowns move."""
+    return torch.device("cuda") if "nccl" in distributed.get_backend() else device
 
 
 @contextmanager

@@ -94,7 +94,6 @@ def _pid_in_fork() -> int:
     return sandbox._SANDBOX._processes[os.getpid()].pid
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_forked_process_has_its_own(process: subprocess.Popen[bytes]) -> None:
     with get_context("fork").Pool(1) as pool:
         assert pool.apply(_pid_in_fork) != process.pid

@@ -144,6 +144,7 @@ def test_metrics_of_step_take_one_reduction_on_device(monkeypatch: pytest.Monkey
         monkeypatch.setattr(distributed, name, lambda tensor: reduced.append(tensor))
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "get_backend", lambda: "gloo")
     metrics = {
         "time/update": torch.tensor(1.0),  # on the host, as times are
         "sft/loss": torch.ones((), device="meta", dtype=torch.bfloat16),

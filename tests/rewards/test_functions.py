@@ -82,7 +82,6 @@ def test_invalid_result_of_a_function_is_named(rollouts: RolloutBatch, name: str
         scores(name, rollouts)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_fork_of_a_function_may_end_by_exit(rollouts: RolloutBatch) -> None:
     assert scores("forks", rollouts) == [7.0, 7.0, 7.0]
 
