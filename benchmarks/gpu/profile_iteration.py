@@ -7,7 +7,6 @@ of the device's time. The seconds are those of an iteration without the profiler
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,10 +144,11 @@ def profile_iteration(
             f"{phase:10} {found.seconds:8.3f} {found.busy:13.3f} {waits:6.0%} {found.kernels:8} "
             f"{found.peak:6.1f}"
         )
-    longest = Counter[str]()
+    totals: dict[str, float] = {}
     for kernels in last.kernels.values():
-        longest.update({name: seconds for name, (_, seconds) in kernels.items()})  # type: ignore[arg-type]
-    for kernel, seconds in longest.most_common(N_KERNELS):
+        for name, (_, seconds) in kernels.items():
+            totals[name] = totals.get(name, 0.0) + seconds
+    for kernel, seconds in sorted(totals.items(), key=lambda item: -item[1])[:N_KERNELS]:
         print(f"  {seconds * 1e3:8.1f} ms  {kernel[:90]}")
 
 
