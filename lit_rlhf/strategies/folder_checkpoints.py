@@ -6,7 +6,7 @@ from the single files of Lightning's own strategies.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
@@ -226,7 +226,7 @@ def full_tensor(value: Any) -> Any:  # noqa: ANN401  # of a state dict
         return value
     with torch.no_grad():
         # a trainer's teardown moves shares to the host, where NCCL gathers nothing
-        return value.to(value.device_mesh.device_type).full_tensor().cpu()
+        return cast(DTensor, value.to(value.device_mesh.device_type)).full_tensor().cpu()
 
 
 @torch.no_grad()
