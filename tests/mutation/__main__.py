@@ -47,7 +47,8 @@ PPO = (
     "tests/invariant/test_reference_iteration.py",
     "tests/invariant/test_micro_batches.py",
 )
-STATS = ("tests/stats", "tests/functional/test_examples.py")
+ON_CUDA = "tests/modules/test_device_audit.py::test_what_cuda_refuses_is_refused"
+STATS = ("tests/stats", "tests/functional/test_examples.py", ON_CUDA)
 SUITES: dict[str, tuple[str, ...]] = {
     "lit_rlhf/checks.py": (*FUNCTIONAL, "tests/modules/test_options.py"),
     **{
