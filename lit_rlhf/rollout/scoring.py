@@ -68,22 +68,20 @@ def score_rollouts(
     and `max_tokens_per_forward` limits real tokens, see `RolloutBatch.split`.
     """
     limit, mask = max_tokens_per_forward, rollouts.sequence_mask
-    policy_lower = LowerStates.of(policy, mask)
+    shares_trunk = critic is not None and trunk_of(critic) is trunk_of(policy)
+    policy_lower = None if shares_trunk else LowerStates.of(policy, mask)  # it is the critic's
     critic_lower = None if critic is None else LowerStates.of(critic, mask)
-    trunk_owner = critic
-    if critic is not None and trunk_of(critic) is trunk_of(policy):
-        policy_lower, trunk_owner = None, policy  # the critic's are the policy's
     statistics = rollouts.statistics_at(temperature)
     of_reference = None
     if statistics is None:
         statistics = compute_policy_statistics(policy, rollouts, temperature, limit, policy_lower)
     elif policy_lower and (reference is None or has_lower_layers_of(reference, policy)):
         of_reference = policy_lower
-    if critic is None or trunk_owner is None:
+    if critic is None:
         values = torch.zeros_like(statistics.logprobs)
         next_values = values.new_zeros(len(values))
     else:
-        with gathered(trunk_owner):
+        with gathered(policy if shares_trunk else critic):
             values, next_values = compute_values(critic, rollouts, limit, critic_lower)
     ref = compute_reference_statistics(
         policy, reference, rollouts, temperature, limit, of_reference
