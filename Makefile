@@ -86,7 +86,7 @@ test-newest: ## run TESTS with the newest versions that the bounds allow (needs 
 	$(MAKE) test-lowest RESOLUTION=highest
 
 test-lowest: ## run TESTS with the lowest versions of all bounds (needs uv)
-	uv venv --clear --python $(PYTHON) $(BOUNDS_VENV)
+	uv venv --clear --seed --python $(PYTHON) $(BOUNDS_VENV)
 	printf '%s\n' $(OVERRIDES_$(RESOLUTION)) >$(BOUNDS_VENV)/overrides.txt
 	DS_BUILD_OPS=0 uv pip install --python $(BOUNDS_VENV) --resolution $(RESOLUTION) \
 		--override $(BOUNDS_VENV)/overrides.txt -e '.[test,wandb,mlflow]'

@@ -51,7 +51,8 @@ def test_values_and_gradients_are_those_of_groups(
         output.pow(3).sum().backward()
         results.append([output, *(leaf.grad for leaf in leaves)])
     for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        # a row of one token has a gradient of 0, for which torch 2.15 gives 2e-5
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-5)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

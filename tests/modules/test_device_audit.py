@@ -221,9 +221,10 @@ def test_a_decoding_step_launches_a_bounded_number_of_kernels(
     per_layer, per_step = KERNELS[dtype]
     (steps,) = n_kernels  # as many in each step, whatever the lengths and the rows
     assert steps <= per_layer * policy.config.num_hidden_layers + per_step
-    # a captured step is one launch, after one step of each number of rows that warms it up, and one
-    # of the network that looks for waits
-    assert audit.calls["replay"] == (audit.calls["step"] - 3 if dtype == torch.bfloat16 else 0)
+    # a captured step is one launch, after one step of each number of rows that warms it up (two, or
+    # one where the draws of another torch end together), and one that looks for waits
+    called = audit.calls["step"] - audit.calls["replay"]
+    assert called in ((2, 3) if dtype == torch.bfloat16 else (audit.calls["step"],))
 
 
 def test_read_while_decoding(policy: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
