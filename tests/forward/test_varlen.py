@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 
 from lit_rlhf.forward import PackedLayout, attention, optimize_forward, target_logprobs
@@ -50,9 +51,10 @@ def test_values_and_gradients_are_those_of_groups(
         output = attend(leaves, torch.device("cpu"), **settings)
         output.pow(3).sum().backward()
         results.append([output, *(leaf.grad for leaf in leaves)])
+    # a row of one token has a gradient of 0, for which torch 2.15 gives 2e-5
+    close = 1e-5 if Version(torch.__version__) < Version("2.15") else 5e-5
     for one, other in zip(*results, strict=True):
-        # a row of one token has a gradient of 0, for which torch 2.15 gives 2e-5
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-5)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=close)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
