@@ -175,12 +175,16 @@ def _count(function: Callable[[], None], device: torch.device) -> _Counts:
     averages: list[Any] = list(recorded.key_averages())
     launches = sum(event.count for event in averages if event.key.startswith(LAUNCHES))
     graphs = sum(event.count for event in averages if event.key.startswith("cudaGraphLaunch"))
-    kernels = {
+    return _Counts(launches, graphs, cuda_kernels(averages))
+
+
+def cuda_kernels(averages: list[Any]) -> dict[str, tuple[int, float]]:
+    """The number and the microseconds of each kernel, from the averages of a profile."""
+    return {
         event.key: (event.count, event.self_device_time_total)
         for event in averages
         if event.device_type == DeviceType.CUDA
     }
-    return _Counts(launches, graphs, kernels)
 
 
 def _time(function: Callable[[], None], device: torch.device) -> float:

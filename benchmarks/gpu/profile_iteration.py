@@ -17,18 +17,15 @@ from unittest.mock import patch
 import torch
 from jsonargparse import auto_cli
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.gpu.profile_decode import N_KERNELS, cuda_kernels
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import device_name
 from benchmarks.speed.ours import build_loader, build_module, build_trainer
 from benchmarks.speed.workload import SIZES, Mode, Precision, Size, Workload, save_networks
 from lit_rlhf.modules.phases import PhaseTimer
-
-N_KERNELS = 12
-"""Kernels that are listed."""
 
 
 class PhaseProfile(NamedTuple):
@@ -52,7 +49,7 @@ class LastIteration(Callback):
 
     Attributes:
         metrics: What the iteration before it logged.
-        kernels: By phase, the number of each kernel and its seconds.
+        kernels: By phase, the number of each kernel and its microseconds.
     """
 
     def __init__(self, job: Job) -> None:
@@ -88,12 +85,7 @@ class LastIteration(Callback):
             recorded = profile(activities=self.activities)
             with recorded, time_phase(timer, phase, *arguments):
                 yield
-            events: list[Any] = list(recorded.key_averages())
-            self.kernels[phase] = {
-                event.key: (event.count, event.self_device_time_total / 1e6)
-                for event in events
-                if event.device_type == DeviceType.CUDA
-            }
+            self.kernels[phase] = cuda_kernels(list(recorded.key_averages()))
 
         with patch.object(PhaseTimer, "__call__", call):
             yield
@@ -103,7 +95,7 @@ class LastIteration(Callback):
         return {
             phase: PhaseProfile(
                 self.metrics[f"time/{phase}"],
-                sum(seconds for _, seconds in kernels.values()),
+                sum(us for _, us in kernels.values()) / 1e6,
                 sum(n for n, _ in kernels.values()),
                 self.metrics[f"memory/{phase}"],
             )
@@ -146,10 +138,10 @@ def profile_iteration(
         )
     totals: dict[str, float] = {}
     for kernels in last.kernels.values():
-        for name, (_, seconds) in kernels.items():
-            totals[name] = totals.get(name, 0.0) + seconds
-    for kernel, seconds in sorted(totals.items(), key=lambda item: -item[1])[:N_KERNELS]:
-        print(f"  {seconds * 1e3:8.1f} ms  {kernel[:90]}")
+        for name, (_, us) in kernels.items():
+            totals[name] = totals.get(name, 0.0) + us
+    for kernel, us in sorted(totals.items(), key=lambda item: -item[1])[:N_KERNELS]:
+        print(f"  {us / 1e3:8.1f} ms  {kernel[:90]}")
 
 
 if __name__ == "__main__":
