@@ -1,10 +1,11 @@
 """Runs functions as commands: their parameters are flags, or keys of a YAML file."""
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from inspect import Parameter, signature
+from dataclasses import dataclass
+from inspect import Parameter, getdoc, signature
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -176,25 +177,33 @@ class Command:
     Attributes:
         function: The function. Its parameters have plain types or dataclasses as types, and its
             docstring is the help.
-        lists: Help by name for parameters that take several items, `--name a b`. A parameter
-            without a default is required, and the last flag wins; for others `--name a --name b`
-            gives both.
-        flags: Help by name for parameters that are False unless the flag `--name` is given.
-        words: Help by name for parameters without a flag, which take several words if they are
-            lists, and may be left out if they have a default.
+        lists: Parameters that take several items, `--name a b`. One without a default is required,
+            and the last flag wins; for others `--name a --name b` gives both.
+        flags: Parameters that are False unless the flag `--name` is given.
+        words: Parameters without a flag, which take several words if they are lists, and may be
+            left out if they have a default.
         first: Name of the list whose flag may be left out before all other flags.
+        then: Takes the function's result, for instance a dataclass of options, and gives the
+            command's.
     """
 
     function: Callable[..., Any]
-    lists: Mapping[str, str] = field(default_factory=dict)
-    flags: Mapping[str, str] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)
+    lists: Sequence[str] = ()
+    flags: Sequence[str] = ()
+    words: Sequence[str] = ()
     first: str = ""
+    then: Callable[[Any], Any] | None = None
 
     @property
     def summary(self) -> str:
         """The first line of the docstring."""
         return str(self.function.__doc__).split("\n", maxsplit=1)[0]
+
+    def describe(self, name: str) -> str:
+        """What the docstring says about a parameter."""
+        doc = str(getdoc(self.function))
+        found = re.search(rf"^    {name}: (.*(?:\n        .*)*)", doc, re.MULTILINE)
+        return " ".join(found[1].split()) if found else ""
 
     def build_parser(
         self, prog: str, parser_class: type[CommandParser] | None = None
@@ -207,7 +216,7 @@ class Command:
         # argparse's usage would not fit a narrow terminal
         parser = (parser_class or CommandParser)(prog, usage=usage, description=self.summary)
         parser.add_argument("--config", action="config", help="YAML file with these arguments.")
-        for name, text in self.lists.items():
+        for name in self.lists:
             required = parameters[name].default is Parameter.empty
             parser.add_argument(
                 f"--{name}",
@@ -216,12 +225,13 @@ class Command:
                 required=required,
                 type=int if "list[int]" in str(parameters[name].annotation) else str,
                 metavar="ITEM",
-                help=text,
+                help=self.describe(name),
             )
-        for name, text in self.flags.items():
-            parser.add_argument(f"--{name}", action="store_true", help=text)
-        for name, text in self.words.items():
-            parser.add_argument(name, nargs=counts[name], metavar=name.upper(), help=text)
+        for name in self.flags:
+            parser.add_argument(f"--{name}", action="store_true", help=self.describe(name))
+        for name, count in counts.items():
+            text = self.describe(name)
+            parser.add_argument(name, nargs=count, metavar=name.upper(), help=text)
         parser.add_function_arguments(
             self.function,
             as_group=False,
@@ -231,11 +241,8 @@ class Command:
         )
         return parser
 
-    def run(self, argv: Sequence[str], prog: str, then: Callable[[Any], Any] | None = None) -> Any:  # noqa: ANN401  # of the functions
-        """Call the function with arguments from the command line, or end with a message.
-
-        If there is one, `then` is called with its result.
-        """
+    def run(self, argv: Sequence[str], prog: str) -> Any:  # noqa: ANN401  # of the functions
+        """Call the function with arguments from the command line, or end with a message."""
         words = list(argv)
         if self.first and words and not words[0].startswith("-"):
             words.insert(0, f"--{self.first}")
@@ -245,7 +252,7 @@ class Command:
             given = parser.instantiate(parsed).as_dict()
             del given["config"]
             result = self.function(**given)
-            return result if then is None else then(result)
+            return result if self.then is None else self.then(result)
         except Exception as error:
             from lit_rlhf.cli.errors import end_with_message  # imports torch and Lightning
 

@@ -22,7 +22,7 @@ def draw(shape: str, colors: list[str] | None = None, wide: bool = False) -> str
 
 def test_words_need_no_flag() -> None:
     argv = ["red", "blue", "--shape", "disc"]
-    assert Command(draw, words={"colors": "Colors."}).run(argv, "paint") == "disc red blue False"
+    assert Command(draw, words=("colors",)).run(argv, "paint") == "disc red blue False"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_words_need_no_flag() -> None:
 )
 def test_usage_error(capsys: pytest.CaptureFixture[str], argv: list[str], expected: str) -> None:
     with pytest.raises(SystemExit) as refused:
-        Command(draw, lists={"colors": "Colors."}).run(argv, "paint")
+        Command(draw, lists=("colors",)).run(argv, "paint")
     told = capsys.readouterr().err
     assert (refused.value.code, told.count("\n")) == (2, 1)
     assert told.startswith(f"paint: error: {expected}")

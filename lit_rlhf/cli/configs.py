@@ -22,7 +22,6 @@ _COMMANDS: dict[str, str] = yaml.safe_load(
     Path(__file__).with_name("preparations.yaml").read_text("utf-8")
 )
 """Commands that write the paths that configurations read and no stage writes."""
-_NAMES_HELP = "Names of configurations, as `lit_rlhf configs list` shows them."
 
 
 def _list_configs() -> None:
@@ -37,7 +36,7 @@ def _copy_configs(names: list[str], output_dir: str = "configs", overwrite: bool
     """Copy configurations into a folder, to change them there.
 
     Args:
-        names: Names of configurations.
+        names: Names of configurations, as `lit_rlhf configs list` shows them.
         output_dir: Folder for the copies; quickstart/sft becomes quickstart/sft.yaml in it.
         overwrite: Replace files that exist.
     """
@@ -154,5 +153,5 @@ def _short(name: str) -> str:
 
 COMMANDS = {
     "list": Command(_list_configs),
-    "copy": Command(_copy_configs, words={"names": _NAMES_HELP}),
+    "copy": Command(_copy_configs, words=("names",)),
 }

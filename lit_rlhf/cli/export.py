@@ -1,7 +1,6 @@
 """`lit_rlhf export`: write a checkpoint or model as a folder that other programs load."""
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 import huggingface_hub
@@ -160,9 +159,3 @@ def _upload(folder: str, repository: str, private: bool) -> str:
 
 
 COMMAND = Command(export)
-
-
-def main(argv: Sequence[str]) -> Path:
-    """Entry point of `lit_rlhf export`."""
-    folder: Path = COMMAND.run(argv, PROG)
-    return folder

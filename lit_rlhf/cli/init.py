@@ -13,7 +13,6 @@ from lit_rlhf.models import replace_folder
 
 EOS_TOKEN, PAD_TOKEN = "<|endoftext|>", "<|pad|>"
 _BYTES = 256
-_DATA_HELP = "Files of preferences, demonstrations or plain text, in any format of docs/data.md."
 _ROLES = {"user": "\n\nHuman: ", "assistant": "\n\nAssistant: "}
 
 
@@ -33,7 +32,7 @@ def init(
     the chat template of HH-RLHF.
 
     Args:
-        data: Files that the tokenizer learns from.
+        data: Files of preferences, demonstrations or plain text, in any format of docs/data.md.
         output_dir: Folder for the model: a free name.
         vocab: Number of tokens. A small text may give fewer.
         layers: Number of layers.
@@ -125,4 +124,4 @@ def _train_tokenizer(
     return tokenizer
 
 
-COMMAND = Command(init, lists={"data": _DATA_HELP})
+COMMAND = Command(init, lists=("data",))

@@ -9,16 +9,13 @@ import yaml
 
 from lit_rlhf.command import Command
 
-PATHS_HELP = (
-    "Folders of models and cached data, checkpoints, evaluations (.json), responses (.jsonl)."
-)
-
 
 def show(paths: list[str]) -> None:
     """Show what models, checkpoints or evaluations were made from, and whether they are whole.
 
     Args:
-        paths: Folders of models and cached data, checkpoints, evaluations and files of responses.
+        paths: Folders of models and cached data, checkpoints, evaluations (.json), responses
+            (.jsonl).
     """
     found = {path: describe(Path(path)) for path in paths}
     print(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=100), end="")
@@ -92,4 +89,4 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-COMMAND = Command(show, words={"paths": PATHS_HELP})
+COMMAND = Command(show, words=("paths",))

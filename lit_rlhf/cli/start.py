@@ -40,8 +40,8 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     Without a model it makes one from your text that is small enough for a CPU, for a trial.
 
     Args:
-        data: A file of preferences or demonstrations in any format of docs/data.md, or a dataset.
-        model: Folder or hub id of a causal language model.
+        data: A file of preferences or demonstrations, in any format of docs/data.md, or a dataset.
+        model: Folder or hub id of a causal language model; default: a small one from your text.
         output_dir: Folder for the configurations and all that they write: a free name. Default:
             runs/ and the name of the data.
     """
@@ -145,6 +145,4 @@ def _configure(
     return config
 
 
-_DATA_HELP = "A file of preferences or demonstrations, in any format of docs/data.md, or a dataset."
-_MODEL_HELP = "Folder or hub id of a causal language model; default: a small one from your text."
-COMMAND = Command(start, words={"data": _DATA_HELP, "model": _MODEL_HELP})
+COMMAND = Command(start, words=("data", "model"))

@@ -4,17 +4,20 @@ What it writes is tested in `tests/export`.
 """
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from lit_rlhf.cli.export import main
+from lit_rlhf.cli.export import COMMAND
 from lit_rlhf.data import TextContract
 from lit_rlhf.models import save_model_folder
 from tests.export.folders import Runs, assert_same_model, weights
 from tests.models.foreign import FOREIGN, write_foreign
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
+
+main = partial(COMMAND.run, prog="lit_rlhf export")
 
 
 def refused(*arguments: str) -> str:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from lit_rlhf.cli.export import main
-from tests.cli.test_export import refused
+from tests.cli.test_export import main, refused
 from tests.export.folders import Runs, assert_same_model
 
 

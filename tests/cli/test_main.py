@@ -147,7 +147,7 @@ def test_cuda_allocator_is_set_up(given: str | None, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, "max_split_size_mb:512")
         if name != given:
             monkeypatch.delenv(name)
-    monkeypatch.setattr("lit_rlhf.tools.commands.generate.main", lambda _: None)
+    monkeypatch.setattr("lit_rlhf.tools.commands.generate.main", print, raising=False)
     main(["generate"])
     alone = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     expected = alone if given is None else {given: "max_split_size_mb:512"}
@@ -155,7 +155,7 @@ def test_cuda_allocator_is_set_up(given: str | None, monkeypatch: pytest.MonkeyP
 
 
 def test_quiet_deepspeed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("lit_rlhf.tools.commands.generate.main", lambda _: None)
+    monkeypatch.setattr("lit_rlhf.tools.commands.generate.main", print, raising=False)
     main(["generate"])
     note = "Setting accelerator to CPU"
     found = find_spec("deepspeed")
@@ -173,7 +173,7 @@ def test_quiet_deepspeed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
 
 
 def test_modules_of_current_folder_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_rlhf.tools.commands.generate.main", lambda argv: None)
+    monkeypatch.setattr("lit_rlhf.tools.commands.generate.main", print, raising=False)
     main(["generate"])
     assert sys.path[-1] == str(tmp_path)
 

@@ -1,6 +1,7 @@
 """A GGUF file becomes a plain folder, with the weights, tokens and template that it holds."""
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -11,12 +12,14 @@ import transformers
 from packaging.version import Version
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lit_rlhf.cli.export import main
+from lit_rlhf.cli.export import COMMAND
 from lit_rlhf.data import TextContract
 from lit_rlhf.export import load_gguf_model
 from lit_rlhf.models import load_causal_lm, load_tokenizer
 from tests.support.gguf_file import CHAT_TEMPLATE, QUANTIZATION, quantize, write_tiny_gguf
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
+
+main = partial(COMMAND.run, prog="lit_rlhf export")
 
 
 @pytest.fixture(scope="module")

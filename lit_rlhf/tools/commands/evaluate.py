@@ -1,7 +1,6 @@
 """`lit_rlhf evaluate`: compare policies by rewards, a judge and benchmarks."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,7 @@ from lit_rlhf.tools.evaluation import (
 from lit_rlhf.tools.evaluation.benchmarks import print_benchmarks, run_benchmarks
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies, print_judgement
 
-LISTS = {
-    "policies": "Folders or hub ids of language models, or files (.jsonl) of responses that were "
-    "generated before. The first is the baseline: win, tie, lose and KL are against it.",
-    "benchmarks": "Tasks or groups of lm-evaluation-harness, for example mmlu ceval-valid cmmlu. "
-    "Their data are downloaded from the hub.",
-    "best_of": "Sizes for the best of n of the baseline, for example 1 4 16: the first reward "
-    "chooses, and all rewards of the chosen are reported.",
-    "choices": "Files of multiple-choice questions with the fields question, choices and answer. "
-    "Nothing is downloaded.",
-}
 _NO_JUDGE = JudgeOptions()
-PROG = "lit_rlhf evaluate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +31,17 @@ class EvaluateOptions(SamplingFlags):
     """Compare policies: sample from each on the same prompts, score or judge the responses.
 
     Attributes:
-        policies: Folders or hub ids of language models, the baseline first; or files of responses,
-            from `lit_rlhf generate` or --responses, for a judge to compare.
+        policies: Folders or hub ids of language models, or files (.jsonl) of responses that were
+            generated before. The first is the baseline: win, tie, lose and KL are against it.
         rewards: Weights by source; a source is a reward model's folder or hub id, or
             'package.module:function'. A mapping instead of a weight describes a rule
             (docs/rewards.md). Each reward is reported by itself, times its weight, and decides who
             wins.
         judge: A language model that compares the responses too.
-        benchmarks: Tasks or groups of lm-evaluation-harness.
-        choices: Files of multiple-choice questions.
+        benchmarks: Tasks or groups of lm-evaluation-harness, for example mmlu ceval-valid cmmlu.
+            Their data are downloaded from the hub.
+        choices: Files of multiple-choice questions with the fields question, choices and answer.
+            Nothing is downloaded.
         shots: Examples before each question of benchmarks and choices. Default: each benchmark's
             own number, none for choices.
         max_questions: Use only this many questions of each task, from the first. Default: all.
@@ -64,7 +54,8 @@ class EvaluateOptions(SamplingFlags):
         kl_chart: File for a chart of scores against the square root of the KL from the baseline.
         samples_per_prompt: Responses of each policy to each prompt, whose scores are averaged.
             Default: the largest number of best_of, or 1.
-        best_of: Sizes for the best of n of the baseline, which the first reward chooses.
+        best_of: Sizes for the best of n of the baseline, for example 1 4 16: the first reward
+            chooses, and all rewards of the chosen are reported.
         tie_margin: Largest difference of scores (times the weight) that counts as a tie.
         max_prompt_length: Longest prompt in tokens; longer ones lose their oldest turns. Default:
             the longest sequence that the baseline was trained on, or 512.
@@ -248,10 +239,5 @@ def _check_options(options: EvaluateOptions) -> None:
             )
 
 
-COMMAND = Command(EvaluateOptions, lists=LISTS)
-
-
-def main(argv: Sequence[str]) -> dict[str, Any]:
-    """Entry point of `lit_rlhf evaluate`."""
-    report: dict[str, Any] = COMMAND.run(argv, PROG, evaluate)
-    return report
+LISTS = ("policies", "benchmarks", "best_of", "choices")
+COMMAND = Command(EvaluateOptions, lists=LISTS, then=evaluate)

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console
@@ -23,27 +22,18 @@ from lit_rlhf.tools.evaluation import (
 )
 from lit_rlhf.tools.evaluation.chat import Chat, load_speakers
 
-PROG = "lit_rlhf generate"
-LISTS = {
-    "models": "Folders or hub ids of language models.",
-    "prompt": "Prompts, each in quotes: a user's message, or a dialogue of '\\n\\nHuman: ...' and "
-    "'\\n\\nAssistant: ...' that ends with the user's turn. Before all flags, --prompt may be left "
-    "out.",
-}
-_FLAGS = {
-    "chat": "Chat with the models in the terminal. Responses appear as they are sampled. /help in "
-    "the chat lists its commands."
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(SamplingFlags):
-    """Sample responses of one or more models to prompts from a file or the command line, or chat.
+    r"""Sample responses of one or more models to prompts from a file or the command line, or chat.
 
     Attributes:
         models: Folders or hub ids of language models.
-        prompt: Prompts on the command line.
-        chat: Chat with the models in the terminal.
+        prompt: Prompts, each in quotes: a user's message, or a dialogue of '\n\nHuman: ...' and
+            '\n\nAssistant: ...' that ends with the user's turn. Before all flags, --prompt may be
+            left out.
+        chat: Chat with the models in the terminal. Responses appear as they are sampled. /help in
+            the chat lists its commands.
         output: JSON lines file for the responses with model, settings and seed; - is standard
             output. Finished batches are kept beside the file until it is complete, and the same
             command continues with them. Default: print the responses as text.
@@ -155,10 +145,6 @@ def _run_chat(chat: Chat) -> None:
     print_text(console, "")
 
 
-COMMAND = Command(GenerateOptions, lists=LISTS, flags=_FLAGS, first="prompt")
-
-
-def main(argv: Sequence[str]) -> Generation | None:
-    """Entry point of `lit_rlhf generate`; words before the first flag are prompts."""
-    generation: Generation | None = COMMAND.run(argv, PROG, generate)
-    return generation
+COMMAND = Command(
+    GenerateOptions, lists=("models", "prompt"), flags=("chat",), first="prompt", then=generate
+)

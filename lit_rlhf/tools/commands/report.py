@@ -21,11 +21,6 @@ from lit_rlhf.tools.evaluation.reward_report import (
     score_pairs,
 )
 
-_PREFERENCES_HELP = (
-    "Files of preferences (.jsonl, .json, .parquet, .jsonl.gz) or ids of datasets on the hub, each "
-    "as PATH or NAME=PATH."
-)
-
 
 def report_reward_model(
     model: str,
@@ -48,7 +43,8 @@ def report_reward_model(
 
     Args:
         model: Folder or hub id of the reward model.
-        preferences: Sources of the pairs. Use pairs that the model was not trained on.
+        preferences: Files of preferences (.jsonl, .json, .parquet, .jsonl.gz) or ids of datasets on
+            the hub, each as PATH or NAME=PATH. Use pairs that the model was not trained on.
         output: Folder for report.html and report.json.
         language_model: Folder or hub id of the language model that the reward model started from.
             Its perplexity is reported too. Its output layer is used if the reward model's folder
@@ -107,7 +103,7 @@ def parse_source(word: str, split: str) -> DataSource:
     return DataSource(path, name=name, split=split)
 
 
-COMMANDS = {"reward": Command(report_reward_model, lists={"preferences": _PREFERENCES_HELP})}
+COMMANDS = {"reward": Command(report_reward_model, lists=("preferences",))}
 USAGE = """\
 usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...]
                        [--watch [SECONDS]]

@@ -1,15 +1,8 @@
 """`lit_rlhf watch`: judges the logs of any trainer for a collapse."""
 
-from collections.abc import Sequence
-
 from lit_callbacks.logs import watch_logs
 from lit_callbacks.monitors import Level
 from lit_rlhf.command import Command
-
-_LOGS_HELP = (
-    "Folders of runs, or files (.csv, .jsonl, trainer_state.json, .wandb), before all flags even "
-    "without --logs."
-)
 
 
 def watch(
@@ -24,7 +17,8 @@ def watch(
     The names of TRL, OpenRLHF and verl are recognized. The exit status is 1 if a run collapsed.
 
     Args:
-        logs: Folders of runs or files.
+        logs: Folders of runs, or files (.csv, .jsonl, trainer_state.json, .wandb), before all flags
+            even without --logs.
         map: Names of metrics in the log by the keys that are watched, for example
             {rollout/kl: my/kl}.
         follow: Seconds between two looks for new steps, until Ctrl-C; 0 reads the logs once.
@@ -34,11 +28,10 @@ def watch(
     return watch_logs(logs, map, votes, responses, follow)
 
 
-COMMAND = Command(watch, lists={"logs": _LOGS_HELP}, first="logs")
-
-
-def main(argv: Sequence[str]) -> None:
-    """Run `lit_rlhf watch`."""
-    levels = COMMAND.run(argv, "lit_rlhf watch")
-    if levels and Level.COLLAPSED in levels.values():
+def exit_by_verdict(levels: dict[str, Level]) -> None:
+    """End with the status 1 if a run collapsed."""
+    if Level.COLLAPSED in levels.values():
         raise SystemExit(1)
+
+
+COMMAND = Command(watch, lists=("logs",), first="logs", then=exit_by_verdict)

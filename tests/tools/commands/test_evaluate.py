@@ -1,11 +1,12 @@
 import json
 import math
+from functools import partial
 from inspect import signature
 from pathlib import Path
 
 import pytest
 
-from lit_rlhf.tools.commands.evaluate import EvaluateOptions, main
+from lit_rlhf.tools.commands.evaluate import COMMAND, EvaluateOptions
 from lit_rlhf.tools.commands.generate import GenerateOptions
 from tests.tools.evaluation.folders import (
     CHARACTERS,
@@ -15,6 +16,8 @@ from tests.tools.evaluation.folders import (
     write_policy,
     write_prompts,
 )
+
+main = partial(COMMAND.run, prog="lit_rlhf evaluate")
 
 
 @pytest.fixture(scope="module")

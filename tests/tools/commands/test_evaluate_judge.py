@@ -1,12 +1,13 @@
 """`lit_rlhf evaluate` with a judge: over models, over files of responses, and told wrongly."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lit_rlhf.files import write_manifest
-from lit_rlhf.tools.commands.evaluate import main
+from lit_rlhf.tools.commands.evaluate import COMMAND
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
 from tests.tools.evaluation.folders import (
     CHARACTERS,
@@ -17,6 +18,7 @@ from tests.tools.evaluation.folders import (
     write_prompts,
 )
 
+main = partial(COMMAND.run, prog="lit_rlhf evaluate")
 SAID = {"sft": ["four", "four"], "ppo": ["longer", "a"], "raw": ["a", "b"]}
 
 

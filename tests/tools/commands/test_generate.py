@@ -1,14 +1,17 @@
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lit_rlhf.models import save_model_folder
-from lit_rlhf.tools.commands.generate import main
+from lit_rlhf.tools.commands.generate import COMMAND
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 from tests.tools.evaluation.folders import QUESTIONS, refusal, write_policy, write_prompts
+
+main = partial(COMMAND.run, prog="lit_rlhf generate")
 
 
 @pytest.fixture(scope="module")
