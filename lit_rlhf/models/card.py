@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+from jinja2 import StrictUndefined, Template
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_rlhf.files import code_versions
@@ -19,11 +20,6 @@ TITLES = {
     "critic": "PPO critic",
 }
 OWNED_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-_USAGE: dict[str, str] = yaml.safe_load(
-    Path(__file__).with_name("card_usage.yaml").read_text("utf-8")
-)
-"""How to use each kind of model."""
 
 
 @dataclass(frozen=True)
@@ -75,39 +71,30 @@ def render_model_card(manifest: Mapping[str, Any], scalar: bool, chat: bool = Tr
     """
     made = manifest["made"]
     stage, start = made["stage"], made["start"]
-    is_critic = stage == "critic"
-    task = "text-classification" if scalar else "text-generation"
     datasets = list(dict.fromkeys([*start.get("datasets", []), *made["datasets"]]))
+    task = "text-classification" if scalar else "text-generation"
     metadata = ModelCardData(
         library_name="transformers",
-        pipeline_tag=None if is_critic else task,
+        pipeline_tag=None if stage == "critic" else task,
         tags=["rlhf", stage],
         base_model=start.get("base_model"),
         license=start.get("license"),
         datasets=datasets or None,
     )
-    sections = [
-        f"---\n{metadata.to_yaml()}\n---",
-        f"# {TITLES.get(stage, stage)}",
-        _describe_origin(made),
-    ]
-    if made["note"]:
-        sections.append(f"**{made['note']}**")
-    if is_critic:
-        sections.append(f"## How to use\n\n{_USAGE['critic']}")
-    elif chat:
-        use = _USAGE["reward_model" if scalar else "language_model"]
-        sections.append(f"## How to use\n\n{use}")
-    if made["command"]:
-        sections.append(f"## Command\n\n```\n{made['command']}\n```")
-    metrics = {key: f"{value:.6g}" for key, value in made["metrics"].items()}
-    if metrics:
-        sections.append("## Metrics\n\n" + _render_table("metric", "value", metrics))
-    if made["config"]:
-        sections.append("## Settings\n\n" + _render_table("setting", "value", made["config"]))
-    versions = _render_table("package", "version", manifest["versions"])
-    sections.append("## Versions\n\n" + versions)
-    return "\n\n".join(sections) + "\n"
+    template: Template = Template(  # its constructor is typed as Any
+        Path(__file__).with_name("card.md.jinja").read_text("utf-8"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    values = {
+        "title": TITLES.get(stage, stage),
+        "metadata": metadata.to_yaml(),
+        "metrics": {key: f"{value:.6g}" for key, value in made["metrics"].items()},
+        "versions": manifest["versions"],
+    }
+    return template.render({**made, **values}, scalar=scalar, chat=chat)
 
 
 def read_card_data(model: str) -> ModelCardData:
@@ -158,27 +145,3 @@ def shorten_paths(value: object) -> object:
 
 def _shorten_words(command: str) -> str:
     return " ".join(str(shorten_paths(word)) for word in command.split(" "))
-
-
-def _describe_origin(made: Mapping[str, Any]) -> str:
-    name = made["base_model"]
-    stage = "ppo" if made["stage"] == "critic" else made["stage"]
-    updates = "" if made["updates"] is None else f" in {made['updates']} updates"
-    sentences = [f"Made by the `{stage}` stage of lit_rlhf from `{name}`{updates}."]
-    base = made["start"].get("base_model")
-    base = base if isinstance(base, str) else None
-    if base is not None and base != name:
-        sentences.append(f"The base model is `{base}`.")
-    if data := [*made["datasets"], *made["files"]]:
-        sentences.append(f"Training data: {', '.join(f'`{name}`' for name in data)}.")
-    if base is not None:
-        sentences.append("The licence of the base model applies, and those of the data.")
-    return " ".join(sentences)
-
-
-def _render_table(left: str, right: str, rows: Mapping[str, Any]) -> str:
-    lines = [f"| {left} | {right} |", "|---|---|"]
-    for key, value in rows.items():
-        text = str(value).replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| `{key}` | {text} |")
-    return "\n".join(lines)
