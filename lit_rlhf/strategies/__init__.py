@@ -12,9 +12,13 @@
 
 from lit_rlhf.strategies.checkpoint_files import NAME_KEY as NAME_KEY
 from lit_rlhf.strategies.checkpoint_files import AtomicCheckpointIO as AtomicCheckpointIO
+from lit_rlhf.strategies.checkpoint_files import SavedCheckpoint as SavedCheckpoint
 from lit_rlhf.strategies.checkpoint_files import checkpoint_problem as checkpoint_problem
 from lit_rlhf.strategies.checkpoint_files import find_newest_checkpoint as find_newest_checkpoint
 from lit_rlhf.strategies.checkpoint_files import is_checkpoint_folder as is_checkpoint_folder
+from lit_rlhf.strategies.checkpoint_files import read_checkpoint as read_checkpoint
+from lit_rlhf.strategies.checkpoint_files import read_lightning_state as read_lightning_state
+from lit_rlhf.strategies.checkpoint_files import read_state_dict as read_state_dict
 from lit_rlhf.strategies.checkpoint_files import use_atomic_checkpoints as use_atomic_checkpoints
 from lit_rlhf.strategies.folder_checkpoints import full_tensor as full_tensor
 from lit_rlhf.strategies.multi_engine import (
@@ -24,10 +28,6 @@ from lit_rlhf.strategies.multi_engine import register_strategies
 from lit_rlhf.strategies.optimization import backward as backward
 from lit_rlhf.strategies.optimization import clipped_step as clipped_step
 from lit_rlhf.strategies.optimization import local_part as local_part
-from lit_rlhf.strategies.saved_checkpoint import SavedCheckpoint as SavedCheckpoint
-from lit_rlhf.strategies.saved_checkpoint import read_checkpoint as read_checkpoint
-from lit_rlhf.strategies.saved_checkpoint import read_lightning_state as read_lightning_state
-from lit_rlhf.strategies.saved_checkpoint import read_state_dict as read_state_dict
 from lit_rlhf.strategies.sharded import ShardedStrategy as ShardedStrategy
 
 register_strategies()

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: the Trainer's plugin that writes them, and how they are verified and found.
+"""Checkpoints on disk: how they are written, verified and found, and read by any process.
 
 A checkpoint is either a single file, which Lightning's own strategies write, or a folder, which
 `MultiEngineDeepSpeedStrategy` writes. A file is a zip archive with a CRC-32 for each member. A
@@ -7,10 +7,11 @@ folder has a manifest, as models have, with the size and CRC-32 of each file.
 
 import json
 import math
+import pickle
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
 from lit_rlhf.files import (
     MANIFEST,
@@ -318,3 +320,80 @@ def damaged_checkpoint_error(path: Path, problem: str) -> ValueError:
         else f"resume from {intact} instead"
     )
     return ValueError(f"checkpoint {path}: {problem}; {advice}")
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint on disk: a file, or a folder of the multi-engine strategy.
+
+    `content` is Lightning's as plain data, its tensors mapped from the file. In a folder its
+    `state_dict` lacks what the engines train, by network.
+    """
+
+    path: Path
+    content: Mapping[str, Any]
+    engines: Mapping[str, EngineLayout]
+
+    @property
+    def networks(self) -> list[str]:
+        """Attributes of the LightningModule that have weights."""
+        return sorted(
+            {*self.engines, *(key.partition(".")[0] for key in self.content["state_dict"])}
+        )
+
+    def state_dict(self, network: str | None = None) -> dict[str, Tensor]:
+        """The weights of one network, or of all, as a state dict; engines' are float32 masters."""
+        if network is not None and network not in self.networks:
+            raise ValueError(f"network: expected one of {self.networks}, got {network!r}")
+        state = dict(self.content["state_dict"])
+        for name, layout in self.engines.items():
+            if network in (None, name):
+                with ShardReader(self.path / name, layout) as reader:
+                    weights = reader.read_weights()
+                state |= {f"{name}.{key}": tensor for key, tensor in weights.items()}
+        if network is None:
+            return state
+        prefix = f"{network}."
+        return {key[len(prefix) :]: t for key, t in state.items() if key.startswith(prefix)}
+
+
+def read_checkpoint(path: str | Path) -> SavedCheckpoint:
+    """Verify and open a checkpoint, a file or a folder of the multi-engine strategy."""
+    path = Path(path)
+    engines = {} if path.is_file() else read_engine_layouts(path)
+    problem = file_problem(path) if path.is_file() else content_problem(path)
+    if problem is not None:
+        raise damaged_checkpoint_error(path, problem)
+    return SavedCheckpoint(path, read_lightning_state(path), engines)
+
+
+def read_state_dict(path: str | Path, network: str | None = None) -> dict[str, Tensor]:
+    """The weights in a checkpoint as an ordinary state dict, see `SavedCheckpoint.state_dict`."""
+    return read_checkpoint(path).state_dict(network)
+
+
+def read_lightning_state(path: str | Path) -> dict[str, Any]:
+    """Lightning's part of a checkpoint as plain data, with tensors mapped from the file.
+
+    Fast, as nothing is verified: damaged tensors are not noticed. A file with more than tensors and
+    plain data, which could run code when it is loaded, is refused.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"checkpoint {path}: does not exist")
+    file = path / LIGHTNING_FILE if path.is_dir() else path
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"checkpoint {path}: holds more than tensors and plain data, which could run code when "
+            f"it is loaded: {error}"
+        ) from error
+    except (OSError, RuntimeError) as error:  # cut off, or not an archive of torch's
+        problem = checkpoint_problem(path) or f"cannot be read: {error}"
+        raise damaged_checkpoint_error(path, problem) from error
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise ValueError(
+            f"checkpoint {path}: expected a checkpoint of Lightning's, got one without state_dict"
+        )
+    return content
