@@ -83,20 +83,14 @@ def find_config(name: str) -> Path:
 
 def resolve_configs(arguments: Sequence[str]) -> list[str]:
     """Replace names of configurations behind `--config` by their paths; existing files win."""
-    return list(_resolve(arguments))
-
-
-def _resolve(arguments: Sequence[str]) -> Iterator[str]:
-    previous = ""
-    for argument in arguments:
+    resolved = list(arguments)
+    for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
-        if previous in ("--config", "-c"):
-            yield _resolve_one(argument)
+        if index and arguments[index - 1] in ("--config", "-c"):
+            resolved[index] = _resolve_one(argument)
         elif flag == "--config" and equals:
-            yield f"{flag}={_resolve_one(value)}"
-        else:
-            yield argument
-        previous = argument
+            resolved[index] = f"{flag}={_resolve_one(value)}"
+    return resolved
 
 
 def _resolve_one(value: str) -> str:

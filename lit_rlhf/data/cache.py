@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -325,7 +325,7 @@ def _write_entry(
         _encode_shards(pickled, encode_rows, hidden, part, max(workers, 1))
         rows = _map_files(hidden)
         counts = DataCounts(records=len(records))
-        for error in _read_errors(rows):
+        for error in filter(None, rows["error"]):
             location, too_long, *message = json.loads(error)
             error_class = ResponseTooLongError if too_long else EncodingError
             counts.drop(Location(*location), error_class(*message), on_bad_record)
@@ -376,10 +376,6 @@ def _map_files(folder: Path) -> datasets.Dataset:
     """The rows of an entry; each worker has written one file."""
     files = sorted(folder.glob("*.arrow"))
     return datasets.concatenate_datasets([datasets.Dataset.from_file(str(f)) for f in files])
-
-
-def _read_errors(rows: datasets.Dataset) -> Iterable[str]:
-    return (error for error in rows["error"] if error is not None)
 
 
 def _select_examples(rows: datasets.Dataset) -> StoredExamples:

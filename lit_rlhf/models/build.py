@@ -27,8 +27,6 @@ def build_model(
 ) -> LanguageModel:
     """Build a model of the shape of the one at `path` around the given weights, for saving.
 
-    Unless it is in 4 bits, it cannot run: buffers that are in no state dict have no content.
-
     Unless it is in 4 bits, it cannot run: buffers that are in no state dict have no content, and of
     the folder or hub id only the config is read. The tensors of `weights`, a state dict with its
     adapters, are used and not copied. The head is a scalar or a language model's.

@@ -55,10 +55,6 @@ class FolderCheckpoints(DDPStrategy):
         """Restore weights, moments and settings; `saved` is `optimizer_state` as it was written."""
         raise NotImplementedError
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The part of an optimizer's state that is not partitioned."""
-        return optimizer.state_dict()
-
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: object = None
     ) -> None:

@@ -1,7 +1,7 @@
 """`lit_rlhf evaluate`: compare policies by rewards, a judge and benchmarks."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
             options.max_questions,
         )
         print_benchmarks(benchmark_report)
-        report["benchmarks"] = benchmark_report.as_dict()
+        report["benchmarks"] = asdict(benchmark_report)
         report.setdefault("settings", {"dtype": options.dtype})
     if options.chart is not None:
         figure = outcome_figure(head_to_heads, report["baseline"])

@@ -97,10 +97,9 @@ def preferences(
         device: auto, cpu, cuda, cuda:1 and so on.
     """
     check_count("pairs", pairs)
-    with progress_bar("preference pairs", pairs) as progress:
-        records = sample_preferences(
-            policy, Path(world), pairs, seed, max_new_tokens, batch_size, device, progress, output
-        )
+    records = sample_preferences(
+        policy, Path(world), pairs, seed, max_new_tokens, batch_size, device, output
+    )
     print(f"{len(records)} preferences in {output}")
 
 
@@ -112,14 +111,12 @@ def sample_preferences(
     max_new_tokens: int = 48,
     batch_size: int = 128,
     device: str = "auto",
-    progress: Callable[[int], None] | None = None,
     output: str | Path | None = None,
 ) -> list[dict[str, str]]:
     """Sample and label exactly `pairs` pairs, as HH records.
 
-    Arguments as for `preferences`; `progress` is called with the number of new records after each
-    batch. Until `output` is complete, `<output>.partial` keeps the finished batches, from which the
-    same call continues.
+    Arguments as for `preferences`. Until `output` is complete, `<output>.partial` keeps the
+    finished batches, from which the same call continues.
     """
     world = read_world(world_folder)
     encoder = load_shared_encoder([policy])
@@ -148,7 +145,8 @@ def sample_preferences(
     }
     records: list[dict[str, str]] = []
     attempts = 0
-    with ProgressFile(output, settings) as unfinished:
+    progress = progress_bar("preference pairs", pairs)
+    with ProgressFile(output, settings) as unfinished, progress as show_progress:
         while len(records) < pairs:
             if attempts >= _MAX_ATTEMPTS * pairs:
                 raise ValueError(
@@ -164,7 +162,7 @@ def sample_preferences(
                 unfinished=unfinished,
                 name=f"pairs from {attempts} on",
             )
-            sampled = _collect_pairs(batches, progress)
+            sampled = _collect_pairs(batches, show_progress)
             attempts += len(examples)
             records += [
                 label_pair(example.text, pair, world, label_rng)
@@ -185,15 +183,14 @@ def _describe_pairs(
 
 
 def _collect_pairs(
-    batches: Iterable[dict[str, Any]], progress: Callable[[int], None] | None
+    batches: Iterable[dict[str, Any]], show_progress: Callable[[int], None]
 ) -> list[ResponsePair]:
     """The pairs of all batches in the order of their prompts."""
     pairs: dict[int, ResponsePair] = {}
     for batch in batches:
         sampled = [ResponsePair(*pair) for pair in batch["pairs"]]
         pairs.update(zip(batch["positions"], sampled, strict=True))
-        if progress is not None:
-            progress(sum(pair.is_usable for pair in sampled))
+        show_progress(sum(pair.is_usable for pair in sampled))
     return [pairs[position] for position in sorted(pairs)]
 
 

@@ -170,16 +170,11 @@ class Comparison:
     @property
     def head_to_heads(self) -> list[HeadToHeads]:
         """Each policy against the baseline, under each reward."""
-        found: list[HeadToHeads] = []
-        for reward in self.rewards:
-            outcomes: dict[str, Outcomes | None] = {
-                name: report.outcomes[reward]
-                for name, report in self.policies.items()
-                if reward in report.outcomes
-            }
-            if outcomes:
-                found.append((reward, outcomes))
-        return found
+        others = {name: report for name, report in self.policies.items() if report.outcomes}
+        return [
+            (reward, {name: report.outcomes[reward] for name, report in others.items()})
+            for reward in (self.rewards if others else ())
+        ]
 
     @property
     def responses(self) -> Responses:
@@ -391,16 +386,8 @@ def measure_policy(
             parts = [functional.pad(part, (0, width - part.shape[1])) for part in parts]
         return torch.cat(parts)[order]
 
-    logprobs, ref_logprobs = join("logprobs"), join("ref_logprobs")
     totals = RolloutMetrics()
-    totals.update(
-        logprobs,
-        ref_logprobs,
-        join("entropy"),
-        join("response_mask"),
-        join("response_ids"),
-        join("terminated"),
-    )
+    totals.update(**(joined := {key: join(key) for key in batches[0]["tensors"]}))
     metrics = totals.compute()
     texts = [response["response"] for response in responses]
     openings = Counter(map(opening_of, texts))
@@ -413,7 +400,7 @@ def measure_policy(
             reward: torch.cat([torch.tensor(batch["scores"][reward]) for batch in batches])[order]
             for reward in rewards
         },
-        kl=kl_estimate(logprobs, ref_logprobs).sum(dim=1),
+        kl=kl_estimate(joined["logprobs"], joined["ref_logprobs"]).sum(dim=1),
         metrics={
             **{metric: float(metrics[f"rollout/{metric}"]) for metric in METRICS},
             "commonest_opening": max(openings.values()) / len(texts),

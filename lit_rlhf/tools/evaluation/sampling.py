@@ -90,14 +90,13 @@ def encode_prompt_records(
     """
     counts = DataCounts()
     kept: list[PromptRecord] = []
-    examples: list[PromptExample] = []
-    for record in records:
-        encoded = encode_records(
-            [record], lambda record: [encoder.encode_prompt(record.prompt)], counts, on_bad_record
-        )
-        for example in encoded:
-            examples.append(example._replace(index=len(kept), fields=record.fields))
-            kept.append(record)
+
+    def encode(record: PromptRecord) -> list[PromptExample]:
+        example = encoder.encode_prompt(record.prompt)
+        kept.append(record)
+        return [example._replace(index=len(kept) - 1, fields=record.fields)]
+
+    examples = encode_records(records, encode, counts, on_bad_record)
     if counts.dropped:
         described = describe_bad_records(counts.dropped, counts.dropped_examples)
         _log.warning("left out prompts: %s", described)

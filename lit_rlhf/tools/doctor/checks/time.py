@@ -71,16 +71,12 @@ def check_time(case: Case) -> Finding:
     return ok(whole)
 
 
-def updates_per_iteration(case: Case) -> int:
-    """Optimizer steps of one network in an iteration."""
-    assert case.experience is not None
-    return case.module.minibatches.updates_per_iteration(len(case.experience))
-
-
 def iteration_seconds(case: Case) -> dict[str, float]:
     """Seconds of each phase of an iteration; those of the update from one of its steps."""
-    measured = case.module.timer.seconds
-    return {**measured, "update": measured["update"] * updates_per_iteration(case)}
+    assert case.experience is not None
+    measured, minibatches = case.module.timer.seconds, case.module.minibatches
+    updates = minibatches.updates_per_iteration(len(case.experience))
+    return {**measured, "update": measured["update"] * updates}
 
 
 def format_phases(seconds: Mapping[str, float]) -> str:

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from rich.table import Table
@@ -65,10 +64,6 @@ class BenchmarkReport:
     models: dict[str, str]
     rows: list[BenchmarkRow]
     shots: int | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Convert the report to JSON types."""
-        return asdict(self)
 
 
 def run_benchmarks(

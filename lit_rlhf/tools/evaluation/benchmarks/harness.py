@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import variance
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -116,11 +117,7 @@ def run_choice_tasks(
 
 def mean_stderr(values: Sequence[float]) -> float | None:
     """Standard error of a mean; `None` for a single value."""
-    if len(values) < 2:
-        return None
-    mean = math.fsum(values) / len(values)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return math.sqrt(squares / (len(values) - 1) / len(values))
+    return math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
 
 
 def _run(

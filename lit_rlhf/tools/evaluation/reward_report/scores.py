@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.data import (
@@ -204,10 +204,9 @@ def _score(
                 for side in (batch.chosen, batch.rejected)
             )
             hidden = hidden_states(scorer, chosen.input_ids, chosen.attention_mask)
-            scores[rows, 0] = _numbers(scores_from_hidden(scorer, hidden, chosen.attention_mask))
-            scores[rows, 1] = _numbers(
-                sequence_scores(scorer, rejected.input_ids, rejected.attention_mask)
-            )
+            of_chosen = scores_from_hidden(scorer, hidden, chosen.attention_mask)
+            of_rejected = sequence_scores(scorer, rejected.input_ids, rejected.attention_mask)
+            scores[rows] = torch.stack([of_chosen, of_rejected], dim=1).tolist()
             for name, (trunk, lm_head) in heads.items():
                 # The forward for the scores serves the log-probs of the same trunk.
                 states = (
@@ -220,10 +219,6 @@ def _score(
                 logprobs[name][rows] = found.double().sum(dim=1).tolist()
             progress(len(rows))
     return scores, logprobs
-
-
-def _numbers(scores: Tensor) -> NDArray[np.float64]:
-    return scores.double().cpu().numpy()
 
 
 def _load_reward_model(path: str, options: ModelOptions, device: torch.device) -> LanguageModel:

@@ -7,10 +7,11 @@ from unittest.mock import patch
 
 import pytest
 
+from lit_rlhf.modules import MinibatchOptions
 from lit_rlhf.tools.doctor import plan_run
 from lit_rlhf.tools.doctor.checks import time
 from lit_rlhf.tools.doctor.plan import RunPlan
-from tests.tools.doctor.runs import case_of, findings, not_ok
+from tests.tools.doctor.runs import findings, not_ok
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,9 @@ def test_times_are_for_people() -> None:
     assert {seconds: time.format_seconds(seconds) for seconds in shown} == shown
 
 
-def test_an_update_counts_as_often_as_an_iteration_makes_it(root: Path, tmp_path: Path) -> None:
-    case = case_of(root, tmp_path)
-    case.module.timer.seconds = {"rollout": 5.0, "score": 1.0, "update": 0.5}
-    with patch.object(time, "updates_per_iteration", lambda case: 4):
-        assert time.iteration_seconds(case) == {"rollout": 5.0, "score": 1.0, "update": 2.0}
+def test_an_update_counts_as_often_as_an_iteration_makes_it() -> None:
+    timer = SimpleNamespace(seconds={"rollout": 5.0, "score": 1.0, "update": 0.5})
+    minibatches = MinibatchOptions(ppo_epochs=2, minibatch_size=3)
+    module = SimpleNamespace(timer=timer, minibatches=minibatches)
+    case: Any = SimpleNamespace(module=module, experience=[None] * 6)
+    assert time.iteration_seconds(case) == {"rollout": 5.0, "score": 1.0, "update": 2.0}
