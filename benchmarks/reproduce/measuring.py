@@ -223,7 +223,7 @@ def measure_foundation(
     from lit_rlhf.files import write_json_lines
     from lit_rlhf.models import ModelOptions
     from lit_rlhf.tools.commands.lab import sample_preferences
-    from lit_rlhf.tools.evaluation import choose_device
+    from lit_rlhf.tools.evaluation.loading import choose_device
     from lit_rlhf.tools.evaluation.reward_report import score_pairs
 
     pairs = root / "world" / "preferences_test.jsonl"

@@ -39,7 +39,7 @@ from benchmarks.speed.report import (
 )
 from benchmarks.speed.workload import save_networks
 from lit_rlhf.files import ProgressFile, write_text
-from lit_rlhf.tools.evaluation import progress_bar
+from lit_rlhf.tools.evaluation.output import progress_bar
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER_PACKAGES = ("torch==2.13.0", "trl==1.12.0", "transformers==5.23.0")

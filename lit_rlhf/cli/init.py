@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from lit_rlhf.command import Command
 from lit_rlhf.data import CHAT_TEMPLATES, DataSource, RecordError, load_records
-from lit_rlhf.models import replace_folder
+from lit_rlhf.models import build_untrained_llama, replace_folder
 
 EOS_TOKEN, PAD_TOKEN = "<|endoftext|>", "<|pad|>"
 _BYTES = 256
@@ -56,21 +55,8 @@ def init(
             "choose another one"
         )
     tokenizer = _train_tokenizer(texts(data), vocab, max_positions)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=max_positions,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+    sizes = (layers, heads, hidden, 3 * hidden, max_positions)
+    model = build_untrained_llama(tokenizer, seed, *sizes)
     with replace_folder(output_dir) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -9,13 +9,19 @@ import torch
 from peft import PeftConfig, PeftModel, TaskType
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+)
 
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models.config import ModelOptions, read_config
 from lit_rlhf.models.interop import find_stored_head
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model
-from lit_rlhf.models.prepare import add_adapters, ignore_peft_warning
+from lit_rlhf.models.prepare import add_adapters, ignore_peft_warning, private_rng
 from lit_rlhf.models.saving import match_score_bias
 from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
 
@@ -91,3 +97,29 @@ def load_adapter_folder(
         ) from error
     with ignore_peft_warning():
         return PeftModel.from_pretrained(unwrap_model(model), str(path))
+
+
+def build_untrained_llama(
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    layers: int,
+    heads: int,
+    hidden: int,
+    intermediate: int,
+    positions: int,
+) -> LlamaForCausalLM:
+    """Build a Llama of these sizes for a tokenizer's tokens, with random weights in float32."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=positions,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with private_rng(seed):
+        return LlamaForCausalLM(config)

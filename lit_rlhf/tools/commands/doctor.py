@@ -20,18 +20,9 @@ from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, run_cli
 from lit_rlhf.files import write_text
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.terminal import fold
-from lit_rlhf.tools.doctor import (
-    CHECKS_BEFORE,
-    CHECKS_DURING,
-    START,
-    START_ABOUT,
-    Display,
-    Report,
-    examination_settings,
-    examine,
-    plan_run,
-    report_start_failure,
-)
+from lit_rlhf.tools.doctor import Display, Report, examine
+from lit_rlhf.tools.doctor.plan import examination_settings, plan_run
+from lit_rlhf.tools.doctor.run import ALL_CHECKS, START, START_ABOUT, report_start_failure
 
 PROG = "lit_rlhf doctor"
 USAGE = """\
@@ -105,8 +96,7 @@ class DoctorCLI(RLHFCLI):
 
 def _help_text() -> str:
     """The text of `--help`."""
-    checks = (*CHECKS_BEFORE, *CHECKS_DURING)
-    abouts = [(START, START_ABOUT), *((check.name, check.about) for check in checks)]
+    abouts = [(START, START_ABOUT), *((check.name, check.about) for check in ALL_CHECKS)]
     lines = (f"  {name:<16} {about}" for name, about in abouts)
     return fold(HELP.format(usage=USAGE, checks="\n".join(lines)))
 

@@ -12,7 +12,6 @@ from lit_rlhf.tools.commands.sampling import SamplingFlags
 from lit_rlhf.tools.evaluation import (
     Comparison,
     Responses,
-    choose_device,
     compare_policies,
     kl_figure,
     outcome_figure,
@@ -22,6 +21,7 @@ from lit_rlhf.tools.evaluation import (
 )
 from lit_rlhf.tools.evaluation.benchmarks import print_benchmarks, run_benchmarks
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies, print_judgement
+from lit_rlhf.tools.evaluation.loading import choose_device
 
 _NO_JUDGE = JudgeOptions()
 

@@ -12,15 +12,14 @@ from lit_rlhf.files import check_outputs, json_lines
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 from lit_rlhf.tools.evaluation import (
-    NOTE_STYLE,
     Generation,
-    choose_device,
     generate_from_models,
     print_generation,
-    print_text,
     read_prompts,
 )
 from lit_rlhf.tools.evaluation.chat import Chat, load_speakers
+from lit_rlhf.tools.evaluation.loading import choose_device
+from lit_rlhf.tools.evaluation.output import NOTE_STYLE, print_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,15 +14,13 @@ from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptBat
 from lit_rlhf.files import ProgressFile
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decode_responses
-from lit_rlhf.tools.evaluation import (
-    choose_device,
+from lit_rlhf.tools.evaluation.loading import choose_device, load_policy, load_shared_encoder
+from lit_rlhf.tools.evaluation.output import progress_bar
+from lit_rlhf.tools.evaluation.sampling import (
     count_shortened,
     encode_prompt_records,
     hash_models,
     hash_prompts,
-    load_policy,
-    load_shared_encoder,
-    progress_bar,
     read_prompts,
     sample_batches,
 )

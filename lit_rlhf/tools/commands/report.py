@@ -12,7 +12,7 @@ from lit_rlhf.data import DataSource, OnBadRecord, RecordError
 from lit_rlhf.files import write_text
 from lit_rlhf.models import DType, ModelOptions
 from lit_rlhf.terminal import fold
-from lit_rlhf.tools.evaluation import choose_device
+from lit_rlhf.tools.evaluation.loading import choose_device
 from lit_rlhf.tools.evaluation.reward_report import (
     RewardReport,
     measure_reward_model,

@@ -212,6 +212,7 @@ CHECKS_DURING = (
     Check("time", "throughput and time to finish", check_time, ("updates",)),
 )
 """Checks on one iteration."""
+ALL_CHECKS = (*CHECKS_BEFORE, *CHECKS_DURING)
 
 
 class Examination(LightningModule):
@@ -321,7 +322,7 @@ def examine(
     else:
         if case.batch is None:
             examination.add(START, _NO_BATCH)
-    for check in (*CHECKS_BEFORE, *CHECKS_DURING):
+    for check in ALL_CHECKS:
         if check.name not in report.findings:
             examination.add(check.name, not_reached())
     return report
@@ -330,7 +331,7 @@ def examine(
 def report_start_failure(error: Exception, plan: RunPlan, display: Display) -> Report:
     """Report a run whose module, data or Trainer could not be built."""
     findings = {START: failure_of(error)}
-    findings |= {check.name: not_reached() for check in (*CHECKS_BEFORE, *CHECKS_DURING)}
+    findings |= {check.name: not_reached() for check in ALL_CHECKS}
     for name, finding in findings.items():
         display.show_finding(name, finding)
     return Report(findings, plan.substitution)

@@ -386,8 +386,9 @@ def measure_policy(
             parts = [functional.pad(part, (0, width - part.shape[1])) for part in parts]
         return torch.cat(parts)[order]
 
+    joined: dict[str, Any] = {key: join(key) for key in batches[0]["tensors"]}
     totals = RolloutMetrics()
-    totals.update(**(joined := {key: join(key) for key in batches[0]["tensors"]}))
+    totals.update(**joined)
     metrics = totals.compute()
     texts = [response["response"] for response in responses]
     openings = Counter(map(opening_of, texts))

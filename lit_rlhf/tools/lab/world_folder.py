@@ -101,26 +101,12 @@ def read_world(folder: str | Path) -> World:
 def write_base_model(folder: str | Path, world: World, seed: int, chat_template: str) -> None:
     """Write an untrained Llama model of about 0.6 million parameters with its tokenizer."""
     # Imported here and not above: naming `lit_rlhf.tools.lab.gold:gold_reward` must not load torch.
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from lit_rlhf.models import build_untrained_llama
 
     tokenizer = build_tokenizer(world, chat_template)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+    model = build_untrained_llama(
+        tokenizer, seed, layers=2, heads=4, hidden=128, intermediate=512, positions=256
     )
-    with torch.random.fork_rng(devices=[]):  # leaves the caller's random state as it was
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

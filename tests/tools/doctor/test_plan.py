@@ -7,7 +7,7 @@ import pytest
 import torch
 from jsonargparse import Namespace
 
-from lit_rlhf.tools.doctor import examination_settings, plan_run
+from lit_rlhf.tools.doctor.plan import examination_settings, plan_run
 
 CLASS = {"class_path": "lit_rlhf.strategies.MultiEngineDeepSpeedStrategy"}
 OFFLOADING = Namespace(**CLASS, init_args=Namespace(stage=2, offload_optimizer=True))

@@ -19,15 +19,17 @@ from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.evaluation import (
     Comparison,
     compare_policies,
-    encode_prompt_records,
     print_comparison,
     read_prompts,
     read_responses,
-    sample_batches,
 )
 from lit_rlhf.tools.evaluation.compare import METRICS, PolicyReport, PolicySamples, measure_policy
 from lit_rlhf.tools.evaluation.outcomes import Outcomes, ScoreSummary, score_summary
-from lit_rlhf.tools.evaluation.sampling import EncodedPrompts
+from lit_rlhf.tools.evaluation.sampling import (
+    EncodedPrompts,
+    encode_prompt_records,
+    sample_batches,
+)
 from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
 from tests.tools.evaluation.conftest import Folders
 from tests.tools.evaluation.folders import (

@@ -23,16 +23,14 @@ from lit_rlhf.data import (
 )
 from lit_rlhf.files import write_json_lines
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions
-from lit_rlhf.tools.evaluation import (
-    Generation,
+from lit_rlhf.tools.evaluation import Generation, generate_from_models, read_prompts
+from lit_rlhf.tools.evaluation.loading import load_policy
+from lit_rlhf.tools.evaluation.sampling import (
+    batch_by_length,
     count_shortened,
     encode_prompt_records,
-    generate_from_models,
-    load_policy,
-    read_prompts,
     sample_batches,
 )
-from lit_rlhf.tools.evaluation.sampling import batch_by_length
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 from tests.tools.evaluation.conftest import Folders
 from tests.tools.evaluation.folders import QUESTIONS, Sampling, assert_continued, write_policy

@@ -8,9 +8,8 @@ from unittest.mock import patch
 import pytest
 
 from lit_rlhf.modules import MinibatchOptions
-from lit_rlhf.tools.doctor import plan_run
 from lit_rlhf.tools.doctor.checks import time
-from lit_rlhf.tools.doctor.plan import RunPlan
+from lit_rlhf.tools.doctor.plan import RunPlan, plan_run
 from tests.tools.doctor.runs import findings, not_ok
 
 
