@@ -17,13 +17,6 @@ TOKENS = 100
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_four_micro_batches_follow_the_whole_batch(root: Path, tmp_path: Path, stage: str) -> None:
-    run = partial(trajectory, stage, root)
-    whole, parts = run(tmp_path / "whole"), run(tmp_path / "parts", micro_batch_size=2)
-    assert_same_trajectory(parts, whole)
-
-
-@pytest.mark.parametrize("stage", STAGES)
 def test_a_batch_with_much_to_keep_is_split_without_being_asked(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:

@@ -175,7 +175,7 @@ def test_a_run_resumes_from_any_hook_and_then_again(
 def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path, hook: str) -> None:
     def go(batches: int, ckpt_path: Path | None = None) -> Any:
         seed_everything(1 if ckpt_path is None else 2, verbose=False)
-        rewards = {"tests.invariant.kill_runs:noisy_reward": 1.0}
+        rewards = {"tests.rewards.reward_functions:noisy": 1.0}
         module, data = ppo(root, rewards=rewards, critic_init="policy")
         callback = SaveAndDie(hook, batches, tmp_path / "stopped.ckpt")
         options: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 1}

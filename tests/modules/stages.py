@@ -141,13 +141,13 @@ def ppo_options(root: Path, **options: Any) -> dict[str, Any]:
     return nested(usual, options)
 
 
-def short_run(root: Path, **options: Any) -> dict[str, Any]:
+def short_run(root: Path) -> dict[str, Any]:
     """A configuration of PPO: 6 iterations of one step, a checkpoint after each."""
     small = {
         "minibatches": {"minibatch_size": 1, "ppo_epochs": 1},
         "sampling": {"max_new_tokens": 3},
     }
-    options = ppo_options(root, output_dir="model", **nested(small, MOVING, options))
+    options = ppo_options(root, output_dir="model", **nested(small, MOVING))
     keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
     prompts, texts = ([{"path": str(root / f"{name}.jsonl")}] for name in ("prompts", "texts"))
     data = {"train_sources": prompts, "ptx_sources": texts, "chat_template": "hh"}

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import random
 import sys
 from threading import Event
 from typing import Any
 
+import numpy as np
 import torch
 
 not_callable = 3
@@ -21,6 +23,11 @@ def prompt_length(prompts: list[str], responses: list[str]) -> list[float]:
 
 def ended(prompts: list[str], responses: list[str], terminated: list[bool]) -> list[float]:
     return [1.0 if end else -1.0 for end in terminated]
+
+
+def noisy(prompts: list[str], responses: list[str]) -> list[float]:
+    """Draws from every global generator that a checkpoint keeps."""
+    return [random.random() + np.random.random() + float(torch.rand(())) for _ in responses]  # noqa: NPY002
 
 
 def one_too_few(prompts: list[str], responses: list[str]) -> list[float]:
