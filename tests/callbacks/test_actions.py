@@ -184,13 +184,6 @@ def test_wrong_coefficient_is_refused_at_the_start(tmp_path: Path, name: str, me
     assert module.batches == 0
 
 
-def test_a_coefficient_is_raised_again_after_each_cooldown(tmp_path: Path) -> None:
-    module = Coefficients([0, 1, 1, 1, 1, 1])
-    action = AdjustCoefficient("beta", 2.0, upper=0.3, cooldown=2)
-    trainer(tmp_path, watching(action)).fit(module, batches(6))
-    assert module.beta == 0.3  # 0.1, then 0.2 at step 2, 0.3 at steps 4 and 6
-
-
 def test_a_resumed_run_goes_on_with_what_was_set(tmp_path: Path) -> None:
     def actions() -> list[Action]:
         names = ("beta", "gamma", "kl_coef", "objective.entropy_coef")

@@ -78,16 +78,6 @@ def test_a_collapse_is_logged_step_by_step(tmp_path: Path, manual: bool) -> None
     assert logged == [call(metrics=found, step=step) for step, found in enumerate(metrics, 1)]
 
 
-def test_a_healthy_run_stays_at_level_zero_and_writes_no_text(tmp_path: Path) -> None:
-    script = {"drift": [1.0 + 0.1 * math.sin(i) for i in range(30)]}
-    monitor = Monitor("drift", high_ratio=1.5, low_ratio=0.5)
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    assert watched(tmp_path, script, [monitor], logger=logger) == [0] * 30
-    events = read_events(tmp_path)
-    assert [event.value for event in events.Scalars("monitor/level")] == [0.0] * 30
-    assert "monitor/verdict/text_summary" not in events.Tags()["tensors"]
-
-
 def test_the_verdict_is_written_where_the_level_changes(tmp_path: Path) -> None:
     watch = Watch()
     detector = CollapseDetector(two_monitors(), [watch])
@@ -279,14 +269,6 @@ def test_an_old_value_is_no_new_reading(tmp_path: Path) -> None:
     script = {"kl": [1.0, None, None, 20.0, None, None, 20.0, 20.0]}
     assert watched(tmp_path, script, [monitor]) == [0, 0, 0, 0, 0, 0, 2, 2]
     assert monitor.history == [1.0, 20.0, 20.0, 20.0]
-
-
-def test_a_tensor_of_the_steps_outputs_is_read_by_its_mean(tmp_path: Path) -> None:
-    scores = [[[1.0, 1.0]], [[2.0], [0.0]], [[20.0, 4.0]], [[21.0, 5.0]]]
-    monitor = above(10.0, "scores")
-    script = {"drift": [1.0] * 4}
-    assert watched(tmp_path, script, [monitor], {"outputs": {"scores": scores}}) == [0, 0, 0, 2]
-    assert monitor.history == [1.0, 1.0, 12.0, 13.0]
 
 
 def test_a_distribution_is_logged_with_its_shape_and_a_histogram(tmp_path: Path) -> None:

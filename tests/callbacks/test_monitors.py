@@ -50,15 +50,6 @@ def test_a_line_itself_is_not_beyond_it() -> None:
     assert levels(watcher, [math.nextafter(20, 21), math.nextafter(2, 1)]) == [C, C]
 
 
-def test_two_sides() -> None:
-    watcher = monitor(low_ratio=0.5, high_ratio=2.0)
-    assert watcher.thresholds() == (-INF, INF)
-    levels(watcher, [10.0] * 4)
-    assert watcher.thresholds() == (5.0, 20.0)
-    seen = [(watcher.observe(v), watcher.side) for v in (4.0, 10.0, 21.0, 10.0)]
-    assert seen == [(C, "low"), (H, ""), (C, "high"), (H, "")]
-
-
 def test_a_ratio_waits_for_the_baseline_and_a_fixed_line_does_not() -> None:
     assert levels(monitor(high_ratio=2.0), [1.0, 50.0, 1.0]) == [H] * 3
     assert levels(monitor(high=20.0), [1.0, 50.0, 1.0]) == [H, C, H]
@@ -108,15 +99,6 @@ def test_a_flat_baseline_that_is_not_positive_has_no_line_by_ratio(center: float
     levels(watcher, [center] * 4)
     assert watcher.thresholds() == (-INF, INF)
     assert levels(watcher, [center + 1e-9, center - 1e-9]) == [H, H]
-
-
-@pytest.mark.parametrize(
-    ("value", "level"), [(-1e9, H), (10.0, H), (14.9, H), (15.1, S), (20.0, S), (20.1, C)]
-)
-def test_suspicion_begins_half_way_on_the_side_of_the_threshold(value: float, level: Level) -> None:
-    watcher = monitor(high=20.0)
-    levels(watcher, [10.0] * 4)
-    assert watcher.observe(value) is level
 
 
 def test_the_ways_to_two_lines_are_halved_on_their_own() -> None:
@@ -220,16 +202,6 @@ def test_a_slow_rise_is_seen_before_it_reaches_the_threshold() -> None:
     seen = levels(Monitor("x", **options, horizon=16, trend_steps=10), series)
     assert (seen.index(S), seen.index(C)) == (15, 33)
     assert set(seen[15:33]) == {S}  # without a gap
-
-
-def test_a_slow_rise_is_seen_in_noise() -> None:
-    rng = random.Random(0)
-    series = [4.0 + max(0, i - 8) * 0.2 + rng.gauss(0, 0.4) for i in range(60)]
-    options: dict[str, Any] = {"high": 10.0, "baseline_steps": 8, "patience": 2, "suspicion": 0.5}
-    blind = levels(Monitor("x", **options, horizon=0), series)
-    seen = levels(Monitor("x", **options, horizon=20, trend_steps=10), series)
-    assert seen.index(S) <= blind.index(S) - 4
-    assert seen.index(C) == blind.index(C)
 
 
 def test_a_trend_says_in_how_many_steps_it_reaches_the_threshold() -> None:
@@ -403,24 +375,14 @@ def test_a_resumed_monitor_sees_what_one_that_never_stopped_sees(split: int) -> 
     assert {seen[0] for seen in whole} == {H, S, C}  # type: ignore[index]
     before, after = stateful(), stateful()
     first = watched(before, SERIES[:split])
-    state = json.loads(json.dumps(before.state_dict()))
+    state = before.state_dict()
+    saved = json.dumps(state)
     before.observe(1e9)  # must not reach into the state
     after.load_state_dict(state)
-    assert json.dumps(after.state_dict()) == json.dumps(state)
+    assert json.dumps(after.state_dict()) == saved
     assert first + watched(after, SERIES[split:]) == whole
+    assert json.dumps(state) == saved
     assert type(after.level) is Level
-
-
-def test_a_state_is_a_copy() -> None:
-    watcher = monitor(high=20.0)
-    levels(watcher, [10.0, 10.0])
-    state = watcher.state_dict()
-    before = json.dumps(state)
-    levels(watcher, [30.0, 30.0, 30.0])
-    assert json.dumps(state) == before
-    watcher.load_state_dict(state)
-    levels(watcher, [30.0, 30.0, 30.0])
-    assert json.dumps(state) == before
 
 
 def test_a_monitor_is_named_by_the_end_of_its_key() -> None:

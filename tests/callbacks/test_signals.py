@@ -254,11 +254,3 @@ def test_the_defaults_are_new_each_time() -> None:
     first = default_monitors()
     first[0].observe(1.0)
     assert default_monitors()[0].steps == 0
-
-
-def test_options_reach_the_monitor() -> None:
-    watcher = KLMonitor("a/kl", high=3.0, high_ratio=2.0, name="divergence", patience=7)
-    assert (watcher.key, watcher.high, watcher.high_ratio) == ("a/kl", 3.0, 2.0)
-    assert (watcher.name, watcher.patience) == ("divergence", 7)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'height'"):
-        KLMonitor(height=3.0)

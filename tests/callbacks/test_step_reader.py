@@ -32,14 +32,6 @@ def test_logged_metric_hides_a_tensor_of_its_name() -> None:
     assert read == StepMetrics({"kl": 1.0}, {})
 
 
-def test_value_is_read_once_until_it_is_logged_again() -> None:
-    reader, run = StepReader(), logged(kl=1.0)
-    assert reader.read_new_scalars(run) == {"kl": 1.0}
-    assert reader.read_new_scalars(run) == {}
-    run.callback_metrics["kl"] = torch.tensor(1.0)
-    assert reader.read_new_scalars(run) == {"kl": 1.0}
-
-
 def test_ranks_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     other = StepMetrics({"kl": 3.0, "rare": 4.0, "loss": NAN}, {"scores": [3.0]})
 
