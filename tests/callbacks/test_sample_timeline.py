@@ -190,17 +190,6 @@ class TestFit:
         assert not (tmp_path / "cut.jsonl.new").exists()
 
     @resumes_at_the_next_batch
-    def test_any_text_survives_a_resume(self, tmp_path: Path) -> None:
-        records = [{"response": "one\u2028two\x85three\r\nfour"}]
-        saver = Saver(tmp_path / "saved.ckpt")
-        fitted(tmp_path, Answering(records=records), SampleTimeline(["hi"], 5), saver)
-        whole = lines(tmp_path / "samples.jsonl")
-        resumed = Answering(records=records)
-        fitted(tmp_path, resumed, SampleTimeline(["hi"], 5), ckpt_path=tmp_path / "saved.ckpt")
-        assert lines(tmp_path / "samples.jsonl") == whole
-        assert whole[0]["response"] == records[0]["response"]
-
-    @resumes_at_the_next_batch
     def test_a_checkpoint_without_a_timeline_drops_nothing(self, tmp_path: Path) -> None:
         fitted(tmp_path, Answering(), Saver(tmp_path / "saved.ckpt"))
         (tmp_path / "samples.jsonl").write_text('{"step": 99}\n')

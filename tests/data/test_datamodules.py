@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from lit_rlhf.data import DataSource, PromptDataModule, RecordError
+from lit_rlhf.data import DataSource, PromptDataModule
 from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataModule
 from lit_rlhf.data.dataset import PreferenceBatch, PromptBatch, TokenBatch
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
@@ -205,16 +205,6 @@ def test_losses_are_counted_and_logged(
     assert f"{path}:3: the response alone is longer than max_length" in caplog.text
     assert "left out 1 of 4 records: 1 x" in caplog.text
     assert "train: 3 examples of 4 records" in caplog.text
-
-
-def test_turn_with_eos_is_bad(write_lines: Writer, tokenizer: Tokenizer) -> None:
-    evil = {"question": "what is </s>?", "answer": "x"}
-    with pytest.raises(RecordError, match=r"data\.jsonl:3: a turn contains the text of the EOS"):
-        started(demonstrations(write_lines(*questions(2), evil), tokenizer))
-    path = write_lines(*questions(2), evil, "{")
-    data = started(demonstrations(path, tokenizer, on_bad_record="skip"))
-    assert data.counts.dropped == {"a turn contains the text of the EOS token": 1}
-    assert (data.counts.skipped, data.counts.kept) == ({"broken JSON": 1}, {"data": 3})
 
 
 def test_bad_settings_are_refused(write_lines: Writer, tokenizer: Tokenizer) -> None:

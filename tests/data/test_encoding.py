@@ -353,27 +353,6 @@ def length(tokenizer: Tokenizer, messages: list[Message]) -> int:
     return len(DialogueEncoder(tokenizer, "hh", 2000).encode_dialogue(messages).input_ids)
 
 
-@pytest.mark.parametrize(
-    ("turns", "kept", "dropped"),
-    [
-        (TURNS, TURNS, 0),
-        (TURNS, TURNS[2:], 2),
-        (TURNS, TURNS[4:], 4),
-        ([SYSTEM, *TURNS], [SYSTEM, *TURNS[4:]], 4),  # a system turn is kept where it fits
-        ([SYSTEM, *TURNS], TURNS[4:], 5),  # and goes before the last turn is cut
-    ],
-)
-def test_oldest_turns_go_first(
-    tokenizer: Tokenizer, turns: list[Message], kept: list[Message], dropped: int
-) -> None:
-    coder = DialogueEncoder(tokenizer, "hh", length(tokenizer, [*kept, ANSWER]))
-    encoded = coder.encode_dialogue([*turns, ANSWER])
-    assert (encoded.dropped_turns, encoded.cut_tokens) == (dropped, 0)
-    assert len(encoded.input_ids) == coder.max_length
-    whole = coder.encode_dialogue([*kept, ANSWER])
-    assert plain(encoded) == plain(whole._replace(dropped_turns=dropped))
-
-
 def test_last_turn_is_cut_on_the_left(tokenizer: Tokenizer) -> None:
     whole = DialogueEncoder(tokenizer, "hh", 2000).encode_dialogue([TURNS[4], ANSWER])
     coder = DialogueEncoder(tokenizer, "hh", len(whole.input_ids) - 3)
