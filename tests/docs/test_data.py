@@ -51,12 +51,3 @@ def test_report_of_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     exec(compile(block.text, "data.md", "exec"), {})
     comments = [line.partition("# ")[2] for line in block.text.splitlines() if "  # " in line]
     assert capsys.readouterr().out.splitlines() == comments
-
-
-def test_response_and_eos_are_trained(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = (b for b in blocks(PAGE) if "encode_dialogue" in b.text)
-    exec(compile(block.text, "data.md", "exec"), {})
-    text, counts = capsys.readouterr().out.splitlines()
-    assert text == repr("\n\nHuman: name two metals.\n\nAssistant: iron and zinc.<|endoftext|>")
-    # " iron", " and", " zinc", "." and EOS
-    assert counts.startswith("5 of ")

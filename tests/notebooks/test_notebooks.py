@@ -63,13 +63,6 @@ def test_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -> 
 
 
 @each_notebook
-def test_notebook_ends_with_something_to_change(path: Path) -> None:
-    last = read(path).cells[-1]
-    assert last.cell_type == "markdown"
-    assert "**Change something:** " in last.source
-
-
-@each_notebook
 def test_code_compiles_and_imports_names_that_there_are(path: Path) -> None:
     nodes = [node for cell in code_cells(read(path)) for node in ast.walk(parse(cell))]
     own = [n for n in nodes if isinstance(n, ast.ImportFrom) and str(n.module).startswith("lit_")]
