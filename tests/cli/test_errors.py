@@ -121,13 +121,6 @@ def test_missing_tracker(capsys: pytest.CaptureFixture[str], package: str, logge
     )
 
 
-def test_a_folder_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    error = FolderInUseError("runs/sft: another run writes to this folder: process 7")
-    with patch("lit_rlhf.cli.training.run_cli", side_effect=error):
-        code, _ = errors_of(capsys=capsys)
-    assert code == f"lit_rlhf fit: error: {error}"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="a full disk is pretended with /dev/full")
 def test_a_full_disk_is_named_with_its_file(capsys: pytest.CaptureFixture[str]) -> None:
     def fill(_: object) -> None:  # as Lightning's CSVLogger
@@ -144,6 +137,7 @@ def test_a_full_disk_is_named_with_its_file(capsys: pytest.CaptureFixture[str]) 
     [
         Exception("File too large (os error 27)"),  # of tokenizers
         RuntimeError("Error(s) in loading state_dict for A: Missing key(s)"),
+        FolderInUseError("runs/sft: another run writes to this folder: process 7"),
     ],
 )
 def test_an_error_about_a_file_is_one_line(error: Exception, capsys: Any) -> None:

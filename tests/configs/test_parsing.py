@@ -153,14 +153,6 @@ def test_overlay_parses_on_every_configuration_that_it_is_for(overlay: Path, con
     assert changed <= {key.removesuffix("+") for key in wanted}
 
 
-@pytest.mark.parametrize(
-    "overlay", [o for o in parsing.OVERLAYS if o.stem in STAGES_OF_OVERLAY], ids=parsing.name_of
-)
-def test_overlay_that_is_not_for_all_stages_says_so(overlay: Path) -> None:
-    head = overlay.read_text("utf-8").splitlines()[0].lower()
-    assert {stage for stage in MODULES if f"for {stage}" in head} == stages(overlay)
-
-
 PPO_BASES = [config for config in parsing.BASES if parsing.stage_of(config) == "ppo"]
 
 

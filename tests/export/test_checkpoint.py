@@ -12,15 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lit_rlhf.export import NetworkName, load_checkpoint_model
-from lit_rlhf.forward import sequence_scores
-from lit_rlhf.models import load_scalar_model
 from tests.export.folders import Runs, assert_same_model, weights
 from tests.modules.saved_runs import as_engines_write_it, saved_run
 from tests.modules.stages import write_data, write_models
 from tests.support.tiny_models import tiny_config
 
 IDS = torch.arange(4, 40).reshape(3, 12)
-MASK = torch.ones_like(IDS, dtype=torch.bool)
 NETWORKS = [("sft", None), ("reward", None), ("ppo", None), ("ppo", "critic")]
 
 
@@ -104,16 +101,6 @@ def test_weights_that_are_not_finite_are_not_exported(runs: Runs, tmp_path: Path
     with pytest.raises(ValueError, match="m: expected finite numbers, got NaN or infinity in"):
         load_checkpoint_model(tmp_path / "nan.ckpt").save(tmp_path / "m")
     assert not (tmp_path / "m").exists()
-
-
-@pytest.mark.parametrize("form", ["openrlhf", "trl"])
-def test_reward_model_in_other_formats_scores_alike(form: Any, runs: Runs, tmp_path: Path) -> None:
-    saved = runs("reward")
-    load_checkpoint_model(saved.checkpoint).save(tmp_path / "m", format=form)
-    with torch.no_grad():
-        models = (load_scalar_model(path).eval() for path in (tmp_path / "m", saved.finished))
-        actual, expected = (sequence_scores(model, IDS, MASK) for model in models)
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_value_head_keeps_the_output_layer_that_was_trained(runs: Runs, tmp_path: Path) -> None:

@@ -27,18 +27,12 @@ SETTINGS = {"seed": 1, "models": ["sft"]}
 
 
 def test_lines_are_json_in_utf_8(tmp_path: Path) -> None:
-    records = [{"text": "铁、铜\n"}, {"text": "iron"}]
+    # a model's text read from JSON may hold half of a surrogate pair
+    records = [{"text": "铁、铜\n"}, {"text": "half \ud800 of a pair, 铁"}]
     path = write_json_lines(tmp_path / "new" / "records.jsonl", records)
     lines = path.read_bytes().decode("utf-8").splitlines()
-    assert "铁" in lines[0]
+    assert all("铁" in line for line in lines)
     assert [json.loads(line) for line in lines] == records
-
-
-def test_half_a_surrogate_pair_is_written_as_json_writes_it(tmp_path: Path) -> None:
-    records = [{"text": "half \ud800 of a pair, 铁"}]  # a model's text read from JSON may hold it
-    path = write_json_lines(tmp_path / "records.jsonl", records)
-    assert "铁" in path.read_text("utf-8")
-    assert [json.loads(line) for line in path.read_text("utf-8").splitlines()] == records
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
@@ -49,12 +43,6 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     path = write_text(tmp_path / "records.jsonl", "old\n")
     with pytest.raises(RuntimeError, match="on the way"):
         write_json_lines(path, broken())
-    (file,) = tmp_path.iterdir()
-    assert (file.name, file.read_text("utf-8")) == ("records.jsonl", "old\n")
-
-
-def test_a_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
-    path = write_text(tmp_path / "records.jsonl", "old\n")
     with pytest.raises(UnicodeEncodeError):
         write_text(path, "new\n\ud800")
     (file,) = tmp_path.iterdir()

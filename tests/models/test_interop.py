@@ -25,7 +25,7 @@ from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import HeadFormat, ModelOptions, save_model_folder
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model, load_tokenizer
 from tests.models.foreign import FOREIGN, Foreign, Written, write_foreign
-from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_config, tiny_tokenizer
+from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
 
 Folder = Callable[[str], Path]
 IDS = torch.arange(4, 40).reshape(3, 12)
@@ -243,15 +243,3 @@ def test_we_score_plain_folders_as_transformers_does(family: str, tmp_path: Path
     tokenizer.save_pretrained(tmp_path)
     actual, expected = plain_text_scores(plain, tmp_path), our_text_scores(tmp_path)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_padding_with_eos_is_refused_by_plain_transformers(family: str, tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer(pad_token="</s>")
-    save_model_folder(tiny_causal_lm(family), tokenizer, tmp_path / "causal")
-    save_model_folder(load_scalar_model(tmp_path / "causal"), tokenizer, tmp_path / "scalar")
-    plain: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "scalar")
-    with pytest.raises(ValueError, match="Cannot handle batch sizes > 1"):
-        plain_text_scores(plain, tmp_path / "scalar")
-    for text, score in zip(TEXTS, our_text_scores(tmp_path / "scalar"), strict=True):
-        alone = plain(**tokenizer(text, return_tensors="pt")).logits[0, 0]
-        torch.testing.assert_close(alone, score, rtol=1e-4, atol=1e-5)

@@ -9,12 +9,10 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar, StochasticWeightAveraging
 from lightning.pytorch.tuner import Tuner
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lit_callbacks import StageProgressBar
 from lit_callbacks.output import say
-from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts, trainer
+from lit_rlhf.modules import RewardModule, SFTModule
+from tests.modules.stages import demonstrations, fitted, preferences, trainer
 
 FLAT: dict[str, Any] = {"learning_rate": 1e-2, "lr_scheduler": "constant"}
 
@@ -30,12 +28,6 @@ def test_learning_rate_finder_sets_rates(root: Path, tmp_path: Path, stage: str)
     assert len(losses) >= 3
     assert all(math.isfinite(loss) and loss > 0 for loss in losses)
     assert rates == sorted(set(rates))
-
-
-def test_the_learning_rate_finder_refuses_two_optimizers(root: Path, tmp_path: Path) -> None:
-    module, tuner = PPOModule(**ppo_options(root)), Tuner(trainer(tmp_path))
-    with pytest.raises(MisconfigurationException, match="single optimizer"):
-        tuner.lr_find(module, datamodule=prompts(root), update_attr=False)
 
 
 def test_stochastic_weight_averaging_is_refused(root: Path, tmp_path: Path) -> None:
@@ -64,9 +56,3 @@ def test_lines_above_bar(root: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     printed = capsys.readouterr()
     assert "Epoch 0/0" in printed.out
     assert "a verdict\n" in printed.err
-
-
-def test_two_bars_are_refused(tmp_path: Path) -> None:
-    bars = [RichProgressBar(), StageProgressBar("SFT")]
-    with pytest.raises(MisconfigurationException, match="multiple progress bar callbacks"):
-        trainer(tmp_path, callbacks=bars, enable_progress_bar=True)

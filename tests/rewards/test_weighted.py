@@ -46,13 +46,6 @@ def expected_totals(seen: list[float], texts: list[str]) -> list[float]:
     return [0.5 * (-len(text) - mean) / (std or 1.0) + 2.0 * text.endswith(".") for text in texts]
 
 
-def test_rules_add_up_by_their_weights() -> None:
-    reward = weighted(normalize=False)
-    assert (scored(reward, BATCHES[0]).tolist(), list(reward.moments)) == ([-0.5, 0.0, -1.0], [])
-    raw = {name: scores.tolist() for name, scores in reward.raw_scores.items()}
-    assert raw == {"brevity": [-1.0, -4.0, -2.0], "ends": [0.0, 1.0, 0.0]}
-
-
 def test_a_normalized_reward_enters_the_sum_with_the_moments_of_all_its_scores_so_far() -> None:
     reward = weighted()
     seen: list[float] = []

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -51,13 +50,6 @@ def test_an_unknown_network_and_a_missing_file_are_named(tmp_path: Path) -> None
         read_state_dict(path, "critic")
     (path / "policy/rank_00002.safetensors").unlink()
     with pytest.raises(ValueError, match=r"policy/rank_00002\.safetensors is missing"):
-        read_state_dict(path)
-
-
-def test_state_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    content: dict[str, Any] = {"state_dict": {"x": Path("object")}}
-    path = write_checkpoint_folder(tmp_path / "last.ckpt", content)
-    with pytest.raises(ValueError, match="Weights only load failed"):
         read_state_dict(path)
 
 
