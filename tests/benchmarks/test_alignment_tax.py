@@ -8,14 +8,7 @@ import pytest
 
 from benchmarks import alignment_tax
 from benchmarks.alignment_tax import format_page, judge, split_text, write_questions
-from benchmarks.reproduce.judging import student_interval
 from lit_rlhf.tools.evaluation.benchmarks.choices import read_questions
-
-
-def test_interval_is_students() -> None:
-    # standard deviation 0.01, standard error 0.01 / sqrt(3), quantile 4.303
-    expected = pytest.approx((-0.004843, 0.02, 0.044843), abs=1e-6)
-    assert student_interval([0.01, 0.02, 0.03]) == expected
 
 
 @pytest.mark.parametrize(

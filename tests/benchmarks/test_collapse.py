@@ -10,11 +10,10 @@ from benchmarks.collapse import (
     RESULT,
     Detection,
     compare_with_harm,
-    detect_collapse,
     format_page,
     scale_thresholds,
 )
-from lit_callbacks import KLMonitor, LengthMonitor, Monitor, PerplexityMonitor
+from lit_callbacks import KLMonitor, LengthMonitor, PerplexityMonitor
 
 
 def test_thresholds_move_as_far_from_the_baseline_as_the_factor_says() -> None:
@@ -35,16 +34,6 @@ def logs(tmp_path: Path) -> Path:
     rows = [f"{k},{kl},{gold}" for k, (kl, gold) in enumerate(zip(KL, GOLD, strict=True), start=1)]
     (tmp_path / "metrics.csv").write_text("\n".join(["step,rollout/kl,rollout/gold", *rows]) + "\n")
     return tmp_path
-
-
-def kl_monitor(high: float) -> list[Monitor]:
-    return [KLMonitor(high=high, baseline_steps=3, horizon=0)]
-
-
-def test_run_is_healthy_until_its_first_suspicion(logs: Path) -> None:
-    # 0.9 is beyond 3/4 of the way to 1.0, and 2.0 too: suspicious; 2.0 and 3.0 are beyond 1.0
-    assert detect_collapse(logs, kl_monitor(1.0)) == Detection(flagged_at=7, healthy_until=5)
-    assert detect_collapse(logs, kl_monitor(100.0)) == Detection(flagged_at=None, healthy_until=8)
 
 
 @pytest.mark.parametrize(

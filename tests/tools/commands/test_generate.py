@@ -127,17 +127,6 @@ def test_a_bad_prompt_of_an_argument_is_named_by_its_number(root: Path) -> None:
     assert "prompts:2: a turn contains the text of the EOS token" in said
 
 
-def test_a_folder_without_a_model_says_how_to_make_one(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "last.ckpt").touch()
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").touch()
-    for path in (tmp_path / "last.ckpt", tmp_path):
-        text = refused(["--models", str(path), "--prompt", "hi"])
-        assert "`lit_rlhf export` makes such a folder" in text
-    text = refused(["--models", str(tmp_path / "adapter"), "--prompt", "hi"])
-    assert "only a LoRA adapter; `lit_rlhf export` merges it into its base model" in text
-
-
 def test_a_chat_reads_from_a_pipe(root: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n/reset\n\nhi\n/quit\nnever\n"))
     main(arguments(root, "--chat"))

@@ -169,13 +169,6 @@ def test_a_wide_margin_makes_every_prompt_a_tie(folders: Folders) -> None:
     assert report.outcomes["characters"][:3] == (0.0, 1.0, 0.0)
 
 
-def test_a_function_is_told_which_responses_ended(folders: Folders) -> None:
-    result = compared(folders, [folders.sft], rewards={QUESTION_MARKS: 1.0}, max_prompts=2)
-    samples = result.samples["sft"]
-    marks = samples.scores["question_marks"].tolist()
-    assert marks == [-float(not response.ended) for response in samples.responses]
-
-
 def test_a_rule_scores_too_times_its_weight_and_not_normalized(folders: Folders) -> None:
     rule = {"rule": "length", "unit": "characters", "longest": 0, "weight": 2.0, "normalize": True}
     result = compared(folders, [folders.sft], rewards={CHARACTERS: 1.0, "short": rule})
@@ -224,17 +217,10 @@ def test_rule_compares_with_field_of_prompts_records(folders: Folders, tmp_path:
 
 def test_the_report_is_strict_json(comparison: Comparison) -> None:
     report = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
-    assert report["baseline"] == "sft"
-    assert report["n_prompts"] == 7
-    assert report["rewards"]["characters"] == CHARACTERS
+    assert (report["baseline"], report["n_prompts"]) == ("sft", 7)
     assert report["policies"]["sft"]["rewards"]["reward"]["against_baseline"] is None
     ppo = report["policies"]["ppo"]
-    summary = {"mean", "low", "high", "std"}
-    others = {"complete", "against_baseline", "minus_baseline"}
-    assert set(ppo["rewards"]["reward"]) == summary | others
-    against = ppo["rewards"]["reward"]["against_baseline"]
-    assert against["win"] + against["tie"] + against["lose"] == pytest.approx(1.0)
-    assert len(against["win_interval"]) == 2
+    assert len(ppo["rewards"]["reward"]["against_baseline"]["win_interval"]) == 2
     assert ppo["response_length"] == comparison.policies["ppo"].metrics["response_length"]
 
 
@@ -253,11 +239,6 @@ def test_policies_with_different_tokenizers_are_refused(folders: Folders, tmp_pa
     other = write_policy(tmp_path / "other", tokenizer=tokenizer)
     with pytest.raises(ValueError, match=r"other' \(here\).* like the first one, .*tokenizer_hash"):
         compared(folders, [folders.sft, other])
-
-
-def test_a_template_the_policy_was_not_trained_on_is_refused(folders: Folders) -> None:
-    with pytest.raises(ValueError, match=r"(?s)sft': expected text as in its training"):
-        compared(folders, [folders.sft], chat_template="paper-en")
 
 
 def test_a_reward_model_of_another_template_is_refused(folders: Folders, tmp_path: Path) -> None:
@@ -399,25 +380,15 @@ def cells(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
-def test_the_table_shows_every_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_scores_metrics_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
     print_comparison(Comparison({"sft": SFT, "ppo": PPO}, {}, {"gold": "a:gold"}, 256, 0))
-    printed = capsys.readouterr().out
-    lines = [cells(line) for line in printed.splitlines()]
+    lines = [cells(line) for line in capsys.readouterr().out.splitlines()]
     assert ["sft", "ppo"] in lines
-    assert {line[0]: line[1:] for line in lines if len(line) == 3} == {
-        "gold": ["0.50 [0.40, 0.60]", "1.25 [1.00, 1.50]"],
-        "length, tokens": ["12.3", "12.3"],
-        "of complete responses": ["nan", "nan"],
-        "truncated": ["12.5%", "12.5%"],
-        "commonest opening": ["0.0%", "0.0%"],
-        "repetition": ["0.0%", "0.0%"],
-        "KL, nats": ["1.50", "1.50"],
-        "perplexity": ["2.25", "2.25"],
-        "distinct-2": ["0.457", "0.457"],
-    }
-    assert "256 prompts" in printed
-    against = ["gold", "ppo", "50 [44, 56]", "25 [20, 31]", "25 [20, 30]", "256"]
-    assert against in lines
+    assert ["gold", "0.50 [0.40, 0.60]", "1.25 [1.00, 1.50]"] in lines
+    assert ["length, tokens", "12.3", "12.3"] in lines
+    assert ["truncated", "12.5%", "12.5%"] in lines
+    assert ["distinct-2", "0.457", "0.457"] in lines
+    assert ["gold", "ppo", "50 [44, 56]", "25 [20, 31]", "25 [20, 30]", "256"] in lines
 
 
 def test_best_of_n(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

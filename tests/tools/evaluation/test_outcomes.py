@@ -20,12 +20,6 @@ def test_outcomes_are_shares_of_prompts() -> None:
     assert (rates.win, rates.tie, rates.lose) == (0.25, 0.5, 0.25)
 
 
-def test_outcomes_swap_with_the_policies() -> None:
-    ours, theirs = np.array([1.0, 0.0, 2.0]), np.array([0.0, 3.0, 1.0])
-    there, back = outcome_rates(ours, theirs, 0.2), outcome_rates(theirs, ours, 0.2)
-    assert (there.win, there.tie, there.lose) == (back.lose, back.tie, back.win)
-
-
 def test_intervals_of_shares_are_wilsons() -> None:
     differences = [1.0] * 120 + [0.0] * 200 + [-1.0] * 80  # shares of 0.3, 0.5 and 0.2
     rates = outcome_rates(differences, [0.0] * 400)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_rlhf.models import load_causal_lm, load_tokenizer
-from lit_rlhf.tools.evaluation.benchmarks import print_benchmarks, run_benchmarks
+from lit_rlhf.tools.evaluation.benchmarks import run_benchmarks
 from lit_rlhf.tools.evaluation.benchmarks.alignment_tax import BenchmarkScore, compare_results
 from lit_rlhf.tools.evaluation.benchmarks.harness import TaskResult
 from tests.tools.evaluation.benchmarks.questions import RECORDS
@@ -128,15 +128,3 @@ def test_differences_are_paired_where_questions_can_be() -> None:
 def test_other_differences_are_unpaired(before: TaskResult, after: TaskResult, error: Any) -> None:
     (row,) = compare_results({"sft": {"b": [before]}, "ppo": {"b": [after]}})
     assert row.scores["ppo"] == BenchmarkScore(2.0, 0.4, -1.0, error)
-
-
-def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policies = [str(root / "sft"), str(root / "ppo")]
-    report = run_benchmarks(policies, choices=[str(root / "questions.jsonl")], shots=0)
-    print_benchmarks(report)
-    printed = capsys.readouterr().out
-    whole = report.rows[0].scores
-    assert f"{whole['sft'].value:.3f} ± {whole['sft'].stderr:.3f}" in printed
-    assert f"{whole['ppo'].difference:+.3f} ± {whole['ppo'].difference_stderr:.3f}" in printed
-    assert "metals (acc)" in printed
-    assert "its difference from sft" in printed

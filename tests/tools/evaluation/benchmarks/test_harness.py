@@ -66,6 +66,9 @@ def test_a_group_is_a_row_over_all_questions_with_its_parts_below(
     printed = capsys.readouterr().out
     assert "mmlu_social_sciences (acc)" in printed
     assert "1 examples before each" in printed
+    assert "its difference from sft" in printed
+    found = whole.scores["ppo"]
+    assert f"{found.difference:+.3f} ± {found.difference_stderr:.3f}" in printed
 
 
 def test_offline(policies: list[str], few_tasks: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from lit_rlhf.tools.evaluation import Responses
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from lit_rlhf.tools.evaluation.judge.judgement import Judgement
 from tests.support.judge_server import Asked, JudgeServer, judge_server, longer_wins, verdict
-from tests.tools.evaluation.judge.attacks import ATTACKS
 
 # against sft: longer, shorter, as long, equal
 SFT = ["four", "four", "four", "same"]
@@ -158,22 +157,6 @@ def test_replies_that_stay_malformed_are_invalid_and_not_ties(tmp_path: Path) ->
     assert (row.invalid, row.against_baseline.n) == (1, 3)
     assert row.against_baseline.lose == pytest.approx(1 / 3)
     assert judged.usage["invalid"] == again.usage["invalid"] == 1
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_an_answer_that_gives_orders_is_judged_like_any_other(tmp_path: Path, attack: str) -> None:
-    text = ATTACKS[attack]
-
-    def exact(asked: Asked) -> str:  # the judge sees the very text, and dislikes it
-        seen = {name: asked.data[name] for name in ("answer_a", "answer_b")}
-        assert sorted(seen.values()) == sorted([text, "honest"])
-        assert asked.data["conversation"] == [{"role": "user", "content": "prompt 0"}]
-        return verdict("B" if seen["answer_a"] == text else "A")
-
-    with judge_server(exact) as server:
-        asked = options(server, tmp_path, max_characters=400_000, max_attempts=1)
-        judged = judge_policies(said(sft=["honest"], ppo=[text]), asked)
-    assert results(judged) == ["lose"]
 
 
 def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from torchmetrics.functional.classification import binary_calibration_error
 
 from lit_rlhf.tools.evaluation.reward_report.measures import (
     accuracy,
@@ -64,16 +62,6 @@ def test_reliability_and_its_error_by_hand() -> None:
     assert (certain.pairs, certain.accuracy) == (1, 1.0)
     expected = (2 * 0.5 + 3 * (0.9 - 2 / 3) + (1 - 1 / (1 + math.exp(-9.2)))) / 6
     assert calibration_error(differences) == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_error_is_that_of_the_bins_and_of_the_validation_metric() -> None:
-    differences = np.random.default_rng(0).normal(0.5, 2.0, size=500)
-    bins = reliability(differences)
-    from_bins = sum(b.pairs * abs(b.confidence - b.accuracy) for b in bins) / 500
-    tensor = torch.tensor(differences)
-    metric = binary_calibration_error(tensor.abs().sigmoid(), (tensor > 0).long())
-    assert calibration_error(differences) == pytest.approx(from_bins, abs=1e-6)
-    assert calibration_error(differences) == pytest.approx(float(metric), abs=1e-6)
 
 
 def test_histogram_bars_never_cross_zero_and_hold_every_pair() -> None:
