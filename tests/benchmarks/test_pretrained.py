@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import pretrained
 from benchmarks.pretrained import FILES, Benchmark, Sizes, Step, correlate_scores
-from benchmarks.pretrained_page import draw, find_harm, format_detector, format_page, format_tables
+from benchmarks.pretrained_page import draw, find_harm, format_page, format_tables
 from benchmarks.results_file import read_runs
 from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.tools.lab import World, write_world
@@ -69,8 +69,6 @@ def test_harm_is_a_gold_score_that_stays_low() -> None:
     assert find_harm([*start, -0.3, -0.3, 0.0, -0.3, -0.3, -0.3], std=0.4) == 9
     # the spread is the SFT model's, not that of iterations which already fall
     assert find_harm([0.5, 0.4, 0.1, -0.2, -0.8, -1.0, -1.2], std=1.0) == 5
-    rows = read_runs(pretrained.RESULTS)
-    assert [x for x in format_detector(rows).splitlines() if "ppo_faster_1 | 32 | 6 | 6" in x]
 
 
 def test_no_step_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

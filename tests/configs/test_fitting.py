@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from lit_rlhf.data import TextContract
 from tests.configs.parsing import OVERLAYS, PPO_ABLATIONS, name_of
-from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, logged, moved, overlay
+from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, logged, overlay
 
 PPO_MAX = QUICKSTART / "ppo_max.yaml"
 
@@ -174,12 +174,3 @@ def test_examples_fit(name: str, reward: str, world: Path, tmp_path: Path) -> No
     metrics = finite(logged(tmp_path / "logs" / name))
     assert len(metrics[f"rollout/score/{reward}"]) == 2
     assert has_learned(tmp_path / name, base)
-
-
-def test_moves_prefer_the_longest_path(tmp_path: Path) -> None:
-    config = tmp_path / "a" / "b.yaml"
-    config.parent.mkdir()
-    config.write_text("x: runs/quickstart/sft\ny: runs/quickstart/logs", "utf-8")
-    moves = {"runs/quickstart": Path("/r"), "runs/quickstart/sft": Path("/s")}
-    copy = moved(config, tmp_path, moves)
-    assert copy.read_text("utf-8") == "x: /s\ny: /r/logs"
