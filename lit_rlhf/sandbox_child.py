@@ -32,7 +32,6 @@ _ENDINGS = ("", "!", "\n", "b", "\n\x00" + "".join(map(chr, range(32, 127))))
 
 def _bound_operator(_: object, context: object, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
     """Jinja's `call_binop` for `**`, `*`, `%` and `+`, refusing results that take long or much."""
-    del context
     if operator == "**":
         if isinstance(left, int) and isinstance(right, int):
             check(right * left.bit_length(), _LARGEST_INTEGER, "**")

@@ -56,6 +56,18 @@ _HINTS = {
 }
 """Names of our commands for names that other tools use."""
 INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
+_HELP = """\
+usage: lit_rlhf COMMAND [OPTIONS]
+
+{commands}
+
+Two commands that run in an empty folder:
+
+  lit_rlhf quickstart         all stages on built-in data
+  lit_rlhf start pairs.csv    the same on a file of yours
+
+lit_rlhf COMMAND --help tells more, lit_rlhf --version the version. An error is one line; --debug \
+shows where it was raised."""
 _STAGE_HELP = """\
 usage: lit_rlhf {name} --config NAME [--config NAME ...] [OPTIONS]
 
@@ -170,23 +182,7 @@ def module_of(name: str) -> str:
 def usage() -> str:
     """Help of the program: its commands."""
     lines = [f"  {name:<12}{text}" for name, text in (STAGE_COMMANDS | COMMANDS).items()]
-    return fold(
-        "\n".join(
-            [
-                "usage: lit_rlhf COMMAND [OPTIONS]",
-                "",
-                *lines,
-                "",
-                "Two commands that run in an empty folder:",
-                "",
-                "  lit_rlhf quickstart         all stages on built-in data",
-                "  lit_rlhf start pairs.csv    the same on a file of yours",
-                "",
-                "lit_rlhf COMMAND --help tells more, lit_rlhf --version the version. An error "
-                "is one line; --debug shows where it was raised.",
-            ]
-        )
-    )
+    return fold(_HELP.format(commands="\n".join(lines)))
 
 
 def stage_usage(name: str) -> str:

@@ -15,10 +15,10 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from lit_callbacks import RECORDS_FILE, default_checkpoint_dir
+from lit_callbacks import RECORDS_FILE
 from lit_rlhf.command import UsageError
 from lit_rlhf.files import delete, lock_path, read_manifest
-from lit_rlhf.modules import RUN_KEY, StageModule, folders_during, run_id
+from lit_rlhf.modules import RUN_KEY, StageModule, checkpoint_folders, folders_during, run_id
 from lit_rlhf.strategies import NAME_KEY, find_newest_checkpoint, read_lightning_state
 
 _LOGGER_NAMES = ("name", "run_name")
@@ -139,13 +139,6 @@ def find_last_checkpoint(trainer: Trainer) -> str | None:
             "from the beginning"
         )
     return None if found is None else str(found)
-
-
-def checkpoint_folders(trainer: Trainer) -> list[Path]:
-    """The folders of a trainer's checkpoint callbacks, each once, in the order of the callbacks."""
-    default = default_checkpoint_dir(trainer)
-    folders = (getattr(c, "dirpath", None) or default for c in trainer.checkpoint_callbacks)
-    return list(dict.fromkeys(map(Path, folders)))
 
 
 def check_checkpoint_class(path: str, configured: str) -> None:

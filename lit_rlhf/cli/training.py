@@ -27,7 +27,6 @@ from lit_rlhf.cli.main import STAGE_COMMANDS
 from lit_rlhf.cli.runs import (
     DeleteEarlierRun,
     check_checkpoint_class,
-    checkpoint_folders,
     find_last_checkpoint,
     has_finished,
     hash_command,
@@ -38,6 +37,7 @@ from lit_rlhf.command import CONFIG_FLAGS, CommandParser, UsageError, read_flags
 from lit_rlhf.modules import (
     ChangedRunError,
     StageModule,
+    checkpoint_folders,
     folders_during,
     is_dry_run,
     merge_options,

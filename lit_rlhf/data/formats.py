@@ -300,7 +300,6 @@ def _parse_dialogue(read: Callable[[Row, str], _Turns], *fields: str) -> _Parser
     """A parser of a whole dialogue in one of several fields; `chosen` may have a `rejected`."""
 
     def parse(row: Row, kind: RecordKind) -> Iterator[_Parts]:
-        del kind
         field = next((name for name in fields if row.get(name) is not None), fields[-1])
         prompt, response = _split_response(read(row, field))
         same, rejected = prompt, None
@@ -315,7 +314,6 @@ def _parse_answer(prompts: Sequence[str], answers: Sequence[str]) -> _Parser:
     """A parser of a prompt and its answer, each in one of several fields."""
 
     def parse(row: Row, kind: RecordKind) -> Iterator[_Parts]:
-        del kind
         field, answer_field = row.find_field(*prompts), row.find_field(*answers)
         prompt = _add_system(row, _read_prompt(row, field))
         prompt, response = _read_response(row, prompt, answer_field)
@@ -325,7 +323,6 @@ def _parse_answer(prompts: Sequence[str], answers: Sequence[str]) -> _Parser:
 
 
 def _parse_pairs(row: Row, kind: RecordKind) -> Iterator[_Parts]:
-    del kind
     field = row.find_field(*_PAIR_PROMPT_FIELDS)
     has_prompt = row.get(field) is not None
     stem = _add_system(row, _read_prompt(row, field)) if has_prompt else ()
@@ -337,7 +334,6 @@ def _parse_pairs(row: Row, kind: RecordKind) -> Iterator[_Parts]:
 
 
 def _parse_conversations(row: Row, kind: RecordKind) -> Iterator[_Parts]:
-    del kind
     field = "conversations"
     turns = _add_system(row, row.read_turns(field))
     if row.get("chosen") is None and row.get("rejected") is None:
@@ -411,7 +407,6 @@ def _parse_multiple_choice(row: Row, kind: RecordKind) -> Iterator[_Parts]:
 
 
 def _parse_instances(row: Row, kind: RecordKind) -> Iterator[_Parts]:
-    del kind
     instruction = row.read_string("instruction")
     instances = row.get("instances")
     if not isinstance(instances, list) or not instances:

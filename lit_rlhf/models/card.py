@@ -55,10 +55,11 @@ class ModelCardInfo:
             for name, value in self.config.items()
             if not name.startswith("_") and name != "output_dir"
         }
+        command = self.command
         shortened = {
             "base_model": shorten_paths(self.base_model),
             "config": config,
-            "command": self.command and _shorten_words(self.command),
+            "command": command and " ".join(str(shorten_paths(w)) for w in command.split(" ")),
             "start": read_card_data(self.base_model).to_dict(),  # type: ignore[no-untyped-call]
         }
         return {"made": asdict(self) | shortened, "versions": code_versions()}
@@ -141,7 +142,3 @@ def shorten_paths(value: object) -> object:
         and (path[0] in "/.~" or path.count("/") > 1 or Path(path).exists())
     )
     return f"{option}{sign}{Path(path).name}" if is_path else value
-
-
-def _shorten_words(command: str) -> str:
-    return " ".join(str(shorten_paths(word)) for word in command.split(" "))

@@ -5,6 +5,7 @@
   `lit_rlhf.rollout.SamplingOptions`.
 """
 
+from lit_rlhf.modules.finished import checkpoint_folders as checkpoint_folders
 from lit_rlhf.modules.finished import folders_during as folders_during
 from lit_rlhf.modules.finished import is_dry_run as is_dry_run
 from lit_rlhf.modules.option_names import dotted_arguments as dotted_arguments

@@ -180,12 +180,15 @@ def _folder_contents(runs: Sequence[str], models: Sequence[str]) -> dict[str, ob
 
 def folders_during(trainer: Trainer) -> list[Path]:
     """Folders of logs and checkpoints that the run writes to while it trains."""
+    logs = [default_checkpoint_dir(trainer).parent] if trainer.loggers else []
+    return [*logs, *checkpoint_folders(trainer)]
+
+
+def checkpoint_folders(trainer: Trainer) -> list[Path]:
+    """The folders of a trainer's checkpoint callbacks, each once, in the order of the callbacks."""
     default = default_checkpoint_dir(trainer)
-    checkpoints = [
-        Path(getattr(callback, "dirpath", None) or default)
-        for callback in trainer.checkpoint_callbacks
-    ]
-    return [*([default.parent] if trainer.loggers else []), *checkpoints]
+    folders = (getattr(c, "dirpath", None) or default for c in trainer.checkpoint_callbacks)
+    return list(dict.fromkeys(map(Path, folders)))
 
 
 def log_folder(trainer: Trainer) -> Path:

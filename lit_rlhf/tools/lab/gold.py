@@ -110,7 +110,16 @@ def gold_reward(
     such as "two more". Without `terminated`, which says whether a response ended with EOS, only the
     last word decides whether it is finished.
     """
-    return [terms.total for terms in _all_terms(prompts, responses, terminated)]
+    flags = [True] * len(responses) if terminated is None else list(terminated)
+    if not len(prompts) == len(responses) == len(flags):
+        raise ValueError(
+            "prompts, responses, terminated: expected equal lengths, got "
+            f"{len(prompts)}, {len(responses)} and {len(flags)}"
+        )
+    return [
+        gold_terms(parse_request(prompt), response, bool(flag)).total
+        for prompt, response, flag in zip(prompts, responses, flags, strict=True)
+    ]
 
 
 def well_formed(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
@@ -120,25 +129,9 @@ def well_formed(prompts: Sequence[str], responses: Sequence[str]) -> list[float]
     also judges responses to prompts of another template. Returns 0 for a response that is
     `malformed` as in `GoldTerms`, else 1.
     """
-    del prompts
     return [
         float(any(_has_form(split_words(response), language) for language in LEXICONS))
         for response in responses
-    ]
-
-
-def _all_terms(
-    prompts: Sequence[str], responses: Sequence[str], terminated: Sequence[bool] | None
-) -> list[GoldTerms]:
-    flags = [True] * len(responses) if terminated is None else list(terminated)
-    if not len(prompts) == len(responses) == len(flags):
-        raise ValueError(
-            "prompts, responses, terminated: expected equal lengths, got "
-            f"{len(prompts)}, {len(responses)} and {len(flags)}"
-        )
-    return [
-        gold_terms(parse_request(prompt), response, bool(flag))
-        for prompt, response, flag in zip(prompts, responses, flags, strict=True)
     ]
 
 
