@@ -11,6 +11,7 @@ from lit_rlhf.rewards.functions import FunctionReward as FunctionReward
 from lit_rlhf.rewards.functions import RewardError as RewardError
 from lit_rlhf.rewards.functions import RewardFunction as RewardFunction
 from lit_rlhf.rewards.model import ModelReward as ModelReward
+from lit_rlhf.rewards.remote import LimitedClient as LimitedClient
 from lit_rlhf.rewards.remote import RemoteScorer as RemoteScorer
 from lit_rlhf.rewards.remote import redact_url as redact_url
 from lit_rlhf.rewards.rules import ContainsRule as ContainsRule

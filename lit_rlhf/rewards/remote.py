@@ -20,7 +20,8 @@ from lit_rlhf.rewards.functions import MAX_SHOWN, RewardError, shorten
 from lit_rlhf.time_limit import call_with_timeout
 
 TOO_MANY_REQUESTS = 429
-MAX_BODY = 2**24  # bytes, hundreds of thousands of scores
+MAX_BODY = 2**24  # bytes of a response, hundreds of thousands of scores
+OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
 LARGEST_SCORE = torch.finfo(torch.float32).max
 
 VARIABLE = re.compile(r"\$[A-Za-z_]\w*")
@@ -36,6 +37,51 @@ SECRET_PART = re.compile(
 
 class TransientError(Exception):
     """A failure of one attempt that another attempt may not have."""
+
+
+class TooLongError(httpx2.ReadError):
+    """A response of more than `MAX_BODY` bytes."""
+
+
+class LimitedClient(httpx2.Client):
+    """An HTTP client that limits the seconds and size of a whole response and follows no redirect.
+
+    The time limit of httpx starts anew with every byte that arrives, resolving a name has none, and
+    a redirect would send the texts elsewhere.
+    """
+
+    def __init__(self, timeout: float, max_connections: int | None = None, **options: Any) -> None:
+        limits = httpx2.Limits(max_connections=max_connections)
+        super().__init__(timeout=timeout, limits=limits, **options)
+        self._seconds = timeout
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request and read its response, in a thread that a slow server cannot hold up."""
+        receive = partial(self._receive, request, options | {"stream": True})
+        response = call_with_timeout(receive, self._seconds)
+        if not response.done():
+            raise httpx2.ReadTimeout("the time is up", request=request)
+        return response.result()
+
+    def _receive(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
+        deadline = monotonic() + self._seconds
+        response = super().send(request, **options)
+        body = bytearray()
+        try:
+            for part in response.iter_bytes():
+                body += part
+                if len(body) > MAX_BODY:
+                    status = response.status_code
+                    told = f"a response of more than {MAX_BODY} bytes with status {status}"
+                    raise TooLongError(told, request=request)
+                if monotonic() > deadline:
+                    raise httpx2.ReadTimeout("the time is up", request=request)
+        finally:
+            response.close()
+        headers = {k: v for k, v in response.headers.items() if k.lower() not in OF_TRANSFER}
+        return httpx2.Response(
+            response.status_code, headers=headers, content=bytes(body), request=request
+        )
 
 
 @dataclass(frozen=True)
@@ -147,24 +193,25 @@ class RemoteScorer:
 
     def _send(self, body: bytes) -> tuple[int, bytes]:
         """Make one attempt; return status and body of the answer."""
-        # The time limit of a socket starts anew with every byte that arrives, and resolving a name
-        # has none. A thread that is given up ends at its next byte.
-        post = partial(_post, *self._expand_url(), body, self.timeout)
-        sent = call_with_timeout(post, self.timeout)
-        too_slow = f"no answer within {self.timeout:g} seconds (timeout)"
-        if not sent.done():
-            raise TransientError(too_slow)
+        url, auth = self._expand_url()
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",  # the limit on size holds for what arrives
+        }
         try:
-            status, answer = sent.result()
-        except (TimeoutError, httpx2.TimeoutException) as error:
-            raise TransientError(too_slow) from error
+            with LimitedClient(self.timeout, auth=auth) as client:
+                sent = client.post(url, content=body, headers=headers)
+        except httpx2.TimeoutException as error:
+            raise TransientError(f"no answer within {self.timeout:g} seconds (timeout)") from error
+        except TooLongError as error:
+            raise RewardError(
+                f"{redact_url(self.url)}: expected an answer of at most {MAX_BODY} bytes, got "
+                f"{error}"
+            ) from error
         except httpx2.TransportError as error:
             raise TransientError(f"the connection failed ({error})") from error
-        if len(answer) > MAX_BODY:
-            raise RewardError(
-                f"{redact_url(self.url)}: expected an answer of at most {MAX_BODY} bytes, got a "
-                f"longer one with status {status}"
-            )
+        status, answer = sent.status_code, sent.content
         if status == TOO_MANY_REQUESTS or status >= 500:
             raise TransientError(f"status {status} and {_quote_body(answer)}")
         if not 200 <= status < 300:
@@ -248,34 +295,6 @@ def _redact_path(path: str) -> str:
         else part
         for before, part in zip(["", "", *parts], parts, strict=False)
     )
-
-
-def _post(
-    url: httpx2.URL, auth: tuple[str, str] | None, body: bytes, timeout: float
-) -> tuple[int, bytes]:
-    """Status and body of the answer, which is read no further than the part beyond `MAX_BODY`."""
-    deadline, read = monotonic() + timeout, bytearray()
-    headers = {
-        "Content-Type": "application/json",
-        "Accept": "application/json",
-        "Accept-Encoding": "identity",  # the limit on size holds for what arrives
-    }
-    with httpx2.stream(
-        "POST",
-        url,
-        content=body,
-        headers=headers,
-        auth=auth,
-        timeout=timeout,
-        follow_redirects=False,
-    ) as answer:
-        for part in answer.iter_raw():
-            read += part
-            if len(read) > MAX_BODY:
-                break
-            if monotonic() > deadline:
-                raise TimeoutError
-    return answer.status_code, bytes(read)
 
 
 def _is_number(value: object) -> bool:

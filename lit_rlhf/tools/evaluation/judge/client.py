@@ -3,15 +3,10 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from time import monotonic
 from typing import Any, cast, get_args
 
-import httpx2
-
 from lit_rlhf.checks import check_count, check_not_negative, check_positive
-from lit_rlhf.rewards import redact_url
-from lit_rlhf.time_limit import call_with_timeout
+from lit_rlhf.rewards import LimitedClient, redact_url
 from lit_rlhf.tools.evaluation.judge.messages import (
     SCHEMA,
     ChatMessage,
@@ -22,9 +17,7 @@ from lit_rlhf.tools.evaluation.judge.messages import (
     retry_messages,
 )
 
-MAX_BODY = 2**24  # bytes of a response
 _NO_KEY = "none"  # the client insists on a key; servers without keys ignore it
-_OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
 
 
 @dataclass(frozen=True)
@@ -79,44 +72,6 @@ class JudgeError(OSError):
     """The judge cannot be asked; the message says why and what to do."""
 
 
-class _BoundedClient(httpx2.Client):
-    """An HTTP client that limits the seconds and size of a whole response and follows no redirect.
-
-    The time limit of httpx starts anew with every byte that arrives, and a redirect would send the
-    texts elsewhere.
-    """
-
-    def __init__(self, timeout: float, max_connections: int) -> None:
-        super().__init__(timeout=timeout, limits=httpx2.Limits(max_connections=max_connections))
-        self._seconds = timeout
-
-    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request and read its response, in a thread that a slow server cannot hold up."""
-        receive = partial(self._receive, request, options | {"stream": True})
-        response = call_with_timeout(receive, self._seconds)
-        if not response.done():
-            raise httpx2.ReadTimeout("the time is up", request=request)
-        return response.result()
-
-    def _receive(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
-        deadline = monotonic() + self._seconds
-        response = super().send(request, **options)
-        body = bytearray()
-        try:
-            for part in response.iter_bytes():
-                body += part
-                if len(body) > MAX_BODY:
-                    raise httpx2.ReadError(f"a response of more than {MAX_BODY} bytes")
-                if monotonic() > deadline:
-                    raise httpx2.ReadTimeout("the time is up")
-        finally:
-            response.close()
-        headers = {k: v for k, v in response.headers.items() if k.lower() not in _OF_TRANSFER}
-        return httpx2.Response(
-            response.status_code, headers=headers, content=bytes(body), request=request
-        )
-
-
 class JudgeClient:
     """A judge behind an OpenAI-compatible endpoint. Threads may share it.
 
@@ -142,7 +97,7 @@ class JudgeClient:
             base_url=options.base_url,
             timeout=options.timeout,
             max_retries=options.max_retries,
-            http_client=_BoundedClient(options.timeout, options.concurrency),
+            http_client=LimitedClient(options.timeout, options.concurrency),
         )
         self._with_schema = True
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.tools.evaluation.judge import JudgeOptions, client
+from lit_rlhf.tools.evaluation.judge import JudgeOptions
 from lit_rlhf.tools.evaluation.judge.client import JudgeError
 from tests.rewards.test_remote import raw_service
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins, verdict
@@ -162,7 +162,7 @@ def test_server_that_sends_blanks_ends_by_the_deadline(tmp_path: Path, begun: by
 
 
 def test_response_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_BODY", 10_000)
+    monkeypatch.setattr("lit_rlhf.rewards.remote.MAX_BODY", 10_000)
     with (
         judge_server(lambda asked: verdict("A", "x" * 10_000)) as server,
         pytest.raises(JudgeError, match=r"a response of more than 10000 bytes"),
