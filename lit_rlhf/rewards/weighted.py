@@ -136,7 +136,9 @@ class WeightedReward(nn.Module):
         self.functions = nn.ModuleList(
             _build_reward(spec, options, tokenizer, timeout, offload, shard) for spec in self.specs
         )
-        if ensemble != "sum" and sum(spec.is_model and spec.weight != 0 for spec in self.specs) < 2:
+        # a reward model with weight 0 is only logged
+        self._in_ensemble = [spec.is_model and spec.weight != 0 for spec in self.specs]
+        if ensemble != "sum" and sum(self._in_ensemble) < 2:
             raise ValueError(
                 "ensemble: expected sum with fewer than two reward models of a weight other than "
                 f"0, got {ensemble}"
@@ -217,7 +219,10 @@ class WeightedReward(nn.Module):
         pairs = zip(self.specs, self._normalize_scores(), strict=True)
         terms = [spec.weight * scores for spec, scores in pairs]
         if self.ensemble != "sum":
-            terms = self._merge_models(terms)
+            merged = list(zip(terms, self._in_ensemble, strict=True))
+            members = torch.stack([term for term, kept in merged if kept])
+            others = [term for term, kept in merged if not kept]
+            terms = [*others, ensemble_scores(members, self.ensemble)]
         return torch.stack(terms).sum(0)
 
     @property
@@ -254,18 +259,6 @@ class WeightedReward(nn.Module):
         for key, moments in self._pending.items():
             self._moments(key).load_state_dict(moments.state_dict())
         self._pending = {}
-
-    def _merge_models(self, terms: list[Tensor]) -> list[Tensor]:
-        """The terms of the sum, in the order of `specs`, with one for all reward models."""
-        is_member = [
-            # one with weight 0 is only logged
-            isinstance(function, ModelReward) and spec.weight != 0
-            for spec, function in zip(self.specs, self.functions, strict=True)
-        ]
-        pairs = list(zip(terms, is_member, strict=True))
-        members = torch.stack([term for term, kept in pairs if kept])
-        others = [term for term, kept in pairs if not kept]
-        return [*others, ensemble_scores(members, self.ensemble)]
 
     def _normalize_scores(self) -> list[Tensor]:
         """Scores `[B]` of the last call for the sum, in the order of `specs`."""
