@@ -41,6 +41,7 @@ from lit_callbacks.signals import PromptMonitor as PromptMonitor
 from lit_callbacks.signals import RepeatedBigramsMonitor as RepeatedBigramsMonitor
 from lit_callbacks.signals import RepetitionMonitor as RepetitionMonitor
 from lit_callbacks.signals import RewardDistributionMonitor as RewardDistributionMonitor
+from lit_callbacks.signals import SamplerMonitor as SamplerMonitor
 from lit_callbacks.signals import TruncationMonitor as TruncationMonitor
 from lit_callbacks.signals import default_monitors as default_monitors
 from lit_callbacks.trainer_callback import WatchCallback as WatchCallback

@@ -285,6 +285,18 @@ class FirstRatioMonitor(Monitor):
     key, high, low = "ppo/ratio_first", 1.05, 0.95
 
 
+class SamplerMonitor(Monitor):
+    """KL of what rollouts are drawn from to the policy, in nats per token; watches for a rise.
+
+    It is high if the sampler has older weights than the policy, or computes otherwise. Runs whose
+    sampler is the policy itself do not log it.
+    """
+
+    signal, title, unit = "sampler", "KL of the sampler to the policy", "nats per token"
+    limits, optional = COUNT, True
+    key, high, high_ratio = "rollout/sampler_kl", 0.02, 3.0
+
+
 class PromptMonitor(Monitor):
     """A statistic of the prompts, or of the frozen reference on them: whether the data changed.
 
@@ -367,6 +379,7 @@ def default_monitors() -> list[Monitor]:
         EnsembleMonitor(),
         ExplainedVarianceMonitor(),
         FirstRatioMonitor(),
+        SamplerMonitor(),
         PromptMonitor(),
         PromptMonitor("rollout/ref_prompt_entropy", name="the reference's entropy at the prompts"),
         NonFiniteMonitor(),

@@ -29,6 +29,7 @@ __all__ = [
     "response_weights",
     "reward_model_loss",
     "surrogate_loss",
+    "truncated_importance",
     "value_loss",
 ]
 
@@ -127,6 +128,36 @@ def surrogate_loss(
         clipped = clipped | too_large
         losses = torch.where(too_large, largest, losses)
     return _policy_loss(losses, clipped, kl, ratio, mask, denominator)
+
+
+def truncated_importance(
+    logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, cap: float
+) -> Tensor:
+    """Weights min(pi / mu, cap) of tokens that a sampler mu drew in place of the policy pi.
+
+    Multiplied into the advantages, they correct the policy's loss for what mu draws too often or
+    too rarely: other kernels, another precision, or a nucleus. The cap bounds the variance of what
+    mu draws far too rarely (truncated importance sampling, Ionides 2008).
+
+    Args:
+        logprobs: Of the policy that was to be sampled, `[B, T]` nats.
+        sampler_logprobs: Of the distribution that the tokens were drawn from, `[B, T]` nats.
+        mask: `[B, T]` bool; the weights of other tokens are 0.
+        cap: Largest weight, positive.
+
+    Returns:
+        Weights without a graph, `[B, T]`.
+
+    Examples:
+        >>> policy, sampler = torch.tensor([[0.5, 0.8]]).log(), torch.tensor([[0.6, 0.2]]).log()
+        >>> mask = torch.ones(1, 2, dtype=torch.bool)
+        >>> [round(w, 4) for w in truncated_importance(policy, sampler, mask, cap=2.0)[0].tolist()]
+        [0.8333, 2.0]
+    """
+    check_tensors(2, logprobs=logprobs, sampler_logprobs=sampler_logprobs, mask=mask)
+    check_positive("cap", cap)
+    log_ratio = (logprobs - sampler_logprobs).detach().masked_fill(~mask, -torch.inf)
+    return log_ratio.exp().clamp(max=cap)
 
 
 def kl_penalty_loss(

@@ -76,11 +76,13 @@ from lit_rlhf.rollout import (
     Experience,
     RolloutBatch,
     RolloutMetrics,
+    Sampler,
     SamplingOptions,
     TokenStatistics,
     build_response_records,
     check_minibatch_size,
     format_sample_table,
+    generate_responses,
     iterate_minibatches,
 )
 from lit_rlhf.stats import (
@@ -127,6 +129,7 @@ class PPOModule(PPO, StageModule):
             both losses then train in one update, with the head at the learning rate and weight
             decay of `critic_optimizer`.
         sampling: How responses are sampled.
+        sampler: What samples them, such as `lit_rlhf.rollout.VLLMSampler`; `None`: lit_rlhf itself.
         responses_per_prompt: Responses to each prompt of an iteration in training. An iteration has
             `data.batch_size * responses_per_prompt` rollouts; the ptx example of a prompt goes
             with each of its responses. In evaluation a prompt gets one response.
@@ -154,7 +157,7 @@ class PPOModule(PPO, StageModule):
 
     stage = "ppo"
     progress_metrics = ("rollout/score", "rollout/kl", "rollout/response_length")
-    object_arguments = ("rewards", "gold_reward")
+    object_arguments = ("rewards", "gold_reward", "sampler")
     iteration: Tensor
     ppo_step: Tensor
     pretraining_done: Tensor
@@ -168,6 +171,7 @@ class PPOModule(PPO, StageModule):
         reward_timeout: float | None = None,
         critic_init: CriticInit | str = "reward",
         sampling: SamplingOptions = SamplingOptions(max_new_tokens=512),
+        sampler: Sampler | None = None,
         responses_per_prompt: int = 1,
         reward_shaping: RewardShapingOptions = RewardShapingOptions(),
         advantages: AdvantageOptions = AdvantageOptions(),
@@ -247,7 +251,8 @@ class PPOModule(PPO, StageModule):
         gold = None
         if gold_reward is not None:
             gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
-        networks = PPONetworks(policy, reference, critic, reward, self.tokenizer, gold)
+        scored_by = (reward, self.tokenizer, gold)
+        networks = PPONetworks(policy, reference, critic, *scored_by, sampler or generate_responses)
         self.assemble(networks, options)
         self._evaluation: RolloutMetrics | None = None
         self.inputs["rewards"] = [model.path for model in self.reward.models]
@@ -687,8 +692,9 @@ def check_on_policy_sampling(sampling: SamplingOptions) -> None:
     if off_policy:
         rank_zero_warn(
             f"{', '.join(off_policy)}: rollouts are sampled from a changed distribution while "
-            "log-probs are the policy's own, so the policy gradient is biased (off-policy samples "
-            "with no correction). Leave these options of sampling at their defaults."
+            "log-probs are the policy's own. Weights (loss.importance_cap) correct the tokens that "
+            "it draws, and nothing is learned about those that it never draws. Leave these options "
+            "of sampling at their defaults."
         )
 
 

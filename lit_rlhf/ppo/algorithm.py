@@ -33,6 +33,7 @@ from lit_rlhf.rollout import (
     Experience,
     RolloutBatch,
     RolloutMetrics,
+    Sampler,
     TokenStatistics,
     generate_responses,
     score_rollouts,
@@ -46,7 +47,7 @@ class PPONetworks(NamedTuple):
     Policy and critic are trained, without dropout. The reference is the frozen SFT model; `None`:
     the policy without its LoRA adapters. The critic's trunk may be the policy's, see
     `add_value_head`; `None` where `advantages.estimator` uses none. `gold` is a judge whose scores
-    are only logged.
+    are only logged. `sampler` draws the responses.
     """
 
     policy: LanguageModel
@@ -55,6 +56,7 @@ class PPONetworks(NamedTuple):
     reward: WeightedReward
     tokenizer: PreTrainedTokenizerBase
     gold: FunctionReward | None = None
+    sampler: Sampler = generate_responses
 
 
 LossShare = tuple[Tensor, dict[str, Tensor]]
@@ -99,6 +101,7 @@ class PPO(FixedDtypeBuffers):
             self.critic = critic
         self.gold = networks.gold
         self.tokenizer = networks.tokenizer
+        self.sampler = networks.sampler
         self.sampling = options.sampling
         self.reward_shaping = options.reward_shaping
         if self.reward_shaping.spread_coef and len(self.reward.models) < 2:
@@ -124,7 +127,7 @@ class PPO(FixedDtypeBuffers):
 
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
         """Sample one response to each prompt from the policy."""
-        return generate_responses(
+        return self.sampler(
             self.policy,
             batch.input_ids,
             batch.attention_mask,
@@ -168,6 +171,9 @@ class PPO(FixedDtypeBuffers):
             named["score_spread"] = spread
         if self.gold is not None:
             named["gold"] = self.gold(rollouts, batch.texts, None, batch.fields)
+        if (drawn := rollouts.sampler_logprobs) is not None:
+            kl = F.kl_estimate(drawn, estimates.logprobs, "k3")
+            named["sampler_kl"] = F.masked_mean(kl, rollouts.response_mask, 1)
         # of the prompts alone: they tell other data from a collapse
         named["prompt_length"] = rollouts.prompt_mask.sum(1)
         named["ref_prompt_entropy"] = estimates.ref_prompt_entropy
@@ -245,6 +251,10 @@ class PPO(FixedDtypeBuffers):
             if options.critic_lam is not None:
                 lam = options.critic_lam
                 returns = F.gae(estimates.values, rewards, mask, options.gamma, lam, bootstrap)[1]
+        importance = None
+        drawn, cap = rollouts.sampler_logprobs, self.loss.importance_cap
+        if drawn is not None and cap is not None:
+            importance = F.truncated_importance(estimates.logprobs, drawn, mask, cap)
         from_reference = self.loss.old_policy == "reference"
         old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
         return Experience(
@@ -257,6 +267,7 @@ class PPO(FixedDtypeBuffers):
             estimates.policy_lower,
             estimates.critic_lower,
             estimates.ref_logprobs if self.loss.ref_kl_coef else None,
+            importance=importance,
         )
 
     def reparameterize_advantages(self, minibatch: Experience) -> Experience:
@@ -268,6 +279,9 @@ class PPO(FixedDtypeBuffers):
             advantages = F.masked_whiten(advantages, mask, moments=moments)
         if self.advantages.clip is not None:
             advantages = F.clipped_advantages(advantages, self.advantages.clip)
+        if minibatch.importance is not None:
+            # the surrogate is linear in the size of an advantage
+            advantages = advantages * minibatch.importance
         minibatch = replace(minibatch, advantages=advantages)
         mean = self.loss.aggregation == "token_mean"
         return minibatch if mean else self.weigh_responses(minibatch)
@@ -279,7 +293,6 @@ class PPO(FixedDtypeBuffers):
         tokens, responses = global_sum(counts).unbind()
         longest = self.sampling.max_new_tokens
         weights = F.response_weights(lengths, tokens, responses, longest, self.loss.aggregation)
-        # the surrogate is linear in the size of an advantage
         advantages = minibatch.advantages * weights.unsqueeze(1)
         return replace(minibatch, advantages=advantages, weights=weights)
 

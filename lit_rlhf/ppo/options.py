@@ -162,6 +162,9 @@ class PPOLossOptions:
             (`token_mean`), the mean over responses of their means (`sequence_mean`), or of their
             sums over `sampling.max_new_tokens` (`sequence_sum`); see
             `lit_rlhf.functional.response_weights`. An entropy bonus is a mean over tokens.
+        importance_cap: Largest weight of a token that was drawn from another distribution than the
+            policy's, by `sampler` or with `sampling.top_p` and the like, see
+            `lit_rlhf.functional.truncated_importance`; `None`: no weights.
         ref_kl_coef: Weight of KL to the reference in the policy's loss (k3), as GRPO has it, beside
             or instead of the penalty in the rewards, `reward_shaping.kl_coef`.
         entropy_coef: Weight of the entropy bonus.
@@ -180,6 +183,7 @@ class PPOLossOptions:
     value_coef: float = 0.1
     value_clip: float | None = 0.2
     aggregation: Aggregation = "token_mean"
+    importance_cap: float | None = 2.0
     ref_kl_coef: float = 0.0
     entropy_coef: float = 0.0
     entropy_clip: float | None = None
@@ -192,6 +196,7 @@ class PPOLossOptions:
         check_fields(
             check_positive, self, "ratio_clip", "ratio_clip_high", "value_clip", "entropy_clip"
         )
+        check_fields(check_positive, self, "importance_cap")
         if self.dual_clip is not None:
             check_number("dual_clip", self.dual_clip, "a number > 1", lambda value: value > 1)
         check_fields(check_not_negative, self, "kl_penalty_coef", "entropy_coef", "ptx_coef")

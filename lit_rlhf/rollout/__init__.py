@@ -14,6 +14,7 @@ from lit_rlhf.rollout.batch import split_by_tokens as split_by_tokens
 from lit_rlhf.rollout.generation import generate_responses as generate_responses
 from lit_rlhf.rollout.generation import using_generation_config as using_generation_config
 from lit_rlhf.rollout.metrics import RolloutMetrics as RolloutMetrics
+from lit_rlhf.rollout.sampler import Sampler as Sampler
 from lit_rlhf.rollout.samples import build_response_records as build_response_records
 from lit_rlhf.rollout.samples import decode_responses as decode_responses
 from lit_rlhf.rollout.samples import format_sample_table as format_sample_table
@@ -21,3 +22,5 @@ from lit_rlhf.rollout.sampling import SamplingOptions as SamplingOptions
 from lit_rlhf.rollout.scoring import TokenStatistics as TokenStatistics
 from lit_rlhf.rollout.scoring import compute_policy_statistics as compute_policy_statistics
 from lit_rlhf.rollout.scoring import score_rollouts as score_rollouts
+from lit_rlhf.rollout.vllm import VLLMSampler as VLLMSampler
+from lit_rlhf.rollout.vllm import VLLMServerSampler as VLLMServerSampler

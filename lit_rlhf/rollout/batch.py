@@ -51,6 +51,8 @@ class RolloutBatch(NamedTuple):
     response mask is a prefix of each row with at least one token, EOS included. A response that is
     not `terminated` (`[B]` bool) by EOS was cut off at the length limit. `statistics` are under the
     policy that sampled; `None` where sampling computed them less precisely than a separate forward.
+    `sampler_logprobs` are those of the distribution that the tokens were drawn from, `[B, T]` nats,
+    0 outside the response mask; `None` where it was the policy itself, or is not known.
     """
 
     prompt_ids: Tensor
@@ -59,6 +61,7 @@ class RolloutBatch(NamedTuple):
     response_mask: Tensor
     terminated: Tensor
     statistics: PolicyStatistics | None = None
+    sampler_logprobs: Tensor | None = None
 
     @property
     def sequence_ids(self) -> Tensor:
@@ -125,6 +128,8 @@ class Experience:
         ref_logprobs: Log-probs of the reference, `[B, T]` nats, where the loss needs them.
         weights: Weights of the responses in the policy's loss, `[B]`, see `response_weights`;
             `None`: 1.
+        importance: Weights of the tokens that another distribution than the policy drew, `[B, T]`,
+            see `truncated_importance`; `None`: 1.
     """
 
     rollouts: RolloutBatch
@@ -137,6 +142,7 @@ class Experience:
     critic_lower: Tensor | None = None
     ref_logprobs: Tensor | None = None
     weights: Tensor | None = None
+    importance: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.loss_mask)
@@ -150,6 +156,10 @@ class Experience:
         policy_lower, critic_lower = (
             None if states is None else states[index, first:end]
             for states in (self.policy_lower, self.critic_lower)
+        )
+        ref_logprobs, importance = (
+            None if tokens is None else tokens[index, :length]
+            for tokens in (self.ref_logprobs, self.importance)
         )
         return Experience(
             RolloutBatch(
@@ -166,8 +176,9 @@ class Experience:
             loss_mask=self.loss_mask[index, :length],
             policy_lower=policy_lower,
             critic_lower=critic_lower,
-            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[index, :length],
+            ref_logprobs=ref_logprobs,
             weights=None if self.weights is None else self.weights[index],
+            importance=importance,
         )
 
 

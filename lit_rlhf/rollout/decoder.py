@@ -94,6 +94,9 @@ class Decoder:
         self.logprobs = torch.zeros((n_samples + 1, max_length), device=device)
         self.entropy = torch.zeros((n_samples + 1, max_length), device=device)
         self.statistics_are_exact = True
+        self.sampler_logprobs: Tensor | None = None
+        if options.do_sample and options.off_policy_options:
+            self.sampler_logprobs = torch.zeros_like(self.logprobs)
         self.n_samples = n_samples
         self.n_slots = min(n_slots, n_samples)
         capacity = max(lengths) + max_length
@@ -119,12 +122,12 @@ class Decoder:
         self.ended = torch.zeros_like(self.samples, dtype=torch.bool)
 
     @torch.no_grad()
-    def run(self) -> tuple[Tensor, PolicyStatistics | None]:
+    def run(self) -> tuple[Tensor, PolicyStatistics | None, Tensor | None]:
         """Sample all responses, in evaluation mode.
 
-        Returns ids `[B, T]`, without meaning after a response's first EOS, and statistics under
+        Returns ids `[B, T]`, without meaning after a response's first EOS; statistics under
         softmax(logits / temperature), whatever the sampling options left out: `None` in less than
-        float32, where a separate forward gives other numbers.
+        float32, where a separate forward gives other numbers; and the log-probs of `sample_tokens`.
         """
         device = self.lengths.device.type
         autocast = torch.is_autocast_enabled(device)
@@ -143,7 +146,8 @@ class Decoder:
             self.logprobs[:-1, :longest], self.entropy[:-1, :longest], self.options.temperature
         )
         responses = self.sequences[:-1, self.prompt_width : self.prompt_width + longest]
-        return responses, statistics if self.statistics_are_exact else None
+        drawn = None if self.sampler_logprobs is None else self.sampler_logprobs[:-1, :longest]
+        return responses, statistics if self.statistics_are_exact else None, drawn
 
     def admit(self, n_free: int) -> None:
         """Give every free slot to a waiting prompt, and sample the first tokens."""
@@ -213,7 +217,7 @@ class Decoder:
         # only the repetition penalty looks at the tokens so far; else spare the gather
         penalized = self.options.repetition_penalty != 1
         seen = self.sequences[samples if penalized else samples[:0]]
-        tokens = sample_tokens(
+        tokens, drawn = sample_tokens(
             logits,
             self.uniforms[samples, places.clamp(max=self.options.max_new_tokens)],
             self.options,
@@ -222,6 +226,8 @@ class Decoder:
             places,
         )
         self.sequences[samples, self.prompt_width + places] = tokens
+        if self.sampler_logprobs is not None and drawn is not None:
+            self.sampler_logprobs[samples, places] = drawn
         self.statistics_are_exact &= logits.dtype == torch.float32
         if self.statistics_are_exact:
             logprobs, entropy = token_logprobs_and_entropy(

@@ -40,16 +40,36 @@ def generate_responses(
     progress at a time.
     """
     inner = unwrap_model(model)
-    _check_prompts(inner, prompt_ids, prompt_mask, options)
+    check_prompts(inner, prompt_ids, prompt_mask, options)
     batch_size = len(prompt_ids) if batch_size is None else batch_size
     check_count("batch_size", batch_size)
     statistics: PolicyStatistics | None = None
+    drawn: Tensor | None = None
     sampling = (prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size)
     with gathered(model), adapters_merged(model):
         if forward_plan(model).chunked_logits:
-            responses, statistics = Decoder(model, *sampling).run()
+            responses, statistics, drawn = Decoder(model, *sampling).run()
         else:
             responses = _generate_with_transformers(inner, *sampling, pad_token_id)
+    return pack_responses(
+        prompt_ids, prompt_mask, responses, eos_token_ids, pad_token_id, statistics, drawn
+    )
+
+
+def pack_responses(
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    responses: Tensor,
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
+    statistics: PolicyStatistics | None = None,
+    sampler_logprobs: Tensor | None = None,
+) -> RolloutBatch:
+    """Cut responses `[B, T]` after their first EOS token, to the length of the longest.
+
+    What follows an EOS token has no meaning, and neither have `statistics` and `sampler_logprobs`,
+    `[B, T]`, there.
+    """
     # The mask counts EOS tokens and never compares with the padding token, which may be EOS: a
     # token belongs to the response if no EOS precedes it.
     is_eos = torch.isin(responses, responses.new_tensor(list(eos_token_ids)))
@@ -61,6 +81,8 @@ def generate_responses(
             logprobs=statistics.logprobs[:, :width].masked_fill(~response_mask, 0.0),
             entropy=statistics.entropy[:, :width].masked_fill(~response_mask, 0.0),
         )
+    if sampler_logprobs is not None:
+        sampler_logprobs = sampler_logprobs[:, :width].masked_fill(~response_mask, 0.0)
     return RolloutBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
@@ -68,6 +90,7 @@ def generate_responses(
         response_mask=response_mask,
         terminated=is_eos.any(dim=1),
         statistics=statistics,
+        sampler_logprobs=sampler_logprobs,
     )
 
 
@@ -170,9 +193,10 @@ def _seed_temporarily(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _check_prompts(
+def check_prompts(
     model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, options: SamplingOptions
 ) -> None:
+    """Raise ValueError unless prompts are padded on the left and responses fit the model."""
     check_tensors(2, prompt_ids=prompt_ids, prompt_mask=prompt_mask)
     if 0 in prompt_ids.shape:
         raise ValueError(

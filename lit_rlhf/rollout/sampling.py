@@ -89,13 +89,17 @@ def sample_tokens(
     eos_token_ids: Tensor,
     seen: Tensor,
     n_new: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None]:
     """Sample the next token of each sequence, from the distribution of transformers' `generate`.
 
     The token is the first at which the cumulative probability of `logits` `[n, V]` exceeds the
     sequence's number in `uniforms` (`[n]` float64, in [0, 1)). So it depends on nothing else, and
     takes one random number, where `torch.multinomial` draws `V`. `seen` are the tokens so far for
     the repetition penalty, `[n, L]`, and `n_new` their number in the response, `[n]`.
+
+    Returns:
+        The tokens, `[n]`, and their log-probs in the distribution that they were drawn from, `[n]`
+        nats; `None` where that is softmax(logits / temperature), or nothing was drawn.
     """
     scores = logits.float()
     if options.repetition_penalty != 1:
@@ -106,7 +110,7 @@ def sample_tokens(
         without_eos = scores.index_fill(1, eos_token_ids, -torch.inf)
         scores = torch.where(too_early[:, None], without_eos, scores)
     if not options.do_sample:
-        return scores.argmax(-1)
+        return scores.argmax(-1), None
     # the order of transformers: penalties first, then temperature, top-k and top-p
     scores = tempered_logits(scores.unsqueeze(0), options.temperature).squeeze(0)
     if options.top_k > 0:
@@ -118,4 +122,7 @@ def sample_tokens(
     targets = uniforms[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
     # out of range only if a logit is NaN, which the training step reports
-    return tokens.clamp(max=scores.shape[1] - 1)
+    tokens = tokens.clamp(max=scores.shape[1] - 1)
+    if not options.off_policy_options:
+        return tokens, None
+    return tokens, scores.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)

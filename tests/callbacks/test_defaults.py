@@ -45,6 +45,7 @@ MONITORS: list[tuple[str, dict[str, Any]]] = [  # the rest of each is as in `Mon
     ("EnsembleMonitor", {"high_ratio": 2.0, "optional": True}),
     ("ExplainedVarianceMonitor", {"low": 0.0, "warmup": 20, "patience": 5, "optional": True}),
     ("FirstRatioMonitor", {"high": 1.05, "low": 0.95, "optional": True}),
+    ("SamplerMonitor", {"high": 0.02, "high_ratio": 3.0, "optional": True}),
     ("PromptMonitor", PROMPTS),
     ("PromptMonitor", PROMPTS),
     ("NonFiniteMonitor", {"high": 0.0, "horizon": 0, "patience": 2}),
@@ -57,7 +58,8 @@ VOTES = {
     **{"opening": ["rollout/opening_share"], "reward": ["scores"]},
     **{"ensemble": ["rollout/score_spread"], "critic": ["ppo/explained_variance"]},
     "data": ["rollout/prompt_length", "rollout/ref_prompt_entropy"],
-    **{"ratio": ["ppo/ratio_first"], "non-finite": ["non-finite"]},
+    **{"ratio": ["ppo/ratio_first"], "sampler": ["rollout/sampler_kl"]},
+    **{"non-finite": ["non-finite"]},
 }
 """Keys of the default monitors by the signal that they vote for."""
 

@@ -13,8 +13,14 @@ from lit_rlhf.models import ModelOptions
 from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.ppo import PPO, AdvantageOptions, PPONetworks, PPOOptions, RewardShapingOptions
 from lit_rlhf.rewards import WeightedReward
-from lit_rlhf.rollout import SamplingOptions
-from tests.support.tiny_models import EOS_ID, optimized_causal_lm, tiny_causal_lm, tiny_tokenizer
+from lit_rlhf.rollout import Experience, RolloutBatch, SamplingOptions
+from tests.support.tiny_models import (
+    EOS_ID,
+    VOCAB_SIZE,
+    optimized_causal_lm,
+    tiny_causal_lm,
+    tiny_tokenizer,
+)
 
 LENGTH = 5
 
@@ -120,3 +126,49 @@ def test_rollouts_stop_at_every_stop_token_of_a_chat_model(ppo: PPO, prompts: Pr
 
 def test_kl_coefficient_keeps_its_dtype_in_a_cast(ppo: PPO) -> None:
     assert ppo.bfloat16().kl_coef.dtype == torch.float64
+
+
+def sampled_elsewhere(drawn: torch.Tensor) -> Any:
+    """A sampler that draws each token once as the only one of a response, with log-probs `[V]`."""
+
+    def sample(model: Any, ids: torch.Tensor, mask: torch.Tensor, *_: Any, **__: Any) -> Any:
+        n = len(drawn)
+        ones = torch.ones(n, 1, dtype=torch.bool)
+        prompts = ids[:1].expand(n, -1), mask[:1].expand(n, -1)
+        tokens = torch.arange(n)[:, None]
+        return RolloutBatch(*prompts, tokens, ones, ones[:, 0], None, drawn[:, None])
+
+    return sample
+
+
+@pytest.mark.parametrize("cap", [1e6, None])
+def test_importance_restores_the_gradient_of_the_policy(
+    ppo: PPO, prompts: PromptBatch, cap: float | None
+) -> None:
+    # all tokens, each weighted by how often the sampler draws it: an expectation without noise
+    generator = torch.Generator().manual_seed(0)
+    other = torch.randn(VOCAB_SIZE, generator=generator).log_softmax(0)
+    ppo.sampler = sampled_elsewhere(other)
+    ppo.loss = replace(ppo.loss, importance_cap=cap)
+    rollouts = ppo.rollout(prompts, seed=0)
+    estimates = ppo.estimate(rollouts)
+    rewards = torch.randn(VOCAB_SIZE, 1, generator=generator)
+    experience = ppo.experience(rollouts, rewards, estimates)
+    tokens = torch.tensor(1.0)
+
+    def gradient(weights: torch.Tensor, experience: Experience) -> torch.Tensor:
+        weighted = replace(experience, advantages=rewards * weights[:, None])
+        ppo.policy.zero_grad()
+        ppo.policy_loss(ppo.reparameterize_advantages(weighted), tokens)[0].backward()
+        return torch.cat([p.grad.flatten() for p in ppo.policy.parameters() if p.grad is not None])
+
+    own = estimates.logprobs[:, 0].exp()
+    on_policy = gradient(own, replace(experience, importance=None))
+    off_policy = gradient(other.exp(), experience)
+    error = float((off_policy - on_policy).norm() / on_policy.norm())
+    assert error < 1e-5 if cap else error > 0.1
+    kl = float(
+        ppo.measure(prompts, rollouts, rewards[:, 0], estimates).compute()["rollout/sampler_kl"]
+    )
+    x = other - estimates.logprobs[:, 0]
+    assert kl == pytest.approx(float(((-x).exp() - 1 + x).mean()), rel=1e-5)

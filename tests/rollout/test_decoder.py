@@ -1,6 +1,7 @@
 """Generation that refills its slots: the tokens of `generate`, and no work for who has ended."""
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,6 +96,27 @@ def test_statistics_of_sampling_equal_those_of_scoring(temperature: float) -> No
     # of the policy itself, whatever was cut from what is sampled
     torch.testing.assert_close(rollouts.statistics.logprobs, scored.logprobs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(rollouts.statistics.entropy, scored.entropy, rtol=1e-5, atol=1e-5)
+
+
+def test_log_probs_of_a_nucleus_are_of_what_is_left_of_the_policy() -> None:
+    model, (ids, mask) = optimized_causal_lm(), prompts()
+    options = SamplingOptions(max_new_tokens=12, temperature=0.8, top_p=0.7)
+    rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
+    logits = model(rollouts.sequence_ids, attention_mask=rollouts.sequence_mask.long()).logits
+    width = rollouts.response_ids.shape[1]
+    ordered, order = (logits[:, -width - 1 : -1].double() / 0.8).softmax(-1).sort(descending=True)
+    before = ordered.cumsum(-1) - ordered  # kept while below 0.7
+    nucleus = torch.where(before < 0.7, ordered, 0)
+    expected = nucleus / nucleus.sum(-1, keepdim=True)
+    places = (order == rollouts.response_ids[..., None]).int().argmax(-1, keepdim=True)
+    expected = expected.gather(-1, places).squeeze(-1).log()[rollouts.response_mask]
+    drawn = rollouts.sampler_logprobs
+    torch.testing.assert_close(drawn[rollouts.response_mask].double(), expected, rtol=0, atol=1e-4)
+    assert not drawn[~rollouts.response_mask].any()
+    plain = replace(options, top_p=1.0)
+    for of_policy in (plain, replace(options, do_sample=False)):
+        sampled = generate_responses(model, ids, mask, of_policy, EOS, PAD_ID, 3, 4)
+        assert sampled.sampler_logprobs is None
 
 
 def test_statistics_of_sampling_are_dropped_in_bfloat16() -> None:

@@ -20,6 +20,7 @@ def buffer() -> Experience:
         advantages=numbers + 200,
         returns=numbers + 300,
         loss_mask=response_mask & torch.tensor([True, False, True])[:, None],
+        importance=numbers + 400,
     )
 
 
@@ -41,7 +42,8 @@ def test_selected_rows_lose_shared_padding(index: list[int], prompt: int, respon
         kept, mask = rollouts.response_mask[new], whole.rollouts.response_mask[old]
         assert int(kept.sum()) == int(mask.sum())
         assert torch.equal(rollouts.response_ids[new][kept], whole.rollouts.response_ids[old][mask])
-        for name in ("old_logprobs", "old_values", "advantages", "returns", "loss_mask"):
+        of_tokens = ("old_logprobs", "old_values", "advantages", "returns", "loss_mask")
+        for name in (*of_tokens, "importance"):
             assert torch.equal(getattr(part, name)[new][kept], getattr(whole, name)[old][mask])
         assert bool(rollouts.terminated[new]) == bool(whole.rollouts.terminated[old])
 

@@ -99,7 +99,7 @@ def test_faults(root: Path, tmp_path: Path, kind: Any, check: str, found: str, c
     ("option", "value"), [("top_p", 0.9), ("top_k", 20), ("repetition_penalty", 1.2)]
 )
 def test_off_policy_sampling_warns(root: Path, tmp_path: Path, option: str, value: float) -> None:
-    with pytest.warns(UserWarning, match="off-policy samples"):
+    with pytest.warns(UserWarning, match="never draws"):
         module = module_of(root, **{f"sampling.{option}": value})
     report = findings(root, tmp_path, module)
     assert not_ok(report) == {"sampling": "warning"}
