@@ -68,9 +68,7 @@ class VLLMSampler:
         sleeps = self._llm.llm_engine.vllm_config.model_config.enable_sleep_mode
         if sleeps:
             self._llm.wake_up(tags=["weights"])
-        # by the names in the state dict, as both names of tied weights have to be handed over
-        weights = merged_state_dict(model).items()
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        self.hand_over(model)
         if sleeps:
             self._llm.wake_up(tags=["kv_cache"])
         self._llm.reset_prefix_cache()  # of the weights before
@@ -90,6 +88,12 @@ class VLLMSampler:
         return _to_rollouts(
             prompt_ids, prompt_mask, completions, options, eos_token_ids, pad_token_id
         )
+
+    def hand_over(self, model: LanguageModel) -> None:
+        """Give vLLM the weights of the policy."""
+        # by the names in the state dict, as both names of tied weights have to be handed over
+        weights = merged_state_dict(model).items()
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
 
     def _build_engine(self, model: LanguageModel) -> Any:  # noqa: ANN401  # vLLM has no stubs here
         from vllm import LLM
@@ -145,7 +149,7 @@ class VLLMServerSampler:
         with httpx2.Client(timeout=self.timeout) as client:
             with fail_together("hand the weights over to vLLM"):
                 if not distributed.is_initialized() or distributed.get_rank() == 0:
-                    self._hand_over(client, model)
+                    self.hand_over(client, model)
             settings = sampling_settings(options, eos_token_ids)
             settings |= {"model": self._ask(client, "GET", "/v1/models")["data"][0]["id"]}
             settings |= {"return_token_ids": True}
@@ -161,7 +165,8 @@ class VLLMServerSampler:
             prompt_ids, prompt_mask, completions, options, eos_token_ids, pad_token_id
         )
 
-    def _hand_over(self, client: httpx2.Client, model: LanguageModel) -> None:
+    def hand_over(self, client: httpx2.Client, model: LanguageModel) -> None:
+        """Write the weights of the policy, and have the server read them."""
         weights = merged_state_dict(model)
         # both names of tied weights have to be handed over, and a file holds no tensor twice
         for name in getattr(unwrap_model(model), "all_tied_weights_keys", {}):

@@ -1,0 +1,138 @@
+"""PPO-max of the quickstart with vLLM as its sampler, beside lit_rlhf's own decoder.
+
+    python -m benchmarks.samplers run FOLDER SEED
+    python -m benchmarks.samplers report
+
+`FOLDER` has the world, SFT and reward model of a quickstart of that seed. It needs an environment
+with vLLM. The arm `stale` hands the weights over once, before training, to see what notices.
+
+The rule, fixed before the runs: vLLM's gold is within noise of the decoder's if Student's 95 %
+interval of the paired difference over the seeds contains 0 and its mean is less than 0.2 away, the
+margin of equal arms in `benchmarks.reproduce`. A stale sampler is noticed if `SamplerMonitor`
+calls it collapsed before the run ends, and no other arm's.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import auto_cli
+
+from benchmarks.reproduce.judging import student_interval
+from benchmarks.results_file import read_runs, table, write_run
+from lit_callbacks import Level, SamplerMonitor, read_run
+from lit_rlhf.files import write_text
+from lit_rlhf.forward import LanguageModel
+from lit_rlhf.rollout import VLLMSampler
+from lit_rlhf.tools.commands.quickstart import Quickstart
+
+RESULTS = Path(__file__).parent / "results" / "samplers.jsonl"
+TABLE = Path(__file__).parent / "results" / "samplers.md"
+MARGIN = 0.2
+ENGINE = {"max_model_len": 192, "max_num_seqs": 128, "enforce_eager": True}
+ARMS = {
+    "decoder": None,
+    "vllm": "lit_rlhf.rollout.VLLMSampler",
+    "stale": "benchmarks.samplers.StaleSampler",
+}
+SHOWN = ("rollout/gold", "rollout/score", "rollout/kl", "rollout/response_length")
+
+
+class StaleSampler(VLLMSampler):
+    """vLLM with the weights of the first rollout."""
+
+    done = False
+
+    def hand_over(self, model: LanguageModel) -> None:
+        """Give vLLM the weights at the first call."""
+        if not self.done:
+            super().hand_over(model)
+        self.done = True
+
+
+def run(
+    folder: str, seed: int, arms: tuple[str, ...] = tuple(ARMS), results: str = str(RESULTS)
+) -> None:
+    """Train the arms that are missing, and evaluate them.
+
+    Args:
+        folder: Folder of a quickstart whose reward model is trained.
+        seed: Its seed.
+        arms: Names of samplers.
+        results: File of the results.
+    """
+    root = Path(folder).resolve()
+    stages = Quickstart(root, seed, overwrite=True)
+    for arm in arms:
+        name = f"{arm}-seed_{seed}"
+        if name in read_runs(Path(results)):
+            continue
+        model = {"output_dir": f"runs/quickstart/{arm}"}
+        if ARMS[arm] is not None:
+            sampler = {"class_path": ARMS[arm], "init_args": {"engine": ENGINE}}
+            model |= {"sampler": sampler}  # type: ignore[dict-item]  # a dict of JSON
+        logger = {"init_args": {"name": arm}}
+        overlay = {"model": {"init_args": model}, "trainer": {"logger": logger}}
+        path = write_text(root / "configs" / f"{arm}.yaml", json.dumps(overlay))
+        stages.fit_ppo(["ppo_max.yaml", path])
+        write_run(Path(results), name, {"seed": seed, "arm": arm, **measure(root / "logs" / arm)})
+
+
+def measure(log: Path) -> dict[str, Any]:
+    """Means over the last tenth of a run, its seconds of sampling, and when the monitor spoke."""
+    curves = read_run(log.name, log).curves
+    values = {key: [point.value for point in curve.points] for key, curve in curves.items()}
+    measured = {
+        key: round(statistics.fmean(values[key][-(len(values[key]) // 10) :]), 4) for key in SHOWN
+    }
+    measured["rollout_seconds"] = round(statistics.median(values["time/rollout"]), 3)
+    drawn = values.get("rollout/sampler_kl", [])
+    monitor, noticed = SamplerMonitor(), None
+    for iteration, value in enumerate(drawn, 1):
+        if monitor.observe(value) is Level.COLLAPSED and noticed is None:
+            noticed = iteration
+    return measured | {"largest_sampler_kl": max(drawn, default=None), "noticed": noticed}
+
+
+def report() -> None:
+    """Write the table from the committed results."""
+    write_text(TABLE, format_report(read_runs(RESULTS)))
+
+
+def format_report(results: dict[str, dict[str, Any]]) -> str:
+    """The runs, and the verdicts of the rule."""
+    rows = [
+        [
+            str(result["seed"]),
+            result["arm"],
+            *(f"{result[key]:.2f}" for key in SHOWN),
+            f"{result['rollout_seconds']:.2f}",
+            "" if result["largest_sampler_kl"] is None else f"{result['largest_sampler_kl']:.1e}",
+            "" if result["noticed"] is None else str(result["noticed"]),
+        ]
+        for result in sorted(results.values(), key=lambda result: result["seed"])
+    ]
+    gold = {(r["arm"], r["seed"]): r["rollout/gold"] for r in results.values()}
+    seeds = [seed for arm, seed in gold if arm == "vllm" and ("decoder", seed) in gold]
+    effects = [gold["vllm", seed] - gold["decoder", seed] for seed in seeds]
+    low, mean, high = student_interval(effects)
+    equal = low <= 0 <= high and abs(mean) < MARGIN
+    right = all((r["noticed"] is not None) == (r["arm"] == "stale") for r in results.values())
+    head = ["seed", "sampler", "gold", "score", "KL", "length", "s per rollout"]
+    head += ["largest sampler KL", "noticed at iteration"]
+    return (
+        "# PPO-max of the quickstart with another sampler\n\n"
+        "Written by `python -m benchmarks.samplers report`; the rule is in that file. Means over "
+        "the last tenth of 70 iterations.\n\n"
+        f"{table(head, rows)}\n"
+        f"Gold of vLLM minus that of the decoder, paired over {len(seeds)} seeds: {mean:+.2f} "
+        f"[{low:+.2f}, {high:+.2f}]: {'within noise' if equal else 'not within noise'}. The "
+        f"monitor noticed {'the stale samplers, and no other' if right else 'something else'}.\n"
+    )
+
+
+if __name__ == "__main__":
+    auto_cli([run, report])
