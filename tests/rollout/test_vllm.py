@@ -1,0 +1,268 @@
+"""vLLM as the sampler: what it is asked for and given, and vLLM itself where it is installed."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from lit_rlhf.forward import LanguageModel
+from lit_rlhf.models import ModelOptions, load_causal_lm, merged_state_dict, save_model_folder
+from lit_rlhf.rollout import SamplingOptions, VLLMSampler, VLLMServerSampler, generate_responses
+from lit_rlhf.rollout.scoring import compute_policy_statistics
+from tests.support.tiny_models import (
+    EOS_ID,
+    PAD_ID,
+    move_adapters,
+    tiny_causal_lm,
+    tiny_config,
+    tiny_tokenizer,
+)
+
+IDS = torch.tensor([[PAD_ID, 5, 6], [7, 8, 9]])
+MASK = torch.tensor([[False, True, True], [True, True, True]])
+OPTIONS = SamplingOptions(max_new_tokens=4, temperature=0.7, top_p=0.9, top_k=20)
+ANSWERS = [[11, EOS_ID], [12, 13, 14, 15]]  # the first ends, the second is cut off
+LOGPROBS = [[-0.5, -1.5], [-0.1, -0.2, -0.3, -0.4]]
+ASKED = {
+    **{"max_tokens": 4, "min_tokens": 0, "temperature": 0.7, "top_p": 0.9, "top_k": 20},
+    **{"repetition_penalty": 1.0, "stop_token_ids": [EOS_ID], "ignore_eos": True, "logprobs": 0},
+}
+
+
+def sample(sampler: Any, model: LanguageModel, seed: int = 3) -> Any:
+    return sampler(model, IDS, MASK, OPTIONS, [EOS_ID], PAD_ID, seed)
+
+
+def policy(folder: Path, **options: Any) -> LanguageModel:
+    """A policy with tied embeddings, as loaded from a folder."""
+    save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), folder)
+    return load_causal_lm(str(folder), ModelOptions(**options))
+
+
+class StandIn:
+    """What `VLLMSampler` uses of `vllm.LLM`; it notes its calls."""
+
+    calls: ClassVar[list[Any]] = []
+
+    def __init__(self, **settings: Any) -> None:
+        self.calls.append(("build", settings))
+        sleeps = settings["enable_sleep_mode"]
+        model_config = SimpleNamespace(enable_sleep_mode=sleeps)
+        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=model_config))
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.calls.append(("wake_up", *tags))
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(("sleep", level))
+
+    def reset_prefix_cache(self) -> None:
+        self.calls.append(("reset_prefix_cache",))
+
+    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+        weights = {name: weight.clone() for name, weight in kwargs["weights_iterator"]}
+        self.calls.append((method, weights))
+
+    def generate(self, inputs: Any, asked: Any, use_tqdm: bool) -> list[Any]:
+        self.calls.append(("generate", inputs, asked))
+        answers = zip(ANSWERS, LOGPROBS, strict=True)
+        return [SimpleNamespace(outputs=[completion(*answer)]) for answer in answers]
+
+
+def completion(ids: list[int], logprobs: Sequence[float]) -> Any:
+    at = [{token: SimpleNamespace(logprob=x)} for token, x in zip(ids, logprobs, strict=True)]
+    return SimpleNamespace(token_ids=ids, logprobs=at)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = StandIn, lambda **settings: settings  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(StandIn, "calls", [])
+    return StandIn.calls
+
+
+def test_vllm_is_given_the_policy_and_its_samples_become_rollouts(
+    calls: list[Any], tmp_path: Path
+) -> None:
+    model, sampler = policy(tmp_path), VLLMSampler({"max_model_len": 64})
+    rollouts = sample(sampler, model)
+    assert rollouts.response_ids.tolist() == [[11, EOS_ID, PAD_ID, PAD_ID], [12, 13, 14, 15]]
+    assert rollouts.response_mask.sum(1).tolist() == [2, 4]
+    assert rollouts.terminated.tolist() == [True, False]
+    expected = torch.tensor([[-0.5, -1.5, 0.0, 0.0], LOGPROBS[1]])
+    torch.testing.assert_close(rollouts.sampler_logprobs, expected)
+    assert rollouts.statistics is None
+    (build, settings), (reload, weights), reset, (generate, inputs, asked) = calls
+    assert (build, reload, reset, generate) == (
+        *("build", "reload_weights"),
+        *(("reset_prefix_cache",), "generate"),
+    )
+    assert settings["model"] == str(tmp_path)
+    assert settings["logprobs_mode"] == "processed_logprobs"
+    assert settings["max_model_len"] == 64
+    assert inputs == [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": [7, 8, 9]}]
+    seeds = [params.pop("seed") for params in asked]
+    assert asked == [ASKED | {"detokenize": False}] * 2
+    assert len(set(seeds)) == 2
+    # tied weights are given by both names: vLLM computes with a copy
+    assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+    with torch.no_grad():
+        model.get_parameter("model.embed_tokens.weight").add_(1.0)
+    sample(sampler, model, seed=4)
+    again = calls[4:]
+    assert [call[0] for call in again] == ["reload_weights", "reset_prefix_cache", "generate"]
+    torch.testing.assert_close(again[0][1]["lm_head.weight"], weights["lm_head.weight"] + 1.0)
+    assert [params["seed"] for params in again[2][2]] != seeds
+
+
+def test_vllm_sleeps_between_rollouts_where_it_can(calls: list[Any], tmp_path: Path) -> None:
+    sample(VLLMSampler({"enable_sleep_mode": True}), policy(tmp_path))
+    assert [call for call in calls if call[0] in ("wake_up", "sleep")] == [
+        *(("wake_up", "weights"), ("wake_up", "kv_cache"), ("sleep", 2)),
+    ]
+    # no room for the cache before the weights are there, and none of either after the rollout
+    names = [call[0] for call in calls]
+    assert names[1:4] == ["wake_up", "reload_weights", "wake_up"]
+    assert names[-1] == "sleep"
+
+
+def test_vllm_is_given_merged_adapters(calls: list[Any], tmp_path: Path) -> None:
+    model = policy(tmp_path, lora_rank=2)
+    move_adapters(model)
+    sample(VLLMSampler(), model)
+    weights = calls[1][1]
+    plain = tiny_causal_lm("qwen3").state_dict()
+    assert weights.keys() == plain.keys()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(weights[name], merged_state_dict(model)[name])
+    assert not torch.equal(weights[name], plain[name])
+
+
+@pytest.mark.parametrize("answer", [([11, 12], [-1.0, -1.0]), ([], []), ([11, EOS_ID], [-1.0])])
+def test_a_response_that_is_not_whole_is_refused(
+    calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    ids, logprobs = answer
+
+    def generate(self: StandIn, *_: Any, **__: Any) -> list[Any]:
+        found = completion(ids[: len(logprobs)], logprobs)
+        found.token_ids = ids
+        return [SimpleNamespace(outputs=[found])] * 2
+
+    monkeypatch.setattr(StandIn, "generate", generate)
+    with pytest.raises(
+        (RuntimeError, ValueError), match=r"a response that ends by .* 4 tokens|zip"
+    ):
+        sample(VLLMSampler(), policy(tmp_path))
+
+
+@contextmanager
+def server(weights_dir: Path, status: int = 200) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """A server with the endpoints that are used; it notes requests, and the weights when told."""
+    asked: list[Any] = []
+    weights: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer({"data": [{"id": "tiny"}]})
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            found = json.loads(body) if body else None
+            asked.append((self.path, found))
+            if self.path == "/collective_rpc":
+                weights.append(load_file(weights_dir / "model.safetensors"))
+                return self.answer({"results": [None]}, status)
+            if self.path != "/v1/completions":
+                return self.answer(None)
+            row = 0 if found["prompt"] == [5, 6] else 1
+            choice = {"token_ids": ANSWERS[row], "logprobs": {"token_logprobs": LOGPROBS[row]}}
+            return self.answer({"choices": [choice]})
+
+        def answer(self, content: Any, status: int = 200) -> None:
+            body = b"" if content is None else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{running.server_port}/", asked, weights
+        finally:
+            running.shutdown()
+            thread.join()
+
+
+def test_a_server_reads_the_weights_and_is_asked_for_each_response(tmp_path: Path) -> None:
+    folder, model = tmp_path / "weights", policy(tmp_path / "policy")
+    with server(folder) as (url, asked, weights):
+        sampler = VLLMServerSampler(url, str(folder))
+        rollouts = sample(sampler, model)
+        with torch.no_grad():
+            model.get_parameter("model.embed_tokens.weight").add_(1.0)
+        sample(sampler, model)
+    assert rollouts.response_ids.tolist() == [[11, EOS_ID, PAD_ID, PAD_ID], [12, 13, 14, 15]]
+    assert rollouts.sampler_logprobs[1].tolist() == pytest.approx(LOGPROBS[1])
+    (rpc, told), (reset, _), *completions = asked[:4]
+    assert (rpc, reset) == ("/collective_rpc", "/reset_prefix_cache")
+    assert told["method"] == "reload_weights"
+    assert told["kwargs"] == {"weights_path": str(folder)}
+    bodies = sorted((body for _, body in completions), key=lambda body: len(body["prompt"]))
+    assert [body.pop("prompt") for body in bodies] == [[5, 6], [7, 8, 9]]
+    assert len({body.pop("seed") for body in bodies}) == 2
+    assert bodies == [ASKED | {"model": "tiny", "return_token_ids": True}] * 2
+    first, second = weights
+    assert torch.equal(first["lm_head.weight"], first["model.embed_tokens.weight"])
+    torch.testing.assert_close(second["lm_head.weight"], first["lm_head.weight"] + 1.0)
+
+
+def test_a_server_that_fails_is_named(tmp_path: Path) -> None:
+    model = policy(tmp_path / "policy")
+    refused = pytest.raises(RuntimeError, match=r"a vLLM server.* at http://127\.0.*, got .*404")
+    with server(tmp_path, status=404) as (url, _, _), refused:
+        sample(VLLMServerSampler(url, str(tmp_path)), model)
+    with pytest.raises(RuntimeError, match=r"docs/sampler\.md, at http://127\.0\.0\.1:9, got"):
+        sample(VLLMServerSampler("http://127.0.0.1:9", str(tmp_path)), model)
+
+
+def test_vllm_itself_follows_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm", reason="vLLM has an environment of its own, see docs/sampler.md")
+    for name, value in (("KVCACHE_SPACE", "1"), ("OMP_THREADS_BIND", "nobind")):
+        monkeypatch.setenv(f"VLLM_CPU_{name}", value)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    config = tiny_config("qwen3")
+    config.head_dim = 32  # the smallest that vLLM's kernels take
+    save_model_folder(AutoModelForCausalLM.from_config(config), tiny_tokenizer(), tmp_path)
+    model = load_causal_lm(str(tmp_path), ModelOptions())
+    engine = {"max_model_len": 64, "max_num_seqs": 4, "enforce_eager": True}
+    sampler = VLLMSampler(engine)
+    for step in range(2):
+        rollouts = sample(sampler, model, seed=step)
+        own = generate_responses(model, IDS, MASK, OPTIONS, [EOS_ID], PAD_ID, step)
+        # both draw from a nucleus of the policy, whose share is what the log-probs differ by
+        for drawn in (rollouts, own):
+            scored = compute_policy_statistics(model, drawn, OPTIONS.temperature).logprobs
+            share = (scored - drawn.sampler_logprobs)[drawn.response_mask].exp()
+            assert bool((share <= 1 + 1e-4).all())
+            assert float(share.min()) > 0.5
+        with torch.no_grad():
+            model.get_parameter("model.embed_tokens.weight").mul_(0.5)
