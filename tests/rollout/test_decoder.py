@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from lit_rlhf.rollout import batch, compute_policy_statistics, decoder, generate_responses
 from lit_rlhf.rollout.decoder import KVCache
 from lit_rlhf.rollout.sampling import SamplingOptions
+from tests.support.nucleus import nucleus_logprobs
 from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, optimized_causal_lm, tiny_causal_lm
 
 EOS = [EOS_ID, 17, 44, 150, 200]  # so that some responses end early
@@ -102,14 +103,7 @@ def test_log_probs_of_a_nucleus_are_of_what_is_left_of_the_policy() -> None:
     model, (ids, mask) = optimized_causal_lm(), prompts()
     options = SamplingOptions(max_new_tokens=12, temperature=0.8, top_p=0.7)
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
-    logits = model(rollouts.sequence_ids, attention_mask=rollouts.sequence_mask.long()).logits
-    width = rollouts.response_ids.shape[1]
-    ordered, order = (logits[:, -width - 1 : -1].double() / 0.8).softmax(-1).sort(descending=True)
-    before = ordered.cumsum(-1) - ordered  # kept while below 0.7
-    nucleus = torch.where(before < 0.7, ordered, 0)
-    expected = nucleus / nucleus.sum(-1, keepdim=True)
-    places = (order == rollouts.response_ids[..., None]).int().argmax(-1, keepdim=True)
-    expected = expected.gather(-1, places).squeeze(-1).log()[rollouts.response_mask]
+    expected = nucleus_logprobs(model, rollouts, options)
     drawn = rollouts.sampler_logprobs
     torch.testing.assert_close(drawn[rollouts.response_mask].double(), expected, rtol=0, atol=1e-4)
     assert not drawn[~rollouts.response_mask].any()

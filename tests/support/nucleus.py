@@ -1,0 +1,22 @@
+"""Log-probs of a nucleus by its definition, in float64."""
+
+import torch
+from torch import Tensor
+
+from lit_rlhf.rollout import RolloutBatch, SamplingOptions
+
+
+def nucleus_logprobs(
+    model: torch.nn.Module, rollouts: RolloutBatch, options: SamplingOptions
+) -> Tensor:
+    """Of the response tokens, `[n]`: within the likeliest tokens that together reach `top_p`."""
+    with torch.no_grad():
+        logits = model(rollouts.sequence_ids, attention_mask=rollouts.sequence_mask.long()).logits
+    width = rollouts.response_ids.shape[1]
+    policy = (logits[:, -width - 1 : -1].double() / options.temperature).softmax(-1)
+    ordered, order = policy.sort(descending=True)
+    before = ordered.cumsum(-1) - ordered  # a token stays while those before it have less
+    nucleus = torch.where(before < options.top_p, ordered, 0)
+    places = (order == rollouts.response_ids[..., None]).int().argmax(-1, keepdim=True)
+    drawn = (nucleus / nucleus.sum(-1, keepdim=True)).gather(-1, places).squeeze(-1)
+    return drawn.log()[rollouts.response_mask]
