@@ -90,7 +90,7 @@ def test_ablation_fits(world: Path, tmp_path: Path, ablation: Path) -> None:
 def test_overlay_fits_ppo(
     world: Path, tmp_path: Path, overlay: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if overlay.stem in ("mlflow", "wandb"):
+    if overlay.stem in ("mlflow", "vllm", "wandb"):
         pytest.importorskip(overlay.stem)
         monkeypatch.chdir(tmp_path)  # where the trackers write
         monkeypatch.setenv("WANDB_MODE", "offline")

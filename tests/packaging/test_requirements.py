@@ -125,7 +125,8 @@ def test_constraints_are_exact_pins_and_nothing_else() -> None:
 
 def test_constraints_fit_every_requirement() -> None:
     pinned, everything = pins(), requirements("root") + requirements("callbacks")
-    others = [requirement for requirement in everything if requirement.name not in OWN]
+    # vLLM asks for older libraries than the pins, and so for an environment of its own
+    others = [requirement for requirement in everything if requirement.name not in {*OWN, "vllm"}]
     versions = [pinned.get(canonicalize_name(r.name), Version("0")) for r in others]
     pairs = zip(others, versions, strict=True)
     assert [str(r) for r, version in pairs if not r.specifier.contains(version)] == []
