@@ -51,25 +51,6 @@ def generate_responses(
             responses, statistics, drawn = Decoder(model, *sampling).run()
         else:
             responses = _generate_with_transformers(inner, *sampling, pad_token_id)
-    return pack_responses(
-        prompt_ids, prompt_mask, responses, eos_token_ids, pad_token_id, statistics, drawn
-    )
-
-
-def pack_responses(
-    prompt_ids: Tensor,
-    prompt_mask: Tensor,
-    responses: Tensor,
-    eos_token_ids: Sequence[int],
-    pad_token_id: int,
-    statistics: PolicyStatistics | None = None,
-    sampler_logprobs: Tensor | None = None,
-) -> RolloutBatch:
-    """Cut responses `[B, T]` after their first EOS token, to the length of the longest.
-
-    What follows an EOS token has no meaning, and neither have `statistics` and `sampler_logprobs`,
-    `[B, T]`, there.
-    """
     # The mask counts EOS tokens and never compares with the padding token, which may be EOS: a
     # token belongs to the response if no EOS precedes it.
     is_eos = torch.isin(responses, responses.new_tensor(list(eos_token_ids)))
@@ -81,8 +62,8 @@ def pack_responses(
             logprobs=statistics.logprobs[:, :width].masked_fill(~response_mask, 0.0),
             entropy=statistics.entropy[:, :width].masked_fill(~response_mask, 0.0),
         )
-    if sampler_logprobs is not None:
-        sampler_logprobs = sampler_logprobs[:, :width].masked_fill(~response_mask, 0.0)
+    if drawn is not None:
+        drawn = drawn[:, :width].masked_fill(~response_mask, 0.0)
     return RolloutBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
@@ -90,7 +71,7 @@ def pack_responses(
         response_mask=response_mask,
         terminated=is_eos.any(dim=1),
         statistics=statistics,
-        sampler_logprobs=sampler_logprobs,
+        sampler_logprobs=drawn,
     )
 
 

@@ -95,11 +95,8 @@ def sample_tokens(
     The token is the first at which the cumulative probability of `logits` `[n, V]` exceeds the
     sequence's number in `uniforms` (`[n]` float64, in [0, 1)). So it depends on nothing else, and
     takes one random number, where `torch.multinomial` draws `V`. `seen` are the tokens so far for
-    the repetition penalty, `[n, L]`, and `n_new` their number in the response, `[n]`.
-
-    Returns:
-        The tokens, `[n]`, and their log-probs in the distribution that they were drawn from, `[n]`
-        nats; `None` where that is softmax(logits / temperature), or nothing was drawn.
+    the repetition penalty, `[n, L]`, and `n_new` their number in the response, `[n]`. With the
+    tokens come their log-probs in that distribution, `[n]` nats, unless it is the policy's.
     """
     scores = logits.float()
     if options.repetition_penalty != 1:

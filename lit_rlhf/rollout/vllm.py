@@ -5,10 +5,10 @@ log-probs of the distribution that they drew from. `docs/sampler.md` says how to
 them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 import torch
@@ -20,18 +20,15 @@ from lit_rlhf.checks import check_positive
 from lit_rlhf.forward import LanguageModel, is_sharded, unwrap_model
 from lit_rlhf.models import merged_state_dict
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.generation import check_prompts, pack_responses
+from lit_rlhf.rollout.generation import check_prompts
 from lit_rlhf.rollout.sampling import SamplingOptions
 from lit_rlhf.stats import fail_together
 
 PARALLEL_REQUESTS = 64
 
 
-class Completion(NamedTuple):
-    """The tokens of a response, with their log-probs in nats; both as far as its first EOS."""
-
-    ids: Sequence[int]
-    logprobs: Sequence[float]
+Completion = tuple[Sequence[int], Sequence[float]]
+"""The tokens of a response, and their log-probs in nats; both as far as its first EOS token."""
 
 
 class VLLMSampler:
@@ -82,7 +79,7 @@ class VLLMSampler:
         for request in self._llm.generate(inputs, asked, use_tqdm=False):
             ids, at = request.outputs[0].token_ids, request.outputs[0].logprobs
             drawn = [of[token].logprob for token, of in zip(ids, at, strict=True)]
-            completions.append(Completion(ids, drawn))
+            completions.append((ids, drawn))
         if sleeps:
             self._llm.sleep(level=2)  # the weights are handed over again before the next
         return _to_rollouts(
@@ -157,7 +154,7 @@ class VLLMServerSampler:
             def ask(prompt: list[int], row_seed: int) -> Completion:
                 body = settings | {"prompt": prompt, "seed": row_seed}
                 choice = self._ask(client, "POST", "/v1/completions", body)["choices"][0]
-                return Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+                return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
             with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
                 completions = list(pool.map(ask, prompts, _row_seeds(seed, len(prompts))))
@@ -230,32 +227,32 @@ def _row_seeds(seed: int, n: int) -> list[int]:
 def _to_rollouts(
     prompt_ids: Tensor,
     prompt_mask: Tensor,
-    completions: Iterable[Completion],
+    completions: Sequence[Completion],
     options: SamplingOptions,
     eos_token_ids: Sequence[int],
     pad_token_id: int,
 ) -> RolloutBatch:
     """Rollouts of completions, each of which ends by an EOS token or has the greatest length."""
-    ids, logprobs = [], []
-    for completion in completions:
-        n, last = len(completion.ids), completion.ids[-1] if completion.ids else None
-        if n != len(completion.logprobs) or (
-            last not in eos_token_ids and n != options.max_new_tokens
-        ):
+    longest, device = options.max_new_tokens, prompt_ids.device
+    terminated = []
+    for ids, logprobs in completions:
+        terminated.append(bool(ids) and ids[-1] in eos_token_ids)
+        if len(ids) != len(logprobs) or not (terminated[-1] or len(ids) == longest):
             raise RuntimeError(
-                "sampler: expected a response that ends by one of the EOS tokens "
-                f"{list(eos_token_ids)} or has {options.max_new_tokens} tokens, with as many "
-                f"log-probs, got {n} tokens ({last} at the end) and {len(completion.logprobs)}"
+                "sampler: expected responses that end by one of the EOS tokens "
+                f"{list(eos_token_ids)} or have {longest} tokens, with as many log-probs, got "
+                f"{len(logprobs)} log-probs of the tokens {list(ids)}"
             )
-        ids.append(torch.tensor(completion.ids))
-        logprobs.append(torch.tensor(completion.logprobs))
-    responses = pad_sequence(ids, batch_first=True, padding_value=pad_token_id)
-    drawn = pad_sequence(logprobs, batch_first=True).to(prompt_ids.device)
-    return pack_responses(
+    tokens, drawn = (
+        [torch.tensor(of, device=device) for of in column]
+        for column in zip(*completions, strict=True)
+    )
+    lengths = torch.tensor([len(ids) for ids in tokens], device=device)
+    return RolloutBatch(
         prompt_ids,
         prompt_mask,
-        responses.to(prompt_ids.device),
-        eos_token_ids,
-        pad_token_id,
-        sampler_logprobs=drawn if options.do_sample else None,
+        pad_sequence(tokens, batch_first=True, padding_value=pad_token_id),
+        torch.arange(int(lengths.max()), device=device) < lengths[:, None],
+        torch.tensor(terminated, device=device),
+        sampler_logprobs=pad_sequence(drawn, batch_first=True) if options.do_sample else None,
     )
