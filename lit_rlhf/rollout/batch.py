@@ -4,7 +4,7 @@ Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -111,6 +111,12 @@ class RolloutBatch(NamedTuple):
         )
 
 
+OF_SEQUENCES = ("policy_lower", "critic_lower")
+OF_TOKENS: tuple[str, ...] = ("old_logprobs", "old_values", "advantages", "returns", "loss_mask")
+OF_TOKENS += ("ref_logprobs", "importance")
+"""Fields of `Experience` that are `[B, P+T, H]` and `[B, T]`, if they are there."""
+
+
 @dataclass(frozen=True)
 class Experience:
     """`B` scored responses: everything that the update of policy and critic reads.
@@ -152,34 +158,20 @@ class Experience:
         rows = self.rollouts.select(index)
         first = int(rows.prompt_mask.any(0).int().argmax())  # prompts are padded on the left
         length = max(int(rows.lengths.max()), 1)
-        end = rows.prompt_ids.shape[1] + length
-        policy_lower, critic_lower = (
-            None if states is None else states[index, first:end]
-            for states in (self.policy_lower, self.critic_lower)
+        of_tokens, of_sequence = slice(length), slice(first, rows.prompt_ids.shape[1] + length)
+        parts: dict[str, Tensor] = {}
+        for name in OF_TOKENS + OF_SEQUENCES:
+            if (values := getattr(self, name)) is not None:
+                parts[name] = values[index, of_sequence if name in OF_SEQUENCES else of_tokens]
+        rollouts = RolloutBatch(
+            rows.prompt_ids[:, first:],
+            rows.prompt_mask[:, first:],
+            rows.response_ids[:, :length],
+            rows.response_mask[:, :length],
+            rows.terminated,
         )
-        ref_logprobs, importance = (
-            None if tokens is None else tokens[index, :length]
-            for tokens in (self.ref_logprobs, self.importance)
-        )
-        return Experience(
-            RolloutBatch(
-                rows.prompt_ids[:, first:],
-                rows.prompt_mask[:, first:],
-                rows.response_ids[:, :length],
-                rows.response_mask[:, :length],
-                rows.terminated,
-            ),
-            old_logprobs=self.old_logprobs[index, :length],
-            old_values=self.old_values[index, :length],
-            advantages=self.advantages[index, :length],
-            returns=self.returns[index, :length],
-            loss_mask=self.loss_mask[index, :length],
-            policy_lower=policy_lower,
-            critic_lower=critic_lower,
-            ref_logprobs=ref_logprobs,
-            weights=None if self.weights is None else self.weights[index],
-            importance=importance,
-        )
+        weights = None if self.weights is None else self.weights[index]
+        return replace(self, rollouts=rollouts, weights=weights, **parts)
 
 
 def check_minibatch_size(n_samples: int, size: int) -> None:

@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.precision import DeepSpeedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.optim import Optimizer
 
 from lit_rlhf.strategies.engine_config import (
@@ -251,8 +252,9 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
                 f"optimizer of {name!r}: DeepSpeed replaces {type(optimizer).__name__}, so that "
                 "schedules would not act on it; use another, for instance AdamW"
             )
-        # DeepSpeed's group is a clone of the world's that has torch's default timeout.
-        engine.data_parallel_group.set_timeout(self.timeout)
+        # DeepSpeed's group is a clone of the world's that has torch's default timeout. The function
+        # is private to torch; `ProcessGroup.set_timeout`, which is not, came with 2.9.
+        _set_pg_timeout(self.timeout, engine.data_parallel_group)
         self.engines[name] = engine
         self.layouts[name] = engine_layout(network, groups, self.world_size)
         return EngineOptimizer(name, engine, optimizer)

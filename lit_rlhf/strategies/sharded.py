@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Trainer
@@ -175,6 +175,8 @@ def shard(network: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None) -> No
     layers = decoder_layers(trunk_of(network)) if is_language_model(network) else ()
     for part in (*layers, network):
         fully_shard(part, mesh=mesh, mp_policy=policy)
+        # gloo has no average, and up to torch 2.8 gave the sum for it
+        cast(FSDPModule, part).set_force_sum_reduction_for_comms(mesh.device_type == "cpu")
     assert isinstance(network, FSDPModule)
     network.set_reshard_after_forward(True)
     setattr(network, CALL, _apply)
