@@ -132,7 +132,7 @@ def use_fused_kernels(model: ModuleT) -> ModuleT:
         name: _on_cuda(value, before[name]) for name, value in fused.items() if isroutine(value)
     }
     for layer in inner.modules():
-        plain = type(layer).forward
+        plain = inspect.unwrap(type(layer).forward)  # of what tells of deprecated arguments
         bound = vars(layer).get("forward")
         if isinstance(bound, MethodType) and bound.__func__ is not plain:
             vars(layer)["forward"] = MethodType(_on_cuda(bound.__func__, plain), layer)
