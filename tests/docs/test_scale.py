@@ -2,14 +2,21 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from lit_rlhf.forward import gathered
+from lit_rlhf.strategies.sharded import shard
 from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
 from lit_rlhf.tools.doctor.memory import PPOMemory, network_shape
 from tests.configs.parsing import cli_parser, parsed
@@ -33,12 +40,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def shape(size: str) -> NetworkShape:
     """Shape of a Llama, whose parameters are counted on the meta device."""
+    with torch.device("meta"):
+        return network_shape(causal_lm(size))
+
+
+def causal_lm(size: str) -> Any:
     hidden, intermediate, layers, heads, kv_heads = LAYOUTS[size]
     sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
     sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
     config = LlamaConfig(vocab_size=32000, tie_word_embeddings=False, **sizes)
-    with torch.device("meta"):
-        return network_shape(AutoModelForCausalLM.from_config(config))  # type: ignore[no-untyped-call]
+    return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
 
 
 def cells(memory: PPOMemory) -> list[str]:
@@ -71,6 +82,46 @@ def test_memory_table_of_fsdp2_agrees_with_the_estimate() -> None:
         rollouts, tokens = map(int, rows.split(", "))
         sizes = PPOSizes(int(gpus), 1536, 512, rollouts, 4, tokens, sharded=True)
         assert shown == cells(ppo_memory(shape(size), sizes))
+
+
+@pytest.fixture
+def fake_ranks() -> Iterator[Callable[[int], DeviceMesh]]:
+    """Makes a mesh of so many ranks, of which only this one exists."""
+
+    def start(n: int) -> DeviceMesh:
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=n)
+        return init_device_mesh("cpu", (n,))
+
+    yield start
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("size", "n_ranks"), [("13B", 8), ("34B", 16)])
+def test_fsdp2_keeps_the_estimated_bytes(size: str, n_ranks: int, fake_ranks: Any) -> None:
+    mesh, network = fake_ranks(n_ranks), shape(size)
+    expected = ppo_memory(network, PPOSizes(n_ranks, 1536, 512, 4, 4, 4096, sharded=True))
+
+    def kept(tensors: Iterable[Any]) -> int:
+        return sum(t.to_local().nbytes for t in tensors if isinstance(t, DTensor))
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        policy, reference = causal_lm(size), causal_lm(size).requires_grad_(False)
+        for model in (policy, reference):
+            shard(model, mesh, torch.bfloat16)
+        optimizer = torch.optim.AdamW(policy.parameters(), foreach=False)
+        for parameter in policy.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        gradients = kept(parameter.grad for parameter in policy.parameters())
+        optimizer.step()
+        states = kept(x for state in optimizer.state.values() for x in state.values())
+        assert 2 * (kept(policy.parameters()) + states) == pytest.approx(expected.trained, rel=1e-3)
+        assert 2 * kept(reference.parameters()) == pytest.approx(expected.frozen, rel=1e-3)
+        with gathered(policy):
+            whole = sum(parameter.nbytes for parameter in policy.parameters())
+        keys_and_values = 2 * 2 * network.layers * network.kv_width * 2048 * 4
+        assert whole + keys_and_values == pytest.approx(expected.rollout, rel=1e-3)
+        layers = 2 * (whole - 4 * 32000 * network.hidden) // network.layers
+        assert gradients + 2 * layers == pytest.approx(expected.gradients, rel=1e-3)
 
 
 def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
