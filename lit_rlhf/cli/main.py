@@ -123,6 +123,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if is_stage:
         arguments = ["--help" if word == "--help_all" else word for word in arguments]
         _check_configs(arguments)  # before Lightning is imported, which takes seconds
+        if sys.stderr.isatty():
+            print("loading torch and Lightning ...", file=sys.stderr)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     # CUDA's allocator lets its blocks grow, as sizes of packed forwards differ from each other.

@@ -96,11 +96,17 @@ def test_a_command_imports_no_more_than_it_needs(command: str, tmp_path: Path) -
     assert everything <= (LIBRARIES if OWN_IMPORTS[command] > 21 else 300)
 
 
-def test_help_all_is_lightnings_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_all_is_lightnings_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[Sequence[str]] = []
     monkeypatch.setattr("lit_rlhf.cli.training.main", seen.append)
     main(["fit", "--help_all"])
     assert seen == [["fit", "--help"]]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    main(["fit", "--help_all"])
+    assert capsys.readouterr().err == "loading torch and Lightning ...\n"  # somebody waits for it
 
 
 @pytest.mark.parametrize(
