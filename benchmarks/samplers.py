@@ -4,12 +4,15 @@
     python -m benchmarks.samplers report
 
 `FOLDER` has the world, SFT and reward model of a quickstart of that seed. It needs an environment
-with vLLM. The arm `stale` hands the weights over once, before training, to see what notices.
+with vLLM. The arm `stale` hands the weights over once, before training, to see what notices, and
+`stale_unweighted` has no importance weights either.
 
 The rule, fixed before the runs: vLLM's gold is within noise of the decoder's if Student's 95 %
 interval of the paired difference over the seeds contains 0 and its mean is less than 0.2 away, the
 margin of equal arms in `benchmarks.reproduce`. A stale sampler is noticed if `SamplerMonitor`
-calls it collapsed before the run ends, and no other arm's.
+calls it collapsed before the run ends, and no other arm's. Gold is that of the run's own rollouts;
+gold of the finished policies on held-out prompts, sampled by lit_rlhf, was added after the runs,
+and so was `stale_unweighted`.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ ARMS = {
     "decoder": None,
     "vllm": "lit_rlhf.rollout.VLLMSampler",
     "stale": "benchmarks.samplers.StaleSampler",
+    "stale_unweighted": "benchmarks.samplers.StaleSampler",
 }
 SHOWN = ("rollout/gold", "rollout/score", "rollout/kl", "rollout/response_length")
 
@@ -74,11 +78,20 @@ def run(
         if ARMS[arm] is not None:
             sampler = {"class_path": ARMS[arm], "init_args": {"engine": ENGINE}}
             model |= {"sampler": sampler}  # type: ignore[dict-item]  # a dict of JSON
+        if arm.endswith("unweighted"):
+            model |= {"loss": {"importance_cap": None}}  # type: ignore[dict-item]
         logger = {"init_args": {"name": arm}}
         overlay = {"model": {"init_args": model}, "trainer": {"logger": logger}}
         path = write_text(root / "configs" / f"{arm}.yaml", json.dumps(overlay))
         stages.fit_ppo(["ppo_max.yaml", path])
         write_run(Path(results), name, {"seed": seed, "arm": arm, **measure(root / "logs" / arm)})
+    stages.evaluate("sft", *arms)
+    policies = json.loads((root / "evaluation.json").read_text("utf-8"))["policies"]
+    heldout = {name: policies[name]["rewards"]["gold_reward"]["mean"] for name in ("sft", *arms)}
+    for name, result in read_runs(Path(results)).items():
+        if result["seed"] == seed:
+            gold = {"heldout_gold": heldout[result["arm"]], "sft_gold": heldout["sft"]}
+            write_run(Path(results), name, result | gold)
 
 
 def measure(log: Path) -> dict[str, Any]:
@@ -109,6 +122,7 @@ def format_report(results: dict[str, dict[str, Any]]) -> str:
             str(result["seed"]),
             result["arm"],
             *(f"{result[key]:.2f}" for key in SHOWN),
+            f"{result['sft_gold']:.2f} to {result['heldout_gold']:.2f}",
             f"{result['rollout_seconds']:.2f}",
             "" if result["largest_sampler_kl"] is None else f"{result['largest_sampler_kl']:.1e}",
             "" if result["noticed"] is None else str(result["noticed"]),
@@ -120,9 +134,11 @@ def format_report(results: dict[str, dict[str, Any]]) -> str:
     effects = [gold["vllm", seed] - gold["decoder", seed] for seed in seeds]
     low, mean, high = student_interval(effects)
     equal = low <= 0 <= high and abs(mean) < MARGIN
-    right = all((r["noticed"] is not None) == (r["arm"] == "stale") for r in results.values())
-    head = ["seed", "sampler", "gold", "score", "KL", "length", "s per rollout"]
-    head += ["largest sampler KL", "noticed at iteration"]
+    right = all(
+        (r["noticed"] is not None) == r["arm"].startswith("stale") for r in results.values()
+    )
+    head = ["seed", "sampler", "gold", "score", "KL", "length", "held-out gold, SFT to PPO"]
+    head += ["s per rollout", "largest sampler KL", "noticed at iteration"]
     return (
         "# PPO-max of the quickstart with another sampler\n\n"
         "Written by `python -m benchmarks.samplers report`; the rule is in that file. Means over "
