@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -125,6 +126,15 @@ def test_vllm_is_given_the_policy_and_its_samples_become_rollouts(
     assert [call[0] for call in again] == ["reload_weights", "reset_prefix_cache", "generate"]
     torch.testing.assert_close(again[0][1]["lm_head.weight"], weights["lm_head.weight"] + 1.0)
     assert [params["seed"] for params in again[2][2]] != seeds
+
+
+def test_vllm_takes_the_likeliest_tokens_without_log_probs(
+    calls: list[Any], tmp_path: Path
+) -> None:
+    model, options = policy(tmp_path / "policy"), replace(OPTIONS, do_sample=False)
+    rollouts = VLLMSampler()(model, IDS, MASK, options, [EOS_ID], PAD_ID, 0)
+    assert calls[-1][2][0]["temperature"] == 0.0
+    assert rollouts.sampler_logprobs is None
 
 
 def test_vllm_sleeps_between_rollouts_where_it_can(calls: list[Any], tmp_path: Path) -> None:
