@@ -32,8 +32,8 @@ from tests.support.tiny_models import (
 IDS = torch.tensor([[PAD_ID, 5, 6], [7, 8, 9]])
 MASK = torch.tensor([[False, True, True], [True, True, True]])
 OPTIONS = SamplingOptions(max_new_tokens=4, temperature=0.7, top_p=0.9, top_k=20)
-ANSWERS = [[11, EOS_ID], [12, 13, 14, 15]]  # the first ends, the second is cut off
-LOGPROBS = [[-0.5, -1.5], [-0.1, -0.2, -0.3, -0.4]]
+ANSWERS = [[11, 10, EOS_ID], [12, 13, 14, 15]]  # the first ends, the second is cut off
+LOGPROBS = [[-0.5, -1.5, -2.5], [-0.1, -0.2, -0.3, -0.4]]
 ASKED = {
     **{"max_tokens": 4, "min_tokens": 0, "temperature": 0.7, "top_p": 0.9, "top_k": 20},
     **{"repetition_penalty": 1.0, "stop_token_ids": [EOS_ID], "ignore_eos": True, "logprobs": 0},
@@ -41,7 +41,7 @@ ASKED = {
 
 
 def sample(sampler: Any, model: LanguageModel, seed: int = 3) -> Any:
-    return sampler(model, IDS, MASK, OPTIONS, [EOS_ID], PAD_ID, seed)
+    return sampler(model, IDS, MASK, OPTIONS, [EOS_ID], 9, seed)
 
 
 def policy(folder: Path, **options: Any) -> LanguageModel:
@@ -99,10 +99,12 @@ def test_vllm_is_given_the_policy_and_its_samples_become_rollouts(
 ) -> None:
     model, sampler = policy(tmp_path / "policy"), VLLMSampler({"max_model_len": 64})
     rollouts = sample(sampler, model)
-    assert rollouts.response_ids.tolist() == [[11, EOS_ID, PAD_ID, PAD_ID], [12, 13, 14, 15]]
-    assert rollouts.response_mask.sum(1).tolist() == [2, 4]
+    assert rollouts.response_ids.tolist() == [[11, 10, EOS_ID, 9], [12, 13, 14, 15]]
+    assert rollouts.response_mask.sum(1).tolist() == [3, 4]
+    assert rollouts.prompt_ids is IDS
+    assert rollouts.prompt_mask is MASK
     assert rollouts.terminated.tolist() == [True, False]
-    expected = torch.tensor([[-0.5, -1.5, 0.0, 0.0], LOGPROBS[1]])
+    expected = torch.tensor([[*LOGPROBS[0], 0.0], LOGPROBS[1]])
     torch.testing.assert_close(rollouts.sampler_logprobs, expected)
     assert rollouts.statistics is None
     (build, settings), (reload, weights), reset, (generate, inputs, asked) = calls
@@ -122,10 +124,24 @@ def test_vllm_is_given_the_policy_and_its_samples_become_rollouts(
     with torch.no_grad():
         model.get_parameter("model.embed_tokens.weight").add_(1.0)
     sample(sampler, model, seed=4)
-    again = calls[4:]
+    again = calls[4:7]
     assert [call[0] for call in again] == ["reload_weights", "reset_prefix_cache", "generate"]
     torch.testing.assert_close(again[0][1]["lm_head.weight"], weights["lm_head.weight"] + 1.0)
     assert [params["seed"] for params in again[2][2]] != seeds
+    sample(sampler, model)
+    assert [params["seed"] for params in calls[-1][2]] == seeds
+
+
+def test_what_vllm_cannot_sample_for_is_refused(
+    calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = policy(tmp_path / "policy")
+    with pytest.raises(ValueError, match="padded on the left"):
+        VLLMSampler()(model, IDS, MASK.flip(1), OPTIONS, [EOS_ID], PAD_ID, 0)
+    monkeypatch.setattr("lit_rlhf.rollout.vllm.is_sharded", lambda network: True)
+    with pytest.raises(ValueError, match=r"expected a strategy .* got a sharded policy"):
+        sample(VLLMSampler(), model)
+    assert calls == []
 
 
 def test_vllm_takes_the_likeliest_tokens_without_log_probs(
@@ -227,7 +243,7 @@ def test_a_server_reads_the_weights_and_is_asked_for_each_response(tmp_path: Pat
         with torch.no_grad():
             model.get_parameter("model.embed_tokens.weight").add_(1.0)
         sample(sampler, model)
-    assert rollouts.response_ids.tolist() == [[11, EOS_ID, PAD_ID, PAD_ID], [12, 13, 14, 15]]
+    assert rollouts.response_ids.tolist() == [[11, 10, EOS_ID, 9], [12, 13, 14, 15]]
     assert rollouts.sampler_logprobs[1].tolist() == pytest.approx(LOGPROBS[1])
     (rpc, told), (reset, _), *completions = asked[:4]
     assert (rpc, reset) == ("/collective_rpc", "/reset_prefix_cache")
