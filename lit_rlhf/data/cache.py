@@ -1,7 +1,7 @@
 """The cache of encoded examples: Arrow files that all ranks of a node map into memory.
 
 An entry is a folder below `$HF_DATASETS_CACHE/lit_rlhf` with the examples of one part of a
-datamodule, in files that `datasets` maps, and a report of what was read and left out. Its
+datamodule, as `datasets.Dataset.map` writes them, and a report of what was read and left out. Its
 name is a hash of everything that the examples depend on, so an entry is never updated. It is
 written under a hidden name and renamed when it is complete.
 """
@@ -11,6 +11,7 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -31,15 +32,14 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import torch
-from datasets.utils import tqdm
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lit_rlhf.data.counts import DataCounts, OnBadRecord
+from lit_rlhf.data.counts import DataCounts, EncodingError, OnBadRecord, ResponseTooLongError
 from lit_rlhf.data.dataset import Example, PreferenceExample, PromptExample, TokenExample
-from lit_rlhf.data.encoding import DialogueEncoder, encode_records
-from lit_rlhf.data.records import PreferenceRecord, PromptRecord, Record
+from lit_rlhf.data.encoding import DialogueEncoder, encode_records, locate
+from lit_rlhf.data.records import Location, PreferenceRecord, PromptRecord, Record
 from lit_rlhf.files import (
     PARTIAL,
     code_versions,
@@ -55,7 +55,7 @@ MIN_CACHED_RECORDS = 1000
 """Number of records from which examples are cached; fewer are encoded in a second or two."""
 
 _REPORT_FILE = "report.json"
-_ROWS = 1000  # records or rows of an Arrow batch
+_ROWS = 1000  # rows of an Arrow batch
 _RECORDS_PER_WORKER = 500  # fewer take less time than a worker needs to start
 _MAX_WORKERS = 32
 _SECONDS_OF_A_DAY = 86_400
@@ -181,11 +181,10 @@ def _hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class StoredExamples(Sequence[Any]):
-    """Examples in Arrow files, mapped into memory; each worker has written one file."""
+    """Examples in Arrow files, mapped into memory: rows of `_EncodeRows` without errors."""
 
-    def __init__(self, folder: Path) -> None:
-        files = [datasets.Dataset.from_file(str(f)) for f in sorted(folder.glob("*.arrow"))]
-        self._rows = datasets.concatenate_datasets(files).with_format("arrow")
+    def __init__(self, rows: datasets.Dataset) -> None:
+        self._rows = rows.with_format("arrow")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -210,62 +209,68 @@ class StoredExamples(Sequence[Any]):
             yield from _read_examples(table)
 
 
-_TOKENS: dict[str, pa.DataType] = {
+_TENSORS: dict[str, pa.DataType] = {
     "input_ids": pa.list_(pa.int32()),
     "completion_mask": pa.list_(pa.bool_()),
-    "dropped_turns": pa.int64(),
-    "cut_tokens": pa.int64(),
-    "escaped_tokens": pa.int64(),
 }
+_LOST = dict.fromkeys(("dropped_turns", "cut_tokens", "escaped_tokens"), pa.int64())
 _JSON = dict.fromkeys(("fields", "turns"), pa.string())  # any plain data
-_SCHEMAS: dict[type[Example], pa.Schema] = {
-    TokenExample: pa.schema(_TOKENS),
-    PreferenceExample: pa.schema(
-        {
-            "chosen": pa.struct(_TOKENS),
-            "rejected": pa.struct(_TOKENS),
-            "margin": pa.float64(),
-            "source": pa.int64(),
-        }
-    ),
-    PromptExample: pa.schema(
-        {
-            "input_ids": _TOKENS["input_ids"],
-            "text": pa.string(),
-            "dropped_turns": pa.int64(),
-            "cut_tokens": pa.int64(),
-            **_JSON,
-        }
-    ),
+_TYPES: dict[type, dict[str, pa.DataType]] = {
+    TokenExample: {**_TENSORS, **_LOST},
+    PreferenceExample: {
+        **{f"chosen_{name}": type for name, type in {**_TENSORS, **_LOST}.items()},
+        **{f"rejected_{name}": type for name, type in {**_TENSORS, **_LOST}.items()},
+        "margin": pa.float64(),
+        "source": pa.int64(),
+    },
+    PromptExample: {
+        "input_ids": _TENSORS["input_ids"],
+        "text": pa.string(),
+        "dropped_turns": pa.int64(),
+        "cut_tokens": pa.int64(),
+        **_JSON,
+    },
 }
-"""The columns of each class of examples. `PromptDataset` sets the other fields of prompts."""
+"""The Arrow type of each column, by class of examples."""
 
 
 def _to_row(example: Example) -> dict[str, Any]:
-    """The values of an example by field."""
-    row: dict[str, Any] = {}
-    for name, value in example._asdict().items():
-        if isinstance(value, TokenExample):
-            row[name] = _to_row(value)
-        elif isinstance(value, Tensor):
-            row[name] = value.numpy()
-        else:
-            row[name] = json.dumps(value) if name in _JSON else value
-    return row
+    """The values of an example by column."""
+    if isinstance(example, PreferenceExample):
+        halves = {"chosen": _to_row(example.chosen), "rejected": _to_row(example.rejected)}
+        row = {f"{name}_{key}": value for name in halves for key, value in halves[name].items()}
+        return {**row, "margin": example.margin, "source": example.source}
+    row = {name: getattr(example, name) for name in _TYPES[type(example)]}
+    return {
+        name: value.numpy()
+        if isinstance(value, Tensor)
+        else json.dumps(value)
+        if name in _JSON
+        else value
+        for name, value in row.items()
+    }
 
 
 def _read_examples(table: pa.Table) -> list[Any]:
     """The examples of the rows of a table."""
-    names = table.column_names
-    made: Callable[..., Example]
-    made = next(made for made, schema in _SCHEMAS.items() if schema.names == names)
-    rows = zip(*(_read_column(name, table[name]) for name in names), strict=True)
-    return [made(**dict(zip(names, row, strict=True))) for row in rows]
+    columns = {name: _read_column(name, table[name]) for name in table.column_names}
+
+    def build(made: Callable[..., Example], columns: Mapping[str, Sequence[Any]]) -> list[Example]:
+        rows = zip(*columns.values(), strict=True)
+        return [made(**dict(zip(columns, row, strict=True))) for row in rows]
+
+    if "text" in columns:
+        return build(PromptExample, columns)
+    if "margin" not in columns:
+        return build(TokenExample, columns)
+    pairs = {"margin": columns.pop("margin"), "source": columns.pop("source")}
+    for half in ("chosen_", "rejected_"):
+        of_half = {k.removeprefix(half): v for k, v in columns.items() if k.startswith(half)}
+        pairs[half.rstrip("_")] = build(TokenExample, of_half)
+    return build(PreferenceExample, pairs)
 
 
 def _read_column(name: str, column: pa.ChunkedArray) -> Sequence[Any]:
-    if pa.types.is_struct(column.type):
-        return _read_examples(pa.Table.from_struct_array(column.combine_chunks()))
     if not pa.types.is_list(column.type):
         values = column.to_pylist()
         return [json.loads(text) for text in values] if name in _JSON else values
@@ -273,6 +278,32 @@ def _read_column(name: str, column: pa.ChunkedArray) -> Sequence[Any]:
     # a copy, since a tensor must not be of memory that cannot be written
     flat = np.array(lists.flatten().to_numpy(zero_copy_only=False))
     return torch.split(torch.from_numpy(flat), lists.value_lengths().to_pylist())
+
+
+class _EncodeRows:
+    """Encodes pickled records in a worker process; `datasets.Dataset.map` calls it.
+
+    Each row that it returns is an example, or has in `error` why a record is left out.
+    """
+
+    def __init__(self, encode: RecordEncoder, record: Record) -> None:
+        self.encode = encode
+        made: type[Example] = TokenExample
+        if isinstance(record, PreferenceRecord | PromptRecord):
+            made = PreferenceExample if isinstance(record, PreferenceRecord) else PromptExample
+        self.schema = pa.schema({**_TYPES[made], "error": pa.string()})
+
+    def __call__(self, rows: Mapping[str, list[bytes]]) -> pa.Table:
+        encoded: list[dict[str, Any]] = []
+        for pickled in rows["record"]:
+            record = pickle.loads(pickled)  # our own: `_write_entry` has pickled it just now
+            try:
+                encoded += [_to_row(example) for example in self.encode(record)]
+            except EncodingError as error:
+                too_long = isinstance(error, ResponseTooLongError)
+                told = [locate(record), too_long, error.reason, error.detail]
+                encoded.append({"error": json.dumps(told)})
+        return pa.Table.from_pylist(encoded, self.schema)
 
 
 def _write_entry(
@@ -286,12 +317,22 @@ def _write_entry(
     """Encode records into an entry of the cache, which appears when it is complete."""
     _delete_abandoned(entry.parent)
     hidden = entry.with_name(f".{entry.name}.{uuid4().hex}.{PARTIAL}")
+    encode_rows = _EncodeRows(encode, records[0])
+    workers = min(_count_processors(), len(records) // _RECORDS_PER_WORKER, _MAX_WORKERS)
     try:
         hidden.mkdir(parents=True)
-        counts = DataCounts()
-        for of_shard in _encode_shards(hidden, part, records, encode, on_bad_record):
-            counts.update(of_shard)
-        _check_any_left(part, StoredExamples(hidden), counts)
+        pickled = datasets.Dataset.from_dict({"record": [pickle.dumps(r) for r in records]})
+        _encode_shards(pickled, encode_rows, hidden, part, max(workers, 1))
+        rows = _map_files(hidden)
+        counts = DataCounts(records=len(records))
+        for error in filter(None, rows["error"]):
+            location, too_long, *message = json.loads(error)
+            error_class = ResponseTooLongError if too_long else EncodingError
+            counts.drop(Location(*location), error_class(*message), on_bad_record)
+        examples = _select_examples(rows)
+        _check_any_left(part, examples, counts)
+        for example in examples:
+            counts.add(example)
         report = {"counts": vars(counts), "read": {name: vars(own) for name, own in read.items()}}
         (hidden / _REPORT_FILE).write_text(json.dumps(report), encoding="utf-8")
         made = {"stage": "data", "part": part, "records": len(records)}
@@ -317,7 +358,8 @@ def _open_entry(entry: Path) -> EncodedPart | None:
             raise ValueError("hashes differ")
         report = json.loads((entry / _REPORT_FILE).read_text("utf-8"))
         read = {name: _load_counts(values) for name, values in report["read"].items()}
-        return StoredExamples(entry), _load_counts(report["counts"]), read
+        examples = _select_examples(_map_files(entry))
+        return examples, _load_counts(report["counts"]), read
     except (OSError, ValueError, TypeError) as error:
         _log_warning(f"{entry}: the encoded data are damaged ({error}) and are encoded again")
         with suppress(OSError):  # of another user, or another process deletes it too
@@ -330,6 +372,17 @@ def _load_counts(values: Mapping[str, Any]) -> DataCounts:
     return DataCounts(**counts)
 
 
+def _map_files(folder: Path) -> datasets.Dataset:
+    """The rows of an entry; each worker has written one file."""
+    files = sorted(folder.glob("*.arrow"))
+    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(f)) for f in files])
+
+
+def _select_examples(rows: datasets.Dataset) -> StoredExamples:
+    good = np.flatnonzero(rows.with_format("arrow")["error"].is_null())
+    return StoredExamples(rows.select(good).remove_columns("error"))
+
+
 def _delete_abandoned(folder: Path) -> None:
     """Delete what processes that were killed have left in the folder of the cache."""
     for path in folder.glob(f".*.{PARTIAL}"):
@@ -339,30 +392,33 @@ def _delete_abandoned(folder: Path) -> None:
 
 
 def _encode_shards(
-    folder: Path,
-    part: str,
-    records: Sequence[Record],
-    encode: RecordEncoder,
-    on_bad_record: OnBadRecord,
-) -> list[DataCounts]:
+    pickled: datasets.Dataset, encode_rows: _EncodeRows, folder: Path, part: str, workers: int
+) -> None:
     """Encode records into a file per worker process, or in this process for one."""
-    workers = min(_count_processors(), len(records) // _RECORDS_PER_WORKER, _MAX_WORKERS)
-    if workers <= 1:
-        file = folder / "rows_0.arrow"
-        return [_encode_shard(file, f"Encoding {part}", records, encode, on_bad_record)]
 
-    def encode_share(number: int) -> DataCounts:
-        own = records[len(records) * number // workers : len(records) * (number + 1) // workers]
-        file = folder / f"rows_{str(number).zfill(len(str(workers)))}.arrow"
-        # of several equal shares, the first tells how far all are
-        title = "" if number else f"Encoding {part} (a share of {workers})"
-        return _encode_shard(file, title, own, encode, on_bad_record)
+    def encode(shard: int) -> None:
+        name = str(shard).zfill(len(str(workers)))
+        pickled.shard(workers, shard, contiguous=True).map(
+            encode_rows,
+            batched=True,
+            batch_size=_ROWS,
+            remove_columns=["record"],
+            features=datasets.Features.from_arrow_schema(encode_rows.schema),
+            cache_file_name=str(folder / f"rows_{name}.arrow"),
+            new_fingerprint=f"{part}{name}",  # nobody reads it; the default would hash the records
+            # of several equal shares, the first tells how far all are
+            desc=f"Encoding {part}" + (f" (a share of {workers})" if workers > 1 else ""),
+        )
 
+    if workers == 1:
+        encode(0)
+        return
     # the pool of `datasets` waits for a worker that was killed
     others, fork = multiprocessing.active_children(), multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, fork, _begin_worker, (encode_share, os.getpid())) as pool:
+    with ProcessPoolExecutor(workers, fork, _begin_worker, (encode, os.getpid())) as pool:
         try:
-            return [*pool.map(_encode_share, range(workers))]
+            for shard in [pool.submit(_encode_shard, shard) for shard in range(workers)]:
+                shard.result()
         except BrokenProcessPool as error:
             raise ValueError(
                 f"{part}: a process that encodes the data was killed, as the system does where "
@@ -374,36 +430,10 @@ def _encode_shards(
             raise
 
 
-def _encode_shard(
-    file: Path,
-    title: str,
-    records: Sequence[Record],
-    encode: RecordEncoder,
-    on_bad_record: OnBadRecord,
-) -> DataCounts:
-    """Encode records into a file, with a progress bar if there is a title for it."""
-    counts = DataCounts()
-    made: type[Example] = TokenExample
-    if isinstance(records[0], PreferenceRecord | PromptRecord):
-        made = PreferenceExample if isinstance(records[0], PreferenceRecord) else PromptExample
-    with (
-        pa.OSFile(str(file), "wb") as sink,
-        pa.ipc.new_stream(sink, _SCHEMAS[made]) as writer,
-        tqdm(total=len(records), desc=title, unit=" records", disable=not title) as progress,
-    ):
-        for start in range(0, len(records), _ROWS):
-            batch = records[start : start + _ROWS]
-            examples = encode_records(batch, encode, counts, on_bad_record)
-            rows = [_to_row(example) for example in examples]
-            writer.write(pa.RecordBatch.from_pylist(rows, _SCHEMAS[made]))
-            progress.update(len(batch))
-    return counts
+_worker_encode: Callable[[int], None] | None = None
 
 
-_worker_encode: Callable[[int], DataCounts] | None = None
-
-
-def _begin_worker(encode: Callable[[int], DataCounts], parent: int) -> None:
+def _begin_worker(encode: Callable[[int], None], parent: int) -> None:
     """Keep what a worker process does, which is inherited and not sent; end it with its parent."""
     global _worker_encode
     _worker_encode = encode
@@ -411,9 +441,11 @@ def _begin_worker(encode: Callable[[int], DataCounts], parent: int) -> None:
     end_with_parent(parent)
 
 
-def _encode_share(number: int) -> DataCounts:
+def _encode_shard(shard: int) -> None:
+    if shard:
+        datasets.disable_progress_bars()
     assert _worker_encode is not None
-    return _worker_encode(number)
+    _worker_encode(shard)
 
 
 def _count_processors() -> int:

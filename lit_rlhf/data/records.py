@@ -59,13 +59,8 @@ class RecordError(ValueError):
         self.reason = reason
         self.field = field
         self.detail = detail
-        # its arguments, from which `pickle` makes the error of a worker process again
-        super().__init__(location, reason, field, detail)
-
-    def __str__(self) -> str:
-        """The error as messages show it."""
-        where = f"{self.location}: field '{self.field}'" if self.field else f"{self.location}"
-        return f"{where}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+        where = f"{location}: field '{field}'" if field else f"{location}"
+        super().__init__(f"{where}: {reason}" + (f" ({detail})" if detail else ""))
 
     @property
     def file(self) -> str:

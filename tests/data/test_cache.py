@@ -273,12 +273,7 @@ def test_mapped_rows_follow_their_function(
         assert len(entries(folder)) == (1, 1, 2)[number]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_bad_record_raises_and_leaves_nothing(
-    workers: int, write_lines: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "_RECORDS_PER_WORKER", 1)
-    monkeypatch.setattr(cache, "_count_processors", lambda: workers)
+def test_bad_record_raises_and_leaves_nothing(write_lines: Writer, folder: Path) -> None:
     path = write_lines(*pairs()[2:])
     with pytest.raises(RecordError, match=r"data\.jsonl:1: a turn contains the text of the EOS"):
         started(PreferenceDataModule, [DataSource(path)], on_bad_record="error")
@@ -350,18 +345,18 @@ def test_leftovers_of_a_day_ago_are_deleted(write_lines: Writer, folder: Path) -
 def test_signal_of_a_worker(
     number: int, write_lines: Writer, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
-    parent, encode = os.getpid(), cache.encode_records
+    parent, encode = os.getpid(), cache._EncodeRows.__call__
 
-    def struck(*arguments: Any) -> Any:
+    def struck(self: cache._EncodeRows, rows: Any) -> Any:
         with suppress(FileExistsError):  # one worker only
             if os.getpid() != parent:
                 (tmp_path / "struck").touch(exist_ok=False)
                 os.kill(os.getpid(), number)
-        return encode(*arguments)
+        return encode(self, rows)
 
     monkeypatch.setattr(cache, "_RECORDS_PER_WORKER", 10)
     monkeypatch.setattr(cache, "_count_processors", lambda: 2)
-    monkeypatch.setattr(cache, "encode_records", struck)
+    monkeypatch.setattr(cache._EncodeRows, "__call__", struck)
     sources = [DataSource(write_lines(*pairs(40)))]
     if number == signal.SIGINT:
         started(PreferenceDataModule, sources, val_fraction=0)
@@ -399,7 +394,7 @@ def test_kill_while_encoding(write_lines: Writer, folder: Path, tmp_path: Path) 
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the tests' own modules
     command = [sys.executable, "-c", RUN, path]
     process = subprocess.Popen(command, env=environment, start_new_session=True)
-    while not any(folder.glob(".*/rows*")):  # the workers write
+    while not any(folder.glob(".*/tmp*")):  # the workers write
         assert process.poll() is None
     process.kill()
     process.wait()
