@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from lit_rlhf import __version__
@@ -56,47 +57,7 @@ _HINTS = {
 }
 """Names of our commands for names that other tools use."""
 INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
-_HELP = """\
-usage: lit_rlhf COMMAND [OPTIONS]
-
-{commands}
-
-Two commands that run in an empty folder:
-
-  lit_rlhf quickstart         all stages on built-in data
-  lit_rlhf start pairs.csv    the same on a file of yours
-
-lit_rlhf COMMAND --help tells more, lit_rlhf --version the version. An error is one line; --debug \
-shows where it was raised."""
-_STAGE_HELP = """\
-usage: lit_rlhf {name} --config NAME [--config NAME ...] [OPTIONS]
-
-{summary}
-
-  -c, --config NAME    a configuration of `lit_rlhf configs list`, or a YAML file; of several, \
-the last wins
-  --seed_everything N  seed of dropout and the like; the order of the data, PPO's rollouts and new \
-heads have other seeds
-  --print_config       print the whole configuration, and do nothing else
-  --debug              show where an error was raised
-{checkpoint}
-Each key of a configuration is an option too, for instance:
-
-  --trainer.accelerator gpu --trainer.precision bf16-true
-  --trainer.max_epochs 3 --model.optimizer.learning_rate 1.0e-5
-
-All options, with types and defaults (shown after some seconds):
-
-  --help_all                    of this command and the Trainer
-  --model.help PPOModule        of SFTModule, RewardModule or PPOModule
-  --data.help PromptDataModule  of DemonstrationDataModule, PreferenceDataModule or PromptDataModule
-"""
-_FIT_HELP = """\
-  --ckpt_path FILE     resume from a checkpoint; `last` is the newest one
-  --allow_changes      resume although data, models or precision have changed
-  --name NAME          name of the run, for its model and its log
-  --overwrite          replace an earlier run of this name
-"""
+_HELP = Path(__file__).with_name("help.txt")  # of the program, of a stage, and of `fit` alone
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -184,7 +145,7 @@ def module_of(name: str) -> str:
 def usage() -> str:
     """Help of the program: its commands."""
     lines = [f"  {name:<12}{text}" for name, text in (STAGE_COMMANDS | COMMANDS).items()]
-    return fold(_HELP.format(commands="\n".join(lines)))
+    return fold(_help_of("program").format(commands="\n".join(lines)))
 
 
 def stage_usage(name: str) -> str:
@@ -193,8 +154,14 @@ def stage_usage(name: str) -> str:
     The parser's own help has some 500 lines and waits for Lightning, which takes seconds to import.
     """
     summary = STAGE_COMMANDS[name].capitalize()
-    checkpoint = _FIT_HELP if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
-    return fold(_STAGE_HELP.format(name=name, summary=f"{summary}.", checkpoint=checkpoint))
+    checkpoint = _help_of("fit") if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
+    text = _help_of("stage")
+    return fold(text.format(name=name, summary=f"{summary}.", checkpoint=checkpoint))
+
+
+def _help_of(part: str) -> str:
+    """A part of the file of help texts."""
+    return _HELP.read_text("utf-8").partition(f"=== {part}\n")[2].partition("\n=== ")[0]
 
 
 def _check_configs(arguments: Sequence[str]) -> None:

@@ -11,10 +11,10 @@ from lit_rlhf.rollout.batch import check_minibatch_size as check_minibatch_size
 from lit_rlhf.rollout.batch import default_tokens_per_forward as default_tokens_per_forward
 from lit_rlhf.rollout.batch import iterate_minibatches as iterate_minibatches
 from lit_rlhf.rollout.batch import split_by_tokens as split_by_tokens
+from lit_rlhf.rollout.generation import Sampler as Sampler
 from lit_rlhf.rollout.generation import generate_responses as generate_responses
 from lit_rlhf.rollout.generation import using_generation_config as using_generation_config
 from lit_rlhf.rollout.metrics import RolloutMetrics as RolloutMetrics
-from lit_rlhf.rollout.sampler import Sampler as Sampler
 from lit_rlhf.rollout.samples import build_response_records as build_response_records
 from lit_rlhf.rollout.samples import decode_responses as decode_responses
 from lit_rlhf.rollout.samples import format_sample_table as format_sample_table
