@@ -57,7 +57,7 @@ _HINTS = {
 }
 """Names of our commands for names that other tools use."""
 INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
-_HELP = Path(__file__).with_name("help.txt")  # of the program, of a stage, and of `fit` alone
+_HELP = Path(__file__).with_name("help.txt")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -145,7 +145,7 @@ def module_of(name: str) -> str:
 def usage() -> str:
     """Help of the program: its commands."""
     lines = [f"  {name:<12}{text}" for name, text in (STAGE_COMMANDS | COMMANDS).items()]
-    return fold(_help_of("program").format(commands="\n".join(lines)))
+    return fold(help_text("program").format(commands="\n".join(lines)))
 
 
 def stage_usage(name: str) -> str:
@@ -154,13 +154,13 @@ def stage_usage(name: str) -> str:
     The parser's own help has some 500 lines and waits for Lightning, which takes seconds to import.
     """
     summary = STAGE_COMMANDS[name].capitalize()
-    checkpoint = _help_of("fit") if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
-    text = _help_of("stage")
+    checkpoint = help_text("fit") if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
+    text = help_text("stage")
     return fold(text.format(name=name, summary=f"{summary}.", checkpoint=checkpoint))
 
 
-def _help_of(part: str) -> str:
-    """A part of the file of help texts."""
+def help_text(part: str) -> str:
+    """A part of the file of help texts: of the program, a stage, `fit` alone, or a command."""
     return _HELP.read_text("utf-8").partition(f"=== {part}\n")[2].partition("\n=== ")[0]
 
 

@@ -139,14 +139,8 @@ def truncated_importance(
     too rarely: other kernels, another precision, or a nucleus. The cap bounds the variance of what
     mu draws far too rarely (truncated importance sampling, Ionides 2008).
 
-    Args:
-        logprobs: Of the policy that was to be sampled, `[B, T]` nats.
-        sampler_logprobs: Of the distribution that the tokens were drawn from, `[B, T]` nats.
-        mask: `[B, T]` bool; the weights of other tokens are 0.
-        cap: Largest weight, positive.
-
-    Returns:
-        Weights without a graph, `[B, T]`.
+    Log-probs of the policy and of the distribution that was drawn from are `[B, T]` nats, and the
+    cap is positive. The weights, `[B, T]`, have no graph, and are 0 outside the mask.
 
     Examples:
         >>> policy, sampler = torch.tensor([[0.5, 0.8]]).log(), torch.tensor([[0.6, 0.2]]).log()

@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_callbacks import PhaseSummary
 from lit_rlhf.cli.errors import original_error
+from lit_rlhf.cli.main import help_text
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, run_cli
 from lit_rlhf.files import write_text
 from lit_rlhf.modules import PPOModule
@@ -25,25 +26,7 @@ from lit_rlhf.tools.doctor.plan import examination_settings, plan_run
 from lit_rlhf.tools.doctor.run import ALL_CHECKS, START, START_ABOUT, report_start_failure
 
 PROG = "lit_rlhf doctor"
-USAGE = """\
-lit_rlhf doctor --config CONFIG [--config OVERLAY ...] [--output REPORT]
-                       [any flag of `lit_rlhf fit`, e.g. --model.seed 1]"""
-HELP = """\
-usage: {usage}
-
-Check a PPO run before it starts, with one rollout and two updates on your
-own models, prompts and strategy. Nothing is saved, no file is changed.
-
-options:
-  --config CONFIG  YAML file as for `lit_rlhf fit`; of several the last wins
-  --output REPORT  JSON file for the findings
-  -h, --help       show this text; `lit_rlhf fit --help` has the flags of a run
-
-checks:
-{checks}
-
-exit status: 0 if no check failed (warnings are not failures), 1 if one did,
-2 if the configuration cannot be read or does not train PPO."""
+USAGE, HELP = help_text("doctor usage"), help_text("doctor")
 _LOGGERS = ("lightning.pytorch", "lightning.fabric")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_callbacks.gain import main as report_gain
 from lit_callbacks.report import main as report_runs
+from lit_rlhf.cli.main import help_text
 from lit_rlhf.command import Command
 from lit_rlhf.data import DataSource, OnBadRecord, RecordError
 from lit_rlhf.files import write_text
@@ -104,18 +105,7 @@ def parse_source(word: str, split: str) -> DataSource:
 
 
 COMMANDS = {"reward": Command(report_reward_model, lists=("preferences",))}
-USAGE = """\
-usage: lit_rlhf report RUN [RUN ...] [--output PAGE] [--keys KEY ...]
-                       [--watch [SECONDS]]
-       lit_rlhf report reward --model MODEL --preferences FILE ... [OPTIONS]
-       lit_rlhf report gain SAMPLES [SAMPLES ...]
-
-The first puts training runs side by side, in a table and on a page of curves,
-verdicts, responses and phases, written anew every SECONDS (30) with --watch.
-A RUN is a log (TensorBoard, .csv, .jsonl, trainer_state.json, .wandb; not
-MLflow's store) or its folder, a folder of several, or NAME=LOG.
-The second is about a reward model; lit_rlhf report reward --help tells more.
-The third says what the score's rise is made of, from a run's samples.jsonl."""
+USAGE = help_text("report")
 
 
 def main(argv: Sequence[str]) -> RewardReport | None:
