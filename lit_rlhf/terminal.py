@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -80,3 +81,14 @@ def _lasting(stream: TextIO | None) -> Any:  # noqa: ANN401  # a stream by its m
     if isinstance(stream, TextIOWrapper):  # for a terminal that has no letter of a text
         stream.reconfigure(errors="backslashreplace")
     return _LastingStream(open(os.devnull, "w") if stream is None else stream)
+
+
+def help_text(part: str) -> str:
+    """A part of the file of help texts: of the program, a stage, `fit` alone, or a command."""
+    return (
+        Path(__file__)
+        .with_name("help.txt")
+        .read_text("utf-8")
+        .partition(f"=== {part}\n")[2]
+        .partition("\n=== ")[0]
+    )

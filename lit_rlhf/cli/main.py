@@ -11,12 +11,11 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from lit_rlhf import __version__
 from lit_rlhf.suggestions import did_you_mean
-from lit_rlhf.terminal import check_output, fold, outlive_terminal
+from lit_rlhf.terminal import check_output, fold, help_text, outlive_terminal
 
 STAGE_COMMANDS = {
     "fit": "train a stage by a configuration, YAML or named",
@@ -57,7 +56,6 @@ _HINTS = {
 }
 """Names of our commands for names that other tools use."""
 INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
-_HELP = Path(__file__).with_name("help.txt")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -157,11 +155,6 @@ def stage_usage(name: str) -> str:
     checkpoint = help_text("fit") if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
     text = help_text("stage")
     return fold(text.format(name=name, summary=f"{summary}.", checkpoint=checkpoint))
-
-
-def help_text(part: str) -> str:
-    """A part of the file of help texts: of the program, a stage, `fit` alone, or a command."""
-    return _HELP.read_text("utf-8").partition(f"=== {part}\n")[2].partition("\n=== ")[0]
 
 
 def _check_configs(arguments: Sequence[str]) -> None:

@@ -27,9 +27,10 @@ class ModelCardInfo:
     """How a model was made.
 
     `stage` is `sft`, `reward`, `ppo`, `critic`, or shown as it is; `base_model` a folder or hub id;
-    `config` the run's settings, `metrics` its last ones, and `command` its command line. `note`
-    warns users. `datasets` are hub ids, `files` names of other training data, `inputs` hashes and
-    checksums of what was read. `updates` are the steps of all optimizers that were really made.
+    `config` the run's settings, `metrics` its last ones, and `command` its command line. `datasets`
+    are hub ids, `files` names of other training data, `inputs` hashes and checksums of what was
+    read. `updates` are the steps of all optimizers that were really made. `collapse` is how a
+    detector ended the run, and which weights were saved.
     """
 
     stage: str
@@ -37,7 +38,6 @@ class ModelCardInfo:
     config: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     command: str | None = None
-    note: str | None = None
     datasets: Sequence[str] = ()
     files: Sequence[str] = ()
     inputs: Mapping[str, Any] = field(default_factory=dict)

@@ -262,7 +262,6 @@ def model_card(module: StageModule) -> ModelCardInfo:
         base_model=module.model_path,
         config={**dotted_arguments(module.hparams), **unused},
         metrics=last_metrics(module.trainer, saved) if collapse is None else saved,
-        note=None if collapse is None else describe_collapse(collapse),
         inputs=module.folders.hashes | module.resume.checksums(module),
         updates=module.trainer.global_step if collapse is None else None,
         collapse=None if collapse is None else collapse_record(collapse),
@@ -279,17 +278,8 @@ def training_sources(datamodule: LightningDataModule | None) -> list[DataSource]
     return [*datamodule.sources["train"], *ptx]
 
 
-def describe_collapse(collapse: Collapse) -> str:
-    """How a detector ended a run, and which weights were saved, for the model card."""
-    (level, sentence, stopped_at), step, _ = collapse
-    return (
-        f"Training was stopped as {level.word} at step {stopped_at}: {sentence}. The weights are "
-        f"those of step {step}, the last healthy ones, and so are the metrics."
-    )
-
-
 def collapse_record(collapse: Collapse) -> dict[str, Any]:
-    """The same as plain data, for the manifest."""
+    """How a detector ended a run, and which weights were saved, as plain data."""
     verdict, healthy_step, _ = collapse
     return {
         "verdict": verdict.level.word,

@@ -85,16 +85,10 @@ def change_of(name: str) -> Change | None:
 def describe_run(
     trainer: Trainer, data: LightningDataModule | None, checksums: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Settings of data and Trainer, and checksums of the inputs by name, as plain data."""
-    return {
-        "trainer.precision": str(trainer.precision),
-        **checksums,
-        **(describe_data(data, trainer) if isinstance(data, RecordDataModule) else {}),
-    }
-
-
-def describe_data(data: RecordDataModule, trainer: Trainer) -> dict[str, Any]:
-    """Options of a datamodule by dotted names, its batches, and a checksum of its examples."""
+    """Settings of data and Trainer, and checksums of inputs and examples, as plain data."""
+    settings = {"trainer.precision": str(trainer.precision), **checksums}
+    if not isinstance(data, RecordDataModule):
+        return settings
     options = {name: data_option(data, name) for name in option_names(type(data))}
     size, ranks = options.pop("batch_size", None), trainer.world_size
     batches = (
@@ -104,11 +98,8 @@ def describe_data(data: RecordDataModule, trainer: Trainer) -> dict[str, Any]:
     )
     # never all at once: those of the cache are in memory only while they are read
     examples = chain(data.examples.get("train", []), getattr(data, "ptx", []))
-    return {
-        **{f"data.{name}": value for name, value in options.items()},
-        **batches,
-        "training examples": checksum(tensors_in(examples)),
-    }
+    named = {f"data.{name}": value for name, value in options.items()}
+    return {**settings, **named, **batches, "training examples": checksum(tensors_in(examples))}
 
 
 def data_option(data: LightningDataModule, name: str) -> Any:  # noqa: ANN401 - of any type

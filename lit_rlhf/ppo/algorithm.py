@@ -251,9 +251,8 @@ class PPO(FixedDtypeBuffers):
             if options.critic_lam is not None:
                 lam = options.critic_lam
                 returns = F.gae(estimates.values, rewards, mask, options.gamma, lam, bootstrap)[1]
-        importance = None
-        drawn, cap = rollouts.sampler_logprobs, self.loss.importance_cap
-        if drawn is not None and cap is not None:
+        importance, drawn = None, rollouts.sampler_logprobs
+        if drawn is not None and (cap := self.loss.importance_cap) is not None:
             importance = F.truncated_importance(estimates.logprobs, drawn, mask, cap)
         from_reference = self.loss.old_policy == "reference"
         old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs

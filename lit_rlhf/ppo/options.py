@@ -193,10 +193,8 @@ class PPOLossOptions:
         check_choice("policy_objective", self.policy_objective, get_args(PolicyObjective))
         check_choice("old_policy", self.old_policy, get_args(OldPolicy))
         check_choice("aggregation", self.aggregation, get_args(Aggregation))
-        check_fields(
-            check_positive, self, "ratio_clip", "ratio_clip_high", "value_clip", "entropy_clip"
-        )
-        check_fields(check_positive, self, "importance_cap")
+        check_fields(check_positive, self, "ratio_clip", "ratio_clip_high", "importance_cap")
+        check_fields(check_positive, self, "value_clip", "entropy_clip")
         if self.dual_clip is not None:
             check_number("dual_clip", self.dual_clip, "a number > 1", lambda value: value > 1)
         check_fields(check_not_negative, self, "kl_penalty_coef", "entropy_coef", "ptx_coef")

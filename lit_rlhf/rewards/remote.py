@@ -252,7 +252,8 @@ class RemoteScorer:
         except (ValueError, LookupError, TypeError, RecursionError):
             scores = None
         problem = ""
-        if not isinstance(scores, list) or not all(map(_is_number, scores)):
+        # by type, as to Python true and false are integers, too
+        if not isinstance(scores, list) or not {type(s) for s in scores} <= {int, float}:
             problem = "got"
         elif len(scores) != count:
             problem = f"got {len(scores)} scores with"
@@ -295,11 +296,6 @@ def _redact_path(path: str) -> str:
         else part
         for before, part in zip(["", "", *parts], parts, strict=False)
     )
-
-
-def _is_number(value: object) -> bool:
-    """Whether a JSON value is a number; to Python, true and false are integers too."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _quote_body(body: bytes) -> str:

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from lit_rlhf.checks import check_count, check_tensors
 from lit_rlhf.forward import LanguageModel, eval_mode, forward_plan, gathered, unwrap_model
-from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
+from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.decoder import Decoder
 from lit_rlhf.rollout.sampling import SamplingOptions
 
@@ -66,13 +66,12 @@ def generate_responses(
     check_prompts(inner, prompt_ids, prompt_mask, options)
     batch_size = len(prompt_ids) if batch_size is None else batch_size
     check_count("batch_size", batch_size)
-    statistics: PolicyStatistics | None = None
-    drawn: Tensor | None = None
     sampling = (prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size)
     with gathered(model), adapters_merged(model):
         if forward_plan(model).chunked_logits:
             responses, statistics, drawn = Decoder(model, *sampling).run()
         else:
+            statistics = drawn = None
             responses = _generate_with_transformers(inner, *sampling, pad_token_id)
     # The mask counts EOS tokens and never compares with the padding token, which may be EOS: a
     # token belongs to the response if no EOS precedes it.

@@ -29,8 +29,7 @@ from lit_rlhf.stats import fail_together
 PARALLEL_REQUESTS = 64
 
 
-Completion = tuple[Sequence[int], Sequence[float]]
-"""The tokens of a response, and their log-probs in nats; both as far as its first EOS token."""
+Completion = tuple[Sequence[int], Sequence[float]]  # tokens up to an EOS token, and their log-probs
 
 
 class _VLLM(ABC):

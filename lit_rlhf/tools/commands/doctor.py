@@ -16,11 +16,10 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_callbacks import PhaseSummary
 from lit_rlhf.cli.errors import original_error
-from lit_rlhf.cli.main import help_text
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, run_cli
 from lit_rlhf.files import write_text
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.terminal import fold
+from lit_rlhf.terminal import fold, help_text
 from lit_rlhf.tools.doctor import Display, Report, examine
 from lit_rlhf.tools.doctor.plan import examination_settings, plan_run
 from lit_rlhf.tools.doctor.run import ALL_CHECKS, START, START_ABOUT, report_start_failure

@@ -7,12 +7,11 @@ from typing import Any
 
 from lit_callbacks.gain import main as report_gain
 from lit_callbacks.report import main as report_runs
-from lit_rlhf.cli.main import help_text
 from lit_rlhf.command import Command
 from lit_rlhf.data import DataSource, OnBadRecord, RecordError
 from lit_rlhf.files import write_text
 from lit_rlhf.models import DType, ModelOptions
-from lit_rlhf.terminal import fold
+from lit_rlhf.terminal import fold, help_text
 from lit_rlhf.tools.evaluation.loading import choose_device
 from lit_rlhf.tools.evaluation.reward_report import (
     RewardReport,

@@ -142,7 +142,8 @@ def gold_terms(request: Request, response: str, terminated: bool = True) -> Gold
     last word is a closing mark, so an empty response is unfinished.
     """
     words = split_words(response)
-    refused = _contains(words, LEXICONS[request.language].refusal_words)
+    refusal = LEXICONS[request.language].refusal_words
+    refused = refusal in zip(*(words[i:] for i in range(len(refusal))), strict=False)
     correct: set[str] = set()
     wrong_items = 0
     for word in words:
@@ -240,10 +241,3 @@ def _parse_follow_up(
 
 def _find_topic(words: list[str], lexicon: Lexicon) -> str | None:
     return next((word for word in words if word in lexicon.topics), None)
-
-
-def _contains(words: list[str], phrase: tuple[str, ...]) -> bool:
-    return any(
-        tuple(words[start : start + len(phrase)]) == phrase
-        for start in range(len(words) - len(phrase) + 1)
-    )

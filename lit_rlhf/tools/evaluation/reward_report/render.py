@@ -1,6 +1,6 @@
 """The report as one HTML page that needs nothing else, and as a table for the terminal."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from lit_callbacks.report import render_page
@@ -42,7 +42,9 @@ def report_html(report: RewardReport) -> str:
                 f"{found.confidence:.1%}": _accuracy_cells(found) for found in report.reliability
             },
         ),
-        correlation_text=_correlation_text,
+        correlation_text=lambda found: "Pearson {}, Spearman {}".format(
+            *map(_coefficient_text, found.values())
+        ),
         roles=_ROLES,
         language_model=LANGUAGE_MODEL,
     )
@@ -127,11 +129,6 @@ def _source_table(report: RewardReport) -> dict[str, Any]:
 def _accuracy_cells(found: Accuracy | ReliabilityBin) -> list[str]:
     interval = f"{found.low:.1%} - {found.high:.1%}"
     return [f"{found.pairs:,}", f"{found.accuracy:.1%}", interval]
-
-
-def _correlation_text(found: Mapping[str, float | None]) -> str:
-    pearson, spearman = map(_coefficient_text, found.values())
-    return f"Pearson {pearson}, Spearman {spearman}"
 
 
 def _coefficient_text(value: float | None) -> str:
