@@ -85,10 +85,5 @@ def _lasting(stream: TextIO | None) -> Any:  # noqa: ANN401  # a stream by its m
 
 def help_text(part: str) -> str:
     """A part of the file of help texts: of the program, a stage, `fit` alone, or a command."""
-    return (
-        Path(__file__)
-        .with_name("help.txt")
-        .read_text("utf-8")
-        .partition(f"=== {part}\n")[2]
-        .partition("\n=== ")[0]
-    )
+    text = Path(__file__).with_name("help.txt").read_text("utf-8")
+    return text.partition(f"=== {part}\n")[2].partition("\n=== ")[0]

@@ -151,10 +151,9 @@ def stage_usage(name: str) -> str:
 
     The parser's own help has some 500 lines and waits for Lightning, which takes seconds to import.
     """
-    summary = STAGE_COMMANDS[name].capitalize()
+    summary = f"{STAGE_COMMANDS[name].capitalize()}."
     checkpoint = help_text("fit") if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
-    text = help_text("stage")
-    return fold(text.format(name=name, summary=f"{summary}.", checkpoint=checkpoint))
+    return fold(help_text("stage").format(name=name, summary=summary, checkpoint=checkpoint))
 
 
 def _check_configs(arguments: Sequence[str]) -> None:

@@ -135,9 +135,9 @@ def truncated_importance(
 ) -> Tensor:
     """Weights min(pi / mu, cap) of tokens that a sampler mu drew in place of the policy pi.
 
-    Multiplied into the advantages, they correct the policy's loss for what mu draws too often or
-    too rarely: other kernels, another precision, or a nucleus. The cap bounds the variance of what
-    mu draws far too rarely (truncated importance sampling, Ionides 2008).
+    Multiplied into the advantages, they correct the policy's loss for other kernels, another
+    precision or a nucleus. The cap bounds their variance (Ionides 2008, truncated importance
+    sampling).
 
     Log-probs of the policy and of the distribution that was drawn from are `[B, T]` nats, and the
     cap is positive. The weights, `[B, T]`, have no graph, and are 0 outside the mask.

@@ -691,10 +691,9 @@ def check_on_policy_sampling(sampling: SamplingOptions) -> None:
     off_policy = [f"{name}={getattr(sampling, name)}" for name in sampling.off_policy_options]
     if off_policy:
         rank_zero_warn(
-            f"{', '.join(off_policy)}: rollouts are sampled from a changed distribution while "
-            "log-probs are the policy's own. Weights (loss.importance_cap) correct the tokens that "
-            "it draws, and nothing is learned about those that it never draws. Leave these options "
-            "of sampling at their defaults."
+            f"{', '.join(off_policy)}: rollouts are sampled from a changed distribution. Weights "
+            "(loss.importance_cap) correct the tokens that it draws; about those that it never "
+            "draws nothing is learned. Leave these options of sampling at their defaults."
         )
 
 

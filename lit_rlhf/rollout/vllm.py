@@ -168,8 +168,7 @@ class VLLMSampler(_VLLM):
 class VLLMServerSampler(_VLLM):
     """Samples with a vLLM server, for the prompts of all ranks.
 
-    The server may have an environment of its own. Rank 0 writes the weights to a folder that the
-    server reads.
+    Its environment is its own. Rank 0 writes the weights to a folder that the server reads.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8000`.
