@@ -4,7 +4,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -112,9 +112,11 @@ def test_vllm_is_given_the_policy_and_its_samples_become_rollouts(
         *("build", "reload_weights"),
         *(("reset_prefix_cache",), "generate"),
     )
-    assert settings["model"] == str(tmp_path / "policy")
-    assert settings["logprobs_mode"] == "processed_logprobs"
-    assert settings["max_model_len"] == 64
+    assert settings == {
+        **{"model": str(tmp_path / "policy"), "load_format": "dummy", "dtype": "float32"},
+        **{"skip_tokenizer_init": True, "logprobs_mode": "processed_logprobs", "seed": 0},
+        **{"enable_sleep_mode": False, "max_model_len": 64},
+    }
     assert inputs == [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": [7, 8, 9]}]
     seeds = [params.pop("seed") for params in asked]
     assert asked == [ASKED | {"detokenize": False}] * 2
@@ -258,7 +260,23 @@ def test_a_server_reads_the_weights_and_is_asked_for_each_response(tmp_path: Pat
     torch.testing.assert_close(second["lm_head.weight"], first["lm_head.weight"] + 1.0)
 
 
+def test_one_rank_hands_the_weights_over_to_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ranks = policy(tmp_path / "policy"), iter([0, 1])
+    monkeypatch.setattr("lit_rlhf.rollout.vllm.fail_together", lambda action: nullcontext())
+    group = SimpleNamespace(is_initialized=lambda: True, get_rank=lambda: next(ranks))
+    monkeypatch.setattr("lit_rlhf.rollout.vllm.distributed", group)
+    with server(tmp_path) as (url, asked, weights):
+        for _ in range(2):
+            sample(VLLMServerSampler(url, str(tmp_path)), model)
+    assert len(weights) == 1
+    assert [path for path, _ in asked].count("/v1/completions") == 4
+
+
 def test_a_server_that_fails_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="timeout: expected a finite number > 0, got 0"):
+        VLLMServerSampler("http://127.0.0.1:9", str(tmp_path), timeout=0)
     model = policy(tmp_path / "policy")
     refused = pytest.raises(RuntimeError, match=r"a vLLM server.* at http://127\.0.*, got .*404")
     with server(tmp_path, status=404) as (url, _, _), refused:
