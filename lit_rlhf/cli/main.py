@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if is_stage:
         arguments = ["--help" if word == "--help_all" else word for word in arguments]
         _check_configs(arguments)  # before Lightning is imported, which takes seconds
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0":
             print("loading torch and Lightning ...", file=sys.stderr)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]

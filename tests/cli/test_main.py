@@ -107,6 +107,9 @@ def test_help_all_is_lightnings_help(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     main(["fit", "--help_all"])
     assert capsys.readouterr().err == "loading torch and Lightning ...\n"  # somebody waits for it
+    monkeypatch.setenv("LOCAL_RANK", "1")  # Lightning runs the command again for each other rank
+    main(["fit", "--help_all"])
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
