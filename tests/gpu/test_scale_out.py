@@ -48,7 +48,7 @@ def run_on_gpu(root: Path, folder: Path, strategy: str, precision: str) -> Run:
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("32-true", 1e-3), ("bf16-mixed", 0.05)])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "fsdp2"])
 def test_ppo_follows_the_same_device_without_engines(
     root: Path, tmp_path: Path, strategy: str, precision: str, tolerance: float
 ) -> None:
