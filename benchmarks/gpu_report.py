@@ -85,8 +85,9 @@ PARTS = (
     ),
     Part("varlen", ("-m", "benchmarks.gpu.varlen_smoke"), 30),
     Part("decode", ("-m", "benchmarks.gpu.profile_decode"), 60),
-    Part("decode 7b", ("-m", "benchmarks.gpu.profile_decode", "--size", "7b"), 60),
-    Part("profile", ("-m", "benchmarks.gpu.profile_iteration"), 150),
+    # few steps: the records of those without graphs took longer than a minute with 64
+    Part("decode 7b", ("-m", "benchmarks.gpu.profile_decode", "--size", "7b", "--steps", "16"), 90),
+    Part("profile", ("-m", "benchmarks.gpu.profile_iteration"), 120),
     # side by side: what they compare does not depend on the time that it takes
     _tests("tests", 150, "-n", "6", "tests/gpu", ENGINES, "-k", "not billion and not two_devices"),
     Part(
