@@ -1,6 +1,7 @@
 """PPO-max of the quickstart with vLLM as its sampler, beside lit_rlhf's own decoder.
 
     python -m benchmarks.samplers run FOLDER SEED
+    python -m benchmarks.samplers run_pretrained SMOLLM2 FOLDER SEED
     python -m benchmarks.samplers report
 
 `FOLDER` has the world, SFT and reward model of a quickstart of that seed. It needs an environment
@@ -13,18 +14,27 @@ margin of equal arms in `benchmarks.reproduce`. A stale sampler is noticed if `S
 calls it collapsed before the run ends, and no other arm's. Gold is that of the run's own rollouts;
 gold of the finished policies on held-out prompts, sampled by lit_rlhf, was added after the runs,
 and so was `stale_unweighted`.
+
+With SmolLM2-135M, PPO-max of `benchmarks.known_truth`: `FOLDER` has that benchmark's seeds, and its
+runs are the decoder's where there are results of them. The rule is the same, with the truth from
+-1 to 1 as gold, over the last ten of 40 iterations; fixed on 2026-11-26, before vLLM's runs.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import auto_cli
 
+from benchmarks.known_truth.__main__ import RESULTS as KNOWN_TRUTH
+from benchmarks.known_truth.__main__ import Recipe, Seed
+from benchmarks.pretrained import run_step
 from benchmarks.reproduce.judging import student_interval
+from benchmarks.results_file import read_run as read_result
 from benchmarks.results_file import read_runs, table, write_run
 from lit_callbacks import Level, SamplerMonitor, read_run
 from lit_rlhf.files import write_text
@@ -43,6 +53,8 @@ ARMS = {
     "stale_unweighted": "benchmarks.samplers.StaleSampler",
 }
 SHOWN = ("rollout/gold", "rollout/score", "rollout/kl", "rollout/response_length")
+SHARES = {"quickstart": 10, "SmolLM2-135M": 4}
+"""The last tenth of a run's iterations is measured, or the last quarter."""
 
 
 class StaleSampler(VLLMSampler):
@@ -84,7 +96,8 @@ def run(
         overlay = {"model": {"init_args": model}, "trainer": {"logger": logger}}
         path = write_text(root / "configs" / f"{arm}.yaml", json.dumps(overlay))
         stages.fit_ppo(["ppo_max.yaml", path])
-        write_run(Path(results), name, {"seed": seed, "arm": arm, **measure(root / "logs" / arm)})
+        measured = measure(read_run(arm, root / "logs" / arm).curves, SHARES["quickstart"])
+        write_run(Path(results), name, {"seed": seed, "arm": arm, **measured})
     stages.evaluate("sft", *arms)
     policies = json.loads((root / "evaluation.json").read_text("utf-8"))["policies"]
     heldout = {name: policies[name]["rewards"]["gold_reward"]["mean"] for name in ("sft", *arms)}
@@ -94,14 +107,61 @@ def run(
             write_run(Path(results), name, result | gold)
 
 
-def measure(log: Path) -> dict[str, Any]:
-    """Means over the last tenth of a run, its seconds of sampling, and when the monitor spoke."""
-    curves = read_run(log.name, log).curves
-    values = {key: [point.value for point in curve.points] for key, curve in curves.items()}
-    measured = {
-        key: round(statistics.fmean(values[key][-(len(values[key]) // 10) :]), 4) for key in SHOWN
+def run_pretrained(
+    base: str,
+    folder: str,
+    seed: int,
+    arms: tuple[str, ...] = ("decoder", "vllm"),
+    threads: int = 2,
+    results: str = str(RESULTS),
+) -> None:
+    """Train SmolLM2's arms that are missing.
+
+    Args:
+        base: Folder of SmolLM2-135M-Instruct.
+        folder: Folder of `benchmarks.known_truth` with the seed's SFT and reward model.
+        seed: The seed.
+        arms: Names of samplers.
+        threads: Threads of a run.
+        results: File of the results.
+    """
+    runs = Seed(Path(folder).resolve(), f"seed_{seed}", base, seed, Recipe())
+    share = SHARES["SmolLM2-135M"]
+    for arm in arms:
+        name = f"smollm2-{arm}-seed_{seed}"
+        if name in read_runs(Path(results)):
+            continue
+        steps = (read_result(KNOWN_TRUTH, f"seed_{seed}") or {}).get("steps", {})
+        if arm == "decoder" and "ppo_max" in steps:
+            measured = measure(steps["ppo_max"]["result"]["curves"], share)
+        else:
+            more: dict[str, Any] = {}
+            if ARMS[arm] is not None:
+                more["sampler"] = {"class_path": ARMS[arm], "init_args": {"engine": ENGINE}}
+            run_step(runs.fit_ppo(f"ppo_max_{arm}", **more), runs.root, threads)
+            log = runs.root / "logs" / f"ppo_max_{arm}"
+            measured = measure(read_run(arm, log).curves, share)
+        result = {"seed": seed, "arm": arm, "model": "SmolLM2-135M", **measured}
+        write_run(Path(results), name, result)
+
+
+def measure(curves: Mapping[str, Any], share: int) -> dict[str, Any]:
+    """Means over the end of a run, its seconds of sampling, and when the monitor spoke.
+
+    Args:
+        curves: By key, a logged curve or its values.
+        share: 1 divided by the measured share of the run.
+    """
+    values = {
+        key: [getattr(point, "value", point) for point in getattr(curve, "points", curve)]
+        for key, curve in curves.items()
     }
-    measured["rollout_seconds"] = round(statistics.median(values["time/rollout"]), 3)
+    measured: dict[str, Any] = {
+        key: round(statistics.fmean(values[key][-(len(values[key]) // share) :]), 4)
+        for key in SHOWN
+    }
+    if seconds := values.get("time/rollout"):
+        measured["rollout_seconds"] = round(statistics.median(seconds), 3)
     drawn = values.get("rollout/sampler_kl", [])
     monitor, noticed = SamplerMonitor(), None
     for iteration, value in enumerate(drawn, 1):
@@ -117,38 +177,53 @@ def report() -> None:
 
 def format_report(results: dict[str, dict[str, Any]]) -> str:
     """The runs, and the verdicts of the rule."""
+    right = all(
+        (r["noticed"] is not None) == r["arm"].startswith("stale") for r in results.values()
+    )
+    text = (
+        "# PPO-max with another sampler\n\n"
+        "Written by `python -m benchmarks.samplers report`; the rule is in that file. The "
+        f"monitor noticed {'the stale samplers, and no other' if right else 'something else'}.\n"
+    )
+    ends = {"quickstart": "tenth of 70", "SmolLM2-135M": "quarter of 40"}
+    for model, end in ends.items():
+        own = [r for r in results.values() if r.get("model", "quickstart") == model]
+        if own:
+            text += f"\n## {model}\n\nMeans over the last {end} iterations.\n\n{_compare(own)}"
+    return text
+
+
+def _compare(results: list[dict[str, Any]]) -> str:
+    """The table of a model's runs, and the verdict on vLLM."""
     rows = [
         [
             str(result["seed"]),
             result["arm"],
             *(f"{result[key]:.2f}" for key in SHOWN),
-            f"{result['sft_gold']:.2f} to {result['heldout_gold']:.2f}",
-            f"{result['rollout_seconds']:.2f}",
+            f"{result['sft_gold']:.2f} to {result['heldout_gold']:.2f}"
+            if "heldout_gold" in result
+            else "",
+            f"{result['rollout_seconds']:.2f}" if "rollout_seconds" in result else "",
             "" if result["largest_sampler_kl"] is None else f"{result['largest_sampler_kl']:.1e}",
             "" if result["noticed"] is None else str(result["noticed"]),
         ]
-        for result in sorted(results.values(), key=lambda result: result["seed"])
+        for result in sorted(results, key=lambda result: result["seed"])
     ]
-    gold = {(r["arm"], r["seed"]): r["rollout/gold"] for r in results.values()}
+    head = ["seed", "sampler", "gold", "score", "KL", "length", "held-out gold, SFT to PPO"]
+    head += ["s per rollout", "largest sampler KL", "noticed at iteration"]
+    gold = {(r["arm"], r["seed"]): r["rollout/gold"] for r in results}
     seeds = [seed for arm, seed in gold if arm == "vllm" and ("decoder", seed) in gold]
+    if len(seeds) < 2:
+        return table(head, rows)
     effects = [gold["vllm", seed] - gold["decoder", seed] for seed in seeds]
     low, mean, high = student_interval(effects)
     equal = low <= 0 <= high and abs(mean) < MARGIN
-    right = all(
-        (r["noticed"] is not None) == r["arm"].startswith("stale") for r in results.values()
-    )
-    head = ["seed", "sampler", "gold", "score", "KL", "length", "held-out gold, SFT to PPO"]
-    head += ["s per rollout", "largest sampler KL", "noticed at iteration"]
     return (
-        "# PPO-max of the quickstart with another sampler\n\n"
-        "Written by `python -m benchmarks.samplers report`; the rule is in that file. Means over "
-        "the last tenth of 70 iterations.\n\n"
         f"{table(head, rows)}\n"
         f"Gold of vLLM minus that of the decoder, paired over {len(seeds)} seeds: {mean:+.2f} "
-        f"[{low:+.2f}, {high:+.2f}]: {'within noise' if equal else 'not within noise'}. The "
-        f"monitor noticed {'the stale samplers, and no other' if right else 'something else'}.\n"
+        f"[{low:+.2f}, {high:+.2f}]: {'within noise' if equal else 'not within noise'}.\n"
     )
 
 
 if __name__ == "__main__":
-    auto_cli([run, report])
+    auto_cli([run, run_pretrained, report])

@@ -280,10 +280,10 @@ class Seed(Steps):
         self.write("preferences.jsonl", rows)
         return {"pairs": len(rows)}
 
-    def fit_ppo(self, name: str, ptx: str = "") -> Step:
+    def fit_ppo(self, name: str, ptx: str = "", **more: Any) -> Step:
         """A step that trains a policy: PPO-max, or vanilla PPO with all tricks off.
 
-        `ptx` is a file of text for the language-model loss (Eq. 17).
+        `ptx` is a file of text for the language-model loss (Eq. 17), `more` options of the module.
         """
         recipe = self.recipe
         rate = {"learning_rate": recipe.learning_rate}
@@ -294,6 +294,7 @@ class Seed(Steps):
             "policy_optimizer": rate,
             "critic_optimizer": rate,
             "seed": self.seed,
+            **more,
         }
         if name.startswith("ppo_max"):
             options["reward_shaping"] = {"kl_coef": recipe.kl_coef, "clip": 3.0}
