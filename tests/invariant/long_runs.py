@@ -120,11 +120,18 @@ def ppo_run(root: Path, folder: Path, iterations: int, size: int = SAMPLES, **op
     return Run(logged.steps, copied(module), witness.squares, witness.untouched, witness.steps)
 
 
-def on_a_rank(rank: int, root: Path, folder: Path, iterations: int) -> dict[str, Run]:
-    """By strategy, a run with half of the rollouts, in micro-batches of a quarter of those."""
+def on_a_rank(
+    rank: int,
+    root: Path,
+    folder: Path,
+    iterations: int,
+    ranks: int = RANKS,
+    strategies: tuple[str, ...] = STRATEGIES,
+) -> dict[str, Run]:
+    """By strategy, a run with the rank's share of the rollouts, in micro-batches of one row."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
-    runs, shared = {}, {"devices": RANKS, "use_distributed_sampler": False}
-    for name in STRATEGIES:
+    runs, shared = {}, {"devices": ranks, "use_distributed_sampler": False}
+    for name in strategies:
         options = {"micro_batch_size": 1, "trainer": {"strategy": strategy(name), **shared}}
-        runs[name] = ppo_run(root, folder / name, iterations, SAMPLES // RANKS, **options)
+        runs[name] = ppo_run(root, folder / name, iterations, SAMPLES // ranks, **options)
     return runs

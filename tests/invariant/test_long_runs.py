@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from torch import Tensor
 
 from tests.invariant.long_runs import CLIPS, PASSES, PRETRAINING, Run, on_a_rank, ppo_run
 from tests.invariant.rank_runs import RANKS, STRATEGIES
@@ -54,11 +55,20 @@ def test_losses_and_all_else_that_is_logged_follow(runs: Runs, strategy: str) ->
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_weights_follow(runs: Runs, strategy: str) -> None:
     for rank in runs.ranks:
-        state = rank[strategy].state
-        assert state.keys() == runs.alone.state.keys()
-        for name, tensor in runs.alone.state.items():
-            error = (state[name].double() - tensor.double()).abs().max()
-            assert error <= TOLERANCE * tensor.double().abs().max(), name
+        assert_weights_follow(rank[strategy].state, runs.alone.state)
+
+
+def assert_weights_follow(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert state.keys() == expected.keys()
+    for name, tensor in expected.items():
+        error = (state[name].double() - tensor.double()).abs().max()
+        assert error <= TOLERANCE * tensor.double().abs().max(), name
+
+
+def test_sharded_weights_follow_on_four_ranks(runs: Runs, root: Path, tmp_path: Path) -> None:
+    arguments = (tmp_path, root, tmp_path, ITERATIONS, 4, ("fsdp2",))
+    for rank in run_on_ranks(on_a_rank, 4, *arguments):
+        assert_weights_follow(rank["fsdp2"].state, runs.alone.state)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
