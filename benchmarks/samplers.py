@@ -45,13 +45,16 @@ from lit_rlhf.tools.commands.quickstart import Quickstart
 RESULTS = Path(__file__).parent / "results" / "samplers.jsonl"
 TABLE = Path(__file__).parent / "results" / "samplers.md"
 MARGIN = 0.2
-ENGINE = {"max_model_len": 192, "max_num_seqs": 128, "enforce_eager": True}
-ARMS = {
+ENGINE = {"engine": {"max_model_len": 192, "max_num_seqs": 128, "enforce_eager": True}}
+SERVER = {"url": "http://127.0.0.1:8000", "weights_dir": "/dev/shm/lit_rlhf_policy"}
+ARMS: dict[str, dict[str, Any] | None] = {
     "decoder": None,
-    "vllm": "lit_rlhf.rollout.VLLMSampler",
-    "stale": "benchmarks.samplers.StaleSampler",
-    "stale_unweighted": "benchmarks.samplers.StaleSampler",
+    "vllm": {"class_path": "lit_rlhf.rollout.VLLMSampler", "init_args": ENGINE},
+    "server": {"class_path": "lit_rlhf.rollout.VLLMServerSampler", "init_args": SERVER},
+    "stale": {"class_path": "benchmarks.samplers.StaleSampler", "init_args": ENGINE},
+    "stale_unweighted": {"class_path": "benchmarks.samplers.StaleSampler", "init_args": ENGINE},
 }
+"""By arm, what `model.sampler` is. The server of `server` has to run, see docs/sampler.md."""
 SHOWN = ("rollout/gold", "rollout/score", "rollout/kl", "rollout/response_length")
 SHARES = {"quickstart": 10, "SmolLM2-135M": 4}
 """The last tenth of a run's iterations is measured, or the last quarter."""
@@ -70,9 +73,12 @@ class StaleSampler(VLLMSampler):
 
 
 def run(
-    folder: str, seed: int, arms: tuple[str, ...] = tuple(ARMS), results: str = str(RESULTS)
+    folder: str,
+    seed: int,
+    arms: tuple[str, ...] = ("decoder", "vllm", "stale", "stale_unweighted"),
+    results: str = str(RESULTS),
 ) -> None:
-    """Train the arms that are missing, and evaluate them.
+    """Train the arms that are missing, and evaluate all.
 
     Args:
         folder: Folder of a quickstart whose reward model is trained.
@@ -86,12 +92,9 @@ def run(
         name = f"{arm}-seed_{seed}"
         if name in read_runs(Path(results)):
             continue
-        model = {"output_dir": f"runs/quickstart/{arm}"}
-        if ARMS[arm] is not None:
-            sampler = {"class_path": ARMS[arm], "init_args": {"engine": ENGINE}}
-            model |= {"sampler": sampler}  # type: ignore[dict-item]  # a dict of JSON
+        model: dict[str, Any] = {"output_dir": f"runs/quickstart/{arm}", "sampler": ARMS[arm]}
         if arm.endswith("unweighted"):
-            model |= {"loss": {"importance_cap": None}}  # type: ignore[dict-item]
+            model["loss"] = {"importance_cap": None}
         logger = {"init_args": {"name": arm}}
         overlay = {"model": {"init_args": model}, "trainer": {"logger": logger}}
         path = write_text(root / "configs" / f"{arm}.yaml", json.dumps(overlay))
@@ -102,7 +105,7 @@ def run(
     policies = json.loads((root / "evaluation.json").read_text("utf-8"))["policies"]
     heldout = {name: policies[name]["rewards"]["gold_reward"]["mean"] for name in ("sft", *arms)}
     for name, result in read_runs(Path(results)).items():
-        if result["seed"] == seed:
+        if result["seed"] == seed and result["arm"] in heldout and "model" not in result:
             gold = {"heldout_gold": heldout[result["arm"]], "sft_gold": heldout["sft"]}
             write_run(Path(results), name, result | gold)
 
@@ -135,10 +138,8 @@ def run_pretrained(
         if arm == "decoder" and "ppo_max" in steps:
             measured = measure(steps["ppo_max"]["result"]["curves"], share)
         else:
-            more: dict[str, Any] = {}
-            if ARMS[arm] is not None:
-                more["sampler"] = {"class_path": ARMS[arm], "init_args": {"engine": ENGINE}}
-            run_step(runs.fit_ppo(f"ppo_max_{arm}", **more), runs.root, threads)
+            step = runs.fit_ppo(f"ppo_max_{arm}", sampler=ARMS[arm])
+            run_step(step, runs.root, threads)
             log = runs.root / "logs" / f"ppo_max_{arm}"
             measured = measure(read_run(arm, log).curves, share)
         result = {"seed": seed, "arm": arm, "model": "SmolLM2-135M", **measured}
