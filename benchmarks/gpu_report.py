@@ -76,7 +76,12 @@ def _tests(name: str, limit: float, *arguments: str, **settings: int) -> Part:
 
 BILLION = "billion and stage_2-False"
 """One of the three runs of its test: they differ in what is offloaded."""
-ENGINES = "tests/distributed/test_multi_engine_gpu.py"
+TESTED = (
+    "tests/gpu",
+    "tests/distributed/test_multi_engine_gpu.py",
+    "tests/forward/test_networks.py",
+)
+"""Where tests that need one GPU are."""
 PARTS = (
     Part(
         "engine",
@@ -89,7 +94,7 @@ PARTS = (
     Part("decode 7b", ("-m", "benchmarks.gpu.profile_decode", "--size", "7b", "--steps", "16"), 90),
     Part("profile", ("-m", "benchmarks.gpu.profile_iteration"), 120),
     # side by side: what they compare does not depend on the time that it takes
-    _tests("tests", 150, "-n", "6", "tests/gpu", ENGINES, "-k", "not billion and not two_devices"),
+    _tests("tests", 150, "-n", "6", *TESTED, "-k", "not billion and not two_devices"),
     Part(
         "iteration",
         (
