@@ -8,9 +8,11 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import reduce
 from importlib.util import find_spec
+from operator import or_
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jsonargparse import Namespace
@@ -163,6 +165,12 @@ class RLHFCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Build the parser of the program, and then one for each command."""
+        # Lightning's Union[int, float] is the equal Union[float, int] where typing has that in its
+        # cache, as from torch 2.11: `limit_train_batches: 1`, one batch, would be 1.0, all of them
+        hints = Trainer.__init__.__annotations__
+        for name, hint in hints.items():
+            if {int, float} <= {*get_args(hint)}:
+                hints[name] = reduce(or_, sorted(get_args(hint), key=lambda kind: kind is not int))
         parser = super().init_parser(**kwargs)
         assert isinstance(parser, RLHFArgumentParser)
         self._parsers.append(parser)

@@ -5,11 +5,12 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
 from lit_rlhf.cli.main import stage_usage
@@ -169,6 +170,14 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], verb: str) ->
         assert name in shown
     short = set(re.findall(r"--[\w.]+", stage_usage(verb))) - {"--debug", "--help_all"}
     assert short - {"--model.optimizer.learning_rate"} <= set(re.findall(r"--[\w.]+", shown))
+
+
+def test_whole_numbers_are_parsed_as_such(monkeypatch: Any, capsys: Any) -> None:
+    # `limit_train_batches: 1` would be 1.0, all batches, by what typing's cache has with torch 2.11
+    hints = Trainer.__init__.__annotations__
+    monkeypatch.setitem(hints, "limit_train_batches", float | int | None)
+    usage_error(capsys, "fit", "--trainer.max_epochs", "1")  # after the parser is built
+    assert get_args(hints["limit_train_batches"]) == (int, float, type(None))
 
 
 def test_missing_configuration_is_told_how_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
