@@ -133,7 +133,12 @@ def global_means(metrics: Mapping[str, Tensor], device: torch.device) -> dict[st
 
 
 def world_size() -> int:
-    """Number of ranks."""
+    """Number of ranks.
+
+    Examples:
+        >>> world_size()  # a single process
+        1
+    """
     return distributed.get_world_size() if _is_distributed() else 1
 
 

@@ -165,10 +165,8 @@ class RLHFCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Build the parser of the program, and then one for each command."""
-        # Lightning's Union[int, float] is the equal Union[float, int] where typing has that in its
-        # cache, as from torch 2.11: `limit_train_batches: 1`, one batch, would be 1.0, all of them
-        hints = Trainer.__init__.__annotations__
-        for name, hint in hints.items():
+        # else `limit_train_batches: 1` is 1.0, all, where typing has the equal Union[float, int]
+        for name, hint in (hints := Trainer.__init__.__annotations__).items():
             if {int, float} <= {*get_args(hint)}:
                 hints[name] = reduce(or_, sorted(get_args(hint), key=lambda kind: kind is not int))
         parser = super().init_parser(**kwargs)

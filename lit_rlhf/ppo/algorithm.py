@@ -227,9 +227,8 @@ class PPO(FixedDtypeBuffers):
         """
         target, horizon = self.reward_shaping.kl_target, self.reward_shaping.kl_horizon
         if target is not None:
-            self.kl_coef.fill_(
-                F.adaptive_kl_coef(float(self.kl_coef), kl, target, horizon, n_rollouts)
-            )
+            coef = float(self.kl_coef)
+            self.kl_coef.fill_(F.adaptive_kl_coef(coef, kl, target, horizon, n_rollouts))
 
     def experience(
         self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
