@@ -8,9 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from functools import reduce
 from importlib.util import find_spec
-from operator import or_
 from pathlib import Path
 from typing import Any, get_args
 
@@ -155,6 +153,10 @@ class RLHFCLI(LightningCLI):
     ) -> None:
         self._arguments = sys.argv[1:] if args is None else args
         self._parsers: list[RLHFArgumentParser] = []
+        # typing's cache may hold Union[float, int], which equals Lightning's Union[int, float], as
+        # with torch 2.11: `limit_train_batches: 1`, one batch, would be parsed as 1.0, all batches
+        hints = Trainer.__init__.__annotations__
+        hints |= {n: int | hint for n, hint in hints.items() if {int, float} <= {*get_args(hint)}}
         super().__init__(model_class, datamodule_class, args=args, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # called on instances
@@ -165,10 +167,6 @@ class RLHFCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Build the parser of the program, and then one for each command."""
-        # else `limit_train_batches: 1` is 1.0, all, where typing has the equal Union[float, int]
-        for name, hint in (hints := Trainer.__init__.__annotations__).items():
-            if {int, float} <= {*get_args(hint)}:
-                hints[name] = reduce(or_, sorted(get_args(hint), key=lambda kind: kind is not int))
         parser = super().init_parser(**kwargs)
         assert isinstance(parser, RLHFArgumentParser)
         self._parsers.append(parser)
