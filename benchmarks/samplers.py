@@ -1,4 +1,4 @@
-"""PPO-max of the quickstart with vLLM as its sampler, beside lit_rlhf's own decoder.
+"""PPO-max with vLLM as its sampler, beside lit_rlhf's own decoder.
 
     python -m benchmarks.samplers run FOLDER SEED
     python -m benchmarks.samplers run_pretrained SMOLLM2 FOLDER SEED
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,9 @@ ARMS: dict[str, dict[str, Any] | None] = {
 }
 """By arm, what `model.sampler` is. The server of `server` has to run, see docs/sampler.md."""
 SHOWN = ("rollout/gold", "rollout/score", "rollout/kl", "rollout/response_length")
-SHARES = {"quickstart": 10, "SmolLM2-135M": 4}
-"""The last tenth of a run's iterations is measured, or the last quarter."""
+QUICKSTART, SMOLLM2 = "quickstart", "SmolLM2-135M"
+LAST = {QUICKSTART: (7, 70), SMOLLM2: (10, 40)}
+"""By model, the last iterations, which are measured, of so many."""
 
 
 class StaleSampler(VLLMSampler):
@@ -99,7 +100,7 @@ def run(
         overlay = {"model": {"init_args": model}, "trainer": {"logger": logger}}
         path = write_text(root / "configs" / f"{arm}.yaml", json.dumps(overlay))
         stages.fit_ppo(["ppo_max.yaml", path])
-        measured = measure(read_run(arm, root / "logs" / arm).curves, SHARES["quickstart"])
+        measured = measure(logged_curves(root / "logs" / arm), LAST[QUICKSTART][0])
         write_run(Path(results), name, {"seed": seed, "arm": arm, **measured})
     stages.evaluate("sft", *arms)
     policies = json.loads((root / "evaluation.json").read_text("utf-8"))["policies"]
@@ -129,41 +130,36 @@ def run_pretrained(
         results: File of the results.
     """
     runs = Seed(Path(folder).resolve(), f"seed_{seed}", base, seed, Recipe())
-    share = SHARES["SmolLM2-135M"]
     for arm in arms:
         name = f"smollm2-{arm}-seed_{seed}"
         if name in read_runs(Path(results)):
             continue
         steps = (read_result(KNOWN_TRUTH, f"seed_{seed}") or {}).get("steps", {})
         if arm == "decoder" and "ppo_max" in steps:
-            measured = measure(steps["ppo_max"]["result"]["curves"], share)
+            curves = steps["ppo_max"]["result"]["curves"]
         else:
             step = runs.fit_ppo(f"ppo_max_{arm}", sampler=ARMS[arm])
             run_step(step, runs.root, threads)
-            log = runs.root / "logs" / f"ppo_max_{arm}"
-            measured = measure(read_run(arm, log).curves, share)
-        result = {"seed": seed, "arm": arm, "model": "SmolLM2-135M", **measured}
+            curves = logged_curves(runs.root / "logs" / f"ppo_max_{arm}")
+        measured = measure(curves, LAST[SMOLLM2][0])
+        result = {"seed": seed, "arm": arm, "model": SMOLLM2, **measured}
         write_run(Path(results), name, result)
 
 
-def measure(curves: Mapping[str, Any], share: int) -> dict[str, Any]:
-    """Means over the end of a run, its seconds of sampling, and when the monitor spoke.
+def logged_curves(log: Path) -> dict[str, list[float]]:
+    """What a run logged, by key."""
+    curves = read_run(log.name, log).curves
+    return {key: [point.value for point in curve.points] for key, curve in curves.items()}
 
-    Args:
-        curves: By key, a logged curve or its values.
-        share: 1 divided by the measured share of the run.
-    """
-    values = {
-        key: [getattr(point, "value", point) for point in getattr(curve, "points", curve)]
-        for key, curve in curves.items()
-    }
+
+def measure(curves: Mapping[str, Sequence[float]], last: int) -> dict[str, Any]:
+    """Means over the last iterations, median seconds of sampling, and when the monitor spoke."""
     measured: dict[str, Any] = {
-        key: round(statistics.fmean(values[key][-(len(values[key]) // share) :]), 4)
-        for key in SHOWN
+        key: round(statistics.fmean(curves[key][-last:]), 4) for key in SHOWN
     }
-    if seconds := values.get("time/rollout"):
+    if seconds := curves.get("time/rollout"):
         measured["rollout_seconds"] = round(statistics.median(seconds), 3)
-    drawn = values.get("rollout/sampler_kl", [])
+    drawn = curves.get("rollout/sampler_kl", [])
     monitor, noticed = SamplerMonitor(), None
     for iteration, value in enumerate(drawn, 1):
         if monitor.observe(value) is Level.COLLAPSED and noticed is None:
@@ -186,11 +182,11 @@ def format_report(results: dict[str, dict[str, Any]]) -> str:
         "Written by `python -m benchmarks.samplers report`; the rule is in that file. The "
         f"monitor noticed {'the stale samplers, and no other' if right else 'something else'}.\n"
     )
-    ends = {"quickstart": "tenth of 70", "SmolLM2-135M": "quarter of 40"}
-    for model, end in ends.items():
-        own = [r for r in results.values() if r.get("model", "quickstart") == model]
+    for model, (last, n) in LAST.items():
+        own = [r for r in results.values() if r.get("model", QUICKSTART) == model]
         if own:
-            text += f"\n## {model}\n\nMeans over the last {end} iterations.\n\n{_compare(own)}"
+            text += f"\n## {model}\n\nMeans over the last {last} of {n} iterations.\n\n"
+            text += _compare(own)
     return text
 
 

@@ -8,7 +8,6 @@ from lightning.pytorch.loggers import CSVLogger
 
 from benchmarks import samplers
 from benchmarks.results_file import read_runs
-from lit_callbacks import read_run
 
 
 def result(arm: str, seed: int, gold: float, noticed: int | None = None) -> dict[str, Any]:
@@ -51,10 +50,8 @@ def test_measures_of_a_log(tmp_path: Path) -> None:
         values |= {"time/rollout": 2.0, "rollout/sampler_kl": kl}
         logger.log_metrics(values, iteration)
     logger.save()
-    found = samplers.measure(read_run("run", tmp_path / "run").curves, 10)
+    found = samplers.measure(samplers.logged_curves(tmp_path / "run"), 2)
     assert found["rollout/gold"] == (18 + 19) / 2
     assert found["rollout_seconds"] == 2.0
     assert found["largest_sampler_kl"] == 0.1
     assert found["noticed"] == 14  # the second step beyond the threshold
-    plain = {key: [1.0, 2.0, 3.0, 6.0] for key in samplers.SHOWN}
-    assert samplers.measure(plain, 2)["rollout/gold"] == 4.5
