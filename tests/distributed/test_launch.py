@@ -17,9 +17,9 @@ NODES = 2
 ARGUMENTS = ["multi_deepspeed_stage_2", "1", "32-true", "policy_and_critic"]
 
 
-def torchrun(node: int, port: int) -> tuple[list[str], dict[str, str]]:
+def torchrun(node: int, port: int, ranks: int = 1) -> tuple[list[str], dict[str, str]]:
     """Command of a node, and what it adds to the environment."""
-    options = {"nnodes": NODES, "nproc-per-node": 1, "rdzv-id": "test", "rdzv-backend": "c10d"}
+    options = {"nnodes": NODES, "nproc-per-node": ranks, "rdzv-id": "test", "rdzv-backend": "c10d"}
     options |= {"rdzv-endpoint": f"127.0.0.1:{port}", "local-addr": "127.0.0.1"}
     flags = [f"--{name}={value}" for name, value in options.items()]
     return ["-m", "torch.distributed.run", *flags, "-m"], {}
@@ -34,22 +34,33 @@ def slurm(node: int, port: int) -> tuple[list[str], dict[str, str]]:
     return ["-m"], job
 
 
-@pytest.mark.parametrize("launch", [torchrun, slurm])
-def test_two_nodes_train_as_one_device(tmp_path: Path, launch: Any) -> None:
-    port, nodes = free_port(), []
-    own = {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), "RUN_NODES": str(NODES)}
+def run_nodes(
+    words: list[str], launches: list[tuple[list[str], dict[str, str]]]
+) -> tuple[list[int], list[str]]:
+    """Statuses and outputs of nodes that run a module with arguments."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "callbacks")])
+    shared = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
     output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    for node in range(NODES):
-        launcher, extra = launch(node, port)
-        environment, words = {**os.environ, **own, **extra}, [str(tmp_path / "nodes"), *ARGUMENTS]
-        command = [sys.executable, *launcher, "tests.strategies.runs", *words]
-        nodes.append(subprocess.Popen(command, cwd=ROOT, env=environment, **output))
+    nodes = [
+        subprocess.Popen([sys.executable, *launcher, *words], cwd=ROOT, env=shared | own, **output)
+        for launcher, own in launches
+    ]
     try:
-        said = "\n".join(node.communicate(timeout=300)[0] for node in nodes)
+        said = [node.communicate(timeout=300)[0] for node in nodes]
     finally:
         for process in nodes:
             process.kill()
-    assert [process.returncode for process in nodes] == [0] * NODES, said[-4000:]
+    return [process.returncode for process in nodes], said
+
+
+@pytest.mark.parametrize("launch", [torchrun, slurm])
+def test_two_nodes_train_as_one_device(tmp_path: Path, launch: Any) -> None:
+    port, nodes = free_port(), {"RUN_NODES": str(NODES)}
+    starts = [launch(node, port) for node in range(NODES)]
+    words = ["tests.strategies.runs", str(tmp_path / "nodes"), *ARGUMENTS]
+    statuses, outputs = run_nodes(words, [(start, own | nodes) for start, own in starts])
+    said = "\n".join(outputs)
+    assert statuses == [0] * NODES, said[-4000:]
     assert "GLOBAL_RANK: 1, MEMBER: 2/2" in said
     expected = outcome(tmp_path / "one", "auto", 1, "policy_and_critic")["policy_and_critic"]
     actual = torch.load(tmp_path / "nodes" / "policy_and_critic.pt", weights_only=False)

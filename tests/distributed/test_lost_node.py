@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,8 @@ from lightning.pytorch import Callback
 
 from lit_callbacks import read_logged_steps
 from tests.distributed.test_dead_ranks import free_port
-from tests.distributed.test_launch import NODES, torchrun
+from tests.distributed.test_launch import NODES, run_nodes, torchrun
 from tests.modules.stages import short_run, write_data, write_models
-from tests.strategies.runs import ROOT
 
 pytestmark = pytest.mark.slow
 ITERATIONS, SAVED = 6, 2  # a checkpoint after every second
@@ -60,31 +57,13 @@ def write_run(root: Path, folder: Path) -> Path:
 
 def launch(config: Path, homes: Path, **more: str) -> tuple[list[int], list[str]]:
     """Statuses and outputs of both nodes."""
-    port, nodes = free_port(), []
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "callbacks")])
+    port, launches = free_port(), []
     for node in range(NODES):
-        home = homes / str(node)
-        own = {"HOME": str(home), "HF_HOME": str(home / "hf"), "PYTHONPATH": paths, **more}
-        own |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-        launcher, _ = torchrun(node, port)
-        launcher[launcher.index("--nproc-per-node=1")] = "--nproc-per-node=2"
-        words = ["lit_rlhf", "fit", "--config", str(config), "--ckpt_path", "last"]
-        nodes.append(
-            subprocess.Popen(
-                [sys.executable, *launcher, *words],
-                cwd=ROOT,
-                env={**os.environ, **own},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    try:
-        said = [node.communicate(timeout=300)[0] for node in nodes]
-    finally:
-        for process in nodes:
-            process.kill()
-    return [process.returncode for process in nodes], said
+        home = {"HOME": str(homes / str(node)), "HF_HOME": str(homes / str(node) / "hf")}
+        launcher, _ = torchrun(node, port, ranks=2)
+        launches.append((launcher, {**home, "OMP_NUM_THREADS": "1", **more}))
+    words = ["lit_rlhf", "fit", "--config", str(config), "--ckpt_path", "last"]
+    return run_nodes(words, launches)
 
 
 def encodings(said: str) -> int:
