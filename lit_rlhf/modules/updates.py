@@ -110,8 +110,7 @@ class UpdateGuard:
                 share = factor * value.detach()
                 totals[key] = totals[key] + share if key in totals else share
         losses = {key: value for key, value in totals.items() if key.endswith("loss")}
-        found = find_non_finite(losses)
-        if found:
+        if found := find_non_finite(losses):
             # else its gradient would be added to the next update's
             optimizer.zero_grad()
             norm = torch.full((), torch.nan, device=next(iter(losses.values())).device)

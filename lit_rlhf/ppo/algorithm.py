@@ -306,12 +306,7 @@ class PPO(FixedDtypeBuffers):
         assert self.critic is not None
         values = response_values(self.critic, ids, real, mask.shape[1], lower, hidden)
         loss, clip_fraction = F.value_loss(
-            values,
-            experience.old_values,
-            experience.returns,
-            mask,
-            self.loss.value_clip,
-            denominator=tokens,
+            values, experience.old_values, experience.returns, mask, self.loss.value_clip, tokens
         )
         share = mask.sum() / tokens
         return loss, {"ppo/value_loss": loss, "ppo/value_clip_fraction": clip_fraction * share}
@@ -372,25 +367,18 @@ class PPO(FixedDtypeBuffers):
         self, logprobs: Tensor, experience: Experience, tokens: Tensor
     ) -> F.PolicyLoss:
         """The objective that `loss.policy_objective` names (Eqs. 13-15); log-probs are `[B, T]`."""
-        mask = experience.loss_mask
+        mask, loss = experience.loss_mask, self.loss
         surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
-        match self.loss.policy_objective:
+        match loss.policy_objective:
             case "clip":
-                return F.surrogate_loss(
-                    *surrogate,
-                    self.loss.ratio_clip,
-                    denominator=tokens,
-                    ratio_clip_high=self.loss.ratio_clip_high,
-                    dual_clip=self.loss.dual_clip,
-                )
+                high, dual = loss.ratio_clip_high, loss.dual_clip
+                return F.surrogate_loss(*surrogate, loss.ratio_clip, tokens, high, dual)
             case "unclipped":
-                return F.surrogate_loss(*surrogate, None, denominator=tokens)
+                return F.surrogate_loss(*surrogate, None, tokens)
             case "kl_penalty":
-                return F.kl_penalty_loss(*surrogate, self.loss.kl_penalty_coef, denominator=tokens)
+                return F.kl_penalty_loss(*surrogate, loss.kl_penalty_coef, tokens)
             case "policy_gradient":
-                return F.policy_gradient_loss(
-                    logprobs, experience.advantages, mask, denominator=tokens
-                )
+                return F.policy_gradient_loss(logprobs, experience.advantages, mask, tokens)
 
     def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
         """Share of a micro-batch of text in the language-model loss over `tokens` (Eq. 17)."""

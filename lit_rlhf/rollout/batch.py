@@ -100,15 +100,13 @@ class RolloutBatch(NamedTuple):
         for rows in split_by_tokens(self.sequence_mask.sum(dim=1).tolist(), limit):
             yield self.select(rows)
 
-    def select(self, rows: slice | Tensor) -> "RolloutBatch":
-        """Select the samples at `rows`, with all columns but without statistics."""
-        return RolloutBatch(
-            self.prompt_ids[rows],
-            self.prompt_mask[rows],
-            self.response_ids[rows],
-            self.response_mask[rows],
-            self.terminated[rows],
-        )
+    def select(
+        self, rows: slice | Tensor, prompt: slice = slice(None), response: slice = slice(None)
+    ) -> "RolloutBatch":
+        """Select the samples at `rows` and columns of prompt and response, without statistics."""
+        prompts = self.prompt_ids[rows, prompt], self.prompt_mask[rows, prompt]
+        responses = self.response_ids[rows, response], self.response_mask[rows, response]
+        return RolloutBatch(*prompts, *responses, self.terminated[rows])
 
 
 OF_SEQUENCES = ("policy_lower", "critic_lower")
@@ -163,13 +161,7 @@ class Experience:
         for name in OF_TOKENS + OF_SEQUENCES:
             if (values := getattr(self, name)) is not None:
                 parts[name] = values[index, of_sequence if name in OF_SEQUENCES else of_tokens]
-        rollouts = RolloutBatch(
-            rows.prompt_ids[:, first:],
-            rows.prompt_mask[:, first:],
-            rows.response_ids[:, :length],
-            rows.response_mask[:, :length],
-            rows.terminated,
-        )
+        rollouts = rows.select(slice(None), slice(first, None), of_tokens)
         weights = None if self.weights is None else self.weights[index]
         return replace(self, rollouts=rollouts, weights=weights, **parts)
 
