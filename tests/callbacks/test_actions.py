@@ -207,9 +207,6 @@ def test_a_resumed_run_goes_on_with_what_was_set(tmp_path: Path) -> None:
 
 SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
     "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
-    "transformers": lambda optimizer: pytest.importorskip(
-        "transformers"  # absent where these tests run with the requirements of the callbacks alone
-    ).get_cosine_schedule_with_warmup(optimizer, 2, 10),
     "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 10),
     "sequence": lambda optimizer: lr_scheduler.SequentialLR(
         optimizer,

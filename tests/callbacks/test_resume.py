@@ -85,16 +85,12 @@ class Told(Callback):
 
 
 class Counts(Callback):
-    """How many batches it has seen; those of training are its state."""
+    """Its state is how many batches it has seen."""
 
-    def __init__(self) -> None:
-        self.batches = self.validation_batches = 0
+    batches = 0
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.batches += 1
-
-    def on_validation_batch_start(self, *_: Any) -> None:
-        self.validation_batches += 1
 
     def state_dict(self) -> dict[str, int]:
         return {"batches": self.batches}
@@ -178,6 +174,7 @@ def test_without_a_period_it_saves_nothing_unless_told_to_end(tmp_path: Path) ->
     before = signal.getsignal(signal.SIGTERM)
     fit(tmp_path, ResumeCheckpoint())
     assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     # nor does a trial run
     fit(tmp_path, ResumeCheckpoint(every_n_batches=1), fast_dev_run=2)
     ended_by_sigterm(tmp_path, Told("on_train_start", 1), ResumeCheckpoint(), fast_dev_run=2)
@@ -293,9 +290,9 @@ def test_a_handler_of_ctrl_c_that_is_not_pythons_is_kept(tmp_path: Path) -> None
 
 
 def test_a_validation_that_is_due_does_not_begin(tmp_path: Path) -> None:
-    counts, told = Counts(), Told("on_train_batch_start", 2)
-    ended_by_sigterm(tmp_path, told, counts, ResumeCheckpoint(), val_check_interval=2)
-    assert counts.validation_batches == 0
+    validation, told = Told("on_validation_batch_start", 9), Told("on_train_batch_start", 2)
+    ended_by_sigterm(tmp_path, told, validation, ResumeCheckpoint(), val_check_interval=2)
+    assert validation.calls == []
 
 
 def test_a_signal_before_the_first_batch_is_not_lost(tmp_path: Path) -> None:
@@ -347,18 +344,3 @@ def test_its_folder_is_that_of_model_checkpoint(tmp_path: Path, logger: Any) -> 
 def test_a_batch_that_was_just_saved_is_not_saved_again_at_sigterm(tmp_path: Path) -> None:
     ended_by_sigterm(tmp_path, Told("on_train_batch_start", 4), ResumeCheckpoint(2))
     assert names(tmp_path) == ["batch=2.ckpt", "batch=4.ckpt"]
-
-
-@pytest.mark.parametrize("end", ["on_train_end", "on_exception"])
-def test_the_handler_before_is_restored_by_the_callback_itself(end: str) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    callback, run = ResumeCheckpoint(), Mock(received_sigterm=False, ckpt_path=None)
-    run.fit_loop.restarted_mid_epoch = False
-    try:
-        callback.on_train_start(run, Module())
-        assert signal.getsignal(signal.SIGTERM) is not before
-        arguments = (run, Module()) if end == "on_train_end" else (run, Module(), KeyError())
-        getattr(callback, end)(*arguments)
-        assert signal.getsignal(signal.SIGTERM) is before
-    finally:
-        signal.signal(signal.SIGTERM, before)

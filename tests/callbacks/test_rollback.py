@@ -288,19 +288,12 @@ def test_the_next_saving_waits_as_long_after_a_way_back(tmp_path: Path) -> None:
     assert [step for step, _ in action.saved] == [1, 10]
 
 
-def test_without_a_healthy_step_it_stops(tmp_path: Path) -> None:
-    module = Trained([1, 2, 0])
-    told = []
-
-    class Listening(RollBack):
-        def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-            told.append(super().act(trainer, pl_module, verdict))
-            return told[-1]
-
-    action = Listening()
+def test_without_a_healthy_step_it_stops(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO", "lightning.pytorch.lit_callbacks")
+    module, action = Trained([1, 2, 0]), RollBack()
     rolled_back(tmp_path, module, 3, action)
     assert (module.batches, action.done) == (2, 0)
-    assert told == ["stopped training: there was no checkpoint"]
+    assert "at step 2: stopped training: there was no checkpoint" in caplog.messages
 
 
 def test_checkpoints_go_to_the_runs_folder_unless_told_otherwise(tmp_path: Path) -> None:

@@ -146,10 +146,6 @@ class TestTables:
 
 
 class TestErrors:
-    def test_a_folder_without_event_files(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"log: expected a folder with .*, got "):
-            report(tmp_path, str(tmp_path))
-
     def test_a_folder_with_several_runs(self, tmp_path: Path, watched: str, calm: str) -> None:
         with pytest.raises(ValueError, match=rf"of one run, .*{calm}, {watched}"):
             read_run("run", tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from lit_callbacks.sample_timeline import SampleTimeline
 from tests.callbacks.reports import read_events, read_texts
-from tests.callbacks.scripted import resumes_at_the_next_batch, trainer
+from tests.callbacks.scripted import Saver, resumes_at_the_next_batch, trainer
 
 BATCHES = 5  # of an epoch
 SYSTEM = '[{"role": "system", "content": "a"}]'  # a dialogue without a question
@@ -58,17 +58,6 @@ class Answering(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Saver(Callback):
-    """Saves a checkpoint after some batch; it stands behind the timeline, as checkpoints do."""
-
-    def __init__(self, path: Path, batches: int = 5) -> None:
-        self.path, self.batches = path, batches
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.fit_loop.total_batch_idx + 1 == self.batches:
-            trainer.save_checkpoint(self.path)
 
 
 def batches() -> DataLoader[Tensor]:
@@ -170,9 +159,8 @@ class TestFit:
         def timeline(name: str) -> SampleTimeline:
             return SampleTimeline(["hi", "why"], 2, file=str(tmp_path / name))
 
-        checkpoint = tmp_path / "saved.ckpt"
-        saver = Saver(checkpoint, saved_at)
-        fitted(tmp_path, Answering(own_step=True), timeline("whole.jsonl"), saver)
+        whole_run = timeline("whole.jsonl"), Saver(tmp_path)
+        fitted(tmp_path, Answering(own_step=True), *whole_run, enable_checkpointing=True)
         whole = lines(tmp_path / "whole.jsonl")
         assert [line["step"] for line in whole[::2]] == [0, 200, 400, 600, 800, 1000]
         # Cut off while it wrote: lines behind the checkpoint, the last of them without an end.
@@ -180,7 +168,7 @@ class TestFit:
         text = "\n".join(json.dumps(line, ensure_ascii=False) for line in cut)
         (tmp_path / "cut.jsonl").write_text(text, "utf-8")
         resumed = Answering(own_step=True)
-        fitted(tmp_path, resumed, timeline("cut.jsonl"), ckpt_path=checkpoint)
+        fitted(tmp_path, resumed, timeline("cut.jsonl"), ckpt_path=tmp_path / f"{saved_at}.ckpt")
         assert len(resumed.asked) == sampled
         after = lines(tmp_path / "cut.jsonl")
         kept = 2 * (6 - sampled)
@@ -191,10 +179,10 @@ class TestFit:
 
     @resumes_at_the_next_batch
     def test_a_checkpoint_without_a_timeline_drops_nothing(self, tmp_path: Path) -> None:
-        fitted(tmp_path, Answering(), Saver(tmp_path / "saved.ckpt"))
+        fitted(tmp_path, Answering(), Saver(tmp_path), enable_checkpointing=True)
         (tmp_path / "samples.jsonl").write_text('{"step": 99}\n')
         timeline = SampleTimeline(["hi"], 4)
-        fitted(tmp_path, Answering(), timeline, ckpt_path=tmp_path / "saved.ckpt")
+        fitted(tmp_path, Answering(), timeline, ckpt_path=tmp_path / "5.ckpt")
         assert steps(tmp_path / "samples.jsonl") == [99, 8, 10]
 
     def test_a_new_fit_starts_the_file_anew(self, tmp_path: Path) -> None:
@@ -265,6 +253,9 @@ def test_prompts_from_files(tmp_path: Path) -> None:
     assert SampleTimeline(str(jsonl), n_prompts=3).prompts == ["one", "hi", dialogue]
     with pytest.raises(ValueError, match=r"prompts: .*prompts\.jsonl:6: expected an object"):
         SampleTimeline(str(jsonl))
+    text.write_text("\n \n")
+    with pytest.raises(ValueError, match=r"expected at least one, got none in .*prompts\.txt"):
+        SampleTimeline(str(text))
 
 
 @pytest.mark.parametrize(
@@ -276,9 +267,3 @@ def test_a_line_without_a_prompt_is_named(prompt: str, tmp_path: Path) -> None:
     path.write_text(f'{{"prompt": "a"}}\n{prompt}\n')
     with pytest.raises(ValueError, match=r"prompts\.jsonl:2: expected an object whose field"):
         SampleTimeline(str(path))
-
-
-def test_empty_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(ValueError, match=r"expected at least one, got none in .*empty\.txt"):
-        SampleTimeline(str(tmp_path / "empty.txt"))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lit_callbacks.monitors import TURNED_OFF, Level, Monitor, StepMetrics
+from lit_callbacks.monitors import TURNED_OFF, Monitor, StepMetrics
 from lit_callbacks.signals import (
     EntropyMonitor,
     ExplainedVarianceMonitor,
@@ -23,8 +23,7 @@ from lit_callbacks.signals import (
     distribution,
 )
 from lit_callbacks.verdict import judge
-
-H, S, C = Level.HEALTHY, Level.SUSPICIOUS, Level.COLLAPSED
+from tests.callbacks.watching import C, H, S
 
 SETTINGS: dict[str, Any] = dict(baseline_steps=4, warmup=0, patience=2, deviations=4.0, horizon=0)
 

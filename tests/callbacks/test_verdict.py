@@ -1,18 +1,18 @@
+"""Levels of monitors combined into one verdict, and what it says."""
+
 import pytest
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.signals import (
-    EntropyMonitor,
     KLMonitor,
     KLPerTokenMonitor,
     LengthMonitor,
     NonFiniteMonitor,
-    PerplexityMonitor,
     default_monitors,
 )
 from lit_callbacks.verdict import Verdict, conclude, judge
+from tests.callbacks.watching import C, H, S
 
-H, S, C = Level.HEALTHY, Level.SUSPICIOUS, Level.COLLAPSED
 PATIENCE = 2
 
 
@@ -149,31 +149,10 @@ def fed(monitor: Monitor, *values: float) -> None:
         monitor.observe(value)
 
 
-def test_the_sentence_of_a_collapse() -> None:
-    options = {"baseline_steps": 4, "patience": 2, "horizon": 0}
-    kl = KLMonitor(high=10.0, trend_steps=8, **options)
-    fed(kl, 3.0, 3.4, 3.43, 3.6, 11.0, 24.0, 33.0, 41.0)  # baseline 3.415
-    length = LengthMonitor(high_ratio=1.5, low_ratio=0.5, **options)
-    fed(length, *[20.0] * 4, 40.0, 40.0)
-    perplexity = PerplexityMonitor(low_ratio=0.6, high_ratio=2.0, **options)
-    fed(perplexity, *[2.9] * 4, 1.3, 1.3)
-    level, sentence, step = judge([kl, EntropyMonitor(), length, perplexity], 2, step=31)
-    assert (level, step) == (C, 31)
-    assert sentence == (
-        "KL 41 nats is 12x its baseline and rising, length 40 tokens is 2x its baseline, "
-        "perplexity fell to 1.3 (baseline 2.9): the policy is exploiting its reward"
-    )
-
-
 def test_the_worst_come_first_and_else_the_order_given() -> None:
     monitors = [Signal("a", S), Signal("b", C), Signal("c", H), Signal("d", S), Signal("e", C)]
     told = judge([once_beyond("f"), *monitors], 2, step=1)
     assert [reason.split()[0] for reason in told.sentence.split(", ")] == ["b", "e", "f", "a", "d"]
-
-
-def test_a_suspicion_is_told_too() -> None:
-    told = judge([Signal("b", S), Signal("a", C, vote="critic"), *CALM], 2, step=1)
-    assert told == (S, "a 20 is 20x its baseline, b 8 is 8x its baseline", 1)
 
 
 def test_a_suspicion_says_what_it_perhaps_means() -> None:
@@ -188,11 +167,6 @@ def test_metrics_that_are_not_finite_are_a_broken_computation() -> None:
     broken.observe(broken.read(StepMetrics({}, {}, ("ppo/policy_loss",))))
     told = judge([broken, *CALM], 2, step=4)
     assert told == (C, "ppo/policy_loss not finite: the computation is broken", 4)
-
-
-def test_another_decisive_monitor_does_not_mean_a_broken_computation() -> None:
-    told = judge([Signal("a", C, decisive=True), *CALM], 2, step=1)
-    assert told == (C, "a 20 is 20x its baseline", 1)
 
 
 EXPLOITS = "the policy is exploiting its reward"
