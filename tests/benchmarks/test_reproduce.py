@@ -1,4 +1,7 @@
-"""The reproduction of the paper's figures: its table, verdicts, figures and page."""
+"""The reproduction of the paper's figures: its table, verdicts, figures and page.
+
+Verdicts are checked by cases worked by hand, and the committed ones also in a second way.
+"""
 
 import json
 import math
@@ -9,17 +12,28 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lit_rlhf
 from benchmarks.reproduce import page, running, table
 from benchmarks.reproduce.claims import CLAIMS, RULES
-from benchmarks.reproduce.judging import VERSION, Check, Claim, Runs, Value, Verdict, judge
+from benchmarks.reproduce.history import VERSIONS, judge_by
+from benchmarks.reproduce.judging import (
+    VERSION,
+    Check,
+    Claim,
+    Runs,
+    Value,
+    Verdict,
+    hash_rules,
+    judge,
+)
 from benchmarks.reproduce.measuring import BINS, summarize_samples
 from benchmarks.reproduce.running import RESULTS, Plan
 from benchmarks.results_file import read_runs, write_run
@@ -78,6 +92,71 @@ BY_07, BY_06 = (replace(HIGHER, margin=margin) for margin in (0.7, 0.68))
 )
 def test_verdicts(found: dict[int, Runs], asked: Claim, verdict: Verdict) -> None:
     assert judge(asked, found).verdict is verdict
+
+
+# --- effects, by hand
+
+
+def runs(gold_a: list[float], gold_b: list[float], **others: Any) -> Runs:
+    ours = {"samples": {"gold": gold_a}, "curves": {}, **others}
+    return {A.name: ours, B.name: {"samples": {"gold": gold_b}, "curves": {}}}
+
+
+@pytest.mark.parametrize(
+    ("check", "found", "effect"),
+    [
+        (Check(Value(A, "gain"), ">", 0.3), runs([0.5, 0.0, 1.0], []), 0.2),
+        (Check(Value(A, "gain"), "<", -0.3), runs([0.5, -9.0], []), 0.7),  # counted down to -1
+        (Check(Value(A, "gain"), ">", Value(B, "gain")), runs([0.5, 1.0], [0, -9]), 1.5),
+        (Check(Value(A, "gain"), ">", Value(B, "gain")), runs([0.5, -2], [0, -9]), math.nan),
+        (Check(Value(A, "gold"), "<", Value(B, "gold"), margin=-0.2), runs([1], [3]), 1.8),
+        (Check(Value(A, "gold", "peak"), "~", Value(B, "gold"), margin=9), runs([1, 0], [3]), -2),
+        (Check(Value(A, "kl.x"), ">", Value(A, "y"), 3.0), runs([], [], kl={"x": 6}, y=1), 0.6931),
+        (
+            Check(Value(A, "kl.x"), ">", Value(A, "y"), 3.0),
+            runs([], [], kl={"x": 0}, y=1),
+            math.nan,
+        ),
+        (
+            Check(Value(A, "first_warning.kl"), "<", float(table.ITERATIONS)),
+            runs([], [], first_warning={"kl": None}),
+            -1.0,  # never is after the end
+        ),
+    ],
+)
+def test_effect_of_a_seed(check: Check, found: Runs, effect: float) -> None:
+    assert check.effect(found) == pytest.approx(effect, abs=1e-4, nan_ok=True)
+
+
+def test_values_of_curves_and_histograms() -> None:
+    curve = [None, *map(float, range(20))]  # 20 numbers, a tenth of which are two
+    # scores of 0.5 and 2.5, one to three: mean 2, deviation sqrt((2.25 + 3 * 0.25) / 4)
+    samples = {"histogram_edges": [0, 1, 2, 3], "histograms": [[1, 0, 3]], "gold": [1.0]}
+    found = {A.name: {"curves": {"gold": curve, "kl": curve}, "samples": samples}}
+    values = [Value(A, "rollout.gold", at).of(found) for at in ("start", "end", "early", "peak")]
+    assert values == [0.5, 18.5, 2.0, 18.5]
+    assert Value(A, "gold").of(found) == 1.0  # held out, unless rollouts are asked for
+    assert Value(A, "score_width").of(found) == pytest.approx(math.sqrt(0.75))
+
+
+def test_interval_of_equal_gains_is_no_point() -> None:
+    collapsed = [runs([0.0, -5.0], [])] * 3
+    interval = Check(Value(A, "gain"), "<", -0.5).interval(collapsed)
+    # 4.303 * 0.1 / 3**.5
+    assert interval == pytest.approx((0.2516, 0.5, 0.7484), abs=1e-4)
+
+
+def test_hash_is_of_the_rules_and_not_of_words() -> None:
+    check = Check(Value(A, "gold"), ">", Value(B, "gold"), margin=0.1)
+    claim = Claim("Section 0", "A is better.", "fig4", (check,))
+    value = replace(check.left, part=replace(A, label="other words"))
+    same = replace(claim, text="Other words.", checks=(replace(check, left=value),))
+    assert hash_rules([claim]) == hash_rules([same])
+    peak = replace(check.left, at="peak")
+    changes = [{"checks": (replace(check, margin=0.2),)}, {"checks": (replace(check, left=peak),)}]
+    changes += [{"premise": (check,)}, {"checks": (), "then": (check,)}]
+    others = [replace(claim, **change) for change in changes]
+    assert len({hash_rules([claim]), *(hash_rules([other]) for other in others)}) == 5
 
 
 # --- the table
@@ -208,6 +287,94 @@ def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> N
     runs = [found[seed][arm.name] for seed in figure.seeds for arm in figure.arms]
     assert [run["samples"]["iteration"][4] for run in runs] == [40] * 6
     assert [run["flagged_at"] for run in runs] == [None] * 6  # the detector flags none of them
+
+
+# --- the committed verdicts, in a second way
+
+
+def read_number(run: Any, measure: str, at: str) -> float:
+    samples, curves = run.get("samples", {}), run.get("curves", {})
+    if measure == "gain":
+        return max(-1.0, samples["gold"][-1] - samples["gold"][0])
+    if measure == "score_width":
+        edges = np.array(samples["histogram_edges"])
+        middles = edges[:-1] + np.diff(edges) / 2
+        place = 0 if at == "start" else -1
+        return float(np.repeat(middles, samples["histograms"][place]).std())
+    if measure in samples:
+        course, width = np.array(samples[measure], float), 1
+    elif (name := measure.removeprefix("rollout.")) in curves:
+        course = np.array([v for v in curves[name] if v is not None], float)
+        width = max(1, round(len(course) / 10))
+    else:
+        found = reduce(lambda tree, key: tree[key], measure.split("."), run)
+        return 71.0 if found is None else float(found)
+    smooth = np.convolve(course, np.full(width, 1 / width), "valid")
+    early = course[: len(course) // 4].mean()
+    return float({"start": smooth[0], "end": smooth[-1], "peak": smooth.max(), "early": early}[at])
+
+
+def decide(check: Check, seeds: list[dict[str, Any]]) -> bool | None:
+    from scipy import stats
+
+    def column(value: Value | float) -> np.ndarray:
+        if not isinstance(value, Value):
+            return np.full(len(seeds), value)
+        return np.array([read_number(s[value.part.name], value.measure, value.at) for s in seeds])
+
+    left, right = column(check.left), column(check.right)
+    if check.left.measure == "gain" and ((left == -1) & (right == -1)).any():
+        return None
+    if check.is_ratio:
+        effect = np.log(left / right / check.factor)
+    else:
+        effect = left - check.factor * right - (check.sign != "~") * check.margin
+    spread = effect.std(ddof=1)
+    if check.left.measure == "gain" and not isinstance(check.right, Value):
+        spread = max(spread, 0.1)
+    half = stats.t.ppf(0.975, len(seeds) - 1) * spread / len(seeds) ** 0.5
+    low, high = effect.mean() - half, effect.mean() + half
+    if check.sign == "~":
+        far = low > check.margin or high < -check.margin
+        return False if far else True if max(-low, high) <= check.margin else None
+    return None if low <= 0 <= high else bool((low > 0) == (check.sign == ">"))
+
+
+def test_committed_verdicts_follow_from_the_raw_curves() -> None:
+    pytest.importorskip("scipy")
+    by_seed: dict[int, dict[str, Any]] = {}
+    for line in RESULTS.read_bytes().splitlines():
+        run = json.loads(line)
+        by_seed.setdefault(run["seed"], {})[run["name"]] = run
+    judged = json.loads(RESULTS.with_name("reproduction_verdicts.json").read_text("utf-8"))
+    for claim, verdict in zip(CLAIMS, judged["verdicts"]["3"], strict=True):
+        seeds = [runs for runs in by_seed.values() if claim.parts() <= set(runs)]
+        if len(seeds) < 3:
+            assert verdict == "not run yet"
+            continue
+        premise, parts = ({decide(c, seeds) for c in cs} for cs in (claim.premise, claim.checks))
+        if parts == {True}:
+            parts |= {decide(check, seeds) for check in claim.then}
+        if False in premise:
+            expected = "not at this scale"
+        elif None in premise or (None in parts and False not in parts):
+            expected = "undecided"
+        elif False in parts:
+            expected = "partly" if True in parts else "contradicted"
+        else:
+            expected = "confirmed"
+        assert verdict == expected, claim.text
+
+
+def test_earlier_rules_are_those_that_were_committed(found: Found) -> None:
+    judged = json.loads(RESULTS.with_name("reproduction_verdicts.json").read_text("utf-8"))
+    assert judged["rules"] == RULES
+    for version in VERSIONS:
+        try:
+            verdicts = judge_by(version, found)
+        except subprocess.CalledProcessError:
+            pytest.skip(f"the history lacks commit {version.commit}")
+        assert judged["verdicts"][str(version.number)] == verdicts
 
 
 # --- a run
