@@ -17,7 +17,6 @@ from tests.modules.saved_runs import as_engines_write_it, saved_run
 from tests.modules.stages import write_data, write_models
 from tests.support.tiny_models import tiny_config
 
-IDS = torch.arange(4, 40).reshape(3, 12)
 NETWORKS = [("sft", None), ("reward", None), ("ppo", None), ("ppo", "critic")]
 
 
@@ -55,20 +54,16 @@ def test_a_policy_without_a_critic(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("lora", [False, True])
-def test_engine_checkpoints_of_ranks(ranks: int, lora: bool, runs: Runs, tmp_path: Path) -> None:
-    saved = runs("ppo", lora)
+@pytest.mark.parametrize(("stage", "lora"), [("ppo", False), ("ppo", True), ("reward", False)])
+def test_engine_checkpoints_of_ranks(
+    stage: str, lora: bool, ranks: int, runs: Runs, tmp_path: Path
+) -> None:
+    saved = runs(stage, lora)
     path = as_engines_write_it(saved, tmp_path / "step=1.ckpt", ranks)
-    for network, place in (("policy", "."), ("critic", "critic")):
-        load_checkpoint_model(path, network).save(tmp_path / network)
-        assert_same_model(tmp_path / network, saved.finished / place)
-
-
-def test_engines_checkpoints_of_a_reward_model(runs: Runs, tmp_path: Path) -> None:
-    saved = runs("reward")
-    path = as_engines_write_it(saved, tmp_path / "step=1.ckpt", 2)
-    load_checkpoint_model(path).save(tmp_path / "m")
-    assert_same_model(tmp_path / "m", saved.finished)
+    networks: dict[NetworkName | None, str] = {"policy": ".", "critic": "critic"}
+    for network, place in networks.items() if stage == "ppo" else ((None, "."),):
+        load_checkpoint_model(path, network).save(tmp_path / f"{network}")
+        assert_same_model(tmp_path / f"{network}", saved.finished / place)
 
 
 def test_tied_weights_are_there_once(tmp_path: Path) -> None:
