@@ -1,8 +1,11 @@
 """The commands of pages on tools, run as readers type them after a quickstart."""
 
+import csv
+import gzip
 import io
 import json
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -15,11 +18,14 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from lit_rlhf.data import DataSource, TextContract, load_records
+from lit_rlhf.data import DataSource, DialogueEncoder, Message, TextContract, load_records
+from lit_rlhf.data.formats import split_dialogue
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import load_scalar_model, load_tokenizer
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from tests.configs.tiny_runs import RUNS, SMALL, fit, logged, moved, overlay, run
-from tests.docs.blocks import ROOT, blocks
-from tests.docs.running import run_small, typed
+from tests.docs.blocks import ROOT, blocks, commands
+from tests.docs.running import run_in_shell, run_process, run_small, typed
 from tests.docs.workspace import make_workspace, standing_in
 from tests.support.judge_server import judge_server, longer_wins
 
@@ -218,3 +224,83 @@ def test_export_writes_a_contract_for_foreign_models(exported: Path) -> None:
     contract = TextContract.load(exported / "reward_en")
     assert contract.render(({"role": "user", "content": "a"},)) == f"Human:a{contract.eos_token}"
     assert TextContract.load(exported / "smollm2/base").chat_template
+
+
+# --- models.md
+
+
+def test_transformers_score_is_the_stages_score(workspace: Path) -> None:
+    reward = "runs/quickstart/reward"
+    (block,) = (b for b in blocks(ROOT / "docs/models.md") if "apply_chat_template" in b.text)
+    names: dict[str, Any] = {}
+    exec(compile(block.text, "models.md", "exec"), names)
+    encoder = DialogueEncoder(load_tokenizer(reward), max_length=128)
+    dialogue = (Message("user", "name two metals."), Message("assistant", "iron and zinc."))
+    ids = encoder.encode_dialogue(dialogue).input_ids.long().unsqueeze(0)
+    with torch.no_grad():
+        score = sequence_scores(load_scalar_model(reward), ids, torch.ones_like(ids).bool())
+    assert names["score"] == pytest.approx(float(score[0]), abs=1e-5)
+
+
+# --- own_modules.md
+
+WEIGHTS = "{'0.weight': (32, 4), '0.bias': (32,), '2.weight': (2, 32), '2.bias': (2,)}"
+
+
+@pytest.fixture
+def gan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with the scripts of the page."""
+    for block in blocks(ROOT / "docs/own_modules.md"):
+        if block.title:
+            (tmp_path / block.title).write_text(block.text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_script_trains_alone(gan: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["gan.py", "auto", "1"])
+    runpy.run_path("gan.py", run_name="__main__")
+    capsys.readouterr()
+    runpy.run_path("read_gan.py", run_name="__main__")
+    assert capsys.readouterr().out.strip() == WEIGHTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "multi_deepspeed_stage_2"])
+def test_script_trains_in_two_processes(gan: Path, strategy: str) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    for command in (["gan.py", strategy, "2"], ["read_gan.py"]):
+        done = run_process([sys.executable, *command], gan, **env)
+        assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.strip() == WEIGHTS
+    assert (gan / "checkpoints/gan.ckpt").is_dir() == (strategy != "ddp")
+
+
+# --- first_run.md, on real preference pairs
+
+PAIRS = 170
+
+
+def write_pairs(source: Path, path: Path) -> None:
+    with gzip.open(source, "rt", encoding="utf-8") as lines, path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["prompt", "chosen", "rejected"])
+        rows = (json.loads(next(lines)) for _ in range(3 * PAIRS))
+        dialogues = ([split_dialogue(row[side]) for side in ("chosen", "rejected")] for row in rows)
+        for chosen, rejected in dialogues:
+            if chosen and rejected and len(chosen) == 2 and chosen[-1] != rejected[-1]:
+                table.writerow([chosen[0].content, chosen[1].content, rejected[1].content])
+
+
+@pytest.mark.slow  # starts five commands in a shell
+def test_commands_lead_from_pairs_to_an_evaluated_policy(shared_data: Path, tmp_path: Path) -> None:
+    write_pairs(shared_data / "hh_rlhf/helpful_base_test.jsonl.gz", tmp_path / "pairs.csv")
+    (shell,) = (block for block in blocks(ROOT / "docs/first_run.md") if block.language == "bash")
+    assert len(list(commands(shell))) == 5
+    script = shell.text.replace("ppo.yaml", "ppo.yaml --data.samples_per_epoch 256")
+    done = run_in_shell(script, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "runs/pairs/evaluation.json").read_text("utf-8"))
+    assert list(found["policies"]) == ["sft", "ppo"]
+    assert "against sft" in done.stdout
+    assert "PPO-max 4/4 100%" in done.stderr
