@@ -58,6 +58,7 @@ def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
     assert (fast["seed"], fast["reward_shaping"]["kl_coef"]) == (3, 0.0)
     assert fast["policy_optimizer"]["grad_clip"] is None
     assert lora["network"]["lora_rank"] == 16
+    assert lora["optimizer"]["learning_rate"] == pytest.approx(1e-3)
     assert "proxy" in lora["train_sources"][0]["path"]
 
 

@@ -98,7 +98,7 @@ def test_a_monitor_that_stands_in_has_no_vote_beside_another_of_its_signal() -> 
     per_response, per_token = KLMonitor(), KLPerTokenMonitor()
     fed(per_response, *[40.0] * 3)
     beyond = Signal("a", C)
-    assert level_of(per_response, per_token, beyond) is C
+    assert level_of(per_response, per_token, beyond, *CALM) is C
     fed(per_token, *[0.02] * 3)  # of 2,000 tokens
     assert level_of(per_response, per_token, beyond) is S
 
@@ -153,6 +153,11 @@ def test_the_worst_come_first_and_else_the_order_given() -> None:
     monitors = [Signal("a", S), Signal("b", C), Signal("c", H), Signal("d", S), Signal("e", C)]
     told = judge([once_beyond("f"), *monitors], 2, step=1)
     assert [reason.split()[0] for reason in told.sentence.split(", ")] == ["b", "e", "f", "a", "d"]
+
+
+def test_a_suspicion_without_a_meaning_is_its_signals() -> None:
+    told = judge([Signal("b", S), Signal("a", C, vote="critic"), *CALM], 2, step=1)
+    assert told == (S, "a 20 is 20x its baseline, b 8 is 8x its baseline", 1)
 
 
 def test_a_suspicion_says_what_it_perhaps_means() -> None:
