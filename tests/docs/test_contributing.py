@@ -70,6 +70,15 @@ def python(tree: Path, folder: Path, *arguments: str) -> str:
     return ended.stdout
 
 
+def test_examples_touch_as_few_files_as_the_page_says() -> None:
+    counts = {}
+    for name, patched in PATCHED.items():
+        titles = [block.title for block in patched]
+        of_tests = [title for title in titles if title.startswith("tests/")]
+        counts[name] = (len(titles) - len(of_tests), len(of_tests))
+    assert counts == {"A trick": (3, 1), "A monitor": (1, 1), "A reward": (0, 0)}
+
+
 def test_examples_fit_the_tree(tree: Path) -> None:
     for patched in PATCHED.values():
         for block in patched:

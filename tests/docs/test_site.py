@@ -1,6 +1,7 @@
 """The documentation site: its navigation, its generated pages, and a build without a warning."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,22 @@ def test_navigation_has_every_page_with_its_title() -> None:
     titles = {page: (ROOT / "docs" / page) for page in named.keys() - site_pages.PAGES.values()}
     shown = {page: file.read_text("utf-8").split("\n", 1)[0] for page, file in titles.items()}
     assert shown == {page: f"# {named[page]}" for page in titles}
+
+
+def test_every_page_is_two_clicks_from_the_index() -> None:
+    reached, latest = {"docs/index.md"}, {"docs/index.md"}
+    for _ in range(2):
+        linked = {
+            os.path.normpath(Path(page).parent / link)
+            for page in latest
+            for link in re.findall(
+                r"\]\((?![a-z]+:|#)([^)#\s]+\.md)", (ROOT / page).read_text("utf-8")
+            )
+        }
+        latest = {page for page in linked - reached if (ROOT / page).is_file()}
+        reached |= latest
+    assert {f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md")} <= reached
+    assert "callbacks/README.md" in reached
 
 
 def test_reference_has_a_page_for_every_package() -> None:
