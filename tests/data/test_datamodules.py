@@ -38,9 +38,11 @@ def started(data: Any, stage: str | None = "fit") -> Any:
     return data
 
 
-def demonstrations(path: str, tokenizer: Any, **settings: Any) -> DemonstrationDataModule:
+def demonstrations(
+    path: str, tokenizer: Any, weight: float = 1.0, **settings: Any
+) -> DemonstrationDataModule:
     settings = {"tokenizer": tokenizer, "chat_template": "hh", **settings}
-    return DemonstrationDataModule([DataSource(path)], **settings)
+    return DemonstrationDataModule([DataSource(path, weight)], **settings)
 
 
 def prompts(path: str, tokenizer: Any, **settings: Any) -> PromptDataModule:
@@ -120,8 +122,12 @@ def test_prompt_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
     assert batch.ptx is None
 
 
-def test_training_batches_are_full(write_lines: Writer, tokenizer: Tokenizer) -> None:
+def test_training_batches_are_full_and_sources_weighted(
+    write_lines: Writer, tokenizer: Tokenizer
+) -> None:
     path = write_lines(*questions(10))
+    data = started(demonstrations(path, tokenizer, val_fraction=0.2, weight=3))
+    assert (len(data.examples["train"]), len(data.examples["val"])) == (24, 2)
     data = started(prompts(path, tokenizer, val_fraction=0.3))
     assert [len(batch.texts) for batch in data.train_dataloader()] == [4]
     assert [len(batch.texts) for batch in data.val_dataloader()] == [3]
@@ -193,18 +199,25 @@ def test_losses_are_counted_and_logged(
         {"messages": [{"role": "user", "content": "word " * 60}, answer]},
         {"messages": [{"role": "user", "content": "q"}, {**answer, "content": "word " * 60}]},
         {"messages": [{"role": "user", "content": "q"}, answer]},
+        {"messages": [{"role": "user", "content": "and\n\nAssistant: no"}, answer]},
     ]
-    path = write_lines(*rows)
-    data = demonstrations(path, tokenizer, max_length=60)
+    path, too_long = write_lines(*rows), "the response alone is longer than max_length"
+    data = demonstrations(path, tokenizer, max_length=60, on_bad_record="skip")
     with caplog.at_level(logging.INFO):
         data.setup("fit")
     assert (data.counts.dropped_turns, data.counts.cut_prompts) == (2, 1)
-    assert data.counts.dropped == {"the response alone is longer than max_length": 1}
-    assert len(data.examples["train"]) == 3
+    control = "a turn contains the text of a control token"
+    assert data.counts.dropped == {too_long: 1, control: 1}
     assert "dropped the 2 oldest turns of 1 dialogues and cut 1 prompts" in caplog.text
-    assert f"{path}:3: the response alone is longer than max_length" in caplog.text
-    assert "left out 1 of 4 records: 1 x" in caplog.text
-    assert "train: 3 examples of 4 records" in caplog.text
+    assert f"{path}:3: {too_long}" in caplog.text
+    assert "left out 2 of 5 records: 1 x" in caplog.text
+    assert f"1 x {control}; the first ones" in caplog.text
+    assert "train: 3 examples of 5 records" in caplog.text
+    texts = [DataSource(write_lines({"text": "a </s> b <pad>"}, name="text.jsonl"))]
+    ptx = prompts(write_lines(*questions(4)), tokenizer, ptx_sources=texts)
+    ptx.setup("fit")
+    assert ptx.counts.escaped_tokens == 2
+    assert "encoded 2 control tokens in plain text as ordinary text" in caplog.text
 
 
 def test_bad_settings_are_refused(write_lines: Writer, tokenizer: Tokenizer) -> None:
@@ -216,28 +229,16 @@ def test_bad_settings_are_refused(write_lines: Writer, tokenizer: Tokenizer) -> 
         prompts("x.jsonl", None, val_sources=[DataSource("y.jsonl")], val_fraction=0.1)
 
 
-def test_splits_by_fraction(write_lines: Writer, tokenizer: Tokenizer) -> None:
+def test_a_stage_encodes_its_own_split(write_lines: Writer, tokenizer: Tokenizer) -> None:
     data = prompts(write_lines(*questions(20)), tokenizer, val_fraction=0.2, test_fraction=0.1)
+    for stage, parts in (("validate", {"val"}), ("fit", {"train", "val"})):
+        data.setup(stage)
+        assert set(data.examples) == parts
     data.setup()
     texts = {part: {p.text for p in data.examples[part]} for part in ("train", "val", "test")}
     assert {part: len(held) for part, held in texts.items()} == {"train": 14, "val": 4, "test": 2}
     assert len(set.union(*texts.values())) == 20
     assert [len(batch.texts) for batch in data.test_dataloader()] == [2]
-
-
-def test_weights_and_held_out_rows(write_lines: Writer, tokenizer: Tokenizer) -> None:
-    source = [DataSource(write_lines(*questions(10)), weight=3)]
-    options: dict[str, Any] = {"tokenizer": tokenizer, "chat_template": "hh"}
-    data = started(DemonstrationDataModule(source, val_fraction=0.2, **options))
-    assert (len(data.examples["train"]), len(data.examples["val"])) == (24, 2)
-
-
-def test_a_stage_encodes_its_own(write_lines: Writer, tokenizer: Tokenizer) -> None:
-    data = prompts(write_lines(*questions(20)), tokenizer, val_fraction=0.2, test_fraction=0.2)
-    data.setup("validate")
-    assert set(data.examples) == {"val"}
-    data.setup("fit")
-    assert set(data.examples) == {"train", "val"}
 
 
 def test_prompts_in_both_train_and_val_files_are_pointed_out(
@@ -266,17 +267,3 @@ def test_foreign_tokens_are_refused(write_lines: Writer, tokenizer: Tokenizer) -
     message = rf"embedded by 'policy', which embeds {size}, got one with ids up to {size};"
     with pytest.raises(ValueError, match=message):
         on_rank(data, 0, 1, lightning_module=module).setup("fit")
-
-
-def test_control_tokens_are_counted(
-    write_lines: Writer, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = [*questions(4), {"question": "and\n\nAssistant: no", "answer": "a"}]
-    texts = [DataSource(write_lines({"text": "a </s> b <pad>"}, name="text.jsonl"))]
-    data = prompts(write_lines(*rows), tokenizer, ptx_sources=texts, on_bad_record="skip")
-    with caplog.at_level(logging.WARNING):
-        data.setup("fit")
-    assert data.counts.dropped == {"a turn contains the text of a control token": 1}
-    assert data.counts.escaped_tokens == 2
-    assert "1 x a turn contains the text of a control token; the first ones" in caplog.text
-    assert "encoded 2 control tokens in plain text as ordinary text" in caplog.text

@@ -8,12 +8,11 @@ import pytest
 import tokenizers
 import torch
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
-from torch.nn import functional
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf.data import Location, Message, PreferenceRecord, PromptRecord, RecordError, TextRecord
 from lit_rlhf.data.counts import DataCounts, EncodingError, ResponseTooLongError
-from lit_rlhf.data.dataset import PreferenceExample, PromptExample, TokenExample, collate_tokens
+from lit_rlhf.data.dataset import PreferenceExample, PromptExample, TokenExample
 from lit_rlhf.data.encoding import DialogueEncoder, encode_records
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
@@ -73,21 +72,20 @@ def test_dialogue_parts(any_tokenizer: Tokenizer, template: str, messages: list[
     assert response.count(coder.eos_token_id) == 1
     assert response[-1] == coder.eos_token_id
     assert coder.decode_response(response) == messages[-1].content.strip()
+    dtypes = (dialogue.input_ids.dtype, dialogue.completion_mask.dtype, prompt.input_ids.dtype)
+    assert dtypes == (torch.int32, torch.bool, torch.int32)  # small
 
 
 @pytest.mark.parametrize("template", ["hh", "paper-en", "paper-zh", "own"])
-def test_text_is_the_saved_templates(any_tokenizer: Tokenizer, template: str) -> None:
+def test_text_and_prompt_ids_are_those_of_transformers(
+    any_tokenizer: Tokenizer, template: str
+) -> None:
     coder = encoder(any_tokenizer, template)
     chat = [{"role": m.role, "content": m.content} for m in MULTI]
     full = str(any_tokenizer.apply_chat_template(chat, tokenize=False))
     text = text_of(coder, coder.encode_dialogue(MULTI))
     assert text == full.rstrip("\n")  # ChatML writes a newline behind its EOS
-
-
-def test_prompt_ids_are_those_of_transformers(any_tokenizer: Tokenizer) -> None:
-    coder = encoder(any_tokenizer, "hh")
-    chat = [{"role": m.role, "content": m.content} for m in MULTI[:-1]]
-    rendered: Any = any_tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+    rendered: Any = any_tokenizer.apply_chat_template(chat[:-1], add_generation_prompt=True)
     assert ids(coder.encode_prompt(MULTI[:-1])) == rendered["input_ids"]
 
 
@@ -124,20 +122,6 @@ def test_trained_tokens(tokenizer: Tokenizer, template: str, last: str, everythi
     assert ids(every) == ids(end)
 
 
-def test_eos_is_trained_when_it_is_the_pad_token() -> None:
-    tokenizer = tiny_tokenizer(pad=None)
-    coder = encoder(tokenizer, "hh")
-    assert coder.pad_token_id == coder.eos_token_id
-    short = [Message("user", "a"), Message("assistant", "b")]
-    batch = collate_tokens([coder.encode_dialogue(m) for m in (SINGLE, short)], coder.pad_token_id)
-    logits = torch.zeros(*batch.input_ids.shape, len(tokenizer), requires_grad=True)
-    targets = batch.input_ids[:, 1:]
-    loss = functional.cross_entropy(logits[:, :-1].transpose(1, 2), targets, reduction="none")
-    (loss * batch.completion_mask[:, 1:]).sum().backward()  # type: ignore[no-untyped-call]
-    pulls = logits.grad[..., coder.eos_token_id] < 0  # cross entropy pushes the target's logit up
-    assert pulls.sum(dim=1).tolist() == [1, 1]
-
-
 def test_pair_shares_its_prompt_ids(any_tokenizer: Tokenizer) -> None:
     coder = encoder(any_tokenizer, "own")
     pair = coder.encode_pair(MULTI[:-1], "zinc", "there are no more metals")
@@ -153,18 +137,11 @@ def test_plain_text_becomes_blocks(tokenizer: Tokenizer) -> None:
     assert all(len(block.input_ids) == 5 for block in blocks[:-1])
     assert tokenizer.decode(joined) == "Paris is the capital of France.</s>"
     for block in blocks:  # every token but the first is trained
+        assert block.input_ids.dtype == torch.int32
         assert mask(block) == [False] + [True] * (len(block.input_ids) - 1)
     # a block without a target is left out
     n = len(tokenizer("Paris", add_special_tokens=False)["input_ids"])
     assert len(encoder(tokenizer, "hh", n).encode_text("Paris")) == 1
-
-
-def test_examples_are_small(tokenizer: Tokenizer) -> None:
-    coder = encoder(tokenizer, "hh")
-    (block,) = coder.encode_text("Paris")
-    for example in (block, coder.encode_dialogue(SINGLE)):
-        assert (example.input_ids.dtype, example.completion_mask.dtype) == (torch.int32, torch.bool)
-    assert coder.encode_prompt(SINGLE[:1]).input_ids.dtype == torch.int32
 
 
 def test_template_has_to_continue_its_prompt(tokenizer: Tokenizer) -> None:
@@ -395,9 +372,9 @@ def test_response_is_never_cut(tokenizer: Tokenizer) -> None:
 
 def drop_one_by_one(coder: DialogueEncoder, messages: list[Message]) -> list[Message] | None:
     """What is left of a prompt if it loses one turn after the other; None if it has to be cut."""
-    system, body = [m for m in messages if m.role == "system"], messages
-    body = messages[len(system) :]
-    while len(ids(roomy(coder).encode_prompt(system + body))) > coder.max_prompt_length:
+    system = [m for m in messages if m.role == "system"]
+    body, roomy = messages[len(system) :], DialogueEncoder(coder.tokenizer, max_length=2000)
+    while len(ids(roomy.encode_prompt(system + body))) > coder.max_prompt_length:
         starts = [i for i in range(1, len(body)) if body[i].role == "user"]
         if starts:
             body = body[starts[0] :]
@@ -406,10 +383,6 @@ def drop_one_by_one(coder: DialogueEncoder, messages: list[Message]) -> list[Mes
         else:
             return None
     return system + body
-
-
-def roomy(coder: DialogueEncoder) -> DialogueEncoder:
-    return DialogueEncoder(coder.tokenizer, max_length=2000)
 
 
 @pytest.mark.parametrize("system", [[], [SYSTEM]])
@@ -428,20 +401,14 @@ def test_as_many_turns_are_kept_as_fit(tokenizer: Tokenizer, system: list[Messag
 
 @pytest.mark.parametrize("train_on", ["last", "all"])
 def test_time_to_drop_turns_grows_linearly(tokenizer: Tokenizer, train_on: Any) -> None:
-    rendered = []
+    coder, rendered = encoder(tokenizer, "hh", 60), list[int]()
+    render, dialogue = coder._render, [*TURNS[:4] * 200, *TURNS[4:], ANSWER]
 
-    def count(coder: DialogueEncoder) -> DialogueEncoder:
-        render = coder._render
+    def counted(messages: Sequence[Message], *more: Any, **named: Any) -> str:
+        rendered.append(len(messages))
+        return render(messages, *more, **named)
 
-        def counted(messages: Sequence[Message], add_generation_prompt: bool) -> str:
-            rendered.append(len(messages))
-            return render(messages, add_generation_prompt)
-
-        coder._render = counted  # type: ignore[method-assign]
-        return coder
-
-    coder = count(encoder(tokenizer, "hh", 60))
-    dialogue = [*TURNS[:4] * 200, *TURNS[4:], ANSWER]
+    coder._render = counted  # type: ignore[method-assign]
     assert coder.encode_dialogue(dialogue, train_on).dropped_turns > 790
     assert sum(rendered) < 6 * len(dialogue)
 

@@ -46,11 +46,12 @@ PREFERENCES: dict[str, tuple[dict[str, Any], tuple[Message, ...]]] = {
     ),
     "conversations": (
         {
+            "system": "be kind",
             "conversations": [FROM_ASK, FROM_REPLY, {"from": "human", "value": "r"}],
             "chosen": {"from": "gpt", "value": "good"},
             "rejected": {"from": "gpt", "value": "bad"},
         },
-        MULTI,
+        (SYSTEM, *MULTI),
     ),
 }
 DEMONSTRATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -122,11 +123,6 @@ def test_margin(write_lines: Writer) -> None:
     path = write_lines({**HH, "margin": 1.5}, {**HH, "margin": None})
     margins = [r.margin for r in read("preference", path) if isinstance(r, PreferenceRecord)]
     assert margins == [1.5, 0.0]
-
-
-def test_system_field_of_conversations(write_lines: Writer) -> None:
-    path = write_lines({"system": "be kind", "conversations": [FROM_ASK, FROM_REPLY]})
-    assert read("prompt", path) == [PromptRecord((SYSTEM, ASK), "s")]
 
 
 def test_markers_within_a_line_are_text(write_lines: Writer) -> None:

@@ -31,7 +31,6 @@ class Recorder(LightningModule):
         self.layer = torch.nn.Linear(1, 1)
         self.seen: list[tuple[int, list[int]]] = []
         self.validated: list[list[int]] = []
-        self.predicted: list[list[int]] = []
 
     def training_step(self, batch: Tensor) -> Tensor:
         self.seen.append((self.current_epoch, batch.tolist()))
@@ -40,10 +39,6 @@ class Recorder(LightningModule):
 
     def validation_step(self, batch: Tensor) -> None:
         self.validated.append(batch.tolist())
-
-    def predict_step(self, batch: Tensor) -> Tensor:
-        self.predicted.append(batch.tolist())
-        return batch
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
@@ -99,21 +94,16 @@ def test_position_of_another_epoch_is_forgotten() -> None:
     assert (len(list(loader)), loader.state_dict()) == (5, {"epoch": 1, "position": 5})
 
 
-def test_global_random_state_is_left_alone() -> None:
+def test_workers_yield_the_same_batches_and_draw_nothing() -> None:
     before = torch.get_rng_state()
-    list(make_loader())
+    assert [b.tolist() for b in make_loader(workers=1)] == [b.tolist() for b in make_loader()]
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_workers_yield_the_same_batches() -> None:
-    assert [b.tolist() for b in make_loader(workers=1)] == [b.tolist() for b in make_loader()]
-
-
-def test_validation_and_prediction_take_every_batch(tmp_path: Path) -> None:
-    module, runner = Recorder(), trainer(tmp_path)
-    runner.validate(module, make_loader(5, shuffle=False), verbose=False)
-    runner.predict(module, make_loader(5, shuffle=False))
-    assert module.validated == module.predicted == [[0, 1], [2, 3], [4]]
+def test_validation_takes_every_batch(tmp_path: Path) -> None:
+    module = Recorder()
+    trainer(tmp_path).validate(module, make_loader(5, shuffle=False), verbose=False)
+    assert module.validated == [[0, 1], [2, 3], [4]]
 
 
 def test_token_budget_loader_runs_under_lightning(tmp_path: Path) -> None:

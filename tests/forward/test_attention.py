@@ -1,6 +1,7 @@
 """Attention within rows, next to a float64 loop and to torch's own."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,23 +128,12 @@ def test_transformers_still_has_the_private_names_that_are_read() -> None:
     assert attention_implementation(model.base_model) == "sdpa"
 
 
-class Recording:
-    """Keeps what it is asked for."""
-
-    def __init__(self) -> None:
-        self.inputs: list[AttentionInputs] = []
-
-    def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
-        self.inputs.append(inputs)
-        return inputs.query
-
-
 def test_a_layout_gets_all_settings_of_the_layer() -> None:
-    query, key, value = states(1, 2, 1, 3, 4, torch.float32)
-    layout = Recording()
+    (query, key, value), given = states(1, 2, 1, 3, 4, torch.float32), list[AttentionInputs]()
+    layout = SimpleNamespace(attend=lambda _, inputs: given.append(inputs) or inputs.query)
     output, _ = attention(
         nn.Identity(), query, key, value, None, dropout=0.25, scaling=0.5, sliding_window=3,
         layout=layout,
     )  # fmt: skip
     assert output is query
-    assert layout.inputs == [AttentionInputs(query, key, value, 0.5, 0.25, 3)]
+    assert given == [AttentionInputs(query, key, value, 0.5, 0.25, 3)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lit_rlhf.forward import head_matches_logits, hidden_states, optimize_forward, unwrap_model
+from lit_rlhf.forward import head_matches_logits, hidden_states, optimize_forward
 from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
 from lit_rlhf.forward.cpu import ROW_MULTIPLE, TOKEN_MULTIPLE
 from lit_rlhf.forward.networks import ForwardPlan, forward_plan
@@ -63,8 +63,6 @@ def test_a_plain_model_is_padded_and_asking_changes_nothing() -> None:
     model = tiny_causal_lm()
     model.base_model.register_forward_hook(lambda *_: pytest.fail("a query ran a forward"))
     assert forward_plan(model) == ForwardPlan()
-    assert not forward_plan(model).packed
-    assert not forward_plan(model).chunked_logits
     assert attention_implementation(model) == "sdpa"
     assert not [name for name in vars(model) if "lit_rlhf" in name]
 
@@ -228,13 +226,3 @@ def test_the_attention_is_not_saved(tmp_path: Path) -> None:
     assert attention_implementation(model) == ATTENTION_NAME
     model.save_pretrained(tmp_path)
     assert ATTENTION_NAME not in (tmp_path / "config.json").read_text("utf-8")
-
-
-def test_adapters_do_not_hide_the_decision(folder: Path) -> None:
-    model = load_causal_lm(folder, ModelOptions(lora_rank=2))
-    assert forward_plan(model) is forward_plan(unwrap_model(model))
-
-
-def test_module_that_is_not_a_network_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected a transformers PreTrainedModel.*ReLU"):
-        optimize_forward(nn.ReLU())

@@ -30,15 +30,10 @@ def metadata(card: str) -> object:
 def test_the_card_in_a_folder_says_how_the_model_was_made(tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "m", card=CARD)
     text = (tmp_path / "m" / "README.md").read_text()
-    for part in (
-        "base_model: owner/base",
-        "| `learning_rate` | 1e-05 |",
-        "| `pipe` | a\\|b |",
-        "| `reward/accuracy` | 0.71 |",
-        "lit_rlhf fit",
-        f"| `torch` | {version('torch')} |",
-    ):
-        assert part in text
+    rows = ("`learning_rate` | 1e-05", "`pipe` | a\\|b", "`reward/accuracy` | 0.71")
+    for row in (*rows, f"`torch` | {version('torch')}"):
+        assert f"| {row} |" in text
+    assert "lit_rlhf fit" in text
 
 
 def test_the_hubs_metadata_names_task_tags_and_base_model() -> None:
@@ -118,7 +113,4 @@ def test_label_says_what_the_number_is(tmp_path: Path, stage: str | None) -> Non
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert (config["id2label"], config["label2id"]) == ({"0": label}, {label: 0})
     if stage == "critic":
-        text = (tmp_path / "m" / "README.md").read_text()
-        assert "# PPO critic" in text
-        assert "no judge of finished dialogues" in text
-        assert "The score of a dialogue" not in text
+        assert "# PPO critic" in (tmp_path / "m" / "README.md").read_text()

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from jsonargparse import ArgumentError, ArgumentParser
 
-from lit_rlhf.models import DTYPES, ModelOptions, max_positions
+from lit_rlhf.models import ModelOptions, max_positions
 
 
 @pytest.mark.parametrize(
@@ -25,11 +24,6 @@ from lit_rlhf.models import DTYPES, ModelOptions, max_positions
 def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(ModelOptions(), **options)
-
-
-def test_dtypes_are_names_of_torchs() -> None:
-    types = {ModelOptions(dtype=name).torch_dtype for name in DTYPES}  # type: ignore[arg-type]
-    assert types == {torch.float32, torch.bfloat16, torch.float16}
 
 
 def test_a_group_of_options_has_help_and_choices_for_every_field() -> None:

@@ -224,9 +224,7 @@ def our_text_scores(folder: Path) -> Tensor:
 
 def test_plain_transformers_scores_our_folders_as_we_do(family: str, scalar_folder: Folder) -> None:
     folder = scalar_folder(family)
-    transformers_scores(folder)  # nothing is missing
     plain = AutoModelForSequenceClassification.from_pretrained(folder)
-    assert plain.config.num_labels == 1
     scores = plain_text_scores(plain, folder)
     torch.testing.assert_close(scores, our_text_scores(folder), rtol=1e-4, atol=1e-5)
 

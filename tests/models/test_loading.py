@@ -294,12 +294,6 @@ def test_a_classifier_of_two_labels_is_no_reward_model(tmp_path: Path) -> None:
         load_scalar_model(tmp_path)
 
 
-def test_the_tokenizer_pads_on_the_left_with_its_own_token(causal_folder: Folder) -> None:
-    tokenizer = load_tokenizer(causal_folder("llama"))
-    assert tokenizer.pad_token_id == PAD_ID
-    assert tokenizer(["a", "a b c"], padding=True)["attention_mask"][0][0] == 0
-
-
 @pytest.mark.parametrize(
     ("special", "expected"),
     [

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import sys
+from collections.abc import Callable
 from threading import Event
 from typing import Any
 
@@ -30,24 +31,36 @@ def noisy(prompts: list[str], responses: list[str]) -> list[float]:
     return [random.random() + np.random.random() + float(torch.rand(())) for _ in responses]  # noqa: NPY002
 
 
-def one_too_few(prompts: list[str], responses: list[str]) -> list[float]:
-    return [0.0] * (len(responses) - 1)
+def _returns(result: Callable[[int], Any]) -> Callable[[list[str], list[str]], Any]:
+    """A function that returns this of the number of responses."""
+    return lambda prompts, responses: result(len(responses))
 
 
-def a_column(prompts: list[str], responses: list[str]) -> list[list[float]]:
-    return [[0.0] for _ in responses]
+one_too_few = _returns(lambda n: [0.0] * (n - 1))
+a_column = _returns(lambda n: [[0.0]] * n)
+not_a_number = _returns(lambda n: [float("nan") if index == 1 else 0.0 for index in range(n)])
+nothing = _returns(lambda n: None)
+words = _returns(lambda n: ["good", "bad", "good"])
+infinite = _returns(lambda n: [-float("inf")] * n)
+beyond_any_float = _returns(lambda n: [10**400] * n)
 
 
-def not_a_number(prompts: list[str], responses: list[str]) -> list[float]:
-    return [float("nan") if index == 1 else 0.0 for index in range(len(responses))]
+def _does(effect: Callable[[list[str], list[str]], object]) -> Callable[..., list[float]]:
+    """A function that does this first."""
+
+    def score(prompts: list[str], responses: list[str]) -> list[float]:
+        effect(prompts, responses)
+        return [0.0] * len(responses)
+
+    return score
 
 
-def nothing(prompts: list[str], responses: list[str]) -> None:
-    return None
-
-
-def words(prompts: list[str], responses: list[str]) -> list[str]:
-    return ["good", "bad", "good"]
+turns_gradients_off = _does(lambda *_: torch.set_grad_enabled(False))
+turns_gradients_on = _does(lambda *_: torch.set_grad_enabled(True))
+changes_the_folder = _does(lambda *_: os.chdir("/"))
+changes_the_dtype = _does(lambda *_: torch.set_default_dtype(torch.float64))
+sorts_the_responses = _does(lambda prompts, responses: responses.sort())
+empties_the_prompts = _does(lambda prompts, responses: prompts.clear())
 
 
 def fails_on_no_way(prompts: list[str], responses: list[str]) -> list[float]:
@@ -60,14 +73,6 @@ def fails_on_several(prompts: list[str], responses: list[str]) -> list[float]:
     if len(responses) > 1:
         raise KeyError("several")
     return [0.0]
-
-
-def infinite(prompts: list[str], responses: list[str]) -> list[float]:
-    return [-float("inf")] * len(responses)
-
-
-def beyond_any_float(prompts: list[str], responses: list[str]) -> list[int]:
-    return [10**400] * len(responses)
 
 
 def ends_the_process(prompts: list[str], responses: list[str]) -> None:
@@ -83,36 +88,6 @@ def forks(prompts: list[str], responses: list[str]) -> list[float]:
 def exits(prompts: list[str], responses: list[str]) -> list[float]:
     if "no way" in responses:
         sys.exit(0)
-    return [0.0] * len(responses)
-
-
-def turns_gradients_off(prompts: list[str], responses: list[str]) -> list[float]:
-    torch.set_grad_enabled(False)
-    return [0.0] * len(responses)
-
-
-def turns_gradients_on(prompts: list[str], responses: list[str]) -> list[float]:
-    torch.set_grad_enabled(True)
-    return [0.0] * len(responses)
-
-
-def changes_the_folder(prompts: list[str], responses: list[str]) -> list[float]:
-    os.chdir("/")
-    return [0.0] * len(responses)
-
-
-def changes_the_dtype(prompts: list[str], responses: list[str]) -> list[float]:
-    torch.set_default_dtype(torch.float64)
-    return [0.0] * len(responses)
-
-
-def sorts_the_responses(prompts: list[str], responses: list[str]) -> list[float]:
-    responses.sort()
-    return [0.0] * len(responses)
-
-
-def empties_the_prompts(prompts: list[str], responses: list[str]) -> list[float]:
-    prompts.clear()
     return [0.0] * len(responses)
 
 

@@ -70,14 +70,6 @@ def test_a_record_without_an_answer_is_named(rule: Any, value: Any) -> None:
         rule(["q"], ["yes"], answer=[value])
 
 
-def test_a_rule_needs_its_field() -> None:
-    reward, twice = CallableReward("the rule", EqualsRule("answer"), tiny_tokenizer()), ["yes"] * 2
-    records = [{"answer": "yes"}, {"answer": "no"}]
-    assert reward(said(twice), ["p"] * 2, None, records).tolist() == [1.0, 0.0]
-    with pytest.raises(ValueError, match="the rule: expected records with the field 'answer'"):
-        reward(said(twice), ["p"] * 2, None, [])
-
-
 def test_a_search_for_the_answer_has_a_time_limit() -> None:
     rule = EqualsRule("answer", CATASTROPHIC, timeout=0.05)
     with pytest.raises(RewardError, match=r"no result after 0.05 seconds .timeout. for the"):

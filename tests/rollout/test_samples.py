@@ -17,10 +17,6 @@ def batch() -> rollout.RolloutBatch:
     return rollouts._replace(response_ids=ids)
 
 
-def test_responses_are_decoded_without_special_tokens_and_padding() -> None:
-    assert rollout.decode_responses(batch(), tiny_tokenizer()) == list(TEXTS)
-
-
 def test_a_record_tells_text_score_kl_length_and_end() -> None:
     rollouts = batch()
     # nats per token: policy -1, reference -1.5; behind a response 0
