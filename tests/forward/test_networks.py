@@ -12,21 +12,15 @@ from transformers import PreTrainedModel
 from lit_rlhf import forward
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from tests.support.pretend_cuda import CUDA, PretendCuda, is_on_device, mark
-from tests.support.tiny_models import move_adapters, tiny_causal_lm, tiny_config
+from tests.support.tiny_models import move_adapters, tiny_causal_lm, with_dropout
 
 IDS = torch.arange(4, 24).reshape(2, 10)
 MASK = torch.ones(2, 10, dtype=torch.bool)
 CPU = torch.device("cpu")
 
 
-def with_dropout(family: str) -> PreTrainedModel:
-    config = tiny_config(family)
-    for name in list(vars(config)):
-        if name.endswith(("dropout", "_pdrop")):
-            setattr(config, name, 0.5)
-    if family == "opt":
-        config.layerdrop = 0.5
-    return type(tiny_causal_lm(family))(config).train()
+def noisy_causal_lm(family: str) -> PreTrainedModel:
+    return type(tiny_causal_lm(family))(with_dropout(family)).train()
 
 
 def logits(model: forward.LanguageModel) -> Tensor:
@@ -34,7 +28,7 @@ def logits(model: forward.LanguageModel) -> Tensor:
 
 
 def test_disabled_dropout_is_off_in_training_mode(family: str) -> None:
-    model = with_dropout(family)
+    model = noisy_causal_lm(family)
     assert not torch.equal(logits(model), logits(model))
     config = model.config.to_dict()
     forward.disable_dropout(model)
@@ -53,7 +47,7 @@ def test_disabled_dropout_covers_adapters(causal_folder: Callable[[str], Path]) 
 
 
 def test_evaluating_gives_every_module_its_mode_back() -> None:
-    model = with_dropout("gpt2")
+    model = noisy_causal_lm("gpt2")
     model.get_submodule("transformer.h.1").eval()
     modes = [module.training for module in model.modules()]
     with forward.eval_mode(model):
@@ -82,11 +76,15 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return made
 
 
-def test_weights_and_buffers_are_on_device_inside_and_at_home_outside(visits: list[Tensor]) -> None:
-    network = tiny_causal_lm("llama")
+@pytest.mark.parametrize("name", ["llama", "gpt2"])  # whose output layer is its embedding
+def test_weights_and_buffers_are_on_device_inside_and_at_home_outside(
+    visits: list[Tensor], name: str
+) -> None:
+    network = tiny_causal_lm(name)
     home, ids = places(network), torch.arange(6).view(1, 6)
     expected = network(ids).logits
-    with forward.on_device(forward.Offloaded(network), CPU) as visitor:
+    offloaded = forward.Offloaded(network)
+    with forward.on_device(offloaded, CPU) as visitor:
         (copied,) = visits
         ends = (copied.data_ptr(), copied.data_ptr() + copied.nbytes)
         assert all(ends[0] <= place < ends[1] for place in places(visitor))
@@ -95,17 +93,6 @@ def test_weights_and_buffers_are_on_device_inside_and_at_home_outside(visits: li
     home = places(network)
     assert not any(ends[0] <= place < ends[1] for place in home)
     assert torch.equal(network(ids).logits, expected)
-    with forward.on_device(forward.Offloaded(network), CPU):
-        pass
-    assert len(visits) == 2
-
-
-def test_an_error_inside_brings_the_network_home(visits: list[Tensor]) -> None:
-    network = tiny_causal_lm("gpt2")  # its output layer is its embedding
-    offloaded = forward.Offloaded(network)
-    with forward.on_device(offloaded, CPU):
-        pass
-    home = places(network)
     with pytest.raises(RuntimeError, match="inside"), forward.on_device(offloaded, CPU):
         raise RuntimeError("inside")
     assert (places(network), len(visits)) == (home, 2)

@@ -203,7 +203,7 @@ def test_networks_are_compared_in_the_precision_of_their_weights() -> None:
     assert model.training
 
 
-def test_the_decision_holds_in_copies_and_after_a_cast() -> None:
+def test_the_decision_holds_in_copies_and_after_a_cast_and_is_not_saved(tmp_path: Path) -> None:
     model, (ids, mask) = optimized_causal_lm(), ragged()
     expected = hidden_states(model, ids, mask)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -212,6 +212,9 @@ def test_the_decision_holds_in_copies_and_after_a_cast() -> None:
     with torch.no_grad():
         rounded = hidden_states(copy.deepcopy(model).to(torch.bfloat16), ids, mask)[mask]
         assert float((rounded - expected[mask]).norm() / expected[mask].norm()) < 0.05
+    assert attention_implementation(model) == ATTENTION_NAME
+    model.save_pretrained(tmp_path)
+    assert ATTENTION_NAME not in (tmp_path / "config.json").read_text("utf-8")
 
 
 def test_a_new_head_on_an_optimized_trunk_is_a_network_of_its_own() -> None:
@@ -219,10 +222,3 @@ def test_a_new_head_on_an_optimized_trunk_is_a_network_of_its_own() -> None:
     assert not forward_plan(scalar).packed
     assert forward_plan(optimize_forward(scalar)).packed
     assert not forward_plan(scalar).chunked_logits
-
-
-def test_the_attention_is_not_saved(tmp_path: Path) -> None:
-    model = optimized_causal_lm()
-    assert attention_implementation(model) == ATTENTION_NAME
-    model.save_pretrained(tmp_path)
-    assert ATTENTION_NAME not in (tmp_path / "config.json").read_text("utf-8")

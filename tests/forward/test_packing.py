@@ -46,15 +46,6 @@ def test_states_and_gradients_are_those_of_the_padded_rectangle(family: str, lef
             assert float((one.grad - other.grad).abs().max()) <= 1e-5 * max(largest, 1.0), name
 
 
-def test_padding_is_not_computed_with() -> None:
-    model, (ids, mask) = optimized_causal_lm(), ragged()
-    seen: list[torch.Size] = []
-    mlp = model.base_model.layers[0].mlp
-    mlp.register_forward_hook(lambda _, inputs, output: seen.append(output.shape))
-    hidden_states(model, ids, mask)
-    assert [shape[:2] for shape in seen] == [(1, int(mask.sum()))]
-
-
 def test_groups_hold_rows_of_similar_length_and_every_token_once() -> None:
     layout = PackedLayout([8, 2, 7, 6, 0, 5], torch.device("cpu"))
     rows = layout.groups
@@ -65,19 +56,21 @@ def test_groups_hold_rows_of_similar_length_and_every_token_once() -> None:
     assert layout.position_ids[0, :12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_tokens_are_padded_to_a_multiple_where_matmuls_are_compiled(autocast: bool) -> None:
-    model = optimized_causal_lm() if autocast else optimized_causal_lm().to(torch.bfloat16)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])
+def test_padding_is_computed_with_up_to_a_multiple_of_compiled_matmuls(precision: str) -> None:
+    model, autocast = optimized_causal_lm(), precision == "autocast"
+    model = model.to(torch.bfloat16) if precision == "bfloat16" else model
+    multiple = 1 if precision == "float32" else TOKEN_MULTIPLE
     ids, mask = ragged()
-    seen: list[int] = []
+    seen: list[torch.Size] = []
     mlp = model.base_model.layers[0].mlp
-    mlp.register_forward_hook(lambda _, inputs, output: seen.append(output.shape[1]))
+    mlp.register_forward_hook(lambda _, inputs, output: seen.append(output.shape[:2]))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), torch.no_grad():
         expected = padded(model.base_model, ids, mask)[mask].float()
         del seen[:]
         states = hidden_states(model, ids, mask)[mask].float()
         hidden_states(model, ids[6:], mask[6:])  # a row of one token
-    assert seen == [n + -n % TOKEN_MULTIPLE for n in (int(mask.sum()), 1)]
+    assert seen == [(1, n + -n % multiple) for n in (int(mask.sum()), 1)]
     assert float((states - expected).norm() / expected.norm()) < 0.03
 
 
