@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
+
+from tests.support.tiny_models import byte_level_tokenizer
 
 TEXTS = [
     "\n\nHuman: What is the capital of France?\n\nAssistant: Paris is the capital of France.",
@@ -28,12 +30,7 @@ def tiny_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer; it begins texts with ``bos`` if there is one."""
     specials = list(dict.fromkeys([*(t for t in (pad, bos, eos) if t), *extra]))
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=specials, **alphabet)
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer = byte_level_tokenizer(TEXTS, specials, vocab_size)
     if bos is not None:
         special = [(bos, tokenizer.token_to_id(bos))]
         post = processors.TemplateProcessing(f"{bos} $A", special_tokens=special)

@@ -45,23 +45,21 @@ def agrees(written: Written, scores: Tensor) -> None:
 
 
 @pytest.mark.parametrize("layout", FOREIGN)
-def test_scores_are_those_of_the_other_project(layout: str, tmp_path: Path) -> None:
+def test_scores_of_another_project_are_kept_in_a_folder_of_our_own(
+    layout: str, tmp_path: Path
+) -> None:
     shards = 3 if layout in ("paper", "trl, wrapped") else 1
-    agrees(write_foreign(tmp_path, FOREIGN[layout], shards=shards), our_scores(tmp_path))
+    written = write_foreign(tmp_path / "theirs", FOREIGN[layout], shards=shards)
+    agrees(written, our_scores(tmp_path / "theirs"))
+    model, bias = load_scalar_model(tmp_path / "theirs"), FOREIGN[layout].bias
+    with pytest.warns(UserWarning, match="score.bias") if bias else nullcontext():
+        save_model_folder(model, tiny_tokenizer(), tmp_path / "ours")
+    agrees(written, (our_scores if bias else transformers_scores)(tmp_path / "ours"))
 
 
 @pytest.mark.parametrize("layout", ["trl", "openrlhf"])
 def test_every_family_has_value_heads(layout: str, family: str, tmp_path: Path) -> None:
     agrees(write_foreign(tmp_path, FOREIGN[layout], family), our_scores(tmp_path))
-
-
-@pytest.mark.parametrize("layout", FOREIGN)
-def test_a_foreign_model_is_saved_as_our_own(layout: str, tmp_path: Path) -> None:
-    written = write_foreign(tmp_path / "theirs", FOREIGN[layout])
-    model, bias = load_scalar_model(tmp_path / "theirs"), FOREIGN[layout].bias
-    with pytest.warns(UserWarning, match="score.bias") if bias else nullcontext():
-        save_model_folder(model, tiny_tokenizer(), tmp_path / "ours")
-    agrees(written, (our_scores if bias else transformers_scores)(tmp_path / "ours"))
 
 
 def test_a_foreign_model_takes_adapters(tmp_path: Path) -> None:
@@ -79,19 +77,16 @@ def test_a_value_heads_language_model_is_loaded_without_it(tmp_path: Path) -> No
         torch.testing.assert_close(logits, written.causal(input_ids=IDS).logits)
 
 
-def test_a_head_of_an_unknown_name_is_refused_and_named(tmp_path: Path) -> None:
-    write_foreign(tmp_path, Foreign("regression", lm_head=True))
-    with pytest.raises(ValueError, match=r"called score, value_head, .* got regression; "):
-        load_scalar_model(tmp_path)
-
-
-def test_two_heads_are_refused(tmp_path: Path) -> None:
+def test_two_heads_and_one_of_an_unknown_name_are_refused(tmp_path: Path) -> None:
     write_foreign(tmp_path, Foreign("v_head.summary"))
     weights = load_file(tmp_path / "model.safetensors")
     weights["score.weight"] = weights["v_head.summary.weight"].clone()
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"got score, v_head\.summary"):
         load_scalar_model(tmp_path)
+    write_foreign(tmp_path / "other", Foreign("regression", lm_head=True))
+    with pytest.raises(ValueError, match=r"called score, value_head, .* got regression; "):
+        load_scalar_model(tmp_path / "other")
 
 
 def test_a_classifier_that_is_no_decoder_is_refused_with_a_way_out(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 import json
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -15,19 +14,14 @@ from lit_rlhf.files.atomic_io import replaced_path
 from lit_rlhf.forward import stop_token_ids
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, saving
 from lit_rlhf.models.saving import replace_folder, save_model_folder
+from tests.strategies.test_checkpoint_files import largest_file
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
 Folder = Callable[[str], Path]
 
 
-class Contract:
-    def save(self, folder: Path) -> None:
-        (folder / "text_contract.json").write_text("{}")
-
-
-class Broken:
-    def save(self, folder: Path) -> None:
-        raise OSError("disk full")
+CONTRACT = Mock(save=lambda folder: (folder / "text_contract.json").write_text("{}"))
+BROKEN = Mock(save=Mock(side_effect=OSError("disk full")))
 
 
 def save(folder: Path, seed: int = 0, **options: Any) -> None:
@@ -42,7 +36,7 @@ def weights_equal(folder: Path, seed: int) -> bool:
 def test_a_folder_holds_what_plain_transformers_loads(family: str, tmp_path: Path) -> None:
     model, tokenizer = tiny_causal_lm(family), tiny_tokenizer()
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    save_model_folder(model, tokenizer, tmp_path / "m", contract=Contract())
+    save_model_folder(model, tokenizer, tmp_path / "m", contract=CONTRACT)
     assert {path.name for path in (tmp_path / "m").iterdir()} == {
         *("config.json", "generation_config.json", "lit_rlhf.json", "model.safetensors"),
         *("text_contract.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
@@ -56,13 +50,13 @@ def test_a_folder_holds_what_plain_transformers_loads(family: str, tmp_path: Pat
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_failed_save_keeps_the_old_model_and_leaves_no_trace(tmp_path: Path, lost: bool) -> None:
     with pytest.raises(OSError, match="disk full"):
-        save(tmp_path / "m", contract=Broken())
+        save(tmp_path / "m", contract=BROKEN)
     assert list(tmp_path.iterdir()) == []
     save(tmp_path / "m")
     if lost:  # between the renames of an earlier save
         (tmp_path / "m").rename(replaced_path(tmp_path / "m"))
     with pytest.raises(OSError, match="disk full"):
-        save(tmp_path / "m", seed=1, contract=Broken())
+        save(tmp_path / "m", seed=1, contract=BROKEN)
     assert weights_equal(tmp_path / "m", 0)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
@@ -226,12 +220,7 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", [100, 3000])
 def test_a_full_disk_is_named_with_the_folder(tmp_path: Path, room: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # as on a full disk, no file can grow beyond this size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
-    try:
-        with pytest.raises(OSError, match=f"{tmp_path}/m.*File too large|File too.*{tmp_path}/m"):
-            save(tmp_path / "m")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    told = f"{tmp_path}/m.*File too large|File too.*{tmp_path}/m"
+    with largest_file(room), pytest.raises(OSError, match=told):
+        save(tmp_path / "m")
     assert list(tmp_path.iterdir()) == []

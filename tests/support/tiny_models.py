@@ -1,6 +1,6 @@
 """Networks of a few thousand weights and a byte-level tokenizer, built from configs, offline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,11 +54,9 @@ def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> PreTrainedConfig:
 def with_dropout(family: str) -> PreTrainedConfig:
     """Config of a family in which half of everything that can be is dropped."""
     config = tiny_config(family)
-    names = {"gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"), "llama": ("attention_dropout",)}
-    names["opt"] = ("dropout", "attention_dropout")
-    for name in names[family]:
-        assert hasattr(config, name)
-        setattr(config, name, 0.5)
+    for name in list(vars(config)):
+        if name.endswith(("dropout", "_pdrop", "layerdrop")):
+            setattr(config, name, 0.5)
     return config
 
 
@@ -103,12 +101,18 @@ def tiny_tokenizer(pad_token: Any = PAD, special_pad: bool = True) -> PreTrained
 
     `pad_token` may be `</s>` or None, and the vocabulary has `<pad>` if `special_pad`.
     """
+    special = [PAD if special_pad else "<0>", BOS, EOS, UNK]
+    tokenizer = byte_level_tokenizer(TEXTS, special, VOCAB_SIZE)
+    options = {"bos_token": BOS, "eos_token": EOS, "pad_token": pad_token, "padding_side": "left"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+
+
+def byte_level_tokenizer(texts: Sequence[str], special: list[str], vocab_size: int) -> Tokenizer:
+    """BPE of bytes, trained on a few texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = [PAD if special_pad else "<0>", BOS, EOS, UNK]
     alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, special_tokens=special, **alphabet)
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    options = {"bos_token": BOS, "eos_token": EOS, "pad_token": pad_token, "padding_side": "left"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, **alphabet)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
