@@ -57,6 +57,7 @@ def test_saved_checkpoint_is_alone_in_its_folder_and_replaces_one_before(tmp_pat
         assert step_of(saved(path, step)) == step
         assert checkpoint_problem(path) is None
         assert list(path.parent.iterdir()) == [path]
+    assert torch.load(path, weights_only=True)[checkpoint_files.NAME_KEY] == "last.ckpt"
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads Linux' list of open files")
@@ -108,9 +109,8 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path: Path, r
 def test_cut_off_checkpoint_is_refused_and_another_offered(tmp_path: Path, cut: int) -> None:
     older, path = saved(tmp_path / "step=1.ckpt", 1), saved(tmp_path / "step=2.ckpt", 2)
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(ValueError, match=re.escape(f"checkpoint {path}: is damaged or cut off")):
-        step_of(path)
-    with pytest.raises(ValueError, match=re.escape(f"resume from {older} instead")):
+    told = f"checkpoint {path}: is damaged or cut off.*resume from {older} instead"
+    with pytest.raises(ValueError, match=told):
         step_of(path)
     assert step_of(older) == 1
 
@@ -166,11 +166,6 @@ def test_newest_checkpoint_is_the_furthest_whatever_the_clock_said(tmp_path: Pat
     assert find_newest_checkpoint(tmp_path) == paths[1]
 
 
-def test_checkpoint_says_which_name_it_was_written_under(tmp_path: Path) -> None:
-    path = saved(tmp_path / "step=1.ckpt", 1)
-    assert torch.load(path, weights_only=True)[checkpoint_files.NAME_KEY] == "step=1.ckpt"
-
-
 def test_files_of_a_checkpoint_folder_have_the_mode_of_the_umask(tmp_path: Path) -> None:
     path = partial_path(tmp_path / "last.ckpt") / "policy" / "rank_0.safetensors"
     path.parent.mkdir(parents=True)
@@ -204,13 +199,18 @@ def test_a_link_to_a_checkpoint_that_is_gone_is_none(tmp_path: Path) -> None:
     assert not saved(tmp_path / "last.ckpt", 1).is_symlink()
 
 
-def test_a_file_takes_the_place_of_a_folder(tmp_path: Path) -> None:
+def test_a_file_and_a_folder_take_the_place_of_one_another(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     path.mkdir()
     (path / "lit_rlhf.json").touch()
     with pytest.raises(ValueError, match="not of format"):
         step_of(path)
     assert (step_of(saved(path, 1)), list(tmp_path.iterdir())) == (1, [path])
+    for value in (0.0, 5.0):
+        write(path, value=value)
+        assert checkpoint_problem(path) is None
+    assert read_state_dict(path)["policy.b"].tolist() == [9.0, 10.0, 11.0]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_what_is_not_there_or_would_run_code_is_refused(tmp_path: Path) -> None:
@@ -232,13 +232,6 @@ def test_command_line_leaves_plugins_that_do_more_alone(plugin: type[CheckpointI
     assert type(trainer.strategy.checkpoint_io) is expected
 
 
-def test_a_new_folder_replaces_the_old_one(tmp_path: Path) -> None:
-    write(tmp_path / "last.ckpt")
-    write(tmp_path / "last.ckpt", value=5.0)
-    assert read_state_dict(tmp_path / "last.ckpt")["policy.b"].tolist() == [9.0, 10.0, 11.0]
-    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
-
-
 def test_a_checkpoint_that_was_being_replaced_is_found_again(tmp_path: Path) -> None:
     path = write(tmp_path / "last.ckpt")
     path.rename(replaced_path(path))  # where a kill between the two renames leaves it
@@ -257,11 +250,6 @@ def test_what_is_killed_in_the_middle_of_a_save_is_cleared_away_or_put_back(tmp_
     assert checkpoint_problem(older) == f"{LIGHTNING_FILE} is missing"
     delete_partials(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step=10.ckpt", "step=9.ckpt"]
-
-
-def test_a_single_file_of_that_name_gives_way(tmp_path: Path) -> None:
-    (tmp_path / "last.ckpt").write_bytes(b"of another strategy")
-    assert checkpoint_problem(write(tmp_path / "last.ckpt")) is None
 
 
 def test_other_things_are_not_taken_for_a_checkpoint(tmp_path: Path) -> None:

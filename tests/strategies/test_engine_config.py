@@ -10,13 +10,10 @@ from lit_rlhf.strategies.engine_config import (
 )
 
 
-def test_deepspeed_keys_that_are_set_elsewhere_are_refused() -> None:
+def test_keys_that_are_set_elsewhere_and_other_precisions_are_refused() -> None:
     for key in OWNED_KEYS:
         with pytest.raises(ValueError, match=f"config: key '{key}' is not accepted"):
             validate_overrides({key: 1})
-
-
-def test_other_precisions_are_refused() -> None:
     for precision in ("16-mixed", "16-true", "64-true"):
         with pytest.raises(ValueError, match="precision: expected one of"):
             validate_precision(precision)

@@ -41,14 +41,10 @@ def test_registering_again_is_harmless() -> None:
     assert StrategyRegistry["multi_deepspeed_stage_2"]["init_params"] == {"stage": 2}
 
 
-def test_stage_3_is_refused_with_its_reason() -> None:
-    with pytest.raises(ValueError, match="ZeRO-3 partitions the weights themselves"):
-        StrategyRegistry.get("multi_deepspeed_stage_3")
-    with pytest.raises(ValueError, match="ZeRO-3 partitions the weights themselves"):
-        MultiEngineDeepSpeedStrategy(stage=3)
-
-
-def test_the_stage_is_said_in_one_place() -> None:
+def test_stage_3_and_a_stage_that_is_said_twice_are_refused() -> None:
+    for make in (StrategyRegistry.get, lambda _: MultiEngineDeepSpeedStrategy(stage=3)):
+        with pytest.raises(ValueError, match="ZeRO-3 partitions the weights themselves"):
+            make("multi_deepspeed_stage_3")
     with pytest.raises(ValueError, match="key 'stage' of 'zero_optimization' is not accepted"):
         MultiEngineDeepSpeedStrategy(stage=2, config={"zero_optimization": {"stage": 1}})
 
@@ -70,33 +66,21 @@ def test_each_optimizer_belongs_to_the_child_that_holds_its_parameters() -> None
     assert multi_engine.optimized_networks(module, optimizers) == ["critic", "policy"]
 
 
-def test_parameters_of_two_children_are_refused_by_name() -> None:
+def test_optimizers_of_other_parameters_are_refused_by_name() -> None:
     module = Pair()
-    both = SGD([*module.policy.parameters(), *module.critic.parameters()], lr=1)
-    with pytest.raises(ValueError, match="got those of: critic, policy"):
-        multi_engine.optimized_networks(module, [both])
-
-
-def test_a_parameter_outside_every_child_is_refused() -> None:
-    module = Pair()
-    optimizer = SGD([*module.critic.parameters(), module.offset], lr=1)
-    with pytest.raises(ValueError, match="got those of: critic, and 1 that are in no child"):
-        multi_engine.optimized_networks(module, [optimizer])
-
-
-def test_a_parameter_that_two_children_share_is_refused() -> None:
-    module = Pair()
-    module.critic.weight = nn.Parameter(torch.zeros(3, 2))
-    module.policy[0].weight = module.critic.weight
-    with pytest.raises(ValueError, match="expected the parameters of exactly one direct child"):
-        multi_engine.optimized_networks(module, [SGD(module.critic.parameters(), lr=1)])
-
-
-def test_two_optimizers_on_one_child_are_refused() -> None:
-    module = Pair()
-    optimizers = [SGD(layer.parameters(), lr=1) for layer in module.policy]
-    with pytest.raises(ValueError, match="optimizer 1: 'policy' already has optimizer 0"):
-        multi_engine.optimized_networks(module, optimizers)
+    policy, critic, layers = (
+        [*part.parameters()] for part in (module.policy, module.critic, module.policy[0])
+    )
+    shared = Pair()
+    shared.critic.weight = shared.policy[0].weight = nn.Parameter(torch.zeros(3, 2))
+    for owner, parameters, told in (
+        (module, [[*policy, *critic]], "got those of: critic, policy"),
+        (module, [[*critic, module.offset]], "those of: critic, and 1 that are in no child"),
+        (module, [layers, policy[2:]], "optimizer 1: 'policy' already has optimizer 0"),
+        (shared, [[*shared.critic.parameters()]], "expected the parameters of exactly one direct"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            multi_engine.optimized_networks(owner, [SGD(own, lr=1) for own in parameters])
 
 
 def test_casting_leaves_buffers_and_integers_alone() -> None:

@@ -1,6 +1,5 @@
 """Reading a checkpoint without the processes that wrote it."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -38,9 +37,8 @@ def test_a_flipped_byte_is_found_and_another_checkpoint_offered(tmp_path: Path, 
     content = bytearray((path / name).read_bytes())
     content[-20] ^= 1
     (path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(f"{name} is damaged: its checksum differs")):
-        read_state_dict(path)
-    with pytest.raises(ValueError, match=re.escape(f"resume from {intact} instead")):
+    told = f"{name} is damaged: its checksum differs.*resume from {intact} instead"
+    with pytest.raises(ValueError, match=told):
         read_state_dict(path)
 
 
