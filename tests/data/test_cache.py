@@ -86,10 +86,6 @@ def entries(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def ptx_source(write_lines: Writer) -> DataSource:
-    return DataSource(write_lines({"text": "Iron rusts. </s> " * 20}, name="ptx.jsonl"))
-
-
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -107,7 +103,8 @@ def test_cached_start_is_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if kind is PromptDataModule:
-        options = {**options, "ptx_sources": [ptx_source(write_lines)]}
+        ptx = write_lines({"text": "Iron rusts. </s> " * 20}, name="ptx.jsonl")
+        options = {**options, "ptx_sources": [DataSource(ptx)]}
     sources = [DataSource(write_lines(*pairs(), "{"), weight=1.5)]
 
     def start() -> tuple[Any, str]:

@@ -24,6 +24,9 @@ def test_contract_survives_the_disk(tokenizer: Tokenizer, tmp_path: Path) -> Non
     assert TextContract.load(tmp_path / "model") == TextContract.find(tmp_path / "model") == written
     with pytest.raises(FileNotFoundError):
         TextContract.load(tmp_path)
+    (tmp_path / "text_contract.json").write_text(json.dumps({"eos_token": "</s>"}))
+    with pytest.raises(ValueError, match="expected the fields"):
+        TextContract.load(tmp_path)
 
 
 def test_contract_says_how_text_is_read() -> None:
@@ -39,11 +42,13 @@ def test_saved_tokenizer_keeps_it(any_tokenizer: Tokenizer, tmp_path: Path) -> N
     assert contract(AutoTokenizer.from_pretrained(tmp_path), "tokenizer") == before
 
 
-def test_pad_token_and_length_do_not_matter() -> None:
+def test_pad_token_and_length_do_not_matter_and_the_vocabulary_does() -> None:
     tokenizer = tiny_tokenizer()
     first = contract(tokenizer)
     tokenizer.pad_token = tokenizer.eos_token
     assert first.mismatch(dataclasses.replace(contract(tokenizer), max_length=7)) is None
+    other = contract(tiny_tokenizer(extra=["<|Human|>"]))  # with another vocabulary
+    assert first.tokenizer_hash != other.tokenizer_hash
 
 
 def test_changed_template_is_shown_with_both_renderings() -> None:
@@ -68,14 +73,3 @@ def test_every_other_difference_is_named(tokenizer: Tokenizer, field: str, value
     first = contract(tokenizer)
     second = dataclasses.replace(first, **{field: value})  # type: ignore[arg-type]
     assert field in first.mismatch(second)
-
-
-def test_hash_notices_another_vocabulary() -> None:
-    one, two = contract(tiny_tokenizer()), contract(tiny_tokenizer(extra=["<|Human|>"]))
-    assert one.tokenizer_hash != two.tokenizer_hash
-
-
-def test_file_with_other_fields_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "text_contract.json").write_text(json.dumps({"eos_token": "</s>"}))
-    with pytest.raises(ValueError, match="expected the fields"):
-        TextContract.load(tmp_path)

@@ -60,6 +60,10 @@ def test_demonstration_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
     assert text.endswith(trained)
     assert trained.startswith(" it is ")
     assert trained.endswith("</s>")
+    path = write_lines(*questions(20))
+    data = started(demonstrations(path, tokenizer, tokens_per_batch=200))
+    assert 100 < max(batch.input_ids.numel() for batch in data.train_dataloader()) <= 200
+    assert sum(len(batch.input_ids) for batch in data.train_dataloader()) == 20
 
 
 def test_responses_end_with_the_named_token(write_lines: Writer) -> None:
@@ -70,12 +74,6 @@ def test_responses_end_with_the_named_token(write_lines: Writer) -> None:
     data.setup("fit")
     (example,) = data.examples["train"]
     assert chatml.decode(example.input_ids).endswith("it is 0<|im_end|>\n<|endoftext|>")
-
-
-def test_demonstration_loader_with_token_budget(write_lines: Writer, tokenizer: Tokenizer) -> None:
-    data = started(demonstrations(write_lines(*questions(20)), tokenizer, tokens_per_batch=200))
-    assert 100 < max(batch.input_ids.numel() for batch in data.train_dataloader()) <= 200
-    assert sum(len(batch.input_ids) for batch in data.train_dataloader()) == 20
 
 
 def test_training_on_all_turns(write_lines: Writer, tokenizer: Tokenizer) -> None:

@@ -14,6 +14,7 @@ from lit_rlhf.data import Location, Message, PreferenceRecord, PromptRecord, Rec
 from lit_rlhf.data.counts import DataCounts, EncodingError, ResponseTooLongError
 from lit_rlhf.data.dataset import PreferenceExample, PromptExample, TokenExample
 from lit_rlhf.data.encoding import DialogueEncoder, encode_records
+from tests.data.published_templates import TEMPLATES, PublishedTemplate
 from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 
 SINGLE = [Message("user", "name two metals"), Message("assistant", "iron and copper")]
@@ -49,10 +50,6 @@ def plain(example: TokenExample) -> tuple[object, ...]:
     return ids(example), mask(example), *example[2:]
 
 
-def text_of(coder: DialogueEncoder, example: TokenExample) -> str:
-    return str(coder.tokenizer.decode(example.input_ids))
-
-
 def encoder(tokenizer: Tokenizer, template: str, length: int = 512) -> DialogueEncoder:
     if template == "own":
         tokenizer.chat_template = tokenizer.chat_template or CHATML
@@ -83,7 +80,7 @@ def test_text_and_prompt_ids_are_those_of_transformers(
     coder = encoder(any_tokenizer, template)
     chat = [{"role": m.role, "content": m.content} for m in MULTI]
     full = str(any_tokenizer.apply_chat_template(chat, tokenize=False))
-    text = text_of(coder, coder.encode_dialogue(MULTI))
+    text = str(coder.tokenizer.decode(coder.encode_dialogue(MULTI).input_ids))
     assert text == full.rstrip("\n")  # ChatML writes a newline behind its EOS
     rendered: Any = any_tokenizer.apply_chat_template(chat[:-1], add_generation_prompt=True)
     assert ids(coder.encode_prompt(MULTI[:-1])) == rendered["input_ids"]
@@ -154,34 +151,24 @@ def test_template_has_to_continue_its_prompt(tokenizer: Tokenizer) -> None:
         coder.encode_dialogue(SINGLE)
 
 
-LLAMA_3 = (
-    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}"
-    "<|end_header_id|>\n\n{{ message['content'] }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
+FAMILIES = {
+    "chatml": TEMPLATES["ChatML (Qwen2.5, SmolLM2, Yi, Hermes)"],
+    "llama-3": TEMPLATES["Llama 3"],
+    "alpaca": PublishedTemplate(
+        *("</s>", "\n\n### Instruction:\n@", "\n\n### Response:\n@", "\n\n### Response:\n")
+    ),
+}
 
 
 def coder_of(template: str) -> DialogueEncoder:
     """An encoder for a built-in template, or for that of another family."""
-    if template == "chatml":
-        return encoder(tiny_tokenizer("<|im_end|>", extra=["<|im_start|>"]), "own")
+    if template in FAMILIES:
+        return DialogueEncoder(FAMILIES[template].tokenizer())
     if template == "chatml of added tokens":
         # added later by a user, who did not call them special
         tokenizer = tiny_tokenizer()
         tokenizer.add_tokens(["<|im_start|>", "<think>"])
         return encoder(tokenizer, "own")
-    if template == "llama-3":
-        more = {"extra": ["<|start_header_id|>", "<|end_header_id|>"], "chat_template": LLAMA_3}
-        tokenizer = tiny_tokenizer("<|eot_id|>", bos="<|begin_of_text|>", **more)
-        return DialogueEncoder(tokenizer)
-    if template == "alpaca":
-        tokenizer = tiny_tokenizer(
-            chat_template="{% for m in messages %}\n\n### "
-            "{% if m['role'] == 'user' %}Instruction{% else %}Response{% endif %}:\n"
-            "{{ m['content'] }}{% endfor %}"
-            "{% if add_generation_prompt %}\n\n### Response:\n{% endif %}"
-        )
-        return DialogueEncoder(tokenizer)
     special = ["<|Human|>", "<|MOSS|>"] if template == "paper-zh" else []
     return encoder(tiny_tokenizer(bos="<s>", extra=special), template)
 

@@ -113,19 +113,10 @@ def test_instances_are_one_record_each(write_lines: Writer) -> None:
     assert contents == [["q\n\nx", "a"], ["q", "b"]]
 
 
-def test_parts_of_text_are_joined(write_lines: Writer) -> None:
+def test_parts_of_text_are_joined_and_markers_within_a_line_are_text(write_lines: Writer) -> None:
     parts = [{"type": "text", "text": "q"}, {"type": "text", "text": "?"}]
     path = write_lines({"messages": [{"role": "user", "content": parts}]})
     assert read("prompt", path) == [PromptRecord((Message("user", "q?"),), "s")]
-
-
-def test_margin(write_lines: Writer) -> None:
-    path = write_lines({**HH, "margin": 1.5}, {**HH, "margin": None})
-    margins = [r.margin for r in read("preference", path) if isinstance(r, PreferenceRecord)]
-    assert margins == [1.5, 0.0]
-
-
-def test_markers_within_a_line_are_text(write_lines: Writer) -> None:
     said, asked = "Human: is a marker\nAssistant: too", "\n\nHuman: q\n\nAssistant: "
     row = {"chosen": f"{asked}{said}", "rejected": f"{asked}no"}
     assert read("preference", write_lines(row)) == [PreferenceRecord((ASK,), said, "no", "s")]
@@ -166,19 +157,28 @@ def test_ptx_takes_text_or_demonstrations(write_lines: Writer) -> None:
     assert read("ptx", path) == [DemonstrationRecord((ASK, REPLY), "s")]
 
 
-def test_format_may_be_named(write_lines: Writer) -> None:
+def test_format_may_be_named_and_is_if_the_fields_are_unknown(write_lines: Writer) -> None:
     path = write_lines({"prompt": "q", "answer": "a"})
     assert read("prompt", path, format="prompt") == [PromptRecord((ASK,), "s")]
-
-
-def test_unknown_fields_are_refused_with_the_known_formats(write_lines: Writer) -> None:
     path = write_lines({"foo": 1, "bar": 2})
     with pytest.raises(RecordError, match=r"(?s)data.jsonl:1: no known format.*foo.*instruction"):
         read("prompt", path)
 
 
-@pytest.mark.parametrize(("fields", "margin"), [({}, 3), ({"margin": 0.5}, 0.5)])
-def test_strength_is_margin(write_lines: Writer, fields: dict[str, float], margin: float) -> None:
-    row = {"prompt": "q", "response_1": "good", "response_2": "bad", "preference_strength": -3}
-    (record,) = read("preference", write_lines(row | fields))
+STRENGTH = {"prompt": "q", "response_1": "good", "response_2": "bad", "preference_strength": -3}
+
+
+@pytest.mark.parametrize(
+    ("row", "margin"),
+    [
+        ({**HH, "margin": 1.5}, 1.5),
+        ({**HH, "margin": None}, 0.0),
+        (STRENGTH, 3.0),
+        (STRENGTH | {"margin": 0.5}, 0.5),
+    ],
+)
+def test_margin_is_a_field_or_the_strength(
+    write_lines: Writer, row: dict[str, Any], margin: float
+) -> None:
+    (record,) = read("preference", write_lines(row))
     assert (record.chosen, record.margin) == ("good", margin)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
 from lit_rlhf.data.loader import ResumableLoader
@@ -44,18 +44,6 @@ class Recorder(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-class Saver(Callback):
-    """Saves a checkpoint behind one step."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        self.path, self.step = path, step
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        del args
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
-
-
 def trainer(folder: Path, *callbacks: Any, **settings: Any) -> Trainer:
     return scripted.trainer(folder, *callbacks, **{"max_epochs": None, **settings})
 
@@ -74,7 +62,13 @@ def test_resumed_run_goes_on_with_the_next_batch(tmp_path: Path, stop: int) -> N
     whole, first, second = Recorder(), Recorder(), Recorder()
     trainer(tmp_path, max_steps=12).fit(whole, make_loader())
     path = tmp_path / "stopped.ckpt"
-    trainer(tmp_path, Saver(path, stop), max_steps=stop).fit(first, make_loader())
+
+    def save(run: Trainer, *_: object) -> None:
+        if run.global_step == stop:
+            run.save_checkpoint(path)
+
+    saving = LambdaCallback(on_train_batch_end=save)
+    trainer(tmp_path, saving, max_steps=stop).fit(first, make_loader())
     trainer(tmp_path, max_steps=12).fit(second, make_loader(), ckpt_path=path)
     assert first.seen + second.seen == whole.seen
 

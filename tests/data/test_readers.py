@@ -23,15 +23,15 @@ ASK, REPLY, ASK_MORE = (
 CHAT_ASK, CHAT_REPLY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 
 
-def test_text_file_is_one_record(tmp_path: Path) -> None:
+def test_text_file_is_one_record_and_a_folder_a_dataset(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\n", encoding="utf-8")
     assert read("text", str(tmp_path / "a.txt")) == [data.TextRecord("one\n\ntwo\n", "s")]
-
-
-def test_compressed_lines(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl.gz"
-    path.write_bytes(gzip.compress(json.dumps({"prompt": "你好"}, ensure_ascii=False).encode()))
-    assert read("prompt", str(path)) == [data.PromptRecord((data.Message("user", "你好"),), "s")]
+    (tmp_path / "folder").mkdir()
+    content = gzip.compress(json.dumps({"prompt": "你好"}, ensure_ascii=False).encode())
+    (tmp_path / "folder/train.jsonl.gz").write_bytes(content)
+    for path in ("folder", "folder/train.jsonl.gz"):
+        (record,) = read("prompt", str(tmp_path / path))
+        assert record == data.PromptRecord((data.Message("user", "你好"),), "s")
 
 
 @pytest.mark.parametrize("name", ["data.json", "data.json.gz"])
@@ -56,12 +56,6 @@ def test_parquet(tmp_path: Path) -> None:
     records = read("demonstration", str(path))
     assert records == [data.DemonstrationRecord((ASK, REPLY), "s")] * 2
     assert str(records[1].location) == f"{path}:2"
-
-
-def test_folder_is_read_as_a_dataset(tmp_path: Path, write_lines: Writer) -> None:
-    (tmp_path / "folder").mkdir()
-    write_lines({"prompt": "q"}, name="folder/train.jsonl")
-    assert read("prompt", str(tmp_path / "folder")) == [data.PromptRecord((ASK,), "s")]
 
 
 @pytest.mark.parametrize("compressed", [False, True])

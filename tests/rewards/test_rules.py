@@ -53,6 +53,8 @@ def test_an_answer_is_equal_or_contained() -> None:
     assert ContainsRule("answer")([""] * 5, said, answer=answer) == [1.0, 1.0, 1.0, 0.0, 0.0]
     for rule in (EqualsRule("answer", ignore_case=True), ContainsRule("answer", ignore_case=True)):
         assert rule([""] * 5, said, answer=answer)[3] == 1.0
+    with pytest.raises(ValueError, match="the rule: expected records with the field 'answer'"):
+        scores(EqualsRule("answer"), ["yes"])
 
 
 def test_the_last_match_of_a_pattern_is_compared() -> None:
@@ -68,12 +70,6 @@ def test_the_last_match_of_a_pattern_is_compared() -> None:
 def test_a_record_without_an_answer_is_named(rule: Any, value: Any) -> None:
     with pytest.raises(RewardError, match=r"field 'answer': expected an answer .* the prompt 'q'"):
         rule(["q"], ["yes"], answer=[value])
-
-
-def test_a_search_for_the_answer_has_a_time_limit() -> None:
-    rule = EqualsRule("answer", CATASTROPHIC, timeout=0.05)
-    with pytest.raises(RewardError, match=r"no result after 0.05 seconds .timeout. for the"):
-        rule(["p"], [ENDLESS], answer=["a"])
 
 
 def test_a_pattern_is_found_anywhere() -> None:
@@ -121,6 +117,8 @@ def test_a_catastrophic_pattern_ends_with_an_error_that_shows_its_response() -> 
     with pytest.raises(RewardError, match=re.escape(told)) as error:
         scores(RegexRule(CATASTROPHIC, timeout=0.2), ["fine", ENDLESS, "never reached"])
     assert repr(ENDLESS) in str(error.value)
+    with pytest.raises(RewardError, match=r"no result after 0.05 seconds .timeout. for the"):
+        EqualsRule("answer", CATASTROPHIC, timeout=0.05)(["p"], [ENDLESS], answer=["a"])
 
 
 def test_the_time_limit_is_that_of_all_responses_together(monkeypatch: pytest.MonkeyPatch) -> None:

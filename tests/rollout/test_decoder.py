@@ -128,20 +128,14 @@ def test_ended_sequences_are_not_computed() -> None:
     read: list[tuple[int, int]] = []
     embedding = model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, inputs, __: read.append(tuple(inputs[0].shape)))
+    heads: list[int] = []
+    model.lm_head.register_forward_hook(lambda _, inputs, __: heads.append(len(inputs[0])))
     rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 2)
+    assert sum(heads) == int(rollouts.lengths.sum())  # one position for each token
     assert 0 < int(rollouts.terminated.sum()) < 6
     # prompts are read once, each token of a response but the last once, and nothing else
     assert sum(rows * t for rows, t in read) == int(mask.sum() + rollouts.lengths.sum()) - 6
     assert max(rows for rows, tokens in read if tokens == 1) == 2
-
-
-def test_logits_are_computed_for_the_last_token_of_a_prompt_only() -> None:
-    model, (ids, mask) = optimized_causal_lm(), prompts()
-    options = SamplingOptions(max_new_tokens=1)
-    seen: list[int] = []
-    model.lm_head.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
-    generate_responses(model, ids, mask, options, [], PAD_ID, 0)
-    assert seen == [len(ids)]
 
 
 def test_release_interval_does_not_change_responses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_response_ends_only_with_an_eos_token(
     assert rollouts.terminated.tolist() == [length is not None] * 4
 
 
-def test_dropout_is_off_and_modes_are_restored() -> None:
+def test_dropout_is_off_and_modes_and_settings_are_restored() -> None:
     noisy = noisy_causal_lm().train()
     noisy.get_submodule("transformer.h.0").eval()
     expected = sampled(optimized_causal_lm("gpt2"), seed=5)
@@ -135,14 +135,10 @@ def test_dropout_is_off_and_modes_are_restored() -> None:
     assert noisy.training
     assert noisy.get_submodule("transformer.h.1").training
     assert not noisy.get_submodule("transformer.h.0").training
-
-
-def test_generation_config_of_the_model_is_restored() -> None:
-    model = tiny_causal_lm()
-    before = GenerationConfig(top_k=2)  # type: ignore[no-untyped-call]
-    model.generation_config = before
-    sampled(model)
-    assert model.generation_config is before
+    plain = tiny_causal_lm()
+    plain.generation_config = before = GenerationConfig(top_k=2)  # type: ignore[no-untyped-call]
+    sampled(plain)
+    assert plain.generation_config is before
 
 
 IDS, MASK = prompts()

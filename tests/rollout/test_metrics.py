@@ -69,17 +69,11 @@ def expected() -> dict[str, float]:
     }
 
 
-def test_metrics_ignore_padding() -> None:
-    assert measured(slice(None)) == pytest.approx(expected(), rel=1e-6)
-
-
-@pytest.mark.parametrize("cut", [1, 2])
-def test_metrics_do_not_depend_on_batches(cut: int) -> None:
-    assert measured(slice(cut), slice(cut, None)) == pytest.approx(expected(), rel=1e-6)
-
-
-def test_metrics_without_an_update_are_empty() -> None:
-    assert rollout.RolloutMetrics().compute() == {}
+@pytest.mark.parametrize("cut", [None, 1, 2])
+def test_metrics_depend_on_neither_padding_nor_batches(cut: int | None) -> None:
+    parts = (slice(None),) if cut is None else (slice(cut), slice(cut, None))
+    assert measured(*parts) == pytest.approx(expected(), rel=1e-6)
+    assert measured() == {}
 
 
 def test_commonest_opening_is_counted_over_batches() -> None:

@@ -49,6 +49,9 @@ def test_each_option_leaves_what_it_says() -> None:
     late = SamplingOptions(max_new_tokens=5, min_new_tokens=2)
     assert shares(late, [3], n_new=1) == [0.0, 0.6, 0.3, 0.1]
     assert shares(late, [3], n_new=2) == [0.5, 0.3, 0.15, 0.05]
+    # the temperature comes before the nucleus: the first token alone has 0.685, or the two 0.8
+    both = SamplingOptions(max_new_tokens=5, temperature=0.5, top_p=0.6)
+    assert shares(both, [3]) == [1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -85,12 +88,6 @@ def test_options_out_of_range_are_named(changes: dict[str, Any], message: str) -
         replace(OPTIONS, **changes)
 
 
-def test_the_temperature_comes_before_the_nucleus() -> None:
-    # at a temperature of 0.5 the first token alone has 0.685; as they are, the first two have 0.8
-    options = SamplingOptions(max_new_tokens=5, temperature=0.5, top_p=0.6)
-    assert shares(options, [3]) == [1.0, 0.0, 0.0, 0.0]
-
-
 def draws(logits: Tensor, uniform: float, **options: Any) -> list[int]:
     """The first token of each row, where no token ends a response."""
     before = torch.zeros(len(logits), 1, dtype=torch.long)
@@ -103,14 +100,27 @@ def draw(logits: Tensor, uniform: float, **options: Any) -> int:
     return draws(logits[None], uniform, **options)[0]
 
 
-@pytest.mark.parametrize("end", [0.0, 1 - 2**-53])
-def test_tokens_without_probability_are_not_drawn_at_the_ends(end: float) -> None:
-    assert draw(torch.tensor([-torch.inf, 0.0, -torch.inf]), end) == 1
-
-
-def test_a_token_below_the_precision_of_float32_can_be_drawn() -> None:
-    logits = torch.tensor([0.0, math.log(1e-9)])
-    assert (draw(logits, 1 - 2e-9), draw(logits, 1 - 2e-10)) == (0, 1)
+@pytest.mark.parametrize(
+    ("logits", "uniform", "options", "expected"),
+    [
+        # a token without probability is not drawn, at either end
+        *(([-torch.inf, 0.0, -torch.inf], end, {}, 1) for end in (0.0, 1 - 2**-53)),
+        # one below the precision of float32 can be
+        ([0.0, math.log(1e-9)], 1 - 2e-9, {}, 0),
+        ([0.0, math.log(1e-9)], 1 - 2e-10, {}, 1),
+        # top-k of a single row
+        (PROBABILITIES.log().tolist(), 0.9, {"top_k": 2}, 1),
+        # penalties are computed in float32: in bfloat16 8 / 1.3 is 6.15625 too
+        ([8.0, 6.15625], 0.5, {"repetition_penalty": 1.3, "do_sample": False}, 1),
+        ([torch.nan], 0.5, {}, 0),
+    ],
+)
+def test_a_number_draws_its_token(
+    logits: list[float], uniform: float, options: dict[str, Any], expected: int
+) -> None:
+    dtype = torch.bfloat16 if "repetition_penalty" in options else torch.float32
+    assert draw(torch.tensor(logits, dtype=dtype), uniform, **options) == expected
+    assert 0 <= draw(torch.full((3,), torch.nan), uniform) < 3
 
 
 def test_no_token_without_probability_is_drawn_where_probabilities_sum_to_less_than_1() -> None:
@@ -122,24 +132,9 @@ def test_no_token_without_probability_is_drawn_where_probabilities_sum_to_less_t
     assert min(sums) < 1 - 2**-53
 
 
-def test_the_number_of_tokens_to_choose_from_does_not_depend_on_that_of_rows() -> None:
-    assert draw(PROBABILITIES.log(), 0.9, top_k=2) == 1
-
-
 def test_each_row_has_its_own_most_probable_token() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [5.0, 1.0, 2.0]])
     assert draws(logits, 0.5, do_sample=False) == draws(logits, 0.5) == [2, 0]
-
-
-def test_penalties_are_computed_in_float32() -> None:
-    # in bfloat16 8 / 1.3 is 6.15625 too
-    logits = torch.tensor([8.0, 6.15625], dtype=torch.bfloat16)
-    assert draw(logits, 0.5, repetition_penalty=1.3, do_sample=False) == 1
-
-
-def test_logits_that_are_not_finite_give_a_token_of_the_vocabulary() -> None:
-    for n_tokens in (1, 3):
-        assert 0 <= draw(torch.full((n_tokens,), torch.nan), 0.5) < n_tokens
 
 
 def test_options_are_spelled_out_for_transformers() -> None:

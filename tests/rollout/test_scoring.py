@@ -137,9 +137,6 @@ def test_reference_of_an_adapted_policy_lacks_them(folder: Path, rollouts: Rollo
     torch.testing.assert_close(compute_reference_statistics(policy, None, rollouts).logprobs, plain)
     # and the adapters are on again
     assert (compute_policy_statistics(policy, rollouts).logprobs - plain).abs().max() > 0.1
-
-
-def test_a_policy_without_adapters_needs_a_reference(rollouts: RolloutBatch) -> None:
     with pytest.raises(ValueError, match="reference: expected a model, or None for a policy"):
         compute_reference_statistics(optimized_causal_lm(), None, rollouts)
 

@@ -132,6 +132,10 @@ def test_vllm_is_given_the_policy_and_its_samples_become_rollouts(
     assert [params["seed"] for params in again[2][2]] != seeds
     sample(sampler, model)
     assert [params["seed"] for params in calls[-1][2]] == seeds
+    options = replace(OPTIONS, do_sample=False)  # the likeliest tokens, without log-probs
+    rollouts = sampler(model, IDS, MASK, options, [EOS_ID], PAD_ID, 0)
+    assert calls[-1][2][0]["temperature"] == 0.0
+    assert rollouts.sampler_logprobs is None
 
 
 def test_what_vllm_cannot_sample_for_is_refused(
@@ -144,15 +148,6 @@ def test_what_vllm_cannot_sample_for_is_refused(
     with pytest.raises(ValueError, match=r"expected a strategy .* got a sharded policy"):
         sample(VLLMSampler(), model)
     assert calls == []
-
-
-def test_vllm_takes_the_likeliest_tokens_without_log_probs(
-    calls: list[Any], tmp_path: Path
-) -> None:
-    model, options = policy(tmp_path / "policy"), replace(OPTIONS, do_sample=False)
-    rollouts = VLLMSampler()(model, IDS, MASK, options, [EOS_ID], PAD_ID, 0)
-    assert calls[-1][2][0]["temperature"] == 0.0
-    assert rollouts.sampler_logprobs is None
 
 
 def test_vllm_sleeps_between_rollouts_where_it_can(calls: list[Any], tmp_path: Path) -> None:
