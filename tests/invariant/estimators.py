@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
-from tests.invariant.reference import AdamW, Sample, load, read_policy, read_values
+from tests.invariant.reference import AdamW, Sample, distance, load, read_policy, read_values
 from tests.invariant.trajectories import Scripted
 from tests.modules.stages import StepRecorder, copied, fitted, nested, ppo_options, prompts
 
@@ -173,9 +173,3 @@ def assert_follows(step: Step, expected: AdamW) -> None:
     end = {name: parameter.detach() for name, parameter in expected.parameters.items()}
     assert distance(step.end, end) < 1e-3 * distance(step.start, end)
     assert "critic" not in step.networks
-
-
-def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """L2 norm of the difference; that of `a` if `b` is empty."""
-    gaps = [x.double() - b.get(name, torch.zeros(())).double() for name, x in a.items()]
-    return math.sqrt(sum(float(gap.square().sum()) for gap in gaps))

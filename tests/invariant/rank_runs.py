@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, distributed
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from lit_callbacks import CollapseDetector, Monitor, RollBack
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from lit_rlhf.rollout import Experience
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, ShardedStrategy, optimization
 from tests.invariant.estimators import RECIPES, run_step
 from tests.invariant.reference import TRUNCATIONS, run_iteration
@@ -51,14 +51,6 @@ def strategy(name: str) -> DDPStrategy:
     if name != "deepspeed":
         return DDPStrategy() if name == "ddp" else ShardedStrategy()
     return MultiEngineDeepSpeedStrategy(stage=2)
-
-
-class HugeReturns(Scripted):
-    """The critic's targets are absurd, the advantages as they were."""
-
-    def experience(self, *arguments: Any) -> Experience:
-        experience = super().experience(*arguments)
-        return Experience(**{**vars(experience), "returns": experience.returns * 1e8})
 
 
 class UnlikeLosses(Scripted):
@@ -101,15 +93,6 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             options = {"micro_batch_tokens": MICRO_BATCH_TOKENS, "trainer": arguments}
             place = folder / name / stage
             results[f"{name} {stage}"] = trajectory(stage, root, place, SAMPLES // RANKS, **options)
-    for module_class in (Scripted, HugeReturns):
-        recorder, module = stages.StepRecorder(), module_class(**stages.ppo_options(root))
-        place, data = folder / module_class.__name__, stages.prompts(root, batch_size=4)
-        options = {"callbacks": [recorder], "strategy": strategy("ddp"), **shared}
-        run = stages.fitted(module, data, place, **options)
-        norms = {name: recorder.norms(name) for name in ("policy", "critic")}
-        metrics = {key: float(value) for key, value in run.callback_metrics.items()}
-        policy = stages.copied(module.policy)
-        results[module_class.__name__] = {"policy": policy, "norms": norms, "logged": metrics}
     iterations = results["iterations"] = {}
     for name, truncation in product(STRATEGIES, TRUNCATIONS):
         key, options = f"{name} {truncation}", {"strategy": strategy(name), **shared}
@@ -200,14 +183,10 @@ def traffic(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
 
 def pretraining(root: Path, folder: Path, shared: dict[str, Any]) -> list[bool]:
     """Whether the critic is still in pre-training after each of three iterations."""
-    states: list[bool] = []
-
-    class Watch(Callback):
-        def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: object) -> None:
-            states.append(pl_module.in_critic_pretraining())
-
-    phase = {"iterations": 3, "target_value_loss": 1.0}
+    phase, states = {"iterations": 3, "target_value_loss": 1.0}, list[bool]()
     module = UnlikeLosses(**stages.ppo_options(root, critic_pretraining=phase))
-    options = {"max_epochs": 3, "callbacks": [Watch()], "strategy": strategy("ddp"), **shared}
+    ends = {"on_train_batch_end": lambda *_: states.append(module.in_critic_pretraining())}
+    options = {"max_epochs": 3, "callbacks": [LambdaCallback(**ends)], **shared}
+    options["strategy"] = strategy("ddp")
     stages.fitted(module, stages.prompts(root, batch_size=4), folder / "pretraining", **options)
     return states

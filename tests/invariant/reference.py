@@ -99,7 +99,7 @@ def build_module(root: Path, truncation: str, n_ranks: int = 1) -> Recorded:
     sizes |= {"micro_batch_size": 3 // n_ranks}  # does not divide the minibatch of one rank
     options = {
         "sampling.temperature": TEMPERATURE,
-        "reward_shaping": {"normalization": True, "kl_estimator": "k1", **SHAPING},
+        "reward_shaping": {"normalization": True, "kl_estimator": "k1", **SHAPING, "kl_coef": 0.1},
         "advantages": {"normalization": True, "truncation": truncation, **GAE},
         "loss": LOSS,
         "policy_optimizer": {**POLICY, **constant},
@@ -108,6 +108,7 @@ def build_module(root: Path, truncation: str, n_ranks: int = 1) -> Recorded:
         "memory": {"shard_frozen": n_ranks > 1},
     }
     module = Recorded(**ppo_options(root, **options))
+    module.kl_coef.fill_(SHAPING["kl_coef"])  # as the adaptive controller moves it
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in module.policy.parameters():
@@ -368,16 +369,14 @@ def assert_follows_reference(actual: Iteration, expected: Expected) -> None:
     assert unlike == {}
     for network, steps in actual.gradients.items():
         for found, wanted in zip(steps, expected.gradients[network], strict=True):
-            difference, size = 0.0, 0.0
-            for name, gradient in wanted.items():
-                gap = found[f"{network}.{name}"].double() - gradient
-                difference += float(gap.square().sum())
-                size += float(gradient.square().sum())
-            assert math.sqrt(difference / size) < 1e-3
+            named = {name: found[f"{network}.{name}"] for name in wanted}
+            assert distance(named, wanted) < 1e-3 * distance(wanted, {})
     for network, weights in expected.end.items():
-        gap, way = 0.0, 0.0
-        for name, weight in weights.items():
-            gap += float((actual.end[network][name].double() - weight).square().sum())
-            way += float((actual.start[network][name].double() - weight).square().sum())
-        assert way > 0
-        assert math.sqrt(gap / way) < 1e-3
+        way = distance(actual.start[network], weights)
+        assert distance(actual.end[network], weights) < 1e-3 * way
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """L2 norm of the difference; that of `a` if `b` is empty."""
+    gaps = [x.double() - b.get(name, torch.zeros(())).double() for name, x in a.items()]
+    return math.sqrt(sum(float(gap.square().sum()) for gap in gaps))

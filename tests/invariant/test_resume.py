@@ -18,6 +18,7 @@ from lightning.pytorch import (
     Trainer,
     seed_everything,
 )
+from lightning.pytorch.callbacks import LambdaCallback
 
 from lit_callbacks import AdjustLearningRate, ResumeCheckpoint, Verdict
 from lit_rlhf.data import DemonstrationDataModule, PreferenceDataModule, PromptDataModule
@@ -27,6 +28,7 @@ from lit_rlhf.modules.resuming import CHANGES, REMARKS, Change, change_of
 from lit_rlhf.strategies import find_newest_checkpoint
 from tests.modules.stages import (
     MOVING,
+    Rates,
     assert_equal_states,
     copied,
     demonstrations,
@@ -213,18 +215,6 @@ def test_checkpoint_holds_state_and_no_frozen_weights(dropout_root: Path, tmp_pa
         PPOModule.load_from_checkpoint(tmp_path / "damaged.ckpt", weights_only=True)
 
 
-class Rates(Callback):
-    """The learning rates and weight decays that each batch trains with, by batch and optimizer."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, list[tuple[float, float]]] = {}
-
-    def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
-        groups = [optimizer.param_groups[0] for optimizer in trainer.optimizers]
-        settings = [(group["lr"], group["weight_decay"]) for group in groups]
-        self.seen[trainer.fit_loop.total_batch_idx] = settings
-
-
 @pytest.fixture(scope="module")
 def stopped(dropout_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A checkpoint of each stage after three batches."""
@@ -255,10 +245,9 @@ def test_configured_optimizer_beats_the_saved(root: Path, tmp_path: Path, schedu
 
 
 def test_lowered_learning_rate_stays_until_another_is_set(root: Path, tmp_path: Path) -> None:
-    class Halve(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
-            if trainer.fit_loop.total_batch_idx == 1:
-                AdjustLearningRate().act(trainer, trainer.lightning_module, Verdict())
+    def halve(trainer: Trainer, module: LightningModule, *_: object) -> None:
+        if trainer.fit_loop.total_batch_idx == 1:
+            AdjustLearningRate().act(trainer, module, Verdict())
 
     def last_rate(rate: float, decay: float, *callbacks: Callback, **arguments: Any) -> float:
         options = {"learning_rate": rate, "weight_decay": decay, "lr_scheduler": "constant"}
@@ -267,7 +256,9 @@ def test_lowered_learning_rate_stays_until_another_is_set(root: Path, tmp_path: 
         fitted(module, data, tmp_path, callbacks=[*callbacks, seen], **arguments)
         return seen.seen[3][0][0]
 
-    assert last_rate(1e-3, 0.0, Halve(), SaveOnce(tmp_path)) == 5e-4
+    assert (
+        last_rate(1e-3, 0.0, LambdaCallback(on_train_batch_end=halve), SaveOnce(tmp_path)) == 5e-4
+    )
     stopped = tmp_path / "stopped.ckpt"
     assert last_rate(1e-3, 0.1, ckpt_path=stopped) == 5e-4
     assert last_rate(2e-3, 0.1, ckpt_path=stopped) == 2e-3
@@ -277,15 +268,11 @@ def test_configured_kl_wins(dropout_root: Path, tmp_path: Path, stopped: dict[st
     saved = float(torch.load(stopped["ppo"], weights_only=True)["state_dict"]["kl_coef"])
     assert saved != 0.05
     seen: list[float] = []
-
-    class Start(Callback):
-        def on_train_batch_start(self, trainer: Trainer, pl_module: Any, *_: object) -> None:
-            seen.append(float(pl_module.kl_coef))
-
+    start = LambdaCallback(on_train_batch_start=lambda _, m, *__: seen.append(float(m.kl_coef)))
     for kl_coef, expected in ((0.05, saved), (0.2, 0.2)):
         module, data = ppo(dropout_root, **{"reward_shaping.kl_coef": kl_coef})
         seen.clear()
-        fitted(module, data, tmp_path, max_epochs=1, callbacks=[Start()], ckpt_path=stopped["ppo"])
+        fitted(module, data, tmp_path, max_epochs=1, callbacks=[start], ckpt_path=stopped["ppo"])
         assert seen[0] == expected
 
 

@@ -27,34 +27,30 @@ def broken(loss: Tensor, kind: str) -> Tensor:
     return broken
 
 
-class FaultySFT(SFTModule):
+class Faulty:
     """The loss has a fault in the batches `at`, which count from 0."""
 
     def __init__(self, model_path: str, at: Collection[int], kind: str, **options: Any) -> None:
         super().__init__(model_path, **options)
         self.at, self.kind, self.batches = at, kind, 0
 
-    def forward(self, *arguments: Any) -> dict[str, Tensor]:
-        shares = super().forward(*arguments)
+    def forward(self, *arguments: Any) -> Any:
+        result = super().forward(*arguments)  # type: ignore[misc]
+        shares, key = (
+            (result, "sft/loss") if isinstance(result, dict) else (result[0], "reward/loss")
+        )
         if self.batches in self.at:
-            shares["sft/loss"] = broken(shares["sft/loss"], self.kind)
+            shares[key] = broken(shares[key], self.kind)
         self.batches += 1
-        return shares
+        return result
 
 
-class FaultyReward(RewardModule):
-    """The same for reward modelling."""
+class FaultySFT(Faulty, SFTModule):
+    """Of fine-tuning."""
 
-    def __init__(self, model_path: str, at: Collection[int], kind: str, **options: Any) -> None:
-        super().__init__(model_path, **options)
-        self.at, self.kind, self.batches = at, kind, 0
 
-    def forward(self, *arguments: Any) -> tuple[dict[str, Any], Any]:
-        metrics, differences = super().forward(*arguments)
-        if self.batches in self.at:
-            metrics["reward/loss"] = broken(metrics["reward/loss"], self.kind)
-        self.batches += 1
-        return metrics, differences
+class FaultyReward(Faulty, RewardModule):
+    """Of reward modelling."""
 
 
 class FaultyPPO(PPOModule):

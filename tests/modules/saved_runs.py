@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.modules.stages import demonstrations, fitted, nested, ppo_options, preferences, prompts
+from tests.modules import stages
+from tests.modules.stages import fitted, nested
 from tests.support.engine_checkpoints import write_checkpoint_folder
 
 
@@ -27,16 +27,13 @@ def saved_run(stage: str, root: Path, folder: Path, **options: Any) -> SavedRun:
     `options` are arguments of the module; what the run leaves goes to `folder`.
     """
     optimizer, finished = {"learning_rate": 1e-2}, folder / stage
-    module: LightningModule
+    usual: dict[str, Any] = {"optimizer": optimizer}
     if stage == "ppo":
-        names = ("policy_optimizer", "critic_optimizer")
-        usual = dict.fromkeys(names, optimizer) | {"sampling": {"temperature": 0.7}}
-        module = PPOModule(**ppo_options(root, **nested(usual, options), output_dir=str(finished)))
-    else:
-        kind = {"sft": SFTModule, "reward": RewardModule}[stage]
-        module = kind(str(root / "policy"), str(finished), optimizer=optimizer, **options)
-    datasets: dict[str, Any] = {"sft": demonstrations, "reward": preferences, "ppo": prompts}
-    fitted(module, datasets[stage](root), folder).save_checkpoint(folder / f"{stage}.ckpt")
+        usual = dict.fromkeys(("policy_optimizer", "critic_optimizer"), optimizer)
+        usual |= {"sampling": {"temperature": 0.7}}
+    size, options = 8 if stage == "ppo" else 4, nested(usual, options)
+    module, data = stages.stage(stage, root, size, output_dir=str(finished), **options)
+    fitted(module, data, folder).save_checkpoint(folder / f"{stage}.ckpt")
     networks = {"sft": ("model",), "reward": ("networks",), "ppo": ("policy", "critic")}[stage]
     return SavedRun(folder / f"{stage}.ckpt", finished, module, networks)
 

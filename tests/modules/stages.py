@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from lit_rlhf.data import DataSource, DialogueEncoder, PromptDataModule, RecordDataModule
 from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataModule
 from lit_rlhf.models import load_scalar_model, load_tokenizer, save_model_folder
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.strategies import full_tensor
 from tests.callbacks import scripted
 from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
@@ -102,6 +103,14 @@ def _datamodule(kind: type[Any], root: Path, name: str, arguments: dict[str, Any
     sources = {"train_sources": source(root, name), "val_sources": source(root, name)}
     usual = {**sources, "chat_template": "hh", "max_length": MAX_LENGTH, "batch_size": 4}
     return kind(**usual | arguments)
+
+
+def stage(name: str, root: Path, batch_size: int = 4, **options: Any) -> tuple[Any, Any]:
+    """A module of a stage, and its data."""
+    if name == "ppo":
+        return PPOModule(**ppo_options(root, **options)), prompts(root, batch_size=batch_size)
+    kind, data = {"sft": (SFTModule, demonstrations), "reward": (RewardModule, preferences)}[name]
+    return kind(str(root / "policy"), **options), data(root, batch_size=batch_size)
 
 
 def first_batch(data: RecordDataModule, root: Path) -> Any:
@@ -204,13 +213,15 @@ class StepRecorder(Callback):
 
 
 class Rates(Callback):
-    """The learning rates at each batch, one for each optimizer."""
+    """The learning rates and weight decays that each batch trains with, by batch and optimizer."""
 
     def __init__(self) -> None:
-        self.rates: list[list[float]] = []
+        self.seen: dict[int, list[tuple[float, float]]] = {}
 
     def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
-        self.rates.append([optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers])
+        groups = [optimizer.param_groups[0] for optimizer in trainer.optimizers]
+        settings = [(group["lr"], group["weight_decay"]) for group in groups]
+        self.seen[trainer.fit_loop.total_batch_idx] = settings
 
 
 def content(folder: Path) -> dict[str, bytes]:

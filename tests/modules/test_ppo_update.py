@@ -15,7 +15,6 @@ from tests.modules.stages import (
     assert_equal_states,
     copied,
     distance,
-    first_batch,
     fitted,
     ppo_options,
     prompts,
@@ -108,68 +107,6 @@ def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> 
     assert losses[2] < min(losses[:2])
     quick = run(losses[2])  # at most the target is enough
     assert [("ppo/policy_loss" in update) for update in quick.updates] == [False] * 3 + [True] * 2
-
-
-@pytest.mark.parametrize("bound", [None, 0.1])
-def test_networks_are_clipped_apart(root: Path, tmp_path: Path, bound: float | None) -> None:
-    steps = StepRecorder()
-    bounds = {"policy_optimizer": {"grad_clip": bound}, "critic_optimizer": {"grad_clip": 0.2}}
-    module = Recording(**ppo_options(root, **bounds))
-    fitted(module, prompts(root), tmp_path, callbacks=[steps])
-    (update,) = module.updates
-    assert steps.norms("critic") == pytest.approx([0.2] * 4, rel=1e-4)
-    assert update["ppo/critic_grad_norm"] > 0.3
-    if bound is not None:
-        assert steps.norms("policy") == pytest.approx([bound] * 4, rel=1e-4)
-    else:
-        mean = sum(steps.norms("policy")) / 4
-        assert update["ppo/policy_grad_norm"] == pytest.approx(mean, rel=1e-4)
-        assert mean > 0.2
-
-
-def test_eos_is_trained_and_padding_is_not_when_they_are_same_token(pad_is_eos_root: Path) -> None:
-    module = PPOModule(**ppo_options(pad_is_eos_root))
-    eos = module.tokenizer.eos_token_id
-    assert eos == module.tokenizer.pad_token_id
-    rollouts = module.rollout(first_batch(prompts(pad_is_eos_root), pad_is_eos_root), seed=3)
-    ended = rollouts.terminated
-    assert 0 < int(ended.sum()) < 8
-    ends = rollouts.lengths - 1
-    assert rollouts.response_ids[ended, ends[ended]].eq(eos).all()
-    assert not rollouts.response_mask.all()
-    policy_logits, read = captured(module, rollouts)
-    mask = rollouts.response_mask
-    # there are logits of the responses' tokens, EOS included, and of nothing else
-    assert policy_logits.shape[:2] == (1, int(mask.sum()))
-    gradients = policy_logits.grad[0]
-    chosen = gradients[torch.arange(len(gradients)), rollouts.response_ids[mask]]
-    last = mask.flatten().cumsum(0).view_as(mask).gather(1, ends[:, None])[:, 0] - 1
-    assert (chosen[last[ended]].abs() > 1e-5).all()
-    # V is read before a token, so the critic sees what precedes EOS and never what follows it, and
-    # nothing of the last column
-    assert read.tolist() == rollouts.sequence_ids[:, :-1][rollouts.sequence_mask[:, :-1]].tolist()
-
-
-def captured(module: PPOModule, rollouts: RolloutBatch) -> tuple[Tensor, Tensor]:
-    """The policy's logits and what the critic read, after both losses' backward."""
-    estimates = module.estimate(rollouts)
-    rewards = torch.ones_like(estimates.values).masked_fill(~rollouts.response_mask, 0.0)
-    experience = module.experience(rollouts, rewards, estimates)
-    kept: dict[str, Tensor] = {}
-
-    def keep_logits(_: object, __: object, output: Tensor) -> None:
-        output.retain_grad()
-        kept["logits"] = output
-
-    def keep_ids(_: object, inputs: tuple[Tensor]) -> None:
-        kept["read"] = inputs[0].flatten()
-
-    module.policy.lm_head.register_forward_hook(keep_logits)
-    module.critic.get_input_embeddings().register_forward_pre_hook(keep_ids)
-    tokens = rollouts.response_mask.sum().float()
-    loss, _ = module.policy_loss(experience, tokens)
-    (loss + module.critic_loss(experience, tokens)[0]).backward()
-    return kept["logits"], kept["read"]
 
 
 def test_iteration_without_anything_to_learn_from_moves_nothing(root: Path, tmp_path: Path) -> None:
