@@ -17,14 +17,14 @@ from torch import Tensor, distributed
 
 from lit_rlhf.forward import LanguageModel, disable_dropout
 from lit_rlhf.models import load_causal_lm
-from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.modules import PPOModule
 from lit_rlhf.modules.phases import PhaseTimer
 from lit_rlhf.modules.stage import StageModule
 from lit_rlhf.modules.updates import UpdateGuard
 from lit_rlhf.rollout import SamplingOptions, generate_responses
 from lit_rlhf.rollout.decoder import GPU_RELEASE_INTERVAL, Decoder
 from lit_rlhf.stats import global_sum
-from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
+from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts, stage
 from tests.support.pretend_cuda import (
     CUDA,
     PretendCuda,
@@ -35,6 +35,8 @@ from tests.support.pretend_cuda import (
     mark_module,
 )
 from tests.support.tiny_models import EOS_ID, PAD_ID
+
+pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
 
 PLAIN: dict[str, Any] = {}
 ADAPTED: dict[str, Any] = {"lora_rank": 2, "gradient_checkpointing": True}
@@ -56,11 +58,10 @@ Float32 attends with a mask, and has the log-probs of what is sampled in the ste
 
 
 def stage_module(name: str, root: Path, network: dict[str, Any]) -> StageModule:
-    if name == "ppo":
-        options = {"minibatches": {"micro_batch_size": 2, "ppo_epochs": 1}, "network": network}
-        return PPOModule(**ppo_options(root, **options))
-    kind = SFTModule if name == "sft" else RewardModule
-    return kind(str(root / "policy"), micro_batch_size=2, network=network)
+    micro: dict[str, Any] = {"micro_batch_size": 2}
+    micro = {"minibatches": micro | {"ppo_epochs": 1}} if name == "ppo" else micro
+    module: StageModule = stage(name, root, network=network, **micro)[0]
+    return module
 
 
 def stage_data(name: str, root: Path) -> LightningDataModule:
@@ -105,7 +106,6 @@ def audited_fit(module: StageModule, data: Any, folder: Path, **trainer: Any) ->
     return audit
 
 
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
 @pytest.mark.parametrize("network", [PLAIN, ADAPTED], ids=["plain", "adapters"])
 @pytest.mark.parametrize("name", ["sft", "reward", "ppo"])
 def test_fit_rarely_waits(root: Path, tmp_path: Path, name: str, network: dict[str, Any]) -> None:
@@ -119,9 +119,7 @@ def test_fit_rarely_waits(root: Path, tmp_path: Path, name: str, network: dict[s
     assert (tmp_path / "model/config.json").exists()
     torch.load(tmp_path / "run.ckpt", weights_only=True)
     limits = WAITS if name == "ppo" else {"update": WAITS_OF_A_STEP}
-    assert limits.keys() <= audit.calls.keys()
-    for phase, most in limits.items():
-        assert audit.n_waits(phase) <= most * audit.calls[phase], audit.waits[phase]
+    check_waits(audit, limits)
     if name == "ppo":
         check_decoding(audit)
 
@@ -138,7 +136,6 @@ def test_networks_on_the_host_are_saved(root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "model/config.json").exists()
 
 
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
 @pytest.mark.parametrize("critic_init", ["reward", "shared"])
 def test_kept_states_stay_on_the_device(root: Path, tmp_path: Path, critic_init: str) -> None:
     options = {"network.trained_layers": 1, "critic_init": critic_init}
@@ -147,11 +144,9 @@ def test_kept_states_stay_on_the_device(root: Path, tmp_path: Path, critic_init:
     audit = audited_fit(module, stage_data("ppo", root), tmp_path)
     assert audit.refused == []
     assert all(is_on_device(parameter) for parameter in module.critic.parameters())
-    for phase, most in WAITS.items():
-        assert audit.n_waits(phase) <= most * audit.calls[phase], audit.waits[phase]
+    check_waits(audit, WAITS)
 
 
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
 @pytest.mark.parametrize("place", ["offload_frozen", "shard_frozen"])
 def test_offloaded_networks_wait_no_more_often(root: Path, tmp_path: Path, place: str) -> None:
     network = {"dtype": "bfloat16", "gradient_checkpointing": True}
@@ -169,9 +164,14 @@ def test_offloaded_networks_wait_no_more_often(root: Path, tmp_path: Path, place
     at_home = {is_on_device(p) for p in module.reference.network.parameters()}
     assert at_home == {place == "shard_frozen"}  # the share of one rank is the whole network
     # log-probs of half precision are computed again after sampling
-    for phase, most in (WAITS | {"estimate": 16}).items():
-        assert audit.n_waits(phase) <= most * audit.calls[phase], audit.waits[phase]
+    check_waits(audit, WAITS | {"estimate": 16})
     check_decoding(audit)
+
+
+def check_waits(audit: PretendCuda, limits: dict[str, int]) -> None:
+    assert limits.keys() <= audit.calls.keys()
+    for phase, most in limits.items():
+        assert audit.n_waits(phase) <= most * audit.calls[phase], audit.waits[phase]
 
 
 def check_decoding(audit: PretendCuda) -> None:

@@ -17,13 +17,9 @@ from lit_rlhf.modules.updates import activation_bytes, slice_batch, split_rows, 
 from tests.support.tiny_models import optimized_causal_lm, tiny_causal_lm
 
 
-def token_batch() -> TokenBatch:
-    ids = torch.arange(10).view(5, 2)
-    return TokenBatch(ids, ids >= 0, ids > 3)
-
-
 def test_nested_batches_are_cut_alike() -> None:
-    tokens = token_batch()
+    ids = torch.arange(10).view(5, 2)
+    tokens = TokenBatch(ids, ids >= 0, ids > 3)
     batch = PreferenceBatch(tokens, tokens, torch.arange(5.0), torch.arange(5))
     part = slice_batch(batch, slice(1, 3))
     assert part.chosen.input_ids.tolist() == [[2, 3], [4, 5]]
@@ -71,18 +67,15 @@ def test_activations_are_estimated_from_the_widths_of_matmuls(family: str) -> No
     assert 0.6 < estimate / sum(saved.values()) < 1.6
 
 
-def test_model_without_trunk_of_its_own_counts_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_depend_on_checkpointing_and_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimized = optimized_causal_lm().train()
+    whole = activation_bytes(optimized)  # two layers
+    checkpoint_activations(optimized)  # the inputs of layers and one layer
+    assert activation_bytes(optimized) == whole // 2 + 2 * 16 * 4
     model = tiny_causal_lm()
     trunk = activation_bytes(model)
     monkeypatch.setattr(type(model), "base_model", property(lambda self: self))
     assert activation_bytes(model) == trunk + 6 * (16 + 288)
-
-
-def test_checkpointed_activations_are_the_inputs_of_layers_and_one_layer() -> None:
-    model = optimized_causal_lm().train()
-    whole = activation_bytes(model)  # two layers
-    checkpoint_activations(model)
-    assert activation_bytes(model) == whole // 2 + 2 * 16 * 4
 
 
 def test_tokens_are_as_many_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:

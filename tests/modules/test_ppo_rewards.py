@@ -1,7 +1,8 @@
-"""PPO with a reward model, rules and a remote scorer: logged, normalized, resumed."""
+"""PPO with a reward model, rules, functions and a remote scorer: logged, resumed, failing."""
 
 import json
 import math
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_rlhf.data import DataSource, PromptBatch, PromptDataModule, read_file
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.rewards import remote
-from lit_rlhf.rollout import RolloutBatch, TokenStatistics
+from lit_rlhf.rollout import RolloutBatch
 from tests.docs.blocks import ROOT, blocks
 from tests.modules import stages
-from tests.rewards.said import said, service
+from tests.modules.faults import FaultyEstimates
+from tests.rewards import reward_functions
+from tests.rewards.said import said
 
 BREVITY = {"rule": "length", "weight": 0.5, "longest": 3, "normalize": True}
 LETTERS = {"rule": "regex", "pattern": "[a-z]", "normalize": True}
@@ -67,19 +69,11 @@ def test_a_run_goes_on_from_its_sources_moments(root: Path, tmp_path: Path) -> N
     stages.assert_equal_states(stages.copied(resumed), stages.copied(whole))
 
 
-class BrokenEstimates(PPOModule):
-    """The critic is broken in the second iteration."""
-
-    def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
-        estimates = super().estimate(rollouts)
-        broken = torch.nan if self.iteration == 1 else 1.0
-        return estimates._replace(values=estimates.values * broken)
-
-
 @pytest.mark.filterwarnings("ignore:update of policy and critic skipped")
 def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_path: Path) -> None:
     small = {"critic_init": "policy", "minibatches": {"minibatch_size": 2}}
-    stage = BrokenEstimates(**stages.ppo_options(root, rewards={"brevity": BREVITY}, **small))
+    options = stages.ppo_options(root, rewards={"brevity": BREVITY}, **small)
+    stage = FaultyEstimates((1,), "values", **options)
     stages.fitted(stage, stages.prompts(root, batch_size=2), tmp_path)
     (moments,) = stage.reward.moments.values()
     # of four iterations, one was skipped
@@ -94,33 +88,12 @@ def test_validation_learns_nothing(root: Path, tmp_path: Path) -> None:
     stage.sample(["hi"])
 
 
-def test_remote_and_model(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(remote, "sleep", lambda seconds: None)
-    busy = [True]
-
-    def answer(request: dict[str, Any]) -> tuple[int, bytes]:
-        if busy:
-            busy.clear()
-            return 503, b""
-        return 200, json.dumps({"scores": [7.0] * len(request["responses"])}).encode()
-
-    with service(answer) as (url, requests):
-        stage = module(root, remote={"rule": "http", "url": url, "weight": 0.1, "batch_size": 3})
-        with pytest.warns(UserWarning, match="status 503 and no body in attempt 1 of 5"):
-            run = stages.fitted(stage, stages.prompts(root), tmp_path)
-    assert float(run.callback_metrics["rollout/score/remote"]) == 7.0
-    assert [len(request["responses"]) for request in requests] == [3, 3, 3, 2]
-    assert all("Human: " in prompt for request in requests for prompt in request["prompts"])
-
-
 def test_the_critic_starts_from_the_reward_model_and_not_from_a_rules_name(root: Path) -> None:
     PPOModule(**stages.ppo_options(root, rewards={"brevity": BREVITY, str(root / "reward"): 1.0}))
-    with pytest.raises(ValueError, match="holds functions and rules only; use critic_init: policy"):
-        PPOModule(**stages.ppo_options(root, rewards={"brevity": BREVITY}))
 
 
-EQUALS = "tests.rewards.reward_functions:equals_answer"
+FUNCTIONS = "tests.rewards.reward_functions"
+EQUALS = f"{FUNCTIONS}:equals_answer"
 
 
 def answered(root: Path, **fields: Any) -> PromptDataModule:
@@ -241,3 +214,36 @@ def test_a_model_without_a_folder_cannot_start_the_critic(root: Path) -> None:
     model.config._name_or_path = ""
     with pytest.raises(ValueError, match=r"critic_init: .* that was loaded from a folder, got <L"):
         PPOModule(**stages.ppo_options(root, rewards=model))
+
+
+def failing(root: Path, function: str, **options: Any) -> PPOModule:
+    rewards = {f"{FUNCTIONS}:{function}": 1.0}
+    options = {"critic_init": "policy", "minibatches.minibatch_size": 2, **options}
+    return PPOModule(**stages.ppo_options(root, rewards=rewards, **options))
+
+
+def test_failure_of_a_function_ends_the_run(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reward_functions, "calls", 0)
+    broken, data = failing(root, "fails_from_the_third_call"), stages.prompts(root, batch_size=2)
+    with pytest.raises(RuntimeError) as error:  # in the third of four iterations
+        stages.fitted(broken, data, tmp_path)
+    told = "fails_from_the_third_call' raised ConnectionError: .* Called with prompt '.*Human: "
+    assert re.search(told, str(error.value))
+    assert int(broken.iteration) == 2
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("source", ["rewards", "gold_reward"])
+def test_the_time_limit_holds_for_every_function(root: Path, tmp_path: Path, source: str) -> None:
+    reward_functions.released.clear()
+    slow = f"{FUNCTIONS}:waits"
+    options: dict[str, Any] = {"gold_reward": slow} if source == "gold_reward" else {}
+    name = "length" if source == "gold_reward" else "waits"
+    stage = failing(root, name, reward_timeout=2.0, **options)
+    try:
+        with pytest.raises(TimeoutError, match=r"waits': no scores after 2 seconds .reward_time"):
+            stages.fitted(stage, stages.prompts(root), tmp_path)
+    finally:
+        reward_functions.released.set()

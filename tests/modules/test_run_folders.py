@@ -85,18 +85,6 @@ def test_the_output_may_not_hold_the_folders_of_the_run(root: Path, tmp_path: Pa
     assert not output.exists()
 
 
-@pytest.mark.parametrize("foreign", ["notes.txt", "train.py", "critic/config.json", "a/b/c"])
-def test_a_folder_with_foreign_files_is_refused_before_training(own: Path, foreign: str) -> None:
-    output = own / "reward"  # a finished model, with a file that no stage has written
-    (output / foreign).parent.mkdir(parents=True, exist_ok=True)
-    (output / foreign).write_text("mine")
-    before = content(output)
-    told = rf"output_dir: folder: expected a model folder or a free name.*\({foreign}\)"
-    with pytest.raises(ValueError, match=told):
-        sft(own, output)
-    assert content(output) == before
-
-
 def test_a_model_of_another_program_is_not_replaced(own: Path) -> None:
     (own / "reward" / "lit_rlhf.json").unlink()
     before = content(own / "reward")

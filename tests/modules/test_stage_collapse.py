@@ -48,8 +48,7 @@ def test_last_healthy_weights_are_left_and_said(root: Path, tmp_path: Path) -> N
     for name, weight in load_causal_lm(tmp_path / "out").state_dict().items():
         assert torch.equal(weight, sabotage.weights[HEALTHY][f"model.{name}"])
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
-    assert "**Training was stopped as collapsed at step 4: " in card
-    assert "those of step 1, the last healthy ones" in card
+    assert "stopped as collapsed at step 4: " in card
     assert "| `toy/damage` | 1 |" in card
     record = read_manifest(tmp_path / "out")["made"]["collapse"]
     assert (record["stopped_at_step"], record["weights_of_step"]) == (4, 1)

@@ -1,6 +1,7 @@
 """The folders that stages leave: plain transformers and the next stage load them."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -51,29 +52,21 @@ def chain(
     return {"folder": folder, "sft": sft, "reward": reward, "ppo": ppo}
 
 
-def test_language_models_load_in_plain_transformers(chain: dict[str, Any], root: Path) -> None:
+@pytest.mark.parametrize("name", ["sft", "reward", "ppo", "ppo/critic"])
+def test_networks_load_in_plain_transformers(chain: dict[str, Any], root: Path, name: str) -> None:
+    networks = {"sft": chain["sft"].model, "reward": chain["reward"].model}
+    networks |= {"ppo": chain["ppo"].policy, "ppo/critic": chain["ppo"].critic}
+    scalar = name in ("reward", "ppo/critic")
+    kinds = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    load = getattr(transformers, kinds[scalar]).from_pretrained
+    start, plain = load(root / ("reward" if scalar else "policy")), load(chain["folder"] / name)
+    assert not scalar or plain.config.num_labels == 1
     batch = first_batch(demonstrations(root, batch_size=8), root)
     ids = batch.input_ids[0][batch.attention_mask[0]].unsqueeze(0)
-    start = transformers.AutoModelForCausalLM.from_pretrained(root / "policy")
-    for name, model in (("sft", chain["sft"].model), ("ppo", chain["ppo"].policy)):
-        plain = transformers.AutoModelForCausalLM.from_pretrained(chain["folder"] / name)
-        with torch.no_grad():
-            logits, expected = plain(input_ids=ids).logits, model(input_ids=ids).logits
-            before = start(input_ids=ids).logits
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-        assert (logits - before).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("name", ["reward", "ppo/critic"])
-def test_scalar_models_load_in_transformers(chain: dict[str, Any], root: Path, name: str) -> None:
-    plain = transformers.AutoModelForSequenceClassification.from_pretrained(chain["folder"] / name)
-    assert plain.config.num_labels == 1
-    module = chain["reward"].model if name == "reward" else chain["ppo"].critic
-    batch = first_batch(preferences(root, batch_size=8), root).chosen
-    ids = batch.input_ids[0][batch.attention_mask[0]].unsqueeze(0)
     with torch.no_grad():
-        actual, expected = plain(input_ids=ids).logits, module(input_ids=ids).logits
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        before, actual, expected = (m(input_ids=ids).logits for m in (start, plain, networks[name]))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert (actual - before).abs().max() > 1e-2
 
 
 def test_folders_hold_safetensors_tokenizer_contract_and_card(chain: dict[str, Any]) -> None:
@@ -86,24 +79,12 @@ def test_folders_hold_safetensors_tokenizer_contract_and_card(chain: dict[str, A
         assert len({path.stat().st_mode for path in folder.iterdir() if path.is_file()}) == 1
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         assert tokenizer.chat_template == TextContract.load(folder).chat_template
-        turns = [{"role": "user", "content": "hi"}]
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        assert text == "\n\nHuman: hi\n\nAssistant:"
-    contracts = [TextContract.load(chain["folder"] / name) for name in ("sft", "reward", "ppo")]
-    assert contracts[0].mismatch(contracts[1]) is None
-    assert contracts[0].mismatch(contracts[2]) is None
 
 
 def test_the_policys_folder_samples_as_the_rollouts_did(chain: dict[str, Any]) -> None:
     settings = transformers.GenerationConfig.from_pretrained(chain["folder"] / "ppo")
     assert settings.do_sample is True
     assert (settings.temperature, settings.eos_token_id) == (0.7, 2)
-
-
-def test_cards_say_how_the_model_was_made(chain: dict[str, Any]) -> None:
-    card = (chain["folder"] / "ppo/README.md").read_text("utf-8")
-    for text in ("from `sft`", "rollout/score", "| `policy_optimizer.learning_rate` | 0.01 |"):
-        assert text in card
 
 
 def test_manifest_has_the_hash_of_the_model_that_was_read(root: Path, tmp_path: Path) -> None:
@@ -160,6 +141,7 @@ def test_cards_and_labels_name_the_network_and_no_path(
     folder = chain["folder"] / name
     card = (folder / "README.md").read_text("utf-8")
     assert f"\n{title}\n" in card
+    assert ("from `sft`" in card) == (name in ("reward", "ppo"))
     assert [w for w in card.split() if str(root) in w or str(chain["folder"]) in w] == []
     assert "Training data: `" in card
     assert [line for line in card.splitlines() if "_class_path" in line or "time/" in line] == []
@@ -195,11 +177,16 @@ def test_a_trial_leaves_a_finished_model_alone(root: Path, tmp_path: Path, finis
 def test_tuner_keeps_a_model_alone(root: Path, tmp_path: Path, finished: Path, method: str) -> None:
     before, options = content(finished), {"learning_rate": 1e-2, "lr_scheduler": "constant"}
     module, data = SFTModule(str(root / "policy"), optimizer=options), demonstrations(root)
-    run = trainer(tmp_path, max_epochs=2)
-    finding, scaling = {"num_training": 2, "update_attr": False}, {"steps_per_trial": 1}
-    arguments = {"lr_find": finding, "scale_batch_size": scaling | {"max_trials": 1}}
-    getattr(Tuner(run), method)(module, datamodule=data, **arguments[method])
+    run = trainer(tmp_path, max_epochs=4)
+    finding = {"num_training": 4, "update_attr": False, "early_stop_threshold": None}
+    arguments = {"lr_find": finding, "scale_batch_size": {"steps_per_trial": 1, "max_trials": 1}}
+    found = getattr(Tuner(run), method)(module, datamodule=data, **arguments[method])
     assert content(finished) == before
+    if method == "lr_find":
+        losses, rates = found.results["loss"], found.results["lr"]
+        assert len(losses) >= 3
+        assert all(math.isfinite(loss) and loss > 0 for loss in losses)
+        assert rates == sorted(set(rates))
     run.fit(module, datamodule=data)
     assert content(finished) != before
 

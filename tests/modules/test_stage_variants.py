@@ -8,10 +8,11 @@ from unittest.mock import PropertyMock, patch
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 
 from lit_rlhf.forward import unwrap_model
 from lit_rlhf.models import load_scalar_model, save_model_folder
-from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.modules import PPOModule
 from tests.modules import stages
 
 LOSSES = {"sft": "sft/loss", "reward": "reward/loss", "ppo": "ppo/value_loss"}
@@ -19,19 +20,12 @@ STAGES = tuple(LOSSES)
 
 
 def stage(name: str, root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
-    model_path, optimizer = str(root / "policy"), {"learning_rate": 1e-2, "warmup_ratio": 0.0}
-    if name == "sft":
-        sft = SFTModule(model_path, optimizer=optimizer, **options)
-        return sft, stages.demonstrations(root, batch_size=8)
-    if name == "reward":
-        reward = RewardModule(model_path, optimizer=optimizer, **options)
-        return reward, stages.preferences(root, batch_size=8)
-    one_minibatch = {  # what is logged does not depend on a step
-        "minibatches": {"minibatch_size": 8, "ppo_epochs": 1},
-        "policy_optimizer": {"learning_rate": 1e-2},
-        "critic_optimizer": {"learning_rate": 1e-2},
-    }
-    return PPOModule(**stages.ppo_options(root, **one_minibatch, **options)), stages.prompts(root)
+    rate = {"learning_rate": 1e-2}
+    usual: dict[str, Any] = {"optimizer": rate | {"warmup_ratio": 0.0}}
+    if name == "ppo":  # one minibatch: what is logged does not depend on a step
+        usual = {"minibatches": {"minibatch_size": 8, "ppo_epochs": 1}}
+        usual |= {"policy_optimizer": rate, "critic_optimizer": rate}
+    return stages.stage(name, root, 8, **usual, **options)
 
 
 def networks(module: LightningModule) -> list[torch.nn.Module]:
@@ -43,7 +37,13 @@ def networks(module: LightningModule) -> list[torch.nn.Module]:
 @pytest.mark.parametrize("name", STAGES)
 def test_lora_trains_adapters_and_heads_alone(root: Path, tmp_path: Path, name: str) -> None:
     module, data = stage(name, root, network={"lora_rank": 2})
-    before, run = stages.copied(module), stages.fitted(module, data, tmp_path, max_epochs=2)
+    before, kls = stages.copied(module), list[float]()
+
+    def note(run: Trainer, *_: object) -> None:
+        kls.append(float(run.callback_metrics.get("rollout/kl", 0.0)))
+
+    noting = LambdaCallback(on_train_batch_end=note)
+    run = stages.fitted(module, data, tmp_path, max_epochs=2, callbacks=[noting])
     moved = {key for key, v in stages.copied(module).items() if not torch.equal(v, before[key])}
     weights = {key for key in moved if key in dict(module.named_parameters())}
     assert weights
@@ -55,19 +55,8 @@ def test_lora_trains_adapters_and_heads_alone(root: Path, tmp_path: Path, name: 
         assert module.reference is None
         assert {key.partition(".")[0] for key in weights} == {"policy", "critic"}
         # the reference is where the policy started
-        assert float(run.callback_metrics["rollout/kl"]) != 0.0
+        assert abs(kls[0]) < 1e-4 < abs(float(run.callback_metrics["rollout/kl"]))
         assert any("score" in key for key in weights)
-
-
-def test_the_reference_of_lora_is_that_of_full_training(root: Path, tmp_path: Path) -> None:
-    first = []
-    for rank in (0, 2):
-        module, data = stage("ppo", root, network={"lora_rank": rank})
-        run = stages.fitted(module, data, tmp_path / str(rank))
-        first.append({k: float(v) for k, v in run.callback_metrics.items()})
-    for key in ("rollout/ref_perplexity", "rollout/score", "rollout/response_length"):
-        assert first[0][key] == pytest.approx(first[1][key], rel=1e-5)
-    assert abs(first[1]["rollout/kl"]) < 1e-4
 
 
 @pytest.mark.parametrize("init", ["policy", "reward"])
