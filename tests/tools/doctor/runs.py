@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from lit_rlhf.tools.doctor import QUIET, Report, examine
+from lit_rlhf.tools.doctor import QUIET, Finding, Report, examine
 from lit_rlhf.tools.doctor.case import Case
 from lit_rlhf.tools.doctor.plan import RunPlan
 from tests.modules.stages import ppo_options, prompts, trainer
@@ -49,6 +49,12 @@ def not_ok(report: Report) -> dict[str, str]:
     """Status of the checks that are not ok, after seeing that all are there."""
     assert set(report.findings) == CHECKS
     return {name: str(f.status) for name, f in report.findings.items() if f.status != "ok"}
+
+
+def only_finding(report: Report, check: str, status: str) -> Finding:
+    """The finding of the one check that is not ok."""
+    assert not_ok(report) == {check: status}
+    return report.findings[check]
 
 
 def with_experience(change: Callable[[Experience], dict[str, Tensor]]) -> type[PPOModule]:

@@ -1,5 +1,6 @@
 """Whole examinations: sound runs pass, and errors become findings."""
 
+import math
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -9,18 +10,19 @@ import pytest
 from lit_rlhf.files import FolderLocks
 from lit_rlhf.tools.doctor import Status
 from lit_rlhf.tools.doctor.plan import RunPlan
-from tests.tools.doctor.runs import findings, module_of, not_ok
+from tests.modules.stages import content
+from tests.tools.doctor.runs import findings, module_of, not_ok, only_finding
 
 
 def test_a_sound_run_is_left_untouched(root: Path, tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    before = content(root)
     module = module_of(root, output_dir=str(tmp_path / "model"))
     running = FolderLocks()  # the run itself, which goes on
     running.acquire([tmp_path / "model"])
     report = findings(root, tmp_path / "run", module)
     running.release()
     assert (not_ok(report), report.failed) == ({}, False)
-    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert content(root) == before
     assert list(tmp_path.iterdir()) == []
 
 
@@ -56,13 +58,17 @@ def test_an_exception_inside_a_check_is_its_finding(root: Path, tmp_path: Path) 
         raise RuntimeError("something odd")
 
     with patch("lit_rlhf.tools.doctor.memory.ppo_memory", broken):
-        report = findings(root, tmp_path)
-    assert not_ok(report) == {"memory": "failure"}
-    assert report.findings["memory"].found == "RuntimeError: something odd"
+        finding = only_finding(findings(root, tmp_path), "memory", "failure")
+    assert finding.found == "RuntimeError: something odd"
+
+
+def nothing(prompts: list[str], responses: list[str]) -> list[float]:
+    """A reward function without a score for any response."""
+    return [math.nan] * len(responses)
 
 
 def test_scores_that_are_not_finite(root: Path, tmp_path: Path) -> None:
-    options = {"rewards": {"tests.tools.doctor.rewards:nothing": 1.0}, "critic_init": "policy"}
+    options = {"rewards": {"tests.tools.doctor.test_run:nothing": 1.0}, "critic_init": "policy"}
     with pytest.warns(UserWarning, match="expected finite scores"):
         report = findings(root, tmp_path, module_of(root, **options))
     assert report.findings["iteration"].status is Status.FAILURE
@@ -71,11 +77,6 @@ def test_scores_that_are_not_finite(root: Path, tmp_path: Path) -> None:
         assert report.findings[name].status is Status.NOT_CHECKED
     for name in ("reference", "padding", "sampling", "EOS"):
         assert report.findings[name].status is Status.OK
-
-
-def test_a_minibatch_that_does_not_divide_the_batch(root: Path, tmp_path: Path) -> None:
-    report = findings(root, tmp_path, module_of(root, minibatches={"minibatch_size": 3}))
-    assert "minibatch_size: expected a divisor of the 8 rollouts" in report.findings["start"].found
 
 
 def test_data_that_cannot_be_read(root: Path, tmp_path: Path) -> None:

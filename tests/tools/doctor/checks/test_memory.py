@@ -11,7 +11,7 @@ from lit_rlhf.forward import cpu
 from lit_rlhf.tools.doctor.checks import memory
 from lit_rlhf.tools.doctor.memory import PPOMemory, estimate_memory
 from lit_rlhf.tools.doctor.plan import RunPlan
-from tests.tools.doctor.runs import case_of, findings, module_of, not_ok
+from tests.tools.doctor.runs import case_of, findings, module_of, not_ok, only_finding
 
 RLOO: dict[str, Any] = {"responses_per_prompt": 2, "advantages": {"estimator": "rloo"}}
 
@@ -20,17 +20,20 @@ def size(network: torch.nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
 
 
+def estimated(*arguments: Any, **options: Any) -> tuple[int, int, PPOMemory]:
+    """Numbers in the policy and in the critic, and the estimate."""
+    case = case_of(*arguments, **options)
+    return size(case.module.policy), size(case.module.critic), estimate_memory(case)
+
+
 def test_too_little_memory(root: Path, tmp_path: Path) -> None:
     with patch("lit_rlhf.tools.doctor.run.free_memory", lambda device: 2**20):
-        report = findings(root, tmp_path)
-    assert not_ok(report) == {"memory": "failure"}
-    assert "What helps" in report.findings["memory"].change
+        finding = only_finding(findings(root, tmp_path), "memory", "failure")
+    assert "What helps" in finding.change
 
 
 def test_gradients_are_of_one_network_at_a_time(root: Path, tmp_path: Path) -> None:
-    case = case_of(root, tmp_path)
-    policy, critic = size(case.module.policy), size(case.module.critic)
-    needs = estimate_memory(case)
+    policy, critic, needs = estimated(root, tmp_path)
     assert needs.trained == 4 * 3 * (policy + critic)  # float32
     assert needs.gradients == 4 * max(policy, critic)  # one after the other
     assert needs.frozen == 4 * (policy + critic)  # reference and reward model
@@ -62,9 +65,7 @@ def test_lora_holds_weights_below_adapters_once(root: Path, tmp_path: Path, init
 
 def test_engines_share_states_and_cast_frozen_networks(root: Path, tmp_path: Path) -> None:
     plan = RunPlan(ranks=4, strategy="multi_deepspeed_stage_2", engines=True)
-    case = case_of(root, tmp_path, plan)
-    policy, critic = size(case.module.policy), size(case.module.critic)
-    needs = estimate_memory(case)
+    policy, critic, needs = estimated(root, tmp_path, plan)
     assert needs.trained == sum(2 * n + 12 * n // 4 for n in (policy, critic))
     assert needs.gradients == max(n + 4 * n for n in (policy, critic))  # a share and buckets
     assert needs.frozen == 2 * (policy + critic)
@@ -72,9 +73,7 @@ def test_engines_share_states_and_cast_frozen_networks(root: Path, tmp_path: Pat
 
 def test_offloaded_networks_take_no_room(root: Path, tmp_path: Path) -> None:
     plan = RunPlan(ranks=2, engines=True, offload_optimizer=True)
-    case = case_of(root, tmp_path, plan, memory={"offload_frozen": True})
-    policy, critic = size(case.module.policy), size(case.module.critic)
-    needs = estimate_memory(case)
+    policy, critic, needs = estimated(root, tmp_path, plan, memory={"offload_frozen": True})
     assert needs.frozen == 0
     assert needs.trained == 2 * (policy + critic)
     pinned = sum(1 << (4 * n - 1).bit_length() for n in (policy, critic))
@@ -84,9 +83,7 @@ def test_offloaded_networks_take_no_room(root: Path, tmp_path: Path) -> None:
 
 def test_ranks_have_shares_of_frozen_networks(root: Path, tmp_path: Path) -> None:
     plan = RunPlan(ranks=4, engines=True)
-    case = case_of(root, tmp_path, plan, memory={"shard_frozen": True})
-    policy, critic = size(case.module.policy), size(case.module.critic)
-    needs = estimate_memory(case)
+    policy, critic, needs = estimated(root, tmp_path, plan, memory={"shard_frozen": True})
     assert needs.frozen == 4 * policy // 4 + 4 * critic // 4
     assert needs.cpu == 0
 
@@ -94,10 +91,9 @@ def test_ranks_have_shares_of_frozen_networks(root: Path, tmp_path: Path) -> Non
 def test_a_cpu_splits_an_update_by_itself(root: Path, tmp_path: Path) -> None:
     whole = estimate_memory(case_of(root, tmp_path, RunPlan(on_gpu=True)))
     split = case_of(root, tmp_path)
-    with patch("lit_rlhf.tools.doctor.memory.tokens_within_memory", lambda model: 8):
-        assert estimate_memory(split).update < whole.update
     of_users = case_of(root, tmp_path, minibatches={"micro_batch_size": 4})
     with patch("lit_rlhf.tools.doctor.memory.tokens_within_memory", lambda model: 8):
+        assert estimate_memory(split).update < whole.update
         assert estimate_memory(of_users).update == whole.update
 
 
@@ -131,7 +127,6 @@ def test_the_cpus_memory_is_what_is_available_within_the_containers_limit(tmp_pa
         patch.object(memory, "CGROUP_LIMIT", files["limit"]),
     ):
         assert memory.free_cpu_memory() == 4096 * 1024 + 2 * page
-        files["limit"].write_text("max\n")
-        assert memory.free_cpu_memory() == 4096 * 1024 + 2 * page
-        files["limit"].write_text("1000000\n")
-        assert memory.free_cpu_memory() == 1_000_000
+        for limit, free in (("max", 4096 * 1024 + 2 * page), ("1000000", 1_000_000)):
+            files["limit"].write_text(f"{limit}\n")
+            assert memory.free_cpu_memory() == free

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.tools.doctor.runs import findings, module_of, not_ok
+from tests.tools.doctor.runs import findings, module_of, not_ok, only_finding
 
 
 def test_a_reward_model_of_another_template(own_root: Path, tmp_path: Path) -> None:
@@ -12,10 +12,9 @@ def test_a_reward_model_of_another_template(own_root: Path, tmp_path: Path) -> N
     contract = json.loads(path.read_text())
     contract["chat_template"] = contract["chat_template"].replace("Human", "Person")
     path.write_text(json.dumps(contract))
-    report = findings(own_root, tmp_path / "run")
-    assert not_ok(report) == {"text contract": "failure"}
-    assert "Person: first question" in report.findings["text contract"].found
-    assert "data.chat_template" in report.findings["text contract"].change
+    finding = only_finding(findings(own_root, tmp_path / "run"), "text contract", "failure")
+    assert "Person: first question" in finding.found
+    assert "data.chat_template" in finding.change
 
 
 def test_a_reward_model_without_a_contract_is_a_warning(own_root: Path, tmp_path: Path) -> None:
@@ -42,7 +41,6 @@ def test_a_reward_model_with_a_smaller_vocabulary(own_root: Path, tmp_path: Path
 def test_a_reward_model_with_another_eos_token(own_root: Path, tmp_path: Path) -> None:
     path = own_root / "reward" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<s>"}))
-    report = findings(own_root, tmp_path / "run")
-    assert not_ok(report) == {"vocabulary": "failure"}
-    told = report.findings["vocabulary"].found
+    finding = only_finding(findings(own_root, tmp_path / "run"), "vocabulary", "failure")
+    told = finding.found
     assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in told
