@@ -57,7 +57,7 @@ def test_changed_weights_are_refused(folder: Path, damage: str) -> None:
 def test_manifest_of_another_program_is_as_good_as_none(tmp_path: Path) -> None:
     for content in ("[]", '{"files": []}', '{"files": 3, "made": 4, "versions": []}'):
         (tmp_path / MANIFEST).write_text(content)
-        assert listed_files(tmp_path) == {}
+        assert read_manifest(tmp_path) == listed_files(tmp_path) == {}
         check_weights(tmp_path)
     assert read_manifest(tmp_path / "nowhere") == {}
 

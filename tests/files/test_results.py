@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -49,27 +50,17 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     assert (file.name, file.read_text("utf-8")) == ("records.jsonl", "old\n")
 
 
-def full_disk(path: Path) -> Path:
-    """Whatever is written to the path, the disk is full."""
-    if not Path("/dev/full").exists():
-        pytest.skip("a full disk is pretended with Linux' /dev/full")
-    path.symlink_to("/dev/full")
-    return path
-
-
+@pytest.mark.skipif(sys.platform != "linux", reason="a full disk is pretended with /dev/full")
 def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
     path = write_text(tmp_path / "report.json", "old")
-    full_disk(tmp_path / f".report.json.{os.getpid()}.partial")
+    (tmp_path / f".report.json.{os.getpid()}.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match=rf"No space left on device: '{re.escape(str(path))}'"):
         write_text(path, "new" * 10_000)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_outputs_replace_no_input_or_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_outputs_replace_no_input_or_output(tmp_path: Path) -> None:
     write_text("in.jsonl", "")
     Path("link").symlink_to("in.jsonl")
     check_outputs({"output": "a", "chart": "b", "responses": None}, ["in.jsonl", None])
@@ -179,8 +170,7 @@ def test_a_full_disk_is_named_with_the_file_of_batches(tmp_path: Path) -> None:
     assert len(finished(path)) == 3
 
 
-def test_without_an_output_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_without_an_output_nothing_is_kept(tmp_path: Path) -> None:
     with ProgressFile(None, SETTINGS) as progress:
         progress.add("sft", [1])
         assert progress.batches("sft") == []
