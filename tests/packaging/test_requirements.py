@@ -76,36 +76,27 @@ def test_callbacks_accept_whatever_the_root_accepts() -> None:
         assert others <= set(ours[theirs.name]), str(theirs)
 
 
-def test_root_requires_the_callbacks_of_its_version() -> None:
-    (own,) = (r for r in core_requirements("root") if r.name == "lit-callbacks")
-    assert str(own.specifier) == f"=={project('callbacks')['version']}"
-
-
 def test_callbacks_need_nothing_that_the_root_lacks() -> None:
     ours = {requirement.name for requirement in core_requirements("root")}
     theirs = {requirement.name for requirement in requirements("callbacks", frozenset({"test"}))}
     assert theirs <= ours
 
 
-@pytest.mark.parametrize("key", ["version", "requires-python"])
-def test_distributions_agree(key: str) -> None:
-    assert project("callbacks")[key] == project("root")[key]
-
-
-@pytest.mark.parametrize("package", ["lit_rlhf", "callbacks/lit_callbacks"])
-def test_package_says_the_version_of_its_distribution(package: str) -> None:
-    text = (ROOT / package / "__init__.py").read_text(encoding="utf-8")
-    assert f'__version__ = "{project("root")["version"]}"' in text
+def test_distributions_and_packages_have_one_version() -> None:
+    for key in ("version", "requires-python"):
+        assert project("callbacks")[key] == project("root")[key]
+    version = project("root")["version"]
+    (own,) = (r for r in core_requirements("root") if r.name == "lit-callbacks")
+    assert str(own.specifier) == f"=={version}"
+    for package in ("lit_rlhf", "callbacks/lit_callbacks"):
+        text = (ROOT / package / "__init__.py").read_text(encoding="utf-8")
+        assert f'__version__ = "{version}"' in text
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-def test_requirements_have_bounds(name: str) -> None:
+def test_requirements_have_bounds_and_these_have_reasons(name: str) -> None:
     unbound = [r.name for r in requirements(name) if not r.specifier and r.name not in OWN]
     assert unbound == []
-
-
-@pytest.mark.parametrize("name", PROJECTS)
-def test_bounds_have_reasons(name: str) -> None:
     lines = PROJECTS[name].read_text(encoding="utf-8").splitlines()
     bounds = [line for line in lines if re.match(r'\s*(requires-python = )?"[^"]*[<>=]=?\d', line)]
     assert len(bounds) >= len([r for r in requirements(name) if r.specifier])
@@ -117,13 +108,10 @@ def test_extra_mlflow_opens_the_database_of_its_overlay() -> None:
     assert {"SQLAlchemy", "alembic"} <= {*needs}  # mlflow-skinny brings neither
 
 
-def test_constraints_are_exact_pins_and_nothing_else() -> None:
+def test_constraints_are_exact_pins_that_fit_every_requirement() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pin = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][0-9a-z.]*")
     assert [line for line in lines if not line.startswith("#") and not pin.fullmatch(line)] == []
-
-
-def test_constraints_fit_every_requirement() -> None:
     pinned, everything = pins(), requirements("root") + requirements("callbacks")
     # vLLM asks for older libraries than the pins, and so for an environment of its own
     others = [requirement for requirement in everything if requirement.name not in {*OWN, "vllm"}]
