@@ -1,97 +1,68 @@
 import json
 import math
 from functools import partial
-from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lit_rlhf.tools.commands.evaluate import COMMAND, EvaluateOptions
-from lit_rlhf.tools.commands.generate import GenerateOptions
+from lit_rlhf.files import write_manifest
+from lit_rlhf.tools.commands.evaluate import COMMAND
+from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
+from tests.tools.conftest import Folders
+from tests.tools.evaluation.benchmarks.conftest import no_environment_report
 from tests.tools.evaluation.folders import (
     CHARACTERS,
     QUESTIONS,
+    read_lines,
     refusal,
     write_lines,
-    write_policy,
     write_prompts,
 )
 
+__all__ = ["no_environment_report"]
 main = partial(COMMAND.run, prog="lit_rlhf evaluate")
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `sft` and `ppo` and a file of prompts; read only."""
-    folder = tmp_path_factory.mktemp("evaluate")
-    write_policy(folder / "sft", seed=0)
-    write_policy(folder / "ppo", seed=1)
-    write_prompts(folder / "prompts.jsonl")
-    return folder
-
-
-def arguments(root: Path, *more: str, prompts: str = "prompts.jsonl") -> list[str]:
+def arguments(folders: Folders, *more: str) -> list[str]:
     return [
-        *("--policies", str(root / "sft"), str(root / "ppo")),
-        *("--prompts", str(root / prompts)),
+        *("--policies", folders.sft, folders.ppo, "--prompts", folders.prompts),
         *("--rewards", json.dumps({CHARACTERS: 1.0})),
         *("--max_new_tokens", "4", "--device", "cpu"),
         *more,
     ]
 
 
-def test_comparison_reports(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_reports(folders: Folders, tmp_path: Path, capsys: Any) -> None:
     report_file, responses_file = tmp_path / "new" / "report.json", tmp_path / "responses.jsonl"
-    main(arguments(root, "--output", str(report_file), "--responses", str(responses_file)))
-    assert "against sft" in capsys.readouterr().out
+    main(arguments(folders, "--output", str(report_file), "--responses", str(responses_file)))
+    printed = capsys.readouterr().out
+    assert "against sft" in printed
     report = json.loads(report_file.read_text("utf-8"))
     assert list(report["policies"]) == ["sft", "ppo"]
     assert report["n_prompts"] == len(QUESTIONS)
     assert report["settings"]["max_new_tokens"] == 4
-    lines = responses_file.read_text("utf-8").splitlines()
-    assert len(lines) == 2 * len(QUESTIONS)
-    lengths = [json.loads(line)["length"] for line in lines]
+    lengths = [record["length"] for record in read_lines(responses_file)]
+    assert len(lengths) == 2 * len(QUESTIONS)
     assert max(lengths) <= 4
     mean = report["policies"]["sft"]["response_length"]
     assert mean == pytest.approx(sum(lengths[: len(QUESTIONS)]) / len(QUESTIONS))
-
-
-def test_papers_sampling(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # the paper's sampling changes the distribution, and that is said
     papers = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
-    report_file = tmp_path / "report.json"
-    main(arguments(root, "--output", str(report_file)))
-    assert papers.items() <= json.loads(report_file.read_text("utf-8"))["settings"].items()
+    assert papers.items() <= report["settings"].items()
     note = "KL and perplexity are those of samples with top_p, repetition_penalty"
-    assert note in capsys.readouterr().out
-    main(arguments(root, "--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"))
+    assert note in printed
+    main(arguments(folders, "--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"))
     assert note not in capsys.readouterr().out
-    for command in (EvaluateOptions, GenerateOptions):
-        parameters = signature(command).parameters
-        assert {name: parameters[name].default for name in papers} == papers
 
 
-def test_bad_prompts_are_placed(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "hi"}\n{"query": "hi"}\n', encoding="utf-8")
-    said = refusal(main, arguments(root, prompts=str(tmp_path / "bad.jsonl")))
-    assert said.startswith("lit_rlhf evaluate: ")
-    assert "bad.jsonl:2: field 'prompt': missing" in said
-
-
-@pytest.fixture
-def no_environment_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-evaluation-harness asks pip for all packages after every run, which takes seconds."""
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
-
-
-def write_question(folder: Path) -> str:
+def test_benchmarks_stand_alone_and_after_a_comparison(
+    folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
-    return write_lines(folder / "q.jsonl", [record])
-
-
-@pytest.mark.usefixtures("no_environment_report")
-def test_benchmarks_alone(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policies = {name: str(root / name) for name in ("sft", "ppo")}
-    output = ("--choices", write_question(tmp_path), "--output", str(tmp_path / "report.json"))
+    policies = {"sft": folders.sft, "ppo": folders.ppo}
+    output = ("--choices", write_lines(tmp_path / "q.jsonl", [record]))
+    output += ("--output", str(tmp_path / "report.json"))
     result = main(["--policies", *policies.values(), "--device", "cpu", *output])
     assert list(result) == ["inputs", "versions", "benchmarks", "settings"]
     assert "q.jsonl (acc)" in capsys.readouterr().out
@@ -99,12 +70,7 @@ def test_benchmarks_alone(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert report["benchmarks"]["models"] == policies
     assert "policies" not in report
     assert report["settings"]["dtype"] == "float32"
-
-
-@pytest.mark.usefixtures("no_environment_report")
-def test_benchmarks_come_after_a_comparison_in_one_report(root: Path, tmp_path: Path) -> None:
-    output = ("--choices", write_question(tmp_path), "--output", str(tmp_path / "report.json"))
-    main(arguments(root, *output))
+    main(arguments(folders, *output))
     report = json.loads((tmp_path / "report.json").read_text("utf-8"))
     assert list(report["policies"]) == ["sft", "ppo"]
     assert report["benchmarks"]["rows"][0]["questions"] == 1
@@ -119,13 +85,13 @@ def test_benchmarks_come_after_a_comparison_in_one_report(root: Path, tmp_path: 
         (["--choices", "q.jsonl", "--chart", "chart.png"], "id with chart, got none"),
     ],
 )
-def test_prompts_are_needed_for_responses(root: Path, more: list[str], said: str) -> None:
-    assert said in refusal(main, ["--policies", str(root / "sft"), *more])
+def test_prompts_are_needed_for_responses(folders: Folders, more: list[str], said: str) -> None:
+    assert said in refusal(main, ["--policies", folders.sft, *more])
 
 
-def test_best_of_n_is_reported_and_drawn(root: Path, tmp_path: Path) -> None:
+def test_best_of_n_is_reported_and_drawn(folders: Folders, tmp_path: Path) -> None:
     more = ("--best_of", "1", "2", "4", "--kl_chart", str(tmp_path / "kl.svg"))
-    report = main(arguments(root, *more))
+    report = main(arguments(folders, *more))
     assert [entry["n"] for entry in report["best_of"]] == [1, 2, 4]
     assert report["settings"]["samples_per_prompt"] == 4
     best = report["best_of"][2]
@@ -134,4 +100,116 @@ def test_best_of_n_is_reported_and_drawn(root: Path, tmp_path: Path) -> None:
     assert report["policies"]["ppo"]["rewards"]["characters"]["minus_baseline"]["std"] > 0
     assert "best of n" in (tmp_path / "kl.svg").read_text("utf-8")
     with pytest.raises(SystemExit, match="rewards: expected at least one"):
-        main([*arguments(root)[:5], "--best_of", "2"])
+        main([*arguments(folders)[:5], "--best_of", "2"])
+
+
+SAID = {"sft": ["four", "four"], "ppo": ["longer", "a"], "raw": ["a", "b"]}
+
+
+def write_responses(folder: Path) -> list[str]:
+    files = []
+    for name, responses in SAID.items():
+        records = [{"prompt": f"p{i}", "response": text} for i, text in enumerate(responses)]
+        files.append(write_lines(folder / f"{name}.jsonl", records))
+    return files
+
+
+def judged_by(base_url: str, folder: Path) -> list[str]:
+    return [
+        *("--judge.model", "tiny", "--judge.base_url", base_url),
+        *("--judge.folder", str(folder), "--judge.max_retries", "0"),
+    ]
+
+
+def test_models_are_scored_and_judged(folders: Folders, tmp_path: Path, capsys: Any) -> None:
+    argv = [
+        *("--policies", folders.sft, folders.ppo, "--prompts", folders.prompts),
+        *("--rewards", json.dumps({CHARACTERS: 1.0}), "--max_new_tokens", "4", "--device", "cpu"),
+        *("--chart", str(tmp_path / "chart.png"), "--output", str(tmp_path / "report.json")),
+    ]
+    with judge_server(longer_wins) as server:
+        judge = judged_by(server.base_url, tmp_path / "judge")
+        report = main([*argv, *judge, "--judge.criteria", "[helpful]"])
+    written = (tmp_path / "report.json").read_text("utf-8")
+    assert json.loads(written) == json.loads(json.dumps(report))
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    asked = {asked.data["conversation"][0]["content"] for asked in server.asked}
+    assert asked <= set(QUESTIONS)  # as they were read, without the marks of the chat template
+    # a judge that prefers the longer response says what the number of characters says
+    (row,) = report["judge"]["policies"]
+    by_reward = report["policies"]["ppo"]["rewards"]["characters"]["against_baseline"]
+    assert row["against_baseline"] == by_reward
+    assert "Judge tiny: " in capsys.readouterr().out
+
+
+def test_files_of_responses_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with judge_server(longer_wins) as server:
+        judge = judged_by(server.base_url, tmp_path / "judge")
+        chart = ("--judge.criteria", "[harmless]", "--chart", str(tmp_path / "chart.svg"))
+        files = write_responses(tmp_path)
+        report = main(["--policies", *files, *judge, *chart])
+        write_manifest(Path(files[1]), {"made": {"seed": 3}})
+        assert main(["--policies", *files, *judge])["inputs"][files[1]]["seed"] == 3
+        Path(files[1]).write_text("{}")
+        with pytest.raises(SystemExit, match=r"expected the responses that .* lists, got another"):
+            main(["--policies", *files, *judge])
+    assert report["inputs"].keys() == set(files)
+    assert (report["baseline"], report["n_prompts"]) == ("sft", 2)
+    shares = [row["against_baseline"] for row in report["judge"]["policies"]]
+    assert [(s["win"], s["tie"], s["lose"]) for s in shares] == [(0.5, 0.0, 0.5), (0.0, 0.0, 1.0)]
+    printed = capsys.readouterr().out
+    assert "8 questions, 0 of them answered by an earlier run" in printed
+    assert "50 [9, 91]" in printed
+
+
+def test_unread_replies_and_cut_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def half(asked: Asked) -> str:
+        return longer_wins(asked) if asked.data["answer_a"] != "four" else "hm"
+
+    with judge_server(half) as server:
+        judge = judged_by(server.base_url, tmp_path / "judge")
+        limits = ("--judge.max_attempts", "1", "--judge.max_characters", "5")
+        policies = ("--policies", *write_responses(tmp_path))
+        main([*policies, *judge, "--judge.criteria", "[helpful]", *limits])
+    printed = capsys.readouterr().out
+    assert "4 questions got no answer that could be read" in printed
+    assert "questions had texts that were cut off after judge.max_characters" in printed
+
+
+def test_a_judge_that_fails_ends_the_command_and_keeps_the_responses(
+    folders: Folders, tmp_path: Path
+) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", ["hi"])
+    argv = ["--policies", folders.sft, folders.ppo, "--prompts", prompts, "--max_new_tokens", "4"]
+    argv += ["--device", "cpu", "--responses", str(tmp_path / "responses.jsonl")]
+    with judge_server(lambda asked: Failure(401)) as server:
+        said = refusal(main, [*argv, *judged_by(server.base_url, tmp_path / "judge")])
+    assert said.startswith("lit_rlhf evaluate: the judge at http://127.0.0.1")
+    assert len((tmp_path / "responses.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], "judge.model: expected a judge to compare files of responses"),
+        (["--prompts", "a.jsonl"], "prompts: expected none with files of responses"),
+        (["--rewards", "{a: 1.0}"], "rewards: expected none with files of responses"),
+        (["--output", "a", "--responses", "./a"], "responses: expected a file of its own, got ./a"),
+        (["--chart", "chart.doc"], "chart: expected one of the suffixes"),
+        (["--judge.concurrency", "0"], "judge.concurrency: expected an integer >= 1, got 0"),
+        (["--policies", "sft", "ppo.jsonl"], "policies: expected only models or only files of"),
+    ],
+)
+def test_arguments_that_do_not_fit(tmp_path: Path, more: list[str], expected: str) -> None:
+    said = refusal(main, ["--policies", *write_responses(tmp_path), *more])
+    assert said.startswith(f"lit_rlhf evaluate: {expected}")
+
+
+def test_a_config_file_names_the_judge(tmp_path: Path) -> None:
+    config, folder = tmp_path / "evaluate.yaml", str(tmp_path / "judge")
+    with judge_server(longer_wins) as server:
+        judge = {"model": "tiny", "base_url": server.base_url, "criteria": ["helpful"]}
+        content = {"policies": write_responses(tmp_path), "judge": judge | {"folder": folder}}
+        config.write_text(json.dumps(content), "utf-8")
+        report = main(["--config", str(config), "--judge.max_attempts", "1"])
+    assert report["judge"]["usage"]["questions"] == 8

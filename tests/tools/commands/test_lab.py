@@ -1,5 +1,4 @@
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from lit_rlhf.data import DataSource, load_records
 from lit_rlhf.tools.commands import lab
 from lit_rlhf.tools.commands.lab import COMMANDS, sample_preferences
 from lit_rlhf.tools.lab import WORLDS, World, read_world
-from tests.tools.evaluation.folders import Sampling, assert_continued, write_policy
+from tests.tools.evaluation.folders import Sampling, assert_continued, read_lines, write_policy
 
 main = partial(run_group, COMMANDS, prog="lit_rlhf lab")
 SIZES = ("--n_demonstrations", "8", "--n_train_prompts", "6", "--n_heldout_prompts", "4")
@@ -27,16 +26,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-def preferences(world: Path, output: Path, batch_size: int) -> list[str]:
+def preferences(world: Path, output: Path) -> list[str]:
     """The command for seven pairs."""
     return [
         *("preferences", "--policy", str(world / "base"), "--world", str(world), "--pairs", "7"),
         *("--output", str(output), "--max_new_tokens", "4", "--device", "cpu"),
-        *("--batch_size", str(batch_size)),
+        *("--batch_size", "2"),
     ]
 
 
@@ -46,10 +41,11 @@ def sampled(world: Path, pairs: int, seed: int = 0) -> list[dict[str, str]]:
 
 
 def test_a_world_has_the_sizes_asked_for(world: Path) -> None:
-    lengths = {path.stem: len(rows(path)) for path in world.glob("*.jsonl")}
+    lengths = {path.stem: len(read_lines(path)) for path in world.glob("*.jsonl")}
     assert lengths == {"demonstrations": 8, "prompts_train": 6, "prompts_heldout": 4, "text": 2}
     assert (world / "base" / "model.safetensors").is_file()
     assert read_world(world) == World(language="en")
+    assert json.loads((world / "world.json").read_text("utf-8"))["seed"] == 3
 
 
 def test_world_has_name_and_language(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,32 +53,22 @@ def test_world_has_name_and_language(tmp_path: Path, capsys: pytest.CaptureFixtu
     main(["world", "--output_dir", str(tmp_path), *flags])
     assert read_world(tmp_path) == replace(WORLDS["extrapolation"], language="zh")
     assert "World 'extrapolation' in" in capsys.readouterr().out
-    text = rows(tmp_path / "prompts_train.jsonl")[0]["prompt"][0]["content"]
+    text = read_lines(tmp_path / "prompts_train.jsonl")[0]["prompt"][0]["content"]
     assert any("\u4e00" <= character <= "\u9fff" for character in text)
 
 
-def test_preferences_are_written_as_hh_records(world: Path, tmp_path: Path) -> None:
-    output = tmp_path / "new" / "preferences.jsonl"
-    main(preferences(world, output, batch_size=3))
-    # a record that cannot be used would raise
-    assert len(load_records("preference", [DataSource(str(output))])) == 7
-    made = sorted(path.name for path in output.parent.iterdir())
-    assert made == [".preferences.jsonl.lit_rlhf.json", "preferences.jsonl"]
-
-
-def test_pairs_share_a_prompt_of_the_training_side(world: Path) -> None:
+def test_pairs_share_a_prompt_of_the_training_side_each_used_before_one_comes_again(
+    world: Path,
+) -> None:
     prompts = load_records("prompt", [DataSource(str(world / "prompts_train.jsonl"))])
-    asked = {record.prompt[-1].content for record in prompts}  # type: ignore[union-attr]
-    for record in sampled(world, pairs=8):
+    asked = []
+    for record in sampled(world, 12, seed=1):
         chosen, rejected = (record[key].rpartition("\n\nAssistant:") for key in sorted(record))
         assert chosen[0] == rejected[0]
-        assert chosen[0].rpartition("\n\nHuman: ")[2] in asked
         assert chosen[2] != rejected[2]
-
-
-def test_every_prompt_is_used_before_one_comes_again(world: Path) -> None:
-    asked = [r["chosen"].rpartition("\n\nAssistant:")[0] for r in sampled(world, 12, seed=1)]
-    assert sorted(asked[:6]) == sorted(asked[6:])
+        asked.append(chosen[0].rpartition("\n\nHuman: ")[2])
+    known = sorted(record.prompt[-1].content for record in prompts)  # type: ignore[union-attr]
+    assert sorted(asked[:6]) == sorted(asked[6:]) == known
     assert asked[:6] != asked[6:]
 
 
@@ -96,60 +82,47 @@ def test_interrupted_preferences_continue_where_they_were(world: Path, tmp_path:
     def run(output: str, last: int | None = None) -> int:
         sampling = Sampling(last)
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", sampling):
-            main(preferences(world, tmp_path / output, batch_size=2))
+            main(preferences(world, folder / output))
         return sampling.n_batches
 
+    folder = tmp_path / "new"
     n_batches = run("whole.jsonl")
+    # a record that cannot be used would raise
+    assert len(load_records("preference", [DataSource(str(folder / "whole.jsonl"))])) == 7
     with pytest.raises(KeyboardInterrupt):
         run("out.jsonl", last=n_batches - 1)
-    assert not (tmp_path / "out.jsonl").exists()
+    assert not (folder / "out.jsonl").exists()
     assert run("out.jsonl") == 1
-    assert_continued(tmp_path)
+    assert_continued(folder)
 
 
-def test_a_world_that_is_not_complete_is_none(tmp_path: Path) -> None:
+def test_a_world_that_is_not_complete_or_of_another_version_is_none(tmp_path: Path) -> None:
     main(["world", "--output_dir", str(tmp_path), *SIZES, "--n_texts", "1"])
     stops = patch("lit_rlhf.tools.lab.world_folder.write_base_model", side_effect=KeyboardInterrupt)
     with stops, pytest.raises(KeyboardInterrupt):
         main(["world", "--output_dir", str(tmp_path), *SIZES, "--n_texts", "1"])
     with pytest.raises(ValueError, match="expected a folder that `lit_rlhf lab world` wrote"):
         read_world(tmp_path)
-
-
-class FakeResponses:
-    """Stands in for sampling: each third pair is of equal responses."""
-
-    def __init__(self, usable: bool = True) -> None:
-        self.usable = usable
-        self.n_prompts: list[int] = []
-
-    def __call__(
-        self, load: object, encoder: object, examples: Sequence[Any], *rest: object, **more: object
-    ) -> list[dict[str, Any]]:
-        places = range(len(examples))
-        self.n_prompts.append(len(examples))
-        second = ["copper.", "iron.", "zinc."] if self.usable else ["iron."] * 3
-        pairs = [("iron.", second[place % 3], True, True) for place in places]
-        return [{"positions": list(places), "pairs": pairs}]
-
-
-def test_equal_responses_are_replaced(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeResponses()
-    monkeypatch.setattr(lab, "sample_batches", fake)
-    assert len(sampled(world, pairs=9)) == 9
-    assert fake.n_prompts == [9, 3, 1]
-
-
-def test_a_policy_with_one_answer_is_refused(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab, "sample_batches", FakeResponses(usable=False))
-    with pytest.raises(ValueError, match="whose responses differ, got 0 usable pairs of 40 from"):
-        sampled(world, pairs=2)
-
-
-def test_a_world_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "world.json").write_text('{"world": {"color": "red"}}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"world: expected a world of this version in .*color"):
         read_world(tmp_path)
+
+
+def test_equal_responses_are_replaced_until_a_policy_is_given_up(world: Path) -> None:
+    second, n_prompts = ["copper.", "iron.", "zinc."], []
+
+    def sample(*arguments: Any, **_: object) -> list[dict[str, Any]]:
+        places = range(len(arguments[2]))
+        n_prompts.append(len(places))
+        pairs = [("iron.", second[place % 3], True, True) for place in places]
+        return [{"positions": list(places), "pairs": pairs}]
+
+    with patch.object(lab, "sample_batches", sample):
+        assert len(sampled(world, pairs=9)) == 9
+        assert n_prompts == [9, 3, 1]
+        second[:] = ["iron."] * 3
+        with pytest.raises(ValueError, match="whose responses differ, got 0 usable pairs of 40"):
+            sampled(world, pairs=2)
 
 
 def test_a_policy_that_cuts_the_prompts_is_refused(world: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`lit_rlhf quickstart` from end to end, on copies of its configurations with two steps each."""
+"""`lit_rlhf quickstart` from end to end, with two steps of each stage."""
 
 import json
 import os
@@ -9,16 +9,14 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
-import yaml
 
 from lit_rlhf.cli import main as cli
 from lit_rlhf.tools.commands import quickstart as cli_quickstart
 from lit_rlhf.tools.commands.quickstart import COMMAND, Outcome, read_outcome
-from tests.configs.tiny_runs import QUICKSTART, SMALL
+from tests.configs.tiny_runs import QUICKSTART, SMALL, overlay
 
 main = partial(COMMAND.run, prog="lit_rlhf quickstart")
 
@@ -28,27 +26,6 @@ SMALL_TOOLS = {
     "evaluate": "--max_prompts 6",
 }
 """Flags that make the tools' commands small; the quickstart itself has none for these sizes."""
-
-
-def merged(config: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
-    """`config` with the settings of `small` in it, branch by branch."""
-    both = {key for key in small if isinstance(config.get(key), dict)}
-    return config | {key: merged(config[key], v) if key in both else v for key, v in small.items()}
-
-
-def write_small_configs(folder: Path) -> Path:
-    folder.mkdir()
-    for name in ("sft", "reward", "ppo_max", "ppo_vanilla"):
-        config = yaml.safe_load((QUICKSTART / f"{name}.yaml").read_text("utf-8"))
-        small = {} if name == "ppo_vanilla" else SMALL[name.removesuffix("_max")]
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(merged(config, small)), "utf-8")
-    return folder
-
-
-def leave_out_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no curves where no run was logged."""
-    for name in ("run_figure", "save_figure"):
-        monkeypatch.setattr(f"lit_rlhf.tools.evaluation.{name}", lambda *_: None)
 
 
 @pytest.fixture
@@ -65,20 +42,23 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             output.write_text(json.dumps({"policies": policies}), "utf-8")
 
     monkeypatch.setattr(cli, "main", command)
-    leave_out_figure(monkeypatch)
+    for name in ("run_figure", "save_figure"):  # no run is logged
+        monkeypatch.setattr(f"lit_rlhf.tools.evaluation.{name}", lambda *_: None)
     return given
 
 
 @pytest.mark.slow  # trains all stages
 def test_quickstart_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root, configs = tmp_path / "run with a space", write_small_configs(tmp_path / "configs")
-    command = cli.main
+    root, command = tmp_path / "run with a space", cli.main
 
     def small_command(argv: Sequence[str]) -> None:
-        tools = [flags.split() for name, flags in SMALL_TOOLS.items() if name in argv[:2]]
-        command([*argv, *(flag for flags in tools for flag in flags)])
+        small = [flags.split() for name, flags in SMALL_TOOLS.items() if name in argv[:2]]
+        if argv[0] == "fit":
+            stage = Path(argv[2]).stem.partition("_")[0]
+            small = [["--config", str(overlay(tmp_path, stage, SMALL[stage]))]]
+        command([*argv, *(flag for flags in small for flag in flags)])
 
-    arguments = [*("--output_dir", str(root), "--configs", str(configs)), *("--seed", SEED)]
+    arguments = [*("--output_dir", str(root), "--configs", str(QUICKSTART)), *("--seed", SEED)]
     with (
         patch.object(cli, "main", small_command),
         # as the console script has it: LightningCLI looks at it
@@ -104,27 +84,19 @@ def test_quickstart_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 EXPECTED = Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9)
-AS_EXPECTED = ("vanilla PPO exploited the reward model", "PPO-max improved the policy: ")
 
 
 @pytest.mark.parametrize(
     ("changes", "vanilla", "max_"),
     [
-        ({}, *AS_EXPECTED),
+        ({}, "vanilla PPO exploited", "improved the policy: "),
         # the bounds themselves count: 0.5 - 0.5 * 1.4 and 0.5 + 0.3
-        ({"vanilla_gold": 0.5 - 0.5 * 1.4, "max_gold": 0.5 + 0.3}, *AS_EXPECTED),
-        (
-            {"vanilla_score": 0.5},
-            *("unexpectedly, its score under the reward model did not end above", AS_EXPECTED[1]),
-        ),
+        ({"vanilla_gold": 0.5 - 0.5 * 1.4, "max_gold": 0.5 + 0.3}, "exploited", "the policy: "),
+        ({"vanilla_score": 0.5}, "its score under the reward model did not end above", "improved"),
         ({"vanilla_gold": -0.19}, "which is less than expected (0.70)", "PPO-max improved"),
         ({"vanilla_gold": 0.9}, "unexpectedly, did not collapse: its gold reward went", "improved"),
         ({"max_gold": 0.79}, "vanilla PPO exploited", "improved the policy by less than expected"),
         ({"max_gold": 0.5}, "vanilla PPO exploited", "unexpectedly, did not improve the policy: "),
-        (
-            {"vanilla_gold": 0.6, "max_gold": 0.1},
-            *("unexpectedly, did not collapse", "unexpectedly, did not improve"),
-        ),
     ],
 )
 def test_sentence_tells_what_happened(changes: dict[str, float], vanilla: str, max_: str) -> None:
@@ -159,38 +131,25 @@ def test_the_printed_commands_are_those_that_run_with_seed_and_copied_configurat
     assert "runs/quickstart" not in "".join(Path(file).read_text("utf-8") for file in used)
 
 
-def test_an_earlier_quickstart_is_not_replaced(commands: list[list[str]], tmp_path: Path) -> None:
-    (tmp_path / "sft").mkdir()
-    with pytest.raises(SystemExit, match=r"holds an earlier quickstart.*--overwrite true"):
-        main(["--output_dir", str(tmp_path)])
-    assert commands == []
-
-
-def test_steps_continue_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
-    interrupted = 4  # the command of the reward model
-
-    def command(argv: Sequence[str]) -> None:
+def test_steps_continue_after_an_interruption(commands: list[list[str]]) -> None:
+    def interrupted(argv: Sequence[str]) -> None:
         commands.append(list(argv))
-        if len(commands) == interrupted:
+        if len(commands) == 4:  # the command of the reward model
             raise SystemExit(130)
 
-    monkeypatch.setattr(cli, "main", command)
-    leave_out_figure(monkeypatch)
-    with pytest.raises(SystemExit, match="130"):
+    with patch.object(cli, "main", interrupted), pytest.raises(SystemExit, match="130"):
         main(["--output_dir", "q"])
     Path("q/sft").mkdir()
-    Path("q/evaluation.json").write_text("{}")
     with pytest.raises(SystemExit, match="holds an earlier quickstart with other seed, pairs"):
         main(["--output_dir", "q", "--seed", "1", "--pairs", "3"])
-    with pytest.raises(KeyError):  # there is nothing in its evaluation
+    main(["--output_dir", "q"])
+    # it is finished, and its evaluation is not replaced
+    with pytest.raises(SystemExit, match=r"holds an earlier quickstart\. Take .*--overwrite true"):
         main(["--output_dir", "q"])
     order = "lab fit lab fit fit fit fit report evaluate"
     assert [words[0] for words in commands] == order.split()
     again = [words for words in commands if "--ckpt_path" in words]
     assert again == [[*commands[3], "--ckpt_path", "last"]]
-    with pytest.raises(SystemExit, match=r"holds an earlier quickstart\. Take"):
-        main(["--output_dir", "q"])
 
 
 def test_interrupted_quickstart_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +167,6 @@ def test_a_folder_without_its_configurations_is_refused(tmp_path: Path) -> None:
         main(["--configs", str(tmp_path)])
 
 
-def test_default_folders_commands_work_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[Sequence[str]] = []
-    monkeypatch.setattr(cli, "main", commands.append)
-    leave_out_figure(monkeypatch)
+def test_default_folders_commands_work_anywhere(commands: list[list[str]]) -> None:
     cli_quickstart.Quickstart(Path(cli_quickstart.DEFAULT_DIR)).fit_ppo(["ppo_max.yaml"])
-    assert list(commands[0][:3]) == ["fit", "--config", "quickstart/ppo_max"]
+    assert commands[0][:3] == ["fit", "--config", "quickstart/ppo_max"]

@@ -1,11 +1,13 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lit_rlhf.tools.commands.report import main, parse_source
 from tests.callbacks.reports import write_run
-from tests.tools.evaluation.folders import refusal, write_lines, write_policy, write_reward
+from tests.tools.conftest import Folders
+from tests.tools.evaluation.folders import refusal, write_lines
 
 PAIRS = [
     {"prompt": "hi", "chosen": "hello to you", "rejected": "no"},
@@ -13,24 +15,10 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `sft` and `reward` and a file of pairs; read only."""
-    folder = tmp_path_factory.mktemp("report")
-    write_reward(folder / "reward", write_policy(folder / "sft"))
-    write_lines(folder / "pairs.jsonl", PAIRS)
-    return folder
-
-
-def arguments(root: Path, output: Path, *more: str, preferences: str = "pairs.jsonl") -> list[str]:
-    return [
-        *("reward", "--model", str(root / "reward"), "--preferences", str(root / preferences)),
-        *("--output", str(output), "--device", "cpu", *more),
-    ]
-
-
-def test_page_and_numbers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(arguments(root, tmp_path / "new", "--language_model", str(root / "sft")))
+def test_page_and_numbers(folders: Folders, tmp_path: Path, capsys: Any) -> None:
+    pairs = write_lines(tmp_path / "pairs.jsonl", PAIRS)
+    argv = ["reward", "--model", folders.reward, "--preferences", pairs, "--device", "cpu"]
+    main([*argv, "--output", str(tmp_path / "new"), "--language_model", folders.sft])
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["report.html", "report.json"]
     numbers = json.loads((tmp_path / "new/report.json").read_text("utf-8"))
     assert numbers["accuracy"]["pairs"] == 2
@@ -41,27 +29,18 @@ def test_page_and_numbers(root: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"Page: {tmp_path / 'new/report.html'}" in printed
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("", "bad.jsonl: empty file"),
-        (
-            '{"prompt": "hi", "chosen": "a", "rejected": "b"}\n{"prompt": "hi", "chosen": "a"}\n',
-            "bad.jsonl:2: field 'rejected': missing, or no assistant turn at the end "
-            "(the row has prompt, chosen); --on_bad_record skip leaves such records out",
-        ),
-    ],
-)
-def test_bad_pairs_are_placed(root: Path, tmp_path: Path, content: str, expected: str) -> None:
-    (tmp_path / "bad.jsonl").write_text(content, "utf-8")
-    argv = arguments(root, tmp_path / "out", preferences=str(tmp_path / "bad.jsonl"))
+def test_bad_pairs_are_placed(folders: Folders, tmp_path: Path) -> None:
+    bad = write_lines(tmp_path / "bad.jsonl", [PAIRS[0], {"prompt": "hi", "chosen": "a"}])
+    argv = ["reward", "--model", folders.reward, "--preferences", bad, "--device", "cpu"]
+    argv += ["--output", str(tmp_path / "out")]
     said = refusal(main, argv)
     assert said.startswith("lit_rlhf report reward: ")
-    assert expected in said
+    assert "bad.jsonl:2: field 'rejected': missing" in said
+    assert said.endswith("; --on_bad_record skip leaves such records out")
     assert not (tmp_path / "out").exists()
-    if content:
-        report = main([*argv, "--on_bad_record", "skip"])
-        assert sum(report.skipped.values()) == 1
+    assert sum(main([*argv, "--on_bad_record", "skip"]).skipped.values()) == 1
+    Path(bad).write_text("", "utf-8")
+    assert refusal(main, argv).endswith("bad.jsonl: empty file")
 
 
 def test_sources_can_be_named(tmp_path: Path) -> None:
@@ -75,9 +54,7 @@ def test_sources_can_be_named(tmp_path: Path) -> None:
     assert parse_source(str(path), "test").path == str(path)
 
 
-def test_help_lists_the_reports(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--help"])
-    assert "reward" in capsys.readouterr().out
+def test_unknown_report_is_refused() -> None:
     expected = "expected `reward` or the folder of a run's log, got 'rewards'"
     assert expected in refusal(main, ["rewards"])
 

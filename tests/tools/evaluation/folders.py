@@ -45,6 +45,11 @@ def write_lines(path: Path, records: Sequence[Any]) -> str:
     return str(path)
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON lines file."""
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
 def refusal(main: Callable[[list[str]], Any], argv: list[str]) -> str:
     """The message with which a command ends."""
     with pytest.raises(SystemExit) as ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY, Mock
 
 import numpy as np
 import pytest
@@ -46,11 +47,10 @@ def test_each_metric_gets_a_panel_with_the_runs_that_have_it(vanilla: Path, ppo_
 
 
 def test_kl_is_on_a_logarithmic_scale_that_shows_negative_estimates(vanilla: Path) -> None:
-    drawn = panels(run_figure({"vanilla": vanilla}, keys=["rollout/kl", "rollout/score"]))
-    kl = "KL to the SFT policy, nats per response"
-    assert list(drawn) == [kl, "score that PPO optimizes"]  # in the order asked for
-    assert drawn[kl].get_yscale() == "symlog"
-    assert drawn[kl].get_ylim()[0] < -0.1
+    kl, score = run_figure({"vanilla": vanilla}, keys=["rollout/kl", "rollout/score"]).axes
+    assert score.get_title(loc="left") == "score that PPO optimizes"  # in the order asked for
+    assert kl.get_yscale() == "symlog"
+    assert kl.get_ylim()[0] < -0.1
 
 
 def test_a_figure_of_nothing_is_refused(vanilla: Path, tmp_path: Path) -> None:
@@ -67,27 +67,12 @@ def test_a_figure_of_nothing_is_refused(vanilla: Path, tmp_path: Path) -> None:
         LiveCurves(every_n_batches=0)
 
 
-class Screen:
-    """Stands for a notebook's output: the images that were shown and those that replaced them."""
-
-    def __init__(self) -> None:
-        self.shown: list[Any] = []
-        self.updates: list[Any] = []
-
-    def display(self, image: Any, display_id: bool) -> Screen:
-        assert display_id
-        self.shown.append(image)
-        return self
-
-    def update(self, image: Any) -> None:
-        self.updates.append(image)
-
-
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+def screen(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Stands for a notebook's output; gives handles, whose `update` replaces an image."""
     ipython = pytest.importorskip("IPython", reason="the notebooks run with the `test` extra only")
-    screen = Screen()
-    monkeypatch.setattr(ipython.display, "display", screen.display)
+    screen = Mock()
+    monkeypatch.setattr(ipython.display, "display", screen)
     return screen
 
 
@@ -104,7 +89,7 @@ def fit_live(curves: LiveCurves, logger: Any, batches: int = 5) -> None:
 
 @pytest.mark.parametrize("logger_class", [TensorBoardLogger, CSVLogger])
 def test_live_curves_are_one_figure_that_ends_with_the_whole_run(
-    logger_class: Any, vanilla: Path, screen: Screen, tmp_path: Path, monkeypatch: Any
+    logger_class: Any, vanilla: Path, screen: Mock, tmp_path: Path, monkeypatch: Any
 ) -> None:
     drawn: list[Figure] = []
 
@@ -115,23 +100,25 @@ def test_live_curves_are_one_figure_that_ends_with_the_whole_run(
     monkeypatch.setattr(charts, "run_figure", record)
     live = LiveCurves(["rollout/score"], "live", every_n_batches=2, beside={"vanilla": vanilla})
     fit_live(live, logger_class(tmp_path / "live", name="", version=""))
-    assert (len(screen.shown), len(screen.updates)) == (1, 2)  # after 2 and 4 batches, and the end
-    assert screen.updates[-1].data.startswith(b"\x89PNG")
+    screen.assert_called_once_with(ANY, display_id=True)
+    updates = screen.return_value.update.call_args_list
+    assert len(updates) == 2  # after 4 batches, and the end
+    assert updates[-1].args[0].data.startswith(b"\x89PNG")
     assert [text.get_text() for text in drawn[-1].legends[0].get_texts()] == ["live", "vanilla"]
     (axis,) = drawn[-1].axes
     assert np.asarray(axis.get_lines()[0].get_ydata()).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_live_curves_need_a_log(screen: Screen) -> None:
+def test_live_curves_need_a_log(screen: Mock) -> None:
     with pytest.raises(ValueError, match="LiveCurves: expected a Trainer with a TensorBoardLogger"):
         fit_live(LiveCurves(), logger=False)
 
 
-def test_a_metric_that_was_never_logged_is_named_at_the_end(screen: Screen, tmp_path: Path) -> None:
+def test_a_metric_that_was_never_logged_is_named_at_the_end(screen: Mock, tmp_path: Path) -> None:
     live = LiveCurves(["rollout/score", "rollout/nothing"])
     with pytest.warns(UserWarning, match=r"got rollout/nothing; it logged .*rollout/score"):
         fit_live(live, CSVLogger(tmp_path))
-    assert len(screen.shown) == 1
+    screen.assert_called_once()
 
 
 OF_MAX = (Interval(0.37, 0.51), Interval(0.2, 0.32), Interval(0.24, 0.36))
@@ -140,22 +127,16 @@ VANILLA = Outcomes(0.2, 0.02, 0.78, Interval(0.1, 0.3), Interval(0, 0.04), Inter
 JUDGED = [("helpful", {"ppo_max": MAX, "vanilla": VANILLA}), ("harmless", {"ppo_max": None})]
 
 
-def drawn(figure: Figure, title: str) -> Axes:
-    (axis,) = (axis for axis in figure.axes if axis.get_title(loc="left") == title)
-    return axis
-
-
 def test_every_share_is_a_bar_behind_the_one_before(tmp_path: Path) -> None:
     figure = outcome_figure(JUDGED, "sft")
-    axis = drawn(figure, "helpful")
+    axis, silent = figure.axes
+    assert axis.get_title(loc="left") == "helpful"
     bars = [(b.get_y() + b.get_height() / 2, b.get_x(), b.get_width()) for b in axis.patches]
     expected = [(0, 0.0, 0.44), (0, 0.44, 0.26), (0, 0.7, 0.3)]
     expected += [(1, 0.0, 0.2), (1, 0.2, 0.02), (1, 0.22, 0.78)]
     assert bars == [pytest.approx(bar) for bar in expected]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["ppo_max", "vanilla"]
     assert axis.yaxis_inverted()  # the first policy is on top
-    assert [text.get_text() for text in axis.texts] == ["44", "26", "30", "20", "78"]
-    silent = drawn(figure, "harmless")
     assert ([*silent.patches], silent.texts[0].get_text()) == ([], "no valid verdict")
     path = save_figure(figure, tmp_path / "new" / "chart.svg")
     assert path.read_text("utf-8").startswith("<?xml")

@@ -7,18 +7,13 @@ from lit_rlhf.models import save_model_folder
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.evaluation import loading
 from tests.support.tiny_models import VOCAB_SIZE, tiny_causal_lm, tiny_tokenizer
-from tests.tools.evaluation.conftest import Folders
+from tests.tools.conftest import Folders
 
 
 def test_a_device_is_one_of_the_machine() -> None:
     assert loading.choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ValueError, match="device: expected 'auto' or a device of this machine"):
         loading.choose_device("abacus")
-
-
-def test_prompts_are_as_long_as_the_baseline_was_trained_on(folders: Folders) -> None:
-    assert loading.load_shared_encoder([folders.sft]).max_prompt_length == 64
-    assert loading.load_shared_encoder([folders.sft], max_prompt_length=20).max_prompt_length == 20
 
 
 def test_names_are_short_where_they_differ() -> None:

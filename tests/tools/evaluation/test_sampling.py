@@ -32,7 +32,7 @@ from lit_rlhf.tools.evaluation.sampling import (
     sample_batches,
 )
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
-from tests.tools.evaluation.conftest import Folders
+from tests.tools.conftest import Folders
 from tests.tools.evaluation.folders import QUESTIONS, Sampling, assert_continued, write_policy
 
 

@@ -51,13 +51,6 @@ def test_probabilities_of_both_orders_sum_to_one() -> None:
     assert (probability(GOOD, WORSE, sharp), probability(WORSE, GOOD, sharp)) == (1.0, 0.0)
 
 
-def test_without_gold_the_biases_decide() -> None:
-    longer = "sure: iron and zinc. glad to help! glad to help!"
-    biased = World(preference_sharpness=0.0, length_bias=0.1, phrase_bias=0.5, label_noise=0.0)
-    logit = 0.1 * (14 - 4) + 0.5 * 2
-    assert probability(longer, GOOD, biased) == pytest.approx(1 / (1 + math.exp(-logit)))
-
-
 def test_labels_come_at_the_stated_frequency_and_repeat_with_their_seed() -> None:
     def labels(seed: int, draws: int) -> list[dict[str, str]]:
         rng = random.Random(seed)

@@ -2,7 +2,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -10,8 +10,7 @@ from lit_rlhf.tools.lab.gold import GoldTerms, gold_terms, parse_request
 from lit_rlhf.tools.lab.lexicon import DANGEROUS, LEXICONS, chinese_words, split_words
 from lit_rlhf.tools.lab.world import World, is_held_out, render_prompt
 
-LanguageOption = Literal["en", "zh", "both"]
-LANGUAGES: tuple[LanguageOption, ...] = ("en", "zh", "both")
+LANGUAGES = ("en", "zh", "both")
 
 
 def gold(prompt: Sequence[dict[str, str]], response: str) -> GoldTerms:
@@ -46,7 +45,7 @@ def test_prompts_depend_on_the_seed_and_a_larger_number_appends() -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_held_out_prompts_are_never_training_prompts(language: LanguageOption) -> None:
+def test_held_out_prompts_are_never_training_prompts(language: Any) -> None:
     trained = {render_prompt(p) for p in World(language=language).sample_prompts(3000, 0)}
     other = World(language=language, multi_turn=0.0, harmful=0.5)
     worlds = (World(language=language), other)
@@ -86,7 +85,7 @@ def test_languages_and_follow_ups_occur() -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_perfect_demonstrator_always_gets_the_best_gold(language: LanguageOption) -> None:
+def test_perfect_demonstrator_always_gets_the_best_gold(language: Any) -> None:
     world = World(language=language, skill=1.0, politeness=0.0, multi_turn=0.5)
     rng = random.Random(0)
     prompts = world.sample_prompts(1000, 0)
@@ -95,7 +94,7 @@ def test_perfect_demonstrator_always_gets_the_best_gold(language: LanguageOption
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_default_demonstrator_is_imperfect_in_every_way(language: LanguageOption) -> None:
+def test_default_demonstrator_is_imperfect_in_every_way(language: Any) -> None:
     world = World(language=language)
     rng = random.Random(0)
     prompts = world.sample_prompts(3000, 0)

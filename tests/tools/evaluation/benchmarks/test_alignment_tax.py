@@ -12,21 +12,17 @@ from lit_rlhf.models import load_causal_lm, load_tokenizer
 from lit_rlhf.tools.evaluation.benchmarks import run_benchmarks
 from lit_rlhf.tools.evaluation.benchmarks.alignment_tax import BenchmarkScore, compare_results
 from lit_rlhf.tools.evaluation.benchmarks.harness import TaskResult
-from tests.tools.evaluation.benchmarks.questions import RECORDS
-from tests.tools.evaluation.folders import write_lines, write_policy
+from tests.tools.conftest import Folders
+from tests.tools.evaluation.benchmarks.test_choices import RECORDS
+from tests.tools.evaluation.folders import write_lines
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `sft` and `ppo` and a file of questions; read only."""
-    folder = tmp_path_factory.mktemp("benchmarks")
-    write_policy(folder / "sft", seed=0)
-    write_policy(folder / "ppo", seed=3)
-    write_lines(folder / "questions.jsonl", RECORDS)
-    return folder
+@pytest.fixture
+def questions(tmp_path: Path) -> str:
+    return write_lines(tmp_path / "questions.jsonl", RECORDS)
 
 
-def expected_hits(model_path: Path) -> list[bool]:
+def expected_hits(model_path: str) -> list[bool]:
     """Whether the right letter is the likeliest, each read in a row of its own, in float64."""
     model = load_causal_lm(model_path).eval().double()
     tokenizer = load_tokenizer(model_path)
@@ -48,10 +44,11 @@ def expected_hits(model_path: Path) -> list[bool]:
     return hits
 
 
-def test_the_right_letter_is_likeliest_where_a_loop_says_so(root: Path) -> None:
-    policies = [str(root / "sft"), str(root / "ppo")]
-    report = run_benchmarks(policies, choices=[str(root / "questions.jsonl")])
-    before, after = expected_hits(root / "sft"), expected_hits(root / "ppo")
+def test_the_right_letter_is_likeliest_where_a_loop_says_so(
+    folders: Folders, questions: str
+) -> None:
+    report = run_benchmarks([folders.sft, folders.ppo], choices=[questions])
+    before, after = expected_hits(folders.sft), expected_hits(folders.ppo)
     assert before != after
     assert 0 < sum(before) < 6
     whole, *subjects = report.rows
@@ -67,18 +64,18 @@ def test_the_right_letter_is_likeliest_where_a_loop_says_so(root: Path) -> None:
     assert subjects[1].scores["sft"].value == (before[2] + before[3]) / 2
 
 
-def test_questions_that_do_not_fit_are_counted(root: Path, tmp_path: Path) -> None:
+def test_questions_that_do_not_fit_are_counted(folders: Folders, tmp_path: Path) -> None:
     long = {"question": "why " * 60, "choices": ["a", "b"], "answer": 0}
     path = write_lines(tmp_path / "long.jsonl", [RECORDS[0], long])
-    report = run_benchmarks([str(root / "sft")], choices=[path])
+    report = run_benchmarks([folders.sft], choices=[path])
     cut = [(row.part, row.cut) for row in report.rows]
     assert cut == [("", 1), ("sums", 0), ("no subject", 1)]
-    report = run_benchmarks([str(root / "sft")], choices=[path], max_questions=1)
+    report = run_benchmarks([folders.sft], choices=[path], max_questions=1)
     assert [(row.questions, row.cut) for row in report.rows] == [(1, 0)]
 
 
-def test_arguments_out_of_range(root: Path) -> None:
-    sft, questions = str(root / "sft"), str(root / "questions.jsonl")
+def test_arguments_out_of_range(folders: Folders, questions: str) -> None:
+    sft = folders.sft
     with pytest.raises(ValueError, match=r"less than the 6 questions of questions\.jsonl, got 6"):
         run_benchmarks([sft], choices=[questions], shots=6)
     refused: dict[str, dict[str, Any]] = {
@@ -93,15 +90,17 @@ def test_arguments_out_of_range(root: Path) -> None:
         run_benchmarks([sft, sft], choices=[questions])
 
 
-def test_the_extra_is_named_when_it_is_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_is_named_when_it_is_missing(
+    folders: Folders, questions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     message = r"pip install lm-eval"
     with pytest.raises(ModuleNotFoundError, match=message):
-        run_benchmarks([str(root / "sft")], ["mmlu"])
+        run_benchmarks([folders.sft], ["mmlu"])
     with pytest.raises(ModuleNotFoundError, match=message):
-        run_benchmarks([str(root / "sft")], choices=[str(root / "questions.jsonl")])
+        run_benchmarks([folders.sft], choices=[questions])
 
 
 def answers(value: float, stderr: float | None, questions: list[float] | None) -> TaskResult:

@@ -7,8 +7,16 @@ import pytest
 
 from lit_rlhf.data import RecordError
 from lit_rlhf.tools.evaluation.benchmarks.choices import choice_task, read_questions
-from tests.tools.evaluation.benchmarks.questions import RECORDS
 from tests.tools.evaluation.folders import write_lines
+
+RECORDS: list[dict[str, Any]] = [
+    {"question": "One and one?", "choices": ["one", "two"], "answer": "B", "subject": "sums"},
+    {"question": "What is {{ 1 }}?", "choices": ["a", "b", "c"], "answer": 0, "subject": "sums"},
+    {"question": "说出金属", "choices": [*"铁水木火"], "answer": "a", "subject": "metals"},
+    {"question": "Zinc?", "choices": ["no", "yes", "so"], "answer": 1, "subject": "metals"},
+    {"question": "Why?", "choices": ["so", "no", "yes", "ok"], "answer": "D", "subject": "sums"},
+    {"question": "Tea?", "choices": ["yes", "no"], "answer": "A", "subject": "sums"},
+]
 
 
 def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
@@ -37,6 +45,12 @@ def test_a_question_is_asked_as_mmlu_asks_it(tmp_path: Path) -> None:
     assert asked == {"text": text, "letters": ["A", "B"], "answer": 1, "subject": ""}
 
 
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl").write_text("{", "utf-8")
+    with pytest.raises(RecordError, match=r"broken\.jsonl:1: "):
+        read_questions(str(tmp_path / "broken.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -50,7 +64,6 @@ def test_a_question_is_asked_as_mmlu_asks_it(tmp_path: Path) -> None:
             "field 'answer': not one of the choices (expected a letter up to B or an index from 0 "
             "to 1, got 2)",
         ),
-        (AB | {"answer": 2}, "got 2)"),
         (AB | {"answer": "b or a"}, "got 'b or a')"),
         (AB | {"answer": True}, "got True)"),
         (AB | {"answer": 0, "subject": 3}, "field 'subject': not a string (int)"),
@@ -62,11 +75,3 @@ def test_a_bad_record_is_named(tmp_path: Path, record: dict[str, Any], message: 
         read_questions(path)
     assert "bad.jsonl:2: " in str(error.value)
     assert message in str(error.value)
-
-
-def test_missing_and_broken_files(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="no such file"):
-        read_questions(str(tmp_path / "none.jsonl"))
-    (tmp_path / "broken.jsonl").write_text("{", "utf-8")
-    with pytest.raises(RecordError, match=r"broken\.jsonl:1: "):
-        read_questions(str(tmp_path / "broken.jsonl"))

@@ -10,7 +10,7 @@ from lit_rlhf.tools.evaluation import Responses
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from lit_rlhf.tools.evaluation.judge.client import JudgeError
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
-from tests.tools.evaluation.judge.one_pair import judge_pair
+from tests.tools.evaluation.judge.test_client import judge_pair
 
 
 def test_a_failed_run_continues_where_it_stopped(tmp_path: Path) -> None:
