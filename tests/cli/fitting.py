@@ -1,8 +1,11 @@
-"""`lit_rlhf fit` of a stage in this process."""
+"""`lit_rlhf fit` of a stage in this process, and what a command says that refuses to run."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lit_rlhf.cli.training import RLHFCLI, run_cli
 
@@ -26,3 +29,12 @@ def fit(
     }
     Path("config.yaml").write_text(json.dumps(config))
     return run_cli(["fit", "--config", "config.yaml", *flags])
+
+
+def refused(command: Callable[..., object], capsys: Any, *arguments: object, **options: Any) -> str:
+    """What a command says that refuses its arguments."""
+    with pytest.raises(SystemExit) as ended:
+        command(*arguments, **options)
+    assert ended.value.code == 2
+    said: str = capsys.readouterr().err
+    return said

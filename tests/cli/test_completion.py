@@ -27,7 +27,6 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ge", "generate"),
         ("fit --trainer.max_ep", "--trainer.max_epochs"),
         ("fit --model.optimizer.le", "--model.optimizer.learning_rate"),
-        ("fit --data.batch", "--data.batch_size"),
         ("fit --config quickstart/s", "quickstart/sft"),
         ("doctor --model.critic_i", "--model.critic_init"),
         ("configs copy quickstart/r", "quickstart/reward"),

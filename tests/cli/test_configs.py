@@ -57,9 +57,8 @@ def test_copies_are_not_overwritten(tmp_path: Path) -> None:
     assert copy.read_text() != "mine: 1\n"
 
 
-def test_preparation_writes_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preparation_writes_what_is_read() -> None:
     """In an empty folder: each command finds what the ones before it have written."""
-    monkeypatch.chdir(tmp_path)
     for name in configs.config_names():
         text = configs.find_config(name).read_text("utf-8")
         if name.startswith(("ablations/", "overlays/")) or name == "quickstart/ppo_vanilla":
@@ -85,8 +84,7 @@ def _commented(text: str) -> list[str]:
     return re.findall(r"\b(?:runs|data)/\w+", comments)
 
 
-def test_error_names_key_and_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_error_names_key_and_preparation() -> None:
     found = str(configs.find_config("quickstart/sft"))
     error = ValueError("path: expected a model, got 'runs/quickstart/world/base'")
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""`lit_rlhf export`: its flags, what it prints, and when it refuses.
+"""`lit_rlhf export`: its flags, what it prints, when it refuses, and uploads to the hub.
 
 What it writes is tested in `tests/export`.
 """
@@ -6,9 +6,12 @@ What it writes is tested in `tests/export`.
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from huggingface_hub import HfApi, RepoUrl
 
 from lit_rlhf.cli.export import COMMAND
 from lit_rlhf.data import TextContract
@@ -84,3 +87,57 @@ def test_a_taken_name_unless_told(runs: Runs, root: Path, tmp_path: Path) -> Non
     assert_same_model(tmp_path / "m", runs("sft").finished)
     (tmp_path / "m" / "thesis.docx").write_text("mine")
     assert "thesis.docx" in refused(*arguments, "--overwrite", "true")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """What the hub is asked for."""
+    hub = Mock()
+    hub.create_repo.return_value = RepoUrl("https://huggingface.co/someone/model")
+    monkeypatch.setattr(HfApi, "create_repo", hub.create_repo)
+    monkeypatch.setattr(HfApi, "upload_folder", hub.upload_folder)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    return hub
+
+
+def uploading(runs: Runs, output: Path, *more: str) -> list[str]:
+    return ["--checkpoint", str(runs("sft").checkpoint), "--output", str(output), *more]
+
+
+def test_no_upload_by_default(runs: Runs, tmp_path: Path, hub: Mock) -> None:
+    main(uploading(runs, tmp_path / "m"))
+    assert hub.mock_calls == []
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_folder_is_uploaded_if_asked(
+    private: bool, runs: Runs, tmp_path: Path, hub: Mock, capsys: Any
+) -> None:
+    more = [] if private else ["--private", "false"]
+    main(uploading(runs, tmp_path / "m", "--push_to_hub", "someone/model", *more))
+    hub.create_repo.assert_called_once_with("someone/model", private=private, exist_ok=True)
+    uploaded = hub.upload_folder.call_args.kwargs
+    assert (uploaded["repo_id"], uploaded["folder_path"]) == ("someone/model", str(tmp_path / "m"))
+    printed = capsys.readouterr()
+    assert "Uploaded: https://huggingface.co/someone/model" in printed.out
+    assert "hf_secret" not in printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    ("token", "name", "message"),
+    [(None, "someone/model", "`hf auth login`, or set HF_TOKEN"), ("hf", "a/b/c", "a/b/c")],
+)
+def test_upload_is_refused_first(
+    runs: Runs, tmp_path: Path, hub: Mock, token: Any, name: str, message: str
+) -> None:
+    with patch("huggingface_hub.get_token", return_value=token):
+        assert message in refused(*uploading(runs, tmp_path / "m", "--push_to_hub", name))
+    assert hub.mock_calls == list(tmp_path.iterdir()) == []
+
+
+def test_refusal_of_the_hub(runs: Runs, tmp_path: Path, hub: Mock) -> None:
+    hub.upload_folder.side_effect = ConnectionError("cut off")
+    said = refused(*uploading(runs, tmp_path / "m", "--push_to_hub", "someone/model"))
+    assert "uploading to someone/model failed: cut off" in said
+    assert "hf upload someone/model" in said
+    assert_same_model(tmp_path / "m", runs("sft").finished)

@@ -1,12 +1,12 @@
 """`lit_rlhf init`: a base model and tokenizer from one's own text."""
 
-import json
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_rlhf.cli.main import main
+from tests.tools.evaluation.folders import write_lines
 
 PAIRS = [
     {"prompt": f"what is {n} plus {n}?", "chosen": f"{2 * n} it is", "rejected": "no idea"}
@@ -15,18 +15,16 @@ PAIRS = [
 
 
 @pytest.fixture
-def pairs(tmp_path: Path) -> Path:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS), "utf-8")
-    return path
+def pairs(tmp_path: Path) -> str:
+    return write_lines(tmp_path / "pairs.jsonl", PAIRS)
 
 
-def test_size_and_text(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_size_and_text(pairs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "base"
     text = tmp_path / "more.txt"
     text.write_text("abracadabra " * 50, "utf-8")
     sizes = ["--vocab", "300", "--layers", "1", "--hidden", "16", "--heads", "2"]
-    words = ["init", "--data", str(pairs), str(text), "--output_dir", str(folder), *sizes]
+    words = ["init", "--data", pairs, str(text), "--output_dir", str(folder), *sizes]
     main([*words, "--max_positions", "64"])
     loaders = (AutoModelForCausalLM, AutoTokenizer)
     model, tokenizer = (loader.from_pretrained(folder) for loader in loaders)
@@ -56,8 +54,8 @@ def test_size_and_text(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--output_dir", "."], r"output_dir: expected a free name, got \."),
     ],
 )
-def test_bad_flags_are_refused(pairs: Path, tmp_path: Path, flags: list[str], message: str) -> None:
-    words = ["init", "--data", str(pairs), "--output_dir", str(tmp_path / "base")]
+def test_bad_flags_are_refused(pairs: str, tmp_path: Path, flags: list[str], message: str) -> None:
+    words = ["init", "--data", pairs, "--output_dir", str(tmp_path / "base")]
     with pytest.raises(SystemExit, match=message):
         main([*words, *flags])
     assert not (tmp_path / "base").exists()

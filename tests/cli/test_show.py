@@ -10,11 +10,9 @@ import yaml
 
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.cli.show import COMMAND
-from lit_rlhf.files import ProgressFile, code_versions, hash_model, lock_path, read_manifest
+from lit_rlhf.files import ProgressFile, code_versions, hash_model, lock_path
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE
 from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
-from tests.strategies.folders import write
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,6 @@ def test_checkpoint_says_which_run_it_is_of(run: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "got no file nothing"),
         (".", r"got \. without lit_rlhf\.json"),
         ("other.json", "expected the JSON file of an evaluation, got other.json"),
         ("pipe.ckpt", "got no file pipe.ckpt"),
@@ -84,13 +81,6 @@ def test_other_paths_are_refused(name: str, message: str) -> None:
     Path("damaged/lit_rlhf.json").write_text('{"made":')
     with pytest.raises(SystemExit, match=message):
         COMMAND.run([name], "lit_rlhf show")
-
-
-def test_manifest_of_other_types_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "lit_rlhf.json").write_text('{"files": 3, "made": 4, "versions": []}')
-    assert shown(capsys, tmp_path)["versions"] == {}
 
 
 def test_entry_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -112,11 +102,3 @@ def test_responses_say_their_sampling(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (found["finished"], found["files"]) == (True, "1, as they were saved")
     path.write_text("mine")
     assert shown(capsys, path)["files"] == {"changed": ["r.jsonl"]}
-
-
-def test_folder_checkpoint_has_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "last.ckpt")
-    assert read_manifest(path)["files"].keys() >= {LIGHTNING_FILE, "policy/rank_00002.safetensors"}
-    assert shown(capsys, path)["problem"] == "none"
-    (path / "policy/rank_00002.safetensors").unlink()
-    assert shown(capsys, path)["problem"] == "policy/rank_00002.safetensors is missing"

@@ -1,9 +1,10 @@
-"""`lit_rlhf fit|validate|test` on a tiny world: stages, checkpoints, overlays, errors."""
+"""`lit_rlhf fit|validate|test` on a tiny world: stages, checkpoints, overlays, errors, defaults."""
 
 import logging
 import re
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import patch
@@ -11,22 +12,29 @@ from unittest.mock import patch
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.strategies import Strategy
 
+from lit_callbacks import StageProgressBar
 from lit_rlhf.cli.main import stage_usage
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, is_no_advertisement, run_cli
-from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, moved, overlay
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rollout import generate_responses
+from tests.cli import fitting
+from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, logged, moved, overlay
 from tests.models.test_untrusted import Payload
+from tests.modules.stages import ppo_options
+from tests.modules.test_ppo_sampler import Nucleus
 
 STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
 VALIDATED = {"sft": "val/sft/loss", "reward": "val/reward/accuracy", "ppo": "val/rollout/gold"}
+# reference and reward model are frozen in evaluation mode, which Lightning wonders at
+pytestmark = pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
 
 
 def command(*arguments: object) -> RLHFCLI:
     """A LightningCLI command in this process; gives what it built."""
     with warnings.catch_warnings():
-        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
-        warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
         # a checkpoint names the folder that it was written to
         warnings.filterwarnings("ignore", "The dirpath has changed from")
         # 8 or so examples are no epoch's worth of logs
@@ -34,12 +42,7 @@ def command(*arguments: object) -> RLHFCLI:
         return run_cli([str(argument) for argument in arguments])
 
 
-def usage_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a command says that refuses its arguments."""
-    with pytest.raises(SystemExit) as refused:
-        command(*arguments)
-    assert refused.value.code == 2
-    return capsys.readouterr().err
+usage_error = partial(fitting.refused, command)
 
 
 def configs(stage: str, world: Path, folder: Path, **options: Any) -> list[object]:
@@ -166,8 +169,6 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], verb: str) ->
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
     assert "--ckpt_path" in shown
-    for name in ("SFTModule", "RewardModule", "PPOModule", "PromptDataModule"):
-        assert name in shown
     short = set(re.findall(r"--[\w.]+", stage_usage(verb))) - {"--debug", "--help_all"}
     assert short - {"--model.optimizer.learning_rate"} <= set(re.findall(r"--[\w.]+", shown))
 
@@ -202,3 +203,51 @@ def test_a_run_shows_no_foreign_note(world: Path, tmp_path: Path, capsys: Any, c
     told = shown.out + shown.err + caplog.text
     assert "Tip:" not in told
     assert logger.filters.count(is_no_advertisement) == 1
+
+
+def fit_ppo(root: Path, sampler: Any = None, **trainer: Any) -> RLHFCLI:
+    """PPO in three iterations."""
+    few = {"limit_train_batches": 3, "num_sanity_val_steps": 0, "enable_checkpointing": False}
+    options = ppo_options(root, **{"minibatches.minibatch_size": 2}, output_dir="model")
+    options |= {"sampler": sampler} if sampler else {}
+    return fitting.fit(root, "--overwrite", stage="PPO", options=options, trainer=few | trainer)
+
+
+def bars(cli: RLHFCLI) -> list[ProgressBar]:
+    return [callback for callback in cli.trainer.callbacks if isinstance(callback, ProgressBar)]
+
+
+def test_every_iteration_is_logged(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (bar,) = bars(fit_ppo(root))
+    curves = logged(Path("lightning_logs/version_0"))
+    assert len(curves["rollout/score"]) == len(curves["rollout/kl"]) == 3
+    assert isinstance(bar, StageProgressBar)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ppo ")]
+    assert lines[-1].startswith("ppo 3/3 100%")
+    assert all(name in lines[-1] for name in ("score ", "kl ", "response_length "))
+
+
+def test_a_bar_of_ones_own_or_none_is_kept(root: Path) -> None:
+    rich = {"class_path": "lightning.pytorch.callbacks.RichProgressBar"}
+    assert bars(fit_ppo(root, enable_progress_bar=False, logger=False)) == []
+    (own,) = bars(fit_ppo(root, callbacks=[rich], logger=False))
+    assert type(own) is RichProgressBar
+
+
+def test_a_sampler_is_chosen_by_a_configuration(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Nucleus.calls = 0
+    path = "tests.modules.test_ppo_sampler.Nucleus"
+    run: Any = fit_ppo(
+        root, {"class_path": path, "init_args": {"top_p": 0.5}}, limit_train_batches=1
+    )
+    assert Nucleus.calls == 1
+    assert run.model.sampler.top_p == 0.5
+    # a checkpoint names no code to be run
+    run.trainer.save_checkpoint("last.ckpt")
+    loaded = PPOModule.load_from_checkpoint("last.ckpt", rewards={str(root / "reward"): 1.0})
+    assert loaded.sampler is generate_responses
+    with pytest.raises(SystemExit):
+        fit_ppo(root, {"class_path": "lit_rlhf.rollout.RolloutMetrics"})
+    assert "sampler" in capsys.readouterr().err

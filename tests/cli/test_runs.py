@@ -1,26 +1,33 @@
-"""`lit_rlhf fit --ckpt_path last`, and the checkpoints that the command line keeps."""
+"""`lit_rlhf fit --ckpt_path last`, checkpoints that are kept, names of runs, and earlier runs."""
 
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from lit_callbacks import ResumeCheckpoint
+from lit_rlhf.cli.runs import name_run
 from lit_rlhf.cli.training import RLHFCLI, run_cli
+from lit_rlhf.command import UsageError
+from lit_rlhf.data import RecordError
 from lit_rlhf.files import read_manifest
 from lit_rlhf.modules import SFTModule
 from lit_rlhf.strategies import AtomicCheckpointIO
 from tests.cli import fitting
-from tests.configs.parsing import parsed
-from tests.configs.tiny_runs import CONFIGS
+from tests.configs.parsing import cli_parser, parsed
+from tests.configs.tiny_runs import QUICKSTART, logged
+from tests.modules.stages import content
 
 KEEP_EACH = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
 
@@ -31,17 +38,25 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _log_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+
 def forget() -> None:
     """Make the finished model one of an unknown command."""
     manifest = read_manifest("model")
     Path("model/lit_rlhf.json").write_text(json.dumps({**manifest, "command": None}))
 
 
-def fit(root: Path, *flags: str, stage: str = "SFT", **trainer: Any) -> RLHFCLI:
-    """Four batches of SFT, or of another stage."""
+def fit(root: Path, *flags: str, **trainer: Any) -> RLHFCLI:
+    """Four batches of SFT."""
     quiet = fitting.QUIET | {"default_root_dir": "run", "logger": False}
     options = {"output_dir": "model"}
-    return fitting.fit(root, *flags, stage=stage, options=options, trainer=quiet | trainer)
+    return fitting.fit(root, *flags, stage="SFT", options=options, trainer=quiet | trainer)
+
+
+refused = partial(fitting.refused, fit)
 
 
 def weights() -> bytes:
@@ -52,33 +67,22 @@ def checkpoints() -> list[str]:
     return sorted(path.name for path in Path("run/checkpoints").iterdir())
 
 
-def refused(capsys: pytest.CaptureFixture[str], root: Path, *flags: str, **options: Any) -> str:
-    """What the usage error says."""
-    with pytest.raises(SystemExit) as ended:
-        fit(root, *flags, **options)
-    assert ended.value.code == 2
-    return capsys.readouterr().err
-
-
 def test_last_takes_the_newest_checkpoint(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
+    fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
     assert "no checkpoint in run/checkpoints; the run starts from the beginning" in caplog.text
     assert checkpoints() == ["batch=3.ckpt", "batch=4.ckpt"]
     whole = weights()
     Path("run/checkpoints/batch=4.ckpt").unlink()  # as if killed after the third batch
     forget()
-    with caplog.at_level("INFO"):
-        fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
+    fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
     assert "Restored all states from the checkpoint at run/checkpoints/batch=3.ckpt" in caplog.text
     assert weights() == whole
     assert checkpoints() == ["batch=3.ckpt", "batch=4.ckpt"]
 
 
 def test_finished_run_without_output_is_found(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        for _ in range(2):
-            fit(root, "--ckpt_path", "last", "--model.output_dir", "null")
+    for _ in range(2):
+        fit(root, "--ckpt_path", "last", "--model.output_dir", "null")
     assert caplog.text.count("The run is finished, and its model is in run/model") == 1
 
 
@@ -87,20 +91,11 @@ def test_damaged_last_offers_the_one_before(root: Path, capsys: pytest.CaptureFi
     whole = weights()
     Path("model/model.safetensors").unlink()
     path = Path("run/checkpoints/batch=4.ckpt")
-    content = path.read_bytes()
-
-    path.write_bytes(content[:-1000])
+    path.write_bytes(path.read_bytes()[:-1000])
     for value in ("last", str(path)):
         told = refused(capsys, root, "--ckpt_path", value, callbacks=[KEEP_EACH])
         assert "checkpoint run/checkpoints/batch=4.ckpt: is damaged or cut off" in told
         assert "resume from run/checkpoints/batch=3.ckpt instead" in told
-
-    flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 1  # seen when it is read as a whole
-    path.write_bytes(flipped)
-    message = r"batch=4\.ckpt: is damaged: .*; resume from run/checkpoints/batch=3\.ckpt instead"
-    with pytest.raises(ValueError, match=message):
-        fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
 
     assert not Path("model/model.safetensors").exists()
     fit(root, "--ckpt_path", "run/checkpoints/batch=3.ckpt", callbacks=[KEEP_EACH])
@@ -114,12 +109,11 @@ def test_last_is_the_newest_whoever_saved_it(root: Path, caplog: pytest.LogCaptu
     elsewhere = {"dirpath": "elsewhere", "filename": "best", "save_last": True}
     usual = "lightning.pytorch.callbacks.ModelCheckpoint"
     both = [{"class_path": usual, "init_args": elsewhere}, KEEP_EACH]
-    with caplog.at_level("INFO"):
-        fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
-        assert "Restored all states from the checkpoint at run/checkpoints/epoch=0" in caplog.text
-        os.utime("elsewhere/best.ckpt", (10**10, 10**10))
-        forget()
-        fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
+    fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
+    assert "Restored all states from the checkpoint at run/checkpoints/epoch=0" in caplog.text
+    os.utime("elsewhere/best.ckpt", (10**10, 10**10))
+    forget()
+    fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
     found = re.findall(r"Restored all states from the checkpoint at (\S+)", caplog.text)
     assert Path(found[-1]).resolve() == Path("elsewhere/best.ckpt").resolve()
 
@@ -147,8 +141,7 @@ def test_finished_run_says_so_and_writes_none(root: Path, caplog: pytest.LogCapt
     keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 3}}
     fit(root, callbacks=[keep])  # also without --ckpt_path
     before = contents()
-    with caplog.at_level("INFO"):
-        fit(root, "--ckpt_path", "last", callbacks=[keep])
+    fit(root, "--ckpt_path", "last", callbacks=[keep])
     assert "The run is finished, and its model is in model" in caplog.text
     assert contents() == before
 
@@ -159,8 +152,7 @@ def test_finished_run_says_so_and_writes_none(root: Path, caplog: pytest.LogCapt
     with patch.object(SFTModule, "training_step", killed), pytest.raises(RuntimeError):
         fit(root, "--overwrite", callbacks=[keep], max_epochs=2)
     caplog.clear()
-    with caplog.at_level("INFO"):
-        fit(root, "--ckpt_path", "last", callbacks=[keep], max_epochs=2)
+    fit(root, "--ckpt_path", "last", callbacks=[keep], max_epochs=2)
     assert "the run starts from the beginning" in caplog.text
     # and neither is one whose model is gone
     shutil.rmtree("model")
@@ -179,7 +171,15 @@ def test_last_spares_another_model(root: Path, capsys: pytest.CaptureFixture[str
     assert weights() != whole
 
 
-INTERRUPTED = {"class_path": "tests.cli.interrupting.Interrupting", "init_args": {"batch": 2}}
+class Interrupting(Callback):
+    """Presses Ctrl-C when the second batch starts, the first time it gets there."""
+
+    def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
+        if trainer.fit_loop.total_batch_idx == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+INTERRUPTED = {"class_path": "tests.cli.test_runs.Interrupting"}
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,11 +255,138 @@ def test_checkpoints_of_the_command_line_are_written_safely_and_one_at_sigterm(r
     assert last.checkpoint_callbacks == []
 
 
-@pytest.mark.parametrize("stage", ["sft", "reward"])
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_configurations_of_7b_keep_checkpoints(stage: str, language: str) -> None:
-    settings = parsed(CONFIGS / stage / f"paper_7b_{language}.yaml")
-    assert settings["trainer.enable_checkpointing"] is not False
-    kept = [c for c in settings["trainer.callbacks"] if "ResumeCheckpoint" in c["class_path"]]
-    assert [callback["init_args"]["every_n_batches"] for callback in kept] == [100]
-    assert isinstance(settings["trainer.logger.init_args.version"], str)  # one folder at all times
+EARLIER = "expected no earlier run"
+
+
+def fit_named(root: Path, *flags: str, **trainer: Any) -> RLHFCLI:
+    """SFT in two batches, with the model in `runs/sft` and the log in `runs/logs/sft`."""
+    few: dict[str, Any] = fitting.QUIET | {"limit_train_batches": 2}
+    few["callbacks"] = [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]
+    few["logger"] = {
+        "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
+        "init_args": {"save_dir": "runs/logs", "name": "sft", "version": ""},
+    }
+    options = {"output_dir": "runs/sft"}
+    return fitting.fit(root, *flags, stage="SFT", options=options, trainer=few | trainer)
+
+
+refusal = partial(fitting.refused, fit_named)
+
+
+def test_earlier_run_is_replaced_if_asked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit_named(root, "--model.optimizer.learning_rate", "1.0e-3")
+    before, first = content(Path("runs")), logged(Path("runs/logs/sft"))["sft/loss"]
+
+    told = refusal(capsys, root, "--model.optimizer.learning_rate", "2.0e-3")
+    assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in told
+    for way in ("--name NAME", "--ckpt_path last", "--overwrite"):
+        assert way in told
+    assert content(Path("runs")) == before
+
+    fit_named(root, "--model.optimizer.learning_rate", "2.0e-3", "--name", "faster")
+    assert before.items() <= content(Path("runs")).items()
+    assert logged(Path("runs/logs/faster"))["sft/loss"][1] != first[1]
+    faster = Path("runs/faster/model.safetensors").read_bytes()
+    assert faster != before["sft/model.safetensors"]
+
+    fit_named(root, "--ckpt_path", "last", "--model.optimizer.learning_rate", "1.0e-3")  # finished
+    assert before.items() <= content(Path("runs")).items()
+
+
+def test_other_run_replaces_no_model(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("sft", "other"):
+        fit_named(root, "--name", name, "--model.optimizer.learning_rate", "1.0e-3")
+    (checkpoint,) = Path("runs/logs/other/checkpoints").iterdir()
+    before = content(Path("runs"))
+    more = ["--ckpt_path", str(checkpoint), "--trainer.max_epochs", "2"]
+    told = refusal(capsys, root, *more)
+    assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in told
+    assert content(Path("runs")) == before
+    fit_named(root, *more, "--name", "third")
+    assert before.items() <= content(Path("runs")).items()
+
+
+def test_overwrite_deletes_no_checkpoint_of_another_run_and_no_copy(root: Path) -> None:
+    keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"dirpath": "all"}}
+    keep["init_args"]["every_n_batches"] = 1
+    flags = ["--trainer.callbacks", json.dumps([keep])]
+    fit_named(root, "--name", "other", *flags)
+    Path("all/batch=2.ckpt").rename("all/batch=1.ckpt.kept")
+    Path("all/batch=1.ckpt").unlink()
+    Path("all/batch=1.ckpt.kept").rename("all/batch=2.ckpt")
+    fit_named(root, "--overwrite", *flags)
+    mine = sorted(path.name for path in Path("all").glob("*.ckpt"))
+    assert mine == ["batch=1.ckpt", "batch=2-v1.ckpt", "batch=2.ckpt"]
+    copy = Path("all/best.ckpt")
+    copy.write_bytes(Path("all/batch=2-v1.ckpt").read_bytes())
+    Path("all/notes.ckpt").write_text("no checkpoint")
+    others = {name: Path("all", name).read_bytes() for name in ("batch=2.ckpt", "best.ckpt")}
+
+    fit_named(root, "--overwrite", "--trainer.max_steps", "1", *flags)
+    left = sorted(path.name for path in Path("all").glob("*.ckpt"))
+    assert left == ["batch=1.ckpt", "batch=2.ckpt", "best.ckpt", "notes.ckpt"]
+    assert {name: Path("all", name).read_bytes() for name in others} == others
+
+
+def test_overwrite_replaces_model_and_log(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit_named(root, "--model.optimizer.learning_rate", "1.0e-3")
+    Path("runs/logs/sft/notes.txt").write_text("mine")
+    Path("runs/logs/sft/samples.jsonl").write_text("of the earlier run")
+    before = content(Path("runs"))
+    with pytest.raises((RecordError, SystemExit)):  # a run that does not start deletes nothing
+        fit_named(root, "--overwrite", "--data.init_args.train_sources", '[{"path": "lost.jsonl"}]')
+    kept = content(Path("runs"))
+    changed = {name for name in before if "finished" not in name and before[name] != kept[name]}
+    assert changed <= {"logs/sft/config.yaml"}
+
+    fit_named(root, "--overwrite", "--model.optimizer.learning_rate", "2.0e-3")
+    events = list(Path("runs/logs/sft").glob("events.out.tfevents.*"))
+    assert len(events) == 1
+    assert str(events[0]) not in before
+    assert [p.name for p in Path("runs/logs/sft/checkpoints").iterdir()] == ["epoch=0-step=2.ckpt"]
+    assert Path("runs/logs/sft/notes.txt").read_text() == "mine"
+    assert not Path("runs/logs/sft/samples.jsonl").exists()
+    assert content(Path("runs"))["sft/model.safetensors"] != before["sft/model.safetensors"]
+
+
+@pytest.mark.filterwarnings("ignore:Total length of .* across ranks is zero")  # no validation data
+def test_a_start_that_failed_and_a_trial_leave_nothing_to_protect(root: Path) -> None:
+    Path("runs/logs/sft").mkdir(parents=True)
+    for name in ("config.yaml", "hparams.yaml"):
+        Path("runs/logs/sft", name).touch()
+    fit_named(root, fast_dev_run=1)
+    fit_named(root)
+    fit_named(root, fast_dev_run=1)  # writes nothing
+
+
+def test_folder_of_checkpoints_is_protected(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit_named(root, logger=False, default_root_dir="runs/logs")
+    options: dict[str, Any] = {"logger": False, "default_root_dir": "runs/logs"}
+    told = refusal(capsys, root, "--model.output_dir", "runs/x", **options)
+    assert f"runs/logs/checkpoints: {EARLIER}" in told
+
+
+def folders(*files: Path, flags: tuple[str, ...] = ()) -> tuple[Any, Any]:
+    """Model and log of a configuration, after it has been named."""
+    words = [word for file in files for word in ("--config", str(file))]
+    config = cli_parser().parse_args(["fit", *words, *flags]).fit
+    name_run(config)
+    assert (config.name, config.suffix) == (None, [])  # a saved configuration has its folders
+    return config.model.init_args.output_dir, config.trainer.logger.init_args.name
+
+
+def test_a_name_wins_over_the_suffixes_of_overlays(tmp_path: Path) -> None:
+    base = QUICKSTART / "ppo_max.yaml"
+    ablations = [base.parents[1] / "ablations" / f"{n}.yaml" for n in ("no_ptx", "critic_random")]
+    assert folders(base) == ("runs/quickstart/ppo_max", "ppo_max")
+    assert folders(base, ablations[0]) == ("runs/quickstart/ppo_max-no_ptx", "ppo_max-no_ptx")
+    both = "ppo_max-no_ptx-critic_random"
+    assert folders(base, *ablations) == (f"runs/quickstart/{both}", both)
+    assert folders(base, *ablations, flags=("--name", "mine")) == ("runs/quickstart/mine", "mine")
+    assert "suffix" in parsed(base)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ""])
+def test_a_name_that_is_no_folders_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="--name: expected the name of a folder"):
+        folders(QUICKSTART / "sft.yaml", flags=("--name", name))
