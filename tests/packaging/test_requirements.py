@@ -103,11 +103,6 @@ def test_requirements_have_bounds_and_these_have_reasons(name: str) -> None:
     assert [line for line in bounds if not re.search(r'",? # \S.{10,}', line)] == []
 
 
-def test_extra_mlflow_opens_the_database_of_its_overlay() -> None:
-    needs = [Requirement(r).name for r in project("root")["optional-dependencies"]["mlflow"]]
-    assert {"SQLAlchemy", "alembic"} <= {*needs}  # mlflow-skinny brings neither
-
-
 def test_constraints_are_exact_pins_that_fit_every_requirement() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pin = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][0-9a-z.]*")
