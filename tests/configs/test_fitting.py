@@ -134,6 +134,11 @@ def hh_root(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def assert_stages_learned(runs: Path, base: Path) -> None:
+    starts = {"sft": base, "reward": runs / "sft", "ppo": runs / "sft"}
+    assert all(has_learned(runs / stage, start) for stage, start in starts.items())
+
+
 def test_hh_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path) -> None:
     runs = hh_root / "runs"
     moves = {"runs/hh": runs, "data/hh": hh_root}
@@ -141,9 +146,7 @@ def test_hh_configurations_fit_one_after_the_other(hh_root: Path, tmp_path: Path
     two_batches = overlay(tmp_path, "two_batches", budget)
     for stage, others in (("sft", [two_batches]), ("reward", [two_batches]), ("ppo", [])):
         fit_stage(stage, [CONFIGS / stage / "hh_cpu.yaml", *others], tmp_path, moves)
-    assert has_learned(runs / "sft", runs / "base")
-    assert has_learned(runs / "reward", runs / "sft")
-    assert has_learned(runs / "ppo", runs / "sft")
+    assert_stages_learned(runs, runs / "base")
     accuracies = [key for key in logged(runs / "logs" / "reward") if "accuracy/" in key]
     assert set(accuracies) <= {f"val/reward/accuracy/{name}" for name in ("helpful", "harmless")}
     assert accuracies != []
@@ -156,9 +159,7 @@ def test_smollm2_configurations_fit_one_after_the_other(hh_root: Path, tmp_path:
     for stage in ("sft", "reward", "ppo"):
         config = CONFIGS / "smollm2" / f"{stage}.yaml"
         fit_stage(stage, [config], tmp_path, {**moves, "data/hh": hh_root})
-    assert has_learned(runs / "sft", hh_root / "runs" / "base")
-    assert has_learned(runs / "reward", runs / "sft")
-    assert has_learned(runs / "ppo", runs / "sft")
+    assert_stages_learned(runs, hh_root / "runs" / "base")
 
 
 @pytest.mark.slow
