@@ -119,7 +119,7 @@ def test_missing_tracker(capsys: pytest.CaptureFixture[str], package: str, logge
 @pytest.mark.skipif(sys.platform != "linux", reason="a full disk is pretended with /dev/full")
 def test_a_full_disk_is_named_with_its_file(capsys: pytest.CaptureFixture[str]) -> None:
     def fill(_: object) -> None:  # as Lightning's CSVLogger
-        with fsspec.open("/dev/full", "w") as file:
+        with fsspec.open("/dev/full", "w") as file, file:  # older releases leave it open
             file.write("a row")
 
     with patch("lit_rlhf.cli.training.run_cli", fill):
