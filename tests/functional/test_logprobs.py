@@ -19,16 +19,21 @@ def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     return token_logprobs_and_entropy(logits, ids, temperature)[1]
 
 
-def test_logprobs_are_those_of_the_tokens() -> None:
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.long])
+def test_logprobs_are_those_of_the_tokens(dtype: torch.dtype) -> None:
     # a constant added to the logits changes nothing
-    logprobs = token_logprobs(PROBABILITIES.log() + 5.0, torch.tensor([[1, 2]]))
+    logprobs = token_logprobs(PROBABILITIES.log() + 5.0, torch.tensor([[1, 2]], dtype=dtype))
     assert logprobs.exp().tolist()[0] == pytest.approx([0.3, 0.8], rel=1e-12)
 
 
 def test_temperature_divides_the_logits() -> None:
     logprobs = token_logprobs(PROBABILITIES.log(), torch.tensor([[1, 2]]), temperature=0.5)
-    expected = [0.3**2 / (0.25 + 0.09 + 0.04), 0.8**2 / (0.01 + 0.01 + 0.64)]
+    weights = [0.5**2, 0.3**2, 0.2**2]
+    expected = [0.3**2 / sum(weights), 0.8**2 / (0.01 + 0.01 + 0.64)]
     assert logprobs.exp().tolist()[0] == pytest.approx(expected, rel=1e-12)
+    entropy = token_entropy(PROBABILITIES.log(), temperature=0.5)
+    expected_entropy = -sum(p * math.log(p) for p in [w / sum(weights) for w in weights])
+    assert entropy[0, 0].item() == pytest.approx(expected_entropy, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +71,6 @@ def test_one_pass_gives_what_two_give() -> None:
     assert entropy.tolist()[0] == pytest.approx([1.0296530140645737, 0.6390318596501768], rel=1e-12)
 
 
-def test_entropy_at_a_temperature() -> None:
-    weights = [0.5**2, 0.3**2, 0.2**2]
-    expected = -sum(p * math.log(p) for p in [w / sum(weights) for w in weights])
-    entropy = token_entropy(PROBABILITIES.log(), temperature=0.5)
-    assert entropy[0, 0].item() == pytest.approx(expected, rel=1e-12)
-
-
 def test_a_token_that_is_ruled_out_has_no_entropy_and_no_nan_gradient() -> None:
     logits = torch.tensor([[[0.0, 0.0, -math.inf]]], requires_grad=True)
     entropy = token_entropy(logits)
@@ -81,14 +79,10 @@ def test_a_token_that_is_ruled_out_has_no_entropy_and_no_nan_gradient() -> None:
     assert torch.isfinite(logits.grad).all()
 
 
-def test_the_loss_is_the_mean_over_kept_tokens() -> None:
-    assert language_model_loss(RAGGED, RAGGED_MASK).item() == pytest.approx(3.0, rel=1e-12)
-
-
-def test_the_loss_is_divided_by_the_denominator() -> None:
-    for denominator in (12, 12.0, torch.tensor(12)):
-        loss = language_model_loss(RAGGED, RAGGED_MASK, denominator)
-        assert loss.item() == pytest.approx(9 / 12, rel=1e-12)
+@pytest.mark.parametrize("denominator", [None, 12, 12.0, torch.tensor(12)])
+def test_the_loss_is_the_mean_over_kept_tokens(denominator: Tensor | float | None) -> None:
+    loss = language_model_loss(RAGGED, RAGGED_MASK, denominator)
+    assert loss.item() == pytest.approx(3.0 if denominator is None else 9 / 12, rel=1e-12)
 
 
 def test_logprobs_and_entropy_have_the_right_gradients() -> None:
@@ -96,9 +90,3 @@ def test_logprobs_and_entropy_have_the_right_gradients() -> None:
     ids = torch.tensor([[0, 1, 2], [3, 0, 1]])
     assert gradcheck(lambda x: token_logprobs(x, ids, 0.7), (logits,))
     assert gradcheck(lambda x: token_entropy(x, 0.7), (logits,))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
-def test_token_ids_of_any_integer_type_are_read(dtype: torch.dtype) -> None:
-    logprobs = token_logprobs(PROBABILITIES.log(), torch.tensor([[1, 2]], dtype=dtype))
-    assert logprobs.exp().tolist()[0] == pytest.approx([0.3, 0.8], rel=1e-12)

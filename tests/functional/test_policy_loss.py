@@ -1,6 +1,7 @@
 """Policy losses by hand: both sides of the clip, both signs of the advantage."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,53 +19,55 @@ OLD = -2.0
 ONE = torch.ones(1, 1, dtype=torch.bool)
 
 
-def at_ratio(ratio: float, advantage: float, clip: float | None = 0.2) -> tuple[PolicyLoss, float]:
+def at_ratio(
+    ratio: float, advantage: float, clip: float | None, **options: Any
+) -> tuple[PolicyLoss, float]:
     """The loss of one token at a ratio, and its derivative by the token's log-prob."""
     logprobs = torch.tensor([[OLD + math.log(ratio)]], dtype=torch.float64, requires_grad=True)
     old = torch.full_like(logprobs, OLD).detach()
-    output = surrogate_loss(logprobs, old, torch.full_like(old, advantage), ONE, clip)
+    output = surrogate_loss(logprobs, old, torch.full_like(old, advantage), ONE, clip, **options)
     torch.autograd.backward(output.loss)
     return output, logprobs.grad.item()
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "derivative", "clipped"),
+    ("ratio", "advantage", "clip", "options", "loss", "derivative", "clipped"),
     [
-        (1.1, 2.0, -2.2, -2.2, 0.0),  # inside
-        (0.9, -2.0, 1.8, 1.8, 0.0),
-        (1.5, 2.0, -2.4, 0.0, 1.0),  # gone far enough in the good direction: clipped
-        (0.5, -2.0, 1.6, 0.0, 1.0),
-        (0.5, 2.0, -1.0, -1.0, 0.0),  # gone in the bad direction: the way back stays open
-        (1.5, -2.0, 3.0, 3.0, 0.0),
+        (1.1, 2.0, 0.2, {}, -2.2, -2.2, 0.0),  # inside
+        (0.9, -2.0, 0.2, {}, 1.8, 1.8, 0.0),
+        (1.5, 2.0, 0.2, {}, -2.4, 0.0, 1.0),  # gone far enough in the good direction: clipped
+        (0.5, -2.0, 0.2, {}, 1.6, 0.0, 1.0),
+        (0.5, 2.0, 0.2, {}, -1.0, -1.0, 0.0),  # in the bad direction: the way back stays open
+        (1.5, -2.0, 0.2, {}, 3.0, 3.0, 0.0),
+        (1.5, 2.0, 0.4, {}, -2.8, 0.0, 1.0),  # the bound is the argument
+        (1.7, 2.0, 0.75, {}, -3.4, -3.4, 0.0),
+        (1.5, 2.0, None, {}, -3.0, -3.0, 0.0),  # none
+        (0.5, -2.0, None, {}, 1.0, 1.0, 0.0),
+        (1.25, 1.0, 0.2, {"ratio_clip_high": 0.28}, -1.25, -1.25, 0.0),  # wider above
+        (1.5, 1.0, 0.2, {"ratio_clip_high": 0.28}, -1.28, 0.0, 1.0),
+        (0.5, -1.0, 0.2, {"ratio_clip_high": 0.28}, 0.8, 0.0, 1.0),
+        (2.0, -0.5, None, {"dual_clip": 1.5}, 0.75, 0.0, 1.0),  # beyond 1.5 times the advantage
+        (1.25, -0.5, None, {"dual_clip": 1.5}, 0.625, 0.625, 0.0),
+        (0.5, 0.5, None, {"dual_clip": 1.5}, -0.25, -0.25, 0.0),  # has no such bound
     ],
 )
-def test_clipped_surrogate(
-    ratio: float, advantage: float, loss: float, derivative: float, clipped: float
+def test_surrogate_by_hand(
+    ratio: float,
+    advantage: float,
+    clip: float | None,
+    options: dict[str, float],
+    loss: float,
+    derivative: float,
+    clipped: float,
 ) -> None:
-    output, gradient = at_ratio(ratio, advantage)
+    output, gradient = at_ratio(ratio, advantage, clip, **options)
     assert output.loss.item() == pytest.approx(loss, rel=1e-12)
     assert gradient == pytest.approx(derivative, rel=1e-12)
     assert output.clip_fraction.item() == clipped
     assert output.ratio_mean.item() == pytest.approx(ratio, rel=1e-12)
-
-
-@pytest.mark.parametrize(("ratio", "advantage"), [(1.5, 2.0), (0.5, -2.0)])
-def test_unclipped_surrogate(ratio: float, advantage: float) -> None:
-    output, gradient = at_ratio(ratio, advantage, clip=None)
-    assert output.loss.item() == pytest.approx(-ratio * advantage, rel=1e-12)
-    assert gradient == pytest.approx(-ratio * advantage, rel=1e-12)
-    assert output.clip_fraction.item() == 0.0
-
-
-def test_an_interval_that_is_wider_above() -> None:
-    def loss(ratio: float, advantage: float) -> float:
-        logprobs = torch.tensor([[math.log(ratio)]], dtype=torch.float64)
-        old, weight = torch.zeros_like(logprobs), torch.full_like(logprobs, advantage)
-        return surrogate_loss(logprobs, old, weight, ONE, 0.2, ratio_clip_high=0.28).loss.item()
-
-    assert loss(1.25, 1.0) == pytest.approx(-1.25)
-    assert loss(1.5, 1.0) == pytest.approx(-1.28)
-    assert loss(0.5, -1.0) == pytest.approx(0.8)
+    # samples of the old policy: k3 of log old - log new
+    kl = ratio - 1.0 - math.log(ratio)
+    assert output.approx_kl.item() == pytest.approx(kl, rel=1e-9)
 
 
 def test_dual_clip_bounds_the_loss_at_negative_advantages() -> None:
@@ -82,28 +85,10 @@ def test_dual_clip_bounds_the_loss_at_negative_advantages() -> None:
     assert plain.loss.item() == pytest.approx((-0.5 + 1 + 40) / 3)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "clipped"),
-    [
-        (2.0, -0.5, 0.75, 1.0),  # beyond 1.5 times the advantage
-        (1.25, -0.5, 0.625, 0.0),
-        (1.5, -0.5, 0.75, 0.0),  # at it
-        (0.5, 0.5, -0.25, 0.0),  # positive advantages have no such bound
-    ],
-)
-def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, clipped: float) -> None:
-    logprobs = torch.tensor([[ratio]], dtype=torch.float64).log()
-    zeros = torch.zeros_like(logprobs)
-    weight = torch.full_like(zeros, advantage)
-    output = surrogate_loss(logprobs, zeros, weight, ONE, None, dual_clip=1.5)
-    assert output.loss.item() == pytest.approx(loss, rel=1e-12)
-    assert output.clip_fraction.item() == clipped
-
-
-def test_the_clip_bound_is_the_argument() -> None:
-    for ratio, clip, loss in ((1.5, 0.4, -2.8), (1.7, 0.75, -3.4)):
-        output, _ = at_ratio(ratio, 2.0, clip)
-        assert output.loss.item() == pytest.approx(loss, rel=1e-12)
+def test_dual_clip_at_its_bound_is_no_clip() -> None:
+    zeros, ratios = torch.zeros(1, 1).double(), torch.tensor([[1.5]], dtype=torch.float64)
+    output = surrogate_loss(ratios.log(), zeros, zeros - 0.5, ONE, None, dual_clip=1.5)
+    assert (output.loss.item(), output.clip_fraction.item()) == (pytest.approx(0.75, rel=1e-12), 0)
 
 
 def test_an_old_policy_that_is_this_policy_gives_the_policy_gradient() -> None:
@@ -115,12 +100,6 @@ def test_an_old_policy_that_is_this_policy_gives_the_policy_gradient() -> None:
     for loss in (first.loss, policy_gradient_loss(leaf, advantages, mask).loss):
         (grad,) = torch.autograd.grad(loss, leaf)
         torch.testing.assert_close(grad, -advantages * mask / 4)
-
-
-def test_approx_kl_is_that_of_the_old_policy_to_the_new_one() -> None:
-    # samples of the old policy: k3 of log old - log new
-    output, _ = at_ratio(1.5, 2.0)
-    assert output.approx_kl.item() == pytest.approx(1.5 - 1.0 - math.log(1.5), rel=1e-9)
 
 
 def test_metrics_are_means_over_the_mask_whatever_the_denominator() -> None:
@@ -176,19 +155,15 @@ def test_policy_gradient_by_hand() -> None:
     assert [x.item() for x in output[1:]] == [0.0, 0.0, 1.0]
 
 
-def test_the_entropy_bonus_is_minus_the_mean_entropy() -> None:
-    entropy = torch.tensor([[1.0, 2.0, 999.0], [6.0, 999.0, 999.0]])
+def test_the_entropy_bonus_is_minus_the_mean_of_entropies_up_to_the_clip() -> None:
+    entropy = torch.tensor([[1.0, 2.0, 999.0], [6.0, 999.0, 999.0]], requires_grad=True)
     mask = torch.tensor([[True, True, False], [True, False, False]])
     assert entropy_loss(entropy, mask).item() == -3.0
     assert entropy_loss(entropy, mask, denominator=18).item() == -0.5
-
-
-def test_entropy_above_the_clip_earns_nothing_more() -> None:
-    entropy = torch.tensor([[1.0, 2.0, 6.0]], requires_grad=True)
-    loss = entropy_loss(entropy, torch.ones(1, 3, dtype=torch.bool), clip=3.0)
+    loss = entropy_loss(entropy, mask, clip=3.0)
     assert loss.item() == pytest.approx(-(1 + 2 + 3) / 3)
     torch.autograd.backward(loss)
-    assert entropy.grad[0].tolist() == pytest.approx([-1 / 3, -1 / 3, 0.0])
+    assert entropy.grad[mask].tolist() == pytest.approx([-1 / 3, -1 / 3, 0.0])
 
 
 @pytest.mark.parametrize(("log_ratio", "bound"), [(79.0, 79.0), (81.0, 80.0), (300.0, 80.0)])

@@ -52,20 +52,30 @@ def test_rounding_is_not_a_clip() -> None:
     assert value_loss(values, old, returns, mask, value_clip=20.0)[1].item() == 0
 
 
-def test_explained_variance_by_hand() -> None:
-    # returns 0, 2, 4 vary by 8/3; what is left of them is 0, 1, -1, which varies by 2/3
-    returns, values = torch.tensor([[[0.0, 2.0, 4.0, 999.0]], [[0.0, 1.0, 5.0, -999.0]]])
-    mask = torch.tensor([[True, True, True, False]])
-    assert explained_variance(values, returns, mask).item() == pytest.approx(0.75, rel=1e-6)
-    assert explained_variance(returns, returns, mask).item() == 1.0
-    # an offset is no error of explained variance
-    assert explained_variance(returns + 7, returns, mask).item() == pytest.approx(1.0, rel=1e-6)
-
-
-def test_a_constant_critic_explains_nothing_and_a_wrong_one_less() -> None:
-    returns, mask = torch.tensor([[0.0, 2.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool)
-    assert explained_variance(torch.full((1, 3), 9.0), returns, mask).item() == 0.0
-    assert explained_variance(-returns, returns, mask).item() == pytest.approx(-3.0, rel=1e-6)
+@pytest.mark.parametrize(
+    ("values", "returns", "expected"),
+    [
+        # returns 0, 2, 4 vary by 8/3; what is left of them is 0, 1, -1, which varies by 2/3
+        ([0.0, 1.0, 5.0], [0.0, 2.0, 4.0], 0.75),
+        ([0.0, 2.0, 4.0], [0.0, 2.0, 4.0], 1.0),
+        ([7.0, 9.0, 11.0], [0.0, 2.0, 4.0], 1.0),  # an offset is no error of explained variance
+        ([9.0, 9.0, 9.0], [0.0, 2.0, 4.0], 0.0),  # a constant explains nothing
+        ([0.0, -2.0, -4.0], [0.0, 2.0, 4.0], -3.0),  # and what is wrong less
+        ([0.125, 0.375], [0.0, 0.5], 0.75),  # returns that hardly vary
+        # in float32 a large return swallows a small value: the returns have a variance of 1
+        # and what is left of them, 0.5 and 1.5 more, has one of 0.25
+        ([-0.5, 0.5], [2.0**24, 2.0**24 + 2], 0.75),
+        ([0.0, 2.0], [2.0**24, 2.0**24 + 2], 1.0),
+    ],
+)
+def test_explained_variance_by_hand(
+    values: list[float], returns: list[float], expected: float
+) -> None:
+    mask = torch.tensor([[*[True] * len(values), False]])
+    found = explained_variance(
+        torch.tensor([[*values, -999.0]]), torch.tensor([[*returns, 999.0]]), mask
+    )
+    assert (found.item(), found.dtype) == (pytest.approx(expected, rel=1e-6), torch.float32)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
@@ -74,27 +84,13 @@ def test_explained_variance_without_variance_is_0(kept: int) -> None:
     assert explained_variance(torch.randn(1, 3), torch.ones(1, 3), mask).item() == 0.0
 
 
-def clip_fraction(value: float, old: float, target: float, clip: float) -> float:
-    _, clipped = value_loss(one(value), one(old), one(target), ALL, value_clip=clip)
-    return clipped.item()
-
-
-def test_clipped_values_have_left_the_interval_around_the_old_value() -> None:
-    assert clip_fraction(-1.0, 1.0, -2.0, 0.25) == 1.0
+@pytest.mark.parametrize(
+    ("value", "old", "target", "clip", "fraction"),
     # half way between the value and the bound both errors are equal, and a gradient stays
-    assert clip_fraction(2.0, 0.0, 1.5, 1.0) == 0.0
-
-
-def test_explained_variance_of_returns_that_hardly_vary() -> None:
-    returns, mask = torch.tensor([[0.0, 0.5]]), torch.ones(1, 2, dtype=torch.bool)
-    explained = explained_variance(torch.tensor([[0.125, 0.375]]), returns, mask)
-    assert (explained.item(), explained.dtype) == (pytest.approx(0.75, rel=1e-6), torch.float32)
-
-
-def test_explained_variance_is_computed_in_float64() -> None:
-    # in float32 a large return swallows a small value
-    returns, values = torch.tensor([[2.0**24, 2.0**24 + 2]]), torch.tensor([[-0.5, 0.5]])
-    mask = torch.ones(1, 2, dtype=torch.bool)
-    # the returns have a variance of 1; what is left of them, 0.5 and 1.5 more, has one of 0.25
-    assert explained_variance(values, returns, mask).item() == pytest.approx(0.75)
-    assert explained_variance(returns - 2.0**24, returns, mask).item() == pytest.approx(1.0)
+    [(-1.0, 1.0, -2.0, 0.25, 1.0), (2.0, 0.0, 1.5, 1.0, 0.0)],
+)
+def test_clipped_values_have_left_the_interval_around_the_old_value(
+    value: float, old: float, target: float, clip: float, fraction: float
+) -> None:
+    _, clipped = value_loss(one(value), one(old), one(target), ALL, value_clip=clip)
+    assert clipped.item() == fraction
