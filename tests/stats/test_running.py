@@ -78,39 +78,27 @@ def test_a_cast_of_the_model_leaves_the_statistics_in_double_precision(cast: str
     assert {x.dtype for x in moments.state_dict().values()} == {torch.float64}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.long, torch.bool])
-def test_buffers_keep_their_type_beside_weights_that_are_cast(dtype: torch.dtype) -> None:
-    class Layer(FixedDtypeBuffers):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1))
-            self.register_buffer("state", torch.ones((), dtype=dtype))
-
-    layer = Layer().type(torch.bfloat16)
-    assert (layer.weight.dtype, layer.get_buffer("state").dtype) == (torch.bfloat16, dtype)
-    assert {x.device.type for x in layer.to("meta").state_dict().values()} == {"meta"}
-
-
 def test_an_update_has_no_graph() -> None:
     moments = RunningMoments()
     moments.update(torch.ones(3, requires_grad=True))
     assert not any(x.requires_grad for x in (moments.mean, moments.m2, moments.std))
 
 
-def test_buffers_of_modules_inside_keep_their_type_too() -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.long, torch.bool])
+def test_buffers_keep_their_type_beside_weights_that_are_cast(dtype: torch.dtype) -> None:
     class Outer(FixedDtypeBuffers):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = nn.BatchNorm1d(1)
-            self.register_buffer("state", torch.ones((), dtype=torch.float64))
+            self.weight, self.inner = nn.Parameter(torch.ones(1)), nn.BatchNorm1d(1)
+            self.register_buffer("state", torch.ones((), dtype=dtype))
 
     outer = Outer()
     outer.inner.get_buffer("running_mean").fill_(1 / 3)
     before = outer.inner.get_buffer("running_mean").clone()
     outer.to(torch.bfloat16)
-    assert outer.get_buffer("state").dtype == torch.float64
-    assert outer.inner.weight.dtype == torch.bfloat16
+    assert outer.get_buffer("state").dtype == dtype
+    assert outer.weight.dtype == outer.inner.weight.dtype == torch.bfloat16
     assert torch.equal(outer.inner.get_buffer("running_mean"), before)
     outer.to("meta", torch.float16)  # a move and a cast at once
     assert {x.device.type for x in outer.state_dict().values()} == {"meta"}
-    assert outer.get_buffer("state").dtype == torch.float64
+    assert outer.get_buffer("state").dtype == dtype
