@@ -31,6 +31,13 @@ def test_kl_to_the_reference(
     assert ref.grad is None
 
 
+@pytest.mark.parametrize("name", ["logprobs", "ref_logprobs", "mask"])
+def test_tensors_of_unlike_shapes(name: str) -> None:
+    tensors = {"logprobs": NEW, "ref_logprobs": REF, "mask": MASK}
+    with pytest.raises(ValueError, match="expected shape"):
+        reference_kl_loss(**tensors | {name: tensors[name][:, :1]})
+
+
 @pytest.mark.parametrize(
     ("aggregation", "tokens", "responses", "expected"),
     [

@@ -80,17 +80,14 @@ def test_an_unknown_estimator_is_refused() -> None:
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")  # type: ignore[arg-type]
 
 
-def test_exact_kl_by_enumeration() -> None:
-    kl = exact_kl(logs(POLICY).expand(2, 1, 3) + 3, logs(REFERENCE).expand(2, 1, 3))
-    assert (kl.shape, kl.flatten().tolist()) == ((2, 1), pytest.approx([KL, KL], rel=1e-12))
-
-
-def test_exact_kl_at_a_temperature() -> None:
-    sharp = [[p * p for p in probs] for probs in (POLICY, REFERENCE)]
-    p, q = ([x / sum(probs) for x in probs] for probs in sharp)
+@pytest.mark.parametrize(("temperature", "power"), [(1.0, 1), (0.5, 2)])
+def test_exact_kl_by_enumeration(temperature: float, power: int) -> None:
+    powers = [[p**power for p in probs] for probs in (POLICY, REFERENCE)]
+    p, q = ([x / sum(probs) for x in probs] for probs in powers)
     expected = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
-    kl = exact_kl(logs(POLICY)[None, None], logs(REFERENCE)[None, None], temperature=0.5)
-    assert float(kl) == pytest.approx(expected, rel=1e-12)
+    one, other = (logs(probs).expand(2, 1, 3) for probs in (POLICY, REFERENCE))
+    kl = exact_kl(one + 3, other, temperature)
+    assert (kl.shape, kl.flatten().tolist()) == ((2, 1), pytest.approx([expected] * 2, rel=1e-12))
 
 
 def test_exact_kl_with_tokens_ruled_out() -> None:

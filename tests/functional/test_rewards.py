@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from lit_rlhf import functional as F
 from lit_rlhf.functional import KLEstimator, clipped_scores, length_penalty, normalized_scores
@@ -16,20 +17,16 @@ def test_ensembles_by_hand() -> None:
     assert F.ensemble_scores(members, "min").tolist() == [1.0, 2.0, 0.0]
 
 
-def test_normalized_and_clipped_scores_by_hand() -> None:
-    scores = torch.tensor([1.0, 3.0, 4.0, 20.0, -20.0])
-    assert normalized_scores(scores, 3.0, 2.0, None).tolist() == [-1.0, 0.0, 0.5, 8.5, -11.5]
-    clipped = normalized_scores(scores, 3.0, 2.0, 0.8).tolist()
+@pytest.mark.parametrize("mean", [3.0, torch.tensor(3.0, dtype=torch.float64)])
+def test_normalized_scaled_and_clipped_scores_by_hand(mean: Tensor | float) -> None:
+    scores, std = torch.tensor([1.0, 3.0, 4.0, 20.0, -20.0]), mean - 1
+    normalized, scaled = normalized_scores(scores, mean, std, None), scaled_scores(scores, std)
+    assert normalized.tolist() == [-1.0, 0.0, 0.5, 8.5, -11.5]
+    assert scaled.tolist() == [0.5, 1.5, 2.0, 10.0, -10.0]
+    assert normalized.dtype == scaled.dtype == torch.float32
+    clipped = normalized_scores(scores, mean, std, 0.8).tolist()
     assert clipped == pytest.approx([-0.8, 0.0, 0.5, 0.8, -0.8], rel=1e-6)
-
-
-def test_statistics_may_be_float64_tensors() -> None:
-    mean, std = torch.tensor(3.0, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64)
-    scores = torch.tensor([1.0, 4.0])
-    assert normalized_scores(scores, mean, std, None).tolist() == [-1.0, 0.5]
-    assert scaled_scores(scores, std).tolist() == [0.5, 2.0]
-    assert normalized_scores(scores, mean, std, None).dtype == torch.float32
-    assert scaled_scores(scores, std).dtype == torch.float32
+    assert clipped_scores(torch.tensor([-3.0, 0.5, 3.0]), 1.0).tolist() == [-1.0, 0.5, 1.0]
 
 
 def test_scores_far_from_zero_keep_their_digits() -> None:
@@ -37,11 +34,6 @@ def test_scores_far_from_zero_keep_their_digits() -> None:
     mean = torch.tensor(10_000.1, dtype=torch.float64)
     normalized = normalized_scores(torch.tensor([10_000.5]), mean, 0.5, None)
     assert normalized.item() == pytest.approx(0.8, rel=1e-6)
-
-
-def test_scaled_scores_keep_their_sign_and_clipped_ones_their_order() -> None:
-    assert scaled_scores(torch.tensor([-1.0, 0.0, 3.0]), 2.0).tolist() == [-0.5, 0.0, 1.5]
-    assert clipped_scores(torch.tensor([-3.0, 0.5, 3.0]), 1.0).tolist() == [-1.0, 0.5, 1.0]
 
 
 def test_scores_without_a_spread_are_not_scaled() -> None:

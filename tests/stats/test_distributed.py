@@ -107,12 +107,9 @@ def test_a_bad_number_on_one_rank_is_refused_on_both(ranks: list[dict[str, Any]]
         assert result["running"] == result["before_bad"]
 
 
-def test_a_global_sum_adds_and_leaves_its_argument_alone(ranks: list[dict[str, Any]]) -> None:
+def test_sum_maximum_and_number_of_ranks(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["sum"].tolist() == [3.0, 30.0]
-    assert ranks[1]["summand"].tolist() == [2.0, 20.0]
-
-
-def test_the_largest_number_of_any_rank_and_their_number(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[1]["summand"].tolist() == [2.0, 20.0]  # the argument stays as it is
     assert [(rank["most"], rank["ranks"]) for rank in ranks] == [(1, 2), (1, 2)]
     assert stats.world_size() == 1
 
