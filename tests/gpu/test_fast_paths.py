@@ -7,17 +7,19 @@ from lit_rlhf.forward import target_logprobs
 from lit_rlhf.forward.attention import AttentionInputs, causal_attention
 from lit_rlhf.models.prepare import use_fused_kernels
 from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
-from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, optimized_causal_lm
+from tests.rollout.test_decoder import EOS, prompts
+from tests.support.tiny_models import FAMILIES, PAD_ID, optimized_causal_lm
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = [pytest.mark.gpu, needs_cuda]
-EOS = [EOS_ID, 17, 44, 150, 200]
 
 
-def prompts() -> tuple[torch.Tensor, torch.Tensor]:
-    mask = torch.arange(20) >= 20 - torch.tensor([20, 13, 5, 17, 1, 9])[:, None]
-    ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(1))
-    return ids.masked_fill(~mask, PAD_ID), mask
+def learned() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Texts padded on the right, their mask, and that of all tokens but the first."""
+    ids, mask = (tensor.flip(1) for tensor in prompts())
+    targets = mask.clone()
+    targets[:, 0] = False
+    return ids, mask, targets
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -36,11 +38,8 @@ def test_responses_match_the_cpu(family: str, n_slots: int) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logprobs_and_gradients_match_the_cpu(family: str) -> None:
-    ids, mask = (tensor.flip(1) for tensor in prompts())
-    targets = mask.clone()
-    targets[:, 0] = False
+    (ids, mask, targets), readings = learned(), []
     cpu, gpu = optimized_causal_lm(family), optimized_causal_lm(family).cuda()
-    readings = []
     for model, device in ((cpu, "cpu"), (gpu, "cuda")):
         logprobs = target_logprobs(model, ids.to(device), mask.to(device), targets.to(device))
         logprobs.sum().backward()
@@ -54,9 +53,7 @@ def test_logprobs_and_gradients_match_the_cpu(family: str) -> None:
 
 def test_fused_kernels_change_nothing_but_the_speed() -> None:
     pytest.importorskip("liger_kernel")
-    ids, mask = (tensor.flip(1).cuda() for tensor in prompts())
-    targets = mask.clone()
-    targets[:, 0] = False
+    ids, mask, targets = (tensor.cuda() for tensor in learned())
     plain, fused = optimized_causal_lm().cuda(), use_fused_kernels(optimized_causal_lm()).cuda()
     one, other = (target_logprobs(model, ids, mask, targets) for model in (plain, fused))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

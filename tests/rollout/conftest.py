@@ -1,3 +1,3 @@
-from tests.models.conftest import family
+from tests.models.conftest import causal_folder, family, folder
 
-__all__ = ["family"]
+__all__ = ["causal_folder", "family", "folder"]

@@ -20,7 +20,6 @@ from tests.support.tiny_models import (
     noisy_causal_lm,
     optimized_causal_lm,
     tiny_causal_lm,
-    tiny_tokenizer,
 )
 
 Build = Callable[..., PreTrainedModel]
@@ -65,9 +64,6 @@ def sampled(
     return generate_responses(model, ids, mask, options, eos, pad, seed, batch_size)
 
 
-FIELDS = 5  # tensors of a RolloutBatch
-
-
 def test_tokens_depend_on_the_seed_and_not_on_the_global_generator(family: str) -> None:
     model = optimized_causal_lm(family)
     torch.manual_seed(1)
@@ -75,7 +71,7 @@ def test_tokens_depend_on_the_seed_and_not_on_the_global_generator(family: str) 
     first, other = sampled(model, seed=3), sampled(model, seed=4)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
-    for a, b in zip(first[:FIELDS], sampled(model, seed=3)[:FIELDS], strict=True):
+    for a, b in zip(first[:5], sampled(model, seed=3)[:5], strict=True):
         assert torch.equal(a, b)
     assert other.response_ids.tolist() != first.response_ids.tolist()
     ids, mask = prompts()
@@ -231,10 +227,8 @@ def test_chi_square_tells_a_wrong_temperature() -> None:
 
 
 @pytest.fixture
-def adapted(tmp_path: Path) -> LanguageModel:
-    tiny_causal_lm().save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    return move_adapters(load_causal_lm(tmp_path, ModelOptions(lora_rank=2)).eval())
+def adapted(folder: Path) -> LanguageModel:
+    return move_adapters(load_causal_lm(folder, ModelOptions(lora_rank=2)).eval())
 
 
 def record_merging(model: LanguageModel) -> list[bool]:

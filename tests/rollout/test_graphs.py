@@ -4,7 +4,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -140,61 +142,51 @@ def test_size_is_captured_after_call_without_waits(monkeypatch: pytest.MonkeyPat
     ]  # fmt: skip
 
 
-class FakeCuda:
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, free: int) -> list[object]:
     """The calls of a capture, without a device."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-        self.calls: list[object] = []
-        monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: self)
-        for name in ("synchronize", "empty_cache"):
-            monkeypatch.setattr(f"torch.cuda.{name}", partial(self.calls.append, name))
-        monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free, 80 << 30))
-        monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
-        monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: "new pool")
-        monkeypatch.setattr(graphs, "_capture_stream", lambda device: device)
-        monkeypatch.setattr("torch.cuda.stream", self.stream)
+    calls: list[object] = []
+    graph = SimpleNamespace(
+        capture_begin=lambda pool, mode: calls.extend((pool, mode)),
+        capture_end=partial(calls.append, "end"),
+        replay=partial(calls.append, "replay"),
+        pool=lambda: "its pool",
+    )
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(f"torch.cuda.{name}", partial(calls.append, name))
+    monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: graph)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free, 80 << 30))
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: "new pool")
+    monkeypatch.setattr(graphs, "_capture_stream", lambda device: device)
 
     @contextmanager
-    def stream(self, _: int) -> Iterator[None]:
-        self.calls.append("stream")
+    def stream(_: int) -> Iterator[None]:
+        calls.append("stream")
         yield
-        self.calls.append("restored")
+        calls.append("restored")
 
-    def capture_begin(self, pool: object, mode: str) -> None:
-        self.calls += [pool, mode]
-
-    def capture_end(self) -> None:
-        self.calls.append("end")
-
-    def replay(self) -> None:
-        self.calls.append("replay")
-
-    def pool(self) -> str:
-        return "its pool"
+    monkeypatch.setattr("torch.cuda.stream", stream)
+    return calls
 
 
 @pytest.mark.parametrize("free", [8 << 30, 1 << 30])
 def test_capture_leaves_cache_of_torch_as_it_is(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch, free)
-    replay, pool = graphs.capture_graph(partial(cuda.calls.append, "function"), None)
+    calls = fake_cuda(monkeypatch, free)
+    replay, pool = graphs.capture_graph(partial(calls.append, "function"), None)
     replay()
     emptied = [] if free > graphs.CAPTURE_MEMORY else ["empty_cache"]
-    assert cuda.calls == [
+    assert calls == [
         *("synchronize", *emptied, "stream", "new pool", "thread_local", "function", "end"),
         *("restored", "replay"),
     ]
-    cuda.calls.clear()
+    calls.clear()
     graphs.capture_graph(lambda: None, pool)
-    assert "its pool" in cuda.calls
+    assert "its pool" in calls
 
 
 def test_the_error_of_a_failed_capture_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch, 8 << 30)
-    errors = iter([RuntimeError("waits"), RuntimeError("capture was invalidated")])
-
-    def fail() -> None:
-        raise next(errors)
-
-    monkeypatch.setattr(cuda, "capture_end", fail)
+    fake_cuda(monkeypatch, 8 << 30)
+    fail = Mock(side_effect=[RuntimeError("waits"), RuntimeError("capture was invalidated")])
+    monkeypatch.setattr(torch.cuda.CUDAGraph(), "capture_end", fail)
     with pytest.raises(RuntimeError, match="waits"):
         graphs.capture_graph(fail, None)

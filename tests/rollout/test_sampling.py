@@ -96,10 +96,6 @@ def draws(logits: Tensor, uniform: float, **options: Any) -> list[int]:
     return sample_tokens(logits, uniforms, own, none, before, before[:, 0])[0].tolist()
 
 
-def draw(logits: Tensor, uniform: float, **options: Any) -> int:
-    return draws(logits[None], uniform, **options)[0]
-
-
 @pytest.mark.parametrize(
     ("logits", "uniform", "options", "expected"),
     [
@@ -119,8 +115,8 @@ def test_a_number_draws_its_token(
     logits: list[float], uniform: float, options: dict[str, Any], expected: int
 ) -> None:
     dtype = torch.bfloat16 if "repetition_penalty" in options else torch.float32
-    assert draw(torch.tensor(logits, dtype=dtype), uniform, **options) == expected
-    assert 0 <= draw(torch.full((3,), torch.nan), uniform) < 3
+    assert draws(torch.tensor([logits], dtype=dtype), uniform, **options) == [expected]
+    assert 0 <= draws(torch.full((1, 3), torch.nan), uniform)[0] < 3
 
 
 def test_no_token_without_probability_is_drawn_where_probabilities_sum_to_less_than_1() -> None:
@@ -128,7 +124,7 @@ def test_no_token_without_probability_is_drawn_where_probabilities_sum_to_less_t
     for n in range(2, 60):
         logits = torch.cat([torch.zeros(n), torch.tensor([-torch.inf])])
         sums.append(float(logits.softmax(-1).sum(dtype=torch.float64)))
-        assert draw(logits, 1 - 2**-53) == n - 1
+        assert draws(logits[None], 1 - 2**-53) == [n - 1]
     assert min(sums) < 1 - 2**-53
 
 

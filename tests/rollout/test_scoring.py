@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lit_rlhf.forward import optimize_forward
-from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model, save_model_folder
+from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
 from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
@@ -21,7 +21,6 @@ from tests.support.tiny_models import (
     noisy_causal_lm,
     optimized_causal_lm,
     tiny_causal_lm,
-    tiny_tokenizer,
 )
 
 TEMPERATURE = 0.7
@@ -66,14 +65,17 @@ def test_logprobs_and_entropy_are_each_steps(family: str, pad: int, max_tokens: 
 
 
 def test_dropout_and_gradients_are_off() -> None:
-    noisy = noisy_causal_lm().train()
+    noisy, plain = noisy_causal_lm().train(), optimized_causal_lm("gpt2")
     rollouts = rollouts_of(noisy)
     logprobs = compute_policy_statistics(noisy, rollouts, TEMPERATURE).logprobs
-    plain = optimized_causal_lm("gpt2")
     expected = compute_policy_statistics(plain, rollouts, TEMPERATURE).logprobs
     assert torch.equal(logprobs, expected)
     assert not logprobs.requires_grad
     assert noisy.training
+    critic = optimize_forward(build_scalar_model(noisy_causal_lm())).train()
+    one, other = (compute_values(critic, rollouts)[0] for _ in range(2))
+    assert torch.equal(one, other)
+    assert critic.training
 
 
 @torch.no_grad()
@@ -89,13 +91,6 @@ def test_values_are_those_of_each_state_alone(family: str) -> None:
             got = values[row, t] if t < length else next_values[row]
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     assert not values[~rollouts.response_mask].any()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("scoring") / "lm"
-    save_model_folder(tiny_causal_lm(), tiny_tokenizer(), root)
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +155,3 @@ def test_statistics_are_reused_at_equal_temperature(folder: Path, rollouts: Roll
     expected = compute_policy_statistics(policy, rollouts, 1.0)
     assert torch.equal(computed.logprobs, expected.logprobs)
     assert torch.equal(computed.entropy, expected.entropy)
-
-
-def test_values_are_read_without_dropout(rollouts: RolloutBatch) -> None:
-    critic = optimize_forward(build_scalar_model(noisy_causal_lm())).train()
-    one, other = (compute_values(critic, rollouts)[0] for _ in range(2))
-    assert torch.equal(one, other)
-    assert critic.training
