@@ -70,13 +70,8 @@ def write_foreign(
     weights[f"{layout.head}.weight"] = weight
     if layout.bias:
         weights[f"{layout.head}.bias"] = bias
-    write_weights(folder, weights, shards, pickled)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | layout.config), "utf-8")
-    return Written(folder, causal, weight, bias)
-
-
-def write_weights(folder: Path, weights: dict[str, Tensor], shards: int, pickled: bool) -> None:
     stem, suffix = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
     names, places = sorted(weights), dict[str, str]()
     for number in range(shards):
@@ -91,3 +86,4 @@ def write_weights(folder: Path, weights: dict[str, Tensor], shards: int, pickled
     if shards > 1:
         index = {"metadata": {}, "weight_map": places}
         (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index), "utf-8")
+    return Written(folder, causal, weight, bias)

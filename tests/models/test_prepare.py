@@ -137,9 +137,11 @@ def test_targets_can_be_chosen(causal_folder: Folder) -> None:
     assert adapted == {"q_proj"}
 
 
-def batch(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, their mask, and that of all but the first of a row."""
     mask = torch.arange(length) < torch.tensor([length, length // 2, length - 3])[:, None]
-    return torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(length)), mask
+    ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(length))
+    return ids, mask, mask & (torch.arange(length) > 0)
 
 
 def test_trunk_is_compiled_after_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,17 +163,15 @@ def test_a_compiled_model_is_the_same_model(folder: Path, backend: str) -> None:
     plain = load_causal_lm(folder)
     model = load_causal_lm(folder, ModelOptions(torch_compile=backend))
     for length in (12, 20, 15):  # other sizes, one compilation
-        ids, mask = batch(length)
-        targets = mask.clone()
-        targets[:, 0] = False
-        readings = [target_logprobs(network, ids, mask, targets) for network in (plain, model)]
+        inputs = batch(length)
+        readings = [target_logprobs(network, *inputs) for network in (plain, model)]
         torch.testing.assert_close(readings[0], readings[1], rtol=1e-5, atol=1e-5)
         for network, reading in zip((plain, model), readings, strict=True):
             network.zero_grad()
             reading.sum().backward()
         for one, other in zip(plain.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
-    ids, mask = batch(12)
+    ids, mask, _ = batch(12)
     options = SamplingOptions(max_new_tokens=8)
     one_rollout, other_rollout = (
         generate_responses(network, ids.flip(1), mask.flip(1), options, [EOS_ID], PAD_ID, 0, 2)
@@ -184,10 +184,7 @@ def test_a_compiled_model_is_the_same_model(folder: Path, backend: str) -> None:
 @pytest.mark.slow
 def test_adapters_are_compiled_too(folder: Path) -> None:
     model = load_causal_lm(folder, ModelOptions(torch_compile="aot_eager", lora_rank=2))
-    ids, mask = batch(12)
-    targets = mask.clone()
-    targets[:, 0] = False
-    target_logprobs(model, ids, mask, targets).sum().backward()
+    target_logprobs(model, *batch(12)).sum().backward()
     assert any(p.grad is not None for name, p in model.named_parameters() if "lora_B" in name)
 
 
