@@ -102,7 +102,9 @@ class Mutation:
             runs[item] = self.run_traced(item, following)
         clean = Mutant(self.file, "", 0, "", "", "", self.source)
         # once more as with a defect, since a test may fail only because of the fork
-        if session.testsfailed or wait(fork(lambda: self.try_mutant(session, runs, clean))):
+        if session.testsfailed:
+            return True
+        if os.waitpid(fork(lambda: self.try_mutant(session, runs, clean)), 0)[1]:
             return True
         self.ran = True
         limit = max(SHORTEST_LIMIT, 5 * sum(run.seconds for run in runs.values()))
@@ -159,11 +161,6 @@ class Mutation:
                     runs[item].n_failures.value += 1
                 return 1
         return 0
-
-
-def wait(pid: int) -> int:
-    """Wait for a process; returns its status, 0 for success."""
-    return os.waitpid(pid, 0)[1]
 
 
 def choose_tests(runs: dict[pytest.Item, TestRun], function: str) -> list[pytest.Item]:

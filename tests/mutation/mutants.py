@@ -176,12 +176,10 @@ def _text(node: ast.expr) -> str:
 def _replace(source: str, node: ast.expr | ast.stmt, now: str) -> tuple[str, str]:
     """The text of a node, and the source with `now` in its place."""
     place = node.test if isinstance(node, ast.If | ast.While) else node
-    lines = source.encode().splitlines(keepends=True)
+    encoded = source.encode()
+    lines = encoded.splitlines(keepends=True)
     start = sum(map(len, lines[: place.lineno - 1])) + place.col_offset
     end = sum(map(len, lines[: place.end_lineno - 1])) + place.end_col_offset
-    before, was, after = (part.decode() for part in _cut(source.encode(), start, end))
+    parts = (encoded[:start], encoded[start:end], encoded[end:])
+    before, was, after = (part.decode() for part in parts)
     return " ".join(was.split()), before + now + after
-
-
-def _cut(text: bytes, start: int, end: int) -> tuple[bytes, bytes, bytes]:
-    return text[:start], text[start:end], text[end:]

@@ -78,19 +78,18 @@ def judge_server(rule: Rule) -> Iterator[JudgeServer]:
                 asked = Asked(len(server.asked) + 1, body, headers)
                 server.asked.append(asked)
             try:
-                self.send(200, {}, self.completion(asked, rule(asked)))
-            except _FailedError as error:
-                failure = error.failure
-                self.send(failure.status, failure.headers, {"error": {"message": failure.message}})
+                reply = rule(asked)
+                if self.path != "/v1/chat/completions":
+                    reply = Failure(404, f"no such path: {self.path}")
+                if isinstance(reply, Failure):
+                    self.send(reply.status, reply.headers, {"error": {"message": reply.message}})
+                else:
+                    self.send(200, {}, self.completion(asked, reply))
             finally:
                 with lock:
                     running -= 1
 
-        def completion(self, asked: Asked, reply: str | Failure | dict[str, Any]) -> dict[str, Any]:
-            if self.path != "/v1/chat/completions":
-                reply = Failure(404, f"no such path: {self.path}")
-            if isinstance(reply, Failure):
-                raise _FailedError(reply)
+        def completion(self, asked: Asked, reply: str | dict[str, Any]) -> dict[str, Any]:
             if isinstance(reply, dict):
                 return self.completion(asked, "") | reply
             sent = sum(len(message["content"].split()) for message in asked.body["messages"])
@@ -126,8 +125,3 @@ def judge_server(rule: Rule) -> Iterator[JudgeServer]:
         listener.shutdown()
         thread.join()
         listener.server_close()
-
-
-class _FailedError(Exception):
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,11 +79,9 @@ class _RefuseReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def refuse_waits() -> Iterator[None]:
+def refuse_waits() -> TorchDispatchMode:
     """In place of `lit_rlhf.rollout.graphs.refuse_waits`."""
-    with _RefuseReads():
-        yield
+    return _RefuseReads()
 
 
 def varlen_attn(*args: Any, **kwargs: Any) -> Tensor:
