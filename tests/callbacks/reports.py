@@ -16,15 +16,6 @@ from lit_callbacks.report import write_report
 VOID = {"meta", "br"}
 _clock = itertools.count(1_000_000)
 
-COLLAPSE = """**collapsed** at step 4
-
-KL 41 nats is 12x its baseline: the policy is exploiting its reward
-
-- raised kl_coef from 0 to 0.2
-
-- multiplied the learning rates by 0.5"""
-
-
 Series: TypeAlias = Mapping[str, Sequence[float]]
 
 
@@ -120,20 +111,3 @@ class Page(HTMLParser):
 
 def report(tmp_path: Path, *runs: str, keys: Sequence[str] | None = None) -> Page:
     return Page(write_report(list(runs), tmp_path / "report.html", keys))
-
-
-def watched_run(folder: Path) -> str:
-    """A run of 5 steps that is suspicious at 3 and collapsed from 4 on."""
-    series = {
-        "rollout/kl": [0.0, 1.0, 2.0, 3.0, 4.0],
-        "rollout/score": [1.0, 2.0, 3.0, 4.0, 5.0],
-        "monitor/level": [0, 0, 1, 2, 2],
-        "monitor/toy_spread": [0, 0, 0, 0, 0],
-    }
-    texts = {3: "**suspicious** at step 3\n\nKL is <b>rising</b>", 4: COLLAPSE}
-    return write_run(folder, series, texts)
-
-
-def calm_run(folder: Path) -> str:
-    """A run of 2 steps without a detector."""
-    return write_run(folder, {"rollout/kl": [0.0, 0.1], "rollout/gold": [1.0, 2.0]})

@@ -56,32 +56,18 @@ def two_monitors() -> list[Monitor]:
 
 
 def watched(
-    folder: Path,
-    script: Script,
-    monitors: list[Monitor],
-    module: dict[str, Any] | None = None,
-    when: Any = "train_batch",
-    epochs: int = 1,
-    **arguments: Any,
+    folder: Path, script: Script, monitors: list[Monitor], module: Any = None, **arguments: Any
 ) -> list[int]:
     """The level of every step."""
     watch = Watch()
-    detector = CollapseDetector(monitors, [watch], when=when)
-    length = max(map(len, script.values())) // epochs
-    run = trainer(folder, detector, max_epochs=epochs, **arguments)
-    run.fit(Scripted(script, **(module or {})), batches(length))
+    run = trainer(folder, CollapseDetector(monitors, [watch]), **arguments)
+    run.fit(Scripted(script, **(module or {})), batches(max(map(len, script.values()))))
     return watch.levels
-
-
-def mock_logger(folder: Path) -> Mock:
-    logger = Mock()
-    logger.save_dir = str(folder)
-    return logger
 
 
 @pytest.mark.parametrize("manual", [False, True])
 def test_a_collapse_is_logged_step_by_step(tmp_path: Path, manual: bool) -> None:
-    logger = mock_logger(tmp_path)
+    logger = Mock(save_dir=str(tmp_path))
     levels = watched(tmp_path, COLLAPSE, two_monitors(), {"manual": manual}, logger=logger)
     assert levels == LEVELS
     logged = [made for made in logger.log_metrics.mock_calls if "metrics" in made.kwargs]
@@ -111,10 +97,6 @@ class Told(Action):
         return ""
 
 
-class Clearing(Told):
-    clears_monitors = True
-
-
 def test_all_actions_see_a_step_before_one_acts(tmp_path: Path) -> None:
     events: list[str] = []
     actions: list[Action] = [Told("first", events), Told("second", events)]
@@ -125,13 +107,13 @@ def test_all_actions_see_a_step_before_one_acts(tmp_path: Path) -> None:
 
 
 def test_readings_are_void_after_an_action_that_restores_an_earlier_state(tmp_path: Path) -> None:
-    events: list[str] = []
-    monitor, other = above(10.0), above(10.0, "drift")
-    detector = CollapseDetector([monitor, other], [Clearing("it", events)], votes=1)
+    monitor, other, action = above(10.0), above(10.0, "drift"), Counted(cooldown=1)
+    action.clears_monitors = True
+    detector = CollapseDetector([monitor, other], [action], votes=1)
     script = {"kl": [1.0, 20.0, 20.0, 20.0], "drift": [1.0, 2.0, 3.0, 4.0]}
     trainer(tmp_path, detector).fit(Scripted(script), batches(4))
     # two readings beyond the threshold make a collapse, and the fourth is the first after it
-    assert events.count("it acts") == 1
+    assert action.acts == [3]
     assert (monitor.history, monitor.level) == ([20.0], Level.HEALTHY)
     assert (other.history, other.normal) == ([4.0], [1.0, 2.0, 3.0, 4.0])
 
@@ -267,7 +249,7 @@ def test_an_old_value_is_no_new_reading(tmp_path: Path) -> None:
 
 
 def test_a_distribution_is_logged_with_its_shape_and_a_histogram(tmp_path: Path) -> None:
-    mock, board = mock_logger(tmp_path), TensorBoardLogger(tmp_path, name="", version="")
+    mock, board = Mock(save_dir=str(tmp_path)), TensorBoardLogger(tmp_path, name="", version="")
     module = {"outputs": {"scores": [[0.0, 1.0, 2.0, 3.0, 4.0]]}}
     monitors: list[Monitor] = [RewardDistributionMonitor()]
     watched(tmp_path, {"drift": [1.0]}, monitors, module, logger=[mock, board])
@@ -286,11 +268,12 @@ def test_every_batch_is_a_step_under_gradient_accumulation(tmp_path: Path) -> No
 
 
 def test_an_epoch_is_a_step_with_the_means_of_its_metrics(tmp_path: Path) -> None:
-    monitor = above(10.0)
-    script = {"kl": [1.0, 3.0, 1.0, 1.0, 12.0, 14.0, 20.0, 30.0]}
-    levels = watched(tmp_path, script, [monitor], {"on_epoch": True}, "train_epoch", epochs=4)
+    monitor, watch = above(10.0), Watch()
+    module = Scripted({"kl": [1.0, 3.0, 1.0, 1.0, 12.0, 14.0, 20.0, 30.0]}, on_epoch=True)
+    detector = CollapseDetector([monitor], [watch], when="train_epoch")
+    trainer(tmp_path, detector, max_epochs=4).fit(module, batches(2))
     assert monitor.history == [2.0, 1.0, 13.0, 25.0]
-    assert levels == [0, 0, 0, 2]
+    assert watch.levels == [0, 0, 0, 2]
 
 
 class Validated(Scripted):
@@ -312,7 +295,7 @@ class Validated(Scripted):
 
 
 def test_a_validation_is_a_step_but_a_sanity_check_is_none(tmp_path: Path) -> None:
-    monitor, watch, logger = above(10.0, "val/kl"), Watch(), mock_logger(tmp_path)
+    monitor, watch, logger = above(10.0, "val/kl"), Watch(), Mock(save_dir=str(tmp_path))
     module = Validated({"kl": [1.0] * 8}, [1.0, 1.0, 20.0, 30.0])
     detector = CollapseDetector([monitor], [watch], when="validation")
     options = {"max_epochs": 2, "val_check_interval": 2, "num_sanity_val_steps": 1}
@@ -326,7 +309,7 @@ def test_a_validation_is_a_step_but_a_sanity_check_is_none(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("when", ["train_batch", "train_epoch", "validation"])
 def test_nothing_happens_outside_of_fit(tmp_path: Path, when: Any) -> None:
-    logger, module = mock_logger(tmp_path), Validated({}, [1.0])
+    logger, module = Mock(save_dir=str(tmp_path)), Validated({}, [1.0])
     detector = CollapseDetector([above(1.0)], when=when)
     run = trainer(tmp_path, detector, logger=logger)
     run.validate(module, batches(1), verbose=False)

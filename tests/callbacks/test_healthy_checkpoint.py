@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_callbacks.detector import CollapseDetector
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
-from lit_callbacks.monitors import Monitor
-from tests.callbacks.scripted import Saver, resumes_at_the_next_batch, trainer
+from tests.callbacks.scripted import Saver, above, resumes_at_the_next_batch, trainer
 
 NAN, INF = float("nan"), float("inf")
 
@@ -105,24 +104,13 @@ def test_what_is_not_finite_never_becomes_best(bad: float, tmp_path: Path) -> No
     assert kept(tmp_path / "min", Scripted((bad, 1.0, bad)), mode="min") == 2
 
 
-def threshold(key: str, high: float) -> Monitor:
-    """Collapsed as soon as one value is too high."""
-    return Monitor(key, high=high, baseline_steps=1, patience=1, horizon=0)
-
-
-def test_a_collapse_never_becomes_best(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("beside", "level"), [(5.0, "collapsed"), (100.0, "suspicious")])
+def test_what_a_detector_finds_is_never_the_best(beside: float, level: str, tmp_path: Path) -> None:
     """It is out at the very batch that crosses the threshold: the detector has judged it before."""
-    detector = CollapseDetector([threshold("kl", 5.0)], actions=[], votes=1)
-    assert kept(tmp_path, Scripted(SCORES, KLS), detector) == 2
-    assert kept(tmp_path / "without", Scripted(SCORES, KLS)) == 5
-
-
-def test_a_suspicion_is_enough(tmp_path: Path) -> None:
-    """One signal of two is beyond its threshold."""
-    monitors = [threshold("kl", 5.0), threshold("score", 100.0)]
+    monitors = [above(5.0, patience=1), above(beside, "score", patience=1)]
     detector = CollapseDetector(monitors, actions=[], votes=2)
     assert kept(tmp_path, Scripted(SCORES, KLS), detector) == 2
-    assert detector.verdict.level.word == "suspicious"
+    assert detector.verdict.level.word == level
 
 
 @resumes_at_the_next_batch

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lit_callbacks.monitors import HISTORY, Level, Monitor, StepMetrics
+from lit_callbacks.signals import KLMonitor
 from tests.callbacks.watching import INF, NAN, C, H, S, levels, monitor
 
 ONES = [float(i) for i in range(10)]
@@ -303,10 +304,7 @@ def test_sentences(options: dict[str, Any], values: list[float], expected: str) 
 
 
 def test_a_sentence_has_the_unit() -> None:
-    class Nats(Monitor):
-        title, unit = "KL", "nats"
-
-    watcher = Nats("x", high=10.0, baseline_steps=4, patience=1)
+    watcher = KLMonitor("x", high=10.0, baseline_steps=4, patience=1)
     levels(watcher, [2.0] * 4 + [30.0])
     assert watcher.sentence() == "KL 30 nats is 15x its baseline"
     levels(watcher, [250.0])

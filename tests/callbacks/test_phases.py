@@ -40,23 +40,22 @@ class Timed(Scripted):
         self.now += 3.0
 
 
-def summary(
-    monkeypatch: pytest.MonkeyPatch,
-    folder: Path,
-    script: Any = SCRIPT,
-    callbacks: tuple[Any, ...] = (),
-    options: dict[str, Any] | None = None,
-    **arguments: Any,
-) -> PhaseSummary:
-    callback, module = PhaseSummary(**(options or {})), Timed(script)
-    monkeypatch.setattr("lit_callbacks.phases.monotonic", lambda: module.now)
-    run = trainer(folder, callback, *callbacks, **{"limit_val_batches": 0, **arguments})
-    run.fit(module, batches(3), batches(1))
-    return callback
+@pytest.fixture
+def fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Fits three batches on the clock of the module."""
+
+    def fit(*callbacks: Any, script: Any = SCRIPT, **arguments: Any) -> None:
+        module = Timed(script)
+        monkeypatch.setattr("lit_callbacks.phases.monotonic", lambda: module.now)
+        run = trainer(tmp_path, *callbacks, **{"limit_val_batches": 0, **arguments})
+        run.fit(module, batches(3), batches(1))
+
+    return fit
 
 
-def test_time_memory_and_rates_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told = summary(monkeypatch, tmp_path, limit_val_batches=1, num_sanity_val_steps=1)
+def test_time_memory_and_rates_add_up(fit: Any) -> None:
+    told = PhaseSummary()
+    fit(told, limit_val_batches=1, num_sanity_val_steps=1)
     # 12 s in phases, 3 s beside them, 3 s of validation; the sanity check came before
     assert (told.seconds, told.batches) == (18.0, 3)
     assert list(told.phases.items()) == [
@@ -70,12 +69,11 @@ def test_time_memory_and_rates_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_table_goes_below_the_progress_line_and_to_loggers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fit: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     logger = TensorBoardLogger(tmp_path, name="", version="")
-    bar = StageProgressBar("toy")
-    summary(monkeypatch, tmp_path, callbacks=(bar,), enable_progress_bar=True, logger=logger)
+    fit(PhaseSummary(), StageProgressBar("toy"), enable_progress_bar=True, logger=logger)
     out, err = capsys.readouterr()
     assert out == ""
     lines = [line.rstrip() for line in err.splitlines()]
@@ -92,20 +90,19 @@ def test_table_goes_below_the_progress_line_and_to_loggers(
     assert all(line in text for line in lines[place:])
 
 
-def test_keys_may_have_other_prefixes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_keys_may_have_other_prefixes(fit: Any) -> None:
     script = {"s/step": [1.0] * 3, "s/forward": [0.5] * 3}
     script |= {"gib/forward": [2.0] * 3, "speed/x": [7, 9, 8]}
-    options = {"time": "s/", "memory": "gib/", "throughput": "speed/", "total": "s/step"}
-    told = summary(monkeypatch, tmp_path, script, options=options)
+    told = PhaseSummary(time="s/", memory="gib/", throughput="speed/", total="s/step")
+    fit(told, script=script)
     assert told.phases["forward"] == Phase(1.5, slowest=0.5, steps=3, peak=2.0)
     assert told.rates == {"x": pytest.approx(8.0)}
 
 
-def test_second_fit_starts_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    callback, module = PhaseSummary(), Timed(SCRIPT)
-    monkeypatch.setattr("lit_callbacks.phases.monotonic", lambda: module.now)
+def test_second_fit_starts_anew(fit: Any) -> None:
+    callback = PhaseSummary()
     for _ in range(2):
-        trainer(tmp_path, callback).fit(module, batches(3))
+        fit(callback)
         assert callback.seconds == 15.0
         assert callback.phases["rollout"].steps == 3
         assert callback.rates == {"tokens_per_second": pytest.approx(290 / 12)}

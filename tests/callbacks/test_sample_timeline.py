@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
@@ -101,11 +102,11 @@ def test_training_does_not_notice(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
 class TestFit:
     def test_it_samples_where_a_detector_changes_its_level(self, tmp_path: Path) -> None:
-        class Judging(Callback):
-            def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-                pl_module.log("monitor/level", float(trainer.global_step in (3, 4)))
+        def judge(trainer: Any, module: Any, *_: Any) -> None:
+            module.log("monitor/level", float(trainer.global_step in (3, 4)))
 
-        fitted(tmp_path, Answering(), Judging(), SampleTimeline(["hi"], every_n_batches=8))
+        judging = LambdaCallback(on_train_batch_end=judge)
+        fitted(tmp_path, Answering(), judging, SampleTimeline(["hi"], every_n_batches=8))
         assert steps(tmp_path / "samples.jsonl") == [0, 3, 5, 8, 10]
 
     def test_it_samples_first_each_n_batches_and_last(self, tmp_path: Path) -> None:

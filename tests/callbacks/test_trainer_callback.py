@@ -9,11 +9,9 @@ import torch
 
 from lit_callbacks import Level, Monitor, Watch, WatchCallback
 from lit_callbacks.logs import watch_logs
+from tests.callbacks.test_logs import CALM, FAR
 
 transformers = pytest.importorskip("transformers")
-
-CALM = {"kl": 0.01, "completions/mean_length": 50.0, "entropy": 2.0}
-FAR = {"kl": 0.4, "completions/mean_length": 150.0, "entropy": 0.5}
 
 
 class Reports(transformers.Trainer):  # type: ignore[misc,name-defined]

@@ -17,7 +17,7 @@ from lit_callbacks.report.charts import (
 )
 from lit_callbacks.report.panels import Panel
 from lit_callbacks.runs import read_run
-from tests.callbacks.reports import calm_run, watched_run, write_run
+from tests.callbacks.reports import write_run
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "callbacks/lit_callbacks/report/templates"
 
@@ -49,23 +49,21 @@ def test_long_run_has_a_bold_mean_and_keeps_its_peaks(tmp_path: Path) -> None:
     assert max(y for _, y in points(bold)) < 0.1
 
 
-def test_levels_shade_one_run_and_mark_the_curves_of_several(tmp_path: Path) -> None:
-    watched = watched_run(tmp_path / "run")
+def test_levels_shade_one_run_and_mark_the_curves_of_several(watched: str, calm: str) -> None:
     axes = drawn(watched, key="rollout/kl")
     assert points(axes.lines[0]) == [(step, step - 1) for step in range(1, 6)]
     bands = [(band.get_x(), band.get_width(), band.get_hatch()) for band in axes.patches]
     assert bands == [(3, 1, None), (4, 1, None), (4, 1, "//")]
     numbers = [(text.get_text(), text.get_position()[0], text.get_url()) for text in axes.texts]
     assert numbers == [("1", 3, "#verdict-1"), ("2", 4, "#verdict-2")]
-    axes = drawn(calm_run(tmp_path / "calm"), watched, key="rollout/kl")
+    axes = drawn(calm, watched, key="rollout/kl")
     marks = {mark.get_marker(): points(mark) for mark in axes.lines}
     assert (len(axes.patches), marks["^"], marks["s"]) == (0, [(3, 2)], [(4, 3)])
 
 
 def test_close_verdicts_share_a_number(tmp_path: Path) -> None:
     texts = {step: f"**suspicious** at {step}\n\nreason" for step in (10, 11, 12, 50)}
-    folder = write_run(tmp_path / "run", {"toy/a": [0.0] * 101}, texts)
-    run = read_run("run", folder)
+    run = read_run("run", write_run(tmp_path / "run", {"toy/a": [0.0] * 101}, texts))
     axes = draw_metric(Panel("toy/a", "A", "", "Toy"), [run], run.verdicts, (1, 101))
     assert [text.get_text() for text in axes.texts] == ["1", "4"]
     assert len(axes.lines) == 2 + 4  # the curve, its mean and the verdicts
@@ -95,8 +93,8 @@ def test_y_axis(tmp_path: Path, values: list[float], options: Any, scale: str, l
     assert axes.get_ylim()[1] >= values[-1]
 
 
-def test_svg_has_the_colors_of_the_page_and_nothing_of_matplotlibs(tmp_path: Path) -> None:
-    run = read_run("run", watched_run(tmp_path / "run"))
+def test_svg_has_the_colors_of_the_page_and_nothing_of_matplotlibs(watched: str) -> None:
+    run = read_run("run", watched)
     svg = metric_chart(Panel("rollout/kl", '"<KL>"', "", "Policy"), [run], run.verdicts, (1, 5))
     css = (TEMPLATES / "page.css").read_text("utf-8")
     assert 'aria-label="&quot;&lt;KL&gt;&quot; over steps 1 to 5"' in svg

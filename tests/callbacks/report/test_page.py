@@ -204,9 +204,8 @@ def test_command_writes_and_prints(tmp_path: Path, watched: str, calm: str, caps
 
 def test_folder_with_a_sign_of_equality_is_a_folder(tmp_path: Path) -> None:
     run = write_run(tmp_path / "lr=0.1", {"toy/a": [1.0]})
-    output = tmp_path / "page.html"
-    main([run, "--output", str(output)])
-    assert Page(output).title == "lr=0.1"
+    main([run])
+    assert Page(Path("report.html")).title == "lr=0.1"
 
 
 @pytest.mark.parametrize(
@@ -297,10 +296,7 @@ def test_log_of_another_trainer_is_judged(tmp_path: Path) -> None:
     assert "verdicts of the default monitors" in card.text
 
 
-def test_page_is_written_anew(
-    tmp_path: Path, watched: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_page_is_written_anew(watched: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pages: list[str] = []
 
     def pause(seconds: float) -> None:
