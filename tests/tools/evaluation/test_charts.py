@@ -8,7 +8,6 @@ from unittest.mock import ANY, Mock
 
 import numpy as np
 import pytest
-from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,7 +17,7 @@ from lit_rlhf.tools.evaluation import LiveCurves, charts, outcome_figure, run_fi
 from lit_rlhf.tools.evaluation.outcomes import Outcomes
 from lit_rlhf.tools.evaluation.reward_report.measures import length_buckets, reliability
 from tests.callbacks.reports import write_run
-from tests.callbacks.scripted import trainer
+from tests.callbacks.scripted import Scripted, batches, trainer
 
 
 @pytest.fixture
@@ -76,15 +75,9 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return screen
 
 
-class LoggingModel(BoringModel):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("rollout/score", float(batch_idx))
-        return super().training_step(batch, batch_idx)
-
-
-def fit_live(curves: LiveCurves, logger: Any, batches: int = 5) -> None:
-    limits: dict[str, Any] = {"limit_train_batches": batches, "limit_val_batches": 0}
-    trainer(Path(), curves, logger=logger, **limits).fit(LoggingModel())
+def fit_live(curves: LiveCurves, logger: Any) -> None:
+    module = Scripted({"rollout/score": [0.0, 1.0, 2.0, 3.0, 4.0]}, logs_step=False)
+    trainer(Path(), curves, logger=logger).fit(module, batches(5))
 
 
 @pytest.mark.parametrize("logger_class", [TensorBoardLogger, CSVLogger])
@@ -92,12 +85,7 @@ def test_live_curves_are_one_figure_that_ends_with_the_whole_run(
     logger_class: Any, vanilla: Path, screen: Mock, tmp_path: Path, monkeypatch: Any
 ) -> None:
     drawn: list[Figure] = []
-
-    def record(*arguments: Any) -> Figure:
-        drawn.append(run_figure(*arguments))
-        return drawn[-1]
-
-    monkeypatch.setattr(charts, "run_figure", record)
+    monkeypatch.setattr(charts, "run_figure", lambda *a: drawn.append(run_figure(*a)) or drawn[-1])
     live = LiveCurves(["rollout/score"], "live", every_n_batches=2, beside={"vanilla": vanilla})
     fit_live(live, logger_class(tmp_path / "live", name="", version=""))
     screen.assert_called_once_with(ANY, display_id=True)

@@ -174,11 +174,6 @@ GREEDY = SamplingOptions(max_new_tokens=40, do_sample=False)
 
 
 @pytest.fixture
-def encoder() -> DialogueEncoder:
-    return DialogueEncoder(tiny_tokenizer(), "hh", max_length=64)
-
-
-@pytest.fixture
 def prompt(encoder: DialogueEncoder) -> list[int]:
     return encoder.encode_prompt([Message("user", "name three metals")]).input_ids.tolist()
 
@@ -203,7 +198,7 @@ def test_pieces_are_the_response(encoder: Any, prompt: Any, model_seed: int, end
     assert pieces[0] == pieces[0].lstrip()
 
 
-def test_seed_repeats_a_response_whatever_the_models_folder_says(
+def test_seed_repeats_a_response_whatever_the_folder_says(
     model: Any, encoder: Any, prompt: Any
 ) -> None:
     def text(seed: int) -> str:

@@ -241,11 +241,6 @@ OPTIONS = SamplingOptions(max_new_tokens=12, temperature=TEMPERATURE)
 
 
 @pytest.fixture(scope="module")
-def encoder() -> DialogueEncoder:
-    return DialogueEncoder(tiny_tokenizer(), "hh", max_length=64)
-
-
-@pytest.fixture(scope="module")
 def prompts(encoder: DialogueEncoder, folders: Folders) -> EncodedPrompts:
     return encode_prompt_records(read_prompts(DataSource(folders.prompts)), encoder)
 

@@ -37,11 +37,6 @@ from tests.tools.evaluation.folders import QUESTIONS, Sampling, assert_continued
 
 
 @pytest.fixture
-def encoder() -> DialogueEncoder:
-    return DialogueEncoder(tiny_tokenizer(), "hh", max_length=64)
-
-
-@pytest.fixture
 def examples(encoder: DialogueEncoder, folders: Folders) -> list[PromptExample]:
     return encode_prompt_records(read_prompts(DataSource(folders.prompts)), encoder)[1]
 
@@ -113,10 +108,7 @@ def test_prompts_that_do_not_fit_are_counted() -> None:
 
 
 def sampled(*arguments: Any, **options: Any) -> list[tuple[list[int], PromptBatch, RolloutBatch]]:
-    def describe(*batch: Any) -> dict[str, Any]:
-        return {"batch": batch}
-
-    records = sample_batches(*arguments, describe, **options)
+    records = sample_batches(*arguments, lambda *batch: {"batch": batch}, **options)
     return [(record["positions"], *record["batch"]) for record in records]
 
 

@@ -44,9 +44,7 @@ def expected_hits(model_path: str) -> list[bool]:
     return hits
 
 
-def test_the_right_letter_is_likeliest_where_a_loop_says_so(
-    folders: Folders, questions: str
-) -> None:
+def test_the_right_letter_is_that_of_a_loop(folders: Folders, questions: str) -> None:
     report = run_benchmarks([folders.sft, folders.ppo], choices=[questions])
     before, after = expected_hits(folders.sft), expected_hits(folders.ppo)
     assert before != after
@@ -90,17 +88,13 @@ def test_arguments_out_of_range(folders: Folders, questions: str) -> None:
         run_benchmarks([sft, sft], choices=[questions])
 
 
-def test_the_extra_is_named_when_it_is_missing(
-    folders: Folders, questions: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extra_is_named(folders: Folders, questions: str, monkeypatch: Any) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    message = r"pip install lm-eval"
-    with pytest.raises(ModuleNotFoundError, match=message):
-        run_benchmarks([folders.sft], ["mmlu"])
-    with pytest.raises(ModuleNotFoundError, match=message):
-        run_benchmarks([folders.sft], choices=[questions])
+    for asked in ({"tasks": ["mmlu"]}, {"choices": [questions]}):
+        with pytest.raises(ModuleNotFoundError, match="pip install lm-eval"):
+            run_benchmarks([folders.sft], **asked)
 
 
 def answers(value: float, stderr: float | None, questions: list[float] | None) -> TaskResult:
