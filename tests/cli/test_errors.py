@@ -49,9 +49,8 @@ def errors_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[A
     return ended.value.code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", USAGE_ERRORS)
-def test_mistake_in_overlay(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    overlay, expected = USAGE_ERRORS[name]
+@pytest.mark.parametrize(("overlay", "expected"), USAGE_ERRORS.values(), ids=USAGE_ERRORS)
+def test_mistake_in_overlay(tmp_path: Path, capsys: Any, overlay: Any, expected: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(overlay), "utf-8")
     code, told = errors_of("--config", file, capsys=capsys)
@@ -72,9 +71,10 @@ def test_file_that_is_no_yaml_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--trainer.max_epochs", "many"], 'Parser key "trainer.max_epochs": Expected a <class'),
         (["--data.bacth_size", "3"], f"data.bacth_size: {NONE} "),
+        (["--ckpt_path", "/dev/zero"], "--ckpt_path: expected a checkpoint, got the device or "),
         (
-            ["--ckpt_path", "/dev/zero"],
-            "--ckpt_path: expected a checkpoint, got the device or pipe",
+            ["--config", "quickstart/ppo_max", "--model.critic_optimizer.grad_clip", "-1"],
+            "model.critic_optimizer.grad_clip: expected a finite number > 0, got -1.0\n",
         ),
     ],
 )
@@ -141,9 +141,7 @@ def test_an_error_about_a_file_is_one_line(error: Exception, capsys: Any) -> Non
     assert code == f"lit_rlhf fit: error: {error}"
 
 
-def test_a_current_folder_that_vanishes_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_current_folder_that_vanishes(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("PWD", str(tmp_path))
 
     def vanish(_: object) -> None:

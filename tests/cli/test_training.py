@@ -134,19 +134,12 @@ def test_configuration_cannot_allow_it(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_checkpoint_behind_a_url_is_read_as_tensors_too(world: Path, tmp_path: Path) -> None:
-    asked: list[bool | None] = []
-
-    class Asked(Exception):  # it ends the run
-        pass
-
-    def load(self: object, path: object, weights_only: bool | None = None) -> None:
-        asked.append(weights_only)
-        raise Asked
-
-    flags = [*configs("sft", world, tmp_path), "--ckpt_path", "https://example.org/evil.ckpt"]
-    with patch.object(Strategy, "load_checkpoint", load), pytest.raises(Asked):
+    url = "https://example.org/evil.ckpt"
+    flags = [*configs("sft", world, tmp_path), "--ckpt_path", url]
+    load = patch.object(Strategy, "load_checkpoint", side_effect=ConnectionError("no network"))
+    with load as asked, pytest.raises(ConnectionError, match="no network"):
         command("fit", *flags)
-    assert asked == [True]
+    asked.assert_called_once_with(url, weights_only=True)
 
 
 def test_flags_beat_checkpoint(world: Path, checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -185,12 +178,6 @@ def test_missing_configuration_is_told_how_to_be_named(capsys: pytest.CaptureFix
     shown = usage_error(capsys, "fit", "--trainer.max_epochs", "1")
     assert shown.endswith("name a configuration: --config quickstart/sft\n")
     assert shown.count("\n") == 1
-
-
-def test_option_out_of_range_is_named_with_its_group(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--config", QUICKSTART / "ppo_max.yaml", "--model.critic_optimizer.grad_clip", -1)
-    told = "model.critic_optimizer.grad_clip: expected a finite number > 0, got -1.0"
-    assert f"error: {told}\n" in usage_error(capsys, "fit", *flags)
 
 
 def test_a_run_shows_no_foreign_note(world: Path, tmp_path: Path, capsys: Any, caplog: Any) -> None:
@@ -234,14 +221,11 @@ def test_a_bar_of_ones_own_or_none_is_kept(root: Path) -> None:
     assert type(own) is RichProgressBar
 
 
-def test_a_sampler_is_chosen_by_a_configuration(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sampler_is_chosen_by_a_configuration(root: Path, capsys: Any) -> None:
     Nucleus.calls = 0
     path = "tests.modules.test_ppo_sampler.Nucleus"
-    run: Any = fit_ppo(
-        root, {"class_path": path, "init_args": {"top_p": 0.5}}, limit_train_batches=1
-    )
+    nucleus = {"class_path": path, "init_args": {"top_p": 0.5}}
+    run: Any = fit_ppo(root, nucleus, limit_train_batches=1)
     assert Nucleus.calls == 1
     assert run.model.sampler.top_p == 0.5
     # a checkpoint names no code to be run
