@@ -87,9 +87,8 @@ def test_x_axis_by_module_or_optimizer(logs_step: bool, steps: list[int], tmp_pa
 
 
 def test_a_mean_just_below_a_step_is_that_step() -> None:
-    trainer: Any = SimpleNamespace(callback_metrics={"step": torch.tensor(2.9999998)})
-    trainer.global_step = 7
-    assert logger_step(trainer) == 3
+    metrics = {"step": torch.tensor(2.9999998)}
+    assert logger_step(Mock(callback_metrics=metrics, global_step=7)) == 3
 
 
 def trainer_of(*loggers: Any) -> Any:

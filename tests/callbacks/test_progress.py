@@ -16,13 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_callbacks import StageProgressBar
-from tests.callbacks.scripted import (
-    PLAIN,
-    Scripted,
-    batches,
-    resumes_at_the_next_batch,
-    trainer,
-)
+from tests.callbacks.scripted import PLAIN, Scripted, batches, resumes_at_the_next_batch, trainer
 
 
 class Stream(io.StringIO):

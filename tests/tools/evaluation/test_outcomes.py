@@ -4,11 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from lit_rlhf.tools.evaluation.outcomes import (
-    outcome_rates,
-    outcomes_table,
-    score_summary,
-)
+from lit_rlhf.tools.evaluation.outcomes import outcome_rates, outcomes_table, score_summary
 from lit_rlhf.tools.evaluation.output import print_table
 
 

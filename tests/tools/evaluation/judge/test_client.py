@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -191,6 +191,6 @@ def test_response_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_settings_out_of_range(name: str, value: Any) -> None:
-    make: Callable[..., JudgeOptions] = JudgeOptions
+    wrong: Any = {name: value}
     with pytest.raises(ValueError, match=rf"judge\.{name}: expected .*, got "):
-        make(model="tiny", **{name: value})
+        JudgeOptions(model="tiny", **wrong)

@@ -37,10 +37,9 @@ def pairs(text: str = "", sources: tuple[str, str] = ("helpful", "harmless")) ->
     )
 
 
-def page(report: RewardReport, folder: Path) -> Page:
-    path = folder / "report.html"
-    path.write_text(report_html(report), "utf-8")
-    return Page(path)
+def page(report: RewardReport) -> Page:
+    Path("report.html").write_text(report_html(report), "utf-8")
+    return Page(Path("report.html"))
 
 
 @pytest.fixture
@@ -49,8 +48,8 @@ def report() -> RewardReport:
     return measure_reward_model("runs/reward", sources, pairs())
 
 
-def test_the_page_needs_nothing_else(report: RewardReport, tmp_path: Path) -> None:
-    shown = page(report, tmp_path)
+def test_the_page_needs_nothing_else(report: RewardReport) -> None:
+    shown = page(report)
     assert shown.source.startswith("<!doctype html>")
     assert not shown.root.all("link") + shown.root.all("script")
     charts = shown.root.all("img")
@@ -58,8 +57,8 @@ def test_the_page_needs_nothing_else(report: RewardReport, tmp_path: Path) -> No
     assert not re.findall(r"https?:|@import|url\(", shown.source)
 
 
-def test_mistakes_come_with_their_text_worst_first(report: RewardReport, tmp_path: Path) -> None:
-    section = page(report, tmp_path).root.all("section")[4]
+def test_mistakes_come_with_their_text_worst_first(report: RewardReport) -> None:
+    section = page(report).root.all("section")[4]
     assert "2 of 3 mistakes." in section.text  # the third is a tie
     first, second = section.all("article")
     assert first.one("h3").text == "1. 95.3% sure of the rejected response helpful, helpful.jsonl:2"
@@ -69,11 +68,11 @@ def test_mistakes_come_with_their_text_worst_first(report: RewardReport, tmp_pat
     assert rejected.text == "rejected, score 2.00, 5 tokens bad 2"
 
 
-def test_text_from_data_is_escaped(tmp_path: Path) -> None:
+def test_text_from_data_is_escaped() -> None:
     named = pairs(NASTY, (f"a{NASTY}", f"b{NASTY}"))
     hostile = replace(named, lm_head=NASTY, skipped=Counter({NASTY: 1}))
     nasty = measure_reward_model(NASTY, {f"a{NASTY}": "a", f"b{NASTY}": "b"}, hostile)
-    shown = page(nasty, tmp_path)
+    shown = page(nasty)
     assert shown.root.all("script") == []
     assert NASTY not in shown.source
     assert shown.title == f"Reward model {NASTY}"
@@ -83,11 +82,11 @@ def test_text_from_data_is_escaped(tmp_path: Path) -> None:
     assert labels[1] == f"Difference of the scores, a{NASTY}"
 
 
-def test_missing_measurements_are_named(tmp_path: Path) -> None:
+def test_missing_measurements_are_named() -> None:
     few = {"logprobs": {}, "lm_head": "", "left_out": Counter({"too long": 3}), "shortened": 2}
     sources, own = {"helpful": "a.jsonl"}, replace(pairs(), **few)
     found = measure_reward_model("runs/reward", sources, own, n_mistakes=0)
-    footer = page(found, tmp_path).root.one("footer").text
+    footer = page(found).root.one("footer").text
     assert "No perplexity: the model's folder holds no output layer" in footer
     assert "3 pairs were left out: 3 x too long." in footer
     assert "The prompts of 2 pairs were shortened" in footer
