@@ -138,7 +138,7 @@ def killed(*_: object) -> None:
 
 
 def test_finished_run_says_so_and_writes_none(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 3}}
+    keep = KEEP_EACH | {"init_args": {"every_n_batches": 3}}
     fit(root, callbacks=[keep])  # also without --ckpt_path
     before = contents()
     fit(root, "--ckpt_path", "last", callbacks=[keep])
@@ -262,10 +262,8 @@ def fit_named(root: Path, *flags: str, **trainer: Any) -> RLHFCLI:
     """SFT in two batches, with the model in `runs/sft` and the log in `runs/logs/sft`."""
     few: dict[str, Any] = fitting.QUIET | {"limit_train_batches": 2}
     few["callbacks"] = [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]
-    few["logger"] = {
-        "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
-        "init_args": {"save_dir": "runs/logs", "name": "sft", "version": ""},
-    }
+    log = {"save_dir": "runs/logs", "name": "sft", "version": ""}
+    few["logger"] = {"class_path": "TensorBoardLogger", "init_args": log}
     options = {"output_dir": "runs/sft"}
     return fitting.fit(root, *flags, stage="SFT", options=options, trainer=few | trainer)
 
@@ -307,8 +305,7 @@ def test_other_run_replaces_no_model(root: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_overwrite_deletes_no_checkpoint_of_another_run_and_no_copy(root: Path) -> None:
-    keep = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"dirpath": "all"}}
-    keep["init_args"]["every_n_batches"] = 1
+    keep = KEEP_EACH | {"init_args": {"dirpath": "all", "every_n_batches": 1}}
     flags = ["--trainer.callbacks", json.dumps([keep])]
     fit_named(root, "--name", "other", *flags)
     Path("all/batch=2.ckpt").rename("all/batch=1.ckpt.kept")
@@ -360,8 +357,8 @@ def test_a_start_that_failed_and_a_trial_leave_nothing_to_protect(root: Path) ->
 
 
 def test_folder_of_checkpoints_is_protected(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit_named(root, logger=False, default_root_dir="runs/logs")
     options: dict[str, Any] = {"logger": False, "default_root_dir": "runs/logs"}
+    fit_named(root, **options)
     told = refusal(capsys, root, "--model.output_dir", "runs/x", **options)
     assert f"runs/logs/checkpoints: {EARLIER}" in told
 

@@ -1,6 +1,5 @@
 """`lit_rlhf start`: configurations for one's own data, which the stages can run."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import yaml
 from lit_rlhf.cli.main import main
 from lit_rlhf.data import DataSource, load_records, prompt_of, split_records
 from tests.modules.stages import write_models
+from tests.tools.evaluation.folders import write_lines
 
 ROWS = [
     {"prompt": f"what is {n}?", "chosen": f"it is {n}", "rejected": "no idea"} for n in range(40)
@@ -42,10 +42,8 @@ def test_pairs_get_3_stages(capsys: pytest.CaptureFixture[str]) -> None:
     *_, test = split_records(records, 0.05, 0.05, seed=0)
     assert [prompt_of(r) for r in held_out] == [*dict.fromkeys(map(prompt_of, test))]
     trainer = yaml.safe_load(Path("runs/pairs/ppo.yaml").read_text("utf-8"))["trainer"]
-    (timeline,) = (
-        c["init_args"] for c in trainer["callbacks"] if "SampleTimeline" in c["class_path"]
-    )
-    assert timeline["prompts"] == [prompt_of(record)[0].content for record in held_out]
+    (timeline,) = (c for c in trainer["callbacks"] if "SampleTimeline" in c["class_path"])
+    assert timeline["init_args"]["prompts"] == [prompt_of(record)[0].content for record in held_out]
     with pytest.raises(SystemExit, match="output_dir: expected a free name, got runs/pairs"):
         main(["start", "pairs.csv"])
 
@@ -53,7 +51,7 @@ def test_pairs_get_3_stages(capsys: pytest.CaptureFixture[str]) -> None:
 def test_responses_get_sft_on_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_models(tmp_path)
     rows = [{"prompt": r["prompt"], "response": r["chosen"]} for r in ROWS]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "rows.jsonl", rows)
     main(["start", "rows.jsonl", "policy", "--output_dir", "mine"])
     assert "a reward model needs preferences" in capsys.readouterr().out
     assert configuration(Path("mine/sft.yaml"))["model_path"] == "policy"
