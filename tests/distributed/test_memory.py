@@ -46,11 +46,8 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> tuple[int, dict[str, int]]
         patch.setattr(PhaseTimer, "__call__", watched_phase)
         options = {"network.gradient_checkpointing": True, "loss.ptx_coef": 0.0}
         module, data = stage_run("ppo", root, ROWS, **options)
-        arguments: Any = {
-            "precision": "bf16-mixed",
-            "strategy": MultiEngineDeepSpeedStrategy(stage=2),
-        }
-        arguments |= {"devices": RANKS, "use_distributed_sampler": False}
+        arguments: Any = {"strategy": MultiEngineDeepSpeedStrategy(stage=2), "devices": RANKS}
+        arguments |= {"precision": "bf16-mixed", "use_distributed_sampler": False}
         # the policy is not trained in the first iteration
         fitted(module, data, folder, max_epochs=3, **arguments)
     return sum(p.numel() for p in module.policy.parameters()), peaks

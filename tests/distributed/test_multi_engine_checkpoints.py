@@ -139,21 +139,18 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     return run
 
 
-slow = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     ("writer", "reader"),
     [
-        pytest.param(("fsdp2", 2), ("auto", 1)),
-        pytest.param((DDP, 2), ("fsdp2", 2)),
-        pytest.param(("fsdp2", 2), ("fsdp2", 1), marks=slow),
-        pytest.param(("fsdp2", 2), ("fsdp2", 4), marks=slow),
-        pytest.param(("fsdp2", 2), (STAGE_2, 1), marks=slow),
-        pytest.param(("fsdp2", 1), ("fsdp2", 2), marks=slow),
-        pytest.param((STAGE_2, 2), ("fsdp2", 2), marks=slow),
-        pytest.param((STAGE_2, 2), (DDP, 2), marks=slow),
-        pytest.param(("auto", 1), (STAGE_2, 2), marks=slow),
+        (("fsdp2", 2), ("auto", 1)),
+        ((DDP, 2), ("fsdp2", 2)),
+        pytest.param(("fsdp2", 2), ("fsdp2", 1), marks=pytest.mark.slow),
+        pytest.param(("fsdp2", 2), ("fsdp2", 4), marks=pytest.mark.slow),
+        pytest.param(("fsdp2", 2), (STAGE_2, 1), marks=pytest.mark.slow),
+        pytest.param(("fsdp2", 1), ("fsdp2", 2), marks=pytest.mark.slow),
+        pytest.param((STAGE_2, 2), ("fsdp2", 2), marks=pytest.mark.slow),
+        pytest.param((STAGE_2, 2), (DDP, 2), marks=pytest.mark.slow),
+        pytest.param(("auto", 1), (STAGE_2, 2), marks=pytest.mark.slow),
     ],
 )
 def test_strategies_resume_from_each_other(
