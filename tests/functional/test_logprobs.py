@@ -22,8 +22,9 @@ def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.long])
 def test_logprobs_are_those_of_the_tokens(dtype: torch.dtype) -> None:
     # a constant added to the logits changes nothing
-    logprobs = token_logprobs(PROBABILITIES.log() + 5.0, torch.tensor([[1, 2]], dtype=dtype))
-    assert logprobs.exp().tolist()[0] == pytest.approx([0.3, 0.8], rel=1e-12)
+    logits, ids = PROBABILITIES.log() + 5.0, torch.tensor([[1, 2]], dtype=dtype)
+    for logprobs in (token_logprobs(logits, ids), token_logprobs_and_entropy(logits, ids)[0]):
+        assert logprobs.exp().tolist()[0] == pytest.approx([0.3, 0.8], rel=1e-12)
 
 
 def test_temperature_divides_the_logits() -> None:

@@ -25,6 +25,8 @@ def test_the_interval_of_all_or_no_successes_has_a_width_within_0_and_1() -> Non
     for trials in range(1, 200):
         assert wilson_interval(trials, trials).high <= 1.0
         assert wilson_interval(0, trials).low >= 0.0
+    with pytest.raises(ValueError, match="trials >= 1, got 0 and 0"):
+        wilson_interval(0, 0)
 
 
 def test_more_confidence_is_a_wider_interval_and_half_successes_count() -> None:
@@ -41,8 +43,9 @@ def test_best_of_n_is_the_mean_over_all_subsets(scores: list[float], n: int) -> 
         best = max(scores[i] for i in subset)
         tied = [values[i] for i in subset if scores[i] == best]
         found.append(sum(tied) / len(tied))
-    estimate = best_of_n(torch.tensor([scores]), torch.tensor([values]), n)
-    assert estimate.tolist() == pytest.approx([sum(found) / len(found)])
+    exact = torch.tensor([values], dtype=torch.float64)
+    estimate = best_of_n(torch.tensor([scores]), exact, n)
+    assert estimate.tolist() == pytest.approx([sum(found) / len(found)], rel=1e-12)
 
 
 def test_best_of_n_by_hand() -> None:
