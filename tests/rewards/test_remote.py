@@ -225,16 +225,19 @@ def raw_service(pieces: Iterable[bytes], client_left: Event | None = None) -> It
         thread.join()
 
 
+def drip(begun: bytes) -> Iterator[bytes]:
+    """The beginning of an answer, and blanks without an end."""
+    yield begun
+    while True:
+        sleep(0.01)
+        yield b" "
+
+
 @pytest.mark.parametrize("in_body", [False, True])
 def test_dripping_answer_does_not_stretch_the_time_limit(in_body: bool) -> None:
-    def drip() -> Iterator[bytes]:
-        yield b"HTTP/1.1 200 OK\r\n" + (b"\r\n" if in_body else b"X:")
-        while True:
-            sleep(0.01)
-            yield b" "
-
+    answer = drip(b"HTTP/1.1 200 OK\r\n" + (b"\r\n" if in_body else b"X:"))
     begun, client_left = monotonic(), Event()
-    with raw_service(drip(), client_left) as (url, _):
+    with raw_service(answer, client_left) as (url, _):
         refuses(url, r"no answer within 0\.1 seconds .timeout. in", timeout=0.1, retries=0)
         if in_body:  # the thread that was given up stops reading
             assert client_left.wait(5)
