@@ -141,6 +141,7 @@ def test_page_names_open_seeds_and_each_verdict() -> None:
     assert "which decide, 1 are done. Shown are the seeds [10]" in page
     assert "| vanilla PPO | 0.50 | 0.25 | 1.0 | 9.0 | 12%" + " | 75%" * 4 + " | 50% | 7 |" in page
     assert "| 10 | vanilla PPO | 7 | wrong | KL rose |" in page
+    assert "| 10 | PPO-max | not | right | - |" in page
     assert "| 10 | 0.25 | 0.25 | 0.25 | +0.00 [+0.00, +0.00] |" in page
     assert "1 exploited: no, 2 improved: no, 3 beats best of 4: no" in page
     assert "A dog \\| a garden." in page

@@ -71,7 +71,10 @@ def test_file_that_is_no_yaml_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--trainer.max_epochs", "many"], 'Parser key "trainer.max_epochs": Expected a <class'),
         (["--data.bacth_size", "3"], f"data.bacth_size: {NONE} "),
-        (["--ckpt_path", "/dev/zero"], "--ckpt_path: expected a checkpoint, got the device or "),
+        (
+            ["--ckpt_path", "/dev/zero"],
+            "--ckpt_path: expected a checkpoint, got the device or pipe",
+        ),
         (
             ["--config", "quickstart/ppo_max", "--model.critic_optimizer.grad_clip", "-1"],
             "model.critic_optimizer.grad_clip: expected a finite number > 0, got -1.0\n",

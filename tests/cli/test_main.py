@@ -113,6 +113,8 @@ def test_help_all_is_lightnings_help(monkeypatch: Any, capsys: Any) -> None:
         (["--verison"], "no command '--verison'; did you mean --version? (lit_rlhf --help lists"),
         (["frobnicate"], "no command 'frobnicate' (lit_rlhf --help lists all)\n"),
         (["chat"], "lit_rlhf generate --models FOLDER --chat"),
+        (["help"], "lit_rlhf --help"),
+        (["train"], "lit_rlhf fit --config NAME"),
         (["predict"], "lit_rlhf generate writes"),
         (["fit", "quickstart/sft"], "lit_rlhf fit --config quickstart/sft"),
         (["fit", "mine.yaml"], "lit_rlhf fit --config mine.yaml"),

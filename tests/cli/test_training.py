@@ -162,6 +162,7 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], verb: str) ->
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
     assert "--ckpt_path" in shown
+    assert all(f"{name}Module" in shown for name in ("SFT", "Reward", "PPO", "PromptData"))
     short = set(re.findall(r"--[\w.]+", stage_usage(verb))) - {"--debug", "--help_all"}
     assert short - {"--model.optimizer.learning_rate"} <= set(re.findall(r"--[\w.]+", shown))
 

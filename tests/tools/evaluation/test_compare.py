@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from lit_rlhf.data import DataSource, DialogueEncoder, Message
 from lit_rlhf.files import write_json_lines
+from lit_rlhf.functional import Interval
 from lit_rlhf.models import ModelOptions, load_scalar_model
 from lit_rlhf.rewards import WeightedReward
 from lit_rlhf.rollout import SamplingOptions
@@ -22,8 +23,8 @@ from lit_rlhf.tools.evaluation import (
     read_prompts,
     read_responses,
 )
-from lit_rlhf.tools.evaluation.compare import PolicyReport, PolicySamples, measure_policy
-from lit_rlhf.tools.evaluation.outcomes import score_summary
+from lit_rlhf.tools.evaluation.compare import METRICS, PolicyReport, PolicySamples, measure_policy
+from lit_rlhf.tools.evaluation.outcomes import Outcomes, ScoreSummary, score_summary
 from lit_rlhf.tools.evaluation.sampling import (
     EncodedPrompts,
     encode_prompt_records,
@@ -142,14 +143,17 @@ def test_an_edited_reward_function_is_not_mixed_with_its_earlier_scores(
 def test_copies_and_wide_margins_tie(folders: Folders, policy: str, options: Any) -> None:
     report = compared(folders, [folders.sft, getattr(folders, policy)], **options).policies[policy]
     assert report.outcomes["characters"][:3] == (0.0, 1.0, 0.0)
-    assert (report.metrics["kl"] == 0.0) == (policy == "copy")
+    assert report.metrics["kl"] == 0.0 if policy == "copy" else report.metrics["kl"] > 0.5
 
 
 def test_a_rule_scores_too_times_its_weight_and_not_normalized(folders: Folders) -> None:
     rule = {"rule": "length", "unit": "characters", "longest": 0, "weight": 2.0, "normalize": True}
-    result = compared(folders, [folders.sft], rewards={CHARACTERS: 1.0, "short": rule})
-    (samples,) = result.samples.values()
-    assert torch.equal(samples.scores["short"], -2.0 * samples.scores["characters"])
+    policies, rewards = [folders.sft, folders.ppo], {CHARACTERS: 1.0, "short": rule}
+    result = compared(folders, policies, rewards=rewards)
+    for samples in result.samples.values():
+        assert torch.equal(samples.scores["short"], -2.0 * samples.scores["characters"])
+    longer, shorter = result.policies["ppo"].outcomes.values()
+    assert (shorter.win, shorter.lose) == (longer.lose, longer.win)
     assert result.as_dict()["rewards"] == {"characters": CHARACTERS, "short": rule}
 
 
@@ -335,14 +339,21 @@ def test_no_prompts_are_refused(policy: PreTrainedModel, encoder: DialogueEncode
         measure_policy(policy, policy, encoder, ([], []), {}, OPTIONS)
 
 
-def test_the_table_shows_scores_metrics_and_outcomes(comparison: Comparison, capsys: Any) -> None:
-    print_comparison(comparison)
+def test_the_table_shows_scores_metrics_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = dict.fromkeys((*METRICS, "commonest_opening", "repetition"), 0.0)
+    metrics |= {"response_length": 12.345, "truncation_rate": 0.125, "distinct_2": 0.4567}
+    sft = PolicyReport("runs/sft", {"gold": ScoreSummary(0.5, 0.4, 0.6, 1.0)}, {}, metrics)
+    shares = (Interval(0.44, 0.56), Interval(0.2, 0.31), Interval(0.2, 0.3))
+    outcomes = {"gold": Outcomes(0.5, 0.25, 0.25, *shares, 256)}
+    ppo = PolicyReport("runs/ppo", {"gold": ScoreSummary(1.25, 1.0, 1.5, 1.0)}, outcomes, metrics)
+    print_comparison(Comparison({"sft": sft, "ppo": ppo}, {}, {"gold": "a:gold"}, 256, 0))
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
-    found = comparison.policies.values()
-    scores = [policy.scores["reward"] for policy in found]
-    assert ["reward", *(f"{s.mean:.2f} [{s.low:.2f}, {s.high:.2f}]" for s in scores)] in lines
-    assert ["truncated", *(f"{p.metrics['truncation_rate']:.1%}" for p in found)] in lines
-    assert ["reward", "ppo"] in [line[:2] for line in lines]
+    assert ["sft", "ppo"] in lines
+    assert ["gold", "0.50 [0.40, 0.60]", "1.25 [1.00, 1.50]"] in lines
+    assert ["length, tokens", "12.3", "12.3"] in lines
+    assert ["truncated", "12.5%", "12.5%"] in lines
+    assert ["distinct-2", "0.457", "0.457"] in lines
+    assert ["gold", "ppo", "50 [44, 56]", "25 [20, 31]", "25 [20, 30]", "256"] in lines
 
 
 def test_best_of_n(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,5 +42,4 @@ def test_a_reward_model_with_another_eos_token(own_root: Path, tmp_path: Path) -
     path = own_root / "reward" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<s>"}))
     finding = only_finding(findings(own_root, tmp_path / "run"), "vocabulary", "failure")
-    told = finding.found
-    assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in told
+    assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in finding.found
