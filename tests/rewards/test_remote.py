@@ -4,7 +4,7 @@ import base64
 import json
 import re
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, repeat
 from threading import Event, Thread
@@ -186,10 +186,10 @@ def test_invalid_arguments_are_named(arguments: dict[str, Any], message: str) ->
 
 
 @contextmanager
-def raw_service(pieces: Iterable[bytes], client_left: Event | None = None) -> Iterator[Any]:
+def raw_service(pieces: Any, client_left: Event | None = None) -> Iterator[Any]:
     """A server that answers each request by these bytes; its URL, and the requests that it gets.
 
-    Sets `client_left` when a client closes its connection before the end.
+    A function gives them anew for each. Sets `client_left` when a client leaves before the end.
     """
     requests: list[bytes] = []
     stopped, listener = Event(), socket.create_server(("127.0.0.1", 0))
@@ -206,7 +206,7 @@ def raw_service(pieces: Iterable[bytes], client_left: Event | None = None) -> It
                     size = re.search(rb"(?i)^content-length: (\d+)", head, re.MULTILINE)
                     requests.append(head + stream.read(int(size[1])))
                     try:
-                        for piece in pieces:
+                        for piece in pieces() if callable(pieces) else pieces:
                             if stopped.is_set():
                                 return
                             connection.sendall(piece)

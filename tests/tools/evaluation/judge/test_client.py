@@ -160,7 +160,7 @@ def test_reply_of_another_form_is_invalid_verdict(tmp_path: Path, fields: dict[s
 def test_server_that_sends_blanks_ends_by_the_deadline(tmp_path: Path, begun: bytes) -> None:
     started = monotonic()
     with (
-        raw_service(drip(begun)) as (url, _),
+        raw_service(lambda: drip(begun)) as (url, _),
         pytest.raises(JudgeError, match=r"did not reply within 0.3 seconds after 1 retries"),
     ):
         judge_pair(url, tmp_path, timeout=0.3, max_retries=1)
