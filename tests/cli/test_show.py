@@ -13,6 +13,7 @@ from lit_rlhf.cli.show import COMMAND
 from lit_rlhf.files import ProgressFile, code_versions, hash_model, lock_path
 from lit_rlhf.modules import PPOModule
 from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
+from tests.strategies.folders import write
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +103,12 @@ def test_responses_say_their_sampling(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (found["finished"], found["files"]) == (True, "1, as they were saved")
     path.write_text("mine")
     assert shown(capsys, path)["files"] == {"changed": ["r.jsonl"]}
+
+
+def test_folder_checkpoint_has_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "last.ckpt")
+    assert shown(capsys, path)["problem"] == "none"
+    (path / "policy/rank_00002.safetensors").unlink()
+    assert shown(capsys, path)["problem"] == "policy/rank_00002.safetensors is missing"
+    (tmp_path / "lit_rlhf.json").write_text('{"files": 3, "made": 4, "versions": []}')
+    assert shown(capsys, tmp_path)["versions"] == {}  # a manifest of other types

@@ -274,13 +274,17 @@ def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, An
         ({"qqzzx": 1}, ""),
     ],
 )
-@pytest.mark.parametrize("how", ["overlay", "flag", "long flag"])
+@pytest.mark.parametrize("how", ["overlay", "configuration", "flag", "long flag"])
 def test_wrong_option_is_refused_and_the_right_one_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, options: Any, meant: str
 ) -> None:
     ((name, value),) = parsing.flat(options).items()
     wrong = ["--config", str(overlay_of(tmp_path, "wrong", **options))]
-    if how != "overlay":
+    if how == "configuration":
+        content = yaml.safe_load(PPO_MAX.read_text("utf-8"))
+        content["model"]["init_args"] |= options
+        Path(wrong[1]).write_text(yaml.safe_dump(content), "utf-8")
+    elif how != "overlay":
         prefix = "--model" if how == "flag" else "--model.init_args"
         wrong = [f"{prefix}.{name}", str(value)]
     with pytest.raises(SystemExit):

@@ -222,9 +222,7 @@ def failing(root: Path, function: str, **options: Any) -> PPOModule:
     return PPOModule(**stages.ppo_options(root, rewards=rewards, **options))
 
 
-def test_failure_of_a_function_ends_the_run(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_of_a_function_ends_the_run(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(reward_functions, "calls", 0)
     broken, data = failing(root, "fails_from_the_third_call"), stages.prompts(root, batch_size=2)
     with pytest.raises(RuntimeError) as error:  # in the third of four iterations

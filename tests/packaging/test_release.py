@@ -95,3 +95,9 @@ def test_image_does_not_run_as_root_and_checks_hashes() -> None:
     assert users[-1] not in ("root", "0")
     assert any("--require-hashes -r build_hashes.txt" in line for line in lines)
     assert any("--require-hashes --no-build-isolation -r hashes.txt" in line for line in lines)
+
+
+def test_hooks_of_a_commit_run_the_commands_of_make_lint() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for hook in read_yaml(ROOT / ".pre-commit-config.yaml")["repos"][0]["hooks"]:
+        assert f"$(BIN)/{hook['entry'].replace(' --force-exclude', '')}" in makefile

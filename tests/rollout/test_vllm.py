@@ -255,9 +255,7 @@ def test_a_server_reads_the_weights_and_is_asked_for_each_response(tmp_path: Pat
     torch.testing.assert_close(second["lm_head.weight"], first["lm_head.weight"] + 1.0)
 
 
-def test_one_rank_hands_the_weights_over_to_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_rank_hands_the_weights_over_to_a_server(tmp_path: Path, monkeypatch: Any) -> None:
     model, ranks = policy(tmp_path / "policy"), iter([0, 1])
     monkeypatch.setattr("lit_rlhf.rollout.vllm.fail_together", lambda action: nullcontext())
     group = SimpleNamespace(is_initialized=lambda: True, get_rank=lambda: next(ranks))

@@ -103,6 +103,12 @@ def test_best_of_n_is_reported_and_drawn(folders: Folders, tmp_path: Path) -> No
         main([*arguments(folders)[:5], "--best_of", "2"])
 
 
+def test_bad_prompts_are_placed(folders: Folders, tmp_path: Path) -> None:
+    bad = write_lines(tmp_path / "bad.jsonl", [{"prompt": "hi"}, {"query": "hi"}])
+    said = refusal(main, arguments(folders, "--prompts", bad))
+    assert said.startswith(f"lit_rlhf evaluate: {bad}:2: field 'prompt': missing")
+
+
 SAID = {"sft": ["four", "four"], "ppo": ["longer", "a"], "raw": ["a", "b"]}
 
 

@@ -53,6 +53,10 @@ def test_words_before_all_flags_are_prompts(tmp_path: Path, capsys: Any) -> None
     flags = ["--prompt", "why?", "--responses_per_prompt", "2", "--chat_template", "hh"]
     flags += ["--max_new_tokens", "4", "--device", "cpu"]
     main(["hi", "so", "--models", str(tmp_path / "bare"), *flags])
+    for source in (["--prompt", "hi"], ["--chat"]):
+        argv = ["--models", str(tmp_path / "bare"), "--max_new_tokens", "4", *source]
+        said = refusal(main, argv)
+        assert "choose one of the built-in ones: 'hh', 'paper-en', 'paper-zh'" in said
     printed = capsys.readouterr().out
     asked = [line for line in printed.splitlines() if line.startswith("user: ")]
     assert asked == ["user: hi", "user: so", "user: why?"]
@@ -94,9 +98,7 @@ def test_flags_that_do_not_fit_are_refused(
     assert expected in said
 
 
-def test_a_chat_reads_from_a_pipe(
-    folders: Folders, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_reads_from_a_pipe(folders: Folders, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n/reset\n\nhi\n/quit\nnever\n"))
     main(arguments(folders, "--chat"))
     shown = capsys.readouterr().out

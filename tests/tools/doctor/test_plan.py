@@ -44,6 +44,7 @@ def test_number_of_processes(gpus: int, settings: dict[str, Any], ranks: dict[in
     ("strategy", "name", "engines", "offload"),
     [
         ("auto", "auto", False, False),
+        ("ddp_find_unused_parameters_true", "ddp_find_unused_parameters_true", False, False),
         ("multi_deepspeed_stage_2", "multi_deepspeed_stage_2", True, False),
         ("multi_deepspeed_stage_2_offload", "multi_deepspeed_stage_2_offload", True, True),
         (Namespace(CLASS), "MultiEngineDeepSpeedStrategy", True, False),

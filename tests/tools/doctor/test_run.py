@@ -80,6 +80,8 @@ def test_scores_that_are_not_finite(root: Path, tmp_path: Path) -> None:
 
 
 def test_data_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
+    report = findings(root, tmp_path, module_of(root, minibatches={"minibatch_size": 3}))
+    assert "minibatch_size: expected a divisor of the 8 rollouts" in report.findings["start"].found
     report = findings(root, tmp_path, data={"batch_size": 9})
     assert report.findings["start"].status is Status.FAILURE
     assert "batch" in report.findings["start"].found

@@ -125,6 +125,7 @@ def test_every_share_is_a_bar_behind_the_one_before(tmp_path: Path) -> None:
     assert bars == [pytest.approx(bar) for bar in expected]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["ppo_max", "vanilla"]
     assert axis.yaxis_inverted()  # the first policy is on top
+    assert [text.get_text() for text in axis.texts] == ["44", "26", "30", "20", "78"]
     assert ([*silent.patches], silent.texts[0].get_text()) == ([], "no valid verdict")
     path = save_figure(figure, tmp_path / "new" / "chart.svg")
     assert path.read_text("utf-8").startswith("<?xml")
