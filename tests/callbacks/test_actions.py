@@ -185,20 +185,15 @@ def test_wrong_coefficient_is_refused_at_the_start(tmp_path: Path, name: str, me
 
 
 def test_a_resumed_run_goes_on_with_what_was_set(tmp_path: Path) -> None:
-    def actions() -> list[Action]:
-        names = ("beta", "gamma", "kl_coef", "objective.entropy_coef")
-        return [AdjustCoefficient(name, 2.0) for name in names]
-
     class Adaptive(Coefficients):
         def on_train_batch_end(self, *_: Any) -> None:
             self.kl_coef += 1.0  # the module moves it itself, too: the checkpoint has the last word
 
-    levels = [0, 1, 1, 1, 0]
-    straight = Adaptive(levels)
-    fitted(tmp_path, straight, 5, watching(*actions()))
-    module = Adaptive(levels)
-    fitted(tmp_path, module, 5, watching(*actions()), done=3)
-    for one in (straight, module):
+    straight, module = (Adaptive([0, 1, 1, 1, 0]) for _ in range(2))
+    names = ("beta", "gamma", "kl_coef", "objective.entropy_coef")
+    for one, done in ((straight, None), (module, 3)):
+        actions = [AdjustCoefficient(name, 2.0) for name in names]
+        fitted(tmp_path, one, 5, watching(*actions), done=done)
         assert (one.beta, one.hparams["gamma"], one.objective.entropy_coef) == (0.2, 1.0, 1.0)
     # the checkpoint of a batch is older than the module's own hook at its end
     assert float(straight.kl_coef) == 2 * 1.25 + 4
@@ -271,12 +266,9 @@ def test_all_learning_rates_that_follow_are_scaled(tmp_path: Path, schedule: str
 
 @pytest.mark.parametrize("done", [2, 3, 5])
 def test_a_resumed_run_scales_as_an_uninterrupted_one(tmp_path: Path, done: int) -> None:
-    def action() -> AdjustLearningRate:
-        return AdjustLearningRate(0.5, times=2, cooldown=2)
-
-    levels = [0, 0, 1, 1, 1, 1, 1, 1]
-    straight, resumed = (TwoOptimizers(levels, "sequence") for _ in range(2))
-    fitted(tmp_path, straight, 8, watching(action()))
-    fitted(tmp_path, resumed, 8, watching(action()), done=done)
+    straight, resumed = (TwoOptimizers([0, 0, 1, 1, 1, 1, 1, 1], "sequence") for _ in range(2))
+    for module, start in ((straight, None), (resumed, done)):
+        action = AdjustLearningRate(0.5, times=2, cooldown=2)
+        fitted(tmp_path, module, 8, watching(action), done=start)
     for rates, expected in zip(resumed.rates, straight.rates[done:], strict=True):
         assert rates == pytest.approx(expected, rel=1e-12)

@@ -4,7 +4,7 @@ import csv
 import math
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, call
+from unittest.mock import Mock, call, patch
 
 import pytest
 import torch
@@ -82,28 +82,16 @@ def test_nan_in_any_metric_is_a_collapse_at_once(tmp_path: Path) -> None:
     assert watched(tmp_path, script, [NonFiniteMonitor(patience=2)]) == [0, 0, 0, 0, 2, 0]
 
 
-class Told(Action):
-    """Writes down when it is told of a step, and when it acts."""
-
-    def __init__(self, name: str, events: list[str]) -> None:
-        super().__init__(cooldown=1)
-        self.name, self.events = name, events
-
-    def on_step(self, *_: object) -> None:
-        self.events.append(f"{self.name} sees")
-
-    def act(self, *_: object) -> str:
-        self.events.append(f"{self.name} acts")
-        return ""
-
-
-def test_all_actions_see_a_step_before_one_acts(tmp_path: Path) -> None:
-    events: list[str] = []
-    actions: list[Action] = [Told("first", events), Told("second", events)]
-    detector = CollapseDetector([above(10.0)], actions)
+def test_all_actions_see_a_step_before_one_acts(tmp_path: Path, monkeypatch: Any) -> None:
+    told, actions = Mock(), [Counted(cooldown=1), Counted(cooldown=1)]
+    for action, own in zip(actions, (told.first, told.second), strict=True):
+        own.acts.return_value = ""
+        monkeypatch.setattr(action, "on_step", own.sees)
+        monkeypatch.setattr(action, "act", own.acts)
+    detector = CollapseDetector([above(10.0)], [*actions])
     trainer(tmp_path, detector).fit(Scripted({"kl": [20.0, 20.0]}), batches(2))
-    seen = ["first sees", "second sees"]
-    assert events == [*seen, *seen, "first acts", "second acts"]
+    seen = ["first.sees", "second.sees"]
+    assert [name for name, *_ in told.mock_calls] == [*seen, *seen, "first.acts", "second.acts"]
 
 
 def test_readings_are_void_after_an_action_that_restores_an_earlier_state(tmp_path: Path) -> None:
@@ -134,19 +122,12 @@ def _log_levels(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lightning.pytorch")
 
 
-class Raises(Counted):
-    """An action whose words are many."""
-
-    def act(self, *arguments: Any) -> str:
-        super().act(*arguments)
-        return "raised " + "one and another " * 20
-
-
 def test_levels_and_actions_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     monitors = [KLMonitor(), LengthMonitor(), PerplexityMonitor(), EntropyMonitor(high_ratio=3.0)]
     board, table = TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path, "csv")
-    detector = CollapseDetector(monitors, [Raises(cooldown=10)])
-    trainer(tmp_path, detector, logger=[board, table]).fit(Scripted(LONG), batches(11))
+    detector = CollapseDetector(monitors, [Counted(cooldown=10)])
+    with patch.object(Counted, "act", return_value="raised " + "one and another " * 20):
+        trainer(tmp_path, detector, logger=[board, table]).fit(Scripted(LONG), batches(11))
     ranges, verdict, action = lines(caplog)
     assert ranges.startswith("thresholds: KL at most 30 nats, length 1.82 to 5.31 tokens, ")
     assert verdict.startswith("collapsed at step 10: KL 40 nats is 13.2x its baseline and rising,")

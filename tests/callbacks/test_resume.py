@@ -131,6 +131,12 @@ def ended_by_ctrl_c(folder: Path, *callbacks: Callback, **options: Any) -> int |
     return ended.value.code
 
 
+def resumed(folder: Path, done: int, **options: Any) -> Module:
+    """Fit from the checkpoint of `done` batches."""
+    path = folder / "checkpoints" / f"batch={done}.ckpt"
+    return fit(folder, ResumeCheckpoint(), ckpt_path=path, **options)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").glob("*"))
 
@@ -161,12 +167,18 @@ def test_closed_terminal_ends_the_run_as_sigterm_does(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
-def test_sighup_stays_ignored_under_nohup(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize(
+    ("number", "handler"), [(signal.SIGHUP, signal.SIG_IGN), (signal.SIGINT, Mock())]
+)
+def test_handler_that_is_not_pythons_is_kept(tmp_path: Path, number: Any, handler: Any) -> None:
+    """As when SIGHUP is ignored under nohup."""
+    before = signal.signal(number, handler)
     try:
-        fit(tmp_path, Told("on_train_batch_start", 3, signal.SIGHUP), ResumeCheckpoint())
+        fit(tmp_path, Told("on_train_batch_start", 3, number), ResumeCheckpoint())
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
+    if number == signal.SIGINT:
+        assert [made.args[0] for made in handler.mock_calls] == [signal.SIGINT]
     assert names(tmp_path) == []
 
 
@@ -243,8 +255,7 @@ def test_the_batch_under_way_is_finished_and_the_rest_is_left_to_the_resumed_run
 ) -> None:
     ended_by_sigterm(tmp_path, Told(hook, nth), ResumeCheckpoint())
     assert names(tmp_path) == [f"batch={saved}.ckpt"]
-    path = tmp_path / "checkpoints" / f"batch={saved}.ckpt"
-    module = fit(tmp_path, ResumeCheckpoint(), ckpt_path=path)
+    module = resumed(tmp_path, saved)
     assert module.seen == left
     assert float(module.weight.detach()) == pytest.approx(-0.1 * 2 * 2 * (0 + 1 + 2 + 3))
 
@@ -255,9 +266,7 @@ def test_a_validation_under_way_is_finished(tmp_path: Path, nth: int, saved: int
     ended_by_sigterm(tmp_path, ended, ResumeCheckpoint(), val_check_interval=2)
     assert len(ended.calls) == -(-nth // 4) * 4
     assert names(tmp_path) == [f"batch={saved}.ckpt"]
-    path = tmp_path / "checkpoints" / f"batch={saved}.ckpt"
-    module = fit(tmp_path, ResumeCheckpoint(), val_check_interval=2, ckpt_path=path)
-    assert module.seen == (2 * [0, 1, 2, 3])[saved:]
+    assert resumed(tmp_path, saved, val_check_interval=2).seen == (2 * [0, 1, 2, 3])[saved:]
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end"])
@@ -268,24 +277,12 @@ def test_ctrl_c_saves_after_the_batch_under_way_and_ends_with_a_status_of_its_ow
     assert ended_by_ctrl_c(tmp_path, told, ResumeCheckpoint()) == 130
     assert names(tmp_path) == ["batch=3.ckpt"]
     assert "Ctrl-C: the run ends after this batch" in capfd.readouterr().err
-    module = fit(tmp_path, ResumeCheckpoint(), ckpt_path=tmp_path / "checkpoints/batch=3.ckpt")
-    assert module.seen == [3, 0, 1, 2, 3]
+    assert resumed(tmp_path, 3).seen == [3, 0, 1, 2, 3]
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
     twice = [Told("on_train_batch_start", 3, signal.SIGINT) for _ in range(2)]
     assert ended_by_ctrl_c(tmp_path, *twice, ResumeCheckpoint()) == 1  # Lightning's
-    assert names(tmp_path) == []
-
-
-def test_a_handler_of_ctrl_c_that_is_not_pythons_is_kept(tmp_path: Path) -> None:
-    received: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
-    try:
-        fit(tmp_path, Told("on_train_batch_start", 3, signal.SIGINT), ResumeCheckpoint())
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert received == [signal.SIGINT]
     assert names(tmp_path) == []
 
 

@@ -87,20 +87,17 @@ def same(first: Snapshot, second: Snapshot, but: Sequence[str] = ()) -> bool:
     return all(torch.equal(one, other) for one, other in pairs)
 
 
-def stepped(start: Snapshot, gradient: Tensor, rate: float) -> Tensor:
-    """The weight one step of Adam after `start`."""
+def stepped(start: Snapshot, i: int, rate: float, accumulated: int = 1) -> Tensor:
+    """The weight one step of Adam after `start`, by the gradient of the batch with index `i`."""
     weight = torch.nn.Parameter(start.weights["weight"].clone())
     adam = torch.optim.Adam([weight])
     groups = [{**start.settings, "lr": rate}]
     adam.load_state_dict({"state": deepcopy(start.moments), "param_groups": groups})
-    weight.grad = gradient
+    # by hand: of the sum of (weight * inputs) squared
+    gradient = 2 * weight.detach() * torch.tensor([i + 1.0, 0.5]).square()
+    weight.grad = gradient / accumulated
     adam.step()
     return weight.detach()
-
-
-def gradient_of(weight: Tensor, i: int) -> Tensor:
-    """By hand: of the sum of (weight * inputs) squared."""
-    return 2 * weight * torch.tensor([i + 1.0, 0.5]).square()
 
 
 def files(folder: Path) -> list[str]:
@@ -120,9 +117,7 @@ def test_weights_and_moments_come_back_and_training_goes_on(tmp_path: Path, manu
     expected = [0.1 / (1 + i) for i in range(3, 8)] if not manual else [0.1] * 5
     assert rates == pytest.approx(expected)
     # the next step is one from there, on new data
-    weight = after[3].weights["weight"]
-    expected_weight = stepped(after[3], gradient_of(weight, 6), rates[3])
-    assert torch.equal(after[7].weights["weight"], expected_weight)
+    assert torch.equal(after[7].weights["weight"], stepped(after[3], 6, rates[3]))
 
 
 def test_gradients_of_the_weights_that_go_are_dropped(tmp_path: Path) -> None:
@@ -131,8 +126,8 @@ def test_gradients_of_the_weights_that_go_are_dropped(tmp_path: Path) -> None:
     action = RollBack(every_n_steps=1)
     after = rolled_back(tmp_path, module, 8, action, accumulate_grad_batches=2)
     assert same(after[7], after[3])
-    weight, rate = after[3].weights["weight"], after[7].settings["lr"]
-    expected = stepped(after[3], gradient_of(weight, 7) / 2, rate)  # of the eighth batch alone
+    rate = after[7].settings["lr"]
+    expected = stepped(after[3], 7, rate, accumulated=2)  # of the eighth batch alone
     assert torch.equal(after[8].weights["weight"], expected)
 
 
@@ -191,17 +186,14 @@ def test_a_module_that_leaves_a_frozen_network_out_of_checkpoints(tmp_path: Path
     assert same(after[4], after[1])
 
 
-class Schedule:
-    """A class that only this file knows."""
-
-
 def test_hyper_parameters_may_be_any_objects(tmp_path: Path) -> None:
     class WithHyperparameters(Trained):
         def __init__(self, levels: list[int], made_by: object) -> None:
             super().__init__(levels)
             self.save_hyperparameters("made_by")
 
-    after = rolled_back(tmp_path, WithHyperparameters([0, 0, 0, 2], Schedule()), 4, RollBack())
+    module = WithHyperparameters([0, 0, 0, 2], Snapshots())  # a class that only this file knows
+    after = rolled_back(tmp_path, module, 4, RollBack())
     assert same(after[4], after[1])
 
 
@@ -220,9 +212,7 @@ def test_after_a_validation_training_goes_on_from_what_came_back(tmp_path: Path)
     run.fit(module, batches(10), batches(1))
     # saved after batch 2, back after batch 8
     assert action.done == 1
-    weight = snapshots.after[2].weights["weight"]
-    rate = snapshots.after[8].settings["lr"]
-    expected = stepped(snapshots.after[2], gradient_of(weight, 8), rate)
+    expected = stepped(snapshots.after[2], 8, snapshots.after[8].settings["lr"])
     assert torch.equal(snapshots.after[9].weights["weight"], expected)
 
 
@@ -345,9 +335,8 @@ def test_a_received_checkpoint_names_no_file_to_load_or_delete(tmp_path: Path) -
     folder, mark = tmp_path / "own", tmp_path / "mark"
     (tmp_path / "precious").mkdir()
     torch.save(Payload(mark), tmp_path / "step=9.ckpt")
-    paths = [
-        f"{place}/{name}" for place in ("..", tmp_path) for name in ("precious", "step=9.ckpt")
-    ]
+    names = ("precious", "step=9.ckpt")
+    paths = [f"{place}/{name}" for place in ("..", tmp_path) for name in names]
     action = RollBack(every_n_steps=1, folder=str(folder))
     state = {"last": None, "done": 0, "restored": "", "since": 0}
     action.load_state_dict({**state, "saved": [[9, path] for path in paths]})

@@ -45,6 +45,13 @@ COLLAPSES: list[tuple[type[Monitor], dict[str, float | None], list[float], list[
 ]
 
 
+def fed(watcher: Any, *readings: float, responses: int = 0) -> Any:
+    """A monitor after these readings."""
+    for reading in readings:
+        watcher.observe(reading, responses)
+    return watcher
+
+
 @pytest.mark.parametrize(("kind", "thresholds", "healthy", "worse", "side"), COLLAPSES)
 def test_a_signal_collapses_on_its_side_and_not_without_cause(
     kind: type[Monitor],
@@ -87,9 +94,7 @@ def test_a_policy_far_from_its_reference_needs_no_second_signal() -> None:
         watcher.observe(reading)
         decided.append(watcher.decides)
     assert decided == [False, False, True, False, False, False, False, True]
-    others = [LengthMonitor(), EntropyMonitor()]
-    for other in others:
-        other.observe(1.0)
+    others = [fed(LengthMonitor(), 1.0), fed(EntropyMonitor(), 1.0)]
     assert judge([watcher, *others], 2, step=1).level is C
     watcher.observe(0.2)
     assert judge([watcher, *others], 2, step=2).level is S
@@ -99,19 +104,15 @@ def test_a_policy_far_from_its_reference_needs_no_second_signal() -> None:
 
 
 def test_a_policy_that_starts_far_from_its_reference_is_judged_from_there() -> None:
-    watcher = KLPerTokenMonitor(high=0.1, patience=2)
-    near = KLPerTokenMonitor(high=0.1, patience=2)
-    for reading in (0.4, 0.48, 0.48, 0.48, 0.48):
-        watcher.observe(reading)
-        near.observe(reading - 0.36)  # 0.04 at the start is not far
+    watcher = fed(KLPerTokenMonitor(high=0.1, patience=2), 0.4, *[0.48] * 4)
+    # 0.04 at the start is not far
+    near = fed(KLPerTokenMonitor(high=0.1, patience=2), 0.04, *[0.12] * 4)
     assert watcher.thresholds()[1] == pytest.approx(0.4 + 0.1)
     assert near.thresholds()[1] == 0.1
     assert (watcher.level, near.level) == (H, C)
     resumed = KLPerTokenMonitor(high=0.1, patience=2)
     resumed.load_state_dict(watcher.state_dict())
-    for reading in (0.69, 0.72, 0.72):
-        resumed.observe(reading)
-    assert resumed.level is C
+    assert fed(resumed, 0.69, 0.72, 0.72).level is C
     assert resumed.decides  # above 0.4 + 3 x 0.1, twice
 
 
@@ -122,10 +123,7 @@ def test_the_decisive_value_follows_the_threshold() -> None:
         watcher.observe(reading)
         seen.append(watcher.decides)
     assert seen == [False, False, False, False, True]
-    low_only = KLPerTokenMonitor(high=math.inf, low=0.0)
-    low_only.observe(9.0)
-    low_only.observe(9.0)
-    assert not low_only.decides
+    assert not fed(KLPerTokenMonitor(high=math.inf, low=0.0), 9.0, 9.0).decides
 
 
 def test_a_limit_that_was_short_from_the_start_is_no_collapse() -> None:
@@ -137,16 +135,12 @@ def test_a_limit_that_was_short_from_the_start_is_no_collapse() -> None:
 
 def test_share_that_starts_high_has_its_threshold_half_of_the_way_to_one() -> None:
     watcher = TruncationMonitor(**{**SETTINGS, "deviations": 0.0})
-    for value in (0.6, 0.6, 0.6, 0.6):
-        watcher.observe(value)
-    assert watcher.thresholds()[1] == pytest.approx(0.8)
+    assert fed(watcher, *[0.6] * 4).thresholds()[1] == pytest.approx(0.8)
 
 
 def test_ratio_of_perplexity_is_one_of_its_logarithm() -> None:
-    entropy, perplexity = EntropyMonitor(**SETTINGS), PerplexityMonitor(**SETTINGS)
-    for _ in range(4):
-        entropy.observe(2.0)
-        perplexity.observe(math.exp(2.0))
+    entropy = fed(EntropyMonitor(**SETTINGS), *[2.0] * 4)
+    perplexity = fed(PerplexityMonitor(**SETTINGS), *[math.exp(2.0)] * 4)
     assert [math.log(end) for end in perplexity.thresholds()] == pytest.approx(entropy.thresholds())
     assert entropy.vote == perplexity.vote
 
@@ -178,20 +172,14 @@ def test_length_is_a_multiple_of_the_references_where_that_is_logged() -> None:
 
 
 def test_standard_error_of_the_responses_moves_a_threshold() -> None:
-    def threshold(responses: int) -> float:
-        watcher = LengthMonitor(**SETTINGS)
-        for _ in range(4):
-            watcher.observe(100.0, responses)
-        return watcher.thresholds()[1]
-
+    lengths = [fed(LengthMonitor(**SETTINGS), *[100.0] * 4, responses=b) for b in (0, 64, 9, 4)]
     # 4 deviations of 0.6 x 100 / sqrt(B), at least the ratio's 75 and at most twice that
-    assert [threshold(b) for b in (0, 64, 9, 4)] == pytest.approx([175.0, 175.0, 180.0, 220.0])
+    expected = pytest.approx([175.0, 175.0, 180.0, 220.0])
+    assert [watcher.thresholds()[1] for watcher in lengths] == expected
     share = OpeningMonitor(high=math.inf, high_ratio=1.5, **SETTINGS)
-    for _ in range(4):
-        share.observe(0.2, 100)
+    fed(share, *[0.2] * 4, responses=100)
     assert share.thresholds()[1] == pytest.approx(0.2 + 4 * math.sqrt(0.2 * 0.8 / 100))
-    nats = KLMonitor(high=10.0)
-    nats.observe(1.0, responses=4)
+    nats = fed(KLMonitor(high=10.0), 1.0, responses=4)
     assert nats.thresholds()[1] == 15.0  # a fixed one moves by one deviation, 10 / sqrt(4)
 
 
