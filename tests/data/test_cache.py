@@ -95,12 +95,7 @@ def entries(folder: Path) -> set[str]:
     ],
 )
 def test_cached_start_is_the_same(
-    kind: type[Any],
-    options: dict[str, Any],
-    write_lines: Writer,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    kind: Any, options: Any, write_lines: Writer, folder: Path, monkeypatch: Any, caplog: Any
 ) -> None:
     if kind is PromptDataModule:
         ptx = write_lines({"text": "Iron rusts. </s> " * 20}, name="ptx.jsonl")
@@ -281,10 +276,7 @@ def test_bad_record_raises_and_leaves_nothing(write_lines: Writer, folder: Path)
 
 
 def test_folder_that_cannot_be_written(
-    write_lines: Writer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    write_lines: Writer, tmp_path: Path, monkeypatch: Any, caplog: Any
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file")
@@ -375,15 +367,6 @@ print(type(data.examples["train"]).__name__, len(data.examples["train"]))
 """
 
 
-def is_alive(group: int) -> bool:
-    """Whether a process of a group is."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 @pytest.mark.slow
 def test_kill_while_encoding(write_lines: Writer, folder: Path, tmp_path: Path) -> None:
     path = write_lines(*pairs(3000))
@@ -396,9 +379,11 @@ def test_kill_while_encoding(write_lines: Writer, folder: Path, tmp_path: Path) 
     process.kill()
     process.wait()
     deadline = time.monotonic() + 10
-    while is_alive(process.pid):  # a worker or their manager
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    with suppress(ProcessLookupError):
+        while True:  # a worker or their manager lives
+            os.killpg(process.pid, 0)
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
     assert all(name.endswith(".partial") for name in entries(folder))
     said = []
     for _ in range(2):

@@ -28,9 +28,8 @@ MASK = torch.ones(2, 10, dtype=torch.bool)
 def test_unreadable_weights(causal_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """safetensors says that there is no such file."""
     folder = causal_folder("llama")
-    monkeypatch.setattr(
-        AutoModelForCausalLM, "from_pretrained", Mock(side_effect=OSError("No such file"))
-    )
+    missing = Mock(side_effect=OSError("No such file"))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", missing)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).suffix != ".safetensors")
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read by this account"):
         load_causal_lm(folder)

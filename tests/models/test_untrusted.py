@@ -45,17 +45,13 @@ def with_code(folder: Path, mark: Path, **config: Any) -> None:
     (folder / "custom_generate").mkdir()
     for name in ("evil.py", "custom_generate/generate.py"):
         (folder / name).write_text(code)
-    names = {
-        "config.json": ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification"),
-        "tokenizer_config.json": ("AutoTokenizer",),
-    }
-    for file, classes in names.items():
-        settings, tokenizer = json.loads((folder / file).read_text()), file != "config.json"
-        code = ["evil.Evil", None] if tokenizer else "evil.Evil"
-        settings["auto_map"] = dict.fromkeys(classes, code)
-        if not tokenizer:
-            settings |= config
-        (folder / file).write_text(json.dumps(settings))
+    classes = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    for file, changes in (
+        ("config", {"auto_map": dict.fromkeys(classes, "evil.Evil"), **config}),
+        ("tokenizer_config", {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}}),
+    ):
+        path = folder / f"{file}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_the_payloads_work(folder: Path, mark: Path) -> None:
@@ -139,20 +135,19 @@ def received(folder: Path, module: SFTModule | PPOModule, **arguments: Any) -> P
     return folder / "received.ckpt"
 
 
-def importable(folder: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _evil_package(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that leaves the mark when it is imported."""
-    (folder / "evil_package.py").write_text(
+    (tmp_path / "evil_package.py").write_text(
         f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
         "def reward(prompts, responses):\n    return [0.0 for _ in responses]\n"
     )
-    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "evil_package", raising=False)
 
 
-def test_a_checkpoint_names_no_class_to_import(
-    folder: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    importable(tmp_path, mark, monkeypatch)
+@pytest.mark.usefixtures("_evil_package")
+def test_a_checkpoint_names_no_class_to_import(folder: Path, tmp_path: Path, mark: Path) -> None:
     evil = {"class_path": "evil_package.reward", "init_args": {}}
     of_cli = {
         "_instantiator": "lightning.pytorch.cli.instantiate_module",
@@ -179,10 +174,8 @@ def test_checkpoint_does_not_decide_to_trust_code(folder: Path, tmp_path: Path, 
     assert mark.exists()
 
 
-def test_a_checkpoint_names_no_reward_function_or_server(
-    folder: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    importable(tmp_path, mark, monkeypatch)
+@pytest.mark.usefixtures("_evil_package")
+def test_checkpoint_names_no_reward_or_server(folder: Path, tmp_path: Path, mark: Path) -> None:
     mine = {"short": {"rule": "length", "longest": 10}}
     module = PPOModule(str(folder), mine, critic_init="policy")
     for option, value, named in (

@@ -258,16 +258,12 @@ def policy() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def reference() -> PreTrainedModel:
-    return tiny_causal_lm(seed=0)
-
-
-@pytest.fixture(scope="module")
-def samples(policy: Any, reference: Any, encoder: Any, prompts: EncodedPrompts) -> PolicySamples:
+def samples(policy: Any, encoder: Any, prompts: EncodedPrompts) -> PolicySamples:
     rewards = {
         name: WeightedReward({source: 1.0}, ModelOptions(), encoder.tokenizer)
         for name, source in (("characters", CHARACTERS), ("marks", QUESTION_MARKS))
     }
+    reference = tiny_causal_lm(seed=0)
     return measure_policy(policy, reference, encoder, prompts, rewards, OPTIONS, 2, seed=5)
 
 
@@ -283,7 +279,7 @@ def logprob(model: PreTrainedModel, prompt: list[int], response: list[int]) -> f
 
 
 def test_metrics_are_those_of_an_unpadded_loop(
-    samples: PolicySamples, policy: Any, reference: Any, encoder: Any, prompts: EncodedPrompts
+    samples: PolicySamples, policy: Any, encoder: Any, prompts: EncodedPrompts
 ) -> None:
     responses: dict[int, list[int]] = {}
     _, examples = prompts
@@ -294,6 +290,7 @@ def test_metrics_are_those_of_an_unpadded_loop(
             responses[position] = rows.response_ids[row][rows.response_mask[row]].tolist()
     ids = [example.input_ids.tolist() for example in examples]
     ours = [logprob(policy, ids[i], responses[i]) for i in range(len(ids))]
+    reference = tiny_causal_lm(seed=0)
     theirs = [logprob(reference, ids[i], responses[i]) for i in range(len(ids))]
     lengths = [len(responses[i]) for i in range(len(ids))]
     ended = [responses[i][-1] == EOS_ID for i in range(len(ids))]
