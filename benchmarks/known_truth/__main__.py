@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from jsonargparse import auto_cli
 
@@ -187,6 +188,8 @@ class Steps:
         write_text(overlay, yaml.safe_dump(changes, sort_keys=False))
         files = [CONFIGS / "smollm2" / f"{config}.yaml", overlay]
         files.append(CONFIGS / "overlays" / "resumable.yaml")
+        if torch.cuda.is_available():
+            files.append(CONFIGS / "overlays" / "gpu.yaml")
         command = ["-m", "lit_rlhf.cli.main", "fit"]
         command += [word for file in files for word in ("--config", str(file))]
         return Step(name, 1, [*command, "--ckpt_path", "last"], lambda: self.read_log(name))
