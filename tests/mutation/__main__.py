@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("lit_rlhf", "callbacks/lit_callbacks", "benchmarks")
 FUNCTIONAL = ("tests/functional",)
 PPO = (
+    "tests/ppo/test_algorithm.py",
     "tests/modules/test_ppo_experience.py",
     "tests/modules/test_ppo_update.py",
     "tests/modules/test_ppo_rewards.py",
