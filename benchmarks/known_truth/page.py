@@ -133,18 +133,25 @@ def _samples(steps: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, dict[str, Any]]) -> Figure:
-    """Draw proxy, truth and KL of both arms over the iterations; bands are the range of seeds."""
-    panels = {"rollout/score": "proxy", "rollout/gold": "truth", "rollout/kl": "KL to SFT, nats"}
+    """Draw proxy, truth and KL of both arms over the iterations; bands are the range of seeds.
+
+    Each seed has a reward model with a scale of its own, so the proxy is in units of SFT's scores.
+    """
+    panels = {"rollout/score": "proxy, standard deviations above SFT", "rollout/gold": "truth"}
+    panels["rollout/kl"] = "KL to SFT, nats"
+    done = [row["steps"] for row in results.values() if "verdict" in row]
     with rc_context(STYLE):
         figure = Figure(figsize=(9.5, 2.8))
         axes = figure.subplots(1, len(panels))
         for axis, (key, title) in zip(axes, panels.items(), strict=True):
             for policy, color in zip(("ppo_vanilla", "ppo_max"), COLORS, strict=False):
-                courses = [
-                    window_means(row["steps"][policy]["result"]["curves"][key], 4)
-                    for row in results.values()
-                    if policy in row["steps"]
-                ]
+                courses = []
+                for steps in done:
+                    course = np.array(steps[policy]["result"]["curves"][key])
+                    if key == "rollout/score":
+                        of_sft = np.array(steps["policies"]["result"]["sft"]["proxy"])
+                        course = (course - of_sft.mean()) / of_sft.std()
+                    courses.append(window_means(course.tolist(), 4))
                 if courses:
                     band(axis, courses, range(4, 4 + len(courses[0])), NAMES[policy], color)
             axis.set_title(title)
