@@ -94,6 +94,20 @@ def test_long_responses_are_penalized_gradually(ppo: PPO, prompts: PromptBatch) 
     assert min(expected) < 0
 
 
+def test_critic_has_a_lambda_of_its_own(ppo: PPO, prompts: PromptBatch) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    estimates, mask = ppo.estimate(rollouts), rollouts.response_mask
+    rewards = torch.arange(1.0, mask.numel() + 1).view(mask.shape) * mask
+    plain = ppo.experience(rollouts, rewards, estimates)
+    ppo.advantages = replace(ppo.advantages, critic_lam=1.0)
+    experience = ppo.experience(rollouts, rewards, estimates)
+    assert torch.equal(experience.advantages, plain.advantages)
+    # with lambda 1 the values cancel, and what is left is the sum of the rewards to come
+    to_come = rewards.flip(1).cumsum(1).flip(1)[mask]
+    torch.testing.assert_close(experience.returns[mask], to_come)
+    assert not torch.allclose(plain.returns[mask], to_come)
+
+
 def test_a_critic_comes_with_the_estimator_that_uses_it(ppo: PPO) -> None:
     networks = PPONetworks(ppo.policy, ppo.reference, None, ppo.reward, ppo.tokenizer)
     with pytest.raises(ValueError, match=r"networks\.critic: expected a critic with .*: gae"):
