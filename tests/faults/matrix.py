@@ -377,7 +377,7 @@ class Matrix:
 def last_line(log: Path) -> str:
     """The last thing that a run said."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].rpartition("\r")[2][:200] if lines else "(nothing)"
+    return lines[-1].rpartition("\r")[2] if lines else "(nothing)"
 
 
 def run_matrix(folder: Path, wanted: Sequence[Cell], lanes: int) -> dict[Cell, str]:
