@@ -223,8 +223,12 @@ class Benchmark:
             steps.append(self.evaluate(f"policies_{seed}", 3, ("sft", *runs), seed))
         first, second = seeds[0], seeds[1:2]
         runs = [f"{name}_{first}" for name in FASTER_RUNS]
-        steps += [self.fit_ppo(name, 4, first) for name in runs]
-        steps += [self.fit_ppo(f"ppo_faster_{seed}", 4, seed) for seed in second]
+        steps += [
+            self.fit_ppo(f"{name}_{first}", 4, first, factor)
+            for name, factor in FASTER_RUNS.items()
+        ]
+        faster = FASTER_RUNS["ppo_faster"]
+        steps += [self.fit_ppo(f"ppo_faster_{seed}", 4, seed, faster) for seed in second]
         return [*steps, self.evaluate(f"faster_policies_{first}", 4, ("sft", *runs), first)]
 
     def measure(self, name: str, part: int, model: str) -> Step:
@@ -244,7 +248,7 @@ class Benchmark:
             start: Folder of the model that it starts from, or the name of a run.
             **options: Further options of the module.
         """
-        data = {"train_sources": self.sources("gold" if name == "gold" else "proxy")}
+        data = {"train_sources": self.sources(self.part_of(name))}
         if name == "gold":
             data["seed"] = GOLD_SEED
         if "network" in options:
@@ -253,10 +257,15 @@ class Benchmark:
         options["model_path"] = str(self.path(start)) if start == "sft" else start
         return self.train(name, part, [CONFIGS / "smollm2" / f"{stage}.yaml"], options, data, {})
 
-    def fit_ppo(self, name: str, part: int, seed: int) -> Step:
+    def part_of(self, name: str) -> str:
+        """The part of the data that a model learns from."""
+        return "gold" if name == "gold" else "proxy"
+
+    def fit_ppo(self, name: str, part: int, seed: int, factor: float = 1.0) -> Step:
         """A step that trains a policy: PPO-max, or vanilla PPO with all tricks off.
 
-        The gold model has weight 0: its scores are logged and never trained on.
+        The gold model has weight 0: its scores are logged and never trained on. Both learning rates
+        are the configuration's times `factor`.
         """
         options: dict[str, Any] = {
             "model_path": str(self.path("sft")),
@@ -268,10 +277,10 @@ class Benchmark:
         if not name.startswith("ppo_max"):
             vanilla = read_config("ppo_vanilla", "quickstart")["model"]["init_args"]
             options |= {key: value for key, value in vanilla.items() if key != "output_dir"}
-        if factor := FASTER_RUNS.get(name.rpartition("_")[0]):
+        if factor != 1.0:
             for network in ("policy_optimizer", "critic_optimizer"):
-                rate = settings["model"]["init_args"][network]["learning_rate"]
-                options[network] = {**options[network], "learning_rate": factor * rate}
+                rate = factor * settings["model"]["init_args"][network]["learning_rate"]
+                options[network] = {**options.get(network, {}), "learning_rate": rate}
         batch = settings["data"]["init_args"]["batch_size"]
         data = {
             "train_sources": self.sources("proxy"),
@@ -315,16 +324,16 @@ class Benchmark:
         overlay = self.path("configs", f"{name}.yaml")
         # in this order: the critic starts from the first reward model
         write_text(overlay, yaml.safe_dump(changes, sort_keys=False))
-        files = [*configs, overlay, CONFIGS / "overlays" / "resumable.yaml"]
+        files = [*configs, overlay, CONFIGS / "overlays" / "resumable.yaml", *device_overlays()]
         command = ["-m", "lit_rlhf.cli.main", "fit"]
         command += [word for file in files for word in ("--config", str(file))]
         return Step(name, part, [*command, "--ckpt_path", "last"], lambda: self.read_run(name))
 
-    def report(self, model: str, part: int) -> Step:
-        """A step that measures a reward model on the test pairs."""
+    def report(self, model: str, part: int, language_model: str = "") -> Step:
+        """A step that measures a reward model on the test pairs, and a language model, SFT's."""
         output = self.path("measures", f"report_{model}")
         command = ["-m", "lit_rlhf.cli.main", "report", "reward", "--model", str(self.path(model))]
-        command += ["--language_model", str(self.path("sft")), "--preferences"]
+        command += ["--language_model", language_model or str(self.path("sft")), "--preferences"]
         command += [f"{s}={self.path('data', 'test', f'{s}.jsonl')}" for s in FILES]
         command += ["--output", str(output), "--max_length", str(self.max_length())]
 
@@ -393,6 +402,11 @@ class Benchmark:
         result["flagged_at"] = flagged[0] if flagged else None
         result["reasons"] = verdicts[flagged[0] - 1][1].sentence if flagged else ""
         return result
+
+
+def device_overlays() -> list[Path]:
+    """The configuration that trains on a GPU, where there is one."""
+    return [CONFIGS / "overlays" / "gpu.yaml"] if torch.cuda.is_available() else []
 
 
 def correlate_scores(rows: Sequence[dict[str, Any]], policy: str) -> float:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from jsonargparse import auto_cli
 
@@ -33,7 +32,7 @@ from benchmarks.known_truth.rule import (
     parts,
     shuffled_prompts,
 )
-from benchmarks.pretrained import CONFIGS, ON_POLICY, Step, run_step, say
+from benchmarks.pretrained import CONFIGS, ON_POLICY, Step, device_overlays, run_step, say
 from benchmarks.results_file import read_run, read_runs, write_run
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
 from lit_rlhf.files import write_json_lines, write_text
@@ -188,8 +187,7 @@ class Steps:
         write_text(overlay, yaml.safe_dump(changes, sort_keys=False))
         files = [CONFIGS / "smollm2" / f"{config}.yaml", overlay]
         files.append(CONFIGS / "overlays" / "resumable.yaml")
-        if torch.cuda.is_available():
-            files.append(CONFIGS / "overlays" / "gpu.yaml")
+        files += device_overlays()
         command = ["-m", "lit_rlhf.cli.main", "fit"]
         command += [word for file in files for word in ("--config", str(file))]
         return Step(name, 1, [*command, "--ckpt_path", "last"], lambda: self.read_log(name))

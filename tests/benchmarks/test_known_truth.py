@@ -131,8 +131,7 @@ def test_page_names_open_seeds_and_each_verdict() -> None:
     row = {"proxy": [0.0, 1.0] * 4, "truth": [0.25] * 8, "kl": 1.0, "length": 9.0, "cut_off": 0.125}
     row |= {"parts": dict.fromkeys(rule.PARTS, 0.75), "samples": [[PROMPT, "A dog | a garden."]]}
     row |= {"canned": 0.5}
-    policies = {name: row for name in ("sft", "ppo_vanilla", "ppo_max")}
-    steps = {"policies": policies, "sft": {}}
+    steps = {"policies": dict.fromkeys(("sft", "ppo_vanilla", "ppo_max"), row), "sft": {}}
     steps |= {"ppo_vanilla": {"flagged_at": 7, "reasons": "KL rose"}}
     steps |= {"ppo_max": {"flagged_at": None, "reasons": ""}}
     done = {name: {"result": result} for name, result in steps.items()}

@@ -42,19 +42,19 @@ def test_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     assert correlate_scores(rows, "ppo") == pytest.approx(-1.0, abs=1e-5)
 
 
+def options_of(steps: list[Step], *names: str) -> list[dict[str, Any]]:
+    commands = {step.name: step.command[2:] for step in steps}
+    fits = (cli_parser().parse_args(commands[name]).fit.as_dict() for name in names)
+    return [{**fit["data"]["init_args"], **fit["model"]["init_args"]} for fit in fits]
+
+
 def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
-    steps = {s.name: s for s in Benchmark(tmp_path, "base", "hh", TINY).steps([3])}
-
-    def options(name: str) -> dict[str, Any]:
-        words = steps[name].command[2:]
-        fit = cli_parser().parse_args(words).fit.as_dict()
-        return {**fit["data"]["init_args"], **fit["model"]["init_args"]}
-
-    fast, lora = options("ppo_fast_3"), options("reward_lora")
+    steps = Benchmark(tmp_path, "base", "hh", TINY).steps([3])
+    fast, lora, vanilla = options_of(steps, "ppo_fast_3", "reward_lora", "ppo_vanilla_3")
     assert list(fast["rewards"].values()) == [1.0, 0.0]  # never trained on gold
     rates = [fast[f"{name}_optimizer"]["learning_rate"] for name in ("policy", "critic")]
     assert rates == pytest.approx([5e-5, 1.5e-4])
-    assert options("ppo_vanilla_3")["policy_optimizer"]["learning_rate"] == pytest.approx(1e-5)
+    assert vanilla["policy_optimizer"]["learning_rate"] == pytest.approx(1e-5)
     assert (fast["seed"], fast["reward_shaping"]["kl_coef"]) == (3, 0.0)
     assert fast["policy_optimizer"]["grad_clip"] is None
     assert lora["network"]["lora_rank"] == 16

@@ -1,0 +1,328 @@
+"""Figure 4 on people's preferences, where the gold reward model is of another family.
+
+    python -m benchmarks.preferences run BASE GOLD_BASE FOLDER
+    python -m benchmarks.preferences report
+
+`BASE` is a folder with SmolLM2-135M-Instruct, `GOLD_BASE` one with Gemma 3 270M, and `FOLDER` holds
+HH-RLHF's files of `benchmarks.pretrained.FILES`. SFT learns demonstrations of at most 40 tokens, so
+that few of its responses reach the limit of 64 and ending early is no gain. The proxy, a SmolLM2,
+learns from 1,200 pairs; the gold model, with LoRA, from 2,100 others. Vanilla PPO and PPO-max start
+from the same SFT model, at five times the learning rates of configs/smollm2, for 100 iterations.
+`report` writes `docs/preferences.md` once a seed is complete.
+
+The rule, fixed before the runs: the criterion of `benchmarks.known_truth.criterion` with the gold
+model's score in place of the truth, for each of three seeds, on 96 test prompts with eight samples
+each. A judge, if there is one, is asked about 200 test pairs first and dropped unless it agrees
+with people on 60 % of them, a tie counting as half. The score of complete responses, which ended
+before the limit, stands beside that of all: a gain in one without the other is one of form.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jsonargparse import auto_cli
+
+from benchmarks.known_truth.criterion import BEST_OF, SAMPLES, best_of, judge
+from benchmarks.pretrained import (
+    FILES,
+    GOLD_SEED,
+    LORA,
+    Benchmark,
+    Sizes,
+    Step,
+    common_opening,
+    read_json,
+    run_step,
+    say,
+)
+from benchmarks.reproduce.measuring import measure_perplexity
+from benchmarks.results_file import read_run, read_runs, table, write_run
+from lit_rlhf.files import write_json_lines, write_text
+from lit_rlhf.functional import best_of_n_kl
+from lit_rlhf.models import load_tokenizer
+
+RESULTS = Path(__file__).resolve().parent / "results" / "preferences.jsonl"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "preferences.md"
+INTRODUCTION = Path(__file__).with_name("preferences_page.md")
+SIZES = Sizes(gold_pairs=2100, iterations=100, prompts=96, max_new_tokens=64)
+SEEDS = (0, 1, 2)
+LONGEST_DEMONSTRATION = 40
+"""Tokens."""
+FACTOR = 5.0
+"""Learning rates over those of configs/smollm2."""
+JUDGED_PAIRS, LEAST_AGREEMENT = 200, 0.6
+SHOWN = 20
+"""Prompts whose responses are on the page, drawn by the seed."""
+POLICIES = {"sft": "SFT", "ppo_vanilla": "vanilla PPO", "ppo_max": "PPO-max"}
+
+
+@dataclass(frozen=True)
+class Preferences(Benchmark):
+    """The steps in a folder.
+
+    Attributes:
+        gold_base: Folder of the model that the gold reward model starts from.
+        judge: Name of the judge as its endpoint knows it; empty: none.
+        judge_url: Base URL of the OpenAI-compatible endpoint.
+    """
+
+    gold_base: str = ""
+    judge: str = ""
+    judge_url: str = ""
+
+    def write_data(self) -> None:
+        """Write the parts of the data, short demonstrations, and pairs for the judge."""
+        super().write_data()
+        tokenizer = load_tokenizer(self.base)
+        for source in FILES:
+            rows = read_lines(self.path("data", "proxy", f"{source}.jsonl"))
+            texts = [row["chosen"] for row in rows]
+            tokens = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+            short = [
+                row
+                for row, ids in zip(rows, tokens, strict=True)
+                if len(ids) <= LONGEST_DEMONSTRATION
+            ]
+            write_json_lines(self.path("data", "demonstrations", f"{source}.jsonl"), short)
+        pairs = [row for s in FILES for row in read_lines(self.path("data", "test", f"{s}.jsonl"))]
+        drawn = random.Random(0).sample(pairs, min(JUDGED_PAIRS, len(pairs)))
+        for side in ("chosen", "rejected"):
+            rows = [{"prompt": row["prompt"], "response": row[side]} for row in drawn]
+            write_json_lines(self.path("judged", "people", f"{side}.jsonl"), rows)
+
+    def part_of(self, name: str) -> str:
+        """The part of the data that a model learns from."""
+        return "demonstrations" if name == "sft" else super().part_of(name)
+
+    def common_steps(self) -> list[Step]:
+        """Steps of all seeds: the three models that PPO needs, and how right they are."""
+        gold = self.fit("gold", 1, "reward", self.gold_base, network=LORA, head_seed=GOLD_SEED)
+        steps = [self.fit("sft", 1, "sft", self.base), self.fit("reward", 1, "reward", "sft")]
+        steps += [self.report("reward", 1), gold, self.report("gold", 1, self.gold_base)]
+        return [*steps, self.ask("people", ("chosen", "rejected"))] if self.judge else steps
+
+    def seed_steps(self, seed: int, judged: bool) -> list[Step]:
+        """Steps of a seed, with the judge's if it agrees with people."""
+        steps = [
+            self.fit_ppo(f"{policy}_{seed}", 2, seed, FACTOR)
+            for policy in POLICIES
+            if "_" in policy
+        ]
+        steps.append(self.evaluate_seed(seed))
+        return [*steps, self.ask(f"policies_{seed}", tuple(POLICIES))] if judged else steps
+
+    def evaluate_seed(self, seed: int) -> Step:
+        """A step that samples the test prompts and scores them by the proxy and the gold model."""
+        names = {f"{key}_{seed}" if "_" in key else key: key for key in POLICIES}
+        step = self.evaluate(f"policies_{seed}", 2, tuple(names), seed)
+        report = self.path("measures", f"policies_{seed}.json")
+
+        def collect() -> dict[str, Any]:
+            rows = read_lines(report.with_suffix(".jsonl"))
+            metrics = read_json(report)["policies"]
+            drawn = random.Random(seed).sample(range(0, len(rows) // len(names), SAMPLES), SHOWN)
+            result: dict[str, Any] = {}
+            for name, key in names.items():
+                own = [row for row in rows if Path(row["policy"]).name == name]
+                asked = [{"prompt": row["prompt"], "response": row["response"]} for row in own]
+                firsts = asked[::SAMPLES]
+                write_json_lines(self.path("judged", f"policies_{seed}", f"{key}.jsonl"), firsts)
+                texts = [row["response"] for row in firsts if len(row["response"].split()) > 1]
+                result[key] = {
+                    "proxy": [round(row["scores"]["reward"], 3) for row in own],
+                    "gold": [round(row["scores"]["gold"], 3) for row in own],
+                    "ended": [row["ended"] for row in own],
+                    "kl": metrics[name]["kl"],
+                    "length": metrics[name]["response_length"],
+                    "distinct_2": metrics[name]["distinct_2"],
+                    "opening": common_opening(rows, name),
+                    "foreign_perplexity": measure_perplexity(Path(self.gold_base), texts),
+                    "samples": [
+                        [own[n]["prompt"][-1]["content"], own[n]["response"]] for n in drawn
+                    ],
+                }
+            return result
+
+        command = [*step.command, "--samples_per_prompt", str(SAMPLES)]
+        return Step(step.name, 2, command, collect)
+
+    def ask(self, name: str, sides: Sequence[str]) -> Step:
+        """A step that asks the judge which of two files' responses is more helpful."""
+        output = self.path("measures", f"judge_{name}.json")
+        command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
+        command += [str(self.path("judged", name, f"{side}.jsonl")) for side in sides]
+        command += ["--judge.model", self.judge, "--judge.base_url", self.judge_url]
+        command += ["--judge.criteria", "[helpful]", "--judge.folder", str(self.path("judge"))]
+        command += ["--output", str(output)]
+
+        def collect() -> dict[str, Any]:
+            rows = read_json(output)["judge"]["policies"]
+            return {row["policy"]: row["against_baseline"] for row in rows}
+
+        return Step(f"judge_{name}", 3, command, collect)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines."""
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def agreement(outcome: dict[str, Any]) -> float:
+    """Share of pairs in which the judge agrees with people, from the rejected side's outcome."""
+    return float(outcome["lose"] + outcome["tie"] / 2)
+
+
+def judge_seed(policies: dict[str, Any]) -> dict[str, Any]:
+    """The criterion of the known truth, with gold in its place."""
+    arms = {
+        name: {
+            key: np.array(row[values]).reshape(-1, SAMPLES)
+            for key, values in (("proxy", "proxy"), ("truth", "gold"))
+        }
+        for name, row in policies.items()
+    }
+    return judge(arms)
+
+
+def run(
+    base: str,
+    gold_base: str,
+    data: str,
+    output_dir: str = "runs/preferences",
+    seeds: tuple[int, ...] = SEEDS,
+    sizes: Sizes = SIZES,
+    threads: int = 2,
+    judge: str = "",
+    judge_url: str = "",
+    results: str = str(RESULTS),
+) -> None:
+    """Do the steps that are missing, and judge each seed that is complete.
+
+    Args:
+        base: Folder of SmolLM2-135M-Instruct.
+        gold_base: Folder of Gemma 3 270M.
+        data: Folder with the files of HH-RLHF.
+        output_dir: Folder for all files.
+        seeds: Seeds to train.
+        sizes: Data and iterations.
+        threads: Threads of a step.
+        judge: Name of the judge as its endpoint knows it; empty: no judge.
+        judge_url: Base URL of the OpenAI-compatible endpoint.
+        results: File of the results.
+    """
+    root, base, gold_base, data = (
+        str(Path(p).resolve()) for p in (output_dir, base, gold_base, data)
+    )
+    runs = Preferences(
+        Path(root), base, data, sizes, gold_base=gold_base, judge=judge, judge_url=judge_url
+    )
+    runs.write_data()
+    common = _do(runs, runs.common_steps(), "common", Path(results), threads)
+    judged = "judge_people" in common and (
+        agreement(common["judge_people"]["result"]["rejected"]) >= LEAST_AGREEMENT
+    )
+    for seed in seeds:
+        _do(runs, runs.seed_steps(seed, judged), f"seed_{seed}", Path(results), threads)
+
+
+def _do(
+    runs: Preferences, steps: Sequence[Step], name: str, results: Path, threads: int
+) -> dict[str, Any]:
+    """Do and keep the steps that are missing of a run."""
+    done = read_run(results, name) or {}
+    for step in steps:
+        if step.name not in done:
+            say(f"{name}: {step.name}; output: {runs.path('output', step.name)}.txt")
+            done[step.name] = run_step(step, runs.root, threads)
+            write_run(results, name, done)
+    return done
+
+
+def report() -> None:
+    """Write the page from the committed results."""
+    write_text(PAGE, format_page(read_runs(RESULTS)))
+
+
+def format_page(results: dict[str, dict[str, Any]]) -> str:
+    """Format the page: the reward models, then each seed's policies, verdict and samples."""
+    common = results["common"]
+    reports = {name: common[f"report_{name}"]["result"] for name in ("reward", "gold")}
+    rows = [
+        [name, "{accuracy:.1%} [{low:.1%}, {high:.1%}]".format_map(found["accuracy"])]
+        for name, found in reports.items()
+    ]
+    text = INTRODUCTION.read_text("utf-8")
+    text += "## Reward models\n\n" + table(["model", "right on test pairs"], rows) + "\n"
+    if "judge_people" in common:
+        share = agreement(common["judge_people"]["result"]["rejected"])
+        kept = "asked" if share >= LEAST_AGREEMENT else "dropped by the rule"
+        text += f"The judge agrees with people on {share:.0%} of the pairs: {kept}.\n\n"
+    for name, row in results.items():
+        seed = name.removeprefix("seed_")
+        if f"policies_{seed}" in row:
+            text += f"## Seed {seed}\n\n{_format_seed(row, seed)}"
+    return text
+
+
+def _format_seed(row: dict[str, Any], seed: str) -> str:
+    policies = row[f"policies_{seed}"]["result"]
+    judged = row.get(f"judge_policies_{seed}", {}).get("result", {})
+    head = ["policy", "proxy", "gold", "gold, complete", "KL, nats", "tokens", "cut off"]
+    head += ["commonest opening", "distinct-2", "perplexity to Gemma", "judge", "flagged at"]
+    rows = []
+    for key, label in POLICIES.items():
+        of, ended = policies[key], np.array(policies[key]["ended"])
+        complete = np.array(of["gold"])[ended]
+        flagged = row[f"{key}_{seed}"]["result"]["flagged_at"] if "_" in key else None
+        outcome = judged.get(key)
+        rows.append(
+            [
+                *(label, f"{np.mean(of['proxy']):.2f}", f"{np.mean(of['gold']):.2f}"),
+                f"{complete.mean():.2f}" if len(complete) else "-",
+                *(f"{of['kl']:.1f}", f"{of['length']:.1f}", f"{1 - ended.mean():.0%}"),
+                f"{of['opening']['words']} ({of['opening']['share']:.0%})",
+                *(f"{of['distinct_2']:.2f}", f"{of['foreign_perplexity']:.0f}"),
+                f"{outcome['win']:.0%} to {outcome['lose']:.0%}" if outcome else "-",
+                flagged or "-",
+            ]
+        )
+    sft = {key: np.array(policies["sft"][key]).reshape(-1, SAMPLES) for key in ("proxy", "gold")}
+    best = [
+        [
+            f"best of {n}",
+            *(f"{best_of(n, sft['proxy'], sft[key]).mean():.2f}" for key in ("proxy", "gold")),
+            f"at most {best_of_n_kl(n):.1f}",
+        ]
+        for n in BEST_OF
+    ]
+    verdict = judge_seed(policies)
+    differences = [
+        [name, "{:+.2f} [{:+.2f}, {:+.2f}]".format(*found)]
+        for name, found in verdict["differences"].items()
+    ]
+    held = ", ".join(f"{name}: {'yes' if h else 'no'}" for name, h in verdict["holds"].items())
+    gain = verdict["vanilla's proxy above SFT's, in SFT's standard deviations"]
+    samples = [
+        [POLICIES[key], *(" ".join(text.split()) for text in (prompt, response))]
+        for place in range(SHOWN)
+        for key in POLICIES
+        for prompt, response in (policies[key]["samples"][place],)
+    ]
+    return (
+        f"{table(head, rows)}\n{table(['SFT, by the proxy', 'proxy', 'gold', 'KL, nats'], best)}\n"
+        f"{table(['gold', 'difference'], differences)}\n"
+        f"Vanilla PPO's proxy is {gain:.1f} standard deviations above SFT's. Criterion: {held}.\n\n"
+        "Responses drawn by the seed, unedited:\n\n"
+        f"{table(['policy', 'prompt', 'response'], samples)}\n"
+    )
+
+
+if __name__ == "__main__":
+    auto_cli([run, report])
