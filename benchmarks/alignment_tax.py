@@ -1,6 +1,7 @@
 """What PPO costs on a benchmark, and whether PPO-ptx mitigates it: Figure 12 with SmolLM2-135M.
 
     python -m benchmarks.alignment_tax run MODELS BASE TEXT QUESTIONS
+    python -m benchmarks.alignment_tax ask_world FOLDER QUESTIONS
     python -m benchmarks.alignment_tax report
 
 `MODELS` is the folder of a seed of `benchmarks.known_truth`, whose SFT and reward model all arms
@@ -12,7 +13,8 @@ The rule, fixed before the runs: an effect is the paired difference of a seed's 
 questions or text, with Student's 95 % interval of its mean over the seeds. PPO costs accuracy if
 the interval of its arm against SFT lies below 0, and ptx mitigates if the interval of the arm with
 ptx against the one without lies above 0; for the logarithm of perplexity the other way round.
-Otherwise it is undecided.
+Otherwise it is undecided. `ask_world` asks the policies of the built-in world the same questions;
+`FOLDER` is the output of `benchmarks.reproduce run vanilla ppo_max ppo_max-ptx`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ import fsspec
 from jsonargparse import auto_cli
 
 from benchmarks.known_truth.__main__ import Recipe, Seed
-from benchmarks.pretrained import Step
+from benchmarks.pretrained import Step, run_step
 from benchmarks.reproduce.judging import student_interval
 from benchmarks.reproduce.measuring import measure_perplexity
 from benchmarks.results_file import read_run, read_runs, table, write_run
@@ -51,6 +54,7 @@ COMPARISONS = (
     ("ppo_max", "sft"),
     ("ppo_max_ptx", "ppo_max"),
 )
+OF_WORLD = {"vanilla": "vanilla PPO", "ppo_max": "PPO-max", "ppo_max-ptx": "PPO-max-ptx"}
 QUESTIONS = 400
 TEXTS, CHARACTERS = 64, 600
 """Texts that measure perplexity, and their length."""
@@ -128,27 +132,60 @@ def run(
 
 def measure(runs: Seed, questions: Path, unseen: Path) -> Step:
     """A step that asks SFT and all arms the questions, and then reads the unseen text."""
-    output = runs.path("benchmarks.json")
-    command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
-    command += [runs.path(policy) for policy in ("sft", *ARMS)]
-    command += ["--choices", str(questions), "--output", output]
+    names = ("sft", *ARMS)
+    asking = ask(Path(runs.path("benchmarks.json")), Path(runs.path()), names, questions)
 
     def collect() -> dict[str, Any]:
-        report = json.loads(Path(output).read_text("utf-8"))["benchmarks"]
-        whole = next(row for row in report["rows"] if row["part"] == "")
         rows = [json.loads(line)["text"] for line in unseen.read_text("utf-8").splitlines()]
         texts = [text[:CHARACTERS] for text in rows[:TEXTS]]
         return {
+            name: {**answers, "perplexity": measure_perplexity(Path(runs.path(name)), texts)}
+            for name, answers in asking.collect().items()
+        }
+
+    return asking._replace(collect=collect)
+
+
+def ask(output: Path, folder: Path, names: Sequence[str], questions: Path) -> Step:
+    """A step that asks the policies of a folder the questions; the first is the baseline."""
+    command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
+    command += [str(folder / name) for name in names]
+    command += ["--choices", str(questions), "--output", str(output)]
+
+    def collect() -> dict[str, Any]:
+        report = json.loads(output.read_text("utf-8"))["benchmarks"]
+        scores = next(row for row in report["rows"] if row["part"] == "")["scores"]
+        return {
             name: {
-                "accuracy": whole["scores"][name]["value"],
-                "difference": whole["scores"][name]["difference"],
-                "stderr": whole["scores"][name]["difference_stderr"],
-                "perplexity": measure_perplexity(Path(runs.path(name)), texts),
+                "accuracy": scores[name]["value"],
+                "difference": scores[name]["difference"],
+                "stderr": scores[name]["difference_stderr"],
             }
-            for name in ("sft", *ARMS)
+            for name in names
         }
 
     return Step("measure", 1, command, collect)
+
+
+def ask_world(
+    folder: str, questions: str, output_dir: str = "runs/alignment_tax", results: str = str(RESULTS)
+) -> None:
+    """Ask the policies of the built-in world the questions.
+
+    Args:
+        folder: Folder with the runs of `benchmarks.reproduce`.
+        questions: File of MMLU.
+        output_dir: Folder for all files.
+        results: File of the results.
+    """
+    root = Path(output_dir).resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    write_questions(Path(questions), root / "mmlu.jsonl")
+    for seed in sorted(Path(folder).resolve().glob("foundation-biased-en-seed_*")):
+        if (seed / "ppo_max-ptx").is_dir():
+            name = f"world_{seed.name.split('-')[3]}"
+            step = ask(root / f"{name}.json", seed, ("sft", *OF_WORLD), root / "mmlu.jsonl")
+            write_run(Path(results), name, {"measure": run_step(step, root / name, threads=1)})
 
 
 def judge(effects: list[float], sign: int) -> str:
@@ -166,7 +203,9 @@ def report() -> None:
 
 def format_page(results: dict[str, dict[str, Any]]) -> str:
     """Format the page: scores of each seed, and the comparisons."""
-    measured = [result["measure"]["result"] for result in results.values() if "measure" in result]
+    done = {name: row["measure"]["result"] for name, row in results.items() if "measure" in row}
+    measured = [row for name, row in done.items() if name.startswith("seed_")]
+    of_world = {name: row for name, row in done.items() if name.startswith("world_")}
     names = {"sft": "SFT", **LABELS}
     scores = [
         [
@@ -193,14 +232,21 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
                 judge(text, -1 if ptx else 1),
             ]
         )
-    seeds = [name.removeprefix("seed_") for name in results]
+    seeds = [name.removeprefix("seed_") for name in done if name.startswith("seed_")]
     head = ["policy", *(f"MMLU %, seed {s}" for s in seeds), *(f"perplexity, {s}" for s in seeds)]
     columns = ["comparison", "claim", "MMLU, points", "holds", "perplexity", "holds"]
-    text = PAGE_TEXT.read_text("utf-8")
-    return text.format(
-        questions=QUESTIONS, scores=table(head, scores), comparisons=table(columns, rows)
+    world = [
+        [label, *(f"{100 * row[arm]['accuracy']:.1f}" for row in of_world.values())]
+        for arm, label in {"sft": "SFT", **OF_WORLD}.items()
+    ]
+    asked = ["policy", *(f"MMLU %, {name.removeprefix('world_')}" for name in of_world)]
+    return PAGE_TEXT.read_text("utf-8").format(
+        questions=QUESTIONS,
+        scores=table(head, scores),
+        comparisons=table(columns, rows),
+        world=table([cell.replace("_", " ") for cell in asked], world),
     )
 
 
 if __name__ == "__main__":
-    auto_cli([run, report])
+    auto_cli([run, ask_world, report])
