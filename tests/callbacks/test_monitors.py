@@ -283,16 +283,8 @@ def test_a_noisy_healthy_series_is_never_a_collapse(seed: int, memory: float) ->
             "fell to -2.5 (baseline 1.25) and at this pace beyond -20 in 35 steps",
         ),
         # a fall back to normal, after which it rises: the baseline is still above
-        (
-            {"high": 20.0, **LATE},
-            [10.0] * 4 + ONES,
-            "is 9 and at this pace beyond 20 in 11 steps",
-        ),
-        (
-            {"high": 9.5, **LATE},
-            ONES,
-            "9 is 6x its baseline and at this pace beyond 9.5 in 1 step",
-        ),
+        ({"high": 20.0, **LATE}, [10.0] * 4 + ONES, "is 9 and at this pace beyond 20 in 11 steps"),
+        ({"high": 9.5, **LATE}, ONES, "9 is 6x its baseline and at this pace beyond 9.5 in 1 step"),
         ({"high": 9.0, **LATE}, ONES, "9 is 6x its baseline and rising"),  # at the threshold
         ({"high": 20.0, **LATE}, STEEP, "26 is 13x its baseline and rising"),  # beyond it
     ],

@@ -143,10 +143,8 @@ def test_count_ends_where_the_fit_ends(
 
 @resumes_at_the_next_batch
 def test_a_resumed_fit_goes_on_counting(clock: Any, log: Stream, tmp_path: Path) -> None:
-    def save(module: Module) -> None:
-        module.trainer.save_checkpoint(tmp_path / f"{module.batches}.ckpt")
-
-    trainer_with(StageProgressBar()).fit(Module(clock, save), batches(4))
+    saving = Module(clock, lambda m: m.trainer.save_checkpoint(tmp_path / f"{m.batches}.ckpt"))
+    trainer_with(StageProgressBar()).fit(saving, batches(4))
     log.truncate(0)
     log.seek(0)
     clock.seconds = 100.0
@@ -232,14 +230,12 @@ def test_an_exception_starts_on_a_line_of_its_own(clock: Any, terminal: Stream) 
 
 
 def test_rank_1_is_quiet(clock: Any, terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Enabling(Module):
-        def on_train_start(self) -> None:
-            bar.enable()  # as tuners do after their trial runs, on every rank
-
     bar = StageProgressBar("ppo")
     trainer_with(StageProgressBar("ppo", refresh_rate=0)).fit(Module(clock), batches(2))
     monkeypatch.setattr(Trainer, "is_global_zero", property(lambda _: False))
-    trainer_with(bar).fit(Enabling(clock), batches(2), batches(1))
+    # as tuners do after their trial runs, on every rank
+    monkeypatch.setattr(Module, "on_train_start", lambda _: bar.enable())
+    trainer_with(bar).fit(Module(clock), batches(2), batches(1))
     assert terminal.getvalue() == ""
 
 

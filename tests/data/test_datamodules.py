@@ -27,14 +27,12 @@ def pairs(n: int) -> list[dict[str, Any]]:
     return [{**row, "margin": float(i)} for i, row in enumerate(rows)]
 
 
-def on_rank(datamodule: Any, rank: int, world_size: int, **settings: Any) -> Any:
-    usual = {"overfit_batches": 0, **settings}
-    datamodule.trainer = SimpleNamespace(world_size=world_size, global_rank=rank, **usual)
-    return datamodule
-
-
-def started(data: Any, stage: str | None = "fit") -> Any:
-    data.setup(stage)
+def started(data: Any, **trainer: Any) -> Any:
+    """Set up for a fit, by a trainer with these settings if there are any."""
+    if trainer:
+        usual = {"world_size": 1, "global_rank": 0, "overfit_batches": 0}
+        data.trainer = SimpleNamespace(**usual | trainer)
+    data.setup("fit")
     return data
 
 
@@ -70,8 +68,7 @@ def test_responses_end_with_the_named_token(write_lines: Writer) -> None:
     chatml = tiny_tokenizer("<|endoftext|>", extra=["<|im_start|>", "<|im_end|>"])
     chatml.chat_template = CHATML.replace("eos_token", "'<|im_end|>'")
     options = {"tokenizer": chatml, "eos_token": "<|endoftext|>"}
-    data = DemonstrationDataModule([DataSource(write_lines(*questions(1)))], **options)
-    data.setup("fit")
+    data = started(DemonstrationDataModule([DataSource(write_lines(*questions(1)))], **options))
     (example,) = data.examples["train"]
     assert chatml.decode(example.input_ids).endswith("it is 0<|im_end|>\n<|endoftext|>")
 
@@ -81,8 +78,7 @@ def test_training_on_all_turns(write_lines: Writer, tokenizer: Tokenizer) -> Non
     chat = [{"role": role, "content": f"t{i}"} for i, role in enumerate(roles)]
     path, counts = write_lines({"messages": chat}), []
     for train_on in ("last", "all"):
-        data = demonstrations(path, tokenizer, train_on=train_on)
-        data.setup("fit")
+        data = started(demonstrations(path, tokenizer, train_on=train_on))
         counts.append(int(next(iter(data.train_dataloader())).completion_mask.sum()))
     assert counts[0] < counts[1]
 
@@ -170,15 +166,13 @@ def test_ptx_epoch_follows_prompts(write_lines: Writer, tokenizer: Tokenizer) ->
 
 
 def test_overfitting_keeps_order(write_lines: Writer, tokenizer: Tokenizer) -> None:
-    data = on_rank(prompts(write_lines(*questions(16)), tokenizer), 0, 1)
-    data.trainer.overfit_batches = 1
-    data.setup("fit")
+    data = started(prompts(write_lines(*questions(16)), tokenizer), overfit_batches=1)
     assert next(iter(data.train_dataloader())).index.tolist() == [0, 1, 2, 3]
 
 
 def test_tokenizer_of_the_module(write_lines: Writer, tokenizer: Tokenizer, tmp_path: Any) -> None:
     path, module = write_lines(*questions(4)), SimpleNamespace(tokenizer=tokenizer)
-    data = started(on_rank(prompts(path, None), 0, 1, lightning_module=module))
+    data = started(prompts(path, None), lightning_module=module)
     assert data.encoder.tokenizer is tokenizer
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     data = started(prompts(path, str(tmp_path / "tokenizer")))
@@ -212,8 +206,7 @@ def test_losses_are_counted_and_logged(
     assert f"1 x {control}; the first ones" in caplog.text
     assert "train: 3 examples of 5 records" in caplog.text
     texts = [DataSource(write_lines({"text": "a </s> b <pad>"}, name="text.jsonl"))]
-    ptx = prompts(write_lines(*questions(4)), tokenizer, ptx_sources=texts)
-    ptx.setup("fit")
+    ptx = started(prompts(write_lines(*questions(4)), tokenizer, ptx_sources=texts))
     assert ptx.counts.escaped_tokens == 2
     assert "encoded 2 control tokens in plain text as ordinary text" in caplog.text
 
@@ -258,10 +251,9 @@ def test_validation_is_optional(write_lines: Writer, tokenizer: Tokenizer) -> No
 def test_foreign_tokens_are_refused(write_lines: Writer, tokenizer: Tokenizer) -> None:
     size = len(tokenizer)
     module = torch.nn.ModuleDict({"policy": tiny_causal_lm(vocab_size=size)})
-    data = prompts(write_lines(*questions(4)), tokenizer)
-    on_rank(data, 0, 1, lightning_module=module).setup("fit")
+    started(prompts(write_lines(*questions(4)), tokenizer), lightning_module=module)
     tokenizer.add_tokens(["<one too many>"])
     data = prompts("not_read.jsonl", tokenizer)
     message = rf"embedded by 'policy', which embeds {size}, got one with ids up to {size};"
     with pytest.raises(ValueError, match=message):
-        on_rank(data, 0, 1, lightning_module=module).setup("fit")
+        started(data, lightning_module=module)

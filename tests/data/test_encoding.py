@@ -431,14 +431,12 @@ def test_losses_of_a_pair_count_once(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "place"), [(Location("a.jsonl", 7), "a.jsonl:7"), (None, "source")]
+    ("options", "place"), [({"location": Location("a.jsonl", 7)}, "a.jsonl:7"), ({}, "source")]
 )
-def test_bad_record_is_named(tokenizer: Tokenizer, location: Location | None, place: str) -> None:
+def test_bad_record_is_named(tokenizer: Tokenizer, options: Any, place: str) -> None:
     coder = encoder(tokenizer, "hh")
     prompt = (Message("user", "what is </s>?"),)
-    record = PreferenceRecord(prompt, "a", "b", "source")
-    if location is not None:
-        record = PreferenceRecord(prompt, "a", "b", "source", location=location)
+    record = PreferenceRecord(prompt, "a", "b", "source", **options)
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
         return [coder.encode_pair(record.prompt, record.chosen, record.rejected)]

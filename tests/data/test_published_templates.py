@@ -65,19 +65,14 @@ def test_response_ends_once_and_an_earlier_turn_is_trained(name: str) -> None:
 
 
 def test_page_lists_the_templates() -> None:
-    table = "\n".join(template_table())
-    assert table in PAGE.read_text("utf-8"), f"docs/data.md: expected the table\n{table}"
-
-
-def template_table() -> list[str]:
-    """The table of docs/data.md."""
     rows = ["| template | a response | earlier turn, with `all` | system turn |", f"{'|---' * 4}|"]
     for name in TEMPLATES:
         found = outcome(name)
         trained = code(found.trained) if found.trained else "refused"
         cells = [name, code(found.response), trained, found.system]
         rows.append(f"| {' | '.join(cells)} |")
-    return rows
+    table = "\n".join(rows)
+    assert table in PAGE.read_text("utf-8"), f"docs/data.md: expected the table\n{table}"
 
 
 def code(text: str) -> str:

@@ -19,12 +19,6 @@ def documented() -> set[str]:
     return {key for cell in cells for key in re.findall(r"`([^`]+)`", cell)}
 
 
-def stems(run: Path) -> set[str]:
-    """Keys that a run has logged, without `val/` and `test/` and without names of sources."""
-    bare = [key.removeprefix("val/").removeprefix("test/") for key in logged(run)]
-    return {"/".join(key.split("/")[:2]) for key in bare}
-
-
 @pytest.fixture(scope="module")
 def keys(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Keys that the three stages log, with all options of PPO that add a key."""
@@ -41,7 +35,8 @@ def keys(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]
     fit_stage("ppo", configs, folder, moves)
     logs = quickstart / "logs"
     runs = [logs / "sft", logs / "reward", folder / "ppo_max-entropy_bonus"]
-    return set().union(*(stems(run) for run in runs))
+    bare = [key.removeprefix("val/").removeprefix("test/") for run in runs for key in logged(run)]
+    return {"/".join(key.split("/")[:2]) for key in bare}  # without names of sources
 
 
 def test_page_has_the_keys_that_are_logged(keys: set[str]) -> None:

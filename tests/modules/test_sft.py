@@ -5,30 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from lit_rlhf.data import TokenBatch
 from lit_rlhf.modules import SFTModule
-from tests.modules.stages import (
-    demonstrations,
-    first_batch,
-    fitted,
-    token_nll,
-    trainer,
-)
+from tests.modules.stages import demonstrations, first_batch, fitted, token_nll, trainer
 from tests.support.tiny_models import EOS_ID
 
 
 def module(root: Path, **options: object) -> SFTModule:
     return SFTModule(str(root / "policy"), **options)  # type: ignore[arg-type]
-
-
-def completion_losses(model: SFTModule, batch: TokenBatch) -> Tensor:
-    """Loss of each completion token of the batch, row by row without padding, float64."""
-    losses = []
-    for ids, real, wanted in zip(*batch, strict=True):
-        losses.append(token_nll(model.model, ids[real])[wanted[real][1:]])
-    return torch.cat(losses)
 
 
 @pytest.mark.parametrize("pad_is_eos", [False, True])
@@ -44,7 +28,10 @@ def test_loss_is_the_mean_over_all_completion_tokens(
     assert batch.completion_mask[torch.arange(8), batch.attention_mask.sum(1) - 1].all()
     assert not batch.attention_mask.all()
     assert len(set(batch.completion_mask.sum(1).tolist())) > 3
-    expected = completion_losses(model, batch).mean()
+    losses = []  # of each completion token, row by row without padding, float64
+    for ids, real, wanted in zip(*batch, strict=True):
+        losses.append(token_nll(model.model, ids[real])[wanted[real][1:]])
+    expected = torch.cat(losses).mean()
     # batches of 3, 3 and 2 sequences, of unlike numbers of tokens
     data, run = demonstrations(root, batch_size=3), trainer(tmp_path, limit_val_batches=None)
     (held_out,) = run.validate(model, datamodule=data, verbose=False)

@@ -242,9 +242,8 @@ def record_merging(model: LanguageModel) -> list[bool]:
 def test_merged_in_float32(adapted: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {name: parameter.data for name, parameter in adapted.named_parameters()}
     values = {name: weight.clone() for name, weight in weights.items()}
-    ids, mask = prompts()
     options, seen = SamplingOptions(max_new_tokens=12), record_merging(adapted)
-    merged = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
+    merged = sampled(adapted, options, seed=3)
     assert seen
     assert all(seen)
     with pytest.raises(ValueError, match="stopped"), adapters_merged(adapted):
@@ -254,19 +253,18 @@ def test_merged_in_float32(adapted: LanguageModel, monkeypatch: pytest.MonkeyPat
         assert torch.equal(parameter, values[name])
     seen.clear()
     monkeypatch.setattr("lit_rlhf.rollout.generation.adapters_merged", lambda _: nullcontext())
-    apart = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
+    apart = sampled(adapted, options, seed=3)
     assert not any(seen)
     assert torch.equal(merged.response_ids, apart.response_ids)
     actual, expected = merged.statistics.logprobs, apart.statistics.logprobs
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     with adapted.disable_adapter():
-        reference = generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
+        reference = sampled(adapted, options, seed=3)
     assert not torch.equal(merged.response_ids, reference.response_ids)
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "autocast", "disabled"])
 def test_adapters_stay_apart_if_merging_lost_them(adapted: LanguageModel, case: str) -> None:
-    ids, mask = prompts()
     if case == "bfloat16":
         for name, parameter in adapted.named_parameters():
             if "lora_" not in name:
@@ -276,7 +274,6 @@ def test_adapters_stay_apart_if_merging_lost_them(adapted: LanguageModel, case: 
         torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"),
         adapted.disable_adapter() if case == "disabled" else nullcontext(),
     ):
-        options = SamplingOptions(max_new_tokens=2)
-        generate_responses(adapted, ids, mask, options, [EOS_ID], PAD_ID, 3)
+        sampled(adapted, SamplingOptions(max_new_tokens=2), seed=3)
     assert seen
     assert not any(seen)
