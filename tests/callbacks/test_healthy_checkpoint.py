@@ -117,10 +117,7 @@ def test_what_a_detector_finds_is_never_the_best(beside: float, level: str, tmp_
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_fit_goes_on_from_its_best(tmp_path: Path) -> None:
-    def saver() -> HealthyCheckpoint:
-        return checkpoint(tmp_path, bounds={"kl": [None, 50.0]})
-
-    first, resumed = saver(), saver()
+    first, resumed = (checkpoint(tmp_path, bounds={"kl": [None, 50.0]}) for _ in range(2))
     fitted(tmp_path, Scripted(SCORES, KLS), first, Saver(tmp_path))
     assert first.best_model_score == 3.0
     fitted(tmp_path, Scripted(SCORES, KLS), resumed, ckpt_path=tmp_path / "3.ckpt")

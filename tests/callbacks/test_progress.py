@@ -2,7 +2,6 @@
 
 import io
 import re
-from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
 from lit_callbacks import StageProgressBar
 from tests.callbacks.scripted import PLAIN, Scripted, batches, resumes_at_the_next_batch, trainer
@@ -51,11 +49,6 @@ class Module(Scripted):
         self.clock.seconds += 1
 
     test_step = validation_step
-
-
-class Endless(IterableDataset[Tensor]):
-    def __iter__(self) -> Iterator[Tensor]:
-        return repeat(torch.zeros(1))
 
 
 def trainer_with(bar: StageProgressBar, **options: Any) -> Trainer:
@@ -127,7 +120,7 @@ def stopping(after: int) -> Any:
             {"max_epochs": -1, "max_steps": 4},
             *(batches(10), "1 00:02 elapsed", "4 00:08 elapsed"),
         ),
-        (stopping(12), {}, DataLoader(Endless()), "1 00:02 elapsed", "12 00:24 elapsed"),
+        (stopping(12), {}, repeat(torch.zeros(1, 1)), "1 00:02 elapsed", "12 00:24 elapsed"),
         (stopping(3), {"max_epochs": 2}, batches(10), "1/20 5% 00:02", "3/20 15% 00:06 elapsed"),
     ],
 )

@@ -75,13 +75,10 @@ def test_preparation_writes_what_is_read() -> None:
                 written = [command.split()[-1]]
             named = [p.rstrip(".,:}'") for p in re.findall(r"\b(?:runs|data)/[^\s,}:]+", read)]
             missing = [p for p in named if not any(f"{p}/".startswith(f"{t}/") for t in there)]
-            assert set(missing) <= {*written, *_commented(read)}, (name, command)
+            comments = "\n".join(line for line in read.splitlines() if line.startswith("#"))
+            commented = re.findall(r"\b(?:runs|data)/\w+", comments)
+            assert set(missing) <= {*written, *commented}, (name, command)
             there += written
-
-
-def _commented(text: str) -> list[str]:
-    comments = "\n".join(line for line in text.splitlines() if line.startswith("#"))
-    return re.findall(r"\b(?:runs|data)/\w+", comments)
 
 
 def test_error_names_key_and_preparation() -> None:

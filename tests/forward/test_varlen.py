@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-import types
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,18 +133,13 @@ def test_torch_has_the_arguments_that_are_given() -> None:
     assert names == inspect.signature(attention.flash_attention_rows).parameters.keys()
 
 
-class OlderTorch(types.ModuleType):
-    """`torch.nn.attention.varlen` of 2.11."""
-
-    def varlen_attn(self, query: Tensor, *, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
-        raise AssertionError
-
-
 @pytest.mark.parametrize("kernel", ["installed", "operator"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_real_operator(kernel: str, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if kernel == "operator":
-        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", OlderTorch("varlen"))
+        # the signature of torch 2.11
+        older = SimpleNamespace(varlen_attn=lambda query, *, window_size=(-1, -1): 1 / 0)
+        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", older)
         find = attention._find_kernel.__wrapped__
         assert find() is attention.flash_attention_rows
         monkeypatch.setattr(attention, "_find_kernel", find)

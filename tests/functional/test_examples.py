@@ -17,11 +17,6 @@ MODULES = [
 ]
 
 
-def public_names(module: ModuleType) -> list[str]:
-    own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__]
-    return getattr(module, "__all__", None) or [name for name in own if not name.startswith("_")]
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_give_what_they_show(module: str) -> None:
     assert doctest.testmod(importlib.import_module(module), extraglobs={"torch": torch}).failed == 0
@@ -29,7 +24,9 @@ def test_examples_give_what_they_show(module: str) -> None:
 
 @pytest.mark.parametrize("module", [functional, stats], ids=lambda module: module.__name__)
 def test_every_public_function_has_an_example(module: ModuleType) -> None:
-    functions = {name: getattr(module, name) for name in public_names(module)}
+    own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__]
+    public = getattr(module, "__all__", None) or [name for name in own if not name.startswith("_")]
+    functions = {name: getattr(module, name) for name in public}
     without = [
         name
         for name, function in functions.items()

@@ -256,9 +256,8 @@ def test_lowered_learning_rate_stays_until_another_is_set(root: Path, tmp_path: 
         fitted(module, data, tmp_path, callbacks=[*callbacks, seen], **arguments)
         return seen.seen[3][0][0]
 
-    assert (
-        last_rate(1e-3, 0.0, LambdaCallback(on_train_batch_end=halve), SaveOnce(tmp_path)) == 5e-4
-    )
+    halving = LambdaCallback(on_train_batch_end=halve)
+    assert last_rate(1e-3, 0.0, halving, SaveOnce(tmp_path)) == 5e-4
     stopped = tmp_path / "stopped.ckpt"
     assert last_rate(1e-3, 0.1, ckpt_path=stopped) == 5e-4
     assert last_rate(2e-3, 0.1, ckpt_path=stopped) == 2e-3
@@ -306,6 +305,16 @@ def test_other_runs_are_refused(
     assert len(changes) == 1
 
 
+def fitted_ppo(
+    root: Path, folder: Path, rewards: Any, allow_changes: bool = False, **arguments: Any
+) -> PPOModule:
+    """PPO with these rewards after an epoch, a checkpoint of which is left in the folder."""
+    module, data = ppo(root, rewards=rewards)
+    module.allow_changes = allow_changes
+    fitted(module, data, folder, max_epochs=1, callbacks=[SaveOnce(folder)], **arguments)
+    return module
+
+
 def test_other_content_of_the_same_files_is_refused(
     dropout_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,13 +327,7 @@ def test_other_content_of_the_same_files_is_refused(
         shutil.copytree(dropout_root / name, tmp_path / name)
     write_data(tmp_path)
 
-    def resume(allow_changes: bool, **arguments: Any) -> PPOModule:
-        module, data = ppo(tmp_path, rewards=rewards)
-        module.allow_changes = allow_changes
-        fitted(module, data, tmp_path, max_epochs=1, callbacks=[SaveOnce(tmp_path)], **arguments)
-        return module
-
-    resume(False)
+    fitted_ppo(tmp_path, tmp_path, rewards)
     function.write_text(function.read_text().replace("1.0", "2.0"))
     prompts_file = tmp_path / "prompts.jsonl"
     prompts_file.write_text(prompts_file.read_text().replace("how are you", "how is she"))
@@ -336,27 +339,20 @@ def test_other_content_of_the_same_files_is_refused(
         (tmp_path / name / "lit_rlhf.json").unlink()  # it lists other weights
     path = tmp_path / "stopped.ckpt"
     with pytest.raises(ChangedRunError) as refused:
-        resume(False, ckpt_path=path)
+        fitted_ppo(tmp_path, tmp_path, rewards, ckpt_path=path)
     changed = [line.strip().partition(":")[0] for line in str(refused.value).splitlines()[1:-1]]
     weights = ["weights of the reward models", "sources of the reward functions"]
     assert changed == [*weights, "weights of the reference", "training examples"]
-    assert int(resume(True, ckpt_path=path).iteration) == 5
+    resumed = fitted_ppo(tmp_path, tmp_path, rewards, allow_changes=True, ckpt_path=path)
+    assert int(resumed.iteration) == 5
 
 
 def test_allowed_reward_changes_start_moments_anew(dropout_root: Path, tmp_path: Path) -> None:
-    def resume(*names: str, **arguments: Any) -> PPOModule:
-        entries = {
-            str(dropout_root / "reward"): {"weight": 1.0, "normalize": True},
-            "brevity": {"rule": "length", "longest": 0, "normalize": True},
-        }
-        rewards = {name: entries[name] for name in entries if Path(name).name in names}
-        module, data = ppo(dropout_root, rewards=rewards)
-        module.allow_changes = True
-        fitted(module, data, tmp_path, max_epochs=1, callbacks=[SaveOnce(tmp_path)], **arguments)
-        return module
-
-    resume("reward")
-    module = resume("reward", "brevity", ckpt_path=tmp_path / "stopped.ckpt")
+    rewards: dict[str, Any] = {str(dropout_root / "reward"): {"weight": 1.0, "normalize": True}}
+    fitted_ppo(dropout_root, tmp_path, rewards, allow_changes=True)
+    rewards["brevity"] = {"rule": "length", "longest": 0, "normalize": True}
+    path = tmp_path / "stopped.ckpt"
+    module = fitted_ppo(dropout_root, tmp_path, rewards, allow_changes=True, ckpt_path=path)
     assert [float(moments.count) for moments in module.reward.moments.values()] == [2 * BATCH] * 2
 
 
@@ -424,10 +420,9 @@ def test_every_setting_has_a_rule_and_the_documentation_shows_it() -> None:
     options |= {f"data.{name}" for data in datamodules for name in option_names(data)}
     assert [name for name in sorted(options) if change_of(name) is None] == []
     known = options | {name.partition(".")[0] for name in options}
-    known |= {"trainer.precision", "training examples"}
-    known |= {"number of ranks", "batch size on all ranks"}
-    known |= {"weights of the reference", "weights of the reward models", "max_iterations"}
-    known.add("sources of the reward functions")
+    known |= {"trainer.precision", "training examples", "batch size on all ranks"}
+    known |= {"weights of the reference", "weights of the reward models", "number of ranks"}
+    known |= {"max_iterations", "sources of the reward functions"}
     assert CHANGES.keys() - known == set()
 
     table = ["| setting | when it differs from the checkpoint's | |", "|---|---|---|"]

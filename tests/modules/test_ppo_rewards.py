@@ -6,6 +6,7 @@ import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_rlhf.data import DataSource, PromptBatch, PromptDataModule, read_file
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.rollout import RolloutBatch
 from tests.docs.blocks import ROOT, blocks
 from tests.modules import stages
 from tests.modules.faults import FaultyEstimates
@@ -103,24 +103,18 @@ def answered(root: Path, **fields: Any) -> PromptDataModule:
     return stages.prompts(root, train_sources=[DataSource(rows)], val_sources=None)
 
 
-class Seen(PPOModule):
-    """Keeps the records and prompts that it scores."""
-
-    def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Tensor:
-        self.seen = [(f["question"], f["answer"]) for f in batch.fields]
-        self.texts = batch.texts
-        return super().score(rollouts, batch)
-
-
 def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Path) -> None:
     known, said = {"rule": "contains", "field": "answer"}, {"rule": "regex", "pattern": "a"}
     options = {"rewards": {EQUALS: 1.0, "known": known, "said": said}, "gold_reward": EQUALS}
-    stage = Seen(**stages.ppo_options(root, critic_init="policy", **options))
-    run = stages.fitted(stage, answered(root, answer=list("abcdefgh")), tmp_path)
+    stage = PPOModule(**stages.ppo_options(root, critic_init="policy", **options))
+    with patch.object(PPOModule, "score", autospec=True, side_effect=PPOModule.score) as score:
+        run = stages.fitted(stage, answered(root, answer=list("abcdefgh")), tmp_path)
+    batch: PromptBatch = score.call_args.args[2]
+    seen = [(fields["question"], fields["answer"]) for fields in batch.fields]
     pairs = dict(zip(stages.QUESTIONS, "abcdefgh", strict=True))
-    assert len(stage.seen) == 8
-    assert [pairs[question] for question, _ in stage.seen] == [answer for _, answer in stage.seen]
-    assert all(q in text for text, (q, _) in zip(stage.texts, stage.seen, strict=True))
+    assert len(seen) == 8
+    assert [pairs[question] for question, _ in seen] == [answer for _, answer in seen]
+    assert all(q in text for text, (q, _) in zip(batch.texts, seen, strict=True))
     logged = run.callback_metrics
     assert "rollout/score/known" in logged
     assert logged["rollout/gold"] == logged["rollout/score/equals_answer"]

@@ -6,12 +6,12 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 import transformers
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.tuner import Tuner
 
 from lit_rlhf.data import DataSource, PromptDataModule, TextContract
@@ -92,13 +92,13 @@ def test_manifest_has_the_hash_of_the_model_that_was_read(root: Path, tmp_path: 
     shutil.copytree(root / "policy", base)
     before = hash_model(base)
 
-    class Replace(Callback):
-        def on_train_start(self, *_: Any) -> None:
-            shutil.copy(root / "reward/model.safetensors", base / "new")
-            (base / "new").replace(base / "model.safetensors")
+    def replace(*_: Any) -> None:
+        shutil.copy(root / "reward/model.safetensors", base / "new")
+        (base / "new").replace(base / "model.safetensors")
 
     module = SFTModule(str(base), str(tmp_path / "sft"))
-    fitted(module, demonstrations(root), tmp_path, callbacks=[Replace()])
+    start = LambdaCallback(on_train_start=replace)
+    fitted(module, demonstrations(root), tmp_path, callbacks=[start])
     assert hash_model(base) != before
     assert read_manifest(tmp_path / "sft")["made"]["inputs"]["SHA-256 of base"] == before
 
@@ -107,15 +107,15 @@ def test_weights_written_over_during_a_run_are_noticed(root: Path, tmp_path: Pat
     base, output = tmp_path / "base", tmp_path / "sft"
     shutil.copytree(root / "policy", base)
 
-    class WriteOver(Callback):
-        def on_train_start(self, *_: Any) -> None:
-            with (base / "model.safetensors").open("r+b") as file:
-                file.seek(-64, 2)
-                file.write(bytes(64))
+    def write_over(*_: Any) -> None:
+        with (base / "model.safetensors").open("r+b") as file:
+            file.seek(-64, 2)
+            file.write(bytes(64))
 
     def fit(**options: Any) -> None:
         module = SFTModule(str(base), str(output), network=options)
-        fitted(module, demonstrations(root), tmp_path, callbacks=[WriteOver()])
+        start = LambdaCallback(on_train_start=write_over)
+        fitted(module, demonstrations(root), tmp_path, callbacks=[start])
 
     with pytest.raises(ValueError, match=f"^{base}.*: expected the weights .* written over"):
         fit(lora_rank=2)
@@ -192,11 +192,8 @@ def test_tuner_keeps_a_model_alone(root: Path, tmp_path: Path, finished: Path, m
 
 
 def test_a_sanity_check_saves_nothing(root: Path, tmp_path: Path) -> None:
-    class Stop(Callback):
-        def on_sanity_check_end(self, *_: Any) -> None:
-            raise InterruptedError
-
-    options = {"num_sanity_val_steps": 1, "limit_val_batches": 1, "callbacks": [Stop()]}
+    stop = LambdaCallback(on_sanity_check_end=Mock(side_effect=InterruptedError))
+    options = {"num_sanity_val_steps": 1, "limit_val_batches": 1, "callbacks": [stop]}
     with pytest.raises(InterruptedError):
         fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, **options)
     assert not (tmp_path / "model").exists()

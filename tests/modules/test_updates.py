@@ -57,15 +57,11 @@ def test_a_fault_skips_one_update(root: Path, tmp_path: Path, stage: str, kind: 
 def test_a_run_with_a_fault_is_the_run_without_that_update(root: Path, tmp_path: Path) -> None:
     """Against a plain loop over the other batches, with the rates of all."""
     batches: list[Any] = []
-
-    class Batches(Course):
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-            batches.append(batch)
-
-    recorder = Batches()
+    keep = LambdaCallback(on_train_batch_start=lambda _, __, batch, ___: batches.append(batch))
+    recorder = Course()
     module, data = faulty_stage("sft", root, at=(2,))
     with pytest.warns(UserWarning, match=SKIPPED):
-        fitted(module, data, tmp_path, callbacks=[recorder])
+        fitted(module, data, tmp_path, callbacks=[recorder, keep])
     plain = SFTModule(str(root / "policy"))
     optimizer = torch.optim.AdamW(plain.model.parameters(), weight_decay=0.0)
     rates = [1e-2, 1e-2, 1e-2 * 2 / 3, 1e-2 / 3]  # one batch of warm-up, then linear to 0
@@ -203,10 +199,8 @@ def test_non_finite_weight_skips_the_iteration_and_is_named(root: Path, tmp_path
 def test_a_detector_sees_it_and_can_roll_back(root: Path, tmp_path: Path) -> None:
     """Also if the first iteration of a run is skipped, when no metric has been measured yet."""
     module = PPOModule(**ppo_options(root, minibatches={"minibatch_size": 2}))
-    detector, nan = (
-        CollapseDetector(),
-        LambdaCallback(on_train_start=lambda *_: spoil(module.policy)),
-    )
+    detector = CollapseDetector()
+    nan = LambdaCallback(on_train_start=lambda *_: spoil(module.policy))
     ends = pytest.raises(TooManySkippedUpdates, match="skipped updates of policy and critic")
     with pytest.warns(UserWarning, match=SKIPPED), ends:
         fitted(module, prompts(root, batch_size=2), tmp_path, callbacks=[detector, nan])

@@ -53,7 +53,7 @@ def with_logit(token: int, bias: float, build: Build = optimized_causal_lm) -> P
 
 
 def sampled(
-    model: PreTrainedModel,
+    model: LanguageModel,
     options: SamplingOptions = OPTIONS,
     seed: int = 0,
     pad: int = PAD_ID,
