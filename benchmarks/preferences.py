@@ -3,33 +3,38 @@
     python -m benchmarks.preferences run BASE GOLD_BASE FOLDER
     python -m benchmarks.preferences report
 
-`BASE` is a folder with SmolLM2-135M-Instruct, `GOLD_BASE` one with Gemma 3 270M, and `FOLDER` holds
-HH-RLHF's files of `benchmarks.pretrained.FILES`. SFT learns demonstrations of at most 40 tokens, so
-that few of its responses reach the limit of 64 and ending early is no gain. The proxy, a SmolLM2,
-learns from 1,200 pairs; the gold model, with LoRA, from 2,100 others. Vanilla PPO and PPO-max start
-from the same SFT model, at five times the learning rates of configs/smollm2, for 100 iterations.
-`report` writes `docs/preferences.md` once a seed is complete.
+`BASE` is a folder with SmolLM2-135M-Instruct, `GOLD_BASE` one with Gemma 3 270M (read back from 4
+bits, as package registries have it), and `FOLDER` holds HH-RLHF's files of
+`benchmarks.pretrained.FILES`. SFT learns demonstrations of at most 40 tokens, so that few of its
+responses reach the limit of 64 and ending early is no gain. The proxy, a SmolLM2, learns from 1,200
+pairs; the gold model, with LoRA, from 2,100 others. Vanilla PPO and PPO-max start from the same SFT
+model, at five times the learning rates of configs/smollm2, for 100 iterations.
 
 The rule, fixed before the runs: the criterion of `benchmarks.known_truth.criterion` with the gold
-model's score in place of the truth, for each of three seeds, on 96 test prompts with eight samples
-each. A judge, if there is one, is asked about 200 test pairs first and dropped unless it agrees
-with people on 60 % of them, a tie counting as half. The score of complete responses, which ended
-before the limit, stands beside that of all: a gain in one without the other is one of form.
+model's score in place of the truth, for each of three seeds, on 96 drawn test prompts with eight
+samples each. The seeds share the SFT, proxy and gold models, so they repeat PPO and not the whole.
+Its first part asks that vanilla PPO's gold falls below SFT's; if it does not, that is the result.
+A judge, if there is one, is asked about 200 test pairs first and is dropped unless it agrees with
+people on 60 % of them; a tie counts as half, and a pair that it cannot judge as none. The mean of
+complete responses, which ended before the limit, stands beside that of all without deciding: where
+only the latter rises, the gain is likely one of ending.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jsonargparse import auto_cli
 
-from benchmarks.known_truth.criterion import BEST_OF, SAMPLES, best_of, judge
+from benchmarks.known_truth.criterion import SAMPLES, judge, read_arms
+from benchmarks.known_truth.page import format_best_of, format_interval, format_verdict
 from benchmarks.pretrained import (
     FILES,
     GOLD_SEED,
@@ -45,7 +50,6 @@ from benchmarks.pretrained import (
 from benchmarks.reproduce.measuring import measure_perplexity
 from benchmarks.results_file import read_run, read_runs, table, write_run
 from lit_rlhf.files import write_json_lines, write_text
-from lit_rlhf.functional import best_of_n_kl
 from lit_rlhf.models import load_tokenizer
 
 RESULTS = Path(__file__).resolve().parent / "results" / "preferences.jsonl"
@@ -60,7 +64,8 @@ FACTOR = 5.0
 JUDGED_PAIRS, LEAST_AGREEMENT = 200, 0.6
 SHOWN = 20
 """Prompts whose responses are on the page, drawn by the seed."""
-POLICIES = {"sft": "SFT", "ppo_vanilla": "vanilla PPO", "ppo_max": "PPO-max"}
+ARMS = {"ppo_vanilla": "vanilla PPO", "ppo_max": "PPO-max"}
+POLICIES = {"sft": "SFT", **ARMS}
 
 
 @dataclass(frozen=True)
@@ -78,20 +83,22 @@ class Preferences(Benchmark):
     judge_url: str = ""
 
     def write_data(self) -> None:
-        """Write the parts of the data, short demonstrations, and pairs for the judge."""
+        """Write the parts of the data, short demonstrations, prompts, and pairs for the judge."""
         super().write_data()
         tokenizer = load_tokenizer(self.base)
+
+        def is_short(row: dict[str, Any]) -> bool:
+            ids = tokenizer(row["chosen"], add_special_tokens=False)["input_ids"]
+            return len(ids) <= LONGEST_DEMONSTRATION
+
         for source in FILES:
             rows = read_lines(self.path("data", "proxy", f"{source}.jsonl"))
-            texts = [row["chosen"] for row in rows]
-            tokens = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-            short = [
-                row
-                for row, ids in zip(rows, tokens, strict=True)
-                if len(ids) <= LONGEST_DEMONSTRATION
-            ]
+            short = [row for row in rows if is_short(row)]
             write_json_lines(self.path("data", "demonstrations", f"{source}.jsonl"), short)
         pairs = [row for s in FILES for row in read_lines(self.path("data", "test", f"{s}.jsonl"))]
+        drawn = random.Random(0).sample(pairs, self.sizes.prompts)
+        prompts = [{"prompt": row["prompt"]} for row in drawn]
+        write_json_lines(self.path("data", "test_prompts.jsonl"), prompts)
         drawn = random.Random(0).sample(pairs, min(JUDGED_PAIRS, len(pairs)))
         for side in ("chosen", "rejected"):
             rows = [{"prompt": row["prompt"], "response": row[side]} for row in drawn]
@@ -110,40 +117,39 @@ class Preferences(Benchmark):
 
     def seed_steps(self, seed: int, judged: bool) -> list[Step]:
         """Steps of a seed, with the judge's if it agrees with people."""
-        steps = [
-            self.fit_ppo(f"{policy}_{seed}", 2, seed, FACTOR)
-            for policy in POLICIES
-            if "_" in policy
-        ]
+        steps = [self.fit_ppo(f"{arm}_{seed}", 2, seed, FACTOR) for arm in ARMS]
         steps.append(self.evaluate_seed(seed))
         return [*steps, self.ask(f"policies_{seed}", tuple(POLICIES))] if judged else steps
 
     def evaluate_seed(self, seed: int) -> Step:
         """A step that samples the test prompts and scores them by the proxy and the gold model."""
-        names = {f"{key}_{seed}" if "_" in key else key: key for key in POLICIES}
+        names = {"sft": "sft", **{f"{arm}_{seed}": arm for arm in ARMS}}
         step = self.evaluate(f"policies_{seed}", 2, tuple(names), seed)
         report = self.path("measures", f"policies_{seed}.json")
 
         def collect() -> dict[str, Any]:
             rows = read_lines(report.with_suffix(".jsonl"))
             metrics = read_json(report)["policies"]
-            drawn = random.Random(seed).sample(range(0, len(rows) // len(names), SAMPLES), SHOWN)
+            places = range(0, len(rows) // len(names), SAMPLES)
+            drawn = random.Random(seed).sample(places, min(SHOWN, len(places)))
             result: dict[str, Any] = {}
             for name, key in names.items():
                 own = [row for row in rows if Path(row["policy"]).name == name]
                 asked = [{"prompt": row["prompt"], "response": row["response"]} for row in own]
                 firsts = asked[::SAMPLES]
                 write_json_lines(self.path("judged", f"policies_{seed}", f"{key}.jsonl"), firsts)
-                texts = [row["response"] for row in firsts if len(row["response"].split()) > 1]
+                texts = [row["response"] for row in firsts if row["response"].strip()]
                 result[key] = {
                     "proxy": [round(row["scores"]["reward"], 3) for row in own],
-                    "gold": [round(row["scores"]["gold"], 3) for row in own],
+                    "truth": [round(row["scores"]["gold"], 3) for row in own],
                     "ended": [row["ended"] for row in own],
                     "kl": metrics[name]["kl"],
                     "length": metrics[name]["response_length"],
                     "distinct_2": metrics[name]["distinct_2"],
                     "opening": common_opening(rows, name),
-                    "foreign_perplexity": measure_perplexity(Path(self.gold_base), texts),
+                    "foreign_perplexity": (
+                        measure_perplexity(Path(self.gold_base), texts) if texts else None
+                    ),
                     "samples": [
                         [own[n]["prompt"][-1]["content"], own[n]["response"]] for n in drawn
                     ],
@@ -151,20 +157,20 @@ class Preferences(Benchmark):
             return result
 
         command = [*step.command, "--samples_per_prompt", str(SAMPLES)]
-        return Step(step.name, 2, command, collect)
+        return step._replace(command=command, collect=collect)
 
     def ask(self, name: str, sides: Sequence[str]) -> Step:
         """A step that asks the judge which of two files' responses is more helpful."""
         output = self.path("measures", f"judge_{name}.json")
         command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
         command += [str(self.path("judged", name, f"{side}.jsonl")) for side in sides]
-        command += ["--judge.model", self.judge, "--judge.base_url", self.judge_url]
-        command += ["--judge.criteria", "[helpful]", "--judge.folder", str(self.path("judge"))]
-        command += ["--output", str(output)]
+        command += ["--judge.model", self.judge, "--judge.criteria", "[helpful]"]
+        command += ["--judge.base_url", self.judge_url] if self.judge_url else []
+        command += ["--judge.folder", str(self.path("judge")), "--output", str(output)]
 
         def collect() -> dict[str, Any]:
             rows = read_json(output)["judge"]["policies"]
-            return {row["policy"]: row["against_baseline"] for row in rows}
+            return {row["policy"]: row for row in rows}
 
         return Step(f"judge_{name}", 3, command, collect)
 
@@ -174,21 +180,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def agreement(outcome: dict[str, Any]) -> float:
-    """Share of pairs in which the judge agrees with people, from the rejected side's outcome."""
-    return float(outcome["lose"] + outcome["tie"] / 2)
-
-
-def judge_seed(policies: dict[str, Any]) -> dict[str, Any]:
-    """The criterion of the known truth, with gold in its place."""
-    arms = {
-        name: {
-            key: np.array(row[values]).reshape(-1, SAMPLES)
-            for key, values in (("proxy", "proxy"), ("truth", "gold"))
-        }
-        for name, row in policies.items()
-    }
-    return judge(arms)
+def agreement(row: dict[str, Any]) -> float:
+    """Share of pairs in which the judge agrees with people, from its row of the rejected side."""
+    found = row["against_baseline"]
+    if found is None:
+        return 0.0
+    return float((found["lose"] + found["tie"] / 2) * found["n"] / (found["n"] + row["invalid"]))
 
 
 def run(
@@ -203,7 +200,7 @@ def run(
     judge_url: str = "",
     results: str = str(RESULTS),
 ) -> None:
-    """Do the steps that are missing, and judge each seed that is complete.
+    """Do the steps that are missing.
 
     Args:
         base: Folder of SmolLM2-135M-Instruct.
@@ -211,11 +208,14 @@ def run(
         data: Folder with the files of HH-RLHF.
         output_dir: Folder for all files.
         seeds: Seeds to train.
-        sizes: Data and iterations.
+        sizes: Data and iterations; other ones than the results have need another file of results.
         threads: Threads of a step.
         judge: Name of the judge as its endpoint knows it; empty: no judge.
-        judge_url: Base URL of the OpenAI-compatible endpoint.
+        judge_url: Base URL of the OpenAI-compatible endpoint; empty: OpenAI's.
         results: File of the results.
+
+    Raises:
+        ValueError: If the results are of other sizes, or of another judge.
     """
     root, base, gold_base, data = (
         str(Path(p).resolve()) for p in (output_dir, base, gold_base, data)
@@ -223,11 +223,16 @@ def run(
     runs = Preferences(
         Path(root), base, data, sizes, gold_base=gold_base, judge=judge, judge_url=judge_url
     )
+    settings: dict[str, Any] = {"sizes": asdict(sizes)} | ({"judge": judge} if judge else {})
+    earlier = read_run(Path(results), "settings") or {}
+    for name, value in settings.items():
+        if earlier.get(name, value) != value:
+            raise ValueError(f"{name}: expected {earlier[name]}, as in {results}, got {value}")
+    write_run(Path(results), "settings", earlier | settings)
     runs.write_data()
     common = _do(runs, runs.common_steps(), "common", Path(results), threads)
-    judged = "judge_people" in common and (
-        agreement(common["judge_people"]["result"]["rejected"]) >= LEAST_AGREEMENT
-    )
+    people = common.get("judge_people") if judge else None
+    judged = people is not None and agreement(people["result"]["rejected"]) >= LEAST_AGREEMENT
     for seed in seeds:
         _do(runs, runs.seed_steps(seed, judged), f"seed_{seed}", Path(results), threads)
 
@@ -242,6 +247,8 @@ def _do(
             say(f"{name}: {step.name}; output: {runs.path('output', step.name)}.txt")
             done[step.name] = run_step(step, runs.root, threads)
             write_run(results, name, done)
+            # gigabytes, which only an interrupted step needs
+            shutil.rmtree(runs.path("logs", step.name, "checkpoints"), ignore_errors=True)
     return done
 
 
@@ -251,77 +258,75 @@ def report() -> None:
 
 
 def format_page(results: dict[str, dict[str, Any]]) -> str:
-    """Format the page: the reward models, then each seed's policies, verdict and samples."""
+    """Format the page: the reward models, then each complete seed's policies and samples."""
     common = results["common"]
     reports = {name: common[f"report_{name}"]["result"] for name in ("reward", "gold")}
     rows = [
         [name, "{accuracy:.1%} [{low:.1%}, {high:.1%}]".format_map(found["accuracy"])]
         for name, found in reports.items()
     ]
+    seeds = {
+        name.removeprefix("seed_"): row
+        for name, row in results.items()
+        if f"policies_{name.removeprefix('seed_')}" in row
+    }
     text = INTRODUCTION.read_text("utf-8")
+    text += f"Of {len(SEEDS)} seeds {len(seeds)} are done.\n\n"
     text += "## Reward models\n\n" + table(["model", "right on test pairs"], rows) + "\n"
     if "judge_people" in common:
         share = agreement(common["judge_people"]["result"]["rejected"])
         kept = "asked" if share >= LEAST_AGREEMENT else "dropped by the rule"
-        text += f"The judge agrees with people on {share:.0%} of the pairs: {kept}.\n\n"
-    for name, row in results.items():
-        seed = name.removeprefix("seed_")
-        if f"policies_{seed}" in row:
-            text += f"## Seed {seed}\n\n{_format_seed(row, seed)}"
-    return text
+        name = results["settings"]["judge"]
+        text += f"The judge, {name}, agrees with people on {share:.0%} of the pairs: {kept}.\n\n"
+    return text + "".join(
+        f"## Seed {seed}\n\n{_format_seed(row, seed)}" for seed, row in seeds.items()
+    )
 
 
 def _format_seed(row: dict[str, Any], seed: str) -> str:
     policies = row[f"policies_{seed}"]["result"]
     judged = row.get(f"judge_policies_{seed}", {}).get("result", {})
     head = ["policy", "proxy", "gold", "gold, complete", "KL, nats", "tokens", "cut off"]
-    head += ["commonest opening", "distinct-2", "perplexity to Gemma", "judge", "flagged at"]
+    head += ["commonest opening", "distinct-2", "perplexity to Gemma", "judge: win, tie, lose"]
     rows = []
     for key, label in POLICIES.items():
         of, ended = policies[key], np.array(policies[key]["ended"])
-        complete = np.array(of["gold"])[ended]
-        flagged = row[f"{key}_{seed}"]["result"]["flagged_at"] if "_" in key else None
-        outcome = judged.get(key)
+        complete = np.array(of["truth"])[ended]
+        outcome = judged.get(key, {}).get("against_baseline")
+        foreign = of["foreign_perplexity"]
         rows.append(
             [
-                *(label, f"{np.mean(of['proxy']):.2f}", f"{np.mean(of['gold']):.2f}"),
+                *(label, f"{np.mean(of['proxy']):.2f}", f"{np.mean(of['truth']):.2f}"),
                 f"{complete.mean():.2f}" if len(complete) else "-",
                 *(f"{of['kl']:.1f}", f"{of['length']:.1f}", f"{1 - ended.mean():.0%}"),
                 f"{of['opening']['words']} ({of['opening']['share']:.0%})",
-                *(f"{of['distinct_2']:.2f}", f"{of['foreign_perplexity']:.0f}"),
-                f"{outcome['win']:.0%} to {outcome['lose']:.0%}" if outcome else "-",
-                flagged or "-",
+                *(f"{of['distinct_2']:.2f}", "-" if foreign is None else f"{foreign:.0f}"),
+                "{win:.0%}, {tie:.0%}, {lose:.0%}".format_map(outcome) if outcome else "-",
             ]
         )
-    sft = {key: np.array(policies["sft"][key]).reshape(-1, SAMPLES) for key in ("proxy", "gold")}
-    best = [
-        [
-            f"best of {n}",
-            *(f"{best_of(n, sft['proxy'], sft[key]).mean():.2f}" for key in ("proxy", "gold")),
-            f"at most {best_of_n_kl(n):.1f}",
-        ]
-        for n in BEST_OF
+    arms = read_arms({"policies": policies})
+    verdict = judge(arms)
+    differences: Any = verdict["differences"]
+    flags = [
+        [label, flagged["flagged_at"] or "not", flagged["reasons"] or "-"]
+        for arm, label in ARMS.items()
+        for flagged in (row[f"{arm}_{seed}"]["result"],)
     ]
-    verdict = judge_seed(policies)
-    differences = [
-        [name, "{:+.2f} [{:+.2f}, {:+.2f}]".format(*found)]
-        for name, found in verdict["differences"].items()
-    ]
-    held = ", ".join(f"{name}: {'yes' if h else 'no'}" for name, h in verdict["holds"].items())
-    gain = verdict["vanilla's proxy above SFT's, in SFT's standard deviations"]
     samples = [
-        [POLICIES[key], *(" ".join(text.split()) for text in (prompt, response))]
-        for place in range(SHOWN)
+        [POLICIES[key], *(" ".join(text.split()) for text in policies[key]["samples"][place])]
+        for place in range(len(policies["sft"]["samples"]))
         for key in POLICIES
-        for prompt, response in (policies[key]["samples"][place],)
     ]
-    return (
-        f"{table(head, rows)}\n{table(['SFT, by the proxy', 'proxy', 'gold', 'KL, nats'], best)}\n"
-        f"{table(['gold', 'difference'], differences)}\n"
-        f"Vanilla PPO's proxy is {gain:.1f} standard deviations above SFT's. Criterion: {held}.\n\n"
-        "Responses drawn by the seed, unedited:\n\n"
-        f"{table(['policy', 'prompt', 'response'], samples)}\n"
-    )
+    parts = [
+        table(head, rows),
+        format_best_of(arms["sft"], "gold"),
+        table(["gold", "difference"], [[n, format_interval(d)] for n, d in differences.items()]),
+        format_verdict(verdict),
+        table(["run", "flagged at iteration", "reasons"], flags),
+        "Responses drawn by the seed, unedited:\n",
+        table(["policy", "prompt", "response"], samples),
+    ]
+    return "\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

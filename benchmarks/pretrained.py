@@ -277,10 +277,9 @@ class Benchmark:
         if not name.startswith("ppo_max"):
             vanilla = read_config("ppo_vanilla", "quickstart")["model"]["init_args"]
             options |= {key: value for key, value in vanilla.items() if key != "output_dir"}
-        if factor != 1.0:
-            for network in ("policy_optimizer", "critic_optimizer"):
-                rate = factor * settings["model"]["init_args"][network]["learning_rate"]
-                options[network] = {**options.get(network, {}), "learning_rate": rate}
+        for network in ("policy_optimizer", "critic_optimizer"):
+            rate = factor * settings["model"]["init_args"][network]["learning_rate"]
+            options[network] = {**options.get(network, {}), "learning_rate": rate}
         batch = settings["data"]["init_args"]["batch_size"]
         data = {
             "train_sources": self.sources("proxy"),
@@ -330,7 +329,7 @@ class Benchmark:
         return Step(name, part, [*command, "--ckpt_path", "last"], lambda: self.read_run(name))
 
     def report(self, model: str, part: int, language_model: str = "") -> Step:
-        """A step that measures a reward model on the test pairs, and a language model, SFT's."""
+        """A step that measures a reward model on the test pairs, beside a language model."""
         output = self.path("measures", f"report_{model}")
         command = ["-m", "lit_rlhf.cli.main", "report", "reward", "--model", str(self.path(model))]
         command += ["--language_model", language_model or str(self.path("sft")), "--preferences"]
@@ -522,6 +521,8 @@ def run_step(step: Step, folder: Path, threads: int) -> dict[str, Any]:
         "threads": threads,
         "resumed": resumed,
         "load": round(os.getloadavg()[0], 1),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor_name(),
+        "torch": torch.__version__,
         "result": figures,
     }
 

@@ -38,8 +38,8 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
         text += f"## All seeds\n\n{_all_seeds(done)}\n{_DETECTOR}\n{_detector(done)}\n"
     for seed, row in done.items():
         steps = {name: step["result"] for name, step in row["steps"].items()}
-        text += f"## Seed {seed}\n\n{_policies(steps)}\n{_best_of(steps)}\n{_verdict(row)}\n"
-        text += _samples(steps)
+        text += f"## Seed {seed}\n\n{_policies(steps)}\n{format_best_of(read_arms(steps)['sft'])}\n"
+        text += f"{format_verdict(row['verdict'])}\n{_samples(steps)}"
     return text
 
 
@@ -51,7 +51,7 @@ def _all_seeds(done: dict[int, dict[str, Any]]) -> str:
     for seed, row in done.items():
         policies, verdict = row["steps"]["policies"]["result"], row["verdict"]
         truths = (f"{np.mean(policies[name]['truth']):.2f}" for name in NAMES)
-        differences = (_interval(verdict["differences"][name]) for name in names)
+        differences = (format_interval(verdict["differences"][name]) for name in names)
         failed = [name for name, held in verdict["holds"].items() if not held]
         rows.append(
             [seed, *truths, *differences, f"not {', '.join(failed)}" if failed else "holds"]
@@ -78,7 +78,8 @@ def _detector(done: dict[int, dict[str, Any]]) -> str:
     return table(["seed", "run", "flagged at iteration", "", "reasons"], rows)
 
 
-def _interval(difference: Sequence[float]) -> str:
+def format_interval(difference: Sequence[float]) -> str:
+    """Format a difference with its interval."""
     mean, low, high = difference
     return f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]"
 
@@ -96,19 +97,19 @@ def _policies(steps: dict[str, Any]) -> str:
     return table(head, rows)
 
 
-def _best_of(steps: dict[str, Any]) -> str:
-    sft = read_arms(steps)["sft"]
+def format_best_of(sft: dict[str, np.ndarray], truth: str = "truth") -> str:
+    """Format a table of the best of n samples of SFT by the proxy."""
     rows = []
     for n in BEST_OF:
         means = (best_of(n, sft["proxy"], sft[key]).mean() for key in ("proxy", "truth"))
         rows.append(
             [f"best of {n}", *(f"{mean:.2f}" for mean in means), f"at most {best_of_n_kl(n):.1f}"]
         )
-    return table(["SFT, by the proxy", "proxy", "truth", "KL, nats"], rows)
+    return table(["SFT, by the proxy", "proxy", truth, "KL, nats"], rows)
 
 
-def _verdict(row: dict[str, Any]) -> str:
-    verdict = row["verdict"]
+def format_verdict(verdict: dict[str, Any]) -> str:
+    """Say what holds of the criterion."""
     gain = verdict["vanilla's proxy above SFT's, in SFT's standard deviations"]
     holds = ", ".join(
         f"{name}: {'yes' if held else 'no'}" for name, held in verdict["holds"].items()
@@ -139,14 +140,14 @@ def draw(results: dict[str, dict[str, Any]]) -> Figure:
     """
     panels = {"rollout/score": "proxy, standard deviations above SFT", "rollout/gold": "truth"}
     panels["rollout/kl"] = "KL to SFT, nats"
-    done = [row["steps"] for row in results.values() if "verdict" in row]
+    complete = [row["steps"] for row in results.values() if "verdict" in row]
     with rc_context(STYLE):
         figure = Figure(figsize=(9.5, 2.8))
         axes = figure.subplots(1, len(panels))
         for axis, (key, title) in zip(axes, panels.items(), strict=True):
             for policy, color in zip(("ppo_vanilla", "ppo_max"), COLORS, strict=False):
                 courses = []
-                for steps in done:
+                for steps in complete:
                     course = np.array(steps[policy]["result"]["curves"][key])
                     if key == "rollout/score":
                         of_sft = np.array(steps["policies"]["result"]["sft"]["proxy"])

@@ -1,9 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.preferences import POLICIES, SAMPLES, SIZES, Preferences, agreement, format_page
+from benchmarks.preferences import SAMPLES, SIZES, Preferences, agreement, format_page, run
+from benchmarks.results_file import write_run
 from tests.benchmarks.test_pretrained import options_of
 
 
@@ -18,20 +20,36 @@ def test_arms_differ_in_their_tricks_only(tmp_path: Path) -> None:
     assert [arm["reward_shaping"]["kl_coef"] > 0 for arm in arms] == [False, True]
     assert gold["model_path"] == "gemma"
     assert "demonstrations" in sft["train_sources"][0]["path"]
+    asked = replace(runs, judge="Q").common_steps()[-1].command
+    assert asked[asked.index("--policies") + 1 :][1].endswith("people/rejected.jsonl")
 
 
-def test_page_drops_a_judge_and_shows_complete_responses() -> None:
-    assert agreement({"win": 0.3, "tie": 0.2, "lose": 0.5}) == 0.6
-    row: dict[str, Any] = {"proxy": [0.0, 1.0] * SAMPLES, "gold": [2.0, 4.0] * SAMPLES}
-    row |= {"ended": [False, True] * SAMPLES, "opening": {"words": "I am", "share": 0.5}}
-    row |= {"kl": 1.0, "length": 1.0}
-    row |= {"samples": [["Hi?", "A | b"]] * 20, "foreign_perplexity": 1.0, "distinct_2": 1.0}
-    arms = {f"{key}_0": {"result": {"flagged_at": 7}} for key in POLICIES}
-    people = {"result": {"rejected": {"win": 0.4, "tie": 0.2, "lose": 0.4}}}
+def test_seed_whose_criterion_holds_on_the_page() -> None:
+    courses = {"sft": (0.0, 0.0), "ppo_vanilla": (9.0, -2.0), "ppo_max": (2.0, 5.0)}
+    policies = {}
+    for name, (proxy, gold) in courses.items():
+        row: dict[str, Any] = {"proxy": [proxy, proxy + 1] * SAMPLES, "kl": 1.0, "length": 8.0}
+        row |= {"truth": [gold, gold + 0.5] * SAMPLES, "ended": [False, True] * SAMPLES}
+        row |= {"opening": {"words": "I am", "share": 0.5}, "samples": [["Hi?", "A\nb"]]}
+        policies[name] = row | {"foreign_perplexity": None, "distinct_2": 1.0}
+    people = {"against_baseline": {"win": 0.3, "tie": 0.2, "lose": 0.5, "n": 100}, "invalid": 20}
+    assert agreement(people) == pytest.approx(0.5)
+    assert agreement({"against_baseline": None, "invalid": 9}) == 0.0
     right = {"accuracy": {"accuracy": 0.6, "low": 0.5, "high": 0.7}}
-    models = {f"report_{name}": {"result": right} for name in ("reward", "gold")}
-    seed = {"policies_0": {"result": dict.fromkeys(POLICIES, row)}, **arms}
-    page = format_page({"common": {"judge_people": people, **models}, "seed_0": seed})
-    assert "agrees with people on 50% of the pairs: dropped by the rule" in page
-    assert "| PPO-max | 0.50 | 3.00 | 4.00 | 1.0 | 1.0 | 50% | I am (50%) | 1.00 | 1 | " in page
-    assert "1 exploited: no, 2 improved: no" in page
+    common = {f"report_{name}": {"result": right} for name in ("reward", "gold")}
+    common["judge_people"] = {"result": {"rejected": people}}
+    arms = {f"{name}_3": {"result": {"flagged_at": 7, "reasons": "KL"}} for name in courses}
+    seed = {"policies_3": {"result": policies}, **arms}
+    page = format_page({"settings": {"judge": "Q"}, "common": common, "seed_3": seed, "seed_4": {}})
+    assert "The judge, Q, agrees with people on 50% of the pairs: dropped by the rule" in page
+    assert "Of 3 seeds 1 are done." in page
+    assert "| PPO-max | 2.50 | 5.25 | 5.50 | 1.0 | 8.0 | 50% | I am (50%) | 1.00 | - | - |" in page
+    assert "1 exploited: yes, 2 improved: yes, 3 beats best of 4: yes" in page
+    assert "| SFT | Hi? | A b |" in page
+
+
+def test_settings_of_the_results_stay(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    write_run(results, "settings", {"sizes": {}, "judge": "Q"})
+    with pytest.raises(ValueError, match=r"sizes: expected {}, as in .*results\.jsonl, got "):
+        run("base", "gemma", "hh", str(tmp_path), results=str(results))
