@@ -210,7 +210,7 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
     scores = [
         [
             names[arm],
-            *(f"{100 * row[arm]['accuracy']:.1f}" for row in measured),
+            *(f"{100 * row[arm]['accuracy']:.2f}" for row in measured),
             *(f"{row[arm]['perplexity']:.2f}" for row in measured),
         ]
         for arm in names
