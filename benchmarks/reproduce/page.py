@@ -234,7 +234,9 @@ def format_claims(results: Results, drawn: list[str], docs: str) -> str:
         seeds = finding.seeds
         lines = [describe_check(c, seeds) for c in claim.all_checks()] if len(seeds) > 1 else []
         shown = "<br>".join(lines) or "-"
-        verdict = f"{finding.verdict}<br>{len(seeds)} of {len(planned(claim))} seeds"
+        wanted = len(planned(claim))
+        found = f"{len(seeds)} of {wanted}" if len(seeds) <= wanted else str(len(seeds))
+        verdict = f"{finding.verdict}<br>{found} seeds"
         verdict += f"<br>*{claim.note}*" if claim.note else ""
         figure = claim.figure
         link = f" ([figure]({docs}/{IMAGES}/{figure}.svg))" if figure in drawn else ""
