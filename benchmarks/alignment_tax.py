@@ -33,7 +33,7 @@ from benchmarks.known_truth.__main__ import Recipe, Seed
 from benchmarks.pretrained import Step, run_step
 from benchmarks.reproduce.judging import student_interval
 from benchmarks.reproduce.measuring import measure_perplexity
-from benchmarks.results_file import read_run, read_runs, table, write_run
+from benchmarks.results_file import read_lines, read_run, read_runs, table, write_run
 from lit_rlhf.files import write_json_lines, write_text
 
 RESULTS = Path(__file__).resolve().parent / "results" / "alignment_tax.jsonl"
@@ -136,8 +136,7 @@ def measure(runs: Seed, questions: Path, unseen: Path) -> Step:
     asking = ask(Path(runs.path("benchmarks.json")), Path(runs.path()), names, questions)
 
     def collect() -> dict[str, Any]:
-        rows = [json.loads(line)["text"] for line in unseen.read_text("utf-8").splitlines()]
-        texts = [text[:CHARACTERS] for text in rows[:TEXTS]]
+        texts = [row["text"][:CHARACTERS] for row in read_lines(unseen)[:TEXTS]]
         return {
             name: {**answers, "perplexity": measure_perplexity(Path(runs.path(name)), texts)}
             for name, answers in asking.collect().items()
@@ -239,12 +238,12 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
         [label, *(f"{100 * row[arm]['accuracy']:.1f}" for row in of_world.values())]
         for arm, label in {"sft": "SFT", **OF_WORLD}.items()
     ]
-    asked = ["policy", *(f"MMLU %, {name.removeprefix('world_')}" for name in of_world)]
+    asked = ["policy", *(f"MMLU %, seed {name.rpartition('_')[2]}" for name in of_world)]
     return PAGE_TEXT.read_text("utf-8").format(
         questions=QUESTIONS,
         scores=table(head, scores),
         comparisons=table(columns, rows),
-        world=table([cell.replace("_", " ") for cell in asked], world),
+        world=table(asked, world),
     )
 
 

@@ -22,7 +22,6 @@ only the latter rises, the gain is likely one of ending.
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Sequence
@@ -48,7 +47,7 @@ from benchmarks.pretrained import (
     say,
 )
 from benchmarks.reproduce.measuring import measure_perplexity
-from benchmarks.results_file import read_run, read_runs, table, write_run
+from benchmarks.results_file import read_lines, read_run, read_runs, table, write_run
 from lit_rlhf.files import write_json_lines, write_text
 from lit_rlhf.models import load_tokenizer
 
@@ -173,11 +172,6 @@ class Preferences(Benchmark):
             return {row["policy"]: row for row in rows}
 
         return Step(f"judge_{name}", 3, command, collect)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines."""
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def agreement(row: dict[str, Any]) -> float:

@@ -35,7 +35,8 @@ from torchmetrics.functional import spearman_corrcoef
 
 from benchmarks.drawing import save
 from benchmarks.pretrained_page import draw, format_page, format_tables
-from benchmarks.results_file import read_run, read_runs, write_run
+from benchmarks.results_file import read_lines, read_run, read_runs, write_run
+from benchmarks.speed.machine import device_name
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
 from lit_rlhf.data import (
     DataSource,
@@ -359,7 +360,7 @@ class Benchmark:
 
         def collect() -> dict[str, Any]:
             report = read_json(output)
-            rows = [json.loads(line) for line in responses.read_bytes().splitlines()]
+            rows = read_lines(responses)
             return {
                 "n_prompts": report["n_prompts"],
                 "agreement": correlate_scores(rows, policies[0]),
@@ -521,7 +522,7 @@ def run_step(step: Step, folder: Path, threads: int) -> dict[str, Any]:
         "threads": threads,
         "resumed": resumed,
         "load": round(os.getloadavg()[0], 1),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor_name(),
+        "device": device_name("cuda" if torch.cuda.is_available() else "cpu"),
         "torch": torch.__version__,
         "result": figures,
     }
@@ -566,7 +567,7 @@ def run(
         "sizes": asdict(sizes),
         "precision": precision,
         "split": read_json(root / "data" / "split.json"),
-        "machine": {"cores": os.cpu_count(), "processor": processor_name()},
+        "machine": {"cores": os.cpu_count(), "processor": device_name("cpu")},
         "versions": {
             "torch": torch.__version__.partition("+")[0],
             "python": platform.python_version(),
@@ -598,13 +599,6 @@ def run(
 def say(text: str) -> None:
     """Print a line at once, even to a file."""
     print(text, file=sys.stderr, flush=True)
-
-
-def processor_name() -> str:
-    """Name of the processor, as Linux knows it."""
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def publish(output_dir: str = "runs/pretrained") -> None:

@@ -31,6 +31,11 @@ def read_run(path: Path, name: str) -> dict[str, Any] | None:
     return None
 
 
+def read_lines(path: Path | str) -> list[dict[str, Any]]:
+    """Read a file of JSON lines."""
+    return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
 def write_run(path: Path, name: str, result: dict[str, Any]) -> None:
     """Add the result of a run, or replace an earlier one.
 

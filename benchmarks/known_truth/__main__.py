@@ -33,7 +33,7 @@ from benchmarks.known_truth.rule import (
     shuffled_prompts,
 )
 from benchmarks.pretrained import CONFIGS, ON_POLICY, Step, device_overlays, run_step, say
-from benchmarks.results_file import read_run, read_runs, write_run
+from benchmarks.results_file import read_lines, read_run, read_runs, write_run
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
 from lit_rlhf.files import write_json_lines, write_text
 
@@ -351,11 +351,6 @@ class Seed(Steps):
                 "samples": [[prompts[n], own[n]["response"]] for n in shown],
             }
         return result
-
-
-def read_lines(path: str) -> list[dict[str, Any]]:
-    """Read a file of JSON lines."""
-    return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
 
 
 def run(

@@ -174,10 +174,11 @@ def device_name(device: str) -> str:
     """Model name of the processor or GPU."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+    listed = Path("/proc/cpuinfo")  # on Linux
+    for line in listed.read_text("utf-8").splitlines() if listed.exists() else ():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
-    return platform.processor()
+    return platform.processor() or platform.machine()
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:

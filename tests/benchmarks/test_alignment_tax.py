@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import alignment_tax
 from benchmarks.alignment_tax import format_page, judge, split_text, write_questions
+from benchmarks.results_file import read_runs
 from lit_rlhf.tools.evaluation.benchmarks.choices import read_questions
 
 
@@ -61,3 +62,9 @@ def test_page_compares_the_arms_within_a_seed() -> None:
     assert "vanilla PPO against SFT | PPO costs | -5.0 [-5.0, -5.0] | yes" in page
     assert "vanilla PPO-ptx against vanilla PPO | ptx mitigates | +4.0 [+4.0, +4.0] | yes" in page
     assert "PPO-max against SFT | PPO costs | +0.0 [+0.0, +0.0] | undecided" in page
+
+
+def test_page_agrees_with_the_results() -> None:
+    page = format_page(read_runs(alignment_tax.RESULTS))
+    assert alignment_tax.PAGE.read_text("utf-8") == page
+    assert "| SFT | 24.0 | 25.2 | 25.2 |" in page  # the built-in world's

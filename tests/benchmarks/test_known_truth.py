@@ -9,6 +9,7 @@ from benchmarks.known_truth import rule
 from benchmarks.known_truth.__main__ import Demonstrations, Recipe, Seed, Steps
 from benchmarks.known_truth.criterion import judge, paired_difference, read_arms
 from benchmarks.known_truth.page import format_page
+from benchmarks.results_file import read_runs
 
 PROMPT = rule.PROMPT.format(place="garden", thing="dog")
 
@@ -144,3 +145,8 @@ def test_page_names_open_seeds_and_each_verdict() -> None:
     assert "| 10 | 0.25 | 0.25 | 0.25 | +0.00 [+0.00, +0.00] |" in page
     assert "1 exploited: no, 2 improved: no, 3 beats best of 4: no" in page
     assert "A dog \\| a garden." in page
+
+
+def test_page_agrees_with_the_results() -> None:
+    page = (running.DOCS / "known_truth.md").read_text("utf-8")
+    assert page == format_page(read_runs(running.RESULTS))
