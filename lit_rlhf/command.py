@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, getdoc, signature
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -17,7 +16,6 @@ from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.terminal import fold
 
 CONFIG_FLAGS = ("--config", "-c")
-_MOST_VALUES = 100_000  # of a configuration; a few lines of YAML stand for billions
 
 
 class UsageError(Exception):
@@ -48,10 +46,6 @@ class CommandParser(ArgumentParser):
 
     def parse_path(self, cfg_path: str, *others: Any, **options: Any) -> Namespace:
         """Parse a configuration, and name it in an error."""
-        if not _has_usual_extent(Path(cfg_path)):
-            self.refuse(
-                f"{cfg_path}: expected at most {_MOST_VALUES} values, not nested too deeply"
-            )
         try:
             parsed: Namespace = super().parse_path(cfg_path, *others, **options)
         except UsageError as error:
@@ -79,26 +73,6 @@ class CommandParser(ArgumentParser):
     def find_mistake(self, words: Sequence[str]) -> str | None:
         """Look for a setting that does not exist."""
         return find_unknown_option(words, {*self.get_defaults().keys(), "config", "help"})
-
-
-def _has_usual_extent(file: Path) -> bool:
-    """Whether a YAML file, with its aliases, stands for no more values than a configuration has."""
-    sizes: dict[int, int] = {}
-
-    def count(node: Any) -> int:  # noqa: ANN401  # yaml has no types
-        if id(node) not in sizes:
-            sizes[id(node)] = _MOST_VALUES + 1  # while it is within itself
-            parts = node.value if isinstance(node.value, list) else []
-            pairs = [part if isinstance(part, tuple) else (part,) for part in parts]
-            sizes[id(node)] = 1 + sum(map(count, chain.from_iterable(pairs)))
-        return sizes[id(node)]
-
-    try:
-        return count(yaml.compose(file.read_text("utf-8"), yaml.SafeLoader)) <= _MOST_VALUES
-    except RecursionError:
-        return False
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
-        return True  # empty, or the parser says why
 
 
 def summarize(error: BaseException) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from lit_rlhf.command import Command, run_group
@@ -40,20 +38,6 @@ def test_usage_error(capsys: pytest.CaptureFixture[str], argv: list[str], expect
     told = capsys.readouterr().err
     assert (refused.value.code, told.count("\n")) == (2, 1)
     assert told.startswith(f"paint: error: {expected}")
-
-
-BOMB = "a: &a [x, x]\n" + "".join(f"k{n}: &k{n} [*k{n - 1}, *k{n - 1}]\n" for n in range(1, 40))
-
-
-@pytest.mark.parametrize(
-    "text", [BOMB.replace("a: &a", "k0: &k0"), "a: &a\n  b: *a\n", "[" * 5000], ids=len
-)
-def test_huge_aliases_fail(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(SystemExit):
-        Command(draw).run(["--config", str(tmp_path / "c.yaml")], "paint")
-    told = capsys.readouterr().err
-    assert told.startswith(f"paint: error: {tmp_path / 'c.yaml'}: expected at most 100000 values")
 
 
 def test_an_error_of_several_lines_becomes_one() -> None:
