@@ -1,7 +1,7 @@
 """The cache of encoded examples: Arrow files that all ranks of a node map into memory.
 
 An entry is a folder below `$HF_DATASETS_CACHE/lit_rlhf` with the examples of one part of a
-datamodule, as `datasets.Dataset.map` writes them, and a report of what was read and left out. Its
+datamodule, as `datasets` reads them, and a report of what was read and left out. Its
 name is a hash of everything that the examples depend on, so an entry is never updated. It is
 written under a hidden name and renamed when it is complete.
 """
@@ -11,7 +11,6 @@ import json
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from dataclasses import asdict
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, cast, overload
+from typing import Any, cast, overload
 from uuid import uuid4
 
 import datasets
@@ -62,17 +61,11 @@ _SECONDS_OF_A_DAY = 86_400
 
 _log_warning = rank_zero_only(logging.getLogger(__name__).warning)
 
-
-class RecordEncoder(Protocol):
-    """A function that encodes one record into its examples."""
-
-    def __call__(self, record: Any) -> Sequence[Any]:  # noqa: ANN401 - of any kind
-        """Encode a record."""
-
+RecordEncoder = Callable[[Any], Sequence[Any]]
+"""A function that encodes one record into its examples."""
 
 PartRecords = tuple[Sequence[Record], dict[str, DataCounts]]
 """The records of one part of a datamodule, and what was read, by part."""
-
 
 EncodedPart = tuple[Sequence[Any], DataCounts, dict[str, DataCounts]]
 """The examples of a part, in a list or stored, what encoding left out, and what was read."""
@@ -181,7 +174,7 @@ def _hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class StoredExamples(Sequence[Any]):
-    """Examples in Arrow files, mapped into memory: rows of `_EncodeRows` without errors."""
+    """Examples in Arrow files, mapped into memory: rows of `_encode_share` without errors."""
 
     def __init__(self, rows: datasets.Dataset) -> None:
         self._rows = rows.with_format("arrow")
@@ -280,30 +273,28 @@ def _read_column(name: str, column: pa.ChunkedArray) -> Sequence[Any]:
     return torch.split(torch.from_numpy(flat), lists.value_lengths().to_pylist())
 
 
-class _EncodeRows:
-    """Encodes pickled records in a worker process; `datasets.Dataset.map` calls it.
+def _encode_share(encode: RecordEncoder, records: Sequence[Record], file: Path, label: str) -> None:
+    """Encode records into rows of an Arrow file, with a progress bar if it has a label.
 
-    Each row that it returns is an example, or has in `error` why a record is left out.
+    Each row is an example, or has in `error` why a record is left out.
     """
-
-    def __init__(self, encode: RecordEncoder, record: Record) -> None:
-        self.encode = encode
-        made: type[Example] = TokenExample
-        if isinstance(record, PreferenceRecord | PromptRecord):
-            made = PreferenceExample if isinstance(record, PreferenceRecord) else PromptExample
-        self.schema = pa.schema({**_TYPES[made], "error": pa.string()})
-
-    def __call__(self, rows: Mapping[str, list[bytes]]) -> pa.Table:
-        encoded: list[dict[str, Any]] = []
-        for pickled in rows["record"]:
-            record = pickle.loads(pickled)  # our own: `_write_entry` has pickled it just now
-            try:
-                encoded += [_to_row(example) for example in self.encode(record)]
-            except EncodingError as error:
-                too_long = isinstance(error, ResponseTooLongError)
-                told = [locate(record), too_long, error.reason, error.detail]
-                encoded.append({"error": json.dumps(told)})
-        return pa.Table.from_pylist(encoded, self.schema)
+    made: type[Example] = TokenExample
+    if isinstance(records[0], PreferenceRecord | PromptRecord):
+        made = PreferenceExample if isinstance(records[0], PreferenceRecord) else PromptExample
+    schema = pa.schema({**_TYPES[made], "error": pa.string()})
+    bar = datasets.utils.tqdm(desc=label, total=len(records), unit=" records", disable=not label)
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer, bar:
+        for start in range(0, len(records), _ROWS):
+            rows: list[dict[str, Any]] = []
+            for record in records[start : start + _ROWS]:
+                try:
+                    rows += [_to_row(example) for example in encode(record)]
+                except EncodingError as error:
+                    too_long = isinstance(error, ResponseTooLongError)
+                    told = [locate(record), too_long, error.reason, error.detail]
+                    rows.append({"error": json.dumps(told)})
+                bar.update(1)
+            writer.write_table(pa.Table.from_pylist(rows, schema))
 
 
 def _write_entry(
@@ -317,12 +308,9 @@ def _write_entry(
     """Encode records into an entry of the cache, which appears when it is complete."""
     _delete_abandoned(entry.parent)
     hidden = entry.with_name(f".{entry.name}.{uuid4().hex}.{PARTIAL}")
-    encode_rows = _EncodeRows(encode, records[0])
-    workers = min(_count_processors(), len(records) // _RECORDS_PER_WORKER, _MAX_WORKERS)
     try:
         hidden.mkdir(parents=True)
-        pickled = datasets.Dataset.from_dict({"record": [pickle.dumps(r) for r in records]})
-        _encode_shards(pickled, encode_rows, hidden, part, max(workers, 1))
+        _encode_shares(records, encode, hidden, part)
         rows = _map_files(hidden)
         counts = DataCounts(records=len(records))
         for error in filter(None, rows["error"]):
@@ -391,34 +379,29 @@ def _delete_abandoned(folder: Path) -> None:
                 delete(path)
 
 
-def _encode_shards(
-    pickled: datasets.Dataset, encode_rows: _EncodeRows, folder: Path, part: str, workers: int
+def _encode_shares(
+    records: Sequence[Record], encode: RecordEncoder, folder: Path, part: str
 ) -> None:
-    """Encode records into a file per worker process, or in this process for one."""
+    """Encode records into a file per worker process, or in this process for few."""
+    n = len(records)
+    workers = max(1, min(_count_processors(), n // _RECORDS_PER_WORKER, _MAX_WORKERS))
 
-    def encode(shard: int) -> None:
-        name = str(shard).zfill(len(str(workers)))
-        pickled.shard(workers, shard, contiguous=True).map(
-            encode_rows,
-            batched=True,
-            batch_size=_ROWS,
-            remove_columns=["record"],
-            features=datasets.Features.from_arrow_schema(encode_rows.schema),
-            cache_file_name=str(folder / f"rows_{name}.arrow"),
-            new_fingerprint=f"{part}{name}",  # nobody reads it; the default would hash the records
-            # of several equal shares, the first tells how far all are
-            desc=f"Encoding {part}" + (f" (a share of {workers})" if workers > 1 else ""),
-        )
+    def encode_share(share: int) -> None:
+        own = records[n * share // workers : n * (share + 1) // workers]
+        # of several equal shares, the first tells how far all are
+        label = f"Encoding {part}" + (f" (a share of {workers})" if workers > 1 else "")
+        file = folder / f"rows_{str(share).zfill(len(str(workers)))}.arrow"
+        _encode_share(encode, own, file, "" if share else label)
 
     if workers == 1:
-        encode(0)
+        encode_share(0)
         return
-    # the pool of `datasets` waits for a worker that was killed
+    # the pool of `multiprocessing` waits for a worker that was killed
     others, fork = multiprocessing.active_children(), multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, fork, _begin_worker, (encode, os.getpid())) as pool:
+    with ProcessPoolExecutor(workers, fork, _begin_worker, (encode_share, os.getpid())) as pool:
         try:
-            for shard in [pool.submit(_encode_shard, shard) for shard in range(workers)]:
-                shard.result()
+            for done in [pool.submit(_encode_in_worker, share) for share in range(workers)]:
+                done.result()
         except BrokenProcessPool as error:
             raise ValueError(
                 f"{part}: a process that encodes the data was killed, as the system does where "
@@ -441,11 +424,9 @@ def _begin_worker(encode: Callable[[int], None], parent: int) -> None:
     end_with_parent(parent)
 
 
-def _encode_shard(shard: int) -> None:
-    if shard:
-        datasets.disable_progress_bars()
+def _encode_in_worker(share: int) -> None:
     assert _worker_encode is not None
-    _worker_encode(shard)
+    _worker_encode(share)
 
 
 def _count_processors() -> int:

@@ -334,18 +334,18 @@ def test_leftovers_of_a_day_ago_are_deleted(write_lines: Writer, folder: Path) -
 def test_signal_of_a_worker(
     number: int, write_lines: Writer, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
-    parent, encode = os.getpid(), cache._EncodeRows.__call__
+    parent, encode = os.getpid(), cache._encode_share
 
-    def struck(self: cache._EncodeRows, rows: Any) -> Any:
+    def struck(*share: Any) -> None:
         with suppress(FileExistsError):  # one worker only
             if os.getpid() != parent:
                 (tmp_path / "struck").touch(exist_ok=False)
                 os.kill(os.getpid(), number)
-        return encode(self, rows)
+        encode(*share)
 
     monkeypatch.setattr(cache, "_RECORDS_PER_WORKER", 10)
     monkeypatch.setattr(cache, "_count_processors", lambda: 2)
-    monkeypatch.setattr(cache._EncodeRows, "__call__", struck)
+    monkeypatch.setattr(cache, "_encode_share", struck)
     sources = [DataSource(write_lines(*pairs(40)))]
     if number == signal.SIGINT:
         started(PreferenceDataModule, sources, val_fraction=0)
@@ -374,7 +374,7 @@ def test_kill_while_encoding(write_lines: Writer, folder: Path, tmp_path: Path) 
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the tests' own modules
     command = [sys.executable, "-c", RUN, path]
     process = subprocess.Popen(command, env=environment, start_new_session=True)
-    while not any(folder.glob(".*/tmp*")):  # the workers write
+    while not any(folder.glob(".*/rows*")):  # the workers write
         assert process.poll() is None
     process.kill()
     process.wait()

@@ -130,9 +130,8 @@ class RecordDataModule(LightningDataModule, ABC):
     def make_record_encoder(self) -> RecordEncoder:
         """Make the function that encodes a record of any part.
 
-        It is a `functools.partial` of one at the top of a module, with the encoder and all options
-        as keywords: it is pickled for worker processes, and the hash that names the examples in the
-        cache covers its keywords.
+        It is a `functools.partial` with the encoder and all options as keywords, which the hash
+        that names the examples in the cache covers.
         """
 
     @abstractmethod
