@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from lit_rlhf.data.samplers import Index
@@ -150,14 +151,10 @@ def pad_sequences(
     for sequence in sequences:
         if sequence.dim() != 1:
             raise ValueError(f"sequences: expected shape (length,), got {tuple(sequence.shape)}")
-    longest = max(len(sequence) for sequence in sequences)
-    values = torch.full((len(sequences), longest), pad_value, dtype=torch.long)
-    mask = torch.zeros(len(sequences), longest, dtype=torch.bool)
-    for row, sequence in enumerate(sequences):
-        span = slice(longest - len(sequence), longest) if left else slice(0, len(sequence))
-        values[row, span] = sequence.long()
-        mask[row, span] = True
-    return values, mask
+    side = "left" if left else "right"
+    values = pad_sequence([sequence.long() for sequence in sequences], True, pad_value, side)
+    real = [torch.ones(len(sequence), dtype=torch.bool) for sequence in sequences]
+    return values, pad_sequence(real, True, False, side)
 
 
 def collate_tokens(examples: Sequence[TokenExample], pad_token_id: int) -> TokenBatch:
