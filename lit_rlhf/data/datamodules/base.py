@@ -203,15 +203,11 @@ class RecordDataModule(LightningDataModule, ABC):
             raise ValueError("test_sources, test_fraction: expected one of them, got neither")
         return self.make_loader("test", shuffle=False)
 
-    @property
-    def num_replicas(self) -> int:
-        """Number of ranks that share the data."""
-        return 1 if self.trainer is None else int(self.trainer.world_size)
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process."""
-        return 0 if self.trainer is None else int(self.trainer.global_rank)
+    def sampler_options(self, shuffle: bool) -> dict[str, Any]:
+        """The options of a sampler that shares the data among the ranks."""
+        trainer = self.trainer
+        ranks, rank = (1, 0) if trainer is None else (trainer.world_size, trainer.global_rank)
+        return {"shuffle": shuffle, "seed": self.seed, "num_replicas": ranks, "rank": rank}
 
     def require_encoder(self) -> DialogueEncoder:
         """The encoder, after `setup`."""

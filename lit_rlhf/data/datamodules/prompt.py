@@ -83,30 +83,17 @@ class PromptDataModule(RecordDataModule):
         """Make the loader of one part for this rank."""
         prompts: Sequence[PromptExample] = self.examples[part]
         training = part == "train"
-        ranks = {"num_replicas": self.num_replicas, "rank": self.rank}
+        options = {**self.sampler_options(shuffle), "drop_last": training}
+        n_samples = self.samples_per_epoch if training else None
         sampler = FixedBatchSampler(
-            len(prompts),
-            self.batch_size,
-            shuffle,
-            self.seed,
-            drop_last=training,
-            samples_per_epoch=self.samples_per_epoch if training else None,
-            **ranks,
+            len(prompts), self.batch_size, samples_per_epoch=n_samples, **options
         )
         collate = partial(collate_prompts, pad_token_id=self.require_encoder().pad_token_id)
         if not training or not self.ptx:
             return ResumableLoader(PromptDataset(prompts), sampler, collate, self.num_workers)
         # An epoch of the prompts decides how many ptx examples are drawn, however many there are.
-        ptx_sampler = FixedBatchSampler(
-            len(self.ptx),
-            self.batch_size,
-            shuffle,
-            self.seed,
-            drop_last=True,
-            samples_per_epoch=sampler.total,
-            stream=_PTX_STREAM,
-            **ranks,
-        )
+        options |= {"samples_per_epoch": sampler.total, "stream": _PTX_STREAM}
+        ptx_sampler = FixedBatchSampler(len(self.ptx), self.batch_size, **options)
         paired = PairedBatchSampler(sampler, ptx_sampler)
         dataset = PromptDataset(prompts, self.ptx)
         return ResumableLoader(dataset, paired, collate, self.num_workers)

@@ -60,26 +60,13 @@ class DynamicBatchDataModule(RecordDataModule):
         """Make the loader of one part for this rank."""
         examples = self.examples[part]
         sampler: EpochBatchSampler
+        options = self.sampler_options(shuffle)
         if self.tokens_per_batch is None:
-            sampler = FixedBatchSampler(
-                len(examples),
-                self.batch_size,
-                shuffle,
-                self.seed,
-                num_replicas=self.num_replicas,
-                rank=self.rank,
-            )
+            sampler = FixedBatchSampler(len(examples), self.batch_size, **options)
         else:
-            sampler = TokenBudgetBatchSampler(
-                [example.n_tokens for example in examples],
-                self.tokens_per_batch,
-                self.min_samples,
-                self.max_samples,
-                shuffle,
-                self.seed,
-                num_replicas=self.num_replicas,
-                rank=self.rank,
-            )
+            options |= {"min_samples": self.min_samples, "max_samples": self.max_samples}
+            lengths = [example.n_tokens for example in examples]
+            sampler = TokenBudgetBatchSampler(lengths, self.tokens_per_batch, **options)
         collate = partial(self.collate, pad_token_id=self.require_encoder().pad_token_id)
         return ResumableLoader(examples, sampler, collate, self.num_workers)
 
