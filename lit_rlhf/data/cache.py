@@ -24,7 +24,7 @@ from dataclasses import asdict
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any
 from uuid import uuid4
 
 import datasets
@@ -182,15 +182,11 @@ class StoredExamples(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+    def __getitem__(self, index: int | slice) -> Any:  # noqa: ANN401 - of any kind
         """The example at a position, or the examples of a slice."""
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
-        return cast(Example, _read_examples(self._rows[int(index)])[0])
+        return _read_examples(self._rows[int(index)])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Example]:
         """The examples of a batch, read at once; torch's loader calls it instead of `[]`."""

@@ -90,17 +90,12 @@ class TextContract:
 
         `max_length` may differ. Chat templates are described by an example rendered by both.
         """
+        theirs = asdict(other)
         differences = [
-            f"{name} is {getattr(self, name)!r} here and {getattr(other, name)!r} there"
-            for name in (
-                "eos_token",
-                "eos_token_id",
-                "bos_token",
-                "add_bos",
-                "truncation_side",
-                "vocab_size",
-            )
-            if getattr(self, name) != getattr(other, name)
+            f"{name} is {value!r} here and {theirs[name]!r} there"
+            for name, value in asdict(self).items()
+            if value != theirs[name]
+            and name not in ("chat_template", "max_length", "tokenizer_hash")
         ]
         if self.tokenizer_hash != other.tokenizer_hash:
             differences.append("the tokenizers split text differently (tokenizer_hash)")

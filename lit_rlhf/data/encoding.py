@@ -151,16 +151,13 @@ class DialogueEncoder:
     ) -> PreferenceExample:
         """Encode two responses to one prompt, which is shortened alike for both.
 
-        The longer response decides on the room. Both examples have identical prompt ids.
+        The longer response decides on the room, so that both examples have the same prompt ids.
         """
-        contents = [Message("assistant", chosen), Message("assistant", rejected)]
-        self._check_contents([*prompt, *contents])
+        contents = (chosen, rejected)
+        self._check_contents([*prompt, *(Message("assistant", content) for content in contents)])
         history = tuple(prompt)
         rendered = self.render_prompt(history)
-        responses = [
-            self._encode_response(history, rendered, message.content) for message in contents
-        ]
-        # The longer response decides on the room, or the two would not share their prompt.
+        responses = [self._encode_response(history, rendered, content) for content in contents]
         room = min(self._prompt_room(response_ids) for response_ids in responses)
         fitted = self._fit_prompt(history, rendered, room)
         first, second = (self._join(fitted, response_ids, "last") for response_ids in responses)
@@ -222,7 +219,9 @@ class DialogueEncoder:
         answer = "first answer"
         turns = [Message("user", "first question"), Message("assistant", answer)]
         _, _, behind = self._render(turns, add_generation_prompt=False).rpartition(answer)
-        found = _match_any(_added_tokens(self.tokenizer)).search(behind)
+        added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
+        tokens = added.union(self.tokenizer.all_special_tokens)
+        found = _match_any({token for token in tokens if token.strip()}).search(behind)
         return found[0] if found else str(self.tokenizer.eos_token)
 
     def _set_eos_token(self, token: str) -> None:
@@ -452,11 +451,6 @@ class DialogueEncoder:
 def _match_any(texts: set[str]) -> re.Pattern[str]:
     """A pattern of literal texts; the longest that fits is found."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
-
-
-def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    return {token for token in added.union(tokenizer.all_special_tokens) if token.strip()}
 
 
 def _as_chat(messages: Sequence[Message]) -> list[dict[str, str]]:

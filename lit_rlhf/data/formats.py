@@ -61,8 +61,6 @@ _SPEAKERS = {  # MOSS-RLHF's markers of a turn, which its files may have or lack
     "<|MOSS|>": "assistant",
 }
 _PAIR_PROMPT_FIELDS = ("prompt", "question", "instruction", "input")
-
-
 _STRENGTHS = {-3: 0, -2: 0, -1: 0, 1: 1, 2: 1, 3: 1}
 _COMPARISONS = {
     "better_response_id": ("prompt", ("response_0", "response_1"), {0: 0, 1: 1}),
@@ -470,13 +468,9 @@ def _check_prompt(row: Row, prompt: _Turns, field: str, answered: bool) -> None:
     if not turns:
         raise row.error(field, "no human turn")
     if turns[-1].role == "assistant":
-        # With a response behind it, this is the last but one of the dialogue's turns.
-        raise row.error(
-            field,
-            "two assistant turns in a row"
-            if answered
-            else "the prompt ends with an assistant turn",
-        )
+        if answered:  # this is the last but one of the dialogue's turns
+            raise row.error(field, "two assistant turns in a row")
+        raise row.error(field, "the prompt ends with an assistant turn")
 
 
 def _check_response(row: Row, value: Any, field: str, missing_field: str) -> str:  # noqa: ANN401

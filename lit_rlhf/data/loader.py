@@ -19,7 +19,6 @@ class ResumableLoader(Generic[Batch]):
     for samplers that share the data among ranks themselves. It uses any other iterable as it is,
     calls `set_epoch` on `batch_sampler.sampler`, and saves `state_dict()` in its checkpoints. A run
     that resumes within an epoch therefore continues with the next batch of that epoch.
-
     """
 
     def __init__(
