@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.table import Table
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from lit_callbacks.gain import opening_of, repetition_of
 from lit_rlhf.checks import check_count, check_not_negative
@@ -375,20 +375,15 @@ def measure_policy(
     rows = torch.tensor(positions).argsort().unsqueeze(1) * samples_per_prompt
     order = (rows + torch.arange(samples_per_prompt)).flatten()
     responses = [fields for batch in batches for fields in batch["responses"]]
-
-    def join(key: str) -> Tensor:
-        parts = [
-            torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
-            for dtype, values in (batch["tensors"][key] for batch in batches)
-        ]
-        if parts[0].dim() == 2:  # padded by zeros outside of the response mask
-            width = max(part.shape[1] for part in parts)
-            parts = [functional.pad(part, (0, width - part.shape[1])) for part in parts]
-        return torch.cat(parts)[order]
-
-    joined: dict[str, Any] = {key: join(key) for key in batches[0]["tensors"]}
+    scores = {name: [s for batch in batches for s in batch["scores"][name]] for name in rewards}
+    tensors: dict[str, Any] = {}
+    for key in batches[0]["tensors"]:
+        values = [torch.tensor(row) for batch in batches for row in batch["tensors"][key]]
+        # by zeros outside of the response mask
+        tensors[key] = pad_sequence(values, batch_first=True)[order]
     totals = RolloutMetrics()
-    totals.update(**joined)
+    ended = torch.tensor([response["ended"] for response in responses])
+    totals.update(**tensors, terminated=ended[order])
     metrics = totals.compute()
     texts = [response["response"] for response in responses]
     openings = Counter(map(opening_of, texts))
@@ -397,11 +392,8 @@ def measure_policy(
             SampledResponse(records[row // samples_per_prompt].prompt, **responses[place])
             for row, place in enumerate(order.tolist())
         ],
-        scores={
-            reward: torch.cat([torch.tensor(batch["scores"][reward]) for batch in batches])[order]
-            for reward in rewards
-        },
-        kl=kl_estimate(joined["logprobs"], joined["ref_logprobs"]).sum(dim=1),
+        scores={reward: torch.tensor(values)[order] for reward, values in scores.items()},
+        kl=kl_estimate(tensors["logprobs"], tensors["ref_logprobs"]).sum(dim=1),
         metrics={
             **{metric: float(metrics[f"rollout/{metric}"]) for metric in METRICS},
             "commonest_opening": max(openings.values()) / len(texts),
@@ -437,14 +429,13 @@ def _measure_batch(
         "entropy": statistics.entropy,
         "response_mask": rollouts.response_mask,
         "response_ids": rollouts.response_ids,
-        "terminated": rollouts.terminated,
     }
     return {
         "scores": {
             name: reward(rollouts, prompts.texts, None, prompts.fields, prompts.turns).tolist()
             for name, reward in rewards.items()
         },
-        "tensors": {name: [str(values.dtype), values.tolist()] for name, values in tensors.items()},
+        "tensors": {name: values.tolist() for name, values in tensors.items()},
     }
 
 
