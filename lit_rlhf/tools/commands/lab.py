@@ -2,15 +2,14 @@
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.command import Command
-from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptBatch, PromptExample
+from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptBatch
 from lit_rlhf.files import ProgressFile
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decode_responses
@@ -129,7 +128,9 @@ def sample_preferences(
     model = load_policy(policy, ModelOptions(), choose_device(device))
     options = SamplingOptions(max_new_tokens=max_new_tokens)
     # Three streams of random numbers: how many one of them uses does not change the others.
-    order = iterate_prompts(prompts, seed)
+    prompt_rng = random.Random(f"prompts {seed}")
+    # all prompts in random order, then all of them in another order, and so on
+    order = chain.from_iterable(prompt_rng.sample(prompts, len(prompts)) for _ in count())
     sampling_seeds, label_rng = random.Random(f"sampling {seed}"), random.Random(f"labels {seed}")
     settings = {
         "policy": hash_models([policy]),
@@ -160,12 +161,16 @@ def sample_preferences(
                 unfinished=unfinished,
                 name=f"pairs from {attempts} on",
             )
-            sampled = _collect_pairs(batches, show_progress)
+            sampled: dict[int, ResponsePair] = {}
+            for batch in batches:
+                found = [ResponsePair(*pair) for pair in batch["pairs"]]
+                sampled |= zip(batch["positions"], found, strict=True)
+                show_progress(sum(pair.is_usable for pair in found))
             attempts += len(examples)
             records += [
-                label_pair(example.text, pair, world, label_rng)
-                for example, pair in zip(examples, sampled, strict=True)
-                if pair.is_usable
+                label_pair(example.text, sampled[position], world, label_rng)
+                for position, example in enumerate(examples)
+                if sampled[position].is_usable
             ]
         unfinished.finish(records)
     return records
@@ -178,25 +183,6 @@ def _describe_pairs(
     texts, ended = decode_responses(rollouts, encoder.tokenizer), rollouts.terminated.tolist()
     # the two responses to a prompt are consecutive rows
     return {"pairs": list(zip(texts[::2], texts[1::2], ended[::2], ended[1::2], strict=True))}
-
-
-def _collect_pairs(
-    batches: Iterable[dict[str, Any]], show_progress: Callable[[int], None]
-) -> list[ResponsePair]:
-    """The pairs of all batches in the order of their prompts."""
-    pairs: dict[int, ResponsePair] = {}
-    for batch in batches:
-        sampled = [ResponsePair(*pair) for pair in batch["pairs"]]
-        pairs.update(zip(batch["positions"], sampled, strict=True))
-        show_progress(sum(pair.is_usable for pair in sampled))
-    return [pairs[position] for position in sorted(pairs)]
-
-
-def iterate_prompts(examples: Sequence[PromptExample], seed: int) -> Iterator[PromptExample]:
-    """Yield all prompts in random order, then all of them in another order, and so on."""
-    rng = random.Random(f"prompts {seed}")
-    while True:
-        yield from rng.sample(examples, len(examples))
 
 
 COMMANDS = {"world": Command(world), "preferences": Command(preferences)}

@@ -11,7 +11,7 @@ def watch(
     follow: float = 0.0,
     votes: int = 2,
     responses: int = 0,
-) -> dict[str, Level]:
+) -> None:
     """Judge the logs of training runs, and print each change of a verdict.
 
     The names of TRL, OpenRLHF and verl are recognized. The exit status is 1 if a run collapsed.
@@ -25,13 +25,8 @@ def watch(
         votes: Number of different signals that make a collapse.
         responses: Number of responses of a step, from which the noise of its metrics follows.
     """
-    return watch_logs(logs, map, votes, responses, follow)
-
-
-def exit_by_verdict(levels: dict[str, Level]) -> None:
-    """End with the status 1 if a run collapsed."""
-    if Level.COLLAPSED in levels.values():
+    if Level.COLLAPSED in watch_logs(logs, map, votes, responses, follow).values():
         raise SystemExit(1)
 
 
-COMMAND = Command(watch, lists=("logs",), first="logs", then=exit_by_verdict)
+COMMAND = Command(watch, lists=("logs",), first="logs")

@@ -196,22 +196,17 @@ class Chat:
             )
         except EncodingError as error:
             return f"no answer: {error}"
-        return "; ".join(self._notes(reply, speaker.encoder.max_prompt_length))
-
-    def _notes(self, reply: ChatReply, max_prompt_length: int) -> list[str]:
-        notes = []
+        notes, longest = [], speaker.encoder.max_prompt_length
         if reply.interrupted:
             notes.append("stopped")
         elif not reply.ended:
             notes.append(f"cut off at {self.sampling.max_new_tokens} tokens")
         if reply.dropped_turns:
-            notes.append(
-                f"forgot the {reply.dropped_turns} oldest turns, which no longer fit into "
-                f"{max_prompt_length} tokens"
-            )
+            dropped = f"the {reply.dropped_turns} oldest turns"
+            notes.append(f"forgot {dropped}, which no longer fit into {longest} tokens")
         if reply.cut_tokens:
-            notes.append(f"read only the last {max_prompt_length} tokens of the message")
-        return notes
+            notes.append(f"read only the last {longest} tokens of the message")
+        return "; ".join(notes)
 
     def _run_command(self, command: str) -> None:
         if command == "/reset":

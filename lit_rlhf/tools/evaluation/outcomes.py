@@ -99,14 +99,10 @@ def outcomes_table(judged: Sequence[HeadToHeads], baseline: str) -> Table:
     table = make_table(title, *headings, n_names=2, no_wrap=True)
     rows = [(by, *one) for by, outcomes in judged for one in outcomes.items()]
     for by, policy, result in rows:
-        cells = ("-", "-", "-", "0")
+        cells = ["-", "-", "-", "0"]
         if result is not None:
-            cells = (
-                _format_share(result.win, result.win_interval),
-                _format_share(result.tie, result.tie_interval),
-                _format_share(result.lose, result.lose_interval),
-                str(result.n),
-            )
+            win, tie, lose, *intervals, n = result
+            cells = [*map(_format_share, (win, tie, lose), intervals), str(n)]
         table.add_row(by, policy, *cells)
     return table
 

@@ -77,16 +77,10 @@ def run_harness_tasks(
     results = _run(model, list(tasks), manager, shots, limit)
     members: Mapping[str, Sequence[str]] = results["group_subtasks"]
     nested = {child for children in members.values() for child in children}
-
-    def descendants(name: str) -> Iterator[str]:
-        for child in members.get(name, ()):
-            yield child
-            yield from descendants(child)
-
     return {
         name: [
             _read_result(model, results, task, part="" if task == name else task)
-            for task in (name, *descendants(name))
+            for task in _walk(members, name)
         ]
         for name in results["results"]
         if name not in nested
@@ -149,17 +143,18 @@ def _run(
     return dict(results)
 
 
+def _walk(members: Mapping[str, Sequence[str]], name: str) -> Iterator[str]:
+    """A task or group, and all below it."""
+    yield name
+    for child in members.get(name, ()):
+        yield from _walk(members, child)
+
+
 def _read_result(model: HFLM, results: Mapping[str, Any], name: str, part: str) -> TaskResult:
     """Read the result of a task, or of a group with the questions of all tasks in it."""
     members: Mapping[str, Sequence[str]] = results["group_subtasks"]
-
-    def leaves(task: str) -> Iterator[str]:
-        if task not in members:
-            yield task
-        for child in members.get(task, ()):
-            yield from leaves(child)
-
-    samples = [sample for leaf in leaves(name) for sample in results["samples"][leaf]]
+    leaves = [task for task in _walk(members, name) if task not in members]
+    samples = [sample for leaf in leaves for sample in results["samples"][leaf]]
     measured = results["results"][name]
     # a metric's key is `metric,filter`, its standard error's is `metric_stderr,filter`
     values = {
@@ -184,7 +179,7 @@ def _read_result(model: HFLM, results: Mapping[str, Any], name: str, part: str) 
         part=part,
         values={key.removesuffix(",none"): pair for key, pair in values.items()},
         by_question={key.removesuffix(",none"): scores for key, scores in by_question.items()},
-        questions=sum(results["n-samples"][leaf]["effective"] for leaf in leaves(name)),
+        questions=sum(results["n-samples"][leaf]["effective"] for leaf in leaves),
         higher_is_better=results["higher_is_better"].get(name, {}),
         cut=sum(_is_cut(model, sample) for sample in unique.values()),
     )

@@ -40,20 +40,11 @@ class PairVerdict(NamedTuple):
     policy_as_b: JudgeReply | None
 
 
-_EQUAL_ANSWERS = PairVerdict("tie", None, None)
-"""The verdict on two answers with the same text."""
-
-
 def _combine_orders(policy_as_a: JudgeReply, policy_as_b: JudgeReply) -> PairVerdict:
     """The policy wins or loses if both replies say so. Otherwise it is a tie."""
     verdicts = (policy_as_a.verdict, policy_as_b.verdict)
-    result: Result = "tie"
-    if None in verdicts:
-        result = "invalid"
-    elif verdicts == ("A", "B"):
-        result = "win"
-    elif verdicts == ("B", "A"):
-        result = "lose"
+    agreed: dict[Any, Result] = {("A", "B"): "win", ("B", "A"): "lose"}
+    result = "invalid" if None in verdicts else agreed.get(verdicts, "tie")
     return PairVerdict(result, policy_as_a, policy_as_b)
 
 
@@ -163,9 +154,9 @@ class Judge(AbstractContextManager["Judge"]):
         replies = self._ask_all([q for pair in different for q in (pair, pair.swapped)], label)
         both_orders = iter(zip(replies[::2], replies[1::2], strict=True))
         return [
-            _EQUAL_ANSWERS
-            if pair.answer_a == pair.answer_b
-            else _combine_orders(*next(both_orders))
+            _combine_orders(*next(both_orders))
+            if pair.answer_a != pair.answer_b
+            else PairVerdict("tie", None, None)
             for pair in pairs
         ]
 
