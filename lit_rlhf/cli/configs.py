@@ -145,7 +145,4 @@ def _short(name: str) -> str:
     return name.removeprefix("configs/").removesuffix(".yaml")
 
 
-COMMANDS = {
-    "list": Command(_list_configs),
-    "copy": Command(_copy_configs, words=("names",)),
-}
+COMMANDS = {"list": Command(_list_configs), "copy": Command(_copy_configs, words=("names",))}

@@ -52,7 +52,10 @@ def find_mistake(words: Sequence[str], known: Collection[str]) -> str | None:
         section = key.removesuffix(".class_path")
         if not isinstance(value, str) or (section == key and key not in _SECTIONS):
             continue
-        found = getattr(_SECTIONS.get(section), value, None) or _locate(value)
+        try:
+            found = getattr(_SECTIONS.get(section), value, None) or pydoc.locate(value)
+        except pydoc.ErrorDuringImport:  # the parser says why
+            continue
         if inspect.isclass(found):
             chosen[section] = found
         elif section in _SECTIONS or "." in value:  # others may be called by their short names
@@ -63,13 +66,6 @@ def find_mistake(words: Sequence[str], known: Collection[str]) -> str | None:
         options |= {f"{section}.{name}" for name in option_names(chosen[section])}
     others = {*_SECTIONS} - chosen.keys()  # without a class, all of their options may exist
     return find_unknown_option(words, (set(known) - _SECTIONS.keys()) | options | others)
-
-
-def _locate(path: str) -> object:
-    try:
-        return pydoc.locate(path)
-    except pydoc.ErrorDuringImport as error:  # the parser says why
-        return type(error)
 
 
 def end_with_message(error: Exception, prefix: str, arguments: Sequence[str] = ()) -> NoReturn:

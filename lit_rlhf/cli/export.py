@@ -64,7 +64,6 @@ def export(
             Default: nothing is uploaded.
         private: Make the repository private if it is new.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
-
     """
     _check_output(Path(output), overwrite)
     if push_to_hub is not None:

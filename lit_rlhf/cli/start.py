@@ -19,6 +19,7 @@ from lit_rlhf.data import (
     DialogueEncoder,
     PreferenceRecord,
     RecordError,
+    RecordKind,
     TokenExample,
     encode_records,
     load_records,
@@ -50,7 +51,12 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     if root.exists():
         raise ValueError(f"output_dir: expected a free name, got {root}, which exists")
     counts = DataCounts()
-    kind, records = _read(source, counts)
+    kind: RecordKind = "preference"  # the most that data can serve as
+    try:
+        records = load_records(kind, [source], "skip", counts=counts)
+    except RecordError:
+        kind = "demonstration"
+        records = load_records(kind, [source], "skip", counts=counts)
     *_, test = split_records(records, _HELD_OUT, _HELD_OUT, seed=0)
     equal = counts.duplicates.total()
     print(f"{data}: {len(records):,} records that serve as {kind}s, {equal} equal an earlier one")
@@ -94,14 +100,6 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     if kind == "demonstration":
         print("Missing: a reward model needs preferences, the fields prompt, chosen and rejected")
     print("\n  ".join(["Next, in this order:", *commands]))
-
-
-def _read(source: DataSource, counts: DataCounts) -> tuple[str, list[Any]]:
-    """The most that the data serve as."""
-    try:
-        return "preference", load_records("preference", [source], "skip", counts=counts)
-    except RecordError:
-        return "demonstration", load_records("demonstration", [source], "skip", counts=counts)
 
 
 def _encode(encoder: DialogueEncoder, record: Any) -> Sequence[TokenExample]:  # noqa: ANN401

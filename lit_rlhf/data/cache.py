@@ -436,11 +436,8 @@ def _are_storable(records: Sequence[Record]) -> bool:
 
     Rows in memory and in Parquet files may hold objects of any class.
     """
-    return all(_is_json(r.fields) for r in records if isinstance(r, PromptRecord))
-
-
-def _is_json(value: object) -> bool:
+    fields = (record.fields for record in records if isinstance(record, PromptRecord))
     try:
-        return bool(json.loads(json.dumps(value)) == value)
+        return all(json.loads(json.dumps(own)) == own for own in fields)
     except (TypeError, ValueError, RecursionError):
         return False

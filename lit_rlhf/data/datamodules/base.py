@@ -289,14 +289,13 @@ class RecordDataModule(LightningDataModule, ABC):
         return hash_part(encode, self.require_encoder(), settings)
 
     def _read_part(self, part: Part) -> PartRecords:
+        if part == "ptx":
+            counts, sources = DataCounts(), self.sources["ptx"]
+            records = load_records("ptx", sources, self.on_bad_record, counts=counts)
+            return repeat_by_weight(records, sources, self.seed), {"ptx": counts}
         if part not in self._records:
-            self._records.update(self._read_ptx() if part == "ptx" else self._read_splits())
+            self._records = self._read_splits()
         return self._records[part]
-
-    def _read_ptx(self) -> dict[Part, PartRecords]:
-        counts, sources = DataCounts(), self.sources["ptx"]
-        records = load_records("ptx", sources, self.on_bad_record, counts=counts)
-        return {"ptx": (repeat_by_weight(records, sources, self.seed), {"ptx": counts})}
 
     def _read_splits(self) -> dict[Part, PartRecords]:
         counts: dict[str, DataCounts] = {}
