@@ -11,7 +11,9 @@ from rich.text import Text
 from lit_rlhf.command import Command
 from lit_rlhf.export import (
     GGUF_SUFFIX,
+    ExportableModel,
     NetworkName,
+    average_models,
     load_checkpoint_model,
     load_folder_model,
     load_gguf_model,
@@ -26,6 +28,7 @@ PROG = "lit_rlhf export"
 def export(
     checkpoint: str,
     output: str,
+    average: list[str] | None = None,
     network: NetworkName | None = None,
     format: HeadFormat = "transformers",
     dtype: DType | None = None,
@@ -45,6 +48,8 @@ def export(
             folder, from a stage or from another program; a folder of LoRA adapters; or a GGUF
             file, whose weights are dequantized.
         output: Folder to write the model to.
+        average: Further checkpoints or models, fine-tuned from the same start, whose weights are
+            averaged with those of checkpoint.
         network: Network to export. Of a PPO checkpoint: policy or critic. Of a folder: reward or
             critic if it is a scalar model, policy or model if it is a language model. Default: the
             policy, or the only network.
@@ -70,16 +75,22 @@ def export(
         _check_can_push(push_to_hub)
     console = Console(stderr=True)
     # Text, as rich would read markup in a path
-    with console.status(Text(f"Reading {checkpoint}")) as status:
-        if checkpoint.endswith(GGUF_SUFFIX):
-            exported = load_gguf_model(checkpoint, network, dtype)
-        elif _is_model_folder(Path(checkpoint)):
-            exported = load_folder_model(checkpoint, network, dtype, base, trust_remote_code)
+    with console.status("") as status:
+
+        def load(source: str) -> ExportableModel:
+            status.update(Text(f"Reading {source}"))
+            if source.endswith(GGUF_SUFFIX):
+                return load_gguf_model(source, network, dtype)
+            if _is_model_folder(Path(source)):
+                return load_folder_model(source, network, dtype, base, trust_remote_code)
+            command = shlex.join([*PROG.split(), "--checkpoint", source])
+            return load_checkpoint_model(source, network, dtype, base, trust_remote_code, command)
+
+        if average:
+            sources = [checkpoint, *average]
+            exported = average_models(map(load, sources), [Path(s).name for s in sources])
         else:
-            command = shlex.join([*PROG.split(), "--checkpoint", checkpoint])
-            exported = load_checkpoint_model(
-                checkpoint, network, dtype, base, trust_remote_code, command
-            )
+            exported = load(checkpoint)
         if chat_template is not None:
             exported = with_text_contract(exported, chat_template)
         status.update(Text(f"Writing {output}"))

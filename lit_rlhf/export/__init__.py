@@ -10,5 +10,7 @@ from lit_rlhf.export.checkpoint import load_checkpoint_model as load_checkpoint_
 from lit_rlhf.export.folder import load_folder_model as load_folder_model
 from lit_rlhf.export.gguf import GGUF_SUFFIX as GGUF_SUFFIX
 from lit_rlhf.export.gguf import load_gguf_model as load_gguf_model
+from lit_rlhf.export.model import ExportableModel as ExportableModel
 from lit_rlhf.export.model import NetworkName as NetworkName
+from lit_rlhf.export.model import average_models as average_models
 from lit_rlhf.export.model import with_text_contract as with_text_contract

@@ -1,6 +1,6 @@
 """The model that is exported, with everything that is saved beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data import DialogueEncoder, TextContract
-from lit_rlhf.files import write_manifest
+from lit_rlhf.files import code_versions, write_manifest
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models import (
     HeadFormat,
     ModelCardInfo,
     merge_adapters,
+    merged_state_dict,
     replace_folder,
     save_adapter_folder,
     save_model_folder,
@@ -24,6 +25,7 @@ from lit_rlhf.models import (
 from lit_rlhf.modules import require_finite_weights
 
 NetworkName = Literal["policy", "critic", "reward", "model"]
+BESIDE = "beside the scalar model."  # prefix of the weights of `ExportableModel.lm_head`
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,46 @@ class ExportableModel:
         save_adapter_folder(
             self.model, self.tokenizer, str(output), contract=self.contract, card=self.card
         )
+
+
+def average_models(models: Iterable[ExportableModel], names: Sequence[str]) -> ExportableModel:
+    """Average the weights of fine-tuned models of one start, each with the same weight.
+
+    Of policies (WARP, arXiv 2406.16768) or reward models (WARM, arXiv 2401.12187). Adapters are
+    merged first, and sums are in float32. A generator of models need not hold more than one of
+    them. `names`, one for each, are for the manifest and the card.
+
+    Raises:
+        ValueError: If names or shapes of weights, or the text contracts, differ.
+    """
+    first: ExportableModel | None = None
+    sums: dict[str, Tensor] = {}
+    for model in models:
+        beside = {f"{BESIDE}{name}": tensor for name, tensor in model.lm_head.items()}
+        weights = merged_state_dict(model.model) | beside
+        if first is None:
+            first, sums = model, {name: tensor.float() for name, tensor in weights.items()}
+            continue
+        shapes = ({n: t.shape for n, t in found.items()} for found in (sums, weights))
+        if model.contract != first.contract or next(shapes) != next(shapes):
+            raise ValueError(
+                f"average: expected models of one architecture and text contract, got the "
+                f"{model.name} beside the {first.name}"
+            )
+        sums = {name: total + weights[name].float() for name, total in sums.items()}
+    assert first is not None
+    means = {name: total / len(names) for name, total in sums.items()}
+    lm_head = {name: means.pop(f"{BESIDE}{name}") for name in first.lm_head}
+    averaged = merge_adapters(first.model, torch.float32)
+    averaged.load_state_dict(means)
+    return replace(
+        first,
+        model=averaged,
+        name=f"average of {len(names)} models",
+        card="\n".join(["# Average of models", "", *(f"- {name}" for name in names), ""]),
+        lm_head=lm_head,
+        manifest={"made": {"average_of": list(names)}, "versions": code_versions()},
+    )
 
 
 def with_text_contract(exported: ExportableModel, chat_template: str) -> ExportableModel:

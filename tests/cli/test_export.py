@@ -12,8 +12,10 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 from huggingface_hub import HfApi, RepoUrl
+from safetensors.torch import load_file, save_file
 
 from lit_rlhf.cli.export import COMMAND
+from lit_rlhf.cli.show import describe
 from lit_rlhf.data import TextContract
 from lit_rlhf.models import save_model_folder
 from tests.export.folders import Runs, assert_same_model, weights
@@ -141,3 +143,37 @@ def test_refusal_of_the_hub(runs: Runs, tmp_path: Path, hub: Mock) -> None:
     assert "uploading to someone/model failed: cut off" in said
     assert "hf upload someone/model" in said
     assert_same_model(tmp_path / "m", runs("sft").finished)
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward"])
+def test_weights_are_averaged(stage: str, runs: Runs, tmp_path: Path) -> None:
+    saved, tensors = runs(stage), []
+    for place, name in enumerate(("one", "two", "three")):
+        shutil.copytree(saved.finished, tmp_path / name)
+        (tmp_path / name / "lit_rlhf.json").unlink()  # which lists the weights as they were
+        for file in sorted((tmp_path / name).glob("*.safetensors")):
+            generator = torch.Generator().manual_seed(place)
+            changed = {
+                key: tensor + torch.randn(tensor.shape, generator=generator)
+                for key, tensor in load_file(file).items()
+            }
+            save_file(changed, file, metadata={"format": "pt"})
+        tensors.append(weights(tmp_path / name))
+    output, others = tmp_path / "averaged", f"[{tmp_path / 'two'}, {tmp_path / 'three'}]"
+    main(["--checkpoint", str(tmp_path / "one"), "--average", others, "--output", str(output)])
+    found = weights(output)
+    assert found.keys() == tensors[0].keys()
+    for key, tensor in found.items():
+        expected = sum(each[key].double() for each in tensors) / 3
+        torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-6)
+    assert describe(output)["average_of"] == ["one", "two", "three"]
+    assert "- three\n" in (output / "README.md").read_text("utf-8")
+    assert TextContract.load(output) == TextContract.load(saved.finished)
+
+
+def test_other_models_are_not_averaged(runs: Runs, tmp_path: Path) -> None:
+    save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
+    source = ("--checkpoint", str(runs("sft").finished), "--output", str(tmp_path / "m"))
+    message = refused(*source, "--average", f"[{tmp_path / 'other'}]")
+    assert "average: expected models of one architecture and text contract, got the" in message
+    assert not (tmp_path / "m").exists()
