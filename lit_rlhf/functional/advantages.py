@@ -23,7 +23,9 @@ __all__ = [
     "clipped_advantages",
     "gae",
     "group_advantages",
+    "informative_groups",
     "leave_one_out_advantages",
+    "length_adaptive_lam",
     "reinforce_plus_plus_advantages",
 ]
 
@@ -33,7 +35,7 @@ def gae(
     rewards: Tensor,
     mask: Tensor,
     gamma: float = 1.0,
-    lam: float = 0.9,
+    lam: float | Tensor = 0.9,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation (Eqs. 7-12), without a graph.
@@ -43,9 +45,10 @@ def gae(
 
     `values` are V(s_t), read *before* token t, `[B, T]`, and so are `rewards`. The mask is a prefix
     of each row, `[B, T]`, which may be empty. `gamma` and `lam` are in [0, 1]: lam 0 is one-step
-    TD, 1 the full return (Monte Carlo). `bootstrap_values` are V(s_{T+1}) after each row's last
-    token, `[B]`: the critic's value for a response that was cut off, and 0 for one that ended, as
-    for `None`. Advantages and returns are `[B, T]`, 0 outside the mask.
+    TD, 1 the full return (Monte Carlo); a tensor `[B]` has one lam for each row.
+    `bootstrap_values` are V(s_{T+1}) after each row's last token, `[B]`: the critic's value for a
+    response that was cut off, and 0 for one that ended, as for `None`. Advantages and returns are
+    `[B, T]`, 0 outside the mask.
 
     Examples:
         >>> values, rewards = torch.tensor([[0.5, 0.5, 9.0]]), torch.tensor([[0.0, 1.0, 9.0]])
@@ -55,7 +58,12 @@ def gae(
     """
     check_tensors(2, values=values, rewards=rewards, mask=mask)
     check_unit_interval("gamma", gamma)
-    check_unit_interval("lam", lam)
+    if isinstance(lam, Tensor):
+        check_tensors(values.shape[:1], lam=lam)
+        check_unit_interval("lam", float(lam.amin()))
+        check_unit_interval("lam", float(lam.amax()))
+    else:
+        check_unit_interval("lam", lam)
     if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
         raise ValueError("mask: expected a prefix of each row, got a row with a gap")
     if bootstrap_values is not None:
@@ -72,6 +80,21 @@ def gae(
         next_advantage = advantages[:, t]
         next_value = torch.where(kept, values[:, t], next_value)
     return advantages, advantages + values
+
+
+def length_adaptive_lam(lengths: Tensor, alpha: float) -> Tensor:
+    """Lambda of GAE for a response of l tokens: 1 - 1 / (alpha l), at least 0; `[B]`, float32.
+
+    The weights lam^t of later errors then sum to alpha l, the same share of each response (VAPO,
+    arXiv 2504.05118, Section 4.2). Lengths are `[B]`, at least 1 token, and alpha is positive.
+
+    Examples:
+        >>> length_adaptive_lam(torch.tensor([10, 100]), alpha=0.05).tolist()
+        [0.0, 0.800000011920929]
+    """
+    check_tensors(1, lengths=lengths)
+    check_positive("alpha", alpha)
+    return (1 - 1 / (alpha * lengths.float())).clamp(min=0.0)
 
 
 def leave_one_out_advantages(scores: Tensor, group_size: int, sample_mask: Tensor) -> Tensor:
@@ -124,6 +147,25 @@ def group_advantages(
         std = (squares / (kept.sum(1) - 1).clamp(min=1)).sqrt()
         advantages = advantages / safe_std(std).unsqueeze(1)
     return advantages.masked_fill(~kept, 0.0).flatten().to(scores.dtype)
+
+
+def informative_groups(
+    scores: Tensor, group_size: int, sample_mask: Tensor | None = None
+) -> Tensor:
+    """Whether the responses of a group differ in their scores, `[B / group_size]` bool.
+
+    Where all are alike, advantages within the group are 0, and nothing is learned from it. DAPO's
+    dynamic sampling leaves such groups out (Yu et al., arXiv 2503.14476, Eq. 11, where scores are
+    right or wrong). Arguments are as for `leave_one_out_advantages`; without a mask all count.
+
+    Examples:
+        >>> informative_groups(torch.tensor([1.0, 1.0, 0.0, 1.0]), group_size=2).tolist()
+        [False, True]
+    """
+    if sample_mask is None:
+        sample_mask = torch.ones_like(scores, dtype=torch.bool)
+    distances = group_advantages(scores, group_size, sample_mask, scale=False)
+    return distances.view(-1, group_size).ne(0).any(1)
 
 
 def reinforce_plus_plus_advantages(

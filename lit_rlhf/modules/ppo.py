@@ -30,7 +30,7 @@ from lit_rlhf.forward import (
     scalar_head_of,
     share_lower_layers,
 )
-from lit_rlhf.functional import explained_variance
+from lit_rlhf.functional import explained_variance, informative_groups
 from lit_rlhf.models import ModelOptions, load_causal_lm, separate_weights
 from lit_rlhf.modules.finished import is_dry_run, model_card
 from lit_rlhf.modules.option_names import merge_options
@@ -310,7 +310,13 @@ class PPOModule(PPO, StageModule):
                 "model.max_iterations, the number of PPO iterations"
             )
         if stage == "fit" and isinstance(self.datamodule, PromptDataModule):
-            rollouts = self.datamodule.batch_size * self.responses_per_prompt
+            n_prompts, learned = self.datamodule.batch_size, self.advantages.learned_prompts
+            if learned is not None and learned > n_prompts:
+                raise ValueError(
+                    f"advantages.learned_prompts: expected at most data.batch_size={n_prompts}, "
+                    f"got {learned}"
+                )
+            rollouts = self.count_learned(n_prompts * self.responses_per_prompt)
             check_minibatch_size(rollouts, self.minibatches.minibatch_size)
 
     def on_train_start(self) -> None:
@@ -355,13 +361,15 @@ class PPOModule(PPO, StageModule):
             self.reward.commit_moments()
             rewards = self.shape_rewards(rollouts, scores, estimates)
             experience = self.experience(rollouts, rewards, estimates)
-            metrics |= self.measure_experience(rewards, experience)
+            experience = self.select_prompts(experience, scores)
+            metrics |= self.measure_experience(rewards, scores, experience)
             if not self.in_critic_pretraining():  # during it, the KL cannot follow the coefficient
                 self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * world_size())
             with self.timer("update", rollouts.sequence_ids, UPDATE_MEMORY):
                 metrics |= self.update(experience, batch.ptx, generator)
         if self.guard.skipped:  # the learning rates follow the plan all the same
-            self.step_schedules(self.minibatches.updates_per_iteration(len(scores)))
+            learned = self.count_learned(len(scores))
+            self.step_schedules(self.minibatches.updates_per_iteration(learned))
         self.end_iteration(metrics, lengths)
         return {"scores": scores, "response_lengths": lengths}
 
@@ -385,12 +393,17 @@ class PPOModule(PPO, StageModule):
             estimates = self.estimate(rollouts)
         return rollouts, scores, estimates
 
-    def measure_experience(self, rewards: Tensor, experience: Experience) -> dict[str, Tensor]:
+    def measure_experience(
+        self, rewards: Tensor, scores: Tensor, experience: Experience
+    ) -> dict[str, Tensor]:
         """Metrics of rewards and returns; warns if there is no token to learn from on any rank."""
         if self.advantages.truncation == "mask" and not global_sum(experience.loss_mask.sum()):
             warn_about_empty_mask(self.sampling.max_new_tokens)
         count = global_denominator(len(rewards), self.device)
         metrics = {"rollout/reward": rewards.sum() / count}
+        if self.responses_per_prompt > 1:
+            informative = informative_groups(scores, self.responses_per_prompt)
+            metrics["rollout/informative_share"] = informative.float().mean()
         if self.critic is not None:
             mask = experience.rollouts.response_mask
             metrics["ppo/explained_variance"] = explained_variance(
@@ -541,6 +554,7 @@ class PPOModule(PPO, StageModule):
 
         def critic_updates(iterations: float = iterations) -> float:
             rollouts = training_batch_size(self.trainer) * self.responses_per_prompt
+            rollouts = self.count_learned(rollouts)
             return iterations * self.minibatches.updates_per_iteration(rollouts)
 
         def policy_updates() -> float:

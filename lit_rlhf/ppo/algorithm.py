@@ -244,12 +244,13 @@ class PPO(FixedDtypeBuffers):
             if options.truncation == "bootstrap":
                 # A response that ended has no next state; one that was cut off has V(s_{T+1}).
                 bootstrap = estimates.next_values.masked_fill(rollouts.terminated, 0.0)
-            advantages, returns = F.gae(
-                estimates.values, rewards, mask, options.gamma, options.lam, bootstrap
-            )
+            lam: float | Tensor = options.lam
+            if options.lam_alpha is not None:
+                lam = F.length_adaptive_lam(rollouts.lengths, options.lam_alpha)
+            estimated = (estimates.values, rewards, mask, options.gamma)
+            advantages, returns = F.gae(*estimated, lam, bootstrap)
             if options.critic_lam is not None:
-                lam = options.critic_lam
-                returns = F.gae(estimates.values, rewards, mask, options.gamma, lam, bootstrap)[1]
+                returns = F.gae(*estimated, options.critic_lam, bootstrap)[1]
         importance, drawn = None, rollouts.sampler_logprobs
         if drawn is not None and (cap := self.loss.importance_cap) is not None:
             importance = F.truncated_importance(estimates.logprobs, drawn, mask, cap)
@@ -267,6 +268,25 @@ class PPO(FixedDtypeBuffers):
             estimates.ref_logprobs if self.loss.ref_kl_coef else None,
             importance=importance,
         )
+
+    def select_prompts(self, experience: Experience, scores: Tensor) -> Experience:
+        """Select the prompts to learn from, informative ones first (DAPO's dynamic sampling).
+
+        Scores are the raw ones, `[B]`. All prompts without `advantages.learned_prompts`.
+        """
+        n_prompts, size = self.advantages.learned_prompts, self.responses_per_prompt
+        if n_prompts is None:
+            return experience
+        informative = F.informative_groups(scores, size, experience.loss_mask.any(1))
+        # stable, so that prompts are otherwise taken in the order of the batch
+        order = (~informative).long().argsort(stable=True)[:n_prompts].sort().values
+        rows = order[:, None] * size + torch.arange(size, device=order.device)
+        return experience.select(rows.flatten())
+
+    def count_learned(self, n_rollouts: int) -> int:
+        """How many of an iteration's rollouts on a rank the update learns from."""
+        n_prompts = self.advantages.learned_prompts
+        return n_rollouts if n_prompts is None else n_prompts * self.responses_per_prompt
 
     def reparameterize_advantages(self, minibatch: Experience) -> Experience:
         """Whiten, clip and weigh the advantages of a minibatch, over all ranks (Section 5.3.1)."""

@@ -95,7 +95,13 @@ class AdvantageOptions:
             `docs/estimators.md` says what else each paper sets.
         gamma: Discount of a token; 1 for estimators that compare whole responses.
         lam: lambda of GAE (0.9 in the paper, Appendix C.3); 1 gives Monte-Carlo advantages.
-        critic_lam: lambda of the critic's targets (VC-PPO, arXiv 2503.01491, has 1); `None`: `lam`.
+        lam_alpha: alpha of a lambda that grows with the response's length, in place of `lam`: see
+            `lit_rlhf.functional.length_adaptive_lam` (VAPO, arXiv 2504.05118, has 0.05).
+        critic_lam: lambda of the critic's targets (VC-PPO, arXiv 2503.01491, has 1); `None`: the
+            advantages' lambda.
+        learned_prompts: Prompts of an iteration and rank that the update learns from, first those
+            whose responses differ in their scores (DAPO's dynamic sampling, arXiv 2503.14476);
+            `None`: all of `data.batch_size`. For estimators that compare the responses to a prompt.
         normalization: Whiten the advantages of each minibatch over its response tokens on all
             ranks. Not part of PPO-max, which constrains rewards instead (Section 5.3.1).
         clip: Bound on the size of an advantage after that; `None`: no clipping.
@@ -107,7 +113,9 @@ class AdvantageOptions:
     estimator: Estimator = "gae"
     gamma: float = 1.0
     lam: float = 0.9
+    lam_alpha: float | None = None
     critic_lam: float | None = None
+    learned_prompts: int | None = None
     normalization: bool = False
     clip: float | None = None
     truncation: Truncation = "terminal"
@@ -115,7 +123,8 @@ class AdvantageOptions:
     def __post_init__(self) -> None:
         check_choice("estimator", self.estimator, get_args(Estimator))
         check_fields(check_unit_interval, self, "gamma", "lam", "critic_lam")
-        check_fields(check_positive, self, "clip")
+        check_fields(check_positive, self, "lam_alpha", "clip")
+        check_fields(check_count, self, "learned_prompts")
         check_choice("truncation", self.truncation, get_args(Truncation))
         if not self.uses_critic and self.truncation == "bootstrap":
             raise ValueError(
@@ -126,6 +135,12 @@ class AdvantageOptions:
             raise ValueError(
                 f"gamma: expected 1 with estimator: {self.estimator}, which compares whole "
                 f"responses, got {self.gamma}"
+            )
+
+        if self.learned_prompts is not None and not self.compares_responses:
+            raise ValueError(
+                "learned_prompts: expected an estimator that compares the responses to a prompt "
+                f"(rloo, grpo, dr_grpo), got {self.estimator}"
             )
 
     @property

@@ -35,7 +35,7 @@ OFF = {
 }
 """The tricks of Figure 5, all off."""
 PPO_OVERLAYS = ("monitors", "vllm", "rloo", "grpo", "dr_grpo", "reinforce_plus_plus", "rollback")
-PPO_OVERLAYS += ("zero2_8xa100", "fsdp2_8xa100")
+PPO_OVERLAYS += ("dapo", "vapo", "zero2_8xa100", "fsdp2_8xa100")
 STAGES_OF_OVERLAY = {"chinese": {"sft"}, **{name: {"ppo"} for name in PPO_OVERLAYS}}
 """Stages that an overlay is for, where it is not for all."""
 

@@ -46,6 +46,21 @@ def test_gae_agrees_with_the_double_sum(gamma: float, lam: float) -> None:
         assert returns[row].tolist() == pytest.approx(targets + [0.0] * (5 - n), rel=1e-12)
 
 
+def test_a_row_may_have_a_lambda_of_its_own() -> None:
+    values, rewards = (torch.randn(4, 6, dtype=torch.float64) for _ in range(2))
+    lengths = torch.tensor([6, 1, 4, 6])
+    lam = F.length_adaptive_lam(lengths, alpha=0.5)  # the first two are 1 - 1/3 and, below 0, 0
+    assert lam.tolist() == pytest.approx([2 / 3, 0.0, 0.5, 2 / 3])
+    advantages, _ = gae(values, rewards, length_mask(lengths, 6), 0.9, lam)
+    for row, n in enumerate(lengths.tolist()):
+        kept = (values[row, :n].tolist(), rewards[row, :n].tolist())
+        expected = naive_gae(*kept, 0.9, float(lam[row]), bootstrap=0.0)
+        assert advantages[row, :n].tolist() == pytest.approx(expected, rel=1e-6)
+    for wrong in ([0.5, 0.5, -0.1, 0.5], [0.5, 0.5, 1.1, 0.5], [0.5, NAN, 0.5, 0.5], [0.5]):
+        with pytest.raises(ValueError, match=r"lam: expected"):
+            gae(values, rewards, length_mask(lengths, 6), 0.9, torch.tensor(wrong))
+
+
 @pytest.mark.parametrize("junk", [999.0, NAN, float("inf")])
 def test_junk_behind_the_responses_changes_nothing(junk: float) -> None:
     values, rewards = torch.randn(3, 4), torch.randn(3, 4)
@@ -86,6 +101,14 @@ def test_groups_by_hand() -> None:
         expected = torch.tensor([-large, 0.0, large, -small, small, *[0.0] * 7])
         torch.testing.assert_close(advantages, expected)
         assert not advantages.requires_grad
+
+
+def test_informative_groups_by_hand() -> None:
+    # alike; not alike; alike but for one that does not count; one left; none left
+    scores = torch.tensor([0.1, 0.1, 0.1, 1, 0, 1, 0, 0, NAN, 1, NAN, 0, 0, 1, NAN])
+    mask = torch.tensor([1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0]).bool()
+    assert F.informative_groups(scores, 3, mask).tolist() == [False, True, False, False, False]
+    assert F.informative_groups(scores[:6], 3).tolist() == [False, True]
 
 
 def test_reinforce_plus_plus_by_hand() -> None:

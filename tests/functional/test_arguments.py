@@ -18,12 +18,14 @@ from torch import Tensor
 from lit_rlhf import functional as F
 
 ROWS = {"bootstrap_values", "chosen", "lengths", "margin", "rejected", "sample_mask"}
-ROWS |= {"scores", "weights"}
+ROWS |= {"lam", "scores", "weights"}
 SCALARS = {"denominator", "lm_loss", "mean", "pairwise_loss", "responses", "std", "tokens"}
 VOCABULARY = {"logits", "ref_logits"}
 NOT_POSITIVE, NEGATIVE = (0.0, -1.0, math.inf), (-1.0, math.inf)
 WRONG_NUMBERS: dict[str, tuple[float, ...]] = {
-    **dict.fromkeys(("buffer", "clip", "denominator", "error_clip", "horizon"), NOT_POSITIVE),
+    **dict.fromkeys(
+        ("alpha", "buffer", "clip", "denominator", "error_clip", "horizon"), NOT_POSITIVE
+    ),
     **dict.fromkeys(("ratio_clip_high", "target", "temperature", "value_clip"), NOT_POSITIVE),
     **dict.fromkeys(("center_coef", "coef", "kl_coef", "kl_penalty", "lm_coef"), NEGATIVE),
     **dict.fromkeys(("n_samples", "std"), NEGATIVE),

@@ -124,6 +124,7 @@ def test_defaults_are_ppo_max_of_the_paper(root: Path) -> None:
             {"advantages": {"estimator": "grpo", "truncation": "bootstrap"}},
             "truncation: expected terminal or mask with estimator: grpo, got bootstrap",
         ),
+        ({"advantages.learned_prompts": 2}, "learned_prompts: expected an estimator .*, got gae"),
         ({"advantages": {"estimator": "rloo", "gamma": 0.9}}, "gamma: expected 1 .*, got 0.9"),
         ({"reward_shaping.overlong_buffer": 2}, "expected missing_eos_penalty > 0 .*, got 2 and 0"),
         ({"loss.aggregation": "mean"}, "aggregation: expected one of .*, got 'mean'"),

@@ -14,8 +14,16 @@ from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import response_values
 from lit_rlhf.modules import PPOModule, iteration_draws
 from lit_rlhf.modules import ppo as ppo_file
-from lit_rlhf.rollout import RolloutBatch, TokenStatistics
-from tests.modules.stages import first_batch, fitted, ppo_options, prompts, write_data, write_models
+from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
+from tests.modules.stages import (
+    first_batch,
+    fitted,
+    nested,
+    ppo_options,
+    prompts,
+    write_data,
+    write_models,
+)
 from tests.support.tiny_models import with_dropout
 
 # no whitening: advantages can be worked out by hand
@@ -59,6 +67,39 @@ def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> 
     for field, same in zip(one[:5], again[:5], strict=True):
         assert torch.equal(field, same)
     assert not torch.equal(one.response_ids[:, :1], other.response_ids[:, :1])
+
+
+def test_an_update_learns_from_prompts_with_unlike_scores(root: Path, tmp_path: Path) -> None:
+    learned: list[Experience] = []
+
+    class Scored(PPOModule):
+        def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Tensor:
+            super().score(rollouts, batch)
+            self.prompt_ids = batch.input_ids
+            # two responses to each of eight prompts, alike but for the fourth and the seventh
+            return torch.tensor([*[1.0] * 6, 0.0, 1.0, *[1.0] * 4, 1.0, 0.0, 1.0, 1.0])
+
+        def update(self, experience: Experience, *arguments: Any) -> dict[str, Tensor]:
+            learned.append(experience)
+            return super().update(experience, *arguments)
+
+    options: dict[str, Any] = {
+        "responses_per_prompt": 2,
+        "advantages": {"estimator": "rloo", "learned_prompts": 2},
+        "minibatches": {"minibatch_size": 1, "ppo_epochs": 1},
+        "policy_optimizer": {"lr_scheduler": "linear"},
+    }
+    module = Scored(**ppo_options(root, **options))
+    run = fitted(module, prompts(root, ptx=True), tmp_path)
+    ids, width = module.prompt_ids[[6, 7, 12, 13]], learned[0].rollouts.prompt_ids.shape[1]
+    assert torch.equal(learned[0].rollouts.prompt_ids, ids[:, -width:])
+    assert float(run.callback_metrics["rollout/informative_share"]) == 2 / 8
+    # four updates, one of warm-up and 3, 2 and 1 thirds of the rate
+    assert int(module.ppo_step) == 4
+    assert run.lr_scheduler_configs[0].scheduler.get_last_lr()[0] == pytest.approx(1e-3 / 3)
+    module = PPOModule(**ppo_options(root, **nested(options, {"advantages.learned_prompts": 9})))
+    with pytest.raises(ValueError, match=r"learned_prompts: expected at most data.batch_size=8"):
+        fitted(module, prompts(root), tmp_path)
 
 
 def test_draws_depend_on_seed_iteration_and_rank() -> None:

@@ -57,6 +57,7 @@ SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
     ("7 value clip", {}, {"loss.value_clip": None}, {"critic"}),
     ("10 lambda", {}, {"advantages.lam": 1.0}, RETURNS),
     ("10 lambda of the critic", {}, {"advantages.critic_lam": 1.0}, {"returns", "critic"}),
+    ("length-adaptive lambda", {}, {"advantages.lam_alpha": 0.5}, RETURNS),
     ("10 gamma", {}, {"advantages.gamma": 0.5}, RETURNS),
     ("9 another policy", {}, {"model_path": "other"}, EVERYTHING),
     ("11 ratio clip", {}, {"loss.ratio_clip": 0.5}, {"policy"}),

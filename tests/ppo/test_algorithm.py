@@ -107,6 +107,38 @@ def test_critic_has_a_lambda_of_its_own(ppo: PPO, prompts: PromptBatch) -> None:
     torch.testing.assert_close(experience.returns[mask], to_come[mask])
 
 
+def test_lambda_grows_with_the_response(ppo: PPO, prompts: PromptBatch) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    rollouts = rollouts._replace(response_mask=torch.arange(LENGTH) < torch.tensor([[2], [LENGTH]]))
+    estimates, mask = ppo.estimate(rollouts), rollouts.response_mask
+    rewards = torch.arange(1.0, mask.numel() + 1).view(mask.shape) * mask
+    ppo.advantages = replace(ppo.advantages, lam_alpha=0.4)
+    experience = ppo.experience(rollouts, rewards, estimates)
+    for row, (length, lam) in enumerate([(2, 0.0), (LENGTH, 0.5)]):  # 1 - 1 / (0.4 * 5)
+        ppo.advantages = AdvantageOptions(lam=lam)
+        expected = ppo.experience(rollouts, rewards, estimates)
+        torch.testing.assert_close(experience.advantages[row], expected.advantages[row])
+        assert experience.advantages[row, :length].all()
+
+
+def test_prompts_with_unlike_scores_are_learned_from_first(ppo: PPO, prompts: PromptBatch) -> None:
+    batch = prompts.select([0, 1, 0, 1, 0, 0, 1, 1])
+    rollouts = ppo.rollout(batch, seed=1)
+    estimates = ppo.estimate(rollouts)
+    rewards = torch.arange(8.0)[:, None] * rollouts.response_mask
+    # of four prompts, alike in the first and third
+    scores = torch.tensor([2.0, 2.0, 1.0, 0.0, 0.1, 0.1, 5.0, 3.0])
+    experience = ppo.experience(rollouts, rewards, estimates)
+    assert ppo.select_prompts(experience, scores) is experience
+    for count, rows in ((1, [2, 3]), (2, [2, 3, 6, 7]), (3, [0, 1, 2, 3, 6, 7])):
+        ppo.advantages = AdvantageOptions(estimator="rloo", learned_prompts=count)
+        selected = ppo.select_prompts(experience, scores)
+        expected = experience.select(torch.tensor(rows))
+        assert torch.equal(selected.rollouts.sequence_ids, expected.rollouts.sequence_ids)
+        assert torch.equal(selected.returns, expected.returns)
+        assert ppo.count_learned(8) == len(selected) == len(rows)
+
+
 def test_a_critic_comes_with_the_estimator_that_uses_it(ppo: PPO) -> None:
     networks = PPONetworks(ppo.policy, ppo.reference, None, ppo.reward, ppo.tokenizer)
     with pytest.raises(ValueError, match=r"networks\.critic: expected a critic with .*: gae"):

@@ -92,7 +92,8 @@ def run_iteration(case: Case) -> Finding:
             "(model.network.dtype) helps where numbers overflow.",
         )
     rewards = module.shape_rewards(rollouts, scores, estimates)
-    case.experience = module.experience(rollouts, rewards, estimates)
+    experience = module.experience(rollouts, rewards, estimates)
+    case.experience = module.select_prompts(experience, scores)
     updates = _run_two_updates(case, generator)
     steps = [step for update in updates for step in update.values()]
     if names := sorted({k for step in steps for k, v in step.metrics.items() if v != v}):
