@@ -1,6 +1,6 @@
 """The run that is examined, with the tensors of one iteration for the checks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -32,9 +32,9 @@ class NetworkStep(NamedTuple):
     applied_norm: float | None
 
 
-@dataclass
+@dataclass(repr=False)
 class Case:
-    """A run that is examined, which uses it up. Fields are `None` until they are known.
+    """A run that is examined, which uses it up. Fields below `plan` are absent until known.
 
     `free_memory` are bytes that the device has before the networks are on it. `estimates` are as
     the update gets them: the policy's log-probs may come from generation, and `rescored` then has
@@ -46,14 +46,14 @@ class Case:
     data: LightningDataModule
     trainer: Trainer
     plan: RunPlan
-    free_memory: int | None = None
-    batch: PromptBatch | None = None
-    rollouts: RolloutBatch | None = None
-    estimates: TokenStatistics | None = None
+    free_memory: int = field(init=False)
+    batch: PromptBatch = field(init=False)
+    rollouts: RolloutBatch = field(init=False)
+    estimates: TokenStatistics = field(init=False)
     rescored: TokenStatistics | None = None
-    scores: Tensor | None = None
-    experience: Experience | None = None
-    updates: list[dict[str, NetworkStep]] | None = None
+    scores: Tensor = field(init=False)
+    experience: Experience = field(init=False)
+    updates: list[dict[str, NetworkStep]] = field(init=False)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -6,7 +6,6 @@ from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
 def check_clipping(case: Case) -> Finding:
     """Check that a gradient above the bound reaches each network's optimizer clipped."""
-    assert case.updates is not None
     strategy = type(case.trainer.strategy).__name__
     parts = []
     for network in case.updates[0]:

@@ -21,8 +21,6 @@ _MAX_RESPONSE = 32  # response tokens of the comparison with generation's own lo
 
 def check_reference(case: Case) -> Finding:
     """Check that KL(policy, reference) is 0."""
-    assert case.rollouts is not None
-    assert case.estimates is not None
     estimates, mask = case.estimates, case.rollouts.response_mask
     # k3 is positive at each token, so that differences of opposite sign do not cancel
     tokens = kl_estimate(estimates.logprobs, estimates.ref_logprobs, "k3")
@@ -39,7 +37,6 @@ def check_reference(case: Case) -> Finding:
 
 def check_ratio(case: Case) -> Finding:
     """Check that the ratio of the first minibatch is 1."""
-    assert case.updates is not None
     metrics = case.updates[0]["policy"].metrics
     ratio, kl = metrics["ppo/ratio"], metrics["ppo/approx_kl"]
     # the KL sees ratios that are 1 only on average
@@ -63,8 +60,6 @@ def check_padding(case: Case) -> Finding:
 
     Rollouts without padding are compared with the same rollouts in a batch with too much of it.
     """
-    assert case.rollouts is not None
-    assert case.batch is not None
     rows = range(min(FEW, len(case.rollouts.response_ids)))
     alone = [
         _outputs_by_network(case, _select_row(case.rollouts, row), [case.batch.texts[row]])
@@ -94,9 +89,6 @@ def check_padding(case: Case) -> Finding:
 
 def check_sampling(case: Case) -> Finding:
     """Check that responses come from the distribution that they are scored with."""
-    assert case.rollouts is not None
-    assert case.estimates is not None
-    assert case.batch is not None
     # log-probs that generation computed must not be compared with themselves
     scored = case.rescored or case.estimates
     gap, standard_errors = entropy_gap(case.rollouts, scored)
@@ -151,7 +143,6 @@ def entropy_gap(rollouts: RolloutBatch, estimates: TokenStatistics) -> tuple[flo
 
 def _generation_difference(case: Case) -> float:
     """Mean difference of transformers' log-probs in generation to the scored ones, in nats."""
-    assert case.batch is not None
     module = case.module
     ids, mask = case.batch.input_ids[:FEW], case.batch.attention_mask[:FEW]
     options = replace(

@@ -34,9 +34,8 @@ def check_eos(case: Case) -> Finding:
 
 def _find_untrained_eos(case: Case) -> Finding | None:
     """Report responses that ended while their EOS is outside the loss."""
-    assert case.rollouts is not None
     rollouts, tokenizer = case.rollouts, case.tokenizer
-    mask = rollouts.response_mask if case.experience is None else case.experience.loss_mask
+    mask = case.experience.loss_mask if hasattr(case, "experience") else rollouts.response_mask
     stop_ids = rollouts.response_ids.new_tensor(stop_token_ids(case.module.policy, tokenizer))
     trained = (torch.isin(rollouts.response_ids, stop_ids) & mask).any(1)
     untrained = rollouts.terminated & ~trained
@@ -56,7 +55,6 @@ def _find_untrained_eos(case: Case) -> Finding | None:
 
 def _describe_ends(case: Case) -> Finding:
     """Report how many responses ended, and how probable that was."""
-    assert case.rollouts is not None
     rollouts, limit = case.rollouts, case.module.sampling.max_new_tokens
     count, cut_off = len(rollouts.terminated), int((~rollouts.terminated).sum())
     if cut_off == count:
@@ -91,8 +89,6 @@ def _describe_ends(case: Case) -> Finding:
 
 def _sampled_eos_probability(case: Case) -> float:
     """Geometric mean of the probability of EOS where it was sampled."""
-    assert case.rollouts is not None
-    assert case.estimates is not None
     rows = case.rollouts.terminated
     last = (case.rollouts.lengths[rows] - 1).unsqueeze(1)
     return math.exp(float(case.estimates.logprobs[rows].gather(1, last).mean()))
@@ -100,7 +96,6 @@ def _sampled_eos_probability(case: Case) -> float:
 
 def _data_eos_probability(case: Case) -> float | None:
     """Geometric mean of the probability of EOS at the end of ptx examples; `None` without any."""
-    assert case.batch is not None
     if case.batch.ptx is None:
         return None
     ptx = case.batch.ptx

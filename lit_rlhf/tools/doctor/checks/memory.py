@@ -37,7 +37,6 @@ def check_memory(case: Case) -> Finding:
             "Run the doctor on the machine of the run, or compare it with your GPU's memory.",
         )
     free = case.free_memory
-    assert free is not None
     if estimate.peak > free:
         return failure(
             f"{total}; {format_gib(free)} GiB are free.", suggest_settings(case, estimate)

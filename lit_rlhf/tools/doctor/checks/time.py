@@ -17,7 +17,6 @@ _ESTIMATE = "This is an estimate: responses may grow, and validation and saving 
 
 def check_time(case: Case) -> Finding:
     """Check that the run has iterations and an end, before its time limit, and logs some."""
-    assert case.rollouts is not None
     seconds = iteration_seconds(case)
     total = sum(seconds.values())
     rate = int(case.rollouts.response_mask.sum()) / max(total, 1e-9)
@@ -73,7 +72,6 @@ def check_time(case: Case) -> Finding:
 
 def iteration_seconds(case: Case) -> dict[str, float]:
     """Seconds of each phase of an iteration; those of the update from one of its steps."""
-    assert case.experience is not None
     measured, minibatches = case.module.timer.seconds, case.module.minibatches
     updates = minibatches.updates_per_iteration(len(case.experience))
     return {**measured, "update": measured["update"] * updates}
