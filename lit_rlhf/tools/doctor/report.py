@@ -1,8 +1,8 @@
 """Findings of the checks, their report, and how they are shown on a terminal."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -51,11 +51,6 @@ def failure_of(error: Exception) -> Finding:
     return failure(f"{kind}{error}", "The run would end with this error: change what it names.")
 
 
-def not_reached() -> Finding:
-    """The finding of a check that was not reached."""
-    return Finding(Status.NOT_CHECKED, "Not reached.")
-
-
 @dataclass
 class Report:
     """The findings of all checks by name, in their order.
@@ -102,11 +97,9 @@ class Display:
         self.console = console or Console(file=sys.stdout, highlight=False)
         self.width = min(self.console.width, _MAX_WIDTH)
 
-    @contextmanager
-    def show_progress(self, text: str) -> Iterator[None]:
-        """Show what is being checked during the block, if there is a terminal."""
-        with Console(stderr=True).status(f"{text} ..."):
-            yield
+    def show_progress(self, text: str) -> AbstractContextManager[object]:
+        """Show what is being checked during a block, if there is a terminal."""
+        return Console(stderr=True).status(f"{text} ...")
 
     def show_finding(self, name: str, finding: Finding) -> None:
         """Print a finding."""

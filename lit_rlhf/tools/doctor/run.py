@@ -14,35 +14,25 @@ from lit_rlhf.data import PromptBatch, RecordDataModule, TokenBatch
 from lit_rlhf.modules import UPDATE_MEMORY, PhaseTimer, PPOModule, iteration_draws, trained_networks
 from lit_rlhf.rollout import iterate_minibatches
 from lit_rlhf.tools.doctor.case import NETWORKS, Case, NetworkStep
-from lit_rlhf.tools.doctor.checks import (
-    check_clipping,
-    check_eos,
-    check_memory,
+from lit_rlhf.tools.doctor.checks.clipping import check_clipping
+from lit_rlhf.tools.doctor.checks.distributions import (
     check_padding,
     check_ratio,
     check_reference,
     check_sampling,
-    check_text_contract,
-    check_time,
-    check_vocabulary,
-    free_memory,
 )
+from lit_rlhf.tools.doctor.checks.eos import check_eos
+from lit_rlhf.tools.doctor.checks.memory import check_memory, free_memory
+from lit_rlhf.tools.doctor.checks.text import check_text_contract, check_vocabulary
+from lit_rlhf.tools.doctor.checks.time import check_time
 from lit_rlhf.tools.doctor.plan import RunPlan
-from lit_rlhf.tools.doctor.report import (
-    Display,
-    Finding,
-    Report,
-    Status,
-    failure,
-    failure_of,
-    not_reached,
-    ok,
-)
+from lit_rlhf.tools.doctor.report import Display, Finding, Report, Status, failure, failure_of, ok
 
 _NO_BATCH = failure(
     "The training data give no batch.",
     "Lower data.batch_size, or add prompts to data.train_sources.",
 )
+_NOT_REACHED = Finding(Status.NOT_CHECKED, "Not reached.")
 
 
 class Check(NamedTuple):
@@ -116,7 +106,8 @@ def _run_two_updates(case: Case, generator: torch.Generator) -> list[dict[str, N
     def update(clips: dict[str, float | None], timer: PhaseTimer) -> dict[str, NetworkStep]:
         optimizers = [optimizer for optimizer, _ in trained_networks(module)]
         for optimizer in optimizers:
-            _reset_first_moments(optimizer)
+            for moment, _ in _first_moments(optimizer):
+                moment.zero_()
         with timer("update", minibatch.rollouts.sequence_ids, UPDATE_MEMORY):
             found = {}
             if module.separate_critic:
@@ -139,7 +130,7 @@ def _run_two_updates(case: Case, generator: torch.Generator) -> list[dict[str, N
     for name, step in first.items():
         if step.clip is not None and not step.norm > step.clip:
             clips[name] = step.norm / 2 or step.clip
-    return [first, update({**clips}, module.timer)]
+    return [first, update(clips, module.timer)]
 
 
 # Adam's first moment is a running mean of the gradients that its steps have really used, under
@@ -147,14 +138,8 @@ def _run_two_updates(case: Case, generator: torch.Generator) -> list[dict[str, N
 # before a step, it is (1 - beta_1) times the gradient of that step afterwards.
 
 
-def _reset_first_moments(optimizer: LightningOptimizer) -> None:
-    """Set Adam's running means of the gradient to 0."""
-    for moment, _ in _first_moments(optimizer):
-        moment.zero_()
-
-
 def _applied_gradient_norm(optimizer: LightningOptimizer) -> float | None:
-    """L2 norm of the gradient of a step after `_reset_first_moments`; `None` without Adam."""
+    """L2 norm of the gradient of a step from moments of 0; `None` without Adam."""
     norms = [
         torch.linalg.vector_norm(moment, dtype=torch.float32).cpu() / (1 - beta)
         for moment, beta in _first_moments(optimizer)
@@ -313,14 +298,14 @@ def examine(
             examination.add(START, _NO_BATCH)
     for check in ALL_CHECKS:
         if check.name not in report.findings:
-            examination.add(check.name, not_reached())
+            examination.add(check.name, _NOT_REACHED)
     return report
 
 
 def report_start_failure(error: Exception, plan: RunPlan, display: Display) -> Report:
     """Report a run whose module, data or Trainer could not be built."""
     findings = {START: failure_of(error)}
-    findings |= {check.name: not_reached() for check in ALL_CHECKS}
+    findings |= {check.name: _NOT_REACHED for check in ALL_CHECKS}
     for name, finding in findings.items():
         display.show_finding(name, finding)
     return Report(findings, plan.substitution)

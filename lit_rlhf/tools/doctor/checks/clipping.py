@@ -1,6 +1,6 @@
 """The check that gradients are clipped under the run's strategy."""
 
-from lit_rlhf.tools.doctor.case import Case, NetworkStep
+from lit_rlhf.tools.doctor.case import Case
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
 
@@ -19,9 +19,13 @@ def check_clipping(case: Case) -> Finding:
             )
         step = next((s for s in steps if s.clip is not None and s.norm > s.clip), None)
         if step is None or step.applied_norm is None or step.clip is None:
+            reason = (
+                "its optimizer is not Adam, whose moments show the gradient"
+                if steps[-1].applied_norm is None
+                else f"its norm is {steps[-1].norm:.2g}"
+            )
             return warning(
-                f"It cannot be told whether gradients of the {network} are clipped: "
-                f"{_explain_unknown(steps[-1])}",
+                f"It cannot be told whether gradients of the {network} are clipped: {reason}.",
                 f"Watch ppo/{network}_grad_norm against {option} in the run's first iterations.",
             )
         if not step.applied_norm <= step.clip * (1 + case.tolerance(1e-3, 2e-2)):
@@ -35,10 +39,3 @@ def check_clipping(case: Case) -> Finding:
         lowered = "" if step is steps[0] else f" with the bound lowered to {step.clip:.3g}"
         parts.append(f"{network} from {step.norm:.3g} to {step.applied_norm:.3g}{lowered}")
     return ok(f"{strategy} clips gradient norms: {'; '.join(parts)}.")
-
-
-def _explain_unknown(step: NetworkStep) -> str:
-    """Why it cannot be told whether a step was clipped."""
-    if step.applied_norm is None:
-        return "its optimizer is not Adam, whose moments show the gradient."
-    return f"its norm is {step.norm:.2g}."
