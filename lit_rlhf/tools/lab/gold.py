@@ -24,13 +24,6 @@ from lit_rlhf.tools.lab.lexicon import (
 BEST_GOLD: Final = 2.0
 """The largest gold reward."""
 
-_WRONG_ITEM_COST: Final = 0.7
-_EXCESS_ITEM_COST: Final = 0.5
-_UNFINISHED_COST: Final = 1.0
-_MISJUDGED_COST: Final = 1.0
-_EXTRA_WORD_COST: Final = 0.05
-_REPEATED_BIGRAM_COST: Final = 0.25
-_MALFORMED_COST: Final = 1.0
 _FREE_WORDS: Final = 12
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -79,22 +72,18 @@ class GoldTerms(NamedTuple):
     @property
     def total(self) -> float:
         """The gold reward, at most `BEST_GOLD`."""
-        return (
-            self.content
-            - _REPEATED_BIGRAM_COST * self.repeated_bigrams
-            - _MALFORMED_COST * self.malformed
-        )
+        return self.content - 0.25 * self.repeated_bigrams - 1.0 * self.malformed
 
     @property
     def content(self) -> float:
         """The gold reward without form, as seen by labellers who overlook form."""
         return (
             BEST_GOLD * self.correct_share
-            - _WRONG_ITEM_COST * self.wrong_items
-            - _EXCESS_ITEM_COST * self.excess_items
-            - _UNFINISHED_COST * self.unfinished
-            - _MISJUDGED_COST * self.misjudged
-            - _EXTRA_WORD_COST * self.extra_words
+            - 0.7 * self.wrong_items
+            - 0.5 * self.excess_items
+            - 1.0 * self.unfinished
+            - 1.0 * self.misjudged
+            - 0.05 * self.extra_words
         )
 
 

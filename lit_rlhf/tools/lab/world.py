@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from lit_rlhf.tools.lab.gold import Request, parse_request
-from lit_rlhf.tools.lab.lexicon import DANGEROUS, LEXICONS, Language, Lexicon
+from lit_rlhf.tools.lab.lexicon import DANGEROUS, LEXICONS, Lexicon
 
 ChatMessages = tuple[dict[str, str], ...]
 """A dialogue; each turn has the keys `"role"` (`"user"` or `"assistant"`) and `"content"`."""
@@ -61,10 +61,7 @@ class World:
     @property
     def lexicons(self) -> tuple[Lexicon, ...]:
         """The lexicons of this world's languages."""
-        languages: tuple[Language, ...] = (
-            ("en", "zh") if self.language == "both" else (self.language,)
-        )
-        return tuple(LEXICONS[language] for language in languages)
+        return tuple(LEXICONS.values()) if self.language == "both" else (LEXICONS[self.language],)
 
     def sample_prompts(self, n: int, seed: int) -> list[ChatMessages]:
         """Sample prompts for training.

@@ -51,31 +51,22 @@ def write_world(
         (prompt, world.sample_demonstration(prompt, rng))
         for prompt in world.sample_prompts(n_demonstrations + n_texts, seed)
     ]
-    write_json_lines(
-        root / "demonstrations.jsonl",
-        (
+    records: dict[str, Iterable[dict[str, Any]]] = {
+        "demonstrations": (
             {"messages": [*prompt, {"role": "assistant", "content": answer}]}
             for prompt, answer in dialogues[:n_demonstrations]
         ),
-    )
-    write_json_lines(
-        root / "prompts_train.jsonl",
-        ({"prompt": list(prompt)} for prompt in world.sample_prompts(n_train_prompts, seed + 1)),
-    )
-    write_json_lines(
-        root / "prompts_heldout.jsonl",
-        (
-            {"prompt": list(prompt)}
-            for prompt in world.sample_held_out_prompts(n_heldout_prompts, seed)
+        "prompts_train": ({"prompt": p} for p in world.sample_prompts(n_train_prompts, seed + 1)),
+        "prompts_heldout": (
+            {"prompt": p} for p in world.sample_held_out_prompts(n_heldout_prompts, seed)
         ),
-    )
-    write_json_lines(
-        root / "text.jsonl",
-        (
+        "text": (
             {"text": f"{render_prompt(prompt)} {answer}"}
             for prompt, answer in dialogues[n_demonstrations:]
         ),
-    )
+    }
+    for name, lines in records.items():
+        write_json_lines(root / f"{name}.jsonl", lines)
     write_base_model(root / "base", world, seed, chat_template)
     # Last, as `read_world` takes a folder with these settings for a complete one.
     settings = {"seed": seed, "world": dataclasses.asdict(world)}
