@@ -169,10 +169,7 @@ class EqualsRule:
             given: str | None = response
             if search is not None:
                 given = search.extract(response)
-                found = [search.extract(answer) for answer in answers]
-                answers = [
-                    a if part is None else part for a, part in zip(answers, found, strict=True)
-                ]
+                answers = [a if (part := search.extract(a)) is None else part for a in answers]
             known = {_normalize(answer, self.ignore_case) for answer in answers}
             scores.append(float(given is not None and _normalize(given, self.ignore_case) in known))
         return scores
@@ -220,24 +217,18 @@ class SentimentRule:
     """
 
     def __init__(self) -> None:
-        _sentiment_analyzer()  # or refuse now
+        try:
+            from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+        except ImportError as error:
+            raise ValueError(
+                "expected the package vaderSentiment to be installed (pip install "
+                f"vaderSentiment), got {error}"
+            ) from error
+        self.analyzer = SentimentIntensityAnalyzer()
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         """Score `responses`."""
-        analyzer = _sentiment_analyzer()
-        return [float(analyzer.polarity_scores(response)["compound"]) for response in responses]
-
-
-@lru_cache
-def _sentiment_analyzer() -> Any:  # noqa: ANN401  # vaderSentiment has no type information
-    try:
-        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
-    except ImportError as error:
-        raise ValueError(
-            "expected the package vaderSentiment to be installed (pip install vaderSentiment), "
-            f"got {error}"
-        ) from error
-    return SentimentIntensityAnalyzer()
+        return [float(self.analyzer.polarity_scores(text)["compound"]) for text in responses]
 
 
 def _read_answers(field: str, value: Any, prompt: str) -> list[str]:  # noqa: ANN401  # as in the data

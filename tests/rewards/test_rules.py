@@ -147,7 +147,6 @@ def test_sentiment_is_that_of_vader() -> None:
 
 def test_sentiment_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vaderSentiment.vaderSentiment", None)
-    rules._sentiment_analyzer.cache_clear()
     with pytest.raises(ValueError, match=r"cheerful: expected .* \(pip install vaderSentiment\)"):
         parse_rewards({"cheerful": {"rule": "sentiment"}})
 
