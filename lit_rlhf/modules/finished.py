@@ -224,7 +224,9 @@ def save_finished(module: StageModule) -> None:
                 "StopTraining keeps them"
             )
             return
-        load_healthy_weights(module, checkpoint)
+        content = trainer.strategy.load_checkpoint(checkpoint, weights_only=True)
+        module.on_load_checkpoint(content)  # with the metrics for the card
+        trainer.strategy.load_model_state_dict(content, strict=module.strict_loading)
     else:
         module.guard.check_end(trainer)
     require_finite_weights(module, module.stage, str(folder))
@@ -240,14 +242,6 @@ def save_finished(module: StageModule) -> None:
         if module.collapse is None and trainer.is_global_zero:
             write_manifest(partial, {"command": module.command})
     rank_zero_info(f"{module.stage}: saved the model to {folder}")
-
-
-def load_healthy_weights(module: StageModule, path: Path) -> None:
-    """Load the weights of a checkpoint of this run, and its metrics for the card."""
-    strategy = module.trainer.strategy
-    checkpoint = strategy.load_checkpoint(path, weights_only=True)
-    module.on_load_checkpoint(checkpoint)
-    strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
 
 
 def model_card(module: StageModule) -> ModelCardInfo:

@@ -44,8 +44,11 @@ class PhaseTimer:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            message = f"{phase}: {describe_shortage(ids, settings, self.module)}"
-            raise torch.OutOfMemoryError(f"{message}. The allocator said: {error}") from error
+            changes = filter(None, (suggest_change(name, self.module) for name in settings))
+            raise torch.OutOfMemoryError(
+                f"{phase}: out of memory with {ids.shape[0]} sequences of {ids.shape[1]} tokens on "
+                f"this rank. What helps: {', or '.join(changes)}. The allocator said: {error}"
+            ) from error
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now(device) - start
         self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(device))
 
@@ -99,15 +102,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return any(phrase in str(error) for phrase in _OUT_OF_MEMORY)
-
-
-def describe_shortage(ids: Tensor, settings: Sequence[str], module: object) -> str:
-    """Say for how many sequences memory was short, and which settings to change."""
-    changes = filter(None, (suggest_change(name, module) for name in settings))
-    return (
-        f"out of memory with {ids.shape[0]} sequences of {ids.shape[1]} tokens on this rank. What "
-        f"helps: {', or '.join(changes)}"
-    )
 
 
 def suggest_change(name: str, module: object) -> str:

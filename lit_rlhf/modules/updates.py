@@ -45,23 +45,15 @@ class TooManySkippedUpdates(RuntimeError):
 
 
 class _NotFiniteError(Exception):
-    """Numbers that an iteration needs are not finite; only `UpdateGuard.iteration` sees it."""
-
-    def __init__(self, names: list[str]) -> None:
-        super().__init__(names)
-        self.names = names
+    """Named numbers of an iteration are not finite; only `UpdateGuard.iteration` sees it."""
 
 
 def trained_networks(module: LightningModule) -> list[tuple[LightningOptimizer, LRScheduler]]:
     """Each network's optimizer and schedule, in the order of `configure_optimizers`."""
     optimizers, schedules = module.optimizers(), cast(Any, module.lr_schedulers())
-    return list(
-        zip(
-            optimizers if isinstance(optimizers, list) else [optimizers],
-            schedules if isinstance(schedules, list) else [schedules],
-            strict=True,
-        )
-    )
+    if not isinstance(optimizers, list):
+        return [(optimizers, schedules)]
+    return list(zip(optimizers, schedules, strict=True))
 
 
 def step_schedule(schedule: LRScheduler) -> None:
@@ -131,14 +123,14 @@ class UpdateGuard:
         try:
             yield
         except _NotFiniteError as error:
-            found = error.names
+            found = list(error.args)
         self.skipped = bool(found)
         self._count_update(trainer, networks, found, place)
 
     def require_finite(self, quantities: Mapping[str, Tensor]) -> None:
         """End the iteration unless these named tensors are finite on all ranks."""
         if found := find_non_finite(quantities):
-            raise _NotFiniteError(found)
+            raise _NotFiniteError(*found)
 
     def check_end(self, trainer: Trainer) -> None:
         """Refuse to end a run well whose last update of a network was skipped."""
@@ -157,15 +149,10 @@ class UpdateGuard:
     def _count_update(
         self, trainer: Trainer, network: str, not_finite: list[str], place: str
     ) -> None:
-        if not_finite:
-            self._count_skipped(trainer, network, not_finite, place)
-        else:
+        """Count an update, and tell of a skipped one; too many of these in a row end the run."""
+        if not not_finite:
             self.in_a_row[network] = 0
-
-    def _count_skipped(
-        self, trainer: Trainer, network: str, not_finite: list[str], place: str
-    ) -> None:
-        """Tell of a skipped update; too many of a network in a row end the run."""
+            return
         row = self.in_a_row[network] = self.in_a_row.get(network, 0) + 1
         self._count += 1
         skipped = f"update of {network} skipped at {place}: non-finite: {join_names(not_finite)}"
