@@ -124,12 +124,10 @@ def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def save_lm_head(lm_head: Mapping[str, Tensor], folder: str | Path) -> Path:
+def save_lm_head(lm_head: Mapping[str, Tensor], folder: Path) -> None:
     """Write an output layer's weight, and bias if any, to a reward model's folder."""
-    path = Path(folder) / _LM_HEAD_FILE
     state = {name: tensor.contiguous() for name, tensor in lm_head.items()}
-    save_file(state, path, metadata={"format": "pt"})
-    return path
+    save_file(state, folder / _LM_HEAD_FILE, metadata={"format": "pt"})
 
 
 def read_lm_head(folder: str | Path) -> nn.Linear | None:

@@ -149,8 +149,6 @@ def _find_files_outside_layers(path: str | Path, pickled_weights: bool) -> list[
 
 def _find_file(path: str | Path, name: str) -> Path | None:
     """A file of a model, fetched from the hub for an id; `None` if the model has no such file."""
-    if Path(path).is_dir():
-        return Path(path) / name if (Path(path) / name).is_file() else None
     try:
         return Path(str(cached_file(str(path), name)))
     # also raised where the hub cannot be reached, which loading the model reports afterwards

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from lit_rlhf.checks import check_choice
 from lit_rlhf.forward import (
     PLAN_ATTRIBUTE,
     LanguageModel,
@@ -52,7 +53,11 @@ def prepare_model(
     if options.fused_kernels:
         use_fused_kernels(prepared)
     if options.torch_compile is not None:
-        _compile_trunk(prepared, options.torch_compile)
+        check_choice(
+            "torch_compile", options.torch_compile, torch.compiler.list_backends(exclude_tags=())
+        )
+        # for sequences of any length
+        trunk_of(prepared).compile(dynamic=True, backend=options.torch_compile)
         # a compiled trunk runs all of its layers
         plan = replace(forward_plan(prepared), lower_layers=0)
         setattr(unwrap_model(prepared), PLAN_ATTRIBUTE, plan)
@@ -158,15 +163,6 @@ def _on_cuda(fused: Callable[..., Any], plain: Callable[..., Any]) -> Callable[.
         return function(*args, **kwargs)
 
     return choose
-
-
-def _compile_trunk(model: ModuleT, backend: str) -> ModuleT:
-    """Put the trunk of `model` behind torch.compile, for sequences of any length, in place."""
-    known = torch.compiler.list_backends(exclude_tags=())
-    if backend not in known:
-        raise ValueError(f"torch_compile: expected one of {', '.join(known)}, got {backend!r}")
-    trunk_of(model).compile(dynamic=True, backend=backend)
-    return model
 
 
 @contextmanager

@@ -85,19 +85,28 @@ def save_model_folder(
     """
     if is_4bit(model):
         model = merge_adapters(model)  # transformers would save the layers in 4 bits
+    inner = unwrap_model(model)
+    scalar = not inner.can_generate()
     with replace_folder(folder) as partial:
-        scalar = not unwrap_model(model).can_generate()
+        state = merged_state_dict(model) if state is None else state
         if scalar:
             if generation is not None:
                 raise ValueError(
                     "generation: expected None for a scalar model, which samples nothing"
                 )
-            _name_label(unwrap_model(model).config, card)
-            _write_scalar(model, tokenizer, partial, max_shard_size, head_format, lm_head, state)
+            _name_label(inner.config, card)
+            _write_scalar(inner, tokenizer, partial, max_shard_size, head_format, lm_head, state)
             if lm_head and head_format != "trl":
                 save_lm_head(lm_head, partial)
         else:
-            _write_language_model(model, tokenizer, partial, generation, max_shard_size, state)
+            # save_pretrained writes the config that came with the base model's folder
+            before = inner.generation_config
+            stop_ids = stop_token_ids(model)
+            inner.generation_config = make_generation_config(tokenizer, generation, stop_ids)
+            try:
+                inner.save_pretrained(partial, state_dict=state, max_shard_size=max_shard_size)
+            finally:
+                inner.generation_config = before
         _save_companions(tokenizer, partial, contract, card, scalar)
 
 
@@ -151,27 +160,6 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
         undo_interrupted_replacement(target)
 
 
-def _write_language_model(
-    model: LanguageModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    generation: Mapping[str, Any] | None,
-    max_shard_size: str,
-    state: dict[str, Tensor] | None,
-) -> None:
-    inner = unwrap_model(model)
-    # save_pretrained writes the config that came with the base model's folder, so it has to be
-    # replaced for that time
-    before = inner.generation_config
-    stop_ids = stop_token_ids(model)
-    inner.generation_config = make_generation_config(tokenizer, generation, stop_ids)
-    try:
-        state = merged_state_dict(model) if state is None else state
-        inner.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
-    finally:
-        inner.generation_config = before
-
-
 def _name_label(config: PreTrainedConfig, card: ModelCardInfo | str | None) -> None:
     """Name the only label: transformers' default, LABEL_0, says nothing in a pipeline's output."""
     if isinstance(card, ModelCardInfo):
@@ -184,27 +172,25 @@ def _name_label(config: PreTrainedConfig, card: ModelCardInfo | str | None) -> N
 
 
 def _write_scalar(
-    model: LanguageModel,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     max_shard_size: str,
     head_format: HeadFormat,
     lm_head: Mapping[str, Tensor] | None,
-    state: dict[str, Tensor] | None,
+    state: dict[str, Tensor],
 ) -> None:
-    inner = unwrap_model(model)
-    state = merged_state_dict(model) if state is None else state
-    set_scalar_padding(inner.config, tokenizer)
+    set_scalar_padding(model.config, tokenizer)
     # without it, vLLM and others pass the score through a sigmoid
-    inner.config.problem_type = "regression"
+    model.config.problem_type = "regression"
     if head_format == "trl":
-        causal_lm, state = convert_to_trl(inner, state, lm_head or {})
+        causal_lm, state = convert_to_trl(model, state, lm_head or {})
         causal_lm.generation_config = make_generation_config(tokenizer, None)
         causal_lm.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
         return
     bias = state.get("score.bias")
     if head_format == "openrlhf":
-        inner.config.value_head_prefix = "score"
+        model.config.value_head_prefix = "score"
         if bias is not None:
             raise ValueError(
                 f"head_format: OpenRLHF's scalar head has no bias, this one has {float(bias):g}; "
@@ -216,7 +202,7 @@ def _write_scalar(
             f"leaves it out, and its scores are lower by {float(bias):g}; the format trl keeps it",
             stacklevel=2,
         )
-    inner.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
+    model.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
 
 
 def _save_companions(
@@ -227,7 +213,13 @@ def _save_companions(
     scalar: bool,
 ) -> None:
     """Save tokenizer, text contract and model card next to the weights."""
-    _save_tokenizer(tokenizer, folder, "right" if scalar else "left")
+    before = tokenizer.padding_side
+    # plain transformers continues the last column, and counts a classifier's from the first
+    tokenizer.padding_side = "right" if scalar else "left"
+    try:
+        tokenizer.save_pretrained(folder)
+    finally:
+        tokenizer.padding_side = before
     if contract is not None:
         contract.save(folder)
     if card is not None:
@@ -236,19 +228,6 @@ def _save_companions(
             chat = tokenizer.chat_template is not None
             card = render_model_card(read_manifest(folder), scalar, chat)
         (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, padding_side: str) -> None:
-    """Save with the padding side that plain transformers needs.
-
-    Generation continues the last column, and classifiers count positions from the first.
-    """
-    before = tokenizer.padding_side
-    tokenizer.padding_side = padding_side
-    try:
-        tokenizer.save_pretrained(folder)
-    finally:
-        tokenizer.padding_side = before
 
 
 def make_generation_config(
