@@ -60,8 +60,22 @@ class EngineOptimizer(Optimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all of the engine's gradients, partitioned and accumulated ones included."""
-        _drop_gradients(self.engine)
+        """Drop all of the engine's gradients, so that an update can be abandoned half-way.
+
+        ZeRO's own `zero_grad` leaves sums over the backwards since the last step.
+        """
+        zero = self.engine.optimizer
+        zero.zero_grad()  # stage 1 has its sums here
+        zero.all_grad_tensors.clear()  # stage 2 in float32
+        zero.averaged_gradients.clear()  # stage 2 in bfloat16
+        # Backwards since the last step, from 0. At 0 or below, offloading overwrites its sums.
+        zero.micro_step_id = -1
+        zero.ready_for_gradients = False  # else stage 1 does not count the next backward
+        if zero.cpu_offload:
+            zero.reset_cpu_buffers()  # waits for copies that are under way
+            # Parameters with sums in CPU memory. Those that the next backward does not reach would
+            # step with the old ones.
+            zero._offload_accumulated_param_ids.clear()
 
     def clip_next_step(self, max_norm: float | None) -> None:
         """Clip the gradient of the next step to an L2 norm of at most `max_norm`."""
@@ -104,25 +118,6 @@ def group_states(optimizer: EngineOptimizer) -> list[tuple[Tensor, dict[str, Any
 def is_partitioned(value: object, master: Tensor) -> bool:
     """Whether an entry of an optimizer's state has one element per element of the partition."""
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape == master.shape
-
-
-def _drop_gradients(engine: DeepSpeedEngine) -> None:
-    """Forget every gradient that an engine holds, so that an update can be abandoned half-way.
-
-    ZeRO's own `zero_grad` leaves sums over the backwards since the last step.
-    """
-    zero = engine.optimizer
-    zero.zero_grad()  # stage 1 has its sums here
-    zero.all_grad_tensors.clear()  # stage 2 in float32
-    zero.averaged_gradients.clear()  # stage 2 in bfloat16
-    # Backwards since the last step, from 0. At 0 or below, offloading overwrites its sums.
-    zero.micro_step_id = -1
-    zero.ready_for_gradients = False  # else stage 1 does not count the next backward
-    if zero.cpu_offload:
-        zero.reset_cpu_buffers()  # waits for copies that are under way
-        # Parameters with sums in CPU memory. Those that the next backward does not reach would
-        # step with the old ones.
-        zero._offload_accumulated_param_ids.clear()
 
 
 def ignore_gradients(engine: DeepSpeedEngine, ignore: bool) -> None:

@@ -81,7 +81,10 @@ class FolderCheckpoints(DDPStrategy):
                     shard = shard_file(partial / name, self.global_rank)
                     tensors = self.partitions(name, optimizer, "optimizer_states" in checkpoint)
                     written[str(shard.relative_to(partial))] = save_shard(tensors, shard)
-            checksums = self.union_over_ranks(written)
+            parts = [written] * self.world_size
+            if self.world_size > 1:
+                torch.distributed.all_gather_object(parts, written)
+            checksums = {name: crc32 for part in parts for name, crc32 in part.items()}
             in_shards = keys_in_shards(self.layouts)
             state = checkpoint["state_dict"]
             rest = {k: full_tensor(v) for k, v in state.items() if k not in in_shards}
@@ -95,13 +98,6 @@ class FolderCheckpoints(DDPStrategy):
             if self.is_global_zero:
                 delete(partial)
             raise
-
-    def union_over_ranks(self, values: dict[str, int]) -> dict[str, int]:
-        """The entries of all ranks' `values`."""
-        parts = [values] * self.world_size
-        if self.world_size > 1:
-            torch.distributed.all_gather_object(parts, values)
-        return {key: value for part in parts for key, value in part.items()}
 
     # Lightning calls `load_checkpoint` and `load_model_state_dict` before `setup`, and
     # `load_optimizer_state_dict` after it.
