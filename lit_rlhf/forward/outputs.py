@@ -127,25 +127,18 @@ def target_logprobs(
     model: LanguageModel, input_ids: Tensor, mask: Tensor, target_mask: Tensor
 ) -> Tensor:
     """Log-probs of the target tokens, `[B, L]` float32, nats; 0 elsewhere."""
-    (logprobs,) = map_target_logits(
-        model, input_ids, mask, target_mask, lambda logits, ids: (token_logprobs(logits, ids),)
-    )
-    return logprobs
+    return map_target_logits(model, input_ids, mask, target_mask, _logprobs_in_tuple)[0]
 
 
 def target_logprobs_from_hidden(
     model: LanguageModel, lm_head: nn.Module, hidden: Tensor, input_ids: Tensor, target_mask: Tensor
 ) -> Tensor:
     """`target_logprobs` from hidden states `[B, L, H]`, see `logits_from_hidden`."""
-    (logprobs,) = _map_in_chunks(
-        model,
-        lm_head,
-        hidden,
-        input_ids,
-        target_mask,
-        lambda logits, ids: (token_logprobs(logits, ids),),
-    )
-    return logprobs
+    return _map_in_chunks(model, lm_head, hidden, input_ids, target_mask, _logprobs_in_tuple)[0]
+
+
+def _logprobs_in_tuple(logits: Tensor, token_ids: Tensor) -> tuple[Tensor]:
+    return (token_logprobs(logits, token_ids),)
 
 
 def _map_in_chunks(
