@@ -1,11 +1,9 @@
 """DeepSpeed's configuration of one engine."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
-
-_EnginePrecisionName = Literal["32-true", "bf16-mixed", "bf16-true"]
 
 PRECISION_DTYPES: dict[str, torch.dtype] = {
     "32-true": torch.float32,
@@ -39,15 +37,6 @@ def validate_stage(stage: int) -> int:
     if stage not in (1, 2):
         raise ValueError(f"stage: expected 1 or 2, got {stage!r}")
     return stage
-
-
-def validate_precision(precision: str) -> _EnginePrecisionName:
-    """Return the Trainer's precision if engines can run in it."""
-    if precision not in PRECISION_DTYPES:
-        raise ValueError(
-            f"trainer.precision: expected one of {list(PRECISION_DTYPES)}, got {precision!r}"
-        )
-    return cast("_EnginePrecisionName", precision)
 
 
 def validate_overrides(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.optim import Optimizer
 
+from lit_rlhf.checks import check_choice
 from lit_rlhf.strategies.engine_config import (
     PRECISION_DTYPES,
     engine_config,
     validate_overrides,
-    validate_precision,
     validate_stage,
 )
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer, EnginePrecision
@@ -167,7 +167,8 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
     def precision_plugin(self, plugin: Precision | None) -> None:
         # The Trainer makes Lightning's plugin for any DeepSpeedStrategy and assigns it here.
         if isinstance(plugin, DeepSpeedPrecision):
-            plugin = EnginePrecision(validate_precision(plugin.precision))
+            check_choice("trainer.precision", plugin.precision, tuple(PRECISION_DTYPES))
+            plugin = EnginePrecision(plugin.precision)  # type: ignore[arg-type]  # just checked
         # `super()` gives no access to the setter of an overridden property
         Strategy.precision_plugin.fset(self, plugin)  # type: ignore[attr-defined]
 

@@ -1,12 +1,13 @@
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
 from lit_rlhf.strategies.engine_config import (
     OWNED_KEYS,
     deep_merge,
     engine_config,
     validate_overrides,
-    validate_precision,
 )
 
 
@@ -14,9 +15,9 @@ def test_keys_that_are_set_elsewhere_and_other_precisions_are_refused() -> None:
     for key in OWNED_KEYS:
         with pytest.raises(ValueError, match=f"config: key '{key}' is not accepted"):
             validate_overrides({key: 1})
-    for precision in ("16-mixed", "16-true", "64-true"):
+    for plugin in (DeepSpeedPrecision("16-mixed"), DeepSpeedPrecision("16-true")):
         with pytest.raises(ValueError, match="precision: expected one of"):
-            validate_precision(precision)
+            MultiEngineDeepSpeedStrategy(precision_plugin=plugin)
 
 
 def test_other_deepspeed_keys_win_over_the_strategys_key_by_key() -> None:
