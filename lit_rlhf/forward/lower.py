@@ -72,11 +72,7 @@ def count_frozen_layers(trunk: PreTrainedModel) -> int:
 
 
 class LowerStates:
-    """Keeps what the lowest layers give in forwards over consecutive rows.
-
-    Args:
-        n_layers: Number of these layers.
-    """
+    """Keeps what the lowest `n_layers` layers give in forwards over consecutive rows."""
 
     def __init__(self, n_layers: int) -> None:
         self.n_layers = n_layers

@@ -204,10 +204,8 @@ class Offloaded:
     CUDA. So a use costs one asynchronous copy, and of shares one collective, instead of hundreds of
     blocking copies. Between uses the tensors of a network in shares are empty.
 
-    It is not an `nn.Module`, so a LightningModule that holds one neither moves, casts, wraps nor
-    saves its weights.
-
-    All ranks have to use a network that they share at the same time.
+    All ranks have to use a network that they share at the same time. It is not an `nn.Module`, so a
+    LightningModule that holds one neither moves, casts, wraps nor saves its weights.
     """
 
     def __init__(self, network: LanguageModel, to_cpu: bool = True, shard: bool = False) -> None:

@@ -77,8 +77,7 @@ def build_scalar_model(
     model.score = (head or init_scalar_head(score.in_features, head_seed)).to(
         device=causal_lm.device, dtype=causal_lm.dtype
     )
-    left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if left:
+    if left := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise ValueError(
             f"path: expected a model whose scalar version has a trunk and a head only, got "
             f"{type(model).__name__} with {', '.join(left)} besides"

@@ -241,8 +241,7 @@ def make_generation_config(
     """
     settings = {key: value for key, value in (settings or {}).items() if value is not None}
     known = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
-    unknown = sorted(set(settings) - set(known))
-    if unknown:
+    if unknown := sorted(set(settings) - set(known)):
         raise ValueError(
             "generation: expected settings of transformers' GenerationConfig, "
             f"got {', '.join(unknown)}"
@@ -322,8 +321,7 @@ def check_replaceable(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"folder: expected a folder or a free name, got the file {folder}")
     saved = listed_files(folder)
-    foreign = [name for name, found in hash_files(folder).items() if saved.get(name) != found]
-    if foreign:
+    if foreign := [name for name, found in hash_files(folder).items() if saved.get(name) != found]:
         raise ValueError(
             f"folder: expected a model folder or a free name, got {folder} with files that no "
             f"stage or export has saved, or that were changed since ({', '.join(foreign[:3])})"

@@ -28,8 +28,7 @@ def copy_sharing_weights(model: LanguageModel) -> PreTrainedModel:
     inner: PreTrainedModel = copied.unload() if isinstance(copied, PeftModel) else copied
     # peft (0.21) leaves it behind, and would warn that the copy has adapters already
     vars(inner).pop("peft_config", None)
-    trained = [name for name, parameter in inner.named_parameters() if parameter.requires_grad]
-    if trained:
+    if trained := [name for name, weight in inner.named_parameters() if weight.requires_grad]:
         raise ValueError(
             f"model: expected frozen weights below its adapters, got trained {', '.join(trained)}"
         )

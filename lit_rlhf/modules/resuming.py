@@ -176,8 +176,7 @@ def describe_changes(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
 def check_changes(changes: Mapping[str, tuple[Any, Any]], allowed: bool, writer: str) -> None:
     """Refuse changes that make a run another one, unless they only need consent and have it."""
     told = describe_changes(changes)
-    impossible = [told[name] for name in changes if change_of(name) is Change.REFUSED]
-    if impossible:
+    if impossible := [told[name] for name in changes if change_of(name) is Change.REFUSED]:
         raise ChangedRunError(
             "the checkpoint's weights do not fit the configured network; expected the settings of "
             f"the checkpoint, got {'; '.join(impossible)}"

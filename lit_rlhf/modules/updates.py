@@ -208,8 +208,7 @@ def require_finite_weights(module: nn.Module, name: str, where: str) -> None:
 
 def _name_last_checkpoint(trainer: Trainer) -> str:
     """Name the checkpoint to resume from, as a sentence without its stop."""
-    checkpoint = find_last_saved(trainer.checkpoint_callbacks)
-    if checkpoint is None:
+    if (checkpoint := find_last_saved(trainer.checkpoint_callbacks)) is None:
         return "There is no checkpoint"
     return f"The last checkpoint is {checkpoint}: resume from it with --ckpt_path"
 

@@ -141,8 +141,7 @@ class CallableReward(nn.Module):
 
     def check_fields(self, available: Collection[str], where: str) -> None:
         """Check that the records `where` have every field that the callable needs."""
-        missing = [name for name in self.required_fields if name not in available]
-        if missing:
+        if missing := [name for name in self.required_fields if name not in available]:
             fields = f"have {', '.join(sorted(available))}" if available else "have no fields"
             raise ValueError(
                 f"{self.label}: expected records with the field {missing[0]!r}, which it takes as "
@@ -278,8 +277,7 @@ def decode_samples(
 
 def warn_about_non_finite(label: str, scores: Tensor, samples: Samples) -> None:
     """Warn if a score `[B]` is NaN or infinite, on the rank that has it."""
-    rows = (~torch.isfinite(scores)).nonzero().flatten().tolist()
-    if rows:
+    if rows := (~torch.isfinite(scores)).nonzero().flatten().tolist():
         warnings.warn(
             f"{label}: expected finite scores, got {scores[rows[0]]:g} for "
             f"{samples.describe(rows[0])}; {len(rows)} of {len(scores)} are not finite",

@@ -96,8 +96,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise FileNotFoundError(f"checkpoint {path}: does not exist")
         if path.is_dir():
             return read_whole_folder(path, weights_only)
-        problem = file_problem(path)
-        if problem is not None:
+        if problem := file_problem(path):
             raise damaged_checkpoint_error(path, problem)
         try:
             checkpoint: dict[str, Any] = torch.load(path, map_location, weights_only=weights_only)
@@ -159,8 +158,7 @@ def folder_problem(path: Path) -> str | None:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != expected["bytes"]:
-            size = file.stat().st_size
+        if (size := file.stat().st_size) != expected["bytes"]:
             return f"{name} is damaged: expected {expected['bytes']} bytes, got {size}"
     return None
 
@@ -231,8 +229,7 @@ def read_engine_layouts(path: Path) -> dict[str, EngineLayout]:
     undo_interrupted_replacement(path)
     if not path.exists():
         raise FileNotFoundError(f"checkpoint {path}: does not exist")
-    problem = folder_problem(path) if path.is_dir() else "not a folder"
-    if problem is not None:
+    if problem := folder_problem(path) if path.is_dir() else "not a folder":
         raise damaged_checkpoint_error(path, problem)
     engines = read_folder_manifest(path)["engines"]
     return {name: EngineLayout.from_json(layout) for name, layout in engines.items()}
@@ -241,8 +238,7 @@ def read_engine_layouts(path: Path) -> dict[str, EngineLayout]:
 def read_whole_folder(path: Path, weights_only: bool = True) -> dict[str, Any]:
     """Read a checkpoint folder as one of Lightning's own strategies would have written it."""
     layouts = read_engine_layouts(path)
-    problem = content_problem(path)
-    if problem is not None:
+    if problem := content_problem(path):
         raise damaged_checkpoint_error(path, problem)
     content: dict[str, Any] = torch.load(
         path / LIGHTNING_FILE, map_location="cpu", weights_only=weights_only
@@ -361,8 +357,7 @@ def read_checkpoint(path: str | Path) -> SavedCheckpoint:
     """Verify and open a checkpoint, a file or a folder of the multi-engine strategy."""
     path = Path(path)
     engines = {} if path.is_file() else read_engine_layouts(path)
-    problem = file_problem(path) if path.is_file() else content_problem(path)
-    if problem is not None:
+    if problem := file_problem(path) if path.is_file() else content_problem(path):
         raise damaged_checkpoint_error(path, problem)
     return SavedCheckpoint(path, read_lightning_state(path), engines)
 

@@ -92,8 +92,7 @@ def check_sampling(case: Case) -> Finding:
     # log-probs that generation computed must not be compared with themselves
     scored = case.rescored or case.estimates
     gap, standard_errors = entropy_gap(case.rollouts, scored)
-    options = case.module.sampling.off_policy_options
-    if options:
+    if options := case.module.sampling.off_policy_options:
         return warning(
             f"With {', '.join(options)} samples differ from the policy that is scored: their "
             f"log-probs are {gap:+.3f} nats per token away from minus its entropy. PPO's "

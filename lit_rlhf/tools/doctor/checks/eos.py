@@ -80,18 +80,14 @@ def _describe_ends(case: Case) -> Finding:
             f"Raise model.sampling.max_new_tokens (now {limit}), or set "
             "model.reward_shaping.missing_eos_penalty.",
         )
-    sampled = _sampled_eos_probability(case)
+    ended = rollouts.terminated
+    last = (rollouts.lengths[ended] - 1).unsqueeze(1)
+    # a geometric mean, as of the examples
+    sampled = math.exp(float(case.estimates.logprobs[ended].gather(1, last).mean()))
     text = f"{share}; EOS is trained, with probability {sampled:.2f} where responses end"
     if (in_data := _data_eos_probability(case)) is not None:
         text += f" and {in_data:.2f} where ptx examples end"
     return ok(f"{text}.")
-
-
-def _sampled_eos_probability(case: Case) -> float:
-    """Geometric mean of the probability of EOS where it was sampled."""
-    rows = case.rollouts.terminated
-    last = (case.rollouts.lengths[rows] - 1).unsqueeze(1)
-    return math.exp(float(case.estimates.logprobs[rows].gather(1, last).mean()))
 
 
 def _data_eos_probability(case: Case) -> float | None:

@@ -99,14 +99,12 @@ def check_text_contract(case: Case) -> Finding:
             unknown[0], "Train the reward model with lit_rlhf, or compare the templates yourself."
         )
     folder = Path(module.model_path)
-    if (folder / CONTRACT_FILE).is_file():
-        mismatch = TextContract.load(folder).mismatch(contract)
-        if mismatch is not None:
-            return warning(
-                f"The policy in {str(folder)!r} was trained on other text than this run's: "
-                f"{mismatch}",
-                "Set data.chat_template to the template of SFT.",
-            )
+    known = (folder / CONTRACT_FILE).is_file()
+    if known and (mismatch := TextContract.load(folder).mismatch(contract)):
+        return warning(
+            f"The policy in {str(folder)!r} was trained on other text than this run's: {mismatch}",
+            "Set data.chat_template to the template of SFT.",
+        )
     count = len(module.reward.models)
     models = f"{count} reward model{'s' * (count != 1)} and the policy" if count else "The policy"
     end = contract.render()[-24:]
