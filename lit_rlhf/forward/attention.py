@@ -316,10 +316,7 @@ def flash_attention_rows(
     enable_gqa: bool,
     seqused_k: Tensor | None,
 ) -> Tensor:
-    """`torch.nn.attention.varlen.varlen_attn`, by the operator that it calls.
-
-    The operator shares keys among heads without being told (`enable_gqa`).
-    """
+    """`torch.nn.attention.varlen.varlen_attn`, by its operator, which needs no `enable_gqa`."""
     before, after = window_size
     output: Tensor = torch.ops.aten._flash_attention_forward(
         *(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k),

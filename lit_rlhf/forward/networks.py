@@ -146,10 +146,7 @@ def _gather_shards(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the context; afterwards every submodule is in its own mode again.
-
-    The weights of a sharded network are gathered.
-    """
+    """Evaluation mode, gathered, inside the context; each submodule has its own mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

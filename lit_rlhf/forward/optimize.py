@@ -108,10 +108,7 @@ def head_matches_logits(model: LanguageModel, lm_head: nn.Module) -> bool:
 
 
 def _install_packing(model: PreTrainedModel) -> str:
-    """Switch the trunk's attention to this project's if packed outputs are the padded ones.
-
-    Returns why the forward stays padded; empty if it is packed.
-    """
+    """Switch the trunk to this project's attention, or return why its forward stays padded."""
     try:
         trunk = trunk_of(model)
     except ValueError:

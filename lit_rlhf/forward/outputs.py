@@ -179,10 +179,7 @@ def _to_rectangle(outputs: tuple[Tensor, ...], target_mask: Tensor) -> tuple[Ten
 def token_values(
     model: LanguageModel, input_ids: Tensor, mask: Tensor, lower: Tensor | None = None
 ) -> Tensor:
-    """V of the state that ends with each token, `[B, L]` float32: the scalar head's output.
-
-    `lower` is as for `hidden_states`.
-    """
+    """V of the state after each token, `[B, L]` float32; `lower` is as for `hidden_states`."""
     return _apply_scalar_head(model, hidden_states(model, input_ids, mask, lower))
 
 

@@ -66,10 +66,7 @@ class ModelCardInfo:
 
 
 def render_model_card(manifest: Mapping[str, Any], scalar: bool, chat: bool = True) -> str:
-    """Render the README.md of a model folder from its manifest: Markdown after the hub's metadata.
-
-    So a card says nothing that the manifest does not say.
-    """
+    """Render a model folder's README.md from its manifest: Markdown after the hub's metadata."""
     made = manifest["made"]
     stage, start = made["stage"], made["start"]
     datasets = list(dict.fromkeys([*start.get("datasets", []), *made["datasets"]]))

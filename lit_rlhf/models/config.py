@@ -254,10 +254,7 @@ def check_causal(config: PreTrainedConfig, path: str | Path) -> None:
 
 
 def max_positions(path: str | Path, options: ModelOptions | None = None) -> int | None:
-    """Number of positions of a causal language model, `None` without a limit, by its config.
-
-    Only the config is read, so that a wrong folder is reported before any weights are loaded.
-    """
+    """Number of positions of a causal language model, `None` without a limit, by its config."""
     config = read_config(path, options or ModelOptions())
     check_causal(config, path)
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from peft import TaskType
@@ -47,8 +47,6 @@ from lit_rlhf.models.interop import check_not_delta_weights, find_stored_head
 from lit_rlhf.models.prepare import prepare_model, private_rng
 from lit_rlhf.models.sharing import copy_sharing_weights
 from lit_rlhf.sandbox import check_tokenizer_file
-
-AutoClass: TypeAlias = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
 _LOADING_ERRORS = (SafetensorError, ArithmeticError, NotImplementedError, ValueError)
 
@@ -233,7 +231,7 @@ def _load_trunk_and_head(
 
 
 def _load_pretrained(
-    auto_class: AutoClass,
+    auto_class: type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification],
     path: str | Path,
     options: ModelOptions,
     pickled_weights: bool,

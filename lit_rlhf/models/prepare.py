@@ -80,9 +80,7 @@ def add_adapters(
 ) -> LanguageModel:
     """Add LoRA adapters as the options say; without a rank, `model` itself is returned.
 
-    The layers named in `without` get none.
-
-    All that is trained is float32, whatever the type of the frozen weights.
+    The layers named in `without` get none. All that is trained is float32.
     """
     if options.lora_rank == 0:
         return model

@@ -235,10 +235,7 @@ def make_generation_config(
     settings: Mapping[str, Any] | None,
     stop_ids: Sequence[int] = (),
 ) -> GenerationConfig:
-    """Make the generation config to save with a model, with the tokenizer's and other stop tokens.
-
-    Sampling settings are left out if `do_sample` is off.
-    """
+    """Make the generation config of a saved model, with the tokenizer's and other stop tokens."""
     settings = {key: value for key, value in (settings or {}).items() if value is not None}
     known = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
     if unknown := sorted(set(settings) - set(known)):

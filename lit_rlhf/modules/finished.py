@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import distributed
 
-from lit_callbacks import Collapse, default_checkpoint_dir, find_collapse
+from lit_callbacks import default_checkpoint_dir, find_collapse
 from lit_rlhf.data import DataSource, PromptDataModule, RecordDataModule
 from lit_rlhf.files import FolderLocks, hash_files, hash_model, lock_path, write_manifest
 from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
@@ -246,7 +246,15 @@ def save_finished(module: StageModule) -> None:
 
 def model_card(module: StageModule) -> ModelCardInfo:
     """The model card of a run: its options, data and final metrics."""
-    collapse, saved = module.collapse, module.resume.saved_metrics
+    collapse, saved, ended = module.collapse, module.resume.saved_metrics, None
+    if collapse is not None:
+        verdict, healthy_step, _ = collapse
+        ended = {
+            "verdict": verdict.level.word,
+            "reasons": verdict.sentence,
+            "stopped_at_step": verdict.step,
+            "weights_of_step": healthy_step,
+        }
     # Settings that differ from the checkpoint's had no effect if no batch was left to train.
     unused = module.resume.unused_changes()
     of_others = any(name.startswith("data.") for name in unused)
@@ -258,7 +266,7 @@ def model_card(module: StageModule) -> ModelCardInfo:
         metrics=last_metrics(module.trainer, saved) if collapse is None else saved,
         inputs=module.folders.hashes | module.resume.checksums(module),
         updates=module.trainer.global_step if collapse is None else None,
-        collapse=None if collapse is None else collapse_record(collapse),
+        collapse=ended,
         datasets=[source.path for source in sources if source.is_remote],
         files=[source.label for source in sources if not source.is_remote],
     )
@@ -270,14 +278,3 @@ def training_sources(datamodule: LightningDataModule | None) -> list[DataSource]
         return []
     ptx = datamodule.ptx_sources if isinstance(datamodule, PromptDataModule) else []
     return [*datamodule.sources["train"], *ptx]
-
-
-def collapse_record(collapse: Collapse) -> dict[str, Any]:
-    """How a detector ended a run, and which weights were saved, as plain data."""
-    verdict, healthy_step, _ = collapse
-    return {
-        "verdict": verdict.level.word,
-        "reasons": verdict.sentence,
-        "stopped_at_step": verdict.step,
-        "weights_of_step": healthy_step,
-    }

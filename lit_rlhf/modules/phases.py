@@ -105,10 +105,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def suggest_change(name: str, module: object) -> str:
-    """How to change a setting, an option of the module or another one, to need less memory.
-
-    Empty if that is done already.
-    """
+    """How to change an option or another setting for less memory; empty if that is done already."""
     try:
         value = attrgetter(name)(module)
     except AttributeError:

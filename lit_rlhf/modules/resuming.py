@@ -131,10 +131,7 @@ def checksum(tensors: Iterable[Tensor]) -> int:
 
 
 def weights_checksum(network: LanguageModel | Offloaded) -> int:
-    """CRC-32 of a sample of each tensor of a network, which tells trained networks apart.
-
-    All values of a large network would take minutes.
-    """
+    """CRC-32 of a sample of each tensor of a network, as all of a large one would take minutes."""
     model = network.network if isinstance(network, Offloaded) else network
     sample = []
     for tensor in model.state_dict().values():

@@ -20,11 +20,8 @@ from lit_rlhf.modules.options import OptimizerOptions
 
 
 def learning_rate_factor(options: OptimizerOptions, update: int, total: int, warmup: int) -> float:
-    """Learning rate of an update (from 0) of `total` ones, as a share of the peak.
-
-    Later ones have the rate of the last.
-    """
-    update = min(update, total - 1)
+    """Learning rate of an update (from 0) of `total` ones, as a share of the peak."""
+    update = min(update, total - 1)  # later ones have the rate of the last
     if update < warmup:
         return (update + 1) / warmup
     return _transformers_factor(options, total, warmup)(update)

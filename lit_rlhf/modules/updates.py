@@ -196,10 +196,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def require_finite_weights(module: nn.Module, name: str, where: str) -> None:
-    """Refuse weights of a module that are not finite, on all ranks alike.
-
-    The message says `where` they come from or go to.
-    """
+    """Refuse weights that are not finite, on all ranks; messages say `where` they come from."""
     if found := find_non_finite(weight_sums(module, name)):
         raise ValueError(
             f"{where}: expected finite numbers, got NaN or infinity in {join_names(found)}"

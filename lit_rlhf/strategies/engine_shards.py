@@ -135,10 +135,7 @@ def _safetensors_crc32(path: Path, tensors: Mapping[str, Tensor]) -> int:
 
 
 class ShardReader:
-    """Reads an engine's flat tensors from its shards, whatever number of ranks wrote them.
-
-    A context manager: the shards are open inside it.
-    """
+    """Reads an engine's flat tensors from the shards of any number of ranks. A context manager."""
 
     def __init__(self, folder: Path, layout: EngineLayout) -> None:
         self.layout = layout

@@ -311,15 +311,12 @@ def require_deepspeed() -> None:
 
 
 def register_strategies() -> None:
-    """Register `fsdp2` and `multi_deepspeed_stage_{1,2,2_offload,3}`; safe to call again.
-
-    Stage 3 is registered in order to be refused with a reason.
-    """
+    """Register `fsdp2` and `multi_deepspeed_stage_{1,2,2_offload,3}`; safe to call again."""
     for name, description, arguments in (
         ("stage_1", "ZeRO stage 1", {"stage": 1}),
         ("stage_2", "ZeRO stage 2", {"stage": 2}),
         ("stage_2_offload", "ZeRO stage 2, CPU offload", {"stage": 2, "offload_optimizer": True}),
-        ("stage_3", "not supported: says why", {"stage": 3}),
+        ("stage_3", "not supported: says why", {"stage": 3}),  # to be refused with a reason
     ):
         StrategyRegistry.register(
             f"multi_deepspeed_{name}",

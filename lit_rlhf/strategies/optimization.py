@@ -37,10 +37,8 @@ BUCKET_SIZE = 2**25
 def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimizer) -> None:
     """Accumulate the gradient of `loss` for the parameters of one optimizer, and of no other.
 
-    A loss may run through another optimizer's network without leaving gradients there, as a GAN's
-    generator loss runs through the discriminator.
-
-    The loss is 0-dim, and the optimizer one of `module.optimizers()`.
+    The loss is 0-dim, and the optimizer one of `module.optimizers()`. A loss may run through
+    another's network without leaving gradients there, as a GAN's does through the discriminator.
     """
     if module.trainer.scaler is not None:
         raise ValueError(

@@ -24,10 +24,7 @@ class ResponsePair(NamedTuple):
 
     @property
     def is_usable(self) -> bool:
-        """Whether the pair makes a preference record.
-
-        The responses must differ, and neither may be empty or contain a turn marker.
-        """
+        """Whether the responses differ, and neither is empty or contains a turn marker."""
         first, second = self.first.strip(), self.second.strip()
         return first != second and all(
             text and "\n\nHuman:" not in text and "\n\nAssistant:" not in text
