@@ -38,7 +38,6 @@ class RunPlan:
     """
 
     ranks: int = 1
-    strategy: str = "auto"
     engines: bool = False
     offload_optimizer: bool = False
     limit_train_batches: int | float | None = None
@@ -62,7 +61,6 @@ def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
     name, options = _strategy_name_and_options(trainer.get("strategy", "auto"))
     return RunPlan(
         ranks=ranks,
-        strategy=name,
         engines=name.startswith("multi_deepspeed") or name == "MultiEngineDeepSpeedStrategy",
         offload_optimizer=name.endswith("_offload") or bool(options.get("offload_optimizer")),
         limit_train_batches=trainer.get("limit_train_batches"),

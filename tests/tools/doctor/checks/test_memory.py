@@ -64,7 +64,7 @@ def test_lora_holds_weights_below_adapters_once(root: Path, tmp_path: Path, init
 
 
 def test_engines_share_states_and_cast_frozen_networks(root: Path, tmp_path: Path) -> None:
-    plan = RunPlan(ranks=4, strategy="multi_deepspeed_stage_2", engines=True)
+    plan = RunPlan(ranks=4, engines=True)
     policy, critic, needs = estimated(root, tmp_path, plan)
     assert needs.trained == sum(2 * n + 12 * n // 4 for n in (policy, critic))
     assert needs.gradients == max(n + 4 * n for n in (policy, critic))  # a share and buckets
