@@ -239,8 +239,7 @@ class Resume(Callback):
                     rank_zero_warn(f"the checkpoint has no {key}, so their changes cannot be told")
             self._changes = find_changes(module, checkpoint, self._run_settings(module))
             version = checkpoint.get(VERSIONS_KEY, {}).get("lit-rlhf", "before 0.1.0")
-            writer = f"lit_rlhf {version}"
-            check_changes(self._changes, module.allow_changes, writer)
+            check_changes(self._changes, module.allow_changes, f"lit_rlhf {version}")
         self.saved_metrics = checkpoint.get(METRICS_KEY, {})
         self._random_state = checkpoint.get("random_state", {})
         fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})

@@ -208,7 +208,13 @@ class Examination(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Run the checks that need no device, then the module's own setup."""
-        self.add(START, self.describe_start())
+        networks = self.case.networks()
+        weights = sum(p.numel() for network in networks.values() for p in network.parameters())
+        started = ok(
+            f"Policy {self.case.module.model_path!r}: {len(networks)} networks with {weights:,} "
+            f"weights in total, on {self.case.trainer.strategy.root_device}."
+        )
+        self.add(START, started)
         self.case.free_memory = free_memory(self.case.trainer.strategy.root_device)
         for check in CHECKS_BEFORE:
             self.run_check(check)
@@ -228,15 +234,6 @@ class Examination(LightningModule):
         """Check the weights as the module does."""
         self.case.module.to(self.device)  # the buffers that are not in a network
         self.case.module.on_fit_start()
-
-    def describe_start(self) -> Finding:
-        """The finding that everything has been loaded."""
-        networks = self.case.networks()
-        weights = sum(p.numel() for network in networks.values() for p in network.parameters())
-        return ok(
-            f"Policy {self.case.module.model_path!r}: {len(networks)} networks with {weights:,} "
-            f"weights in total, on {self.case.trainer.strategy.root_device}."
-        )
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Run the checks on one batch, and end the fit."""

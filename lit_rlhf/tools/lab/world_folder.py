@@ -125,16 +125,15 @@ def build_tokenizer(world: World, chat_template: str) -> "PreTrainedTokenizerFas
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=EOS_TOKEN,
         pad_token=PAD_TOKEN,
         padding_side="left",
         clean_up_tokenization_spaces=False,
         model_max_length=256,
+        chat_template=chat_template,
     )
-    fast.chat_template = chat_template
-    return fast
 
 
 def _word_pattern(world: World) -> str:

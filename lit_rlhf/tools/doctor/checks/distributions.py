@@ -1,7 +1,5 @@
 """Checks that the distributions which PPO compares are the right ones, before the first update."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -144,11 +142,9 @@ def _generation_difference(case: Case) -> float:
     """Mean difference of transformers' log-probs in generation to the scored ones, in nats."""
     module = case.module
     ids, mask = case.batch.input_ids[:FEW], case.batch.attention_mask[:FEW]
-    options = replace(
-        module.sampling, max_new_tokens=min(module.sampling.max_new_tokens, _MAX_RESPONSE)
-    ).generation_kwargs()
+    limit = min(module.sampling.max_new_tokens, _MAX_RESPONSE)
     config = GenerationConfig(  # type: ignore[no-untyped-call]
-        **options,
+        **module.sampling.generation_kwargs() | {"max_new_tokens": limit},
         # Without an end all rows have one length. Tokens after an EOS serve as well as others.
         eos_token_id=None,
         pad_token_id=case.tokenizer.pad_token_id,

@@ -36,23 +36,19 @@ def check_memory(case: Case) -> Finding:
             f"{total}; there is no GPU here to compare it with.",
             "Run the doctor on the machine of the run, or compare it with your GPU's memory.",
         )
-    free = case.free_memory
-    if estimate.peak > free:
-        return failure(
-            f"{total}; {format_gib(free)} GiB are free.", suggest_settings(case, estimate)
-        )
+    found = f"{total}; {format_gib(case.free_memory)} GiB are free"
+    if estimate.peak > case.free_memory:
+        return failure(f"{found}.", suggest_settings(case, estimate))
     if case.plan.on_gpu and estimate.cpu > (free_cpu := free_cpu_memory()):
         return failure(
             f"About {format_gib(estimate.cpu)} GiB of CPU memory; {format_gib(free_cpu)} GiB are "
             "free.",
             "Use trainer.strategy without _offload, or model.memory.shard_frozen: true.",
         )
-    if estimate.peak > TIGHT * free:
-        return warning(
-            f"{total}; {format_gib(free)} GiB are free, and fragmentation takes some.",
-            suggest_settings(case, estimate),
-        )
-    return ok(f"{total}; {format_gib(free)} GiB are free.")
+    if estimate.peak > TIGHT * case.free_memory:
+        change = suggest_settings(case, estimate)
+        return warning(f"{found}, and fragmentation takes some.", change)
+    return ok(f"{found}.")
 
 
 def format_gib(count: int) -> str:
