@@ -179,7 +179,9 @@ def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
     if path != "" and Path(path).is_dir():
         check_model_folder(Path(path))
     if not options.trust_remote_code:
-        _try_config(path)
+        file = cached_file(str(path), "config.json", _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            _try_config(Path(file), Path(file).read_bytes())
     try:
         return _build_config(path, options.trust_remote_code)
     except (ZeroDivisionError, StrictDataclassError, *WRONG_VALUES) as error:
@@ -215,15 +217,10 @@ def _build_config(path: str | Path, trust_remote_code: bool = False) -> PreTrain
     return config
 
 
-def _try_config(path: str | Path) -> None:
-    """Build a network without weights in a process with limits, and match its modules' names."""
-    file = cached_file(str(path), "config.json", _raise_exceptions_for_missing_entries=False)
-    if file is not None:
-        _try_config_file(Path(file), Path(file).read_bytes())
-
-
 @cache
-def _try_config_file(file: Path, content: bytes) -> None:
+def _try_config(file: Path, content: bytes) -> None:
+    """Build a network without weights in a process with limits, and match its modules' names."""
+
     def build() -> None:
         config = _build_config(file.parent)
         with torch.device("meta"):

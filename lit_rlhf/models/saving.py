@@ -162,13 +162,11 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
 
 def _name_label(config: PreTrainedConfig, card: ModelCardInfo | str | None) -> None:
     """Name the only label: transformers' default, LABEL_0, says nothing in a pipeline's output."""
-    if isinstance(card, ModelCardInfo):
-        label = "value" if card.stage == "critic" else "reward"
-    elif config.id2label != {0: "LABEL_0"}:
-        return  # a model from a folder keeps the name that it came with
-    else:
-        label = "reward"
-    config.id2label, config.label2id = {0: label}, {label: 0}
+    # a model from a folder keeps the name that it came with
+    if isinstance(card, ModelCardInfo) or config.id2label == {0: "LABEL_0"}:
+        is_critic = isinstance(card, ModelCardInfo) and card.stage == "critic"
+        label = "value" if is_critic else "reward"
+        config.id2label, config.label2id = {0: label}, {label: 0}
 
 
 def _write_scalar(
