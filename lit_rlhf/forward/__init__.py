@@ -7,7 +7,6 @@ the argument's name, for wrong shapes and dtypes and for a model without the hea
 """
 
 from lit_rlhf.forward.attention import AttentionInputs as AttentionInputs
-from lit_rlhf.forward.attention import AttentionLayout as AttentionLayout
 from lit_rlhf.forward.attention import RowOffsets as RowOffsets
 from lit_rlhf.forward.attention import cached_attention as cached_attention
 from lit_rlhf.forward.attention import run_with_layout as run_with_layout
