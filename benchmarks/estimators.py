@@ -6,9 +6,11 @@
 Each seed has its own world, SFT model and reward model, those of the reproduction, from which every
 arm starts; no estimator without a critic was tried on them before. All arms have PPO-max's options
 and no tuning of their own, and 35 iterations of 128 responses, half of the quickstart's; where
-responses are compared, these are four to each of 32 prompts. `CRITERION` was fixed before the first
-result. The result of each run is a line of `benchmarks/results/estimators.jsonl`, and none is
-repeated.
+responses are compared, these are four to each of 32 prompts. VAPO's lambda has alpha 1 instead of
+0.05, which is for thousands of tokens: here it is about 0.9 for a response of nine. `CRITERION` was
+fixed before the first result. After those of seeds 43 to 45, and before all later ones, two arms
+(VAPO, Dr. GRPO), two seeds (46, 47) and the best of n of the SFT policy were added. The result of
+each run is a line of `benchmarks/results/estimators.jsonl`, and none is repeated.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ from benchmarks.results_file import read_run, read_runs, table, write_run
 from lit_callbacks import read_logged_steps
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.files import write_text
-from lit_rlhf.tools.commands.quickstart import Quickstart
+from lit_rlhf.functional import best_of_n_kl
+from lit_rlhf.tools.commands.evaluate import EvaluateOptions, evaluate
+from lit_rlhf.tools.commands.quickstart import GOLD, Quickstart
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "estimators.jsonl"
 TABLES = RESULTS.with_suffix(".md")
 FIGURE = ROOT / "docs" / "images" / "estimators.svg"
-SEEDS: Final = (43, 44, 45)
+SEEDS: Final = (43, 44, 45, 46, 47)
 FOUNDATION: Final = "foundation-biased-en"
 GROUP: Final = 4
 ITERATIONS, RESPONSES = 35, 128
@@ -52,11 +56,16 @@ def data_of(group: int) -> dict[str, Any]:
 
 ARMS: dict[str, tuple[tuple[str, ...], int]] = {
     "ppo_max": ((), 1),
+    "vapo": (("overlays/vapo",), 1),
     "rloo": (("overlays/rloo",), GROUP),
     "grpo": (("overlays/grpo",), GROUP),
+    "dr_grpo": (("overlays/dr_grpo",), GROUP),
     "reinforce_plus_plus": (("overlays/reinforce_plus_plus",), 1),
 }
 """Overlays of PPO-max, and responses to a prompt."""
+VAPO_ALPHA: Final = 1.0
+BEST_OF: Final = (1, 4, 16)
+"""Sizes of the best of n of the SFT policy, chosen by the reward model."""
 WIDTH: Final = 5
 """Iterations whose mean is a point of a course."""
 BUDGETS: Final = (0.3, 0.5, 0.7)
@@ -77,21 +86,26 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
     Args:
         output_dir: Folder of the benchmark.
         seed: Seed of the rollouts, and of the world and the models that they start from.
-        arm: Key of `ARMS`, or `foundation`.
+        arm: Key of `ARMS`, or `foundation`, or `best_of`.
     """
     plan = Plan(foundations_by_name()[FOUNDATION], seed, Path(output_dir))
     root = plan.root
     if arm == "foundation":
         train(plan)
         return
+    if arm == "best_of":
+        write_run(RESULTS, f"best_of-seed_{seed}", measure_best_of(root, seed))
+        return
     stages = Quickstart(root, seed, overwrite=True)
     names, group = ARMS[arm]
     overlays = [find_config(name) for name in names]
-    own = {
+    own: dict[str, Any] = {
         "suffix": [],
         "trainer": {"callbacks": [], "limit_val_batches": 0},
         "data": {"init_args": data_of(group)},
     }
+    if arm == "vapo":
+        own["model"] = {"init_args": {"advantages": {"lam_alpha": VAPO_ALPHA}}}
     overlays.append(write_text(root / "configs" / f"own_{arm}.yaml", json.dumps(own) + "\n"))
     stages.fit_ppo(("ppo_max.yaml", *overlays), "--name", arm)
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -115,6 +129,25 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
     write_run(RESULTS, f"{arm}-seed_{seed}", result)
 
 
+def measure_best_of(root: Path, seed: int) -> dict[str, Any]:
+    """Gold of the best of n responses of the SFT policy to the held-out prompts."""
+    options = EvaluateOptions(
+        policies=[str(root / "sft")],
+        prompts=str(root / "world" / "prompts_heldout.jsonl"),
+        # the first one chooses
+        rewards={str(root / "reward"): 1.0, f"{GOLD}:gold_reward": 1.0},
+        best_of=list(BEST_OF),
+        max_new_tokens=48,
+        temperature=1.0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        seed=seed,
+    )
+    rows = evaluate(options)["best_of"]
+    gold = {str(row["n"]): round(row["scores"]["gold_reward"]["mean"], 4) for row in rows}
+    return {"seed": seed, "arm": "best_of", "gold": gold, "versions": versions()}
+
+
 def run(output_dir: str = "runs/reproduction", parallel: int = 1) -> None:
     """Train what has no result yet.
 
@@ -123,7 +156,7 @@ def run(output_dir: str = "runs/reproduction", parallel: int = 1) -> None:
         parallel: Runs at a time.
     """
     missing = {
-        seed: [arm for arm in ARMS if read_run(RESULTS, f"{arm}-seed_{seed}") is None]
+        seed: [arm for arm in (*ARMS, "best_of") if read_run(RESULTS, f"{arm}-seed_{seed}") is None]
         for seed in SEEDS
     }
 
@@ -165,7 +198,8 @@ def compare(arm: Sequence[float], base: Sequence[float]) -> str:
 def report() -> None:
     """Write the tables and the figure of the results."""
     arms = by_arm(read_runs(RESULTS).values())
-    write_text(TABLES, f"{CRITERION}\n\n{build_table(arms)}")
+    tables = f"{build_table(arms)}\n{build_best_of_table(read_runs(RESULTS).values())}"
+    write_text(TABLES, f"{CRITERION}\n\n{tables}")
     with rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.0))
         axis = figure.subplots()
@@ -176,10 +210,20 @@ def report() -> None:
                 label = arm if index == 0 else None
                 axis.plot(roots, golds, color=color, linewidth=1.1, label=label)
         axis.set_xlabel("square root of KL to the reference, nats per response")
-        axis.set_title("gold reward of the rollouts, three seeds each")
+        axis.set_title(f"gold reward of the rollouts, {len(SEEDS)} seeds each")
         axis.legend()
         finish_axis(axis)
         save(figure, FIGURE)
+
+
+def build_best_of_table(results: Iterable[Mapping[str, Any]]) -> str:
+    """One row per size of the best of n of the SFT policy: gold above SFT's by seed."""
+    found = sorted((r["seed"], r["gold"]) for r in results if r["arm"] == "best_of")
+    rows = []
+    for n in BEST_OF[1:]:
+        gains = ", ".join(f"{gold[str(n)] - gold['1']:.2f}" for _, gold in found)
+        rows.append([f"best of {n}", gains, f"{math.sqrt(best_of_n_kl(n)):.2f}"])
+    return table(["SFT, by the reward model", "gold above SFT's", "sqrt(KL), at most"], rows)
 
 
 def by_arm(results: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from benchmarks import estimators
-from benchmarks.estimators import ARMS, SEEDS, TABLES, build_table, compare, gold_within, report
+from benchmarks.estimators import (
+    ARMS,
+    SEEDS,
+    TABLES,
+    build_best_of_table,
+    build_table,
+    compare,
+    gold_within,
+    report,
+)
 from benchmarks.results_file import write_run
 from tests.docs.blocks import ROOT
 
@@ -28,11 +37,15 @@ def result(seed: int, arm: str, gold: float) -> dict[str, Any]:
         ([1.2, 1.3, 1.05], "no difference shown"),
         ([0.8, 0.7, 0.85], "worse"),
         ([1.2, 1.3, math.nan], "no difference shown"),
-        ([1.2, 1.3], "open"),
     ],
 )
 def test_an_arm_differs_if_it_does_in_each_seed(arm: list[float], verdict: str) -> None:
-    assert compare(arm, [1.0, 1.0, 1.0]) == verdict
+    rest = [arm[-1]] * (len(SEEDS) - 3)
+    assert compare([*arm, *rest], [1.0] * len(SEEDS)) == verdict
+
+
+def test_a_missing_seed_leaves_a_verdict_open() -> None:
+    assert compare([1.2, 1.3], [1.0, 1.0]) == "open"
 
 
 def test_gold_counts_within_the_budget_alone() -> None:
@@ -52,15 +65,24 @@ def test_report_has_a_row_per_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for arm in ARMS:
             gold = {"ppo_max": 1.0, "rloo": 2.0}.get(arm, 0.5)
             write_run(tmp_path / "RESULTS", f"{arm}-seed_{seed}", result(seed, arm, gold))
+        best_of = {"1": 0.5, "4": 0.75, "16": 1.0 + seed}
+        run = {"seed": seed, "arm": "best_of", "gold": best_of}
+        write_run(tmp_path / "RESULTS", f"best_of-seed_{seed}", run)
     report()
-    rows = (tmp_path / "TABLES").read_text("utf-8").splitlines()[-len(ARMS) :]
-    assert [row.split("|")[1].strip() for row in rows] == list(ARMS)
-    assert "1.50, 1.50, 1.50; better" in rows[1]
-    assert "0.00, 0.00, 0.00; worse" in rows[2]
+    lines = (tmp_path / "TABLES").read_text("utf-8").splitlines()
+    rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
+    assert [name for name in rows if name in ARMS] == list(ARMS)
+    assert f"{', '.join(['1.50'] * len(SEEDS))}; better" in rows["rloo"]
+    assert f"{', '.join(['0.00'] * len(SEEDS))}; worse" in rows["grpo"]
+    # log 4 - 3/4 is 0.636
+    assert rows["best of 4"] == f"| best of 4 | {', '.join(['0.25'] * len(SEEDS))} | 0.80 |"
+    assert "| 43.50, 44.50, 45.50" in rows["best of 16"]
     assert (tmp_path / "figure.svg").is_file()
 
 
 @pytest.mark.skipif(not TABLES.is_file(), reason="no run has a result yet")
 def test_page_has_the_table() -> None:
     results = estimators.read_runs(estimators.RESULTS).values()
-    assert build_table(estimators.by_arm(results)) in (ROOT / "docs" / "estimators.md").read_text()
+    page = (ROOT / "docs" / "estimators.md").read_text("utf-8")
+    assert build_table(estimators.by_arm(results)) in page
+    assert build_best_of_table(results) in page
