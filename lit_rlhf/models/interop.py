@@ -48,8 +48,7 @@ HeadFormat = Literal["transformers", "openrlhf", "trl"]
 _HEAD_NAMES = ("score", "value_head", "reward_head", "v_head.summary")
 _TRL_PREFIX = "pretrained_model."
 _TRL_HEAD = "v_head.summary"
-_DELTA_ARCHITECTURES = ("LlamaRewardModel", "Llama")
-"""Classes that the configs of published delta weights name."""
+_DELTA_ARCHITECTURES = ("LlamaRewardModel", "Llama")  # in the configs of published delta weights
 _MAX_DELTA_NORM = 1e-2
 """Largest mean weight of a norm in delta weights: they have under 1e-3, LLaMA has about 0.3."""
 
@@ -215,14 +214,12 @@ def add_base_weights(model: PreTrainedModel, base: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def check_not_delta_weights(
-    model: PreTrainedModel, config: PreTrainedConfig, path: str | Path
-) -> None:
+def check_not_delta_weights(model: PreTrainedModel, path: str | Path) -> None:
     """Refuse delta weights, which would load as a model whose output means nothing.
 
     They are known by the config's class and norms whose weights are about 0.
     """
-    if not set(config.architectures or []) & set(_DELTA_ARCHITECTURES):
+    if not set(model.config.architectures or []) & set(_DELTA_ARCHITECTURES):
         return
     norms = [p.abs().mean() for n, p in trunk_of(model).named_parameters() if "layernorm" in n]
     if norms and max(norms) < _MAX_DELTA_NORM:

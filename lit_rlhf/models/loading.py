@@ -53,7 +53,7 @@ _LOADING_ERRORS = (SafetensorError, ArithmeticError, NotImplementedError, ValueE
 
 def load_causal_lm(
     path: str | Path,
-    options: ModelOptions | None = None,
+    options: ModelOptions = ModelOptions(),
     *,
     pickled_weights: bool = False,
     delta_weights: bool = False,
@@ -67,14 +67,13 @@ def load_causal_lm(
     run, if there is no safetensors file. With `delta_weights` it accepts differences from another
     model's weights, see `add_base_weights`.
     """
-    options = options or ModelOptions()
     model = _load_plain_causal_lm(path, options, pickled_weights, delta_weights)
     return prepare_model(model, options, TaskType.CAUSAL_LM, seed=0)
 
 
 def load_scalar_model(
     path: str | Path,
-    options: ModelOptions | None = None,
+    options: ModelOptions = ModelOptions(),
     head_seed: int = 0,
     *,
     base: LanguageModel | None = None,
@@ -93,7 +92,6 @@ def load_scalar_model(
     model has these very weights below its adapters, instead of copies. The last two arguments are
     as for `load_causal_lm`.
     """
-    options = options or ModelOptions()
     head: nn.Linear | None = None
     if base is not None:
         model = copy_sharing_weights(base)
@@ -106,10 +104,9 @@ def load_scalar_model(
 
 
 def build_random_scalar_model(
-    path: str | Path, options: ModelOptions | None = None, seed: int = 0
+    path: str | Path, options: ModelOptions = ModelOptions(), seed: int = 0
 ) -> LanguageModel:
     """Build a scalar model with random weights; only config and tokenizer at `path` are read."""
-    options = options or ModelOptions()
     config = read_config(path, options)
     config.num_labels = 1
     with private_rng(seed):
@@ -124,13 +121,12 @@ def build_random_scalar_model(
     return prepare_model(model, options, TaskType.SEQ_CLS, seed)
 
 
-def load_lm_head(path: str | Path, options: ModelOptions | None = None) -> nn.Linear:
+def load_lm_head(path: str | Path, options: ModelOptions = ModelOptions()) -> nn.Linear:
     """Load the output layer of a causal language model, for the language-model loss of Eq. 2.
 
     It has its own weights even where the model ties them to its embedding. It is used with
     `logits_from_hidden`, and frozen if the options ask for LoRA.
     """
-    options = options or ModelOptions()
     causal_lm = _load_plain_causal_lm(path, options)
     head = copy_lm_head(causal_lm).requires_grad_(options.lora_rank == 0)
     return optimize_forward(head)
@@ -176,12 +172,8 @@ def _load_plain_causal_lm(
     delta_weights: bool = False,
 ) -> PreTrainedModel:
     """A causal language model as transformers loads it, not prepared yet."""
-    config = read_config(path, options)
-    check_causal(config, path)
-    model = _load_pretrained(AutoModelForCausalLM, path, options, pickled_weights)
-    if not delta_weights:
-        check_not_delta_weights(model, config, path)
-    return model
+    check_causal(read_config(path, options), path)
+    return _load_pretrained(AutoModelForCausalLM, path, options, pickled_weights, delta_weights)
 
 
 def _load_trunk_and_head(
@@ -199,7 +191,9 @@ def _load_trunk_and_head(
             raise ValueError(
                 f"path: expected a model with 1 label, got {config.num_labels} in {path}"
             )
-        model = _load_pretrained(AutoModelForSequenceClassification, path, options, pickled_weights)
+        model = _load_pretrained(
+            AutoModelForSequenceClassification, path, options, pickled_weights, delta_weights
+        )
         if not isinstance(getattr(model, "score", None), nn.Linear):
             raise ValueError(
                 f"path: expected a decoder whose scalar head is a layer `score`, got "
@@ -219,13 +213,12 @@ def _load_trunk_and_head(
             path,
             options,
             pickled_weights,
+            delta_weights,
             config=config,
             key_mapping=stored.key_mapping,
         )
     finally:
         logging.set_verbosity(verbosity)
-    if not delta_weights:
-        check_not_delta_weights(model, config, path)
     # A new model around the trunk: transformers saves this one under the names it was loaded by.
     return model, stored.to_linear()
 
@@ -235,6 +228,7 @@ def _load_pretrained(
     path: str | Path,
     options: ModelOptions,
     pickled_weights: bool,
+    delta_weights: bool,
     **arguments: Any,
 ) -> PreTrainedModel:
     if Path(path).is_dir():
@@ -278,6 +272,8 @@ def _load_pretrained(
             f"{list(stored)}, not {list(configured)}"
         )
     _check_complete_and_finite(model, path, sorted(loaded[1]["missing_keys"]))
+    if not delta_weights:
+        check_not_delta_weights(model, path)
     return model
 
 
