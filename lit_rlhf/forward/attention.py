@@ -32,9 +32,7 @@ BASE_ATTENTION = "sdpa"
 MAX_BATCHED_LENGTH = 128
 """Longest rows on a CPU that go through two batched matmuls instead of torch's own attention."""
 
-_FLASH_CAPABILITY = (8, 0)
-"""Oldest CUDA devices that flash attention runs on: Ampere."""
-
+_FLASH_CAPABILITY = (8, 0)  # oldest CUDA devices that flash attention runs on: Ampere
 MAX_HEAD_SIZE, HEAD_SIZE_MULTIPLE = 256, 8  # that flash attention knows
 
 

@@ -189,8 +189,7 @@ def forward_plan(model: LanguageModel) -> ForwardPlan:
     return plan if isinstance(plan, ForwardPlan) else ForwardPlan()
 
 
-_ALIGNMENT = 256
-"""Bytes between the starts of tensors in a buffer: kernels want aligned addresses."""
+_ALIGNMENT = 256  # bytes between the starts of tensors in a buffer, as kernels want it
 
 
 class Offloaded:

@@ -36,8 +36,7 @@ from lit_rlhf.forward.networks import (
 from lit_rlhf.forward.outputs import hidden_states, logits_from_hidden, token_logits
 from lit_rlhf.forward.packing import packed_states
 
-_PROBE_LENGTHS = (12, 7, 9)
-"""Tokens in the rows that the packed forward is compared with the padded one on."""
+_PROBE_LENGTHS = (12, 7, 9)  # tokens of the rows on which packed and padded forward are compared
 
 
 class UnusableNetworkError(ValueError):

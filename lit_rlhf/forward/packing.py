@@ -26,8 +26,7 @@ from lit_rlhf.forward.attention import (
 from lit_rlhf.forward.cpu import PadToMultiple
 from lit_rlhf.forward.lower import start_above
 
-_MIN_LENGTH_RATIO = 0.75
-"""Rows of a group are at least this long, relative to the longest row of the group."""
+_MIN_LENGTH_RATIO = 0.75  # of the shortest row of a group to its longest
 
 
 class RowGroups:

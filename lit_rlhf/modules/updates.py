@@ -137,8 +137,7 @@ class UpdateGuard:
         if skipped := [network for network, row in self.in_a_row.items() if row]:
             raise TooManySkippedUpdates(
                 f"the run ends with skipped updates of {', '.join(skipped)}, so that no finished "
-                f"model is saved: a number was not finite. {_name_last_checkpoint(trainer)}. What "
-                f"helps: {HELP}"
+                f"model is saved: a number was not finite. {_advise(trainer)}"
             )
 
     def pop_count(self) -> Tensor:
@@ -164,8 +163,7 @@ class UpdateGuard:
             )
             return
         raise TooManySkippedUpdates(
-            f"{skipped}. It was number {row} in a row (max_skipped_in_a_row). "
-            f"{_name_last_checkpoint(trainer)}. What helps: {HELP}"
+            f"{skipped}. It was number {row} in a row (max_skipped_in_a_row). {_advise(trainer)}"
         )
 
 
@@ -203,11 +201,10 @@ def require_finite_weights(module: nn.Module, name: str, where: str) -> None:
         )
 
 
-def _name_last_checkpoint(trainer: Trainer) -> str:
-    """Name the checkpoint to resume from, as a sentence without its stop."""
-    if (checkpoint := find_last_saved(trainer.checkpoint_callbacks)) is None:
-        return "There is no checkpoint"
-    return f"The last checkpoint is {checkpoint}: resume from it with --ckpt_path"
+def _advise(trainer: Trainer) -> str:
+    checkpoint = find_last_saved(trainer.checkpoint_callbacks)
+    last = f"The last checkpoint is {checkpoint}: resume from it with --ckpt_path"
+    return f"{last if checkpoint else 'There is no checkpoint'}. What helps: {HELP}"
 
 
 def find_last_saved(callbacks: Iterable[Any]) -> str | None:

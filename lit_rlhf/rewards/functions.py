@@ -32,8 +32,7 @@ _PROCESS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 }
 """What a reward function may not change, and how it is read and set."""
 
-_OPTIONAL_ARGUMENTS = ("terminated", "lengths")
-"""Columns of `Samples` that a reward function gets if it has a parameter of that name."""
+_OPTIONAL_ARGUMENTS = ("terminated", "lengths")  # columns of `Samples`, by a parameter's name
 
 
 class RewardFunction(Protocol):
