@@ -1,0 +1,201 @@
+"""`lit_rlhf reward`: the strength of preferences, and labels corrected by it (arXiv 2401.06080)."""
+
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from lit_rlhf.checks import check_count, check_number
+from lit_rlhf.cli.configs import resolve_configs
+from lit_rlhf.command import Command
+from lit_rlhf.data import (
+    DataSource,
+    OnBadRecord,
+    PreferenceRecord,
+    RecordError,
+    load_records,
+    parse_row,
+)
+from lit_rlhf.files import ProgressFile, check_outputs, hash_model, write_json_lines, write_text
+from lit_rlhf.tools.commands.quickstart import run
+from lit_rlhf.tools.commands.report import parse_source
+from lit_rlhf.tools.evaluation.loading import choose_device
+from lit_rlhf.tools.evaluation.output import make_table, print_table
+from lit_rlhf.tools.evaluation.reward_report import score_pairs
+
+
+def measure_strength(
+    model: str,
+    preferences: list[str],
+    fit_config: list[str],
+    output: str,
+    folds: int = 5,
+    repeats: int = 1,
+    seed: int = 0,
+    split: str = "train",
+    on_bad_record: OnBadRecord = "error",
+    device: str = "auto",
+) -> list[dict[str, Any]]:
+    """Measure how strong preferences are, by reward models that were not trained on them.
+
+    Args:
+        model: Folder or hub id of the model that training starts from, usually the SFT model.
+        preferences: Files or ids of datasets on the hub, each as PATH or NAME=PATH.
+        fit_config: Configurations of the reward stage for lit_rlhf fit, by name or path; the last
+            wins. Data, model, seeds and folders are set by this command.
+        output: JSON lines file for the pairs in order, with strength and strength_std. Finished
+            models' scores are kept beside it, and after an interruption the same command continues.
+        folds: Number of parts of the pairs. A model is trained without each, and scores it; 1 is a
+            model of all pairs, as in the paper.
+        repeats: Number of models to score a pair, each trained with other parts and seeds.
+        seed: Seed of the first model and parts; the others have the next ones.
+        split: Split of a dataset on the hub, for example train or train[:200].
+        on_bad_record: error stops at the first record that cannot be used; skip leaves it out.
+        device: Where pairs are scored: auto, cpu, cuda, cuda:1 and so on.
+    """
+    check_count("folds", folds)
+    check_count("repeats", repeats)
+    sources = [parse_source(word, split) for word in preferences]
+    check_outputs({"output": output}, [source.place for source in sources])
+    records: list[PreferenceRecord] = load_records("preference", sources, on_bad_record)
+    rows: list[dict[str, Any]] = [
+        {**asdict(pair), "prompt": [*map(asdict, pair.prompt)], "location": str(pair.location)}
+        for pair in records
+    ]
+    configs = resolve_configs([word for name in fit_config for word in ("--config", name)])
+    settings = {
+        "model": [model, hash_model(model)],
+        "preferences": [[on_bad_record, source.content_hash()] for source in sources],
+        "fit_config": [Path(config).read_text("utf-8") for config in configs[1::2]],
+        **{"folds": folds, "repeats": repeats, "seed": seed},
+    }
+    differences = torch.full((repeats, len(rows)), math.nan, dtype=torch.float64)
+    with ProgressFile(output, settings) as unfinished:
+        for number in range(folds * repeats):
+            repeat, fold = divmod(number, folds)
+            fold_of = assign_folds([record.prompt for record in records], folds, seed + repeat)
+            held_out = [place for place, of in enumerate(fold_of) if of == fold]
+            others = [
+                row for row, of in zip(rows, fold_of, strict=True) if of != fold or folds == 1
+            ]
+            name = f"model {number + 1} of {folds * repeats}"
+            finished = unfinished.batches(name)
+            if not finished:
+                print(f"\n{name}, which scores {len(held_out)} of {len(rows)} pairs")
+                Path(output).parent.mkdir(parents=True, exist_ok=True)
+                with TemporaryDirectory(dir=Path(output).parent, prefix=".strength-") as folder:
+                    trained = fit_reward_model(model, others, configs, folder, seed + number)
+                    source = DataSource([rows[place] for place in held_out])
+                    pairs = score_pairs(trained, [source], device=choose_device(device))
+                # the lines of rows count from 1; pairs that are too long for the model are missing
+                places = [held_out[record.location.line - 1] for record in pairs.records]
+                finished = [[places, (pairs.chosen - pairs.rejected).tolist()]]
+                unfinished.add(name, finished[0])
+            places, scored = finished[0]
+            differences[repeat, places] = torch.tensor(scored, dtype=torch.float64)
+        # mean and deviation over the models, as in Section 2 of the paper
+        stds, means = torch.std_mean(differences, dim=0, correction=0)
+        for row, mean, std in zip(rows, means.tolist(), stds.tolist(), strict=True):
+            row |= {"strength": mean, "strength_std": std if repeats > 1 else None}
+        rows = [row for row in rows if math.isfinite(row["strength"])]
+        unfinished.finish(rows)
+    _print_summary(rows)
+    print(f"{len(rows)} pairs in {output}; {len(records) - len(rows)} too long for the model")
+    return rows
+
+
+def assign_folds(prompts: Sequence[Any], folds: int, seed: int) -> list[int]:
+    """Draw the fold of each pair, 0 to `folds - 1`; pairs with equal prompts are in one fold."""
+    distinct = list(dict.fromkeys(prompts))
+    if len(distinct) < folds:
+        raise ValueError(f"folds: expected at most {len(distinct)}, one per prompt, got {folds}")
+    random.Random(seed).shuffle(distinct)
+    fold_of = {prompt: place % folds for place, prompt in enumerate(distinct)}
+    return [fold_of[prompt] for prompt in prompts]
+
+
+def fit_reward_model(
+    model: str, rows: Sequence[Mapping[str, Any]], configs: Sequence[str], folder: str, seed: int
+) -> str:
+    """Train a reward model with `lit_rlhf fit` on the rows of pairs; return its folder."""
+    pairs, trained = write_json_lines(f"{folder}/pairs.jsonl", rows), f"{folder}/reward"
+    data = {"train_sources": [{"path": str(pairs)}], "val_fraction": 0, "test_fraction": 0}
+    trainer = {"logger": False, "default_root_dir": folder, "limit_val_batches": 0}
+    trainer |= {"enable_checkpointing": False, "callbacks": None}  # of these, the bar is added
+    arguments = {"model_path": model, "output_dir": trained, "head_seed": seed}
+    overlay = {
+        "seed_everything": seed,
+        "suffix": [],
+        "trainer": {**trainer, "devices": 1},  # a second process would run this whole command
+        "model": {"init_args": arguments},
+        "data": {"init_args": {**data, "seed": seed}},
+    }
+    file = write_text(f"{folder}/overlay.yaml", json.dumps(overlay) + "\n")
+    run("fit", *configs, "--config", str(file))
+    return trained
+
+
+def relabel(
+    strengths: str, output: str, flip: float = 0.0, remove: float = 0.0, margin: bool = False
+) -> list[dict[str, Any]]:
+    """Flip or remove the weakest preferences, or write strengths as margins of the loss.
+
+    Args:
+        strengths: JSON lines file that lit_rlhf reward strength wrote.
+        output: JSON lines file for the pairs, to train a reward model on.
+        flip: Share of the pairs, the weakest, whose chosen and rejected responses are swapped.
+        remove: Share of the pairs, the weakest of those not flipped, that are left out.
+        margin: Write the strength as the margin of the pairwise loss; a negative one as 0.
+    """
+    check_outputs({"output": output}, [strengths])
+    for name, share in (("flip", flip), ("remove", remove)):
+        check_number(name, share, "a share in [0, 1)", lambda x: 0 <= x < 1)
+    rows: list[dict[str, Any]] = []
+    for row in DataSource(strengths).read_rows():
+        if isinstance(row, RecordError):
+            raise row
+        parse_row(row, "pairs", "preference")
+        if not isinstance(row.get("strength"), float):
+            raise row.error("strength", "not a number of `lit_rlhf reward strength`")
+        rows.append(dict(row.fields))
+    weakest = sorted(range(len(rows)), key=lambda place: float(rows[place]["strength"]))
+    n_flipped, n_removed = round(flip * len(rows)), round(remove * len(rows))
+    if n_flipped + n_removed >= len(rows):
+        raise ValueError(f"flip, remove: expected to leave pairs as they are, got {flip}, {remove}")
+    for pair in (rows[place] for place in weakest[:n_flipped]):
+        pair["chosen"], pair["rejected"] = pair["rejected"], pair["chosen"]
+        pair |= {"strength": -pair["strength"], "margin": 0.0}  # that of the other label
+    removed = set(weakest[n_flipped : n_flipped + n_removed])
+    rows = [pair for place, pair in enumerate(rows) if place not in removed]
+    for pair in rows if margin else ():
+        pair["margin"] = max(pair["strength"], 0.0)
+    write_json_lines(output, rows)
+    print(f"{len(rows)} pairs in {output}: {n_flipped} flipped, {n_removed} removed")
+    return rows
+
+
+def _print_summary(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the strength by source, and the weakest pairs."""
+    table = make_table("Strength", "", "pairs", "mean", "share below 0")
+    for source in dict.fromkeys(row["source"] for row in rows):
+        own = [row["strength"] for row in rows if row["source"] == source]
+        negative = sum(strength < 0 for strength in own) / len(own)
+        table.add_row(source, str(len(own)), f"{sum(own) / len(own):.3f}", f"{negative:.1%}")
+    print_table(table)
+    table = make_table("Weakest pairs", "", "strength", "chosen", "rejected")
+    for row in sorted(rows, key=lambda row: float(row["strength"]))[:10]:
+        responses = (row[side][:40] for side in ("chosen", "rejected"))
+        table.add_row(row["location"], f"{row['strength']:.3f}", *responses)
+    print_table(table)
+
+
+COMMANDS = {
+    "strength": Command(measure_strength, lists=("preferences", "fit_config")),
+    "relabel": Command(relabel),
+}
