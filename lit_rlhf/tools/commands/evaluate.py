@@ -118,12 +118,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         report["settings"]["samples_per_prompt"] = options.n_samples
         responses, head_to_heads = comparison.responses, comparison.head_to_heads
         if options.kl_chart is not None:
-            figure = kl_figure(
-                {n: (p.metrics["kl"], p.scores) for n, p in comparison.policies.items()},
-                [(best.n, best.kl, best.scores) for best in comparison.best_of],
-                comparison.baseline,
-            )
-            print(f"Chart: {save_figure(figure, options.kl_chart)}")
+            print(f"Chart: {save_figure(kl_figure(comparison), options.kl_chart)}")
     else:
         report["inputs"] = {"policies": {path: hash_model(path) for path in options.policies}}
     report["versions"] = code_versions()

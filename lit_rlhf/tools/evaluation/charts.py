@@ -29,6 +29,7 @@ from lit_rlhf.tools.evaluation.outcomes import HeadToHeads, Outcomes, ScoreSumma
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle, Image
 
+    from lit_rlhf.tools.evaluation.compare import Comparison
     from lit_rlhf.tools.evaluation.reward_report.measures import (
         Accuracy,
         LengthBucket,
@@ -153,14 +154,7 @@ class LiveCurves(Callback):
             ) from error
         self._display = None  # a second fit has another figure
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Draw what has been logged so far."""
         if (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0:
             self._draw(trainer)
@@ -271,35 +265,26 @@ def outcome_figure(judged: Sequence[HeadToHeads], baseline: str) -> Figure:
     return figure
 
 
-def kl_figure(
-    policies: Mapping[str, tuple[float, Mapping[str, ScoreSummary]]],
-    best_of: Sequence[tuple[int, float, Mapping[str, ScoreSummary]]],
-    baseline: str,
-) -> Figure:
+def kl_figure(comparison: Comparison) -> Figure:
     """Draw scores against the square root of the KL from the baseline, with a panel per reward.
 
     As in Figure 1 of arXiv 2210.10760. Lines at the points are 95 % intervals.
-
-    Args:
-        policies: KL in nats, and scores by reward, of each policy.
-        best_of: The same of the best of n, after n.
-        baseline: Name of the policy that KL is measured from.
     """
-    rewards = list(next(iter(policies.values()))[1])
+    rewards, best_of = list(comparison.rewards), comparison.best_of
     with rc_context(_STYLE):
         figure = Figure(figsize=(0.6 + 3.4 * len(rewards), 3.2))
         axes = figure.subplots(1, len(rewards), squeeze=False)[0]
         for axis, reward in zip(axes, rewards, strict=True):
-            for color, (name, (kl, scores)) in zip(cycle(_RUN_COLORS), policies.items()):
-                _draw_point(axis, kl, scores[reward], color, name)
-            for n, kl, scores in best_of:
-                _draw_point(axis, kl, scores[reward], "0.45")
-                axis.annotate(str(n), (math.sqrt(kl), scores[reward].mean), fontsize=8)
-            if best_of:
-                points = [(math.sqrt(kl), scores[reward].mean) for _, kl, scores in best_of]
+            for color, (name, report) in zip(cycle(_RUN_COLORS), comparison.policies.items()):
+                _draw_point(axis, report.metrics["kl"], report.scores[reward], color, name)
+            points = [(math.sqrt(best.kl), best.scores[reward].mean) for best in best_of]
+            for best, point in zip(best_of, points, strict=True):
+                _draw_point(axis, best.kl, best.scores[reward], "0.45")
+                axis.annotate(str(best.n), point, fontsize=8)
+            if points:
                 axis.plot(*zip(*points, strict=True), color="0.45", label="best of n")
             axis.set_title(reward)
-            axis.set_xlabel(f"square root of the KL from {baseline}, nats")
+            axis.set_xlabel(f"square root of the KL from {comparison.baseline}, nats")
             axis.grid(alpha=0.25, linewidth=0.6)
         axes[0].set_ylabel("mean score")
         handles, labels = axes[0].get_legend_handles_labels()
