@@ -33,7 +33,13 @@ def describe(path: Path) -> dict[str, Any]:
     if manifest_path(path).exists():
         return {"finished": not lock_path(path).exists(), **describe_manifest(path)}
     if path.suffix == ".json":
-        return describe_evaluation(path)
+        try:
+            report = json.loads(path.read_text("utf-8"))
+            made = {name: report[name] for name in ("inputs", "versions")}
+            return {"settings": report.get("settings", {}), **made}
+        except (ValueError, KeyError, TypeError) as error:
+            expected = "paths: expected the JSON file of an evaluation"
+            raise ValueError(f"{expected}, got {path}") from error
     raise ValueError(
         f"paths: expected what lit_rlhf has written, got {path} without {manifest_path(path)}"
     )
@@ -70,17 +76,6 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "inputs": plain(content.get(SETTINGS_KEY, {})),
         "settings": {name: v for name, v in options.items() if not name.startswith("_")},
     }
-
-
-def describe_evaluation(path: Path) -> dict[str, Any]:
-    """Inputs, versions and settings of an evaluation."""
-    try:
-        report = json.loads(path.read_text("utf-8"))
-        made = {name: report[name] for name in ("inputs", "versions")}
-        return {"settings": report.get("settings", {}), **made}
-    except (ValueError, KeyError, TypeError) as error:
-        expected = "paths: expected the JSON file of an evaluation"
-        raise ValueError(f"{expected}, got {path}") from error
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

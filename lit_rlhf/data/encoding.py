@@ -12,13 +12,14 @@ import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf.checks import check_choice
 from lit_rlhf.data.contract import TextContract, tokenizer_hash
 from lit_rlhf.data.counts import DataCounts, EncodingError, OnBadRecord, ResponseTooLongError
 from lit_rlhf.data.dataset import (
@@ -132,8 +133,7 @@ class DialogueEncoder:
             raise ValueError(
                 f"messages: expected a prompt and then an assistant turn at the end, got {got}"
             )
-        if train_on not in ("last", "all"):
-            raise ValueError(f"train_on: expected 'last' or 'all', got {train_on!r}")
+        check_choice("train_on", train_on, get_args(TrainOn))
         self._check_contents(messages)
         history = tuple(messages[:-1])
         rendered = self.render_prompt(history)

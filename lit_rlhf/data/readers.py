@@ -177,8 +177,7 @@ def _read_lines(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | 
         try:
             text = _decode(line, location).strip()
             if text:
-                value = _parse_json(text, location, "broken JSON")
-                yield Row(_check_fields(value, location), location, source)
+                yield _make_row(_parse_json(text, location, "broken JSON"), location, source)
         except RecordError as error:
             yield error
 
@@ -187,11 +186,7 @@ def _read_array(text: str, path: str, source: str) -> Iterator[Row | RecordError
     """Read an array; the location of an element is its number, as with the rows of a dataset."""
     values = _parse_json(text, Location(path), "broken JSON array")
     for number, value in enumerate(values, start=1):
-        location = Location(path, number)
-        try:
-            yield Row(_check_fields(value, location), location, source)
-        except RecordError as error:
-            yield error
+        yield _make_row(value, Location(path, number), source)
 
 
 def _parse_json(text: str, location: Location, reason: str) -> Any:  # noqa: ANN401
@@ -207,10 +202,10 @@ def _parse_json(text: str, location: Location, reason: str) -> Any:  # noqa: ANN
         raise RecordError(location, reason, detail=str(error)) from error
 
 
-def _check_fields(value: Any, location: Location) -> Mapping[str, Any]:  # noqa: ANN401
-    """The fields of a value: an object itself, or a list of strings as the field `turns`."""
+def _make_row(value: object, location: Location, source: str) -> Row | RecordError:
+    """The row of an object, or of a list of strings, which is its field `turns`."""
     if isinstance(value, list) and value and all(isinstance(turn, str) for turn in value):
-        return {"turns": value}
+        value = {"turns": value}
     if not isinstance(value, dict):
-        raise RecordError(location, "not a JSON object", detail=f"a {type(value).__name__}")
-    return value
+        return RecordError(location, "not a JSON object", detail=f"a {type(value).__name__}")
+    return Row(value, location, source)

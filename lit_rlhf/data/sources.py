@@ -232,8 +232,7 @@ def load_records(
     """
     if not sources:
         raise ValueError("sources: expected at least one data source, got none")
-    if on_bad_record not in get_args(OnBadRecord):
-        raise ValueError(f"on_bad_record: expected 'error' or 'skip', got {on_bad_record!r}")
+    check_choice("on_bad_record", on_bad_record, get_args(OnBadRecord))
     labels = [source.label for source in sources]
     if len(set(labels)) < len(labels):
         raise ValueError(f"sources: expected different names, got {labels}; set `name`")

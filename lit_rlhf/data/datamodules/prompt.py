@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+from lit_rlhf.checks import check_count
 from lit_rlhf.data.cache import RecordEncoder
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
 from lit_rlhf.data.dataset import (
@@ -54,8 +55,8 @@ class PromptDataModule(RecordDataModule):
         **record_options: Any,
     ) -> None:
         super().__init__(train_sources, **record_options)
-        if samples_per_epoch is not None and samples_per_epoch < 1:
-            raise ValueError(f"samples_per_epoch: expected at least 1, got {samples_per_epoch}")
+        if samples_per_epoch is not None:
+            check_count("samples_per_epoch", samples_per_epoch)
         if ptx_max_length is not None and not 2 <= ptx_max_length <= self.max_length:
             raise ValueError(
                 f"ptx_max_length: expected 2 to max_length={self.max_length}, got {ptx_max_length}"
