@@ -35,10 +35,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lit_rlhf.data.counts import DataCounts, EncodingError, OnBadRecord, ResponseTooLongError
+from lit_rlhf.data.counts import DataCounts, OnBadRecord
 from lit_rlhf.data.dataset import Example, PreferenceExample, PromptExample, TokenExample
-from lit_rlhf.data.encoding import DialogueEncoder, encode_records, locate
-from lit_rlhf.data.records import Location, PreferenceRecord, PromptRecord, Record
+from lit_rlhf.data.encoding import DialogueEncoder, encode_records
+from lit_rlhf.data.records import PreferenceRecord, PromptRecord, Record
 from lit_rlhf.files import (
     PARTIAL,
     code_versions,
@@ -174,7 +174,7 @@ def _hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class StoredExamples(Sequence[Any]):
-    """Examples in Arrow files, mapped into memory: rows of `_encode_share` without errors."""
+    """Examples in Arrow files, mapped into memory."""
 
     def __init__(self, rows: datasets.Dataset) -> None:
         self._rows = rows.with_format("arrow")
@@ -269,30 +269,6 @@ def _read_column(name: str, column: pa.ChunkedArray) -> Sequence[Any]:
     return torch.split(torch.from_numpy(flat), lists.value_lengths().to_pylist())
 
 
-def _encode_share(encode: RecordEncoder, records: Sequence[Record], file: Path, label: str) -> None:
-    """Encode records into rows of an Arrow file, with a progress bar if it has a label.
-
-    Each row is an example, or has in `error` why a record is left out.
-    """
-    made: type[Example] = TokenExample
-    if isinstance(records[0], PreferenceRecord | PromptRecord):
-        made = PreferenceExample if isinstance(records[0], PreferenceRecord) else PromptExample
-    schema = pa.schema({**_TYPES[made], "error": pa.string()})
-    bar = datasets.utils.tqdm(desc=label, total=len(records), unit=" records", disable=not label)
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer, bar:
-        for start in range(0, len(records), _ROWS):
-            rows: list[dict[str, Any]] = []
-            for record in records[start : start + _ROWS]:
-                try:
-                    rows += [_to_row(example) for example in encode(record)]
-                except EncodingError as error:
-                    too_long = isinstance(error, ResponseTooLongError)
-                    told = [locate(record), too_long, error.reason, error.detail]
-                    rows.append({"error": json.dumps(told)})
-                bar.update(1)
-            writer.write_table(pa.Table.from_pylist(rows, schema))
-
-
 def _write_entry(
     entry: Path,
     part: str,
@@ -306,17 +282,8 @@ def _write_entry(
     hidden = entry.with_name(f".{entry.name}.{uuid4().hex}.{PARTIAL}")
     try:
         hidden.mkdir(parents=True)
-        _encode_shares(records, encode, hidden, part)
-        rows = _map_files(hidden)
-        counts = DataCounts(records=len(records))
-        for error in filter(None, rows["error"]):
-            location, too_long, *message = json.loads(error)
-            error_class = ResponseTooLongError if too_long else EncodingError
-            counts.drop(Location(*location), error_class(*message), on_bad_record)
-        examples = _select_examples(rows)
-        _check_any_left(part, examples, counts)
-        for example in examples:
-            counts.add(example)
+        counts = _encode_shares(records, encode, on_bad_record, hidden, part)
+        _check_any_left(part, _map_files(hidden), counts)
         report = {"counts": vars(counts), "read": {name: vars(own) for name, own in read.items()}}
         (hidden / _REPORT_FILE).write_text(json.dumps(report), encoding="utf-8")
         made = {"stage": "data", "part": part, "records": len(records)}
@@ -342,8 +309,7 @@ def _open_entry(entry: Path) -> EncodedPart | None:
             raise ValueError("hashes differ")
         report = json.loads((entry / _REPORT_FILE).read_text("utf-8"))
         read = {name: _load_counts(values) for name, values in report["read"].items()}
-        examples = _select_examples(_map_files(entry))
-        return examples, _load_counts(report["counts"]), read
+        return _map_files(entry), _load_counts(report["counts"]), read
     except (OSError, ValueError, TypeError) as error:
         _log_warning(f"{entry}: the encoded data are damaged ({error}) and are encoded again")
         with suppress(OSError):  # of another user, or another process deletes it too
@@ -356,15 +322,10 @@ def _load_counts(values: Mapping[str, Any]) -> DataCounts:
     return DataCounts(**counts)
 
 
-def _map_files(folder: Path) -> datasets.Dataset:
-    """The rows of an entry; each worker has written one file."""
-    files = sorted(folder.glob("*.arrow"))
-    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(f)) for f in files])
-
-
-def _select_examples(rows: datasets.Dataset) -> StoredExamples:
-    good = np.flatnonzero(rows.with_format("arrow")["error"].is_null())
-    return StoredExamples(rows.select(good).remove_columns("error"))
+def _map_files(folder: Path) -> StoredExamples:
+    """The examples of an entry; each worker has written one file."""
+    files = [datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("*.arrow"))]
+    return StoredExamples(datasets.concatenate_datasets(files))
 
 
 def _delete_abandoned(folder: Path) -> None:
@@ -376,28 +337,43 @@ def _delete_abandoned(folder: Path) -> None:
 
 
 def _encode_shares(
-    records: Sequence[Record], encode: RecordEncoder, folder: Path, part: str
-) -> None:
+    records: Sequence[Record],
+    encode: RecordEncoder,
+    on_bad_record: OnBadRecord,
+    folder: Path,
+    part: str,
+) -> DataCounts:
     """Encode records into a file per worker process, or in this process for few."""
-    n = len(records)
+    made: type[Example] = TokenExample
+    if isinstance(records[0], PreferenceRecord | PromptRecord):
+        made = PreferenceExample if isinstance(records[0], PreferenceRecord) else PromptExample
+    schema, n = pa.schema(_TYPES[made]), len(records)
     workers = max(1, min(_count_processors(), n // _RECORDS_PER_WORKER, _MAX_WORKERS))
 
-    def encode_share(share: int) -> None:
+    def encode_share(share: int) -> DataCounts:
         own = records[n * share // workers : n * (share + 1) // workers]
-        # of several equal shares, the first tells how far all are
-        label = f"Encoding {part}" + (f" (a share of {workers})" if workers > 1 else "")
         file = folder / f"rows_{str(share).zfill(len(str(workers)))}.arrow"
-        _encode_share(encode, own, file, "" if share else label)
+        label = f"Encoding {part}" + (f" (a share of {workers})" if workers > 1 else "")
+        # of several equal shares, the first tells how far all are
+        bar = datasets.utils.tqdm(desc=label, total=len(own), unit=" records", disable=share > 0)
+        counts = DataCounts()
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer, bar:
+            for start in range(0, len(own), _ROWS):
+                batch = own[start : start + _ROWS]
+                examples = encode_records(batch, encode, counts, on_bad_record)
+                writer.write_table(pa.Table.from_pylist([*map(_to_row, examples)], schema))
+                bar.update(len(batch))
+        return counts
 
     if workers == 1:
-        encode_share(0)
-        return
+        return encode_share(0)
+    counts = DataCounts()
     # the pool of `multiprocessing` waits for a worker that was killed
     others, fork = multiprocessing.active_children(), multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, fork, _begin_worker, (encode_share, os.getpid())) as pool:
         try:
             for done in [pool.submit(_encode_in_worker, share) for share in range(workers)]:
-                done.result()
+                counts.update(done.result())
         except BrokenProcessPool as error:
             raise ValueError(
                 f"{part}: a process that encodes the data was killed, as the system does where "
@@ -407,12 +383,13 @@ def _encode_shares(
             for process in {*multiprocessing.active_children()} - {*others}:
                 process.kill()
             raise
+    return counts
 
 
-_worker_encode: Callable[[int], None] | None = None
+_worker_encode: Callable[[int], DataCounts] | None = None
 
 
-def _begin_worker(encode: Callable[[int], None], parent: int) -> None:
+def _begin_worker(encode: Callable[[int], DataCounts], parent: int) -> None:
     """Keep what a worker process does, which is inherited and not sent; end it with its parent."""
     global _worker_encode
     _worker_encode = encode
@@ -420,9 +397,9 @@ def _begin_worker(encode: Callable[[int], None], parent: int) -> None:
     end_with_parent(parent)
 
 
-def _encode_in_worker(share: int) -> None:
+def _encode_in_worker(share: int) -> DataCounts:
     assert _worker_encode is not None
-    _worker_encode(share)
+    return _worker_encode(share)
 
 
 def _count_processors() -> int:

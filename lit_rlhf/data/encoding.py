@@ -32,7 +32,7 @@ from lit_rlhf.data.dataset import (
     collate_prompts,
 )
 from lit_rlhf.data.formats import parse_prompts
-from lit_rlhf.data.records import NOWHERE, AnyRecord, Location, Message, Record
+from lit_rlhf.data.records import NOWHERE, AnyRecord, Location, Message
 from lit_rlhf.data.templates import render_dialogue, resolve_template
 
 TrainOn = Literal["last", "all"]
@@ -475,17 +475,14 @@ def encode_records(
         try:
             encoded = encode(record)
         except EncodingError as error:
-            counts.drop(locate(record), error, on_bad_record)
+            # a record that was not read from a file has at least a source
+            place = Location(record.source) if record.location == NOWHERE else record.location
+            counts.drop(place, error, on_bad_record)
             continue
         for example in encoded:
             counts.add(example)
         examples += encoded
     return examples
-
-
-def locate(record: Record) -> Location:
-    """Where a record was read from: its row, or at least its source."""
-    return Location(record.source) if record.location == NOWHERE else record.location
 
 
 def encode_prompts(prompts: Sequence[str], encoder: DialogueEncoder) -> PromptBatch:

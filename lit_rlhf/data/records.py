@@ -62,6 +62,9 @@ class RecordError(ValueError):
         where = f"{location}: field '{field}'" if field else f"{location}"
         super().__init__(f"{where}: {reason}" + (f" ({detail})" if detail else ""))
 
+    def __reduce__(self) -> tuple[Any, ...]:  # a worker process may raise it
+        return type(self), (self.location, self.reason, self.field, self.detail)
+
     @property
     def file(self) -> str:
         """Path of the file, or hub id of the dataset."""

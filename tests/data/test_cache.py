@@ -275,6 +275,17 @@ def test_bad_record_raises_and_leaves_nothing(write_lines: Writer, folder: Path)
     assert not entries(folder)
 
 
+def test_bad_record_of_a_worker(
+    write_lines: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_RECORDS_PER_WORKER", 10)
+    monkeypatch.setattr(cache, "_count_processors", lambda: 2)
+    path = write_lines(*pairs(40)[6:], pairs()[2])
+    with pytest.raises(RecordError, match=r"data\.jsonl:35: a turn contains the text of the EOS"):
+        started(PreferenceDataModule, [DataSource(path)], on_bad_record="error", val_fraction=0)
+    assert not entries(folder)
+
+
 def test_folder_that_cannot_be_written(
     write_lines: Writer, tmp_path: Path, monkeypatch: Any, caplog: Any
 ) -> None:
@@ -334,18 +345,18 @@ def test_leftovers_of_a_day_ago_are_deleted(write_lines: Writer, folder: Path) -
 def test_signal_of_a_worker(
     number: int, write_lines: Writer, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
-    parent, encode = os.getpid(), cache._encode_share
+    parent, encode = os.getpid(), cache.encode_records
 
-    def struck(*share: Any) -> None:
+    def struck(*share: Any) -> Any:
         with suppress(FileExistsError):  # one worker only
             if os.getpid() != parent:
                 (tmp_path / "struck").touch(exist_ok=False)
                 os.kill(os.getpid(), number)
-        encode(*share)
+        return encode(*share)
 
     monkeypatch.setattr(cache, "_RECORDS_PER_WORKER", 10)
     monkeypatch.setattr(cache, "_count_processors", lambda: 2)
-    monkeypatch.setattr(cache, "_encode_share", struck)
+    monkeypatch.setattr(cache, "encode_records", struck)
     sources = [DataSource(write_lines(*pairs(40)))]
     if number == signal.SIGINT:
         started(PreferenceDataModule, sources, val_fraction=0)
