@@ -198,68 +198,47 @@ class StoredExamples(Sequence[Any]):
             yield from _read_examples(table)
 
 
-_TENSORS: dict[str, pa.DataType] = {
+_JSON = dict.fromkeys(("fields", "turns"), pa.string())  # any plain data
+_LOST = dict.fromkeys(("dropped_turns", "cut_tokens"), pa.int64())
+_TOKENS: dict[str, pa.DataType] = {
     "input_ids": pa.list_(pa.int32()),
     "completion_mask": pa.list_(pa.bool_()),
+    **_LOST,
+    "escaped_tokens": pa.int64(),
 }
-_LOST = dict.fromkeys(("dropped_turns", "cut_tokens", "escaped_tokens"), pa.int64())
-_JSON = dict.fromkeys(("fields", "turns"), pa.string())  # any plain data
+_PAIR = {"chosen": pa.struct(_TOKENS), "rejected": pa.struct(_TOKENS)}
 _TYPES: dict[type, dict[str, pa.DataType]] = {
-    TokenExample: {**_TENSORS, **_LOST},
-    PreferenceExample: {
-        **{f"chosen_{name}": type for name, type in {**_TENSORS, **_LOST}.items()},
-        **{f"rejected_{name}": type for name, type in {**_TENSORS, **_LOST}.items()},
-        "margin": pa.float64(),
-        "source": pa.int64(),
-    },
-    PromptExample: {
-        "input_ids": _TENSORS["input_ids"],
-        "text": pa.string(),
-        "dropped_turns": pa.int64(),
-        "cut_tokens": pa.int64(),
-        **_JSON,
-    },
+    TokenExample: _TOKENS,
+    PreferenceExample: {**_PAIR, "margin": pa.float64(), "source": pa.int64()},
+    PromptExample: {"input_ids": _TOKENS["input_ids"], "text": pa.string(), **_LOST, **_JSON},
 }
 """The Arrow type of each column, by class of examples."""
 
 
 def _to_row(example: Example) -> dict[str, Any]:
     """The values of an example by column."""
-    if isinstance(example, PreferenceExample):
-        halves = {"chosen": _to_row(example.chosen), "rejected": _to_row(example.rejected)}
-        row = {f"{name}_{key}": value for name in halves for key, value in halves[name].items()}
-        return {**row, "margin": example.margin, "source": example.source}
     row = {name: getattr(example, name) for name in _TYPES[type(example)]}
-    return {
-        name: value.numpy()
-        if isinstance(value, Tensor)
-        else json.dumps(value)
-        if name in _JSON
-        else value
-        for name, value in row.items()
-    }
+    for name, value in row.items():
+        if isinstance(value, TokenExample):
+            row[name] = _to_row(value)
+        elif isinstance(value, Tensor):
+            row[name] = value.numpy()
+        elif name in _JSON:
+            row[name] = json.dumps(value)
+    return row
 
 
 def _read_examples(table: pa.Table) -> list[Any]:
     """The examples of the rows of a table."""
     columns = {name: _read_column(name, table[name]) for name in table.column_names}
-
-    def build(made: Callable[..., Example], columns: Mapping[str, Sequence[Any]]) -> list[Example]:
-        rows = zip(*columns.values(), strict=True)
-        return [made(**dict(zip(columns, row, strict=True))) for row in rows]
-
-    if "text" in columns:
-        return build(PromptExample, columns)
-    if "margin" not in columns:
-        return build(TokenExample, columns)
-    pairs = {"margin": columns.pop("margin"), "source": columns.pop("source")}
-    for half in ("chosen_", "rejected_"):
-        of_half = {k.removeprefix(half): v for k, v in columns.items() if k.startswith(half)}
-        pairs[half.rstrip("_")] = build(TokenExample, of_half)
-    return build(PreferenceExample, pairs)
+    (made,) = (made for made, types in _TYPES.items() if columns.keys() == types.keys())
+    rows = zip(*columns.values(), strict=True)
+    return [made(**dict(zip(columns, row, strict=True))) for row in rows]
 
 
 def _read_column(name: str, column: pa.ChunkedArray) -> Sequence[Any]:
+    if pa.types.is_struct(column.type):
+        return _read_examples(pa.Table.from_struct_array(column))
     if not pa.types.is_list(column.type):
         values = column.to_pylist()
         return [json.loads(text) for text in values] if name in _JSON else values
