@@ -69,11 +69,9 @@ def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def listed_files(path: Path, strict: bool = False) -> dict[str, list[Any]]:
-    """Size and SHA-256 by name of the files that a manifest lists; before 0.1.0 it had CRC-32."""
+    """Size and SHA-256 by name of the files that a manifest lists."""
     listed = read_manifest(path, strict).get("files", {}).items()
-    return {
-        n: k for n, k in listed if isinstance(k, list) and not any(type(i) is int for i in k[1:])
-    }
+    return {name: known for name, known in listed if isinstance(known, list)}
 
 
 def hash_files(folder: Path) -> dict[str, list[Any]]:

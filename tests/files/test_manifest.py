@@ -72,12 +72,6 @@ def test_damaged_list_lists_nothing(folder: Path) -> None:
             check_weights(folder)
 
 
-def test_hashes_of_before_the_first_release_are_not_compared(folder: Path) -> None:
-    listed = {file.name: [file.stat().st_size, 7] for file in folder.iterdir()}  # CRC-32
-    (folder / MANIFEST).write_text(json.dumps({"files": listed}))
-    check_weights(folder)
-
-
 def test_hash_of_a_model_tells_models_apart(folder: Path, tmp_path: Path) -> None:
     before = hash_model(folder)
     hashes = (f"{n} {hashlib.sha256(n.encode()).hexdigest()}" for n in ("config.json", WEIGHTS))
