@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, cast
 
 import datasets
@@ -124,7 +124,6 @@ class RecordDataModule(LightningDataModule, ABC):
         self._opened: set[Part] = set()
         self._records: dict[Part, PartRecords] = {}
         self._counted: set[str] = set()  # parts whose reading is counted
-        self._content_hashes: list[str | None] | None = None
 
     @abstractmethod
     def make_record_encoder(self) -> RecordEncoder:
@@ -265,6 +264,10 @@ class RecordDataModule(LightningDataModule, ABC):
                 self.eos_token,
             )
 
+    @cached_property
+    def _content_hashes(self) -> list[str | None]:
+        return [source.content_hash() for part in self.sources.values() for source in part]
+
     def _hash_part(self, part: str, encode: RecordEncoder) -> str | None:
         """Hash of everything that the examples of a part depend on; `None` if they are not cached.
 
@@ -272,9 +275,6 @@ class RecordDataModule(LightningDataModule, ABC):
         """
         if not datasets.is_caching_enabled():
             return None
-        if self._content_hashes is None:
-            sources = [source for part in self.sources.values() for source in part]
-            self._content_hashes = [source.content_hash() for source in sources]
         if None in self._content_hashes:
             return None
         settings = {

@@ -267,14 +267,9 @@ def quickstart(
     """
     root, start = Path(output_dir), time.perf_counter()
     stages = Quickstart(root, seed, world, language, Path(configs), pairs, overwrite)
-    settings = {
-        "seed": seed,
-        "world": world,
-        "language": language,
-        "pairs": pairs,
-        "overwrite": overwrite,
-        "configs": [file.read_text("utf-8") for file in sorted(stages.configs.glob("*.yaml"))],
-    }
+    settings = {n: value for n, value in vars(stages).items() if n not in ("root", "steps")}
+    files = sorted(stages.configs.glob("*.yaml"))
+    settings["configs"] = [file.read_text("utf-8") for file in files]
     steps = stages.steps = Steps(root / "quickstart.json", settings)
     if (root / "sft").exists() and not steps.begun and not overwrite:
         others = f" with other {', '.join(steps.differing)}" if steps.differing else ""

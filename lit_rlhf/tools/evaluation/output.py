@@ -56,8 +56,8 @@ def print_table(table: Table) -> None:
     console = Console(markup=False, emoji=False)
     if not console.is_terminal:
         # rich assumes 80 columns for a file or a pipe, and measures up to the console's own width
-        wide = Console(width=_UNBOUNDED_WIDTH, markup=False, emoji=False)
-        console = Console(width=wide.measure(table).maximum, markup=False, emoji=False)
+        console.width = _UNBOUNDED_WIDTH
+        console.width = console.measure(table).maximum
     console.print(table)
 
 
