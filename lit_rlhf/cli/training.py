@@ -225,28 +225,19 @@ class RLHFCLI(LightningCLI):
         super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the Trainer, and add what every run has.
-
-        These are atomic checkpoints, one at SIGTERM, a progress bar and a phase summary.
-        """
+        """Build the Trainer, with atomic checkpoints and the callbacks that every run has."""
         if self.subcommand:
             given = self.config_init[self.subcommand].trainer
             given.callbacks = self._run_callbacks(given)
         trainer = super().instantiate_trainer(**kwargs)
         use_atomic_checkpoints(trainer)
-        # Lightning does not declare the attribute
-        added: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, PhaseSummary) for callback in added):
-            added.insert(0, PhaseSummary())
-        callbacks = trainer.checkpoint_callbacks
-        if callbacks and not any(isinstance(c, ResumeCheckpoint) for c in callbacks):
-            added.append(ResumeCheckpoint())
         return trainer
 
     def _run_callbacks(self, given: Namespace) -> list[Callback]:
-        """The configured callbacks, the stage's bar, and one `ResumeCheckpoint` at most.
+        """The configured callbacks, a phase summary, the stage's bar and one `ResumeCheckpoint`.
 
-        A run that configures no checkpoints gets some to resume from, in place of Lightning's.
+        It saves at SIGTERM. A run that configures no checkpoints gets some to resume from, in place
+        of Lightning's.
         """
         chosen = given.callbacks if isinstance(given.callbacks, list) else [given.callbacks]
         # The last one wins, as with all settings: a configuration and an overlay may have one.
@@ -257,9 +248,13 @@ class RLHFCLI(LightningCLI):
         # Lightning's bar counts epochs, which PPO has none of, and shows no metrics of ours.
         if isinstance(self.model, StageModule) and shows_bar and not has_bar:
             chosen.insert(0, StageProgressBar(self.model.stage, list(self.model.progress_metrics)))
+        if not any(isinstance(callback, PhaseSummary) for callback in chosen):
+            chosen.insert(0, PhaseSummary())
         saves = given.enable_checkpointing is not False and not given.barebones
-        if saves and not any(isinstance(callback, Checkpoint) for callback in chosen):
-            chosen.append(ResumeCheckpoint(every_n_minutes=_MINUTES_BETWEEN_CHECKPOINTS))
+        if saves and not any(isinstance(callback, ResumeCheckpoint) for callback in chosen):
+            is_own = any(isinstance(callback, Checkpoint) for callback in chosen)
+            minutes = None if is_own else _MINUTES_BETWEEN_CHECKPOINTS
+            chosen.append(ResumeCheckpoint(every_n_minutes=minutes))
         return chosen
 
     def before_fit(self) -> None:

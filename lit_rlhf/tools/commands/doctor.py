@@ -8,13 +8,11 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_callbacks import PhaseSummary
 from lit_rlhf.cli.errors import original_error
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, run_cli
 from lit_rlhf.files import write_text
@@ -56,17 +54,6 @@ class DoctorCLI(RLHFCLI):
         self.plan = plan_run(given)
         for name, value in examination_settings(given).items():
             self.config.trainer[name] = value
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the Trainer of the examination, without the summary of phases that runs have."""
-        trainer = super().instantiate_trainer(**kwargs)
-        # The summary is about a whole run. Lightning does not declare the attribute.
-        trainer.callbacks = [  # type: ignore[attr-defined]
-            callback
-            for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if not isinstance(callback, PhaseSummary)
-        ]
-        return trainer
 
     def instantiate_classes(self) -> None:
         """Build module, data and Trainer, and keep an error for the report."""
