@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-GPU = ("gpu", "cuda")
 QUIET: dict[str, Any] = {
     "logger": False,
     "callbacks": None,
@@ -52,7 +51,7 @@ class RunPlan:
 
 def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
     """Read from the arguments of `Trainer`, as LightningCLI parses them, what the run needs."""
-    on_gpu = trainer.get("accelerator") in GPU or (
+    on_gpu = trainer.get("accelerator") in ("gpu", "cuda") or (
         trainer.get("accelerator", "auto") == "auto" and torch.cuda.is_available()
     )
     devices = _count_devices(trainer.get("devices", "auto"), on_gpu)
@@ -89,8 +88,7 @@ def _count_devices(devices: Any, on_gpu: bool) -> int:  # noqa: ANN401  # Lightn
         return len(devices)
     if isinstance(devices, str) and "," in devices:
         return len([part for part in devices.split(",") if part.strip()])
-    count = available if devices in ("auto", None) else int(devices)
-    return available if count == -1 else count
+    return available if devices in ("auto", None, "-1", -1) else int(devices)
 
 
 def _strategy_name_and_options(strategy: Any) -> tuple[str, Mapping[str, Any]]:  # noqa: ANN401

@@ -11,8 +11,6 @@ from lit_rlhf.models import load_tokenizer
 from lit_rlhf.tools.doctor.case import Case
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
-_SPECIAL_TOKENS = ("eos_token", "bos_token")
-
 
 def check_vocabulary(case: Case) -> Finding:
     """Check that all models embed all tokens and have the same special tokens."""
@@ -58,7 +56,7 @@ def _find_different_token(case: Case, tokenizer: PreTrainedTokenizerBase) -> Fin
             other = load_tokenizer(model.path, model.trust_remote_code)
         except ValueError:  # it has no tokenizer: its text contract is compared
             continue
-        for token in _SPECIAL_TOKENS:
+        for token in ("eos_token", "bos_token"):
             mine, theirs = (
                 (getattr(t, token), getattr(t, f"{token}_id")) for t in (tokenizer, other)
             )
