@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import os
 import warnings
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
@@ -177,9 +177,11 @@ class CallableReward(nn.Module):
         try:
             with _no_exit():
                 returned = self.function(prompts, responses, **optional, **self._fields(samples))
-                if inspect.isawaitable(returned):  # in a new thread: a notebook has a loop
+                if inspect.isawaitable(returned):
+                    # in a new thread, as a notebook has a loop, and as a coroutine, whatever it is
+                    coroutine = asyncio.wait_for(returned, timeout=None)
                     with ThreadPoolExecutor(1) as thread:
-                        returned = thread.submit(asyncio.run, _wait(returned)).result()
+                        returned = thread.submit(asyncio.run, coroutine).result()
         finally:
             changed = [name for name, (read, _) in _PROCESS.items() if read() != before[name]]
             # with a time limit this may come late, when the process has moved on
@@ -252,10 +254,6 @@ def _no_exit() -> Iterator[None]:
         yield
     finally:
         system._exit = end
-
-
-async def _wait(scores: Awaitable[Any]) -> Any:  # noqa: ANN401  # whatever the function returns
-    return await scores
 
 
 def decode_samples(
