@@ -8,6 +8,7 @@ the modes that PPO needs.
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -301,8 +302,5 @@ def _set_padding_of_tokenizer(
     config: PreTrainedConfig, path: str | Path, options: ModelOptions
 ) -> None:
     """Set the padding of a new scalar model from the tokenizer at `path`, if there is one."""
-    try:
-        tokenizer = load_tokenizer(path, options.trust_remote_code)
-    except ValueError:
-        return
-    set_scalar_padding(config, tokenizer)
+    with suppress(ValueError):
+        set_scalar_padding(config, load_tokenizer(path, options.trust_remote_code))
