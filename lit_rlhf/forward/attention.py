@@ -129,9 +129,16 @@ def causal_attention(inputs: AttentionInputs) -> Tensor:
     if on_cpu and full_precision and length <= MAX_BATCHED_LENGTH and not dropout:
         bias = _causal_bias(length, window or length, dtype)
         return batched_attention(query, key, value, bias, scale)
+    return _fused_causal_attention(inputs)
+
+
+def _fused_causal_attention(inputs: AttentionInputs) -> Tensor:
+    """`causal_attention` by one of torch's kernels."""
+    query, key, value, scale, dropout, window = inputs
+    length, dtype, on_cpu = query.shape[2], value.dtype, query.device.type == "cpu"
     # On a CPU, the backward of scaled_dot_product_attention is several times slower in bfloat16
     # than in float32.
-    upcast = on_cpu and not full_precision and torch.is_grad_enabled()
+    upcast = on_cpu and dtype.itemsize < 4 and torch.is_grad_enabled()
     compute_dtype = torch.float32 if upcast else dtype
     mask = None
     if window is not None and window < length:
