@@ -148,16 +148,17 @@ def measure_best_of(root: Path, seed: int) -> dict[str, Any]:
     return {"seed": seed, "arm": "best_of", "gold": gold, "versions": versions()}
 
 
-def run(output_dir: str = "runs/reproduction", parallel: int = 1) -> None:
-    """Train what has no result yet.
+def run(output_dir: str = "runs/reproduction", seeds: tuple[int, ...] = SEEDS) -> None:
+    """Train what has no result yet, one run at a time.
 
     Args:
-        output_dir: Folder of all runs.
-        parallel: Runs at a time.
+        output_dir: Folder of all runs. Arms of a seed share files, so that only different seeds may
+            be trained by several processes.
+        seeds: Seeds to train.
     """
     missing = {
         seed: [arm for arm in (*ARMS, "best_of") if read_run(RESULTS, f"{arm}-seed_{seed}") is None]
-        for seed in SEEDS
+        for seed in seeds
     }
 
     def job(seed: int, arm: str) -> Job:
@@ -168,7 +169,7 @@ def run(output_dir: str = "runs/reproduction", parallel: int = 1) -> None:
         plan = Plan(foundations_by_name()[FOUNDATION], seed, Path(output_dir))
         if arms and not plan.is_ready():
             run_jobs([job(seed, "foundation")], 1)
-        run_jobs([job(seed, arm) for arm in arms], parallel)
+        run_jobs([job(seed, arm) for arm in arms], 1)
 
 
 def smooth(course: Sequence[float]) -> list[float]:
