@@ -36,6 +36,7 @@ from lit_rlhf.rewards.functions import (
     decode_samples,
     warn_about_non_finite,
 )
+from lit_rlhf.rewards.judge import JudgeRule
 from lit_rlhf.rewards.model import ModelReward
 from lit_rlhf.rewards.remote import RemoteScorer
 from lit_rlhf.rewards.rules import (
@@ -63,6 +64,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "contains": ContainsRule,
     "sentiment": SentimentRule,
     "http": RemoteScorer,
+    "judge": JudgeRule,
 }
 """Ready-made reward functions by the name that `rule:` gives them."""
 
@@ -364,7 +366,7 @@ def untrusted_rewards(rewards: Mapping[str, float | Mapping[str, Any]]) -> list[
     for key, value in rewards.items():
         rule = value.get("rule") if isinstance(value, Mapping) else None
         foreign = rule is None and is_function_path(key) and key not in OWN_FUNCTIONS
-        if foreign or rule == "http" or key.startswith("<"):
+        if foreign or rule in ("http", "judge") or key.startswith("<"):
             found.append(key)
     return found
 

@@ -1,0 +1,105 @@
+"""A judge as a reward, against a server on this machine that grades by a rule."""
+
+import json
+from typing import Any
+
+import pytest
+
+from lit_rlhf.models import ModelOptions
+from lit_rlhf.rewards import RewardError, WeightedReward, judge, untrusted_rewards
+from lit_rlhf.rewards.judge import JudgeRule
+from tests.rewards.said import said
+from tests.support.judge_server import Asked, Failure, judge_server
+from tests.support.tiny_models import tiny_tokenizer
+
+PROMPTS, TEXTS = ["first", "second", "first", "first"], ["yes", "no way", "对", "yes"]
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+
+
+def shown(asked: Asked) -> dict[str, str]:
+    system, user = (message["content"] for message in asked.body["messages"])
+    assert "by this criterion: It is short." in system
+    found: dict[str, str] = json.loads(user)
+    return found
+
+
+def length(asked: Asked) -> str:
+    return str(len(shown(asked)["response"]))
+
+
+def rule(url: str, **options: Any) -> JudgeRule:
+    return JudgeRule("grader", url, "It is short.", retries=0, **options)
+
+
+def test_each_pair_is_graded_once(caplog: pytest.LogCaptureFixture) -> None:
+    with judge_server(length) as server:
+        reward = rule(server.base_url, concurrency=2)
+        assert reward(PROMPTS, TEXTS) == [3.0, 6.0, 1.0, 3.0]
+        assert len(server.asked) == 3  # the last is the first again
+        assert {asked.body["model"] for asked in server.asked} == {"grader"}
+        assert {shown(asked)["conversation"] for asked in server.asked} == {"first", "second"}
+        with caplog.at_level("INFO"):
+            assert reward(["first", "third"], ["yes", "maybe"]) == [3.0, 5.0]
+        assert len(server.asked) == 4
+        assert server.most_at_once <= 2
+    sent = sum(len(m["content"].split()) for a in server.asked for m in a.body["messages"])
+    assert reward.tokens[0] == sent + 4  # each reply is a word
+
+
+def test_kept_grades_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "KEPT_GRADES", 2)
+    with judge_server(length) as server:
+        reward = rule(server.base_url)
+        for _ in range(2):
+            assert reward(PROMPTS, TEXTS) == [3.0, 6.0, 1.0, 3.0]
+        assert len(server.asked) == 6
+
+
+@pytest.mark.parametrize("reply", ["7", " 7\n", "<think>10 or 3?</think>\n7"])
+def test_a_reply_is_a_number_alone(reply: str) -> None:
+    replies = ["7 out of 10", "11", reply]
+    with judge_server(lambda asked: replies[asked.number - 1]) as server:
+        assert rule(server.base_url)(["a"], ["b"]) == [7.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("good", "expected a whole number from 0 to 10 in one of 3 replies .* got 'good' at last"),
+        ("-3", "got '-3' at last for the response 'b'"),
+        (Failure(401, "no key"), r"the judge grader at http://127.*: AuthenticationError"),
+        (Failure(500), "InternalServerError"),
+        ({"choices": []}, "IndexError"),
+        ({"choices": None}, "TypeError"),
+    ],
+)
+def test_without_a_grade_the_run_ends(answer: Any, message: str) -> None:
+    with judge_server(lambda _: answer) as server, pytest.raises(RewardError, match=message):
+        rule(server.base_url)(["a"], ["b"])
+
+
+def test_a_key_is_sent_and_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    with judge_server(length) as server:
+        rule(server.base_url, api_key_variable="MY_KEY")(["a"], ["b"])
+    assert server.asked[0].headers["authorization"] == "Bearer secret"
+    with pytest.raises(ValueError, match=r"base_url: .* got 'http://\*\*\*@127.0.0.1:9/v1'"):
+        rule("http://me:secret@127.0.0.1:9/v1")
+
+
+def test_configurations_name_it() -> None:
+    with judge_server(length) as server:
+        entry = {"rule": "judge", "model": "grader", "base_url": server.base_url, "weight": 0.5}
+        entry["criterion"] = "It is short."
+        reward = WeightedReward({"short": entry}, ModelOptions(), tiny_tokenizer())
+        assert reward(said(TEXTS), PROMPTS).tolist() == [1.5, 3.0, 0.5, 1.5]
+    # of a received checkpoint, as it would be sent all texts
+    assert untrusted_rewards({"short": entry, "long": {"rule": "length", "longest": 3}}) == [
+        "short"
+    ]
+    with pytest.raises(ValueError, match="concurrency"):
+        WeightedReward({"short": entry | {"concurrency": 0}}, ModelOptions(), tiny_tokenizer())
