@@ -97,17 +97,7 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
         write_run(RESULTS, f"best_of-seed_{seed}", measure_best_of(root, seed))
         return
     stages = Quickstart(root, seed, overwrite=True)
-    names, group = ARMS[arm]
-    overlays = [find_config(name) for name in names]
-    own: dict[str, Any] = {
-        "suffix": [],
-        "trainer": {"callbacks": [], "limit_val_batches": 0},
-        "data": {"init_args": data_of(group)},
-    }
-    if arm == "vapo":
-        own["model"] = {"init_args": {"advantages": {"lam_alpha": VAPO_ALPHA}}}
-    overlays.append(write_text(root / "configs" / f"own_{arm}.yaml", json.dumps(own) + "\n"))
-    stages.fit_ppo(("ppo_max.yaml", *overlays), "--name", arm)
+    stages.fit_ppo(("ppo_max.yaml", *arm_overlays(root, arm)), "--name", arm)
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     stages.evaluate("sft", arm)
     evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))["policies"]
@@ -127,6 +117,20 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
         "versions": versions(),
     }
     write_run(RESULTS, f"{arm}-seed_{seed}", result)
+
+
+def arm_overlays(root: Path, arm: str) -> list[Path]:
+    """The overlays of an arm on PPO-max's configuration; the last one is written to `root`."""
+    names, group = ARMS[arm]
+    own: dict[str, Any] = {
+        "suffix": [],
+        "trainer": {"callbacks": [], "limit_val_batches": 0},
+        "data": {"init_args": data_of(group)},
+    }
+    if arm == "vapo":
+        own["model"] = {"init_args": {"advantages": {"lam_alpha": VAPO_ALPHA}}}
+    file = write_text(root / "configs" / f"own_{arm}.yaml", json.dumps(own) + "\n")
+    return [*(find_config(name) for name in names), file]
 
 
 def measure_best_of(root: Path, seed: int) -> dict[str, Any]:
