@@ -8,7 +8,7 @@ once.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, count, islice
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -125,11 +125,8 @@ class FixedBatchSampler(EpochBatchSampler):
             return self._pass(self.epoch)
         # Position of the epoch's first example in the endless sequence of passes.
         number, offset = divmod(self.epoch * self.samples_per_epoch, self.size)
-        indices: list[int] = []
-        while len(indices) < offset + self.samples_per_epoch:
-            indices += self._pass(number)
-            number += 1
-        return indices[offset : offset + self.samples_per_epoch]
+        passes = chain.from_iterable(map(self._pass, count(number)))
+        return list(islice(passes, offset, offset + self.samples_per_epoch))
 
     def _pass(self, number: int) -> list[int]:
         """One pass over the dataset. Its order depends only on its number."""
