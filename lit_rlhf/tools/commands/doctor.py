@@ -90,12 +90,9 @@ def _silence_lightning() -> Iterator[None]:
 def main(argv: Sequence[str]) -> Report:
     """Run `lit_rlhf doctor`; the exit status is 1 if a check failed, 2 for unusable arguments."""
     arguments = list(argv)
-    if {"-h", "--help"} & set(arguments):
-        print(_help_text())
-        raise SystemExit(0)
-    if not arguments:
-        print(_help_text(), file=sys.stderr)
-        raise SystemExit(2)
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(_help_text(), file=sys.stdout if arguments else sys.stderr)
+        raise SystemExit(0 if arguments else 2)
     parser = {"prog": PROG, "usage": USAGE, "description": __doc__}
     with tempfile.TemporaryDirectory(prefix="lit_rlhf_doctor_") as folder, _silence_lightning():
         # callbacks or loggers of the user's own may write to the default folder

@@ -123,9 +123,6 @@ def _run_chat(chat: Chat) -> None:
     """Run a chat with the user at the terminal, or with the lines of a file or a pipe."""
     console = chat.console
 
-    def read_typed() -> str:
-        return input("\nyou: ")
-
     def read_piped() -> str:
         line = input()
         print_text(console, f"\nyou: {line}")
@@ -137,10 +134,9 @@ def _run_chat(chat: Chat) -> None:
     if sys.stdout.isatty():
         importlib.import_module("readline")  # input() then edits lines and keeps a history
     names = ", ".join(speaker.name for speaker in chat.speakers)
-    print_text(
-        console, f"A chat with {names}. /help lists the commands, Ctrl-D ends it.", NOTE_STYLE
-    )
-    chat.run(read_typed)
+    greeting = f"A chat with {names}. /help lists the commands, Ctrl-D ends it."
+    print_text(console, greeting, NOTE_STYLE)
+    chat.run(lambda: input("\nyou: "))
     print_text(console, "")
 
 

@@ -114,8 +114,7 @@ class JudgeClient:
             choice = self._complete(sent)
             # the openai client does not check what the endpoint has sent
             message = getattr(choice, "message", None)
-            text = getattr(message, "content", None) or getattr(message, "refusal", None) or ""
-            text = str(text)
+            text = str(getattr(message, "content", None) or getattr(message, "refusal", None) or "")
             try:
                 return parse_reply(text)._replace(malformed=malformed)
             except MalformedReplyError as error:
