@@ -1,4 +1,4 @@
-"""`lit_rlhf reward`: the strength of preferences, and labels corrected by it (arXiv 2401.06080)."""
+"""`lit_rlhf reward`: strengths of preferences (arXiv 2401.06080), and RewardBench's questions."""
 
 import json
 import math
@@ -27,6 +27,7 @@ from lit_rlhf.tools.commands.quickstart import run
 from lit_rlhf.tools.commands.report import parse_source
 from lit_rlhf.tools.evaluation.loading import choose_device
 from lit_rlhf.tools.evaluation.output import make_table, print_table
+from lit_rlhf.tools.evaluation.reward_bench import run_reward_bench
 from lit_rlhf.tools.evaluation.reward_report import score_pairs
 
 
@@ -198,4 +199,5 @@ def _print_summary(rows: Sequence[Mapping[str, Any]]) -> None:
 COMMANDS = {
     "strength": Command(measure_strength, lists=("preferences", "fit_config")),
     "relabel": Command(relabel),
+    "bench": Command(run_reward_bench, lists=("models",)),
 }

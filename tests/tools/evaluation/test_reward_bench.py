@@ -1,0 +1,99 @@
+"""RewardBench's questions: the best of two and of four, against scores of single responses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_rlhf.command import Command
+from lit_rlhf.data import DialogueEncoder, Message, RecordError
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import load_scalar_model, load_tokenizer
+from lit_rlhf.tools.evaluation.reward_bench import read_questions, run_reward_bench, summarize
+from tests.tools.evaluation.folders import write_lines, write_policy, write_reward
+
+TEXTS = ["well, hello", "no", "iron and zinc", "tea", "so it is", "boil water first"]
+QUESTIONS: list[dict[str, Any]] = [
+    *(
+        {"subset": "pair", "prompt": f"{n}?", "chosen": TEXTS[n], "rejected": TEXTS[n - 1]}
+        for n in range(6)
+    ),
+    *(
+        {
+            "subset": "four",
+            "prompt": f"{n}!",
+            "chosen": [TEXTS[n]],
+            "rejected": [TEXTS[n - k] for k in (1, 2, 3)],
+        }
+        for n in range(6)
+    ),
+    {"subset": "two right", "prompt": "hi", "chosen": TEXTS[:2], "rejected": TEXTS[2:4]},
+    {"subset": "pair", "prompt": "hi", "chosen": "a", "rejected": "b " * 200},
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reward_bench")
+    write_policy(folder / "sft", seed=0)
+    write_reward(folder / "reward", str(folder / "sft"))
+    write_lines(folder / "questions.jsonl", QUESTIONS)
+    return folder
+
+
+def score(root: Path, prompt: str, response: str) -> float:
+    encoder = DialogueEncoder(load_tokenizer(root / "reward"), "hh", 64)
+    turns = [Message("user", prompt), Message("assistant", response)]
+    ids = encoder.encode_dialogue(turns).input_ids[None]
+    with torch.no_grad():
+        return float(sequence_scores(load_scalar_model(root / "reward").eval(), ids, ids >= 0))
+
+
+def test_the_best_response_has_to_score_highest(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right: dict[str, list[bool]] = {}
+    for question in QUESTIONS[:-1]:
+        sides = (question[side] for side in ("chosen", "rejected"))
+        texts = ([side] if isinstance(side, str) else side for side in sides)
+        scores = [[score(root, question["prompt"], text) for text in side] for side in texts]
+        right.setdefault(question["subset"], []).append(min(scores[0]) > max(scores[1]))
+    expected = {subset: sum(found) / len(found) for subset, found in right.items()}
+    assert 0 < expected["pair"] < 1
+    assert 0 < expected["four"] < 1
+    words = ["--models", str(root / "reward"), "--questions", str(root / "questions.jsonl")]
+    command = Command(run_reward_bench, lists=("models",))
+    command.run([*words, "--output", str(root / "report.json"), "--max_length", "64"], "bench")
+    (found,) = json.loads((root / "report.json").read_text("utf-8"))["models"].values()
+    assert {subset: found[subset]["accuracy"] for subset in expected} == pytest.approx(expected)
+    mean = sum(expected.values()) / 3
+    assert found["all"] == {"accuracy": pytest.approx(mean), "left_out": 1}
+    assert found["pair"]["questions"] == 6
+    assert "1 questions were too long" in capsys.readouterr().out
+
+
+def test_all_pairs_of_a_question_count() -> None:
+    pairs = [{"question": number} for number in (0, 0, 1, 1, 2)]
+    wins = dict(enumerate([True, True, True, False, True]))
+    found = summarize(pairs, ["a", "a", "b"], wins)
+    assert (found["a"]["accuracy"], found["a"]["questions"]) == (0.5, 2)
+    assert found["all"] == {"accuracy": 0.75, "left_out": 0}
+    del wins[1]  # the pair was too long, and so the question
+    assert summarize(pairs, ["a", "a", "b"], wins)["a"]["accuracy"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"chosen": []}, "field 'chosen': not a text or a list of texts"),
+        ({"rejected": ["a", 3]}, "field 'rejected': not a text or a list of texts"),
+        ({"subset": None}, "field 'subset'"),
+        ({"prompt": 3}, "field 'prompt'"),
+    ],
+)
+def test_a_bad_question_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    write_lines(tmp_path / "q.jsonl", [QUESTIONS[0], QUESTIONS[6] | change])
+    with pytest.raises(RecordError, match=rf"q\.jsonl:2: {message}"):
+        read_questions(str(tmp_path / "q.jsonl"))
