@@ -10,7 +10,6 @@ from peft import PeftModel
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_rlhf.forward.cpu import NO_PADDING, PadToMultiple
@@ -22,6 +21,9 @@ LanguageModel: TypeAlias = PreTrainedModel | PeftModel
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 ResultT = TypeVar("ResultT")
 
+# their common base is private
+_OF_MAPS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
+DROPOUT_LAYERS = (nn.Dropout, nn.AlphaDropout, *_OF_MAPS)
 PLAN_ATTRIBUTE = "_lit_rlhf_forward_plan"
 """Where a network keeps its `ForwardPlan`; deep copies and pickles keep it too."""
 
@@ -87,7 +89,7 @@ def disable_dropout(model: ModuleT) -> ModuleT:
     probabilities.
     """
     for module in model.modules():
-        if isinstance(module, _DropoutNd):  # the base of all of torch's
+        if isinstance(module, DROPOUT_LAYERS):
             module.p = 0.0
         # attention and layer dropout are plain floats in many transformers modules
         for name, value in vars(module).items():
