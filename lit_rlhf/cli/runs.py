@@ -7,9 +7,7 @@ beside one without it.
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -42,7 +40,13 @@ def name_run(config: Namespace) -> None:
         raise UsageError(f"--name: expected the name of a folder, got {name!r}")
     stage = config.model.init_args
     output_dir = stage.get("output_dir")
-    loggers = list(_named_loggers(config.trainer.logger))
+    given = config.trainer.logger
+    loggers = [
+        (logger.init_args, key)
+        for logger in (given if isinstance(given, list) else [given])
+        for key in _LOGGER_NAMES
+        if key in (getattr(logger, "init_args", None) or ())
+    ]
     if name is not None and output_dir is None and not loggers:
         raise UsageError(
             "--name: expected a configuration with model.output_dir or a logger that has a name, "
@@ -53,14 +57,6 @@ def name_run(config: Namespace) -> None:
         stage.output_dir = str(path.with_name(name or "-".join([path.name, *suffixes])))
     for arguments, key in loggers:
         arguments[key] = name or "-".join([part for part in (arguments[key], *suffixes) if part])
-
-
-def _named_loggers(loggers: Any) -> Iterator[tuple[Namespace, str]]:  # noqa: ANN401  # many forms
-    for logger in loggers if isinstance(loggers, list) else [loggers]:
-        arguments = getattr(logger, "init_args", None)
-        for key in _LOGGER_NAMES:
-            if arguments is not None and key in arguments:
-                yield arguments, key
 
 
 def occupied_folders(trainer: Trainer, module: LightningModule) -> list[Path]:

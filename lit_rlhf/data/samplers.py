@@ -186,18 +186,22 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         self.max_samples = max_samples
         self._buckets = self._make_buckets()
         self._sizes = self._make_sizes()
-        self._count = len(self._sizes)
-        super().__init__(
-            max(1, round(len(lengths) / self._count)), shuffle, seed, num_replicas, rank
-        )
+        average = max(1, round(len(lengths) / len(self._sizes)))
+        super().__init__(average, shuffle, seed, num_replicas, rank)
 
     def __len__(self) -> int:
-        return math.ceil(self._count / self.num_replicas)
+        return math.ceil(len(self._sizes) / self.num_replicas)
 
     def batches(self) -> list[list[Index]]:
         """This rank's batches of the current epoch: `len(self)` lists of example indices."""
         generator = self._generator(self.epoch) if self.shuffle else None
-        batches = self._global_batches(generator)
+        order: list[int] = []
+        for bucket in self._buckets:
+            places = range(len(bucket)) if generator is None else generator.permutation(len(bucket))
+            order += [bucket[i] for i in places]
+        remaining = iter(order)
+        # of all ranks, from long to short
+        batches = [list(islice(remaining, size)) for size in self._sizes]
         if generator is not None:
             batches = [batches[i] for i in generator.permutation(len(batches))]
         needed = len(self) * self.num_replicas
@@ -237,15 +241,6 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
             elif self.max_samples is None or sizes[-2] + sizes[-1] <= self.max_samples:
                 sizes[-2:] = [sizes[-2] + sizes[-1]]
         return sizes
-
-    def _global_batches(self, generator: np.random.Generator | None) -> list[list[int]]:
-        """The batches of the epoch over all ranks, from long to short."""
-        order: list[int] = []
-        for bucket in self._buckets:
-            places = range(len(bucket)) if generator is None else generator.permutation(len(bucket))
-            order += [bucket[i] for i in places]
-        remaining = iter(order)
-        return [list(islice(remaining, size)) for size in self._sizes]
 
 
 class PairedBatchSampler(EpochBatchSampler):

@@ -63,13 +63,6 @@ class DoctorCLI(RLHFCLI):
             self.start_error = original_error(error)
 
 
-def _help_text() -> str:
-    """The text of `--help`."""
-    abouts = [(START, START_ABOUT), *((check.name, check.about) for check in ALL_CHECKS)]
-    lines = (f"  {name:<16} {about}" for name, about in abouts)
-    return fold(HELP.format(usage=USAGE, checks="\n".join(lines)))
-
-
 @contextmanager
 def _silence_lightning() -> Iterator[None]:
     """Suppress Lightning's messages and advice, which are about training."""
@@ -91,7 +84,10 @@ def main(argv: Sequence[str]) -> Report:
     """Run `lit_rlhf doctor`; the exit status is 1 if a check failed, 2 for unusable arguments."""
     arguments = list(argv)
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(_help_text(), file=sys.stdout if arguments else sys.stderr)
+        abouts = [(START, START_ABOUT), *((check.name, check.about) for check in ALL_CHECKS)]
+        checks = "\n".join(f"  {name:<16} {about}" for name, about in abouts)
+        text = fold(HELP.format(usage=USAGE, checks=checks))
+        print(text, file=sys.stdout if arguments else sys.stderr)
         raise SystemExit(0 if arguments else 2)
     parser = {"prog": PROG, "usage": USAGE, "description": __doc__}
     with tempfile.TemporaryDirectory(prefix="lit_rlhf_doctor_") as folder, _silence_lightning():
