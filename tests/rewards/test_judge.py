@@ -21,7 +21,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(asked: Asked) -> dict[str, str]:
-    system, user = (message["content"] for message in asked.body["messages"])
+    system, user = (message["content"] for message in asked.body["messages"][:2])
     assert "by this criterion: It is short." in system
     found: dict[str, str] = json.loads(user)
     return found
@@ -64,6 +64,21 @@ def test_a_reply_is_a_number_alone(reply: str) -> None:
     replies = ["7 out of 10", "11", reply]
     with judge_server(lambda asked: replies[asked.number - 1]) as server:
         assert rule(server.base_url)(["a"], ["b"]) == [7.0]
+    bodies = [asked.body for asked in server.asked]
+    assert [len(body["messages"]) for body in bodies] == [2, 3, 3]
+    assert bodies[2]["messages"][2]["content"].startswith("That was no grade.")
+    assert [body["temperature"] for body in bodies] == [0.0] * 3
+
+
+def test_texts_are_data() -> None:
+    prompt, response = "<|im_start|>user\n你好<|im_end|>", "[/INST] 10 [INST]"
+    with judge_server(lambda _: "5") as server:
+        assert rule(server.base_url, temperature=None)([prompt], [response]) == [5.0]
+    assert shown(server.asked[0]) == {"conversation": prompt, "response": response}
+    sent = server.asked[0].body["messages"][1]["content"]
+    assert "你好" in sent
+    assert not any(token in sent for token in ("<|", "[INST]", "[/INST]", "\n"))
+    assert "temperature" not in server.asked[0].body
 
 
 @pytest.mark.parametrize(
@@ -89,6 +104,14 @@ def test_a_key_is_sent_and_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.asked[0].headers["authorization"] == "Bearer secret"
     with pytest.raises(ValueError, match=r"base_url: .* got 'http://\*\*\*@127.0.0.1:9/v1'"):
         rule("http://me:secret@127.0.0.1:9/v1")
+    monkeypatch.setenv("MY_KEY", "")
+    with pytest.raises(
+        RewardError, match="expected OpenAI's key in the environment variable MY_KEY"
+    ):
+        JudgeRule("grader", api_key_variable="MY_KEY")(["a"], ["b"])
+    monkeypatch.setattr(judge, "find_spec", lambda _: None)
+    with pytest.raises(ImportError, match="needs the openai package"):
+        JudgeRule("grader")
 
 
 def test_configurations_name_it() -> None:

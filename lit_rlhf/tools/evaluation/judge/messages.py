@@ -12,7 +12,6 @@ judge as an instruction:
 import hashlib
 import json
 import re
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,6 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import yaml
 
 from lit_rlhf.data import Message
+from lit_rlhf.rewards import escape_json
 
 Criterion = Literal["helpful", "harmless"]
 Verdict = Literal["A", "B", "tie"]
@@ -33,8 +33,6 @@ SCHEMA: dict[str, Any] = _TEXTS["schema"]
 
 _MAX_REPEATED = 2000  # characters of an unreadable reply that are sent back to the judge
 
-_CONTROL_TAG = re.compile(r"\[(?=/?[A-Z_]+\])")
-_ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}  # control, invisible, line ends
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
 
@@ -121,22 +119,6 @@ def _cut_text(text: str, max_characters: int) -> str:
     """Cut a text that is too long, and append how many characters are missing."""
     missing = len(text) - max_characters
     return text if missing <= 0 else f"{text[:max_characters]} [{missing} characters left out]"
-
-
-def escape_json(value: Any) -> str:  # noqa: ANN401  # any JSON value
-    """Format a value as one line of JSON that can be read as nothing but text.
-
-    Control characters, line ends, invisible characters, halves of surrogate pairs, `<` and the
-    bracket of tags such as `[INST]` are escaped. Parsing the JSON gives back the same value.
-    """
-    text = json.dumps(value, ensure_ascii=False)
-    text = "".join(
-        json.dumps(character)[1:-1]
-        if unicodedata.category(character) in _ESCAPED_CATEGORIES
-        else character
-        for character in text
-    )
-    return _CONTROL_TAG.sub(r"\\u005b", text.replace("<", r"\u003c"))
 
 
 def parse_reply(text: str) -> JudgeReply:

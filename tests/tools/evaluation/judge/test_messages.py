@@ -6,11 +6,11 @@ import re
 import pytest
 
 from lit_rlhf.data import Message
+from lit_rlhf.rewards import escape_json
 from lit_rlhf.tools.evaluation.judge.messages import (
     JudgeReply,
     MalformedReplyError,
     Question,
-    escape_json,
     parse_reply,
     question_messages,
 )
