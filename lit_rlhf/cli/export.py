@@ -19,6 +19,7 @@ from lit_rlhf.export import (
     load_gguf_model,
     with_text_contract,
 )
+from lit_rlhf.files import hash_model
 from lit_rlhf.models import ADAPTER_CONFIG, DType, HeadFormat, check_replaceable
 from lit_rlhf.strategies import is_checkpoint_folder
 
@@ -88,7 +89,8 @@ def export(
 
         if average:
             sources = [checkpoint, *average]
-            exported = average_models(map(load, sources), [Path(s).name for s in sources])
+            names = [f"{Path(s).name} {hash_model(s) or 'of a checkpoint'}" for s in sources]
+            exported = average_models(map(load, sources), names)
         else:
             exported = load(checkpoint)
         if chat_template is not None:

@@ -90,11 +90,11 @@ def average_models(models: Iterable[ExportableModel], names: Sequence[str]) -> E
     """Average the weights of fine-tuned models of one start, each with the same weight.
 
     Of policies (WARP, arXiv 2406.16768) or reward models (WARM, arXiv 2401.12187). Adapters are
-    merged first, and sums are in float32. A generator of models need not hold more than one of
-    them. `names`, one for each, are for the manifest and the card.
+    merged first, and sums are in float32. Of a generator's models the first and another one are in
+    memory beside them. `names`, one for each, are for the manifest and the card.
 
     Raises:
-        ValueError: If names or shapes of weights, or the text contracts, differ.
+        ValueError: If architectures or text contracts differ.
     """
     first: ExportableModel | None = None
     sums: dict[str, Tensor] = {}
@@ -102,20 +102,25 @@ def average_models(models: Iterable[ExportableModel], names: Sequence[str]) -> E
         beside = {f"{BESIDE}{name}": tensor for name, tensor in model.lm_head.items()}
         weights = merged_state_dict(model.model) | beside
         if first is None:
-            first, sums = model, {name: tensor.float() for name, tensor in weights.items()}
+            first, sums = model, {name: tensor.float().clone() for name, tensor in weights.items()}
             continue
         shapes = ({n: t.shape for n, t in found.items()} for found in (sums, weights))
-        if model.contract != first.contract or next(shapes) != next(shapes):
-            raise ValueError(
-                f"average: expected models of one architecture and text contract, got the "
-                f"{model.name} beside the {first.name}"
-            )
-        sums = {name: total + weights[name].float() for name, total in sums.items()}
+        ours, theirs = first.contract, model.contract
+        problem = ours.mismatch(theirs) if ours and theirs else None
+        if next(shapes) != next(shapes) or _architecture(model) != _architecture(first):
+            problem = "their architectures differ"
+        if problem:
+            told = f"the {model.name} beside the {first.name}: {problem}"
+            raise ValueError(f"average: expected fine-tunings of one model, got {told}")
+        for name, total in sums.items():
+            total += weights[name].float()
+        del model, weights
     assert first is not None
     means = {name: total / len(names) for name, total in sums.items()}
     lm_head = {name: means.pop(f"{BESIDE}{name}") for name in first.lm_head}
     averaged = merge_adapters(first.model, torch.float32)
-    averaged.load_state_dict(means)
+    averaged.load_state_dict(means, assign=True)  # the first model keeps its own weights
+    averaged.tie_weights()
     return replace(
         first,
         model=averaged,
@@ -124,6 +129,13 @@ def average_models(models: Iterable[ExportableModel], names: Sequence[str]) -> E
         lm_head=lm_head,
         manifest={"made": {"average_of": list(names)}, "versions": code_versions()},
     )
+
+
+def _architecture(exported: ExportableModel) -> list[Any]:
+    """What weights of the same shapes may be used for in other ways."""
+    config: Any = unwrap_model(exported.model).config.get_text_config()
+    names = ("model_type", "tie_word_embeddings", "num_attention_heads", "rope_parameters")
+    return [getattr(config, name, None) for name in names]
 
 
 def with_text_contract(exported: ExportableModel, chat_template: str) -> ExportableModel:

@@ -3,7 +3,9 @@
 What it writes is tested in `tests/export`.
 """
 
+import json
 import shutil
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from lit_rlhf.cli.export import COMMAND
 from lit_rlhf.cli.show import describe
 from lit_rlhf.data import TextContract
+from lit_rlhf.files import hash_model
 from lit_rlhf.models import save_model_folder
 from tests.export.folders import Runs, assert_same_model, weights
 from tests.models.foreign import FOREIGN, write_foreign
@@ -159,6 +162,9 @@ def test_weights_are_averaged(stage: str, runs: Runs, tmp_path: Path) -> None:
             }
             save_file(changed, file, metadata={"format": "pt"})
         tensors.append(weights(tmp_path / name))
+    # it may have seen shorter texts
+    contract = replace(TextContract.load(saved.finished), max_length=7)
+    (tmp_path / "two" / "text_contract.json").write_text(json.dumps(asdict(contract)))
     output, others = tmp_path / "averaged", f"[{tmp_path / 'two'}, {tmp_path / 'three'}]"
     main(["--checkpoint", str(tmp_path / "one"), "--average", others, "--output", str(output)])
     found = weights(output)
@@ -166,8 +172,9 @@ def test_weights_are_averaged(stage: str, runs: Runs, tmp_path: Path) -> None:
     for key, tensor in found.items():
         expected = sum(each[key].double() for each in tensors) / 3
         torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-6)
-    assert describe(output)["average_of"] == ["one", "two", "three"]
-    assert "- three\n" in (output / "README.md").read_text("utf-8")
+    parts = [f"{name} {hash_model(tmp_path / name)}" for name in ("one", "two", "three")]
+    assert describe(output)["average_of"] == parts
+    assert f"- {parts[2]}\n" in (output / "README.md").read_text("utf-8")
     assert TextContract.load(output) == TextContract.load(saved.finished)
 
 
@@ -175,5 +182,20 @@ def test_other_models_are_not_averaged(runs: Runs, tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
     source = ("--checkpoint", str(runs("sft").finished), "--output", str(tmp_path / "m"))
     message = refused(*source, "--average", f"[{tmp_path / 'other'}]")
-    assert "average: expected models of one architecture and text contract, got the" in message
+    assert "average: expected fine-tunings of one model, got the language model in" in message
+    assert "their architectures differ" in message
+    # weights of the same shapes that positions enter in another way, and of another template
+    finished = runs("sft").finished
+    for name, file, key, value in (
+        ("rope", "config.json", "rope_parameters", {"rope_theta": 7.0, "rope_type": "default"}),
+        ("text", "text_contract.json", "add_bos", True),
+    ):
+        shutil.copytree(finished, tmp_path / name)
+        content = json.loads((finished / file).read_text("utf-8"))
+        assert content[key] != value
+        (tmp_path / name / file).write_text(json.dumps(content | {key: value}), "utf-8")
+    assert "architectures differ" in refused(*source, "--average", f"[{tmp_path / 'rope'}]")
+    assert "add_bos is False here and True" in refused(
+        *source, "--average", f"[{tmp_path / 'text'}]"
+    )
     assert not (tmp_path / "m").exists()
