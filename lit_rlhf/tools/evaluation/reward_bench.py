@@ -8,9 +8,8 @@ of texts, and the `subset`.
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from lit_rlhf.data import DataSource, RecordError, Row
 from lit_rlhf.files import check_outputs, code_versions, hash_model, write_text
@@ -25,7 +24,6 @@ def run_reward_bench(
     models: list[str],
     questions: str,
     output: str | None = None,
-    batch_size: int = 16,
     max_length: int | None = None,
     device: str = "auto",
     dtype: DType = "float32",
@@ -37,31 +35,24 @@ def run_reward_bench(
         questions: File in RewardBench's format (.jsonl, .json or .parquet, or one of these with
             .gz): prompt, chosen and rejected, each a text or a list of texts, and subset.
         output: JSON file for the report.
-        batch_size: Number of pairs that are scored together.
         max_length: Longest dialogue in tokens. Default: that of the model's training, or 512.
         device: auto, cpu, cuda, cuda:1 and so on.
         dtype: Data type of all weights: float32, bfloat16 or float16.
     """
     check_outputs({"output": output}, [questions])
     rows, subsets = read_questions(questions)
+    scoring = (ModelOptions(dtype=dtype), choose_device(device))
     results = {}
     for model in models:
-        pairs = score_pairs(
-            model,
-            [DataSource(rows)],
-            options=ModelOptions(dtype=dtype),
-            device=choose_device(device),
-            batch_size=batch_size,
-            max_length=max_length,
-        )
+        pairs = score_pairs(model, [DataSource(rows)], None, *scoring, max_length=max_length)
         # lines of rows in memory count from 1
         places = [record.location.line - 1 for record in pairs.records]
         wins = dict(zip(places, (pairs.chosen > pairs.rejected).tolist(), strict=True))
         results[model] = summarize(rows, subsets, wins)
         _print(model, results[model])
     inputs = {model: hash_model(model) for model in models}
-    report = {"questions": questions, "inputs": inputs, "models": results}
-    report["versions"] = code_versions()
+    inputs[questions] = DataSource(questions).content_hash()
+    report = {"inputs": inputs, "models": results, "versions": code_versions()}
     if output is not None:
         text = json.dumps(report, indent=2) + "\n"
         print(f"Report: {write_text(output, text)}")
@@ -81,6 +72,8 @@ def read_questions(path: str) -> tuple[list[dict[str, Any]], list[str]]:
             raise row
         prompt, subset = row.read_string("prompt"), row.read_string("subset")
         texts = [_read_texts(row, side) for side in ("chosen", "rejected")]
+        if set(texts[0]) & set(texts[1]):
+            raise row.error("rejected", "a text that is chosen, too")
         for chosen in texts[0]:
             for rejected in texts[1]:
                 pair = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
@@ -92,40 +85,41 @@ def read_questions(path: str) -> tuple[list[dict[str, Any]], list[str]]:
 def _read_texts(row: Row, field: str) -> list[str]:
     texts = row.get(field)
     texts = [texts] if isinstance(texts, str) else texts
-    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
+    is_list = isinstance(texts, list) and bool(texts)
+    if not is_list or not all(isinstance(text, str) and text.strip() for text in texts):
         raise row.error(field, "not a text or a list of texts", repr(texts)[:80])
     return texts
 
 
 def summarize(
     pairs: Sequence[dict[str, Any]], subsets: Sequence[str], wins: dict[int, bool]
-) -> dict[str, dict[str, float]]:
-    """Accuracy by subset with its 95 % interval, and their mean as `all`.
+) -> dict[str, Any]:
+    """Accuracy by subset with its 95 % interval, and the mean over subsets.
 
     A question is right if every right response scores higher than every wrong one; a tie is wrong.
-    `wins` are by the place of the pair; questions with a pair that was too long are left out.
+    `wins` are by the place of the pair. A question with a pair that was too long is left out, and
+    so is a subset of nothing else from the mean.
     """
     of_question = defaultdict(list)
     for place, pair in enumerate(pairs):
         of_question[pair["question"]].append(wins.get(place))
-    right = defaultdict(list)
-    for question, outcomes in of_question.items():
-        if None not in outcomes:
-            right[subsets[question]].append(all(outcomes))
-    result = {}
-    for subset, found in right.items():
-        low, high = wilson_interval(sum(found), len(found))
-        result[subset] = {"accuracy": float(np.mean(found)), "low": low, "high": high}
-        result[subset] |= {"questions": len(found)}
-    means = [row["accuracy"] for row in result.values()]
-    n_left_out = len(subsets) - sum(map(len, right.values()))
-    return {"all": {"accuracy": float(np.mean(means)), "left_out": n_left_out}, **result}
+    rows: dict[str, dict[str, Any]] = {}
+    for subset in dict.fromkeys(subsets):
+        outcomes = [found for n, found in of_question.items() if subsets[n] == subset]
+        right = [all(found) for found in outcomes if None not in found]
+        rows[subset] = {"questions": len(right), "left_out": len(outcomes) - len(right)}
+        if right:
+            low, high = wilson_interval(sum(right), len(right))
+            rows[subset] |= {"accuracy": sum(right) / len(right), "low": low, "high": high}
+    accuracies = [row["accuracy"] for row in rows.values() if "accuracy" in row]
+    return {"subsets": rows, "mean": fmean(accuracies) if accuracies else None}
 
 
-def _print(model: str, rows: dict[str, dict[str, float]]) -> None:
-    caption = f"all: mean over subsets; {rows['all']['left_out']} questions were too long"
-    table = make_table(f"RewardBench: {model}", "subset", "questions", "accuracy", caption=caption)
-    for subset, row in rows.items():
-        interval = f" [{row['low']:.1%}, {row['high']:.1%}]" if "low" in row else ""
-        table.add_row(subset, str(row.get("questions", "")), f"{row['accuracy']:.1%}{interval}")
+def _print(model: str, result: dict[str, Any]) -> None:
+    mean = "-" if result["mean"] is None else f"{result['mean']:.1%}"
+    heads = ("subset", "questions", "too long", "accuracy")
+    table = make_table(f"RewardBench: {model}", *heads, caption=f"mean over subsets: {mean}")
+    for subset, row in result["subsets"].items():
+        text = "{accuracy:.1%} [{low:.1%}, {high:.1%}]" if "low" in row else "-"
+        table.add_row(subset, str(row["questions"]), str(row["left_out"]), text.format_map(row))
     print_table(table)

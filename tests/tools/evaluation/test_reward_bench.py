@@ -11,7 +11,12 @@ from lit_rlhf.command import Command
 from lit_rlhf.data import DialogueEncoder, Message, RecordError
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_scalar_model, load_tokenizer
-from lit_rlhf.tools.evaluation.reward_bench import read_questions, run_reward_bench, summarize
+from lit_rlhf.tools.evaluation.reward_bench import (
+    _print,
+    read_questions,
+    run_reward_bench,
+    summarize,
+)
 from tests.tools.evaluation.folders import write_lines, write_policy, write_reward
 
 TEXTS = ["well, hello", "no", "iron and zinc", "tea", "so it is", "boil water first"]
@@ -67,21 +72,25 @@ def test_the_best_response_has_to_score_highest(
     command = Command(run_reward_bench, lists=("models",))
     command.run([*words, "--output", str(root / "report.json"), "--max_length", "64"], "bench")
     (found,) = json.loads((root / "report.json").read_text("utf-8"))["models"].values()
-    assert {subset: found[subset]["accuracy"] for subset in expected} == pytest.approx(expected)
+    rows = found["subsets"]
+    assert {subset: rows[subset]["accuracy"] for subset in expected} == pytest.approx(expected)
     mean = sum(expected.values()) / 3
-    assert found["all"] == {"accuracy": pytest.approx(mean), "left_out": 1}
-    assert found["pair"]["questions"] == 6
-    assert "1 questions were too long" in capsys.readouterr().out
+    assert found["mean"] == pytest.approx(mean)
+    assert [rows["pair"][key] for key in ("questions", "left_out")] == [6, 1]
+    assert f"mean over subsets: {mean:.1%}" in capsys.readouterr().out
 
 
 def test_all_pairs_of_a_question_count() -> None:
     pairs = [{"question": number} for number in (0, 0, 1, 1, 2)]
     wins = dict(enumerate([True, True, True, False, True]))
     found = summarize(pairs, ["a", "a", "b"], wins)
-    assert (found["a"]["accuracy"], found["a"]["questions"]) == (0.5, 2)
-    assert found["all"] == {"accuracy": 0.75, "left_out": 0}
-    del wins[1]  # the pair was too long, and so the question
-    assert summarize(pairs, ["a", "a", "b"], wins)["a"]["accuracy"] == 0.0
+    assert (found["subsets"]["a"]["accuracy"], found["mean"]) == (0.5, 0.75)
+    del wins[1], wins[4]  # the pairs were too long, and so the questions
+    found = summarize(pairs, ["a", "a", "b"], wins)
+    assert (found["subsets"]["a"]["accuracy"], found["mean"]) == (0.0, 0.0)
+    assert found["subsets"]["b"] == {"questions": 0, "left_out": 1}
+    _print("model", found)
+    assert summarize(pairs, ["a", "a", "b"], {})["mean"] is None
 
 
 @pytest.mark.parametrize(
@@ -89,6 +98,8 @@ def test_all_pairs_of_a_question_count() -> None:
     [
         ({"chosen": []}, "field 'chosen': not a text or a list of texts"),
         ({"rejected": ["a", 3]}, "field 'rejected': not a text or a list of texts"),
+        ({"rejected": ["a", " "]}, "field 'rejected': not a text or a list of texts"),
+        ({"rejected": ["a", TEXTS[0]]}, "field 'rejected': a text that is chosen, too"),
         ({"subset": None}, "field 'subset'"),
         ({"prompt": 3}, "field 'prompt'"),
     ],
