@@ -149,22 +149,21 @@ def group_advantages(
     return advantages.masked_fill(~kept, 0.0).flatten().to(scores.dtype)
 
 
-def informative_groups(
-    scores: Tensor, group_size: int, sample_mask: Tensor | None = None
-) -> Tensor:
+def informative_groups(scores: Tensor, group_size: int, sample_mask: Tensor) -> Tensor:
     """Whether the responses of a group differ in their scores, `[B / group_size]` bool.
 
     Where all are alike, advantages within the group are 0, and nothing is learned from it. DAPO's
     dynamic sampling leaves such groups out (Yu et al., arXiv 2503.14476, Eq. 11, where scores are
-    right or wrong). Arguments are as for `leave_one_out_advantages`; without a mask all count.
+    right or wrong). Arguments are as for `leave_one_out_advantages`.
 
     Examples:
-        >>> informative_groups(torch.tensor([1.0, 1.0, 0.0, 1.0]), group_size=2).tolist()
+        >>> scores, mask = torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor([True] * 4)
+        >>> informative_groups(scores, 2, mask).tolist()
         [False, True]
     """
-    if sample_mask is None:
-        sample_mask = torch.ones_like(scores, dtype=torch.bool)
-    distances = group_advantages(scores, group_size, sample_mask, scale=False)
+    check_tensors(1, scores=scores)
+    # the mean of equal float32 numbers is exact in float64
+    distances = group_advantages(scores.float(), group_size, sample_mask, scale=False)
     return distances.view(-1, group_size).ne(0).any(1)
 
 

@@ -361,8 +361,8 @@ class PPOModule(PPO, StageModule):
             self.reward.commit_moments()
             rewards = self.shape_rewards(rollouts, scores, estimates)
             experience = self.experience(rollouts, rewards, estimates)
-            experience = self.select_prompts(experience, scores)
             metrics |= self.measure_experience(rewards, scores, experience)
+            experience = self.select_prompts(experience, scores)
             if not self.in_critic_pretraining():  # during it, the KL cannot follow the coefficient
                 self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * world_size())
             with self.timer("update", rollouts.sequence_ids, UPDATE_MEMORY):
@@ -402,7 +402,8 @@ class PPOModule(PPO, StageModule):
         count = global_denominator(len(rewards), self.device)
         metrics = {"rollout/reward": rewards.sum() / count}
         if self.responses_per_prompt > 1:
-            informative = informative_groups(scores, self.responses_per_prompt)
+            learned = experience.loss_mask.any(1)
+            informative = informative_groups(scores, self.responses_per_prompt, learned)
             metrics["rollout/informative_share"] = informative.float().mean()
         if self.critic is not None:
             mask = experience.rollouts.response_mask

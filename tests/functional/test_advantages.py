@@ -108,7 +108,8 @@ def test_informative_groups_by_hand() -> None:
     scores = torch.tensor([0.1, 0.1, 0.1, 1, 0, 1, 0, 0, NAN, 1, NAN, 0, 0, 1, NAN])
     mask = torch.tensor([1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0]).bool()
     assert F.informative_groups(scores, 3, mask).tolist() == [False, True, False, False, False]
-    assert F.informative_groups(scores[:6], 3).tolist() == [False, True]
+    alike = torch.full((14,), 0.1, dtype=torch.float64)  # whose mean is not 0.1
+    assert not F.informative_groups(alike, 7, alike > 0).any()
 
 
 def test_reinforce_plus_plus_by_hand() -> None:
