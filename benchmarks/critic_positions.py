@@ -38,7 +38,7 @@ from lit_rlhf.tools.commands.quickstart import Quickstart
 RESULTS = Path(__file__).resolve().parent / "results" / "critic_positions.jsonl"
 FIGURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "critic_positions.svg"
 SEEDS: Final = (43, 44, 45)
-ARMS: Final = {"ppo_max": "PPO-max, lambda 0.9", "vapo": "VAPO's lambdas"}
+ARMS: Final = {"ppo_max": "PPO-max", "vapo": "VAPO's lambdas"}
 PHASES: Final = {"critic pre-training": (0, 5), "after it": (5, 20), "end": (20, 35)}
 """Iterations, the first of a phase and the first after it."""
 POSITIONS: Final = 12
@@ -146,12 +146,16 @@ def report() -> None:
             COLORS, {"return": "return", "value": "value"}.items(), strict=False
         ):
             _draw(left, courses(results, "ppo_max", "end", key), label, color)
-        left.set_title("PPO-max, at the end: means")
+        left.set_title("PPO-max, iterations 21 to 35: means")
         for axis, (arm, label) in zip(others, ARMS.items(), strict=True):
-            for color, phase in zip(COLORS[2:], PHASES, strict=False):
-                _draw(axis, courses(results, arm, phase, "explained_variance"), phase, color)
-            axis.set_title(f"{label}: explained variance")
-            axis.set_ylim(-0.5, 1.0)
+            # that of pre-training is far below 0
+            for color, (phase, (first, end)) in zip(
+                COLORS[2:], [*PHASES.items()][1:], strict=False
+            ):
+                values = courses(results, arm, phase, "explained_variance")
+                _draw(axis, values, f"iterations {first + 1} to {end}", color)
+            axis.set_title(f"{label}: variance explained")
+            axis.set_ylim(0.0, 1.0)
         for axis in (left, *others):
             axis.set_xlabel("token of the response")
             axis.legend(fontsize=8)
