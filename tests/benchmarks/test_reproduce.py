@@ -271,7 +271,7 @@ def test_table_of_tricks_agrees_with_the_committed_results(found: Found) -> None
     rows.append(f"| none left out, none added | {gold(table.PPO_MAX)} | {gold(table.VANILLA)} |")
     text = (ROOT / "docs" / "recipe.md").read_text("utf-8")
     assert "\n".join(rows) in text
-    assert f"means of three seeds, SFT has {gold(table.PPO_MAX, 0)} (" in text
+    assert f"means of ten seeds, SFT has {gold(table.PPO_MAX, 0)} (" in text
 
 
 def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> None:
