@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import auto_cli
 
+from benchmarks.processes import Job
 from benchmarks.results_file import read_runs, table, write_run
 from lit_callbacks import read_logged_steps
 
@@ -66,7 +64,7 @@ def run(model: str, reward_model: str, prompts: str, folder: str) -> None:
             **ARMS[arm],
             **MICRO_BATCHES[micro_batches],
         }
-        command = ["-m", "lit_rlhf.cli.main", "fit", "--config", "smollm2/ppo", "--overwrite"]
+        command = ["lit_rlhf.cli.main", "fit", "--config", "smollm2/ppo", "--overwrite"]
         command += [f"--model.init_args.{key}={value}" for key, value in options.items()]
         command += [f'--data.init_args.train_sources=[{{"path": "{prompts}"}}]']
         command += ["--data.init_args.batch_size=8", "--data.init_args.samples_per_epoch=8"]
@@ -76,8 +74,7 @@ def run(model: str, reward_model: str, prompts: str, folder: str) -> None:
         command += ["--trainer.callbacks=[]", "--trainer.enable_checkpointing=false"]
         command += ["--trainer.limit_val_batches=0"]
         print(name, flush=True)
-        threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, *command], env=threads, check=True)
+        Job(command, logs.with_suffix(".txt")).run()
         steps = read_logged_steps(str(logs)).values()
         peak = max(v for step in steps for key, v in step.items() if key.startswith("memory/"))
         write_run(RESULTS, name, {"peak_gib": round(peak, 2)})
