@@ -80,8 +80,6 @@ class JudgeRule:
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         """Grade `responses` to `prompts`."""
-        import openai  # takes a second
-
         if len(self.grades) > KEPT_GRADES:
             self.grades.clear()
         pairs = list(zip(prompts, responses, strict=True))
@@ -92,13 +90,7 @@ class JudgeRule:
                 f"api_key_variable: expected OpenAI's key in the environment variable "
                 f"{self.api_key_variable}, which is not set; or base_url of your own server"
             )
-        client = openai.OpenAI(
-            api_key=key or "none",  # which servers without keys ignore
-            base_url=self.base_url,
-            timeout=self.timeout,
-            max_retries=self.retries,
-            http_client=LimitedClient(self.timeout, self.concurrency),
-        )
+        client = open_endpoint(self.base_url, key, self.timeout, self.retries, self.concurrency)
         spent: list[int] = []
         with client, ThreadPoolExecutor(self.concurrency) as pool:
             grades = pool.map(partial(self._grade, client, spent), new)
@@ -113,7 +105,8 @@ class JudgeRule:
         """Ask for the grade of a response until the reply is one; add the tokens to `spent`."""
         import openai
 
-        data = escape_json(dict(zip(("conversation", "response"), pair, strict=True)))
+        prompt, response = pair
+        data = escape_json({"conversation": prompt, "response": response})
         messages: Any = [
             {"role": "system", "content": _TASK.format(criterion=self.criterion)},
             {"role": "user", "content": data},
@@ -144,8 +137,27 @@ class JudgeRule:
         raise RewardError(
             f"the judge {self.model} at {where}: expected a whole number from 0 to 10 in one of "
             f"{ATTEMPTS} replies of at most {self.max_tokens} tokens (max_tokens), got "
-            f"{shorten(reply)} at last for the response {shorten(pair[1])}"
+            f"{shorten(reply)} at last for the response {shorten(response)}"
         )
+
+
+def open_endpoint(
+    base_url: str | None, key: str | None, timeout: float, retries: int, concurrency: int
+) -> "OpenAI":
+    """Open an OpenAI-compatible endpoint, without redirects and with limits on each response.
+
+    The `openai` client repeats requests that fail for a temporary reason (no connection, time-out,
+    status 408, 409, 429 and 5xx). Its pauses double, or last as long as the server asks for.
+    """
+    import openai  # takes a second
+
+    return openai.OpenAI(
+        api_key=key or "none",  # the client insists on a key; servers without keys ignore it
+        base_url=base_url,
+        timeout=timeout,
+        max_retries=retries,
+        http_client=LimitedClient(timeout, concurrency),
+    )
 
 
 def escape_json(value: Any) -> str:  # noqa: ANN401  # any JSON value

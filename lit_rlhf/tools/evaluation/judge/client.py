@@ -3,10 +3,11 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, cast, get_args
 
 from lit_rlhf.checks import check_count, check_not_negative, check_positive
-from lit_rlhf.rewards import LimitedClient, redact_url
+from lit_rlhf.rewards import open_endpoint, redact_url
 from lit_rlhf.tools.evaluation.judge.messages import (
     SCHEMA,
     ChatMessage,
@@ -16,8 +17,6 @@ from lit_rlhf.tools.evaluation.judge.messages import (
     parse_reply,
     retry_messages,
 )
-
-_NO_KEY = "none"  # the client insists on a key; servers without keys ignore it
 
 
 @dataclass(frozen=True)
@@ -73,17 +72,11 @@ class JudgeError(OSError):
 
 
 class JudgeClient:
-    """A judge behind an OpenAI-compatible endpoint. Threads may share it.
-
-    The `openai` client repeats requests that fail for a temporary reason (no connection, time-out,
-    status 408, 409, 429 and 5xx). Its pauses double, or last as long as the server asks for.
-    """
+    """A judge behind an OpenAI-compatible endpoint, see `open_endpoint`. Threads may share it."""
 
     def __init__(self, options: JudgeOptions) -> None:
-        try:
-            import openai
-        except ImportError as error:
-            raise JudgeError("a judge needs the openai package: pip install openai") from error
+        if find_spec("openai") is None:
+            raise JudgeError("a judge needs the openai package: pip install openai")
         self.options = options
         key = os.environ.get(options.api_key_variable)
         if not key and options.base_url is None:
@@ -92,13 +85,8 @@ class JudgeClient:
                 f"variable {options.api_key_variable}, which is not set. Set it, or give the "
                 "address of your own server as judge.base_url"
             )
-        self._client = openai.OpenAI(
-            api_key=key or _NO_KEY,
-            base_url=options.base_url,
-            timeout=options.timeout,
-            max_retries=options.max_retries,
-            http_client=LimitedClient(options.timeout, options.concurrency),
-        )
+        limits = (options.timeout, options.max_retries, options.concurrency)
+        self._client = open_endpoint(options.base_url, key, *limits)
         self._with_schema = True
 
     def close(self) -> None:
