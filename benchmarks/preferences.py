@@ -32,8 +32,16 @@ from typing import Any
 import numpy as np
 from jsonargparse import auto_cli
 
+from benchmarks.drawing import save
 from benchmarks.known_truth.criterion import SAMPLES, judge, read_arms
-from benchmarks.known_truth.page import format_best_of, format_interval, format_verdict
+from benchmarks.known_truth.page import (
+    NAMES,
+    draw,
+    format_best_of,
+    format_flags,
+    format_seeds,
+    format_verdict,
+)
 from benchmarks.pretrained import (
     FILES,
     GOLD_SEED,
@@ -52,7 +60,7 @@ from lit_rlhf.files import write_json_lines, write_text
 from lit_rlhf.models import load_tokenizer
 
 RESULTS = Path(__file__).resolve().parent / "results" / "preferences.jsonl"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "preferences.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 INTRODUCTION = Path(__file__).with_name("preferences_page.md")
 SIZES = Sizes(gold_pairs=2100, iterations=100, prompts=96, max_new_tokens=64)
 SEEDS = (0, 1, 2)
@@ -63,8 +71,14 @@ FACTOR = 5.0
 JUDGED_PAIRS, LEAST_AGREEMENT = 200, 0.6
 SHOWN = 20
 """Prompts whose responses are on the page, drawn by the seed."""
-ARMS = {"ppo_vanilla": "vanilla PPO", "ppo_max": "PPO-max"}
-POLICIES = {"sft": "SFT", **ARMS}
+ARMS = ("ppo_vanilla", "ppo_max")
+CURVES = {
+    "rollout/score/reward": "proxy, standard deviations above SFT",
+    "rollout/score/gold": "gold",
+    "rollout/kl": "KL to SFT, nats",
+    "rollout/response_length": "tokens per response",
+}
+"""Title of each panel of the figure by the metric that it shows."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +132,7 @@ class Preferences(Benchmark):
         """Steps of a seed, with the judge's if it agrees with people."""
         steps = [self.fit_ppo(f"{arm}_{seed}", 2, seed, FACTOR) for arm in ARMS]
         steps.append(self.evaluate_seed(seed))
-        return [*steps, self.ask(f"policies_{seed}", tuple(POLICIES))] if judged else steps
+        return [*steps, self.ask(f"policies_{seed}", tuple(NAMES))] if judged else steps
 
     def evaluate_seed(self, seed: int) -> Step:
         """A step that samples the test prompts and scores them by the proxy and the gold model."""
@@ -247,43 +261,50 @@ def _do(
 
 
 def report() -> None:
-    """Write the page from the committed results."""
-    write_text(PAGE, format_page(read_runs(RESULTS)))
+    """Write the page and its figure from the committed results."""
+    results = read_runs(RESULTS)
+    write_text(DOCS / "preferences.md", format_page(results))
+    save(draw(judged_seeds(results).values(), CURVES), DOCS / "images" / "preferences.svg")
+
+
+def judged_seeds(results: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Steps and verdict of each complete seed."""
+    done = {}
+    for name, row in results.items():
+        seed = name.removeprefix("seed_")
+        if f"policies_{seed}" in row:
+            steps = {step.removesuffix(f"_{seed}"): result for step, result in row.items()}
+            arms = read_arms({"policies": steps["policies"]["result"]})
+            done[int(seed)] = {"steps": steps, "verdict": judge(arms), "arms": arms}
+    return done
 
 
 def format_page(results: dict[str, dict[str, Any]]) -> str:
-    """Format the page: the reward models, then each complete seed's policies and samples."""
-    common = results["common"]
+    """Format the page: all seeds, the reward models, then each seed's policies and samples."""
+    common, done = results["common"], judged_seeds(results)
+    text = INTRODUCTION.read_text("utf-8").format(seeds=len(SEEDS), done=len(done))
+    text += f"## All seeds\n\n{format_seeds(done, 'gold')}\n{format_flags(done, 'gold')}\n"
     reports = {name: common[f"report_{name}"]["result"] for name in ("reward", "gold")}
     rows = [
         [name, "{accuracy:.1%} [{low:.1%}, {high:.1%}]".format_map(found["accuracy"])]
         for name, found in reports.items()
     ]
-    seeds = {
-        name.removeprefix("seed_"): row
-        for name, row in results.items()
-        if f"policies_{name.removeprefix('seed_')}" in row
-    }
-    text = INTRODUCTION.read_text("utf-8")
-    text += f"Of {len(SEEDS)} seeds {len(seeds)} are done.\n\n"
     text += "## Reward models\n\n" + table(["model", "right on test pairs"], rows) + "\n"
     if "judge_people" in common:
         share = agreement(common["judge_people"]["result"]["rejected"])
         kept = "asked" if share >= LEAST_AGREEMENT else "dropped by the rule"
         name = results["settings"]["judge"]
         text += f"The judge, {name}, agrees with people on {share:.0%} of the pairs: {kept}.\n\n"
-    return text + "".join(
-        f"## Seed {seed}\n\n{_format_seed(row, seed)}" for seed, row in seeds.items()
-    )
+    return text + "".join(f"## Seed {seed}\n\n{_format_seed(row)}" for seed, row in done.items())
 
 
-def _format_seed(row: dict[str, Any], seed: str) -> str:
-    policies = row[f"policies_{seed}"]["result"]
-    judged = row.get(f"judge_policies_{seed}", {}).get("result", {})
+def _format_seed(row: dict[str, Any]) -> str:
+    policies = row["steps"]["policies"]["result"]
+    judged = row["steps"].get("judge_policies", {}).get("result", {})
     head = ["policy", "proxy", "gold", "gold, complete", "KL, nats", "tokens", "cut off"]
     head += ["commonest opening", "distinct-2", "perplexity to Gemma", "judge: win, tie, lose"]
     rows = []
-    for key, label in POLICIES.items():
+    for key, label in NAMES.items():
         of, ended = policies[key], np.array(policies[key]["ended"])
         complete = np.array(of["truth"])[ended]
         outcome = judged.get(key, {}).get("against_baseline")
@@ -298,25 +319,15 @@ def _format_seed(row: dict[str, Any], seed: str) -> str:
                 "{win:.0%}, {tie:.0%}, {lose:.0%}".format_map(outcome) if outcome else "-",
             ]
         )
-    arms = read_arms({"policies": policies})
-    verdict = judge(arms)
-    differences: Any = verdict["differences"]
-    flags = [
-        [label, flagged["flagged_at"] or "not", flagged["reasons"] or "-"]
-        for arm, label in ARMS.items()
-        for flagged in (row[f"{arm}_{seed}"]["result"],)
-    ]
     samples = [
-        [POLICIES[key], *(" ".join(text.split()) for text in policies[key]["samples"][place])]
+        [NAMES[key], *(" ".join(text.split()) for text in policies[key]["samples"][place])]
         for place in range(len(policies["sft"]["samples"]))
-        for key in POLICIES
+        for key in NAMES
     ]
     parts = [
         table(head, rows),
-        format_best_of(arms["sft"], "gold"),
-        table(["gold", "difference"], [[n, format_interval(d)] for n, d in differences.items()]),
-        format_verdict(verdict),
-        table(["run", "flagged at iteration", "reasons"], flags),
+        format_best_of(row["arms"]["sft"], "gold"),
+        format_verdict(row["verdict"]),
         "Responses drawn by the seed, unedited:\n",
         table(["policy", "prompt", "response"], samples),
     ]

@@ -396,7 +396,7 @@ def report() -> None:
     """Write the page and its figure from the committed results."""
     results = read_runs(RESULTS)
     write_text(DOCS / "known_truth.md", format_page(results))
-    save(draw(results), DOCS / "images" / "known_truth.svg")
+    save(draw(results.values()), DOCS / "images" / "known_truth.svg")
 
 
 if __name__ == "__main__":

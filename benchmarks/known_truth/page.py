@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
     state += f"which decide, {len(decided)} are done. Shown are the seeds {sorted(done)}."
     text = INTRODUCTION.read_text("utf-8").format(seeds=state)
     if done:
-        text += f"## All seeds\n\n{_all_seeds(done)}\n{_DETECTOR}\n{_detector(done)}\n"
+        text += f"## All seeds\n\n{format_seeds(done)}\n{format_flags(done)}\n"
     for seed, row in done.items():
         steps = {name: step["result"] for name, step in row["steps"].items()}
         text += f"## Seed {seed}\n\n{_policies(steps)}\n{format_best_of(read_arms(steps)['sft'])}\n"
@@ -43,10 +43,10 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
     return text
 
 
-def _all_seeds(done: dict[int, dict[str, Any]]) -> str:
-    """Truth of all policies, the differences of the criterion, and whether it holds."""
+def format_seeds(done: dict[int, dict[str, Any]], truth: str = "truth") -> str:
+    """Format the truth of all policies, the differences of the criterion, and whether it holds."""
     names = ("vanilla - SFT", "PPO-max - SFT", "PPO-max - vanilla", "PPO-max - best of 4")
-    head = ["seed", *(f"truth: {name}" for name in NAMES.values()), *names, "criterion"]
+    head = ["seed", *(f"{truth}: {name}" for name in NAMES.values()), *names, "criterion"]
     rows = []
     for seed, row in done.items():
         policies, verdict = row["steps"]["policies"]["result"], row["verdict"]
@@ -59,14 +59,8 @@ def _all_seeds(done: dict[int, dict[str, Any]]) -> str:
     return table(head, rows)
 
 
-_DETECTOR = (
-    "The collapse detector watched all runs with its default thresholds, and stopped none. A flag\n"
-    "is right where the truth of the last policy is below SFT's, silence where it is not: the\n"
-    "95 % interval of the difference lies below 0, or does not.\n"
-)
-
-
-def _detector(done: dict[int, dict[str, Any]]) -> str:
+def format_flags(done: dict[int, dict[str, Any]], truth: str = "truth") -> str:
+    """Say where the collapse detector spoke, and whether it was right."""
     rows = []
     for seed, row in done.items():
         for policy, name in (("ppo_vanilla", "vanilla - SFT"), ("ppo_max", "PPO-max - SFT")):
@@ -75,7 +69,12 @@ def _detector(done: dict[int, dict[str, Any]]) -> str:
             right = "right" if worse == (run["flagged_at"] is not None) else "wrong"
             flag = run["flagged_at"] or "not"
             rows.append([seed, NAMES[policy], flag, right, run["reasons"] or "-"])
-    return table(["seed", "run", "flagged at iteration", "", "reasons"], rows)
+    flags = table(["seed", "run", "flagged at iteration", "", "reasons"], rows)
+    return (
+        "The collapse detector watched all runs with its default thresholds, and stopped none. A "
+        f"flag\nis right where the {truth} of the last policy is below SFT's, silence where it is "
+        f"not: the\n95 % interval of the difference lies below 0, or does not.\n\n{flags}"
+    )
 
 
 def format_interval(difference: Sequence[float]) -> str:
@@ -133,14 +132,20 @@ def _samples(steps: dict[str, Any]) -> str:
     )
 
 
-def draw(results: dict[str, dict[str, Any]]) -> Figure:
+CURVES = {
+    "rollout/score": "proxy, standard deviations above SFT",
+    "rollout/gold": "truth",
+    "rollout/kl": "KL to SFT, nats",
+}
+"""Title of each panel by the metric that it shows; the first is the proxy's."""
+
+
+def draw(results: Iterable[dict[str, Any]], panels: dict[str, str] = CURVES) -> Figure:
     """Draw proxy, truth and KL of both arms over the iterations; bands are the range of seeds.
 
     Each seed has a reward model with a scale of its own, so the proxy is in units of SFT's scores.
     """
-    panels = {"rollout/score": "proxy, standard deviations above SFT", "rollout/gold": "truth"}
-    panels["rollout/kl"] = "KL to SFT, nats"
-    complete = [row["steps"] for row in results.values() if "verdict" in row]
+    complete = [row["steps"] for row in results if "verdict" in row]
     with rc_context(STYLE):
         figure = Figure(figsize=(9.5, 2.8))
         axes = figure.subplots(1, len(panels))
@@ -149,7 +154,7 @@ def draw(results: dict[str, dict[str, Any]]) -> Figure:
                 courses = []
                 for steps in complete:
                     course = np.array(steps[policy]["result"]["curves"][key])
-                    if key == "rollout/score":
+                    if key == next(iter(panels)):
                         of_sft = np.array(steps["policies"]["result"]["sft"]["proxy"])
                         course = (course - of_sft.mean()) / of_sft.std()
                     courses.append(window_means(course.tolist(), 4))

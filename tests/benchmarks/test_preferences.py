@@ -4,7 +4,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks.preferences import SAMPLES, SIZES, Preferences, agreement, format_page, run
+from benchmarks.known_truth.page import draw
+from benchmarks.preferences import (
+    ARMS,
+    CURVES,
+    SAMPLES,
+    SIZES,
+    Preferences,
+    agreement,
+    format_page,
+    judged_seeds,
+    run,
+)
 from benchmarks.results_file import write_run
 from tests.benchmarks.test_pretrained import options_of
 
@@ -38,14 +49,21 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     right = {"accuracy": {"accuracy": 0.6, "low": 0.5, "high": 0.7}}
     common = {f"report_{name}": {"result": right} for name in ("reward", "gold")}
     common["judge_people"] = {"result": {"rejected": people}}
-    arms = {f"{name}_3": {"result": {"flagged_at": 7, "reasons": "KL"}} for name in courses}
-    seed = {"policies_3": {"result": policies}, **arms}
-    page = format_page({"settings": {"judge": "Q"}, "common": common, "seed_3": seed, "seed_4": {}})
+    curves = {key: [1.0, 1.0, 3.0, 3.0, 5.0] for key in CURVES}
+    flagged = {"flagged_at": 7, "reasons": "KL", "curves": curves}
+    seed = {"policies_3": {"result": policies}, **{f"{arm}_3": {"result": flagged} for arm in ARMS}}
+    results = {"settings": {"judge": "Q"}, "common": common, "seed_3": seed, "seed_4": {}}
+    page = format_page(results)
     assert "The judge, Q, agrees with people on 50% of the pairs: dropped by the rule" in page
     assert "Of 3 seeds 1 are done." in page
     assert "| PPO-max | 2.50 | 5.25 | 5.50 | 1.0 | 8.0 | 50% | I am (50%) | 1.00 | - | - |" in page
     assert "1 exploited: yes, 2 improved: yes, 3 beats best of 4: yes" in page
     assert "| SFT | Hi? | A b |" in page
+    assert "| 3 | vanilla PPO | 7 | right | KL |" in page
+    assert "| 3 | PPO-max | 7 | wrong | KL |" in page
+    lines = draw(judged_seeds(results).values(), CURVES).axes[0].lines
+    # the mean of the first four, less SFT's mean of 0.5, over its deviation of 0.5
+    assert [line.get_ydata()[0] for line in lines] == [3.0, 3.0]
 
 
 def test_settings_of_the_results_stay(tmp_path: Path) -> None:
