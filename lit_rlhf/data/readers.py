@@ -62,7 +62,10 @@ def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
             elif lower.endswith(_CSV_SUFFIXES):
                 yield from _read_csv(file, path, source)
             elif _starts_array(file, of_objects=lower.endswith(_LINE_SUFFIXES)):
-                yield from _read_array(_decode_all(file, path), path, source)
+                # the location of an element is its number, as with the rows of a dataset
+                values = _parse_json(_decode_all(file, path), Location(path), "broken JSON array")
+                for number, value in enumerate(values, start=1):
+                    yield _make_row(value, Location(path, number), source)
             else:
                 yield from _read_lines(file, path, source)
     except RecordError:
@@ -180,13 +183,6 @@ def _read_lines(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | 
                 yield _make_row(_parse_json(text, location, "broken JSON"), location, source)
         except RecordError as error:
             yield error
-
-
-def _read_array(text: str, path: str, source: str) -> Iterator[Row | RecordError]:
-    """Read an array; the location of an element is its number, as with the rows of a dataset."""
-    values = _parse_json(text, Location(path), "broken JSON array")
-    for number, value in enumerate(values, start=1):
-        yield _make_row(value, Location(path, number), source)
 
 
 def _parse_json(text: str, location: Location, reason: str) -> Any:  # noqa: ANN401

@@ -57,9 +57,13 @@ def is_4bit(model: nn.Module) -> bool:
 @torch.no_grad()
 def dequantized_weights(model: nn.Module) -> dict[str, Tensor]:
     """The numbers that 4-bit layers compute with, in CPU memory, by the names of their weights."""
-    return {
-        f"{layer_name}.weight": _dequantize(layer) for layer_name, layer in _named_layers(model)
-    }
+    weights = {}
+    for name, layer in _named_layers(model):
+        from bitsandbytes.functional import dequantize_4bit  # missing where no layer is in 4 bits
+
+        weight: Any = layer.weight
+        weights[f"{name}.weight"] = dequantize_4bit(weight.data, weight.quant_state).cpu()
+    return weights
 
 
 def _named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -68,14 +72,6 @@ def _named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         weight = dict(module.named_parameters(recurse=False)).get("weight")
         if getattr(weight, "quant_state", None) is not None:
             yield name, module
-
-
-def _dequantize(layer: nn.Module) -> Tensor:
-    from bitsandbytes.functional import dequantize_4bit
-
-    weight: Any = layer.weight
-    numbers: Tensor = dequantize_4bit(weight.data, weight.quant_state)
-    return numbers.cpu()
 
 
 def _leave_out_weight(

@@ -89,14 +89,7 @@ class MinibatchOptions:
     micro_batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(
-            check_count,
-            self,
-            "ppo_epochs",
-            "minibatch_size",
-            "micro_batch_size",
-            "micro_batch_tokens",
-        )
+        check_fields(check_count, self, *vars(self))
 
     def updates_per_iteration(self, n_rollouts: int) -> int:
         """Updates of a network in an iteration with `n_rollouts` rollouts on this rank."""

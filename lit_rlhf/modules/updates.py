@@ -221,13 +221,13 @@ def find_last_saved(callbacks: Iterable[Any]) -> str | None:
 
 def slice_batch(batch: BatchT, rows: slice) -> BatchT:
     """Rows of a NamedTuple of tensors, lists and nested NamedTuples; `None` stays `None`."""
-    return type(batch)(*(_slice_field(field, rows) for field in batch))
 
+    def cut(field: Any) -> Any:  # noqa: ANN401  # whatever a batch holds
+        if isinstance(field, tuple):
+            return slice_batch(field, rows)
+        return None if field is None else field[rows]
 
-def _slice_field(field: Any, rows: slice) -> Any:  # noqa: ANN401  # whatever a batch holds
-    if isinstance(field, tuple):
-        return slice_batch(field, rows)
-    return None if field is None else field[rows]
+    return type(batch)(*map(cut, batch))
 
 
 def split_rows(lengths: Tensor, max_rows: int | None, max_tokens: int | None) -> Iterator[slice]:

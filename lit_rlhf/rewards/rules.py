@@ -198,15 +198,12 @@ class ContainsRule:
         self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
     ) -> list[float]:
         """Score `responses` with 0 or 1."""
-        return [
-            float(
-                any(
-                    _normalize(answer, self.ignore_case) in _normalize(response, self.ignore_case)
-                    for answer in _read_answers(self.field, value, prompt)
-                )
-            )
-            for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True)
-        ]
+        scores = []
+        for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True):
+            text = _normalize(response, self.ignore_case)
+            answers = _read_answers(self.field, value, prompt)
+            scores.append(float(any(_normalize(a, self.ignore_case) in text for a in answers)))
+        return scores
 
 
 class SentimentRule:

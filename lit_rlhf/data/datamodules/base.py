@@ -273,9 +273,7 @@ class RecordDataModule(LightningDataModule, ABC):
 
         All sources count: which of a file's records are held out depends on the others.
         """
-        if not datasets.is_caching_enabled():
-            return None
-        if None in self._content_hashes:
+        if not datasets.is_caching_enabled() or None in self._content_hashes:
             return None
         settings = {
             "part": [part, self.kind, self.on_bad_record],
