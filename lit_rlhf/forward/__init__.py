@@ -26,11 +26,13 @@ from lit_rlhf.forward.networks import LanguageModel as LanguageModel
 from lit_rlhf.forward.networks import ModuleT as ModuleT
 from lit_rlhf.forward.networks import Offloaded as Offloaded
 from lit_rlhf.forward.networks import call as call
+from lit_rlhf.forward.networks import count_heads as count_heads
 from lit_rlhf.forward.networks import disable_dropout as disable_dropout
 from lit_rlhf.forward.networks import eval_mode as eval_mode
 from lit_rlhf.forward.networks import forward_plan as forward_plan
 from lit_rlhf.forward.networks import freeze as freeze
 from lit_rlhf.forward.networks import gathered as gathered
+from lit_rlhf.forward.networks import head_labels as head_labels
 from lit_rlhf.forward.networks import is_language_model as is_language_model
 from lit_rlhf.forward.networks import is_sharded as is_sharded
 from lit_rlhf.forward.networks import on_device as on_device

@@ -10,7 +10,7 @@ from peft import PeftModel
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lit_rlhf.forward.cpu import NO_PADDING, PadToMultiple
 from lit_rlhf.stats import world_size
@@ -49,15 +49,26 @@ def trunk_of(model: nn.Module) -> PreTrainedModel:
 
 
 def scalar_head_of(model: nn.Module) -> nn.Module:
-    """The layer of a scalar model that maps hidden states `[..., H]` to `[..., 1]`."""
+    """The layer of a scalar model that maps hidden states `[..., H]` to `[..., K]` of `K` heads."""
     inner = unwrap_model(model)
     head = getattr(inner, "score", None)
-    if not isinstance(head, nn.Module) or inner.config.num_labels != 1:
+    if not isinstance(head, nn.Module) or not count_heads(inner.config):
         raise ValueError(
             "model: expected a scalar model (AutoModelForSequenceClassification with one label), "
             f"got {type(inner).__name__} with {inner.config.num_labels} labels"
         )
     return head
+
+
+def count_heads(config: PreTrainedConfig) -> int:
+    """Number of scalar heads: 1 of one label, several by `head_labels`, 0 of a classifier."""
+    n_labels = config.num_labels or 0
+    return n_labels if n_labels == 1 or config.id2label == head_labels(n_labels) else 0
+
+
+def head_labels(heads: int) -> dict[int, str]:
+    """Labels in the config of a scalar model with several heads, which tell it from others."""
+    return {head: f"reward_{head}" for head in range(heads)}
 
 
 def stop_token_ids(

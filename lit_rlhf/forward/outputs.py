@@ -207,7 +207,7 @@ def response_values(
 
 
 def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Tensor:
-    """`sequence_scores`, `[B]` float32, from hidden states `[B, L, H]` that are there already."""
+    """`sequence_scores` from hidden states `[B, L, H]` that are there already."""
     check_tensors(hidden.shape[:2], mask=mask)
     if not bool(mask.any(dim=1).all()):
         raise ValueError("mask: expected at least one True in each row, got a row without any")
@@ -218,7 +218,7 @@ def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Te
 
 
 def sequence_scores(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Score of each sequence, `[B]` float32: the scalar head's output at its last real token."""
+    """Score of each sequence: the output at its last real token, `[B]` or `[B, K]` float32."""
     return scores_from_hidden(model, hidden_states(model, input_ids, mask), mask)
 
 
@@ -256,7 +256,7 @@ def _check_response_length(response_length: int, input_ids: Tensor) -> None:
 
 
 def _apply_scalar_head(model: LanguageModel, hidden: Tensor) -> Tensor:
-    """The head's output on hidden states `[..., H]`, as `[...]` float32."""
+    """The output on hidden states `[..., H]`, `[...]` float32; of `K` > 1 heads `[..., K]`."""
     head = scalar_head_of(model)
     # with LoRA the head is float32, also over a trunk in bfloat16
     outputs: Tensor = head(hidden.to(getattr(head, "weight", hidden).dtype))

@@ -400,6 +400,7 @@ def pairwise_reward_loss(
     margin: Tensor | None = None,
     label_smoothing: float = 0.0,
     center_coef: float = 0.0,
+    head_mask: Tensor | None = None,
 ) -> PairwiseLoss:
     """Mean negative log-likelihood of preferences under Bradley and Terry (Eq. 1).
 
@@ -407,14 +408,16 @@ def pairwise_reward_loss(
     its gradient for a pair that is ranked very wrong.
 
     Args:
-        chosen: Scores, `[B]`, `B` at least 1.
-        rejected: Scores, `[B]`.
+        chosen: Scores, `[B]`, `B` at least 1; or `[B, K]` of `K` heads, whose losses are averaged,
+            while accuracy and margin are of their mean.
+        rejected: Scores of the same shape.
         margin: What the chosen response has to be ahead by, `[B]`; `None` for 0.
         label_smoothing: Share e of labels taken as flipped, in [0, 0.5):
             -(1 - e) log sigmoid(z) - e log sigmoid(-z), the form of cDPO (Mitchell, "A note on DPO
             with noisy preferences and relationship to IPO", 2023).
         center_coef: Weight of (chosen + rejected)^2, which keeps scores around 0 (Eisenstein et
             al., arXiv 2312.09244); TRL's `center_rewards_coefficient`.
+        head_mask: Which head learns from which pair, `[B, K]` bool; `None` for each from all.
 
     Examples:
         >>> chosen, rejected = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
@@ -422,14 +425,14 @@ def pairwise_reward_loss(
         >>> round(out.loss.item(), 4), out.accuracy.item(), out.margin.item()
         (0.5032, 0.5, 0.5)
     """
-    check_tensors(1, chosen=chosen, rejected=rejected)
+    check_tensors(2 if chosen.dim() == 2 else 1, chosen=chosen, rejected=rejected)
     if len(chosen) == 0:
         raise ValueError("chosen: expected at least one pair, got none")
     difference = chosen - rejected
     logits = difference
     if margin is not None:
-        check_tensors(chosen.shape, margin=margin)
-        logits = difference - margin
+        check_tensors(chosen.shape[:1], margin=margin)
+        logits = difference - (margin if chosen.dim() == 1 else margin.unsqueeze(1))
     check_number("label_smoothing", label_smoothing, "a number in [0, 0.5)", lambda e: 0 <= e < 0.5)
     check_not_negative("center_coef", center_coef)
     losses = -logsigmoid(logits)
@@ -438,10 +441,11 @@ def pairwise_reward_loss(
         losses = losses + label_smoothing * logits
     if center_coef:
         losses = losses + center_coef * (chosen + rejected).square()
+    of_model = difference.detach().view(len(chosen), -1).mean(1)
     return PairwiseLoss(
-        loss=losses.mean(),
-        accuracy=(difference > 0).to(chosen.dtype).mean(),
-        margin=difference.detach().mean(),
+        loss=losses.mean() if head_mask is None else masked_mean(losses, head_mask),
+        accuracy=(of_model > 0).to(chosen.dtype).mean(),
+        margin=of_model.mean(),
     )
 
 

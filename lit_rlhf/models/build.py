@@ -1,7 +1,8 @@
 """Models from weights at hand, from a folder of adapters, and with their adapters merged in."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from transformers import (
 
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models.config import ModelOptions, read_config
+from lit_rlhf.models.heads import set_heads
 from lit_rlhf.models.interop import find_stored_head
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model
 from lit_rlhf.models.prepare import add_adapters, ignore_peft_warning, private_rng
-from lit_rlhf.models.saving import match_score_bias
+from lit_rlhf.models.saving import SCORE_WEIGHT, match_score_bias
 from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -35,17 +37,21 @@ def build_model(
 
     Unless it is in 4 bits, it cannot run: buffers that are in no state dict have no content, and of
     the folder or hub id only the config is read. The tensors of `weights`, a state dict with its
-    adapters, are used and not copied. The head is a scalar or a language model's.
+    adapters, are used and not copied. The head is a language model's, or as many scalar ones.
     """
+    heads = next((len(w) for name, w in weights.items() if SCORE_WEIGHT.search(name)), 1)
     if options.load_in_4bit:
         # a state dict has no 4-bit weights: they are those of the folder
-        whole = load_scalar_model(path, options) if scalar else load_causal_lm(path, options)
+        scalar_loader = partial(load_scalar_model, heads=heads)
+        load: Callable[..., LanguageModel] = scalar_loader if scalar else load_causal_lm
+        whole = load(path, options)
         whole.load_state_dict(weights)
         return whole
     config = read_config(path, options)
     auto: Any = AutoModelForCausalLM
     if scalar:
-        auto, config.num_labels = AutoModelForSequenceClassification, 1
+        auto = AutoModelForSequenceClassification
+        set_heads(config, heads)
     task = TaskType.SEQ_CLS if scalar else TaskType.CAUSAL_LM
     with torch.device("meta"):
         inner = auto.from_config(config, trust_remote_code=options.trust_remote_code)
@@ -76,13 +82,15 @@ def load_adapter_folder(
         model = load_causal_lm(source, options, pickled_weights=pickled_weights)
     elif config.task_type == TaskType.SEQ_CLS:
         with safe_open(file, framework="pt") as adapters:
-            has_head = any("score" in name for name in adapters.keys())  # noqa: SIM118
-        if not has_head and find_stored_head(source, read_config(source, options)) is None:
+            scores = [name for name in adapters.keys() if "score" in name]  # noqa: SIM118
+            whole = (name for name in scores if SCORE_WEIGHT.search(name))
+            heads = next((adapters.get_slice(name).get_shape()[0] for name in whole), 1)
+        if not scores and find_stored_head(source, read_config(source, options)) is None:
             raise ValueError(
                 f"path: expected adapters with a scalar head, or a model below them that has one, "
                 f"got neither in {path} and {source}"
             )
-        model = load_scalar_model(source, options, pickled_weights=pickled_weights)
+        model = load_scalar_model(source, options, heads=heads, pickled_weights=pickled_weights)
     else:
         raise ValueError(
             f"path: expected adapters for CAUSAL_LM or SEQ_CLS in {path}, got {config.task_type}"

@@ -18,8 +18,10 @@ from transformers import (
 from lit_rlhf.forward import (
     LanguageModel,
     forward_plan,
+    head_labels,
     head_matches_logits,
     optimize_forward,
+    scalar_head_of,
     unwrap_model,
 )
 
@@ -54,15 +56,16 @@ def build_scalar_model(
     head_seed: int = 0,
     head: nn.Linear | None = None,
     config: PreTrainedConfig | None = None,
+    heads: int = 1,
 ) -> PreTrainedModel:
     """Build a scalar model on the trunk of `causal_lm`, which is taken over and not copied.
 
     Do not use that model afterwards unless the scalar model gets another `config`: its own becomes
-    the scalar model's. Without a `head`, a new one is initialized. The forward is padded until
-    `optimize_forward`.
+    the scalar model's. Without a `head`, as many as `heads` are initialized. The forward is padded
+    until `optimize_forward`.
     """
     config = config or causal_lm.config
-    config.num_labels = 1
+    set_heads(config, heads)
     # on the meta device, so that no weights are made which the trunk then replaces
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
@@ -74,7 +77,7 @@ def build_scalar_model(
         )
     setattr(model, prefix, getattr(causal_lm, prefix))
     model.config = config
-    model.score = (head or init_scalar_head(score.in_features, head_seed)).to(
+    model.score = (head or init_scalar_head(score.in_features, head_seed, heads)).to(
         device=causal_lm.device, dtype=causal_lm.dtype
     )
     if left := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
@@ -85,18 +88,41 @@ def build_scalar_model(
     return model  # type: ignore[no-any-return]
 
 
-def init_scalar_head(in_features: int, seed: int) -> nn.Linear:
+def set_heads(config: PreTrainedConfig, heads: int) -> None:
+    """Write into a scalar model's config how many heads it has."""
+    config.num_labels = heads
+    if heads > 1:
+        config.id2label = head_labels(heads)
+        config.label2id = {label: head for head, label in config.id2label.items()}
+
+
+def init_scalar_head(in_features: int, seed: int, heads: int = 1) -> nn.Linear:
     """Initialize a scalar head without bias, normal with deviation `1 / sqrt(in_features + 1)`.
 
     The weights are drawn in float32 from a generator of their own, so that a seed gives the same
-    head for any dtype.
+    head for any dtype. Several `heads` have the seeds `seed`, `seed + 1` and so on.
     """
-    with torch.device("meta"):
-        head = nn.Linear(in_features, 1, bias=False)
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn((1, in_features), generator=generator) / math.sqrt(in_features + 1)
-    head.weight = nn.Parameter(weight)
-    return head
+    generators = [torch.Generator().manual_seed(seed + head) for head in range(heads)]
+    rows = [torch.randn((1, in_features), generator=generator) for generator in generators]
+    return linear_layer(torch.cat(rows) / math.sqrt(in_features + 1))
+
+
+@torch.no_grad()
+def average_heads(model: PreTrainedModel) -> None:
+    """Replace the heads of a scalar model, in place, by their mean, which is linear like them."""
+    weights = scalar_head_of(model).get_parameter("weight")
+    mean = weights.float().mean(0, keepdim=True).to(weights.dtype)
+    model.score = linear_layer(mean).requires_grad_(weights.requires_grad)
+    set_heads(model.config, 1)
+
+
+def linear_layer(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A linear layer that has these very tensors, `[out, in]` and `[out]`, as its weights."""
+    out_features, in_features = weight.shape
+    layer = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
+    state = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    layer.load_state_dict(state, assign=True)
+    return layer
 
 
 def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
@@ -107,14 +133,7 @@ def copy_lm_head(causal_lm: PreTrainedModel) -> nn.Linear:
             "model: expected a language model with a linear output layer, "
             f"got {type(causal_lm).__name__}"
         )
-    head = nn.Linear(
-        layer.in_features,
-        layer.out_features,
-        bias=layer.bias is not None,
-        device=layer.weight.device,
-        dtype=layer.weight.dtype,
-    )
-    head.load_state_dict(layer.state_dict())
+    head = linear_layer(**{name: tensor.clone() for name, tensor in layer.state_dict().items()})
     if not head_matches_logits(causal_lm, head):
         raise ValueError(
             f"path: {type(causal_lm).__name__} changes its logits in a way that is not known "
@@ -132,14 +151,7 @@ def save_lm_head(lm_head: Mapping[str, Tensor], folder: Path) -> None:
 def read_lm_head(folder: str | Path) -> nn.Linear | None:
     """Read the output layer in a reward model's folder; `None` if there is none."""
     path = Path(folder) / _LM_HEAD_FILE
-    if not path.is_file():
-        return None
-    state = load_file(path)
-    with torch.device("meta"):
-        out_features, in_features = state["weight"].shape
-        head = nn.Linear(in_features, out_features, bias="bias" in state)
-    head.load_state_dict(state, assign=True)
-    return head
+    return linear_layer(**load_file(path)) if path.is_file() else None
 
 
 def set_scalar_padding(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:

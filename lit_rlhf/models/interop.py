@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
@@ -69,14 +69,6 @@ class _StoredHead(NamedTuple):
     def key_mapping(self) -> dict[str, str]:
         """Transformers' `key_mapping` (pattern to name) to its own sequence classifiers."""
         return {rf"^{re.escape(_TRL_PREFIX)}": "", rf"^{re.escape(self.name)}\.": "score."}
-
-    def to_linear(self) -> nn.Linear:
-        """The head as a layer, which shares its weights."""
-        head = nn.Linear(self.weight.shape[1], 1, bias=self.bias is not None, device="meta")
-        head.weight = nn.Parameter(self.weight)
-        if self.bias is not None:
-            head.bias = nn.Parameter(self.bias)
-        return head
 
 
 def find_stored_head(

@@ -27,7 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from lit_rlhf.files import check_weights
-from lit_rlhf.forward import LanguageModel, optimize_forward
+from lit_rlhf.forward import LanguageModel, count_heads, optimize_forward
 from lit_rlhf.models.config import (
     WRONG_VALUES,
     ModelOptions,
@@ -39,9 +39,11 @@ from lit_rlhf.models.config import (
 )
 from lit_rlhf.models.four_bit import loading_arguments, prepare_4bit_layers
 from lit_rlhf.models.heads import (
+    average_heads,
     build_scalar_model,
     copy_lm_head,
     init_scalar_head,
+    linear_layer,
     set_scalar_padding,
 )
 from lit_rlhf.models.interop import check_not_delta_weights, find_stored_head
@@ -77,6 +79,7 @@ def load_scalar_model(
     options: ModelOptions = ModelOptions(),
     head_seed: int = 0,
     *,
+    heads: int | None = 1,
     base: LanguageModel | None = None,
     pickled_weights: bool = False,
     delta_weights: bool = False,
@@ -89,6 +92,9 @@ def load_scalar_model(
     Inside LoRA adapters (`options.lora_rank`) the head is trained in full. `head_seed` is the seed
     of a new head's weights, and of adapters.
 
+    A new head has `heads` outputs, and those of an ensemble on one trunk become their mean unless
+    as many are asked for; `None` takes as many as there are.
+
     `base` is a network with frozen weights that was loaded from `path` with the same options: the
     model has these very weights below its adapters, instead of copies. The last two arguments are
     as for `load_causal_lm`.
@@ -99,8 +105,15 @@ def load_scalar_model(
     else:
         model, head = _load_trunk_and_head(path, options, pickled_weights, delta_weights)
     if head is not None or model.can_generate():
-        model = build_scalar_model(model, head_seed, head)
+        model = build_scalar_model(model, head_seed, head, heads=1 if head else heads or 1)
         _set_padding_of_tokenizer(model.config, path, options)
+    if heads == 1 < count_heads(model.config):
+        average_heads(model)
+    elif heads not in (None, found := count_heads(model.config)):
+        raise ValueError(
+            f"heads: expected 1 or {found}, as many as {path} has, got {heads}; only new heads may "
+            "be of any number"
+        )
     return prepare_model(model, options, TaskType.SEQ_CLS, seed=head_seed)
 
 
@@ -185,16 +198,16 @@ def _load_trunk_and_head(
     # a model with custom code knows the name of its head
     own_code = options.trust_remote_code and hasattr(config, "auto_map")
     stored = None if own_code else find_stored_head(path, config, pickled_weights)
+    arguments = (path, options, pickled_weights, delta_weights)
     if stored is None and not is_classifier(config):
-        return _load_plain_causal_lm(path, options, pickled_weights, delta_weights), None
+        return _load_plain_causal_lm(*arguments), None
+    auto = AutoModelForSequenceClassification
     if stored is None or stored.is_plain(config):
-        if config.num_labels != 1:
+        if not count_heads(config):
             raise ValueError(
                 f"path: expected a model with 1 label, got {config.num_labels} in {path}"
             )
-        model = _load_pretrained(
-            AutoModelForSequenceClassification, path, options, pickled_weights, delta_weights
-        )
+        model = _load_pretrained(auto, *arguments)
         if not isinstance(getattr(model, "score", None), nn.Linear):
             raise ValueError(
                 f"path: expected a decoder whose scalar head is a layer `score`, got "
@@ -209,19 +222,11 @@ def _load_trunk_and_head(
     # ones are errors in `_load_pretrained`
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        model = _load_pretrained(
-            AutoModelForSequenceClassification,
-            path,
-            options,
-            pickled_weights,
-            delta_weights,
-            config=config,
-            key_mapping=stored.key_mapping,
-        )
+        model = _load_pretrained(auto, *arguments, config=config, key_mapping=stored.key_mapping)
     finally:
         logging.set_verbosity(verbosity)
     # A new model around the trunk: transformers saves this one under the names it was loaded by.
-    return model, stored.to_linear()
+    return model, linear_layer(stored.weight, stored.bias)
 
 
 def _load_pretrained(

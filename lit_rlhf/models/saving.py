@@ -33,7 +33,7 @@ from lit_rlhf.files import (
     undo_interrupted_replacement,
     write_manifest,
 )
-from lit_rlhf.forward import LanguageModel, stop_token_ids, unwrap_model
+from lit_rlhf.forward import LanguageModel, count_heads, stop_token_ids, unwrap_model
 from lit_rlhf.models.card import ModelCardInfo, render_model_card
 from lit_rlhf.models.four_bit import dequantized_weights, is_4bit
 from lit_rlhf.models.heads import VALUE_HEAD, save_lm_head, set_scalar_padding
@@ -42,6 +42,7 @@ from lit_rlhf.models.interop import HeadFormat, convert_to_trl
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Generation settings that transformers refuses without `do_sample`."""
 SCORE_BIAS = re.compile(r"(^|\.)score\.(.*\.)?bias$")
+SCORE_WEIGHT = re.compile(r"(^|\.)score\.(original_module\.)?weight$")  # of all heads
 
 
 class Savable(Protocol):
@@ -162,8 +163,9 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
 
 def _name_label(config: PreTrainedConfig, card: ModelCardInfo | str | None) -> None:
     """Name the only label: transformers' default, LABEL_0, says nothing in a pipeline's output."""
-    # a model from a folder keeps the name that it came with
-    if isinstance(card, ModelCardInfo) or config.id2label == {0: "LABEL_0"}:
+    # a model from a folder keeps the name that it came with, and several heads are known by theirs
+    renamed = isinstance(card, ModelCardInfo) and count_heads(config) == 1
+    if renamed or config.id2label == {0: "LABEL_0"}:
         is_critic = isinstance(card, ModelCardInfo) and card.stage == "critic"
         label = "value" if is_critic else "reward"
         config.id2label, config.label2id = {0: label}, {label: 0}
@@ -179,6 +181,11 @@ def _write_scalar(
     state: dict[str, Tensor],
 ) -> None:
     set_scalar_padding(model.config, tokenizer)
+    if (heads := count_heads(model.config)) > 1 and head_format != "transformers":
+        raise ValueError(
+            f"head_format: expected transformers for a model of {heads} heads, got {head_format}; "
+            "export the folder that transformers gives, which makes one head of them"
+        )
     # without it, vLLM and others pass the score through a sigmoid
     model.config.problem_type = "regression"
     if head_format == "trl":

@@ -64,7 +64,7 @@ from lit_rlhf.ppo import (
     load_reference,
 )
 from lit_rlhf.rewards import (
-    FunctionReward,
+    CallableReward,
     RewardObject,
     Rewards,
     WeightedReward,
@@ -226,11 +226,10 @@ class PPOModule(PPO, StageModule):
         )
         check_groups(options)
         check_on_policy_sampling(options.sampling)
-        check_kl_estimator(options.reward_shaping)
         # Without dropout, rollout, scoring and update compute the log-probs of one policy, and
         # the first ratio is 1.
         policy = disable_dropout(load_causal_lm(model_path, self.network))
-        check_entropy_clip(options.loss, policy.config.vocab_size)
+        warn_about_options(options, policy.config.vocab_size)
         offload, shard = options.memory.offload_frozen, options.memory.shard_frozen
         frozen = replace(
             self.network,
@@ -250,7 +249,7 @@ class PPOModule(PPO, StageModule):
             disable_dropout(critic)
         gold = None
         if gold_reward is not None:
-            gold = FunctionReward(gold_reward, self.tokenizer, reward_timeout)
+            gold = CallableReward(gold_reward, self.tokenizer, reward_timeout)
         scored_by = (reward, self.tokenizer, gold)
         networks = PPONetworks(policy, reference, critic, *scored_by, sampler or generate_responses)
         self.assemble(networks, options)
@@ -398,7 +397,11 @@ class PPOModule(PPO, StageModule):
     ) -> dict[str, Tensor]:
         """Metrics of rewards and returns; warns if there is no token to learn from on any rank."""
         if self.advantages.truncation == "mask" and not global_sum(experience.loss_mask.sum()):
-            warn_about_empty_mask(self.sampling.max_new_tokens)
+            rank_zero_warn(
+                "advantages.truncation: mask leaves nothing to learn from, as all responses of an "
+                f"iteration ran to sampling.max_new_tokens={self.sampling.max_new_tokens}: raise "
+                "it, or use truncation: terminal with a reward_shaping.missing_eos_penalty"
+            )
         count = global_denominator(len(rewards), self.device)
         metrics = {"rollout/reward": rewards.sum() / count}
         if self.responses_per_prompt > 1:
@@ -630,7 +633,8 @@ class PPOModule(PPO, StageModule):
     @torch.no_grad()
     def sample_records(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
         """Sample one response per prompt of a batch; see `sample` for the records."""
-        if self.reward.needs_records and not any(batch.fields):
+        needed = [getattr(function, "required_fields", ()) for function in self.reward.functions]
+        if any(needed) and not any(batch.fields):
             rollouts = self.rollout(batch, seed)
             scores = torch.full((len(batch.texts),), torch.nan, device=self.device)
             estimates = self.estimate(rollouts)
@@ -682,15 +686,6 @@ def iteration_draws(seed: int, iteration: int, rank: int) -> tuple[int, torch.Ge
     return int(torch.randint(2**31, (), generator=generator)), generator
 
 
-def warn_about_empty_mask(max_new_tokens: int) -> None:
-    """Tell that no response of an iteration ended, so that there is nothing to learn from."""
-    rank_zero_warn(
-        "advantages.truncation: mask leaves nothing to learn from, as all responses of an "
-        f"iteration ran to sampling.max_new_tokens={max_new_tokens}: raise it, or use "
-        "truncation: terminal with a reward_shaping.missing_eos_penalty"
-    )
-
-
 def is_trial(trainer: Trainer) -> bool:
     """Whether this is a trial of `fast_dev_run` or the Tuner, which set `max_steps` for it."""
     return is_dry_run(trainer) or isinstance(trainer.logger, DummyLogger)
@@ -712,21 +707,18 @@ def check_on_policy_sampling(sampling: SamplingOptions) -> None:
         )
 
 
-def check_kl_estimator(options: RewardShapingOptions) -> None:
-    """Warn about an estimator whose gradient is not KL's."""
-    if options.kl_estimator != "k1" and options.kl_coef > 0:
+def warn_about_options(options: PPOOptions, vocab_size: int) -> None:
+    """Warn about an estimator without KL's gradient, and a bound on entropy that never acts."""
+    shaping, loss = options.reward_shaping, options.loss
+    if shaping.kl_estimator != "k1" and shaping.kl_coef > 0:
         rank_zero_warn(
-            f"reward_shaping.kl_estimator={options.kl_estimator}: as a reward it does not penalize "
+            f"reward_shaping.kl_estimator={shaping.kl_estimator}: as a reward it does not penalize "
             "KL. The policy gradient weighs log-probs with the estimate, and only with k1 this is "
             "the gradient of KL(policy || reference). With k2 and k3 it is about 0 near the "
             "reference. Use k1 in rewards."
         )
-
-
-def check_entropy_clip(options: PPOLossOptions, vocab_size: int) -> None:
-    """Warn about a bound on the entropy bonus that no distribution reaches."""
-    clip, largest = options.entropy_clip, math.log(vocab_size)
-    if options.entropy_coef > 0 and clip is not None and clip >= largest:
+    clip, largest = loss.entropy_clip, math.log(vocab_size)
+    if loss.entropy_coef > 0 and clip is not None and clip >= largest:
         rank_zero_warn(
             f"loss.entropy_clip={clip}: the entropy of a token is at most {largest:.1f} nats (the "
             f"log of {vocab_size} tokens), so that the bound never acts. It is per token: lower it "

@@ -1,5 +1,6 @@
 """Reward modelling by pairwise and language-model loss (Section 3.1 of arXiv 2307.04964)."""
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -11,7 +12,7 @@ from torch.nn.functional import pad
 from torchmetrics.functional.classification import binary_calibration_error
 
 from lit_rlhf.checks import check_count, check_fields, check_not_negative, check_number
-from lit_rlhf.data import PreferenceBatch
+from lit_rlhf.data import PreferenceBatch, TokenBatch
 from lit_rlhf.forward import (
     LanguageModel,
     call,
@@ -40,6 +41,9 @@ class RewardModule(StageModule):
     The loss is the pairwise loss (Eq. 1) plus `lm_coef` times the language-model loss of the chosen
     responses, which keeps the trunk a language model. The score is read at the last token.
 
+    Several `heads` are an ensemble on one trunk. Prompts are in as many folds, and each head does
+    not learn from the pairs of another one. The pairwise loss is the mean over the heads' pairs.
+
     Args:
         model_path: Folder or hub id of a causal language model, usually the SFT model.
         output_dir: Folder for the finished model; `None` means `model/` in the run's log folder.
@@ -53,7 +57,9 @@ class RewardModule(StageModule):
         micro_batch_tokens: Most tokens, without padding, of the pairs per forward and backward;
             `None`: no limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A
             longer pair is computed by itself.
-        head_seed: Seed of the weights of a new scalar head.
+        head_seed: Seed of the weights of a new scalar head; further heads have the next seeds.
+        heads: Number of scalar heads, whose mean is the score. A reward model to go on with has as
+            many.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
             which training stops.
@@ -73,6 +79,7 @@ class RewardModule(StageModule):
         micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
         head_seed: int = 0,
+        heads: int = 1,
         network: ModelOptions = ModelOptions(),
         max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
     ) -> None:
@@ -87,11 +94,11 @@ class RewardModule(StageModule):
         self.optimizer = merge_options(type(self), "optimizer", optimizer)
         self.micro_batch_size = micro_batch_size
         self.micro_batch_tokens = micro_batch_tokens
-        check_fields(check_count, self, "micro_batch_size", "micro_batch_tokens")
+        self.heads = heads
+        check_fields(check_count, self, "heads", "micro_batch_size", "micro_batch_tokens")
         # One child holds all that is trained: a DeepSpeed engine wraps one child of the module.
-        self.networks = nn.ModuleDict(
-            {"model": load_scalar_model(model_path, self.network, head_seed=head_seed)}
-        )
+        model = load_scalar_model(model_path, self.network, head_seed, heads=heads)
+        self.networks = nn.ModuleDict({"model": model})
         if lm_coef > 0:
             self.networks["lm_head"] = load_lm_head(model_path, self.network)
         # Of the evaluation set: sums by batch, and the score difference and source of each pair,
@@ -114,8 +121,8 @@ class RewardModule(StageModule):
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Share of a micro-batch in the means over all `pairs` and chosen `tokens` of a step.
 
-        Returns metrics, 0-dim, which add up over micro-batches, and the differences of the scores,
-        chosen minus rejected, `[B]` without a graph.
+        Returns metrics, 0-dim, which add up over micro-batches, and the differences of the scores
+        (the heads' means), chosen minus rejected, `[B]` without a graph.
         """
         chosen, rejected = batch.chosen, batch.rejected
         # One forward for both sides: packed, the padding of the shorter side costs nothing.
@@ -130,9 +137,14 @@ class RewardModule(StageModule):
         )
         hidden = hidden_states(self.model, ids, mask)
         chosen_scores, rejected_scores = scores_from_hidden(self.model, hidden, mask).chunk(2)
-        share = len(chosen_scores) / pairs
+        # as many heads learn from each pair, so that a share of the pairs is one of their losses
+        share = n_rows / pairs
+        learning: Tensor | None = None
+        if self.heads > 1:
+            heads = torch.arange(self.heads, device=ids.device)
+            learning = prompt_folds(chosen, self.heads).unsqueeze(1) != heads
         scores = (chosen_scores, rejected_scores, batch.margin)
-        pairwise = pairwise_reward_loss(*scores, self.label_smoothing, self.center_coef)
+        pairwise = pairwise_reward_loss(*scores, self.label_smoothing, self.center_coef, learning)
         metrics = {
             "reward/pairwise_loss": pairwise.loss * share,
             "reward/accuracy": pairwise.accuracy * share,
@@ -153,7 +165,7 @@ class RewardModule(StageModule):
         metrics["reward/loss"] = reward_model_loss(
             metrics["reward/pairwise_loss"], lm_loss, self.lm_coef
         )
-        return metrics, (chosen_scores - rejected_scores).detach()
+        return metrics, (chosen_scores - rejected_scores).detach().view(n_rows, -1).mean(1)
 
     def training_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
         """One update on a batch of pairs; returns the loss over all ranks, for callbacks."""
@@ -219,3 +231,14 @@ class RewardModule(StageModule):
     def write_finished(self, folder: Path) -> None:
         """Write the reward model, with its text contract, for PPO."""
         self.write_network(self.model, folder, lm_head=self.lm_head)
+
+
+def prompt_folds(batch: TokenBatch, folds: int) -> Tensor:
+    """Fold of each dialogue, `[B]` long in [0, folds), by the CRC-32 of the ids of its prompt.
+
+    It depends on nothing else: pairs of one prompt are in one fold, in any batch and any run.
+    """
+    is_prompt = batch.attention_mask & (batch.completion_mask.cumsum(1) == 0)
+    rows = zip(batch.input_ids.cpu(), is_prompt.cpu(), strict=True)
+    sums = [zlib.crc32(ids[kept].numpy().tobytes()) for ids, kept in rows]
+    return torch.tensor(sums, device=batch.input_ids.device) % folds

@@ -26,9 +26,8 @@ from lit_rlhf.forward import (
     target_logprobs,
     trunk_of,
 )
-from lit_rlhf.ppo.estimators import critic_free_advantages
-from lit_rlhf.ppo.options import PPOOptions, check_groups
-from lit_rlhf.rewards import FunctionReward, WeightedReward
+from lit_rlhf.ppo.options import AdvantageOptions, PPOOptions, check_groups
+from lit_rlhf.rewards import CallableReward, WeightedReward
 from lit_rlhf.rollout import (
     Experience,
     RolloutBatch,
@@ -55,7 +54,7 @@ class PPONetworks(NamedTuple):
     critic: LanguageModel | None
     reward: WeightedReward
     tokenizer: PreTrainedTokenizerBase
-    gold: FunctionReward | None = None
+    gold: CallableReward | None = None
     sampler: Sampler = generate_responses
 
 
@@ -104,10 +103,11 @@ class PPO(FixedDtypeBuffers):
         self.sampler = networks.sampler
         self.sampling = options.sampling
         self.reward_shaping = options.reward_shaping
-        if self.reward_shaping.spread_coef and len(self.reward.models) < 2:
+        n_scores = sum(model.n_heads for model in self.reward.models)
+        if self.reward_shaping.spread_coef and n_scores < 2:
             raise ValueError(
                 f"reward_shaping.spread_coef={self.reward_shaping.spread_coef}: expected at least "
-                f"two reward models in rewards, got {len(self.reward.models)}"
+                f"two reward models, or heads of one, in rewards, got {n_scores}"
             )
         self.advantages = options.advantages
         self.loss = options.loss
@@ -406,3 +406,24 @@ class PPO(FixedDtypeBuffers):
             self.policy, batch.input_ids, batch.attention_mask, batch.completion_mask
         )
         return F.language_model_loss(logprobs, batch.completion_mask, tokens)
+
+
+def critic_free_advantages(
+    options: AdvantageOptions, rewards: Tensor, mask: Tensor, loss_mask: Tensor, group_size: int
+) -> Tensor:
+    """Advantages `[B, T]` of this rank's rollouts, 0 outside the loss mask; a collective.
+
+    Rewards and masks are `[B, T]`. The responses to a prompt are `group_size` adjacent rows, and
+    all of them are on this rank. Whitening is over the tokens of all ranks.
+    """
+    if options.estimator == "reinforce_plus_plus":
+        return F.reinforce_plus_plus_advantages(
+            rewards, mask, options.gamma, loss_mask, global_masked_moments
+        )
+    # the response is one action, whose return has the KL penalties of all of its tokens
+    returns, learned = F.masked_sum(rewards, mask, 1), loss_mask.any(1)
+    if options.estimator == "rloo":
+        advantages = F.leave_one_out_advantages(returns, group_size, learned)
+    else:
+        advantages = F.group_advantages(returns, group_size, learned, options.estimator == "grpo")
+    return advantages.unsqueeze(1) * loss_mask

@@ -31,7 +31,8 @@ class RewardShapingOptions:
 
     Attributes:
         ensemble: How the weighted scores of several reward models make one: `sum`, `mean` or `min`.
-            Functions and rules are added. Models on unlike scales need `normalize` in `rewards`.
+            The last two take a model's heads apart. Functions and rules are added. Models and heads
+            on unlike scales need `normalize` in `rewards`.
         normalization: Subtract the running mean of all scores so far, and divide by their running
             standard deviation (Eq. 18).
         scaling: Divide by the running standard deviation only, instead of `normalization`.
@@ -136,7 +137,6 @@ class AdvantageOptions:
                 f"gamma: expected 1 with estimator: {self.estimator}, which compares whole "
                 f"responses, got {self.gamma}"
             )
-
         if self.learned_prompts is not None and not self.compares_responses:
             raise ValueError(
                 "learned_prompts: expected an estimator that compares the responses to a prompt "

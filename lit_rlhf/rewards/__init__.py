@@ -1,13 +1,12 @@
 """Rewards of sampled responses.
 
 A reward is a module that maps rollouts and their rendered prompts to scores `[B]`: a reward model
-(`ModelReward`), a Python function (`FunctionReward`, or any callable as `CallableReward`), or a
-weighted sum of these (`WeightedReward`), which is what PPO trains on. The ready-made rules and
-`RemoteScorer` are callables.
+(`ModelReward`), a Python function or another callable (`CallableReward`), or a weighted sum of
+these (`WeightedReward`), which is what PPO trains on. The ready-made rules and `RemoteScorer` are
+callables.
 """
 
 from lit_rlhf.rewards.functions import CallableReward as CallableReward
-from lit_rlhf.rewards.functions import FunctionReward as FunctionReward
 from lit_rlhf.rewards.functions import RewardError as RewardError
 from lit_rlhf.rewards.functions import RewardFunction as RewardFunction
 from lit_rlhf.rewards.judge import JudgeRule as JudgeRule

@@ -78,7 +78,7 @@ class Samples(NamedTuple):
 
 
 class CallableReward(nn.Module):
-    """Scores from a callable: a user's function or a ready-made rule.
+    """Scores from a callable: a ready-made rule, or a function, also as `package.module:function`.
 
     Responses are decoded by the policy's tokenizer. A call with a `timeout`, in seconds, runs in
     another thread, see `call_with_timeout`.
@@ -86,13 +86,17 @@ class CallableReward(nn.Module):
 
     def __init__(
         self,
-        label: str,
-        function: Callable[..., Any],
+        function: str | Callable[..., Any],
         tokenizer: PreTrainedTokenizerBase,
         timeout: float | None = None,
+        label: str = "",
     ) -> None:
         super().__init__()
-        self.label = label
+        if isinstance(function, str):
+            path, function = function, import_function(function, "reward function")
+        else:
+            path = function_path(function)
+        self.label = label or f"reward function {path!r}"  # for messages
         self.function = function
         self.tokenizer = tokenizer
         self.timeout = timeout
@@ -218,22 +222,6 @@ class CallableReward(nn.Module):
             if not attempt.done() or attempt.exception() is not None:
                 return samples.describe(row)
         return ""
-
-
-class FunctionReward(CallableReward):
-    """Scores from a Python function, given as it is or as `package.module:function`."""
-
-    def __init__(
-        self,
-        function: str | Callable[..., Any],
-        tokenizer: PreTrainedTokenizerBase,
-        timeout: float | None = None,
-    ) -> None:
-        if isinstance(function, str):
-            path, function = function, import_function(function, "reward function")
-        else:
-            path = function_path(function)
-        super().__init__(f"reward function {path!r}", function, tokenizer, timeout)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from lit_rlhf.data import (
 from lit_rlhf.forward import (
     LanguageModel,
     Offloaded,
+    count_heads,
     freeze,
     on_device,
     optimize_forward,
@@ -74,9 +75,10 @@ class ResponseEncoder:
 class ModelReward(nn.Module):
     """Scores from a frozen reward model, which reads the token ids of the rollouts or text.
 
-    LoRA and gradient checkpointing of the options are ignored. The weights are in CPU memory
-    between uses with `offload`, and each rank keeps a share of them with `shard`. A model that is
-    `loaded` already has a name as its path.
+    A model of `K` heads (`n_heads`) gives the scores of each. LoRA and gradient checkpointing of
+    the options are ignored. The weights are in CPU memory between uses with `offload`, and each
+    rank keeps a share of them with `shard`. A model that is `loaded` already has a name as its
+    path.
     """
 
     own_text: ResponseEncoder | None = None
@@ -99,13 +101,14 @@ class ModelReward(nn.Module):
         # the options are the policy's, whose adapters and checkpointing serve only training
         plain = replace(options, lora_rank=0, gradient_checkpointing=False)
         if loaded is None:
-            model = load_scalar_model(path, plain)
+            model = load_scalar_model(path, plain, heads=None)
         else:
             scalar_head_of(loaded)  # refuses a model without one
             model = optimize_forward(loaded)
         model = freeze(model)
-        config = unwrap_model(model).config.get_text_config()
-        self._positions: int | None = getattr(config, "max_position_embeddings", None)
+        config = unwrap_model(model).config
+        self.n_heads = count_heads(config)
+        self._positions = getattr(config.get_text_config(), "max_position_embeddings", None)
         self.model = Offloaded(model, offload, shard) if offload or shard else model
         self.trust_remote_code = options.trust_remote_code
 
@@ -128,7 +131,7 @@ class ModelReward(nn.Module):
         max_tokens_per_forward: int | None = None,
         records: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
-        """Score rollouts by the scalar head at each response's last token, `[B]` float32.
+        """Score rollouts at each response's last token, `[B]` float32, or `[B, K]` of `K` heads.
 
         The arguments are as for `WeightedReward`; the model reads only token ids.
         """
@@ -171,7 +174,7 @@ class ModelReward(nn.Module):
     ) -> Tensor:
         """Score `B` responses as text, encoded by the model's own template and tokenizer.
 
-        `terminated` tells which of them ended with EOS, `[B]` bool; scores are `[B]` float32.
+        `terminated` tells which of them ended with EOS, `[B]` bool; the result is `forward`'s.
         """
         assert self.own_text is not None
         if len(turns) != len(responses):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
@@ -32,7 +32,6 @@ from lit_rlhf.imports import function_path
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards.functions import (
     CallableReward,
-    FunctionReward,
     decode_samples,
     warn_about_non_finite,
 )
@@ -94,8 +93,6 @@ class RewardSpec:
     @property
     def is_model(self) -> bool:
         """Whether it is a reward model: neither a rule nor a Python function."""
-        if isinstance(self.source, str):
-            return not is_function_path(self.source)
         return _is_model(self.source)
 
 
@@ -109,7 +106,8 @@ class WeightedReward(nn.Module):
 
     Entries are in `specs`, and their functions and models, in the same order, in `functions`.
     `raw_scores` are the last call's by name, `[B]`, before normalization and weights; `seconds` the
-    time that each entry has taken so far.
+    time that each entry has taken so far. A reward model's score is the mean of its heads', which
+    are in `head_scores`, `[B, K]`. In an ensemble each head counts like a reward model.
 
     Args:
         rewards: Rewards with their weights, see `parse_rewards`.
@@ -135,29 +133,39 @@ class WeightedReward(nn.Module):
         self.ensemble = ensemble
         self.tokenizer = tokenizer
         self.specs = parse_rewards(rewards)
-        self.functions = nn.ModuleList(
-            _build_reward(spec, options, tokenizer, timeout, offload, shard) for spec in self.specs
-        )
-        # a reward model with weight 0 is only logged
-        self._in_ensemble = [spec.is_model and spec.weight != 0 for spec in self.specs]
-        if ensemble != "sum" and sum(self._in_ensemble) < 2:
+        self.functions = nn.ModuleList()
+        self._members: list[int] = []  # of the ensemble, by entry
+        for spec in self.specs:
+            n_members, reward = 0, None
+            if spec.is_model:
+                loaded = None if isinstance(spec.source, str) else spec.source
+                reward = ModelReward(spec.key, options, offload, loaded, shard)
+                # one with weight 0 is only logged
+                n_members = reward.n_heads if ensemble != "sum" and spec.weight != 0 else 0
+            label = f"reward {spec.name!r} (rule: {spec.rule})" if spec.rule else ""
+            self.functions.append(reward or CallableReward(spec.source, tokenizer, timeout, label))
+            self._members.append(n_members)
+        if ensemble != "sum" and sum(self._members) < 2:
             raise ValueError(
-                "ensemble: expected sum with fewer than two reward models of a weight other than "
-                f"0, got {ensemble}"
+                "ensemble: expected sum with fewer than two reward models, or heads of one, of a "
+                f"weight other than 0, got {ensemble}"
             )
         for model in self.models:
             model.choose_text(tokenizer)
-        # Index and name are part of the key, so that a checkpoint of other rewards, or of the same
-        # in another order, does not load. A dot would nest the key.
+        # Terms, a member's or an entry's, with their keys. Index and name are part of the key, so
+        # that a checkpoint of other rewards, or of the same in another order, does not load. A dot
+        # would nest the key.
+        self._terms = [
+            (spec, n > 0, f"{index}_{spec.name}{f'_{head}' if head else ''}".replace(".", "_"))
+            for index, (spec, n) in enumerate(zip(self.specs, self._members, strict=True))
+            for head in range(max(n, 1))
+        ]
         self.moments = nn.ModuleDict(
-            {
-                f"{index}_{spec.name}".replace(".", "_"): RunningMoments()
-                for index, spec in enumerate(self.specs)
-                if spec.normalize
-            }
+            {key: RunningMoments() for spec, _, key in self._terms if spec.normalize}
         )
         self.seconds = dict.fromkeys((spec.name for spec in self.specs), 0.0)
         self.raw_scores: dict[str, Tensor] = {}
+        self.head_scores: dict[str, Tensor] = {}
         self._pending: dict[str, RunningMoments] = {}
 
     @property
@@ -204,8 +212,9 @@ class WeightedReward(nn.Module):
         a reward model with another tokenizer needs the prompts' `turns`. The limit on tokens is for
         reward models, see `RolloutBatch.split`.
         """
-        self.raw_scores = {}
-        for spec, function in zip(self.specs, self.functions, strict=True):
+        self.raw_scores, self.head_scores = {}, {}
+        scored: list[Tensor] = []
+        for spec, function, n in zip(self.specs, self.functions, self._members, strict=True):
             start = perf_counter()
             if isinstance(function, ModelReward) and function.own_text is not None:
                 responses = decode_responses(rollouts, self.tokenizer)
@@ -214,23 +223,21 @@ class WeightedReward(nn.Module):
             else:
                 scores = function(rollouts, prompts, max_tokens_per_forward, records)
             self.seconds[spec.name] += perf_counter() - start
-            if isinstance(function, ModelReward) and not bool(torch.isfinite(scores).all()):
-                samples = decode_samples(rollouts, prompts, self.tokenizer)
-                warn_about_non_finite(f"reward model {function.path!r}", scores, samples)
-            self.raw_scores[spec.name] = scores
-        pairs = zip(self.specs, self._normalize_scores(), strict=True)
-        terms = [spec.weight * scores for spec, scores in pairs]
-        if self.ensemble != "sum":
-            merged = list(zip(terms, self._in_ensemble, strict=True))
-            members = torch.stack([term for term, kept in merged if kept])
-            others = [term for term, kept in merged if not kept]
-            terms = [*others, ensemble_scores(members, self.ensemble)]
-        return torch.stack(terms).sum(0)
-
-    @property
-    def needs_records(self) -> bool:
-        """Whether a reward function needs fields of the prompts' records."""
-        return any(getattr(function, "required_fields", ()) for function in self.functions)
+            heads = scores.view(len(scores), -1)
+            mean = self.raw_scores[spec.name] = heads.mean(1)
+            if isinstance(function, ModelReward):
+                self.head_scores[spec.name] = heads
+                if not bool(torch.isfinite(mean).all()):
+                    samples = decode_samples(rollouts, prompts, self.tokenizer)
+                    warn_about_non_finite(f"reward model {function.path!r}", mean, samples)
+            scored += heads.unbind(1) if n else [mean]
+        members: list[Tensor] = []
+        others: list[Tensor] = []
+        for (spec, is_member, _), scores in zip(self._terms, self._normalize(scored), strict=True):
+            (members if is_member else others).append(spec.weight * scores)
+        if members:
+            others.append(ensemble_scores(torch.stack(members), self.ensemble))
+        return torch.stack(others).sum(0)
 
     def check_fields(self, available: Collection[str], where: str) -> None:
         """Check that the records have every field that a reward function needs."""
@@ -241,16 +248,14 @@ class WeightedReward(nn.Module):
     def spread(self) -> Tensor | None:
         """Disagreement of the reward models on each response of the last call, `[B]`.
 
-        It is the standard deviation over the models of their scores, each less its mean and over
-        its standard deviation over the responses of all ranks: 0 if they rank responses alike.
-        `None` for fewer than two models. Every rank has to call it.
+        It is the standard deviation over the models' heads of their scores, each less its mean and
+        over its standard deviation over the responses of all ranks: 0 if they rank responses alike.
+        `None` for fewer than two heads. Every rank has to call it.
         """
         terms = []
-        for spec, function in zip(self.specs, self.functions, strict=True):
-            if isinstance(function, ModelReward):
-                raw = self.raw_scores[spec.name]
-                mean, var, _ = global_masked_moments(raw, torch.ones_like(raw, dtype=torch.bool))
-                terms.append(normalized_scores(raw, mean, var.sqrt(), clip=None))
+        for raw in (head for heads in self.head_scores.values() for head in heads.unbind(1)):
+            mean, var, _ = global_masked_moments(raw, torch.ones_like(raw, dtype=torch.bool))
+            terms.append(normalized_scores(raw, mean, var.sqrt(), clip=None))
         return torch.stack(terms).std(dim=0, correction=0) if len(terms) > 1 else None
 
     def commit_moments(self) -> None:
@@ -259,34 +264,25 @@ class WeightedReward(nn.Module):
         An iteration that is skipped does not call this, so its scores leave no trace.
         """
         for key, moments in self._pending.items():
-            self._moments(key).load_state_dict(moments.state_dict())
+            self.moments[key].load_state_dict(moments.state_dict())
         self._pending = {}
 
-    def _normalize_scores(self) -> list[Tensor]:
-        """Scores `[B]` of the last call for the sum, in the order of `specs`."""
-        names = [spec.name for spec in self.specs if spec.normalize]
-        keys = dict(zip(names, self.moments, strict=True))
+    def _normalize(self, scored: Sequence[Tensor]) -> list[Tensor]:
+        """Normalize the scores `[B]` of each term whose entry asks for it."""
+        scores = {key: term for (_, _, key), term in zip(self._terms, scored, strict=True)}
+        running = cast("Mapping[str, RunningMoments]", self.moments)
         self._pending = {}
         # a score that is not finite on any rank makes all ranks skip the iteration; its moments
         # would stay NaN for ever
-        if self.training and keys:
-            bad = torch.stack([(~torch.isfinite(self.raw_scores[name])).sum() for name in names])
-            all_finite = not global_sum(bad).any()
-            for name, key in keys.items() if all_finite else ():
-                self._pending[key] = deepcopy(self._moments(key))
-                self._pending[key].update(self.raw_scores[name])
-        scores = []
-        for name, raw in self.raw_scores.items():
-            if name in keys:
-                moments = self._pending.get(keys[name], self._moments(keys[name]))
-                raw = normalized_scores(raw, moments.mean, moments.std, clip=None)
-            scores.append(raw)
-        return scores
-
-    def _moments(self, key: str) -> RunningMoments:
-        moments = self.moments[key]
-        assert isinstance(moments, RunningMoments)
-        return moments
+        if self.training and running:
+            bad = torch.stack([(~torch.isfinite(scores[key])).sum() for key in running])
+            for key in () if global_sum(bad).any() else running:
+                self._pending[key] = deepcopy(running[key])
+                self._pending[key].update(scores[key])
+        for key, committed in running.items():
+            moments = self._pending.get(key, committed)
+            scores[key] = normalized_scores(scores[key], moments.mean, moments.std, clip=None)
+        return list(scores.values())
 
 
 def parse_rewards(rewards: Rewards) -> list[RewardSpec]:
@@ -390,6 +386,8 @@ def _list_pairs(rewards: Rewards) -> list[tuple[Any, Any]]:
 
 
 def _is_model(source: object) -> bool:
+    if isinstance(source, str):
+        return not is_function_path(source)
     return isinstance(source, PreTrainedModel | PeftModel)
 
 
@@ -435,20 +433,3 @@ def _build_rule(name: str, arguments: dict[str, Any], place: str) -> Callable[..
         takes = ", ".join([*accepted, *COMMON_OPTIONS])
         raise ValueError(f"{place}: {error} (rule: {name} takes {takes})") from error
     return rule
-
-
-def _build_reward(
-    spec: RewardSpec,
-    options: ModelOptions,
-    tokenizer: PreTrainedTokenizerBase,
-    timeout: float | None,
-    offload: bool,
-    shard: bool,
-) -> nn.Module:
-    if spec.is_model:
-        loaded = None if isinstance(spec.source, str) else spec.source
-        return ModelReward(spec.key, options, offload, loaded, shard)
-    if spec.rule is None:
-        return FunctionReward(spec.source, tokenizer, timeout)
-    label = f"reward {spec.name!r} (rule: {spec.rule})"
-    return CallableReward(label, spec.source, tokenizer, timeout)

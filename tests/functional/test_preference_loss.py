@@ -79,3 +79,13 @@ def test_reward_model_loss_weighs_lm_imitation() -> None:
 def test_preference_probability_belongs_to_the_loss() -> None:
     probability = preference_probability(torch.tensor([2.0, 0.0])).tolist()
     assert probability == pytest.approx([math.exp(-naive_loss(2.0)), 0.5], rel=1e-6)
+
+
+def test_each_head_has_the_loss_of_the_pairs_that_it_learns_from() -> None:
+    chosen, rejected = torch.tensor([[1.0, -3.0], [0.0, 2.0]]), torch.tensor([[0.0, 0.0]] * 2)
+    mask, margin = torch.tensor([[True, False], [True, True]]), torch.tensor([0.0, 1.0])
+    output = pairwise_reward_loss(chosen, rejected, margin, head_mask=mask)
+    expected = (naive_loss(1.0) + naive_loss(-1.0) + naive_loss(1.0)) / 3
+    assert output.loss.item() == pytest.approx(expected, rel=1e-6)
+    # of the heads' mean: -1 and 1
+    assert (output.accuracy.item(), output.margin.item()) == (0.5, 0.0)

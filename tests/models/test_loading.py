@@ -57,6 +57,8 @@ def test_a_new_head_is_seeded_small_and_without_bias(family: str, causal_folder:
     assert not torch.equal(first, other)
     draws = torch.randn(1, first.shape[1], generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(first, draws / (first.shape[1] + 1) ** 0.5)
+    both = forward.scalar_head_of(load_scalar_model(causal_folder(family), head_seed=3, heads=2))
+    assert torch.equal(both.get_parameter("weight"), torch.cat([first, other]))
 
 
 def test_random_scalar_model_is_seeded_and_apart(family: str, causal_folder: Folder) -> None:

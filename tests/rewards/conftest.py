@@ -13,9 +13,9 @@ from tests.support.tiny_models import PAD_ID, tiny_causal_lm, tiny_tokenizer
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("rewards")
     save_model_folder(tiny_causal_lm(), tiny_tokenizer(), root / "lm")
-    for seed in (1, 2):
-        model = load_scalar_model(root / "lm", head_seed=seed)
-        save_model_folder(model, tiny_tokenizer(), root / f"reward_{seed}")
+    for name, seed, heads in (("reward_1", 1, 1), ("reward_2", 2, 1), ("heads", 3, 2)):
+        model = load_scalar_model(root / "lm", head_seed=seed, heads=heads)
+        save_model_folder(model, tiny_tokenizer(), root / name)
     return root
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rewards import FunctionReward, WeightedReward
+from lit_rlhf.rewards import CallableReward, WeightedReward
 from lit_rlhf.rollout import RolloutBatch
 from tests.rewards import reward_functions
 from tests.rewards.said import PROMPTS, TEXTS
@@ -18,7 +18,7 @@ FUNCTIONS = "tests.rewards.reward_functions"
 
 
 def scores(name: str, rollouts: RolloutBatch, records: Sequence[Any] = ()) -> list[float]:
-    reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer())
+    reward = CallableReward(f"{FUNCTIONS}:{name}", tiny_tokenizer())
     result = reward(rollouts, PROMPTS, None, records)
     assert result.dtype == torch.float32
     return result.tolist()  # type: ignore[no-any-return]
@@ -54,7 +54,7 @@ def test_function_that_changes_a_field_changes_a_copy(rollouts: RolloutBatch) ->
 
 
 def test_missing_field_is_named_with_the_function(rollouts: RolloutBatch) -> None:
-    reward = FunctionReward(f"{FUNCTIONS}:equals_answer", tiny_tokenizer())
+    reward = CallableReward(f"{FUNCTIONS}:equals_answer", tiny_tokenizer())
     told = "equals_answer': expected records with the field 'answer'.* the train records have "
     with pytest.raises(ValueError, match=told + "label, prompt;"):
         reward.check_fields({"prompt", "label"}, "the train records")
@@ -100,7 +100,7 @@ def test_non_finite_scores_pass(rollouts: RolloutBatch, name: str, number: str, 
 @pytest.mark.parametrize("timeout", [None, 60.0])
 def test_error_is_shown_with_the_sample(rollouts: RolloutBatch, timeout: float | None) -> None:
     def fails_on(text: str, prompts: Sequence[str] = PROMPTS) -> str:
-        reward = FunctionReward(f"{FUNCTIONS}:fails_on_{text}", tiny_tokenizer(), timeout)
+        reward = CallableReward(f"{FUNCTIONS}:fails_on_{text}", tiny_tokenizer(), timeout)
         with pytest.raises(RuntimeError) as error:
             reward(rollouts, prompts, None)
         assert isinstance(error.value.__cause__, KeyError)
@@ -147,7 +147,7 @@ def test_function_with_side_effects_is_refused(
     rollouts: RolloutBatch, name: str, message: str, timeout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(".")  # and back at the end
-    reward = FunctionReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout)
+    reward = CallableReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout)
     with torch.set_grad_enabled(name != "turns_gradients_on"):
         before = torch.is_grad_enabled()
         if name == "turns_gradients_on" and timeout is not None:

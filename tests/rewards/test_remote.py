@@ -54,7 +54,7 @@ def test_service_scores_requests_of_the_batch_size(fields: list[str]) -> None:
     records = [{"gold": "yes", "id": 1}, {"gold": "no", "id": 2}, {"gold": "对", "id": 3}]
     with service(lengths) as (url, requests):
         scorer = RemoteScorer(url, batch_size=2, fields=fields)
-        reward = CallableReward("remote", scorer, tiny_tokenizer())
+        reward = CallableReward(scorer, tiny_tokenizer(), label="remote")
         scores = reward(said(TEXTS), PROMPTS, None, records)
     assert scores.tolist() == pytest.approx([5.3, 6.6, 5.1])
     sent = [request.pop("fields", {}) for request in requests]
@@ -148,7 +148,8 @@ def test_malformed_answer_is_shown(body: str, problem: str) -> None:
 
 def test_service_failure_is_not_searched_for_a_sample() -> None:
     with service(always(404, "")) as (url, requests):
-        reward = CallableReward("reward 'safe' (rule: http)", RemoteScorer(url), tiny_tokenizer())
+        label = "reward 'safe' (rule: http)"
+        reward = CallableReward(RemoteScorer(url), tiny_tokenizer(), label=label)
         with pytest.raises(RewardError, match=r"^reward 'safe' .rule: http.: http.* got status 40"):
             reward(said(TEXTS), PROMPTS, None)
     assert len(requests) == 1

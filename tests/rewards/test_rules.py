@@ -18,7 +18,7 @@ ENDLESS = "a" * 60 + "b"
 
 
 def scores(rule: Any, responses: Sequence[str], terminated: Sequence[bool] | None = None) -> Any:
-    reward = CallableReward("the rule", rule, tiny_tokenizer())
+    reward = CallableReward(rule, tiny_tokenizer(), label="the rule")
     return reward(said(responses, terminated), ["p"] * len(responses), None).tolist()
 
 
@@ -130,7 +130,7 @@ def test_the_time_limit_is_that_of_all_responses_together(monkeypatch: pytest.Mo
 
 def test_the_time_limit_of_all_functions_holds_for_a_catastrophic_pattern_too() -> None:
     rule = RegexRule(CATASTROPHIC, timeout=1.0)
-    reward = CallableReward("the rule", rule, tiny_tokenizer(), timeout=0.1)
+    reward = CallableReward(rule, tiny_tokenizer(), 0.1, "the rule")
     with pytest.raises(TimeoutError, match=r"the rule: no scores after 0\.1 seconds"):
         reward(said([ENDLESS]), ["p"], None)
 

@@ -200,37 +200,68 @@ def test_non_finite_scores_of_a_model_are_shown(folder: Path, rollouts: RolloutB
 def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: RolloutBatch) -> None:
     paths = [str(folder / "reward_1"), str(folder / "reward_2")]
     first, second = (ModelReward(path, ModelOptions())(rollouts, PROMPTS, None) for path in paths)
-    raw, length = [first.tolist(), second.tolist()], torch.tensor([3.0, 6.0, 0.0])
+    length = torch.tensor([3.0, 6.0, 0.0])
     sources = {paths[0]: 2.0, f"{FUNCTIONS}:length": -0.1, paths[1]: 0.5}
     weighted = WeightedReward(sources, ModelOptions(), tiny_tokenizer())
     expected = 2.0 * first - 0.1 * length + 0.5 * second
     torch.testing.assert_close(weighted(rollouts, PROMPTS, None), expected)
     assert [model.path for model in weighted.models] == paths
-    # two models: half of the difference of their standardized scores; the rule is none of them
-    standardized = [[(x - fmean(row)) / pstdev(row) for x in row] for row in raw]
-    halves = [abs(x - y) / 2 for x, y in zip(*standardized, strict=True)]
-    assert weighted.spread().tolist() == pytest.approx(halves, rel=1e-4)
     rewards = {paths[0]: 1.0, f"{FUNCTIONS}:length": 1.0}
     alone = WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
     alone(rollouts, PROMPTS, None)
     assert alone.spread() is None
 
 
-@pytest.mark.parametrize("ensemble", ["mean", "min"])
-def test_models_count_as_one(folder: Path, rollouts: RolloutBatch, ensemble: Ensemble) -> None:
-    paths = [str(folder / "reward_1"), str(folder / "reward_2")]
-    first, second = (ModelReward(path, ModelOptions())(rollouts, PROMPTS, None) for path in paths)
+def standardized(column: list[float]) -> list[float]:
+    return [(x - fmean(column)) / pstdev(column) for x in column]
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("ensemble", ["mean", "min", "sum"])
+def test_models_and_heads_count_as_one(
+    folder: Path, rollouts: RolloutBatch, ensemble: Ensemble, offload: bool
+) -> None:
+    single, several = str(folder / "reward_1"), str(folder / "heads")
+    models = [ModelReward(path, ModelOptions()) for path in (single, several)]
+    first, (second, third) = models[0](rollouts, PROMPTS), models[1](rollouts, PROMPTS).unbind(1)
     expected = []
-    for row, (a, b) in enumerate(zip((2.0 * first).tolist(), second.tolist(), strict=True)):
-        score = {"mean": (a + b) / 2, "min": min(a, b)}[ensemble]
-        expected.append(score - 0.1 * (3.0, 6.0, 0.0)[row])
-    rewards = {paths[0]: 2.0, f"{FUNCTIONS}:length": -0.1, paths[1]: 1.0}
-    options = (ModelOptions(), tiny_tokenizer(), None, False, False, ensemble)
+    for row, (a, b, c) in enumerate(zip(2.0 * first, second, third, strict=True)):
+        score = {"mean": (a + b + c) / 3, "min": min(a, b, c), "sum": a + (b + c) / 2}[ensemble]
+        expected.append(float(score) - 0.1 * (3.0, 6.0, 0.0)[row])
+    rewards = {single: 2.0, f"{FUNCTIONS}:length": -0.1, several: 1.0}
+    options = (ModelOptions(), tiny_tokenizer(), None, offload, False, ensemble)
     weighted = WeightedReward(rewards, *options)
-    assert weighted(rollouts, PROMPTS, None).tolist() == pytest.approx(expected, rel=1e-5)
-    # one with weight 0 is only logged
+    actual = weighted(rollouts, PROMPTS, 8).tolist()
+    assert actual == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    apart = [standardized(scores.tolist()) for scores in (first, second, third)]
+    spread = [pstdev(scores) for scores in zip(*apart, strict=True)]
+    assert weighted.spread().tolist() == pytest.approx(spread, rel=1e-3, abs=1e-5)
+    torch.testing.assert_close(weighted.raw_scores["heads"], (second + third) / 2)
+    if ensemble == "sum":
+        return
+    # one with weight 0 is only logged, and one head is too few
+    lone = WeightedReward({single: 0.0, several: 1.0}, *options)(rollouts, PROMPTS)
+    members = torch.stack([second, third])
+    torch.testing.assert_close(lone, members.mean(0) if ensemble == "mean" else members.amin(0))
     with pytest.raises(ValueError, match=f"ensemble: expected sum .*, got {ensemble}"):
-        WeightedReward({paths[0]: 1.0, paths[1]: 0.0}, *options)
+        WeightedReward({single: 1.0, several: 0.0}, *options)
+
+
+def test_heads_of_an_ensemble_have_scales_of_their_own(
+    folder: Path, rollouts: RolloutBatch
+) -> None:
+    path = str(folder / "heads")
+    heads = ModelReward(path, ModelOptions())(rollouts, PROMPTS)
+    apart = torch.tensor([standardized(column) for column in heads.T.tolist()]).amin(0)
+    whole = torch.tensor(standardized(heads.mean(1).tolist()))
+    for ensemble, expected, n_moments in (("min", apart, 2), ("sum", whole, 1)):
+        options = (ModelOptions(), tiny_tokenizer(), None, False, False, ensemble)
+        reward = WeightedReward({path: {"normalize": True}}, *options)
+        assert len(reward.moments) == n_moments
+        actual = reward(rollouts, PROMPTS)
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
+        reward.commit_moments()
+        assert torch.equal(reward.eval()(rollouts, PROMPTS), actual)
 
 
 def test_a_password_in_the_url_of_a_service_is_refused_and_not_shown() -> None:
