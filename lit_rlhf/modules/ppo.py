@@ -653,8 +653,8 @@ class PPOModule(PPO, StageModule):
         super().on_load_checkpoint(checkpoint)
         taken: tuple[str, ...] = FROZEN
         changed = self.resume.changed_names()
-        if "rewards" in changed:
-            # Running moments belong to a reward: for other rewards they start anew.
+        if changed & {"rewards", "reward_shaping.ensemble"}:
+            # Running moments belong to a reward, or a head of it: for others they start anew.
             taken = (*taken, "reward.moments.")
         if "reward_shaping.kl_coef" in changed:
             taken = (*taken, "kl_coef")
