@@ -13,7 +13,8 @@ from lit_rlhf.rollout.batch import iterate_minibatches as iterate_minibatches
 from lit_rlhf.rollout.batch import split_by_tokens as split_by_tokens
 from lit_rlhf.rollout.generation import Sampler as Sampler
 from lit_rlhf.rollout.generation import generate_responses as generate_responses
-from lit_rlhf.rollout.generation import using_generation_config as using_generation_config
+from lit_rlhf.rollout.generation import generate_with_transformers as generate_with_transformers
+from lit_rlhf.rollout.generation import seed_temporarily as seed_temporarily
 from lit_rlhf.rollout.metrics import RolloutMetrics as RolloutMetrics
 from lit_rlhf.rollout.samples import build_response_records as build_response_records
 from lit_rlhf.rollout.samples import decode_responses as decode_responses

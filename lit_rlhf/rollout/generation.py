@@ -5,7 +5,7 @@ Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from peft import PeftModel
@@ -13,6 +13,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from lit_rlhf.checks import check_count, check_tensors
 from lit_rlhf.forward import LanguageModel, eval_mode, forward_plan, gathered, unwrap_model
@@ -72,7 +73,7 @@ def generate_responses(
             responses, statistics, drawn = Decoder(model, *sampling).run()
         else:
             statistics = drawn = None
-            responses = _generate_with_transformers(inner, *sampling, pad_token_id)
+            responses = _sample_with_transformers(inner, *sampling, pad_token_id)
     # The mask counts EOS tokens and never compares with the padding token, which may be EOS: a
     # token belongs to the response if no EOS precedes it.
     is_eos = torch.isin(responses, responses.new_tensor(list(eos_token_ids)))
@@ -97,7 +98,7 @@ def generate_responses(
     )
 
 
-def _generate_with_transformers(
+def _sample_with_transformers(
     model: PreTrainedModel,
     prompt_ids: Tensor,
     prompt_mask: Tensor,
@@ -108,25 +109,13 @@ def _generate_with_transformers(
     pad_token_id: int,
 ) -> Tensor:
     """Sample by transformers' `generate`, for architectures that `Decoder` does not support."""
-    config = GenerationConfig(  # type: ignore[no-untyped-call]
-        **options.generation_kwargs(),
-        eos_token_id=list(eos_token_ids) or None,
-        pad_token_id=pad_token_id,
-        num_beams=1,
-        use_cache=True,
-    )
     parts = []
-    with (
-        eval_mode(model),
-        using_generation_config(model, GenerationConfig()),  # type: ignore[no-untyped-call]
-        _seed_temporarily(seed, prompt_ids.device),
-    ):
+    with seed_temporarily(seed, prompt_ids.device):
         for start in range(0, len(prompt_ids), batch_size):
             rows = slice(start, start + batch_size)
-            sequences = model.generate(  # type: ignore[operator]
-                input_ids=prompt_ids[rows],
-                attention_mask=prompt_mask[rows].long(),
-                generation_config=config,
+            prompts = (prompt_ids[rows], prompt_mask[rows])
+            sequences = generate_with_transformers(
+                model, *prompts, options, eos_token_ids, pad_token_id
             )
             parts.append(sequences[:, prompt_ids.shape[1] :])
     width = max(part.shape[1] for part in parts)
@@ -135,17 +124,37 @@ def _generate_with_transformers(
     return torch.cat(padded)
 
 
-@contextmanager
-def using_generation_config(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
-    """Replace a causal language model's generation config inside the context.
+def generate_with_transformers(
+    model: PreTrainedModel,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    options: SamplingOptions,
+    eos_token_ids: Sequence[int],
+    pad_token_id: int,
+    streamer: BaseStreamer | None = None,
+    **settings: Any,
+) -> Any:  # noqa: ANN401  # sequences, or what `settings` ask for
+    """Call transformers' `generate` in evaluation mode, by the options and further settings alone.
 
-    `generate` fills what its caller leaves open from this config, which came with the model's
-    folder (`top_k`, `suppress_tokens`, ...) and would change the sampling distribution.
+    It fills what these leave open from the model's generation config, which came with its folder
+    (`top_k`, `suppress_tokens`, ...) and would change the sampling distribution: an empty one is in
+    its place meanwhile.
     """
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
+        **options.generation_kwargs()
+        | {"eos_token_id": list(eos_token_ids) or None, "pad_token_id": pad_token_id}
+        | {"num_beams": 1, "use_cache": True, **settings}
+    )
     before = model.generation_config
-    model.generation_config = config
+    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     try:
-        yield
+        with eval_mode(model):
+            return model.generate(  # type: ignore[operator]
+                input_ids=prompt_ids,
+                attention_mask=prompt_mask.long(),
+                generation_config=config,
+                streamer=streamer,
+            )
     finally:
         model.generation_config = before
 
@@ -184,7 +193,7 @@ def _merge_into_copies(model: PeftModel, weights: list[nn.Parameter]) -> Iterato
 
 
 @contextmanager
-def _seed_temporarily(seed: int, device: torch.device) -> Iterator[None]:
+def seed_temporarily(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the global generators that `generate` draws from, and restore their state at the end."""
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_cuda else []):

@@ -6,12 +6,12 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from rich.console import Console
-from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
+from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from lit_rlhf.data import DialogueEncoder, EncodingError, Message
-from lit_rlhf.forward import LanguageModel, eval_mode, stop_token_ids, unwrap_model
+from lit_rlhf.forward import LanguageModel, stop_token_ids, unwrap_model
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rollout import SamplingOptions, using_generation_config
+from lit_rlhf.rollout import SamplingOptions, generate_with_transformers, seed_temporarily
 from lit_rlhf.tools.evaluation.loading import load_encoder, load_policy, short_names
 from lit_rlhf.tools.evaluation.output import NAME_STYLE, NOTE_STYLE, print_text, progress_bar
 
@@ -80,28 +80,11 @@ def stream_reply(
     inner = unwrap_model(model)
     stop_ids = stop_token_ids(model, encoder.tokenizer)
     ids = torch.tensor([prompt_ids], dtype=torch.long, device=inner.device)
-    config = GenerationConfig(  # type: ignore[no-untyped-call]
-        **sampling.generation_kwargs(),
-        eos_token_id=stop_ids,
-        pad_token_id=encoder.pad_token_id,
-        num_beams=1,
-        use_cache=True,
-    )
     streamer = _Streamer(encoder.tokenizer, show)
     try:
-        # transformers completes a configuration from the model's, which is therefore replaced by an
-        # empty one
-        with (
-            eval_mode(inner),
-            using_generation_config(inner, GenerationConfig()),  # type: ignore[no-untyped-call]
-            torch.random.fork_rng(devices=[inner.device] if inner.device.type == "cuda" else []),
-        ):
-            torch.manual_seed(seed)
-            sequences = inner.generate(  # type: ignore[operator]
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=config,
-                streamer=streamer,
+        with seed_temporarily(seed, inner.device):
+            sequences = generate_with_transformers(
+                inner, ids, torch.ones_like(ids), sampling, stop_ids, encoder.pad_token_id, streamer
             )
     except KeyboardInterrupt:
         # the streamer holds the last word back until it is complete; `end` flushes it

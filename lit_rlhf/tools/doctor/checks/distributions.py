@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import GenerationConfig
 
-from lit_rlhf.forward import eval_mode, unwrap_model
+from lit_rlhf.forward import unwrap_model
 from lit_rlhf.functional import kl_estimate, masked_mean, token_logprobs
-from lit_rlhf.rollout import RolloutBatch, TokenStatistics, using_generation_config
+from lit_rlhf.rollout import RolloutBatch, TokenStatistics, generate_with_transformers
 from lit_rlhf.tools.doctor.case import FEW, Case
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
 
@@ -143,21 +142,15 @@ def _generation_difference(case: Case) -> float:
     module = case.module
     ids, mask = case.batch.input_ids[:FEW], case.batch.attention_mask[:FEW]
     limit = min(module.sampling.max_new_tokens, _MAX_RESPONSE)
-    config = GenerationConfig(  # type: ignore[no-untyped-call]
-        **module.sampling.generation_kwargs() | {"max_new_tokens": limit},
-        # Without an end all rows have one length. Tokens after an EOS serve as well as others.
-        eos_token_id=None,
-        pad_token_id=case.tokenizer.pad_token_id,
+    generated = generate_with_transformers(
+        unwrap_model(module.policy),
+        *(ids, mask, module.sampling),
+        (),  # without an end all rows have one length; tokens after an EOS serve as well as others
+        int(case.tokenizer.pad_token_id),
+        max_new_tokens=limit,
         output_scores=True,
         return_dict_in_generate=True,
     )
-    inner = unwrap_model(module.policy)
-    # the folder's config would fill in what `config` leaves open, for instance an EOS
-    empty_config = GenerationConfig()  # type: ignore[no-untyped-call]
-    with torch.no_grad(), eval_mode(inner), using_generation_config(inner, empty_config):
-        generated = inner.generate(  # type: ignore[operator]
-            input_ids=ids, attention_mask=mask.long(), generation_config=config
-        )
     tokens = generated.sequences[:, ids.shape[1] :]
     all_tokens = torch.ones_like(tokens, dtype=torch.bool)
     rollouts = RolloutBatch(ids, mask, tokens, all_tokens, torch.zeros_like(all_tokens[:, 0]))
