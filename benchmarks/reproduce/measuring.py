@@ -184,7 +184,7 @@ def unseen_texts(root: Path, seed: int) -> list[str]:
     rng = random.Random(f"unseen {seed}")
     return [
         f"{render_prompt(prompt)} {world.sample_demonstration(prompt, rng)}"
-        for prompt in world.sample_held_out_prompts(TEXTS, seed + 1)
+        for prompt in world.sample_prompts(TEXTS, seed + 1, held_out=True)
     ]
 
 
@@ -220,7 +220,6 @@ def measure_foundation(
         trial: Whether a few pairs are enough.
     """
     from lit_rlhf.data import DataSource
-    from lit_rlhf.files import write_json_lines
     from lit_rlhf.models import ModelOptions
     from lit_rlhf.tools.commands.lab import sample_preferences
     from lit_rlhf.tools.evaluation.loading import choose_device
@@ -231,7 +230,7 @@ def measure_foundation(
         # labels of prompts that the training pairs have too, with other responses
         size = 16 if trial else TEST_PAIRS
         policy, test_seed = str(root / "sft"), seed + 1_000_000
-        write_json_lines(pairs, sample_preferences(policy, root / "world", size, test_seed))
+        sample_preferences(policy, f"{root}/world", str(pairs), size, test_seed)
     model, sources = str(root / "reward"), [DataSource(str(pairs))]
     scored = score_pairs(model, sources, None, ModelOptions(), choose_device("cpu"))
     differences = scored.chosen - scored.rejected

@@ -4,7 +4,6 @@ import dataclasses
 import random
 from functools import partial
 from itertools import chain, count, islice
-from pathlib import Path
 from typing import Any, Literal
 
 from lit_rlhf.checks import check_count
@@ -69,16 +68,16 @@ def world(
     )
 
 
-def preferences(
+def sample_preferences(
     policy: str,
     world: str,
-    output: str,
+    output: str | None,
     pairs: int = 12000,
     seed: int = 0,
     max_new_tokens: int = 48,
     batch_size: int = 128,
     device: str = "auto",
-) -> None:
+) -> list[dict[str, str]]:
     """Sample pairs of a policy's responses, label them as the labellers do, and write HH records.
 
     Args:
@@ -94,30 +93,9 @@ def preferences(
         device: auto, cpu, cuda, cuda:1 and so on.
     """
     check_count("pairs", pairs)
-    records = sample_preferences(
-        policy, Path(world), pairs, seed, max_new_tokens, batch_size, device, output
-    )
-    print(f"{len(records)} preferences in {output}")
-
-
-def sample_preferences(
-    policy: str,
-    world_folder: Path,
-    pairs: int,
-    seed: int = 0,
-    max_new_tokens: int = 48,
-    batch_size: int = 128,
-    device: str = "auto",
-    output: str | Path | None = None,
-) -> list[dict[str, str]]:
-    """Sample and label exactly `pairs` pairs, as HH records.
-
-    Arguments as for `preferences`. Until `output` is complete, `<output>.partial` keeps the
-    finished batches, from which the same call continues.
-    """
-    world = read_world(world_folder)
+    settings_of_world = read_world(world)
     encoder = load_shared_encoder([policy])
-    source = DataSource(str(world_folder / "prompts_train.jsonl"))
+    source = DataSource(f"{world}/prompts_train.jsonl")
     _, prompts = encode_prompt_records(read_prompts(source), encoder)
     # The labellers read the rendered prompt, so it has to be the one that the world asked.
     if count_shortened(prompts):
@@ -134,7 +112,7 @@ def sample_preferences(
     sampling_seeds, label_rng = random.Random(f"sampling {seed}"), random.Random(f"labels {seed}")
     settings = {
         "policy": hash_models([policy]),
-        "world": dataclasses.asdict(world),
+        "world": dataclasses.asdict(settings_of_world),
         "prompts": hash_prompts(prompts),
         "pairs": pairs,
         "seed": seed,
@@ -168,11 +146,12 @@ def sample_preferences(
                 show_progress(sum(pair.is_usable for pair in found))
             attempts += len(examples)
             records += [
-                label_pair(example.text, sampled[position], world, label_rng)
+                label_pair(example.text, sampled[position], settings_of_world, label_rng)
                 for position, example in enumerate(examples)
                 if sampled[position].is_usable
             ]
         unfinished.finish(records)
+    print(f"{len(records)} preferences in {output}")
     return records
 
 
@@ -185,4 +164,4 @@ def _describe_pairs(
     return {"pairs": list(zip(texts[::2], texts[1::2], ended[::2], ended[1::2], strict=True))}
 
 
-COMMANDS = {"world": Command(world), "preferences": Command(preferences)}
+COMMANDS = {"world": Command(world), "preferences": Command(sample_preferences)}

@@ -9,11 +9,11 @@ from lit_rlhf.tools.lab.gold import gold_reward as gold_reward
 from lit_rlhf.tools.lab.gold import gold_terms as gold_terms
 from lit_rlhf.tools.lab.gold import parse_request as parse_request
 from lit_rlhf.tools.lab.gold import well_formed as well_formed
-from lit_rlhf.tools.lab.preferences import ResponsePair as ResponsePair
-from lit_rlhf.tools.lab.preferences import label_pair as label_pair
 from lit_rlhf.tools.lab.world import WORLDS as WORLDS
+from lit_rlhf.tools.lab.world import ResponsePair as ResponsePair
 from lit_rlhf.tools.lab.world import World as World
 from lit_rlhf.tools.lab.world import WorldName as WorldName
+from lit_rlhf.tools.lab.world import label_pair as label_pair
 from lit_rlhf.tools.lab.world import render_prompt as render_prompt
 from lit_rlhf.tools.lab.world_folder import read_world as read_world
 from lit_rlhf.tools.lab.world_folder import write_world as write_world

@@ -1,13 +1,21 @@
-"""The lab's world: random prompts, and demonstrations with the mistakes of imperfect people."""
+"""The lab's world: prompts, demonstrations with people's mistakes, and labels of preferences.
 
+A label is a draw from a Bradley-Terry model, of gold differences, declared biases and noise; Eq. 1
+of arXiv 2307.04964 is its likelihood. The biases towards long and polite responses matter little
+among SFT samples, whose lengths and phrases are alike, and dominate outside of that range. A reward
+model that learns them can be exploited.
+"""
+
+import math
 import random
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from itertools import islice
+from typing import Final, Literal, NamedTuple
 
-from lit_rlhf.tools.lab.gold import Request, parse_request
-from lit_rlhf.tools.lab.lexicon import DANGEROUS, LEXICONS, Lexicon
+from lit_rlhf.tools.lab.gold import Request, gold_terms, parse_request
+from lit_rlhf.tools.lab.lexicon import DANGEROUS, LEXICONS, Lexicon, split_words
 
 ChatMessages = tuple[dict[str, str], ...]
 """A dialogue; each turn has the keys `"role"` (`"user"` or `"assistant"`) and `"content"`."""
@@ -63,18 +71,18 @@ class World:
         """The lexicons of this world's languages."""
         return tuple(LEXICONS.values()) if self.language == "both" else (LEXICONS[self.language],)
 
-    def sample_prompts(self, n: int, seed: int) -> list[ChatMessages]:
-        """Sample prompts for training.
+    def sample_prompts(self, n: int, seed: int, held_out: bool = False) -> list[ChatMessages]:
+        """Sample prompts for training, or those that are held out.
 
         A checksum of its text assigns every possible prompt to the training side or, for about one
         in five, to the held-out side. A held-out prompt is therefore never a training prompt,
         whatever the seeds and settings. Prompts may repeat within a side; a larger `n` appends.
         """
-        return self._sample(n, seed, held_out=False)
-
-    def sample_held_out_prompts(self, n: int, seed: int) -> list[ChatMessages]:
-        """Sample prompts, like `sample_prompts`, that it never returns."""
-        return self._sample(n, seed, held_out=True)
+        if n < 0:
+            raise ValueError(f"n: expected at least 0 prompts, got {n}")
+        # Each side filters its own stream, so that a larger `n` only appends.
+        stream = self._stream(random.Random(f"{'held out' if held_out else 'train'} {seed}"))
+        return list(islice((p for p in stream if is_held_out(p) == held_out), n))
 
     def sample_demonstration(self, prompt: Sequence[dict[str, str]], rng: random.Random) -> str:
         """Answer a prompt with the mistakes of an imperfect demonstrator.
@@ -129,18 +137,6 @@ class World:
                 others = [topic for topic in lexicon.topics if topic != request.category]
                 items.append(rng.choice(lexicon.categories[rng.choice(others)]))
         return items
-
-    def _sample(self, n: int, seed: int, held_out: bool) -> list[ChatMessages]:
-        if n < 0:
-            raise ValueError(f"n: expected at least 0 prompts, got {n}")
-        # Each side filters its own stream, so that a larger `n` only appends.
-        stream = self._stream(random.Random(f"{'held out' if held_out else 'train'} {seed}"))
-        prompts: list[ChatMessages] = []
-        while len(prompts) < n:
-            prompt = next(stream)
-            if is_held_out(prompt) == held_out:
-                prompts.append(prompt)
-        return prompts
 
     def _stream(self, rng: random.Random) -> Iterator[ChatMessages]:
         """Sample prompts of both sides without end."""
@@ -217,3 +213,59 @@ def _sample_exchange(lexicon: Lexicon, rng: random.Random) -> tuple[ChatMessages
         answer = lexicon.answer.format(items=lexicon.join_items(items))
     turns = ({"role": "user", "content": text}, {"role": "assistant", "content": answer})
     return turns, topic
+
+
+class ResponsePair(NamedTuple):
+    """Two decoded responses to one prompt, and whether each ended with EOS."""
+
+    first: str
+    second: str
+    first_terminated: bool = True
+    second_terminated: bool = True
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the responses differ, and neither is empty or contains a turn marker."""
+        first, second = self.first.strip(), self.second.strip()
+        return first != second and all(
+            text and "\n\nHuman:" not in text and "\n\nAssistant:" not in text
+            for text in (first, second)
+        )
+
+
+def label_probability(prompt: str, pair: ResponsePair, world: World) -> float:
+    """Probability that a labeller prefers the first response.
+
+    `noise / 2 + (1 - noise) * sigmoid(sharpness * gold difference + length_bias * difference in
+    words + phrase_bias * difference in polite phrases)`. Labellers who overlook form see only the
+    content of gold.
+    """
+    logit = _utility(prompt, pair.first, pair.first_terminated, world) - _utility(
+        prompt, pair.second, pair.second_terminated, world
+    )
+    sigmoid = 0.5 * (1.0 + math.tanh(0.5 * logit))  # this form of it cannot overflow
+    return 0.5 * world.label_noise + (1.0 - world.label_noise) * sigmoid
+
+
+def label_pair(prompt: str, pair: ResponsePair, world: World, rng: random.Random) -> dict[str, str]:
+    """Draw the label of two responses to a rendered HH prompt, as an HH record, with one number."""
+    if not pair.is_usable:
+        raise ValueError(
+            "pair: expected two different responses, neither empty nor with a turn marker, "
+            f"got {pair.first!r} and {pair.second!r}"
+        )
+    first_wins = rng.random() < label_probability(prompt, pair, world)
+    chosen, rejected = (pair.first, pair.second) if first_wins else (pair.second, pair.first)
+    return {"chosen": f"{prompt} {chosen.strip()}", "rejected": f"{prompt} {rejected.strip()}"}
+
+
+def _utility(prompt: str, response: str, terminated: bool, world: World) -> float:
+    """The value of a response to a biased labeller, as a logit."""
+    request = parse_request(prompt)
+    n_polite = response.count(LEXICONS[request.language].polite_phrase)
+    terms = gold_terms(request, response, terminated)
+    return (
+        world.preference_sharpness * (terms.total if world.labels_see_form else terms.content)
+        + world.length_bias * len(split_words(response))
+        + world.phrase_bias * n_polite
+    )

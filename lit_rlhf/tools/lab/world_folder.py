@@ -58,7 +58,7 @@ def write_world(
         ),
         "prompts_train": ({"prompt": p} for p in world.sample_prompts(n_train_prompts, seed + 1)),
         "prompts_heldout": (
-            {"prompt": p} for p in world.sample_held_out_prompts(n_heldout_prompts, seed)
+            {"prompt": p} for p in world.sample_prompts(n_heldout_prompts, seed, held_out=True)
         ),
         "text": (
             {"text": f"{render_prompt(prompt)} {answer}"}

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lit_rlhf.tools.lab.preferences import ResponsePair, label_pair, label_probability
-from lit_rlhf.tools.lab.world import WORLDS, World
+from lit_rlhf.tools.lab.world import WORLDS, ResponsePair, World, label_pair, label_probability
 
 PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"
 GOOD = "iron and zinc."  # gold 2, four words

@@ -41,7 +41,9 @@ def test_prompts_depend_on_the_seed_and_a_larger_number_appends() -> None:
     assert random.getstate() == state
     world = World(language="both")
     assert world.sample_prompts(200, 3)[:50] == world.sample_prompts(50, 3)
-    assert world.sample_held_out_prompts(200, 3)[:50] == world.sample_held_out_prompts(50, 3)
+    assert world.sample_prompts(200, 3, held_out=True)[:50] == world.sample_prompts(
+        50, 3, held_out=True
+    )
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -49,15 +51,18 @@ def test_held_out_prompts_are_never_training_prompts(language: Any) -> None:
     trained = {render_prompt(p) for p in World(language=language).sample_prompts(3000, 0)}
     other = World(language=language, multi_turn=0.0, harmful=0.5)
     worlds = (World(language=language), other)
-    held_out = {render_prompt(p) for w in worlds for p in w.sample_held_out_prompts(1000, 0)}
+    held_out = {render_prompt(p) for w in worlds for p in w.sample_prompts(1000, 0, held_out=True)}
     assert not trained & held_out
     assert len(held_out) > 100
     assert not any(is_held_out(prompt) for prompt in World().sample_prompts(200, 0))
-    assert all(is_held_out(prompt) for prompt in World().sample_held_out_prompts(200, 0))
+    assert all(is_held_out(prompt) for prompt in World().sample_prompts(200, 0, held_out=True))
 
 
 def test_both_sides_cover_every_topic_and_number() -> None:
-    for prompts in (World().sample_prompts(1500, 0), World().sample_held_out_prompts(1500, 0)):
+    for prompts in (
+        World().sample_prompts(1500, 0),
+        World().sample_prompts(1500, 0, held_out=True),
+    ):
         requests = [parse_request(render_prompt(prompt)) for prompt in prompts]
         expected = set(product(LEXICONS["en"].topics, LEXICONS["en"].numbers.values()))
         assert {(r.category, r.n_items) for r in requests if not r.harmful} == expected
