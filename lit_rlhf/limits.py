@@ -24,7 +24,10 @@ def limit_process(memory: int, **limits: int) -> None:
         memory: Bytes.
         **limits: Others, by their names in `resource` without `RLIMIT_`.
     """
-    limits = {"AS": _used_memory() + memory, "CORE": 0, "FSIZE": 0, **limits}
+    used = 0
+    with suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()  # its address space
+    limits = {"AS": used + memory, "CORE": 0, "FSIZE": 0, **limits}
     for name, limit in limits.items():
         with suppress(ValueError, OSError):  # macOS lacks some
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
@@ -35,10 +38,3 @@ def limit_time(seconds: float) -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(usage.ru_utime + usage.ru_stime + seconds) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-
-
-def _used_memory() -> int:
-    """Address space of this process, in bytes."""
-    with suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
-    return 0

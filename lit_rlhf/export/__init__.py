@@ -7,9 +7,9 @@
 """
 
 from lit_rlhf.export.checkpoint import load_checkpoint_model as load_checkpoint_model
+from lit_rlhf.export.folder import GGUF_SUFFIX as GGUF_SUFFIX
 from lit_rlhf.export.folder import load_folder_model as load_folder_model
-from lit_rlhf.export.gguf import GGUF_SUFFIX as GGUF_SUFFIX
-from lit_rlhf.export.gguf import load_gguf_model as load_gguf_model
+from lit_rlhf.export.folder import load_gguf_model as load_gguf_model
 from lit_rlhf.export.model import ExportableModel as ExportableModel
 from lit_rlhf.export.model import NetworkName as NetworkName
 from lit_rlhf.export.model import average_models as average_models

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from lit_rlhf.forward import CHUNK_SIZE, map_target_logits, optimize_forward, target_logprobs
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.models.prepare import checkpoint_activations
-from lit_rlhf.tools.doctor.duration import ppo_seconds
+from lit_rlhf.tools.doctor.checks.time import ppo_seconds
 from lit_rlhf.tools.doctor.memory import (
     SCORED_LOGIT_BYTES,
     NetworkShape,

@@ -57,13 +57,15 @@ def check_padding(case: Case) -> Finding:
 
     Rollouts without padding are compared with the same rollouts in a batch with too much of it.
     """
-    rows = range(min(FEW, len(case.rollouts.response_ids)))
-    alone = [
-        _outputs_by_network(case, _select_row(case.rollouts, row), [case.batch.texts[row]])
-        for row in rows
-    ]
-    wide = _add_padding(case.rollouts.select(slice(FEW)), int(case.tokenizer.pad_token_id))
-    together = _outputs_by_network(case, wide, case.batch.texts[: len(rows)])
+    few = case.rollouts.select(slice(FEW))
+    texts = case.batch.texts[:FEW]
+    alone = []
+    for row, text in enumerate(texts):
+        prompt, response = int(few.prompt_mask[row].sum()), int(few.lengths[row])
+        one = few.select(slice(row, row + 1), slice(-prompt, None), slice(response))
+        alone.append(_outputs_by_network(case, one, [text]))
+    wide = _add_padding(few, int(case.tokenizer.pad_token_id))
+    together = _outputs_by_network(case, wide, texts)
     limit = case.tolerance(1e-3, 5e-2)
     largest = {
         name: max(_mean_difference(one[name][0], values[row]) for row, one in enumerate(alone))
@@ -168,18 +170,6 @@ def _add_padding(rollouts: RolloutBatch, pad_token_id: int) -> RolloutBatch:
         functional.pad(rollouts.response_ids, right, value=pad_token_id),
         functional.pad(rollouts.response_mask, right),
         rollouts.terminated,
-    )
-
-
-def _select_row(rollouts: RolloutBatch, row: int) -> RolloutBatch:
-    """One rollout without padding."""
-    prompt, response = rollouts.prompt_mask[row], rollouts.response_mask[row]
-    return RolloutBatch(
-        rollouts.prompt_ids[row, prompt][None],
-        prompt[prompt][None],
-        rollouts.response_ids[row, response][None],
-        response[response][None],
-        rollouts.terminated[row][None],
     )
 
 

@@ -12,7 +12,7 @@ from lit_rlhf.data import Message
 from lit_rlhf.tools.evaluation import Responses
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from lit_rlhf.tools.evaluation.judge.client import JudgeError
-from lit_rlhf.tools.evaluation.judge.judgement import Judgement
+from lit_rlhf.tools.evaluation.judge.judge import Judgement
 from tests.rewards.test_remote import drip, raw_service
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins, verdict
 
