@@ -17,6 +17,7 @@ from lit_rlhf.tools.evaluation.reward_report import (
     RewardReport,
     measure_reward_model,
     print_reward_report,
+    read_strengths,
     report_html,
     score_pairs,
 )
@@ -28,6 +29,7 @@ def report_reward_model(
     output: str = "reward_report",
     language_model: str | None = None,
     mistakes: int = 10,
+    strengths: str | None = None,
     split: str = "test",
     max_pairs: int | None = None,
     max_length: int | None = None,
@@ -49,7 +51,9 @@ def report_reward_model(
         language_model: Folder or hub id of the language model that the reward model started from.
             Its perplexity is reported too. Its output layer is used if the reward model's folder
             has no lm_head.safetensors; without either, the reward model has no perplexity.
-        mistakes: Number of mistakes to show, the most confident first.
+        mistakes: Number of mistakes to show, the most confident first, and of weak pairs.
+        strengths: File that lit_rlhf reward strength wrote; the page then shows its strengths, and
+            the pairs that look mislabelled.
         split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
         max_pairs: Number of first pairs to use of each source. Default: all.
         max_length: Longest dialogue in tokens; longer ones lose their oldest turns. Default: that
@@ -64,6 +68,7 @@ def report_reward_model(
         trust_remote_code: Run code that comes with a model. Leave it off unless you have read it.
     """
     sources = [parse_source(word, split) for word in preferences]
+    rows = [] if strengths is None else read_strengths(strengths)
     try:
         pairs = score_pairs(
             model,
@@ -81,9 +86,8 @@ def report_reward_model(
         if on_bad_record == "error" and error.line:
             raise ValueError(f"{error}; --on_bad_record skip leaves such records out") from error
         raise
-    report = measure_reward_model(
-        model, {source.label: source.path for source in sources}, pairs, mistakes, seed
-    )
+    paths = {source.label: source.path for source in sources}
+    report = measure_reward_model(model, paths, pairs, mistakes, seed, rows)
     settings: dict[str, Any] = {"max_length": max_length, "max_pairs": max_pairs, "dtype": dtype}
     print_reward_report(report)
     values = report.as_dict() | {"settings": settings}

@@ -14,21 +14,13 @@ import torch
 from lit_rlhf.checks import check_count, check_number
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.command import Command
-from lit_rlhf.data import (
-    DataSource,
-    OnBadRecord,
-    PreferenceRecord,
-    RecordError,
-    load_records,
-    parse_row,
-)
+from lit_rlhf.data import DataSource, OnBadRecord, PreferenceRecord, load_records
 from lit_rlhf.files import ProgressFile, check_outputs, hash_model, write_json_lines, write_text
 from lit_rlhf.tools.commands.quickstart import run
 from lit_rlhf.tools.commands.report import parse_source
 from lit_rlhf.tools.evaluation.loading import choose_device
-from lit_rlhf.tools.evaluation.output import make_table, print_table
 from lit_rlhf.tools.evaluation.reward_bench import run_reward_bench
-from lit_rlhf.tools.evaluation.reward_report import score_pairs
+from lit_rlhf.tools.evaluation.reward_report import print_strengths, read_strengths, score_pairs
 
 
 def measure_strength(
@@ -106,7 +98,7 @@ def measure_strength(
             row |= {"strength": mean, "strength_std": std if repeats > 1 else None}
         rows = [row for row in rows if math.isfinite(row["strength"])]
         unfinished.finish(rows)
-    _print_summary(rows)
+    print_strengths(rows)
     print(f"{len(rows)} pairs in {output}; {len(records) - len(rows)} too long for the model")
     return rows
 
@@ -157,14 +149,7 @@ def relabel(
     check_outputs({"output": output}, [strengths])
     for name, share in (("flip", flip), ("remove", remove)):
         check_number(name, share, "a share in [0, 1)", lambda x: 0 <= x < 1)
-    rows: list[dict[str, Any]] = []
-    for row in DataSource(strengths).read_rows():
-        if isinstance(row, RecordError):
-            raise row
-        parse_row(row, "pairs", "preference")
-        if not isinstance(row.get("strength"), float):
-            raise row.error("strength", "not a number of `lit_rlhf reward strength`")
-        rows.append(dict(row.fields))
+    rows = read_strengths(strengths)
     weakest = sorted(range(len(rows)), key=lambda place: float(rows[place]["strength"]))
     n_flipped, n_removed = round(flip * len(rows)), round(remove * len(rows))
     if n_flipped + n_removed >= len(rows):
@@ -179,21 +164,6 @@ def relabel(
     write_json_lines(output, rows)
     print(f"{len(rows)} pairs in {output}: {n_flipped} flipped, {n_removed} removed")
     return rows
-
-
-def _print_summary(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the strength by source, and the weakest pairs."""
-    table = make_table("Strength", "", "pairs", "mean", "share below 0")
-    for source in dict.fromkeys(row["source"] for row in rows):
-        own = [row["strength"] for row in rows if row["source"] == source]
-        negative = sum(strength < 0 for strength in own) / len(own)
-        table.add_row(source, str(len(own)), f"{sum(own) / len(own):.3f}", f"{negative:.1%}")
-    print_table(table)
-    table = make_table("Weakest pairs", "", "strength", "chosen", "rejected")
-    for row in sorted(rows, key=lambda row: float(row["strength"]))[:10]:
-        responses = (row[side][:40] for side in ("chosen", "rejected"))
-        table.add_row(row["location"], f"{row['strength']:.3f}", *responses)
-    print_table(table)
 
 
 COMMANDS = {

@@ -329,9 +329,9 @@ def _draw_bar(axis: Axes, place: int, outcomes: Outcomes) -> None:
     axis.plot([1 - lose.high, 1 - lose.low], [place + 0.35] * 2, color=_OUTCOME_COLORS["lose"])
 
 
-def histogram_chart(edges: Sequence[float], counts: Sequence[int]) -> Figure:
+def histogram_chart(edges: Sequence[float], counts: Sequence[int], x_title: str) -> Figure:
     """Draw a histogram of score differences: mistakes left of 0, the rest right of it."""
-    figure, axis = _small_figure("chosen - rejected score", "pairs")
+    figure, axis = _small_figure(x_title, "pairs")
     colors = [_ORANGE if high <= 0 else _BLUE for high in edges[1:]]
     axis.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colors)
     axis.axvline(0.0, color="black", linewidth=0.8)

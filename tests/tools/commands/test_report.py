@@ -29,6 +29,21 @@ def test_page_and_numbers(folders: Folders, tmp_path: Path, capsys: Any) -> None
     assert f"Page: {tmp_path / 'new/report.html'}" in printed
 
 
+def test_strengths_of_a_file_are_on_the_page(folders: Folders, tmp_path: Path) -> None:
+    pairs = write_lines(tmp_path / "pairs.jsonl", PAIRS)
+    rows = [PAIRS[0] | {"strength": -1.5}, PAIRS[1] | {"strength": 2.0}]
+    measured = write_lines(tmp_path / "strengths.jsonl", rows)
+    argv = ["reward", "--model", folders.reward, "--preferences", pairs, "--device", "cpu"]
+    argv += ["--output", str(tmp_path / "out"), "--strengths", measured]
+    found = main(argv).strengths
+    assert found["by_source"]["strengths"] == {"pairs": 2, "mean": 0.25, "negative": 0.5}
+    (weak,) = found["weakest"]
+    assert weak["prompt"] == [{"role": "user", "content": "hi"}]
+    assert weak["location"].endswith("strengths.jsonl:1")
+    assert "1. strength -1.500" in (tmp_path / "out/report.html").read_text("utf-8")
+    assert "field 'strength': not a number" in refusal(main, [*argv[:-1], pairs])
+
+
 def test_bad_pairs_are_placed(folders: Folders, tmp_path: Path) -> None:
     bad = write_lines(tmp_path / "bad.jsonl", [PAIRS[0], {"prompt": "hi", "chosen": "a"}])
     argv = ["reward", "--model", folders.reward, "--preferences", bad, "--device", "cpu"]

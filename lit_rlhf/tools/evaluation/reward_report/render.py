@@ -1,6 +1,6 @@
 """The report as one HTML page that needs nothing else, and as a table for the terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_callbacks.report import render_page
@@ -12,8 +12,12 @@ from lit_rlhf.tools.evaluation.charts import (
     svg_address,
 )
 from lit_rlhf.tools.evaluation.output import make_table, print_table
-from lit_rlhf.tools.evaluation.reward_report.measures import Accuracy, ReliabilityBin
-from lit_rlhf.tools.evaluation.reward_report.report import RewardReport
+from lit_rlhf.tools.evaluation.reward_report.measures import (
+    Accuracy,
+    ReliabilityBin,
+    RewardReport,
+    strength_by_source,
+)
 from lit_rlhf.tools.evaluation.reward_report.scores import LANGUAGE_MODEL
 
 _ROLES = {"user": "Human", "assistant": "Assistant", "system": "System"}
@@ -27,7 +31,7 @@ def report_html(report: RewardReport) -> str:
         report=report,
         facts=list(_facts(report)),
         verdict=verdict(report),
-        histograms=_histograms(report),
+        histograms=_histograms(report.histogram, "chosen - rejected score"),
         source_table=_source_table(report),
         length_chart=svg_address(length_chart(report.by_length)),
         length_table=dict(
@@ -45,6 +49,8 @@ def report_html(report: RewardReport) -> str:
         correlation_text=lambda found: "Pearson {}, Spearman {}".format(
             *map(_coefficient_text, found.values())
         ),
+        strength_histograms=_histograms(report.strengths.get("histogram", {}), "strength"),
+        strength_table=_strength_table(report.strengths.get("by_source", {})),
         roles=_ROLES,
         language_model=LANGUAGE_MODEL,
     )
@@ -82,6 +88,20 @@ def print_reward_report(report: RewardReport) -> None:
     print_table(table)
 
 
+def print_strengths(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the strength of pairs by source, and the ten weakest of them."""
+    found = _strength_table(strength_by_source(rows))
+    table = make_table("Strength", *found["heads"])
+    for source, cells in found["rows"].items():
+        table.add_row(source, *cells)
+    print_table(table)
+    table = make_table("Weakest pairs", "", "strength", "chosen", "rejected")
+    for row in sorted(rows, key=lambda row: float(row["strength"]))[:10]:
+        responses = (row[side][:40] for side in ("chosen", "rejected"))
+        table.add_row(row["location"], f"{row['strength']:.3f}", *responses)
+    print_table(table)
+
+
 def _facts(report: RewardReport) -> Iterator[tuple[str, str]]:
     """Yield the main numbers, each with its description."""
     whole = report.accuracy
@@ -96,14 +116,24 @@ def _facts(report: RewardReport) -> Iterator[tuple[str, str]]:
     yield f"{report.pairwise_loss:.3f}", "pairwise loss (Eq. 1), nats; 0.693 is guessing"
 
 
-def _histograms(report: RewardReport) -> dict[str, str]:
+def _histograms(histogram: Mapping[str, Any], x_title: str) -> dict[str, str]:
     """Draw the histograms of all sources together and of each."""
-    edges, counts = report.histogram["edges"], report.histogram["counts"]
+    edges, counts = histogram.get("edges", []), histogram.get("counts", {})
     shown: dict[str, list[int]] = {}
     if len(counts) > 1:
         shown["all sources"] = [sum(bars) for bars in zip(*counts.values(), strict=True)]
     shown |= counts
-    return {name: svg_address(histogram_chart(edges, bars)) for name, bars in shown.items()}
+    return {
+        name: svg_address(histogram_chart(edges, bars, x_title)) for name, bars in shown.items()
+    }
+
+
+def _strength_table(by_source: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    rows = {
+        name: [f"{found['pairs']:,}", f"{found['mean']:.3f}", f"{found['negative']:.1%}"]
+        for name, found in by_source.items()
+    }
+    return dict(heads=["", "pairs", "mean", "share below 0"], rows=rows)
 
 
 def _source_table(report: RewardReport) -> dict[str, Any]:

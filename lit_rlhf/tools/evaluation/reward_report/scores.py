@@ -103,13 +103,25 @@ def score_pairs(
             f"preferences: expected pairs of at most {encoder.max_length} tokens (max_length), got "
             f"none; left out: {dict(counts.dropped)}"
         )
-    scorer = _load_reward_model(model, options, device)
+    scorer = freeze(load_scalar_model(model, options))
+    if not is_classifier(unwrap_model(scorer).config):
+        raise ValueError(
+            f"model: expected a reward model, got the language model in {model}, whose scores "
+            "would come from a new, random head"
+        )
+    module: nn.Module = scorer  # transformers 5 types `to` for a single model class
+    module.to(device)
     heads, lm_head = _load_heads(scorer, model, language_model, options, device)
     scores, logprobs = _score(
         scorer, heads, [example for _, example in pairs], encoder, batch_size, device
     )
     records = [record for record, _ in pairs]
-    _check_finite(scores, records, model)
+    bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
+    if len(bad):
+        raise ValueError(
+            f"model {model!r}: expected finite scores, got {scores[bad[0]].tolist()} for the pair "
+            f"of {records[bad[0]].location}; {len(bad)} of {len(scores)} pairs have one"
+        )
     return ScoredPairs(
         records=records,
         chosen=scores[:, 0],
@@ -133,6 +145,11 @@ def _encode(
 ) -> list[tuple[PreferenceRecord, PreferenceExample]]:
     """Encode the first `limit` pairs of each source; keep those that fit, with their records."""
     seen: Counter[str] = Counter()
+    first = []
+    for record in records:
+        seen[record.source] += 1
+        if limit is None or seen[record.source] <= limit:
+            first.append(record)
     kept = []
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
@@ -140,11 +157,6 @@ def _encode(
         kept.append(record)
         return [example]
 
-    first = []
-    for record in records:
-        seen[record.source] += 1
-        if limit is None or seen[record.source] <= limit:
-            first.append(record)
     examples = encode_records(first, encode, counts, on_bad_record)
     return list(zip(kept, examples, strict=True))
 
@@ -168,19 +180,15 @@ def _load_heads(
     if own is None:
         # Reward modelling keeps the trunk a language model (Eq. 2), which reads with any output
         # layer of the model that it started from.
-        _check_width(scorer, head, language_model)
+        width = unwrap_model(scorer).config.hidden_size
+        if head.in_features != width:
+            raise ValueError(
+                "language_model: expected the one that the reward model started from, with a "
+                f"hidden size of {width}, got {head.in_features} in {language_model!r}"
+            )
         heads[_TRUNK] = (scorer, head)
     heads[LANGUAGE_MODEL] = (load_policy(language_model, options, device), head)
     return heads, model if own is not None else language_model
-
-
-def _check_width(scorer: LanguageModel, head: nn.Linear, language_model: str) -> None:
-    width = unwrap_model(scorer).config.hidden_size
-    if head.in_features != width:
-        raise ValueError(
-            f"language_model: expected the one that the reward model started from, with a hidden "
-            f"size of {width}, got {head.in_features} in {language_model!r}"
-        )
 
 
 @torch.no_grad()
@@ -219,27 +227,3 @@ def _score(
                 logprobs[name][rows] = found.double().sum(dim=1).tolist()
             progress(len(rows))
     return scores, logprobs
-
-
-def _load_reward_model(path: str, options: ModelOptions, device: torch.device) -> LanguageModel:
-    model = freeze(load_scalar_model(path, options))
-    if not is_classifier(unwrap_model(model).config):
-        raise ValueError(
-            f"model: expected a reward model, got the language model in {path}, whose scores would "
-            "come from a new, random head"
-        )
-    module: nn.Module = model  # transformers 5 types `to` for a single model class
-    module.to(device)
-    return model
-
-
-def _check_finite(
-    scores: NDArray[np.float64], records: Sequence[PreferenceRecord], model: str
-) -> None:
-    bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
-    if len(bad):
-        where = records[int(bad[0])].location
-        raise ValueError(
-            f"model {model!r}: expected finite scores, got {scores[bad[0]].tolist()} for the pair "
-            f"of {where}; {len(bad)} of {len(scores)} pairs have one"
-        )

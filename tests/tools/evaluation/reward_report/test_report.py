@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,3 +132,51 @@ def test_the_dictionary_is_json_without_nan(report: RewardReport) -> None:
     assert values["by_source"]["harmless"]["pairs"] == 3
     assert values["mistakes"][0]["prompt"] == [{"role": "user", "content": "question 2 "}]
     assert "differences" not in values
+
+
+def strength_rows(*strengths: float, text: str = "") -> list[dict[str, Any]]:
+    """Rows of `read_strengths`; those of odd places are of the source `b`."""
+    return [
+        {
+            "prompt": [{"role": "user", "content": f"question {n} {text}"}],
+            **{"chosen": f"good {n}", "rejected": f"bad {n}", "strength": strength},
+            **{"source": f"{'ab'[n % 2]}{text}", "location": f"{'ab'[n % 2]}.jsonl:{n}"},
+        }
+        for n, strength in enumerate(strengths)
+    ]
+
+
+def test_strengths_by_hand_and_the_pairs_below_zero_weakest_first() -> None:
+    rows = strength_rows(-1.0, 3.0, 2.0, -2.5, 2.0, 0.0, -0.5)
+    found = measure_reward_model("m", {}, pairs(), n_mistakes=2, strengths=rows)
+    assert found.strengths["by_source"] == {
+        "a": {"pairs": 4, "mean": 0.625, "negative": 0.5},
+        "b": {"pairs": 3, "mean": pytest.approx(0.5 / 3), "negative": pytest.approx(1 / 3)},
+    }
+    counts = found.strengths["histogram"]["counts"]
+    assert {source: sum(bars) for source, bars in counts.items()} == {"a": 4, "b": 3}
+    *_, strengths, doubtful = page(found).root.all("section")
+    assert [i.attributes["alt"] for i in strengths.all("img")] == [
+        *("Strength, all sources", "Strength, a", "Strength, b")
+    ]
+    cells = [[cell.text for cell in row.all("td")] for row in strengths.all("tr")[1:]]
+    assert cells == [["4", "0.625", "50.0%"], ["3", "0.167", "33.3%"]]
+    assert "2 of 3 pairs with a strength below 0" in doubtful.text
+    first, second = doubtful.all("article")
+    assert first.one("h3").text == "1. strength -2.500 b, b.jsonl:3"
+    assert second.one("h3").text == "2. strength -1.000 a, a.jsonl:0"
+    assert [answer.text for answer in first.all(css="answer")] == [
+        "chosen good 3",
+        "rejected bad 3",
+    ]
+    assert first.all(css="turn")[0].text == "Human question 3"
+    values = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert values["strengths"]["weakest"][0]["location"] == "b.jsonl:3"
+
+
+def test_without_strengths_or_doubtful_pairs_nothing_is_claimed(report: RewardReport) -> None:
+    assert "Strength" not in page(report).root.text
+    found = measure_reward_model("m", {}, pairs(), strengths=strength_rows(1.0, 2.0))
+    assert "None has a strength below 0." in page(found).root.text
+    nasty = measure_reward_model("m", {}, pairs(), strengths=strength_rows(-1.0, text=NASTY))
+    assert page(nasty).root.all("script") == []
