@@ -71,9 +71,20 @@ def export(
         private: Make the repository private if it is new.
         trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
     """
-    _check_output(Path(output), overwrite)
-    if push_to_hub is not None:
-        _check_can_push(push_to_hub)
+    folder = Path(output)
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise ValueError(
+            f"output: expected a new or empty folder, got {output}, which has files; "
+            "--overwrite true replaces a model"
+        )
+    check_replaceable(folder)
+    if push_to_hub is not None:  # refused here, before a model is read and written
+        validate_repo_id(push_to_hub)
+        if huggingface_hub.get_token() is None:
+            raise ValueError(
+                "push_to_hub: expected a token of the Hugging Face Hub to upload to "
+                f"{push_to_hub}, got none; log in with `hf auth login`, or set HF_TOKEN"
+            )
     console = Console(stderr=True)
     # Text, as rich would read markup in a path
     with console.status("") as status:
@@ -102,7 +113,9 @@ def export(
             raise ValueError(f"format: expected transformers for adapters, got {format!r}")
         else:
             exported.save_adapters(output)
-    print(f"Exported the {exported.name} to {output}: {_summary(Path(output))}")
+    sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    weights = f"{sum(sizes) / 1e6:,.1f} MB of weights in {len(sizes)} file"
+    print(f"Exported the {exported.name} to {output}: {weights}{'s' * (len(sizes) != 1)}")
     if exported.contract is None:
         print(
             "No text_contract.json was written: the source does not say which chat template the "
@@ -111,7 +124,7 @@ def export(
     if push_to_hub is not None:
         with console.status(Text(f"Uploading to {push_to_hub}")):
             print(f"Uploaded: {_upload(output, push_to_hub, private)}")
-    return Path(output)
+    return folder
 
 
 def _is_model_folder(source: Path) -> bool:
@@ -125,31 +138,6 @@ def _is_model_folder(source: Path) -> bool:
             "none of them"
         )
     return False
-
-
-def _check_output(output: Path, overwrite: bool) -> None:
-    if output.is_dir() and any(output.iterdir()) and not overwrite:
-        raise ValueError(
-            f"output: expected a new or empty folder, got {output}, which has files; "
-            "--overwrite true replaces a model"
-        )
-    check_replaceable(output)
-
-
-def _summary(folder: Path) -> str:
-    files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
-    size = sum(path.stat().st_size for path in files) / 1e6
-    return f"{size:,.1f} MB of weights in {len(files)} file{'s' if len(files) != 1 else ''}"
-
-
-def _check_can_push(repository: str) -> None:
-    """Refuse an upload that cannot succeed before a model is read and written."""
-    validate_repo_id(repository)
-    if huggingface_hub.get_token() is None:
-        raise ValueError(
-            f"push_to_hub: expected a token of the Hugging Face Hub to upload to {repository}, got "
-            "none; log in with `hf auth login`, or set HF_TOKEN"
-        )
 
 
 def _upload(folder: str, repository: str, private: bool) -> str:

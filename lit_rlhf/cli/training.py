@@ -331,15 +331,10 @@ class RLHFCLI(LightningCLI):
         # A logger that counts versions would have another folder next time, and `last` look there.
         versions = [logger.version for logger in self.trainer.loggers[:1]]
         value = "last" if all(isinstance(version, str) for version in versions) else str(newest)
-        words = [*_drop_flag(self._arguments, "--ckpt_path"), "--ckpt_path", value]
-        words = [word for word in words if word != "--overwrite"]
+        pairs = zip(["", *self._arguments], self._arguments, strict=False)
+        words = [w for last, w in pairs if "--ckpt_path" not in (last, w.partition("=")[0])]
+        words = [*(word for word in words if word != "--overwrite"), "--ckpt_path", value]
         print(f"To resume: {shlex.join(['lit_rlhf', *words])}", flush=True)
-
-
-def _drop_flag(arguments: Sequence[str], name: str) -> list[str]:
-    """Arguments without a flag and its value."""
-    pairs = zip(["", *arguments], arguments, strict=False)
-    return [a for before, a in pairs if name not in (before, a) and not a.startswith(f"{name}=")]
 
 
 def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any) -> RLHFCLI:

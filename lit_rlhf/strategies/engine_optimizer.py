@@ -88,11 +88,6 @@ class EngineOptimizer(Optimizer):
         norm = self.engine.get_global_grad_norm()
         return torch.as_tensor(norm, dtype=torch.float32, device=self.engine.device).detach()
 
-    @property
-    def step_was_applied(self) -> bool:
-        """Whether the last step updated weights; an engine skips non-finite gradients."""
-        return bool(self.engine.was_step_applied())
-
     def state_dict(self) -> dict[str, Any]:
         """The settings of each group and the step counts. Partitions are saved in shards."""
         return {

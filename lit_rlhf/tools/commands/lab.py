@@ -2,13 +2,12 @@
 
 import dataclasses
 import random
-from functools import partial
 from itertools import chain, count, islice
 from typing import Any, Literal
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.command import Command
-from lit_rlhf.data import CHAT_TEMPLATES, DataSource, DialogueEncoder, PromptBatch
+from lit_rlhf.data import CHAT_TEMPLATES, DataSource, PromptBatch
 from lit_rlhf.files import ProgressFile
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decode_responses
@@ -120,6 +119,12 @@ def sample_preferences(
         "batch_size": batch_size,
         "device": str(choose_device(device)),
     }
+
+    def describe(_: PromptBatch, rollouts: RolloutBatch) -> dict[str, Any]:
+        texts, ended = decode_responses(rollouts, encoder.tokenizer), rollouts.terminated.tolist()
+        # the two responses to a prompt are consecutive rows
+        return {"pairs": list(zip(texts[::2], texts[1::2], ended[::2], ended[1::2], strict=True))}
+
     records: list[dict[str, str]] = []
     attempts = 0
     progress = progress_bar("preference pairs", pairs)
@@ -134,7 +139,7 @@ def sample_preferences(
             batches = sample_batches(
                 *(lambda: model, encoder, examples, options, batch_size),
                 sampling_seeds.getrandbits(31),
-                partial(_describe_pairs, encoder),
+                describe,
                 responses_per_prompt=2,
                 unfinished=unfinished,
                 name=f"pairs from {attempts} on",
@@ -153,15 +158,6 @@ def sample_preferences(
         unfinished.finish(records)
     print(f"{len(records)} preferences in {output}")
     return records
-
-
-def _describe_pairs(
-    encoder: DialogueEncoder, prompts: PromptBatch, rollouts: RolloutBatch
-) -> dict[str, Any]:
-    """The two responses to each prompt of a batch as the fields of a `ResponsePair`."""
-    texts, ended = decode_responses(rollouts, encoder.tokenizer), rollouts.terminated.tolist()
-    # the two responses to a prompt are consecutive rows
-    return {"pairs": list(zip(texts[::2], texts[1::2], ended[::2], ended[1::2], strict=True))}
 
 
 COMMANDS = {"world": Command(world), "preferences": Command(sample_preferences)}

@@ -5,14 +5,13 @@ Notation: `N` prompts, `B` prompts per batch, `T` response tokens.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-from rich.table import Table
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -499,43 +498,34 @@ def _best_of(samples: Mapping[str, PolicySamples], n: int, seed: int) -> BestOf:
     )
 
 
-def _comparison_table(comparison: Comparison) -> Table:
-    """Build a terminal table with a column per policy and a row per reward and metric."""
-    n = comparison.samples_per_prompt
+def print_comparison(comparison: Comparison) -> None:
+    """Print scores and metrics, those of the best of n, and then who wins, on standard output."""
+    n, reports = comparison.samples_per_prompt, comparison.policies.values()
     table = make_table(
         f"{comparison.n_prompts} prompts, {'one response' if n == 1 else f'{n} responses'} each; "
         "mean [95 % interval]",
         *("", *comparison.policies),
         caption=f"KL: per response, against {comparison.baseline}",
     )
-    reports = comparison.policies.values()
     for reward in comparison.rewards:
-        scores = [report.scores[reward] for report in reports]
-        cells = (f"{score.mean:.2f} [{score.low:.2f}, {score.high:.2f}]" for score in scores)
-        table.add_row(reward, *cells)
+        table.add_row(reward, *_score_cells(report.scores[reward] for report in reports))
         complete = (f"{report.complete.get(reward, math.nan):.2f}" for report in reports)
         last = reward == list(comparison.rewards)[-1]
         table.add_row("  of complete responses", *complete, end_section=last)
     for label, metric, format_value in _METRIC_ROWS:
         table.add_row(label, *(format_value(report.metrics[metric]) for report in reports))
-    return table
-
-
-def _best_of_table(comparison: Comparison) -> Table:
-    """Build a terminal table with a row per size of best of n."""
-    chosen = next(iter(comparison.rewards))
-    title = f"best of n of {comparison.baseline} by {chosen}; mean [95 % interval]"
-    table = make_table(title, "n", "KL", *comparison.rewards)
-    for best in comparison.best_of:
-        cells = (f"{s.mean:.2f} [{s.low:.2f}, {s.high:.2f}]" for s in best.scores.values())
-        table.add_row(str(best.n), f"{best.kl:.2f}", *cells)
-    return table
-
-
-def print_comparison(comparison: Comparison) -> None:
-    """Print scores and metrics, then who wins, on standard output."""
-    print_table(_comparison_table(comparison))
+    print_table(table)
     if comparison.best_of:
-        print_table(_best_of_table(comparison))
+        chosen = next(iter(comparison.rewards))
+        title = f"best of n of {comparison.baseline} by {chosen}; mean [95 % interval]"
+        table = make_table(title, "n", "KL", *comparison.rewards)
+        for best in comparison.best_of:
+            cells = _score_cells(best.scores.values())
+            table.add_row(str(best.n), f"{best.kl:.2f}", *cells)
+        print_table(table)
     if judged := comparison.head_to_heads:
         print_table(outcomes_table(judged, comparison.baseline))
+
+
+def _score_cells(scores: Iterable[ScoreSummary]) -> list[str]:
+    return [f"{score.mean:.2f} [{score.low:.2f}, {score.high:.2f}]" for score in scores]

@@ -23,8 +23,7 @@ _DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they wer
 def load_policy(path: str, model_options: ModelOptions, device: torch.device) -> LanguageModel:
     """Load a causal language model for sampling and scoring, without gradients or dropout."""
     model = freeze(load_causal_lm(path, model_options))
-    module: nn.Module = model  # transformers annotates `to` for one of its classes only
-    module.to(device)
+    nn.Module.to(model, device)  # transformers annotates its own `to` for one class only
     return model
 
 

@@ -93,7 +93,7 @@ def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
 
 
 def outcomes_table(judged: Sequence[HeadToHeads], baseline: str) -> Table:
-    """Build a terminal table with a row per policy and criterion."""
+    """Build a terminal table with a row per policy and criterion, with cells like `50 [44, 56]`."""
     title = f"against {baseline}, % of prompts [95 % interval]"
     headings = ("by", "policy", "win", "tie", "lose", "n")
     table = make_table(title, *headings, n_names=2, no_wrap=True)
@@ -102,14 +102,11 @@ def outcomes_table(judged: Sequence[HeadToHeads], baseline: str) -> Table:
         cells = ["-", "-", "-", "0"]
         if result is not None:
             win, tie, lose, *intervals, n = result
-            cells = [*map(_format_share, (win, tie, lose), intervals), str(n)]
+            shares = zip((win, tie, lose), intervals, strict=True)
+            cells = [f"{100 * s:.0f} [{100 * i.low:.0f}, {100 * i.high:.0f}]" for s, i in shares]
+            cells.append(str(n))
         table.add_row(by, policy, *cells)
     return table
-
-
-def _format_share(share: float, interval: Interval) -> str:
-    """Format a share and its interval in per cent, for example `50 [44, 56]`."""
-    return f"{100 * share:.0f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
 
 
 def _check_scores(values: ArrayLike, name: str, dims: int = 1) -> NDArray[np.float64]:

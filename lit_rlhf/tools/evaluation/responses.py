@@ -74,10 +74,21 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
             "policies: expected the responses of two or more, the baseline first, got "
             f"{', '.join(by_policy) or 'none'} in {', '.join(paths)}"
         )
-    _check_same_prompts(by_policy)
-    baseline = next(iter(by_policy.values()))
+    advice = "every policy has to respond to the same prompts in the same order"
+    (baseline, first), *others = by_policy.items()
+    for policy, lines in others:
+        for (expected, _, there), (prompt, _, here) in zip(first, lines, strict=False):
+            if expected != prompt:
+                raise ValueError(
+                    f"{here}: expected the prompt of {there}, got another one; {advice}"
+                )
+        if len(first) != len(lines):
+            raise ValueError(
+                f"policy {policy!r}: expected {len(first)} responses, as many as {baseline!r} "
+                f"has, got {len(lines)}; {advice}"
+            )
     return Responses(
-        [prompt for prompt, _, _ in baseline],
+        [prompt for prompt, _, _ in first],
         {policy: [response for _, response, _ in lines] for policy, lines in by_policy.items()},
     )
 
@@ -97,19 +108,3 @@ def _parse_line(row: Row | RecordError) -> tuple[str, _Line]:
     if not isinstance(policy, str) or not policy:
         raise row.error("policy", "not a name", repr(policy))
     return policy, (record.prompt, response, row.location)
-
-
-def _check_same_prompts(by_policy: Mapping[str, Sequence[_Line]]) -> None:
-    advice = "every policy has to respond to the same prompts in the same order"
-    (baseline, first), *others = by_policy.items()
-    for policy, lines in others:
-        for (expected, _, there), (prompt, _, here) in zip(first, lines, strict=False):
-            if expected != prompt:
-                raise ValueError(
-                    f"{here}: expected the prompt of {there}, got another one; {advice}"
-                )
-        if len(first) != len(lines):
-            raise ValueError(
-                f"policy {policy!r}: expected {len(first)} responses, as many as {baseline!r} "
-                f"has, got {len(lines)}; {advice}"
-            )

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from rich.table import Table
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.models import ModelOptions
@@ -152,8 +151,8 @@ def _score(result: TaskResult, baseline: TaskResult | None, metric: str) -> Benc
     return BenchmarkScore(value, stderr, value - base, error)
 
 
-def _benchmark_table(report: BenchmarkReport) -> Table:
-    """Build a terminal table with a row per benchmark and metric, and a column per model."""
+def print_benchmarks(report: BenchmarkReport) -> None:
+    """Print the table on standard output, and how many questions did not fit into a model."""
     names = list(report.models)
     caption = f"Below each score: its difference from {names[0]}." if len(names) > 1 else None
     shots = "" if report.shots is None else f", {report.shots} examples before each"
@@ -164,12 +163,7 @@ def _benchmark_table(report: BenchmarkReport) -> Table:
         lower = ", lower is better" if row.higher_is_better is False else ""
         cells = (_format_score(row.scores[model]) for model in names)
         table.add_row(f"{name} ({row.metric}{lower})", str(row.questions), *cells)
-    return table
-
-
-def print_benchmarks(report: BenchmarkReport) -> None:
-    """Print the table on standard output, and how many questions did not fit into a model."""
-    print_table(_benchmark_table(report))
+    print_table(table)
     for name, cut in {row.benchmark: row.cut for row in report.rows if not row.part}.items():
         if cut:
             print(f"{name}: the beginning of {cut} questions did not fit into a model.")

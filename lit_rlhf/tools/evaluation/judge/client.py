@@ -1,22 +1,160 @@
-"""Ask the judge one question at an OpenAI-compatible endpoint."""
+"""Ask the judge which of two answers is better, at an OpenAI-compatible endpoint.
 
+The conversation and the answers come from the models under test, so nothing in them may reach the
+judge as an instruction:
+
+- They are one JSON object on one line of a user message, between instructions.
+- Markers around that line contain a hash of the data, which no text can contain of itself.
+- Characters that end a line, are invisible, or start a control token of a chat template
+  (`<|im_end|>`, `[INST]`) are escaped, so that a server that searches for such tokens finds none.
+"""
+
+import hashlib
+import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, cast, get_args
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import yaml
 
 from lit_rlhf.checks import check_count, check_not_negative, check_positive
-from lit_rlhf.rewards import open_endpoint, redact_url
-from lit_rlhf.tools.evaluation.judge.messages import (
-    SCHEMA,
-    ChatMessage,
-    Criterion,
-    JudgeReply,
-    MalformedReplyError,
-    parse_reply,
-    retry_messages,
-)
+from lit_rlhf.data import Message
+from lit_rlhf.rewards import escape_json, open_endpoint, redact_url
+
+Criterion = Literal["helpful", "harmless"]
+Verdict = Literal["A", "B", "tie"]
+ChatMessage = dict[str, str]
+"""A message to the endpoint, with `role` and `content`."""
+
+_TEXTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text("utf-8"))
+
+SCHEMA: dict[str, Any] = _TEXTS["schema"]
+"""JSON schema of the judge's reply."""
+
+_MAX_REPEATED = 2000  # characters of an unreadable reply that are sent back to the judge
+
+_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
+
+
+class Question(NamedTuple):
+    """Two answers to one conversation, in the order in which the judge sees them."""
+
+    criterion: Criterion
+    conversation: Sequence[Message]
+    answer_a: str
+    answer_b: str
+
+    @property
+    def swapped(self) -> "Question":
+        """The same question with the answers in the other order."""
+        return self._replace(answer_a=self.answer_b, answer_b=self.answer_a)
+
+    @property
+    def longest(self) -> int:
+        """Characters of its longest text."""
+        texts = [turn.content for turn in self.conversation]
+        return max(map(len, [*texts, self.answer_a, self.answer_b]))
+
+
+class JudgeReply(NamedTuple):
+    """The better answer, or a tie, with the judge's reason.
+
+    If no reply could be read, the verdict is `None` and the reason says what was wrong with the
+    last one; `malformed` are the earlier ones.
+    """
+
+    verdict: Verdict | None
+    reason: str
+    malformed: Sequence[str] = ()
+
+
+class MalformedReplyError(ValueError):
+    """A reply that does not have the requested form; the message says what is wrong."""
+
+
+def question_messages(question: Question, max_characters: int) -> list[ChatMessage]:
+    """Build the messages that ask a question.
+
+    Of a longer text than `max_characters` the rest is left out, and the judge is told how much.
+    """
+    data = escape_json(
+        {
+            "conversation": [
+                {"role": turn.role, "content": _cut_text(turn.content, max_characters)}
+                for turn in question.conversation
+            ],
+            "answer_a": _cut_text(question.answer_a, max_characters),
+            "answer_b": _cut_text(question.answer_b, max_characters),
+        }
+    )
+    fields = {
+        "mark": hashlib.sha256(data.encode()).hexdigest()[:32],
+        "criterion": _TEXTS["criteria"][question.criterion],
+        "format": _TEXTS["format"],
+    }
+    return [
+        {"role": "system", "content": _TEXTS["system"].format(**fields)},
+        {"role": "user", "content": _TEXTS["user"].format(data=data, **fields)},
+    ]
+
+
+def retry_messages(messages: Sequence[ChatMessage], reply: str, problem: str) -> list[ChatMessage]:
+    """Build the messages that ask again after a reply that could not be parsed for a `problem`."""
+    again = _TEXTS["again"].format(problem=problem, format=_TEXTS["format"])
+    return [
+        *messages,
+        {"role": "assistant", "content": reply[:_MAX_REPEATED] or "(no text)"},
+        {"role": "user", "content": again},
+    ]
+
+
+def wording() -> str:
+    """Return the text that all questions share, to tell answers to other wordings apart."""
+    names = ("system", "user", "again", "format", "criteria")
+    return json.dumps([*(_TEXTS[name] for name in names), SCHEMA])
+
+
+def _cut_text(text: str, max_characters: int) -> str:
+    """Cut a text that is too long, and append how many characters are missing."""
+    missing = len(text) - max_characters
+    return text if missing <= 0 else f"{text[:max_characters]} [{missing} characters left out]"
+
+
+def parse_reply(text: str) -> JudgeReply:
+    """Parse a reply strictly; nothing is guessed.
+
+    Thoughts in `<think>` before the JSON object and a code fence around it are skipped.
+    """
+    answer = _THOUGHTS.sub("", text).strip()
+    if not answer:
+        raise MalformedReplyError("it is empty")
+    fenced = _FENCE.match(answer)
+    try:
+        fields = json.loads(fenced[1] if fenced else answer, object_pairs_hook=_refuse_duplicates)
+    except json.JSONDecodeError as error:
+        raise MalformedReplyError("it is not only one JSON object") from error
+    except RecursionError as error:
+        raise MalformedReplyError("its JSON is nested too deeply") from error
+    if not isinstance(fields, dict) or set(fields) != {"verdict", "reason"}:
+        raise MalformedReplyError('it is not an object with exactly "reason" and "verdict"')
+    verdict, reason = fields["verdict"], fields["reason"]
+    if verdict not in get_args(Verdict):
+        raise MalformedReplyError('its "verdict" is not "A", "B" or "tie"')
+    if not isinstance(reason, str):
+        raise MalformedReplyError('its "reason" is not a string')
+    return JudgeReply(verdict, reason)
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # json keeps the last of two equal keys, and a verdict must not be a matter of luck
+    if len(dict(pairs)) < len(pairs):
+        raise MalformedReplyError("it names a field twice")
+    return dict(pairs)
 
 
 @dataclass(frozen=True)

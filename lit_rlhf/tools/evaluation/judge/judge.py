@@ -13,14 +13,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
-from rich.table import Table
-
 from lit_rlhf.files import write_json_lines
 from lit_rlhf.rewards import redact_url
-from lit_rlhf.tools.evaluation.judge.client import JudgeClient, JudgeError, JudgeOptions
-from lit_rlhf.tools.evaluation.judge.messages import (
+from lit_rlhf.tools.evaluation.judge.client import (
     ChatMessage,
     Criterion,
+    JudgeClient,
+    JudgeError,
+    JudgeOptions,
     JudgeReply,
     Question,
     question_messages,
@@ -320,7 +320,17 @@ def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
 def print_judgement(judgement: Judgement) -> None:
     """Print who wins, the position bias, what was asked, and where the reasons are."""
     print_table(outcomes_table(judgement.head_to_heads, judgement.baseline))
-    print_table(_bias_table(judgement))
+    table = make_table(
+        "both orders of a pair",
+        *("by", "policy", "first, %", "second, %", "invalid"),
+        n_names=2,
+        caption="first, second: preferred in both orders because of its position; a tie",
+    )
+    for row in judgement.policies:
+        bias = row.position_bias
+        cells = ["-", "-"] if bias is None else [f"{100 * share:.0f}" for share in bias.values()]
+        table.add_row(row.criterion, row.policy, *cells, str(row.invalid))
+    print_table(table)
     usage = judgement.usage
     print(
         f"Judge {judgement.model}: {usage['questions']} questions, {usage['from_cache']} of them "
@@ -338,18 +348,3 @@ def print_judgement(judgement: Judgement) -> None:
             "judge.max_characters."
         )
     print(f"Verdicts and reasons: {judgement.file}")
-
-
-def _bias_table(judgement: Judgement) -> Table:
-    """Build a terminal table of position bias and invalid verdicts."""
-    table = make_table(
-        "both orders of a pair",
-        *("by", "policy", "first, %", "second, %", "invalid"),
-        n_names=2,
-        caption="first, second: preferred in both orders because of its position; a tie",
-    )
-    for row in judgement.policies:
-        bias = row.position_bias
-        cells = ["-", "-"] if bias is None else [f"{100 * share:.0f}" for share in bias.values()]
-        table.add_row(row.criterion, row.policy, *cells, str(row.invalid))
-    return table

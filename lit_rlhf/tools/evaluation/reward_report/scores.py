@@ -109,8 +109,7 @@ def score_pairs(
             f"model: expected a reward model, got the language model in {model}, whose scores "
             "would come from a new, random head"
         )
-    module: nn.Module = scorer  # transformers 5 types `to` for a single model class
-    module.to(device)
+    nn.Module.to(scorer, device)  # transformers 5 types its own `to` for a single model class
     heads, lm_head = _load_heads(scorer, model, language_model, options, device)
     scores, logprobs = _score(
         scorer, heads, [example for _, example in pairs], encoder, batch_size, device

@@ -7,7 +7,7 @@ import pytest
 
 from lit_rlhf.data import Message
 from lit_rlhf.rewards import escape_json
-from lit_rlhf.tools.evaluation.judge.messages import (
+from lit_rlhf.tools.evaluation.judge.client import (
     JudgeReply,
     MalformedReplyError,
     Question,
