@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from lit_rlhf.cli.main import main as command
 from lit_rlhf.tools.commands.report import main, parse_source
 from tests.callbacks.reports import write_run
 from tests.tools.conftest import Folders
@@ -40,7 +41,6 @@ def test_strengths_of_a_file_are_on_the_page(folders: Folders, tmp_path: Path) -
     (weak,) = found["weakest"]
     assert weak["prompt"] == [{"role": "user", "content": "hi"}]
     assert weak["location"].endswith("strengths.jsonl:1")
-    assert "1. strength -1.500" in (tmp_path / "out/report.html").read_text("utf-8")
     assert "field 'strength': not a number" in refusal(main, [*argv[:-1], pairs])
 
 
@@ -88,3 +88,24 @@ def test_runs_are_put_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture
     assert table[place + 1] == ["model.init_args.loss.ptx_coef", "0.1", "0.0"]
     assert table[-1] == ["Report:", str(page)]
     assert page.is_file()
+
+
+CALM = {"my/kl": 0.01, "tokens": 50.0}
+FAR = {"my/kl": 0.4, "tokens": 150.0}
+NAMES = "{rollout/kl_per_token: my/kl, rollout/response_length: tokens}"
+
+
+@pytest.mark.parametrize(("far", "status"), [(3, 1), (0, None)])
+def test_verdicts_are_printed_and_a_collapse_is_the_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], far: int, status: int | None
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(record) + "\n" for record in [CALM] * 10 + [FAR] * far))
+    found = None
+    try:
+        command(["watch", str(log), "--map", NAMES])
+    except SystemExit as end:
+        found = end.code
+    assert found == status
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"{log}: {'collapsed after 13' if far else 'healthy after 10'} steps")

@@ -1,9 +1,13 @@
+import io
 import math
 import re
 
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.table import Table
 
+from lit_rlhf.tools.evaluation import output
 from lit_rlhf.tools.evaluation.outcomes import outcome_rates, outcomes_table, score_summary
 from lit_rlhf.tools.evaluation.output import print_table
 
@@ -97,3 +101,27 @@ def test_samples_of_a_prompt_are_one_trial() -> None:
     # the first prompt wins twice; of the second, one sample ties and one loses
     assert (rates.win, rates.tie, rates.lose, rates.n) == (0.5, 0.25, 0.25, 2)
     assert rates.win_interval == outcome_rates([1.0, 0.0], [0.0, 1.0]).win_interval
+
+
+def test_text_is_printed_as_it_is() -> None:
+    console = Console(file=io.StringIO(), width=20)
+    text = "[bold]x[/bold] :smile: 3.5 and 铁、铜"
+    output.print_text(console, text)
+    assert console.file.getvalue() == f"{text}\n"
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    assert output.remove_control_characters("a\x1b[2Jb\x07\r\x9b31mc\n\td") == "a[2Jb31mc\n\td"
+
+
+def test_names_in_tables_and_progress_bars_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "[red]runs[/red]/[/] :smile:"
+    table = Table(title=name)
+    table.add_column(name)
+    table.add_row(name)
+    output.print_table(table)
+    with output.progress_bar(f"responses of {name}", 1):
+        pass
+    printed = capsys.readouterr()
+    assert printed.out.count(name) == 3
+    assert f"responses of {name}" in printed.err

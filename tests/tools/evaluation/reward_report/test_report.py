@@ -1,17 +1,25 @@
-"""The reward model's page, read back from its HTML."""
+"""Measures of a reward model, and its page, read back from its HTML."""
 
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from lit_rlhf.data import Message, PreferenceRecord
 from lit_rlhf.tools.evaluation.reward_report import RewardReport, measure_reward_model, report_html
+from lit_rlhf.tools.evaluation.reward_report.measures import (
+    accuracy,
+    calibration_error,
+    correlation,
+    histogram,
+    length_buckets,
+    reliability,
+)
 from lit_rlhf.tools.evaluation.reward_report.render import verdict
 from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs
 from tests.callbacks.reports import Page
@@ -134,49 +142,116 @@ def test_the_dictionary_is_json_without_nan(report: RewardReport) -> None:
     assert "differences" not in values
 
 
-def strength_rows(*strengths: float, text: str = "") -> list[dict[str, Any]]:
-    """Rows of `read_strengths`; those of odd places are of the source `b`."""
-    return [
-        {
-            "prompt": [{"role": "user", "content": f"question {n} {text}"}],
-            **{"chosen": f"good {n}", "rejected": f"bad {n}", "strength": strength},
-            **{"source": f"{'ab'[n % 2]}{text}", "location": f"{'ab'[n % 2]}.jsonl:{n}"},
-        }
-        for n, strength in enumerate(strengths)
-    ]
+def with_strengths(*strengths: float, text: str = "", shown: int = 2) -> RewardReport:
+    """A report with pairs of these strengths; those of odd places are of the source `b`."""
+    rows = []
+    for n, strength in enumerate(strengths):
+        source = "ab"[n % 2]
+        row = {"prompt": [{"role": "user", "content": f"question {n} {text}"}]}
+        row |= {"chosen": f"good {n}", "rejected": f"bad {n}", "strength": strength}
+        rows.append(row | {"source": f"{source}{text}", "location": f"{source}.jsonl:{n}"})
+    return measure_reward_model("m", {}, pairs(), n_mistakes=shown, strengths=rows)
 
 
 def test_strengths_by_hand_and_the_pairs_below_zero_weakest_first() -> None:
-    rows = strength_rows(-1.0, 3.0, 2.0, -2.5, 2.0, 0.0, -0.5)
-    found = measure_reward_model("m", {}, pairs(), n_mistakes=2, strengths=rows)
-    assert found.strengths["by_source"] == {
-        "a": {"pairs": 4, "mean": 0.625, "negative": 0.5},
-        "b": {"pairs": 3, "mean": pytest.approx(0.5 / 3), "negative": pytest.approx(1 / 3)},
-    }
-    counts = found.strengths["histogram"]["counts"]
-    assert {source: sum(bars) for source, bars in counts.items()} == {"a": 4, "b": 3}
+    found = with_strengths(-1.0, 3.0, 2.0, -2.5, 2.0, 0.0, -0.5)
+    assert [sum(n) for n in found.strengths["histogram"]["counts"].values()] == [4, 3]
     *_, strengths, doubtful = page(found).root.all("section")
-    assert [i.attributes["alt"] for i in strengths.all("img")] == [
-        *("Strength, all sources", "Strength, a", "Strength, b")
-    ]
+    titles = [image.attributes["alt"] for image in strengths.all("img")]
+    assert titles == ["Strength, all sources", "Strength, a", "Strength, b"]
     cells = [[cell.text for cell in row.all("td")] for row in strengths.all("tr")[1:]]
     assert cells == [["4", "0.625", "50.0%"], ["3", "0.167", "33.3%"]]
     assert "2 of 3 pairs with a strength below 0" in doubtful.text
     first, second = doubtful.all("article")
     assert first.one("h3").text == "1. strength -2.500 b, b.jsonl:3"
     assert second.one("h3").text == "2. strength -1.000 a, a.jsonl:0"
-    assert [answer.text for answer in first.all(css="answer")] == [
-        "chosen good 3",
-        "rejected bad 3",
-    ]
+    assert first.all(css="answer")[1].text == "rejected bad 3"
     assert first.all(css="turn")[0].text == "Human question 3"
-    values = json.loads(json.dumps(found.as_dict(), allow_nan=False))
-    assert values["strengths"]["weakest"][0]["location"] == "b.jsonl:3"
+    json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_without_strengths_or_doubtful_pairs_nothing_is_claimed(report: RewardReport) -> None:
     assert "Strength" not in page(report).root.text
-    found = measure_reward_model("m", {}, pairs(), strengths=strength_rows(1.0, 2.0))
-    assert "None has a strength below 0." in page(found).root.text
-    nasty = measure_reward_model("m", {}, pairs(), strengths=strength_rows(-1.0, text=NASTY))
-    assert page(nasty).root.all("script") == []
+    assert "None has a strength below 0." in page(with_strengths(1.0, 2.0)).root.text
+    assert page(with_strengths(-1.0, text=NASTY)).root.all("script") == []
+
+
+def test_accuracy_counts_ties_as_misses_and_equal_lengths_as_half() -> None:
+    found = accuracy(np.array([2.0, -1.0, 0.0, 3.0]), np.array([5, 5, 0, -2]))
+    assert found.pairs == 4
+    assert found.accuracy == 0.5
+    assert found.margin == 1.0
+    assert found.longer == (1 + 1 + 0.5 + 0) / 4
+    assert found.low < 0.5 < found.high
+
+
+def test_buckets_are_thirds_of_the_size_on_either_side() -> None:
+    lengths = np.array([-9, -6, -1, 0, 1, 2, 3, 4, 5, 30])
+    differences = np.array([-1.0, 1, -1, 1, 1, 1, -1, 1, 1, -1])
+    # sizes 1 1 2 3 4 5 6 9 30: a third at 2 + 2/3, two thirds at 5 + 1/3
+    buckets = length_buckets(differences, lengths)
+    found = [(b.label, b.accuracy.pairs, b.accuracy.accuracy) for b in buckets]
+    assert found == [
+        ("-6 or less", 2, 0.5),
+        ("-2 to -1", 1, 0.0),
+        ("0", 1, 1.0),
+        ("1 to 2", 2, 1.0),
+        ("3 to 5", 3, pytest.approx(2 / 3)),
+        ("6 or more", 1, 0.0),
+    ]
+
+
+def test_every_pair_is_in_one_bucket() -> None:
+    rng = np.random.default_rng(0)
+    for scale in (0, 1, 2, 300):
+        lengths = rng.integers(-scale, scale + 1, size=200)
+        buckets = length_buckets(rng.normal(size=200), lengths)
+        assert sum(bucket.accuracy.pairs for bucket in buckets) == 200
+        for bucket in buckets:
+            low = -math.inf if bucket.low is None else bucket.low
+            high = math.inf if bucket.high is None else bucket.high
+            assert bucket.accuracy.pairs == ((lengths >= low) & (lengths <= high)).sum()
+
+
+def test_reliability_and_its_error_by_hand() -> None:
+    # confidences 1/2 (twice: a tie, a miss), then 0.9 (hit, miss, hit) and 0.9999
+    logit = math.log(0.9 / 0.1)
+    differences = np.array([0.0, -1e-9, logit, -logit, logit, 9.2])
+    unsure, sure, certain = reliability(differences)
+    assert (unsure.pairs, unsure.accuracy) == (2, 0.0)
+    assert (sure.pairs, sure.accuracy) == (3, pytest.approx(2 / 3))
+    assert sure.confidence == pytest.approx(0.9)
+    assert sure.low < 2 / 3 < sure.high
+    assert (certain.pairs, certain.accuracy) == (1, 1.0)
+    expected = (2 * 0.5 + 3 * (0.9 - 2 / 3) + (1 - 1 / (1 + math.exp(-9.2)))) / 6
+    assert calibration_error(differences) == pytest.approx(expected, abs=1e-6)
+
+
+def test_histogram_bars_never_cross_zero_and_hold_every_pair() -> None:
+    differences = np.array([-0.31, -0.01, 0.0, 0.01, 0.49, 0.5, 90.0] * 100)
+    differences[-1] = 1e6
+    sources = ["a", "a", "a", "a", "b", "b", "b"] * 100
+    edges, counts = histogram(differences, sources).values()
+    assert 0.0 in edges
+    widths = np.diff(edges)
+    assert np.allclose(widths, widths[0])
+    middle = edges.index(0.0)
+    assert sum(counts["a"][:middle]) == 200
+    assert sum(counts["a"][middle:]) == 200
+    assert sum(counts["b"]) == 300
+
+
+def test_a_model_that_scores_all_alike_has_a_histogram_too() -> None:
+    edges, counts = histogram(np.zeros(3), ["a"] * 3).values()
+    assert counts["a"][edges.index(0.0)] == 3
+
+
+def test_correlations() -> None:
+    # x: 1 2 3 4, y: 1 3 2 10; deviations -3/2.. and -3 -1 -2 6
+    expected = (4.5 + 0.5 - 1 + 9) / math.sqrt(5 * 50)
+    found = correlation(np.array([1, 2, 3, 4]), np.array([1.0, 3.0, 2.0, 10.0]))
+    assert found["pearson"] == pytest.approx(expected)
+    assert found["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15), abs=1e-5)
+    none = {"pearson": None, "spearman": None}
+    assert correlation(np.array([1, 1]), np.array([1.0, 2.0])) == none
+    assert correlation(np.array([1]), np.array([1.0])) == {"pearson": None, "spearman": None}

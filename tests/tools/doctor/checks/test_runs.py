@@ -1,13 +1,17 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lit_rlhf.modules import PPOModule
+from lit_rlhf.modules import PPOModule, updates
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
+from lit_rlhf.strategies import clipped_step
 from tests.modules.stages import write_data, write_models
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_config
 from tests.tools.doctor.runs import findings, module_of, not_ok, only_finding
@@ -75,3 +79,63 @@ def test_padding_with_eos(
     assert not_ok(report) == expected
     if expected:
         assert "masks must be built from lengths, not from ids" in report.findings["EOS"].found
+
+
+def test_a_reward_model_of_another_template(own_root: Path, tmp_path: Path) -> None:
+    path = own_root / "reward" / "text_contract.json"
+    contract = json.loads(path.read_text())
+    contract["chat_template"] = contract["chat_template"].replace("Human", "Person")
+    path.write_text(json.dumps(contract))
+    finding = only_finding(findings(own_root, tmp_path / "run"), "text contract", "failure")
+    assert "Person: first question" in finding.found
+    assert "data.chat_template" in finding.change
+
+
+def test_a_reward_model_without_a_contract_is_a_warning(own_root: Path, tmp_path: Path) -> None:
+    (own_root / "reward" / "text_contract.json").unlink()
+    with pytest.warns(UserWarning, match=r"has no text_contract\.json"):  # of the module itself
+        report = findings(own_root, tmp_path / "run")
+    assert not_ok(report) == {"text contract": "warning"}
+
+
+def test_a_reward_model_with_a_smaller_vocabulary(own_root: Path, tmp_path: Path) -> None:
+    path = own_root / "reward" / "model.safetensors"
+    weights = load_file(path)
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:287].clone()
+    save_file(weights, path, {"format": "pt"})
+    path.with_name("lit_rlhf.json").unlink()  # it lists other weights
+    config = own_root / "reward" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 287}))
+    report = findings(own_root, tmp_path / "run", module_of(own_root, critic_init="policy"))
+    assert not_ok(report) == {"vocabulary": "failure"}
+    assert "ids up to 287, but the reward model" in report.findings["vocabulary"].found
+    assert "embeds only 287 tokens" in report.findings["vocabulary"].found
+
+
+def test_a_reward_model_with_another_eos_token(own_root: Path, tmp_path: Path) -> None:
+    path = own_root / "reward" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<s>"}))
+    finding = only_finding(findings(own_root, tmp_path / "run"), "vocabulary", "failure")
+    assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in finding.found
+
+
+def unclipped(optimizer: Any, max_norm: float | None) -> tuple[torch.Tensor, bool]:
+    return clipped_step(optimizer, None)
+
+
+def test_a_clip_norm_that_does_not_act(root: Path, tmp_path: Path) -> None:
+    with patch.object(updates, "clipped_step", unclipped):
+        finding = only_finding(findings(root, tmp_path), "clipping", "failure")
+    assert "clipping does not act under SingleDeviceStrategy" in finding.found
+
+
+def test_no_clip_norm_is_a_warning(root: Path, tmp_path: Path) -> None:
+    report = findings(root, tmp_path, module_of(root, critic_optimizer={"grad_clip": None}))
+    assert not_ok(report) == {"clipping": "warning"}
+    assert "model.critic_optimizer.grad_clip is null" in report.findings["clipping"].found
+
+
+def test_an_optimizer_that_does_not_tell_its_gradient(root: Path, tmp_path: Path) -> None:
+    with patch("torch.optim.AdamW", lambda groups, lr, **_: torch.optim.SGD(groups, lr=lr)):
+        report = findings(root, tmp_path)
+    assert not_ok(report) == {"clipping": "warning"}
