@@ -19,6 +19,7 @@ __all__ = [
     "Aggregation",
     "PairwiseLoss",
     "PolicyLoss",
+    "difference_loss",
     "entropy_loss",
     "explained_variance",
     "kl_penalty_loss",
@@ -447,6 +448,19 @@ def pairwise_reward_loss(
         accuracy=(of_model > 0).to(chosen.dtype).mean(),
         margin=of_model.mean(),
     )
+
+
+def difference_loss(first: Tensor, second: Tensor) -> Tensor:
+    """Mean log sigmoid |first - second|, 0-dim, nats: how well scores tell responses apart.
+
+    J of MetaRM (Section 4 of arXiv 2401.06080), for scores `[B]` of pairs without a label. It is
+    minus the pairwise loss of a label that is always right.
+
+    Examples:
+        >>> round(difference_loss(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 5.0])).item(), 4)
+        -0.3709
+    """
+    return -pairwise_reward_loss(torch.maximum(first, second), torch.minimum(first, second)).loss
 
 
 def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) -> Tensor:

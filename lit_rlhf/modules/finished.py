@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import distributed
 
 from lit_callbacks import default_checkpoint_dir, find_collapse
-from lit_rlhf.data import DataSource, PromptDataModule, RecordDataModule
+from lit_rlhf.data import DataSource, RecordDataModule
 from lit_rlhf.files import FolderLocks, hash_files, hash_model, lock_path, write_manifest
 from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
 from lit_rlhf.modules.option_names import dotted_arguments
@@ -276,5 +276,4 @@ def training_sources(datamodule: LightningDataModule | None) -> list[DataSource]
     """Training data of a datamodule; empty for a user's class, whose data are not known."""
     if not isinstance(datamodule, RecordDataModule):
         return []
-    ptx = datamodule.ptx_sources if isinstance(datamodule, PromptDataModule) else []
-    return [*datamodule.sources["train"], *ptx]
+    return [s for part, of in datamodule.sources.items() if part not in ("val", "test") for s in of]

@@ -297,7 +297,8 @@ class PPOModule(PPO, StageModule):
             if self.encoder is not None:
                 source.check_contract(self.encoder.contract)
         if isinstance(self.datamodule, PromptDataModule):
-            for part, examples in self.datamodule.examples.items():
+            of_prompts = {p: of for p, of in self.datamodule.examples.items() if p != "ptx"}
+            for part, examples in of_prompts.items():
                 available = {name for example in examples for name in example.fields}
                 self.reward.check_fields(available, f"the {part} records")
                 if self.gold is not None:

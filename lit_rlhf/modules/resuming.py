@@ -97,7 +97,7 @@ def describe_run(
         else {"batch size on all ranks": size * ranks}
     )
     # never all at once: those of the cache are in memory only while they are read
-    examples = chain(data.examples.get("train", []), getattr(data, "ptx", []))
+    examples = chain(*(of for part, of in data.examples.items() if part not in ("val", "test")))
     named = {f"data.{name}": value for name, value in options.items()}
     return {**settings, **named, **batches, "training examples": checksum(tensors_in(examples))}
 

@@ -1,7 +1,8 @@
 """Reward modelling by pairwise and language-model loss (Section 3.1 of arXiv 2307.04964)."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +29,7 @@ from lit_rlhf.functional import (
     reward_model_loss,
 )
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
+from lit_rlhf.modules.meta import check_meta, meta_weights
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
@@ -51,6 +53,9 @@ class RewardModule(StageModule):
         label_smoothing: Share of labels that the loss takes as flipped, in [0, 0.5) (cDPO's form).
         center_coef: Weight of the squared sum of a pair's scores, which keeps them around 0; TRL's
             `center_rewards_coefficient`.
+        meta_rate: The rate eta of MetaRM: how far weights are moved along the gradient that tells
+            pairs of `data.meta_sources` apart, before the loss is computed, see
+            `lit_rlhf.modules.meta`. 0 is off.
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
             5e-6 after a warm-up over a tenth of the steps.
         micro_batch_size: Most pairs per forward and backward; `None`: no limit.
@@ -75,6 +80,7 @@ class RewardModule(StageModule):
         lm_coef: float = 1.0,
         label_smoothing: float = 0.0,
         center_coef: float = 0.0,
+        meta_rate: float = 0.0,
         optimizer: OptimizerOptions = OptimizerOptions(learning_rate=5e-6),
         micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
@@ -85,8 +91,9 @@ class RewardModule(StageModule):
     ) -> None:
         check_not_negative("lm_coef", lm_coef)
         super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
-        self.lm_coef = lm_coef
+        self.lm_coef, self.meta_rate = lm_coef, meta_rate
         check_not_negative("center_coef", center_coef)
+        check_not_negative("meta_rate", meta_rate)
         check_number(
             "label_smoothing", label_smoothing, "a number in [0, 0.5)", lambda e: 0 <= e < 0.5
         )
@@ -174,13 +181,16 @@ class RewardModule(StageModule):
         lengths = batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
         limits = (self.micro_batch_size, self.micro_batch_tokens)
 
-        def shares() -> Iterator[Share]:
-            for rows, weight in split_batch(self.model, lengths, *limits):
-                metrics, _ = call(self.model, self, slice_batch(batch, rows), pairs, tokens)
-                yield weight, metrics["reward/loss"], metrics
+        def shares() -> Generator[Share, None, None]:
+            with meta_weights(self, len(batch.margin), batch_idx) as meta:
+                for rows, weight in split_batch(self.model, lengths, *limits):
+                    metrics, _ = call(self.model, self, slice_batch(batch, rows), pairs, tokens)
+                    yield weight, metrics["reward/loss"], metrics | meta
+                    meta = {}
 
         clip, ids = self.optimizer.grad_clip, batch.chosen.input_ids
-        means = self.supervised_update(shares(), clip, ids, lengths, batch_idx)
+        with closing(shares()) as parts:  # an error leaves no moved weights behind
+            means = self.supervised_update(parts, clip, ids, lengths, batch_idx)
         self.log_dict(means, batch_size=len(batch.margin))
         return means["reward/loss"]
 
@@ -225,6 +235,7 @@ class RewardModule(StageModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW over trunk, scalar head and language-model head."""
+        check_meta(self)
         optimizer = self.build_optimizer(self.networks, self.optimizer)
         return [optimizer], [self.build_schedule(optimizer, self.optimizer)]
 

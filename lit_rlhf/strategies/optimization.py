@@ -70,8 +70,7 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> tuple
         # The engine clips inside its step: only it knows the norm of all ranks' partitions.
         engine_optimizer.clip_next_step(max_norm)
         optimizer.step()
-        applied = bool(engine_optimizer.engine.was_step_applied())  # it skips what is not finite
-        return engine_optimizer.grad_norm, applied
+        return engine_optimizer.grad_norm, bool(engine_optimizer.engine.was_step_applied())
     parameters = _network_parameters(optimizer)
     if world_size() > 1:
         average_gradients(parameters)

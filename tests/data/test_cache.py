@@ -69,7 +69,6 @@ def facts(data: Any) -> dict[str, Any]:
     return {
         "counts": data.counts,
         "examples": {part: [plain(e) for e in own] for part, own in data.examples.items()},
-        "ptx": [plain(e) for e in getattr(data, "ptx", [])],
     }
 
 

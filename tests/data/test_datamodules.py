@@ -135,7 +135,7 @@ def test_ptx_text_has_its_own_length(write_lines: Writer, tokenizer: Tokenizer) 
     ptx = [DataSource(write_lines({"text": "Paris " * 50}, name="ptx.jsonl"))]
     path = write_lines(*questions(8), name="prompts.jsonl")
     data = started(prompts(path, tokenizer, ptx_sources=ptx, max_length=64, ptx_max_length=16))
-    assert {len(example.input_ids) for example in data.ptx[:-1]} == {16}
+    assert {len(example.input_ids) for example in data.examples["ptx"][:-1]} == {16}
     with pytest.raises(ValueError, match="ptx_max_length: expected 2 to max_length=64, got 65"):
         prompts(path, tokenizer, ptx_sources=ptx, max_length=64, ptx_max_length=65)
 

@@ -34,8 +34,13 @@ def keys(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]
     ptx = overlay(folder, "ptx", {name: {"init_args": value} for name, value in init_args.items()})
     configs = [QUICKSTART / "ppo_max.yaml", ptx, CONFIGS / "ablations" / "entropy_bonus.yaml"]
     fit_stage("ppo", configs, folder, moves)
+    pairs = {"meta_sources": [{"path": f"{RUNS}/world/preferences.jsonl"}]}
+    moved = {"model": {"init_args": {"meta_rate": 0.01}}, "data": {"init_args": pairs}}
+    meta = overlay(folder, "meta", {**moved, "suffix+": ["meta"]})
+    moves = {RUNS: quickstart, f"{RUNS}/reward": folder / "model", f"{RUNS}/logs": folder}
+    fit_stage("reward", [QUICKSTART / "reward.yaml", meta], folder, moves)
     logs = quickstart / "logs"
-    runs = [logs / "sft", logs / "reward", folder / "ppo_max-entropy_bonus"]
+    runs = [logs / "sft", folder / "reward-meta", folder / "ppo_max-entropy_bonus"]
     bare = [key.removeprefix("val/").removeprefix("test/") for run in runs for key in logged(run)]
     return {"/".join(key.split("/")[:2]) for key in bare}  # without names of sources
 

@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from lit_rlhf.functional import pairwise_reward_loss, preference_probability, reward_model_loss
+from lit_rlhf.functional import (
+    difference_loss,
+    pairwise_reward_loss,
+    preference_probability,
+    reward_model_loss,
+)
 
 
 def naive_loss(difference: float) -> float:
@@ -54,6 +59,17 @@ def test_pairwise_loss_has_the_right_gradient_and_its_metrics_no_graph() -> None
     output = pairwise_reward_loss(chosen, rejected)
     assert not output.accuracy.requires_grad
     assert not output.margin.requires_grad
+
+
+def test_difference_loss_by_hand_whichever_response_is_first() -> None:
+    first, second = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]], dtype=torch.float64)
+    for a, b in ((first.requires_grad_(), second), (second.requires_grad_(), first)):
+        loss = difference_loss(a, b.detach())
+        assert loss.item() == pytest.approx(-(naive_loss(2.0) + naive_loss(3.0) + math.log(2)) / 3)
+        (gradient,) = torch.autograd.grad(loss, a)
+        # away from the other score; a tie has no direction
+        far = [math.exp(-naive_loss(-d)) / 3 for d in (2.0, 3.0)]
+        assert (gradient * (a - b).sign()).tolist() == pytest.approx([*far, 0.0])
 
 
 def test_switches_that_are_off_do_not_multiply_what_overflows() -> None:

@@ -86,6 +86,8 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             options = {"strategy": strategy("ddp"), **shared}
             found = validated(stage, root, folder / "validated", BATCH_SIZE, **options)
             results[f"validated {stage}"] = found
+    options = {"trainer": {"strategy": strategy("ddp"), **shared}, "meta_rate": 0.3}
+    results["meta"] = trajectory("reward", root, folder / "meta", SAMPLES // RANKS, **options)
     for stage in STAGES:
         # the ranks' rows make unlike numbers of micro-batches
         for name in ("deepspeed", "fsdp2"):

@@ -33,6 +33,14 @@ def test_two_ranks_follow_one(
         assert_same_trajectory(rank[f"{strategy} {stage}"], alone)
 
 
+def test_two_ranks_move_weights_as_one_does(
+    root: Path, tmp_path: Path, ranks: list[dict[str, Any]]
+) -> None:
+    alone = trajectory("reward", root, tmp_path, SAMPLES, meta_rate=0.3)
+    for rank in ranks:
+        assert_same_trajectory(rank["meta"], alone)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_sharded_networks_follow_whole_ones(ranks: list[dict[str, Any]], variant: str) -> None:
     for rank in ranks:

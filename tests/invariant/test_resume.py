@@ -37,6 +37,7 @@ from tests.modules.stages import (
     ppo_options,
     preferences,
     prompts,
+    source,
     write_data,
     write_models,
 )
@@ -80,7 +81,12 @@ def rloo(root: Path) -> tuple[LightningModule, LightningDataModule]:
     return ppo(root, responses_per_prompt=2, advantages={"estimator": "rloo"})
 
 
-STAGES = {"sft": sft, "reward": reward, "ppo": ppo, "rloo": rloo}
+def meta(root: Path) -> tuple[LightningModule, LightningDataModule]:
+    sources = source(root, "preferences")
+    return reward(root, meta_rate=0.3)[0], preferences(root, meta_sources=sources, batch_size=BATCH)
+
+
+STAGES = {"sft": sft, "reward": reward, "meta": meta, "ppo": ppo, "rloo": rloo}
 
 
 class SaveOnce(Callback):

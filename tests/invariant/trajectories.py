@@ -22,6 +22,7 @@ from tests.modules.stages import (
     ppo_options,
     preferences,
     prompts,
+    source,
     trainer,
 )
 from tests.support.tiny_models import EOS_ID
@@ -79,7 +80,9 @@ def stage_run(stage: str, root: Path, batch_size: int = SAMPLES, **options: Any)
     if stage == "sft":
         return SFTModule(**nested(usual, options)), demonstrations(root, batch_size=batch_size)
     if stage == "reward":
-        return RewardModule(**nested(usual, options)), preferences(root, batch_size=batch_size)
+        meta = source(root, "preferences") if "meta_rate" in options else None
+        data = preferences(root, meta_sources=meta, batch_size=batch_size)
+        return RewardModule(**nested(usual, options)), data
     usual = {
         "minibatches": {"minibatch_size": batch_size, **limits},
         "critic_pretraining.iterations": 1,

@@ -1,20 +1,27 @@
-"""Reward modelling: the two losses, what they count, and the text that is read."""
+"""Reward modelling: the two losses, what they count, the text that is read, and MetaRM."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import cross_entropy, logsigmoid
 
 from lit_rlhf.data import DialogueEncoder, Message, PreferenceBatch
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, read_lm_head
 from lit_rlhf.modules import RewardModule
+from lit_rlhf.modules.meta import check_meta
 from lit_rlhf.rewards import ModelReward
 from lit_rlhf.rollout import RolloutBatch
+from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, ShardedStrategy
 from tests.modules import stages
+
+RATE = 0.3  # of MetaRM
 
 
 def module(root: Path, **options: Any) -> RewardModule:
@@ -158,3 +165,121 @@ def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(roo
             in_training = sequence_scores(trained.model, *preferred.chosen[:2])[row]
         in_rollout = reward(rollouts, prompted.texts[row : row + 1], None)[0]
         assert float(in_rollout) == pytest.approx(float(in_training), rel=1e-4)
+
+
+class Observed(RewardModule):
+    """Keeps its batch, and its weights at the start of a step and in its forward."""
+
+    error: Exception | None = None
+
+    def training_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
+        self.batch, self.start = batch, stages.copied(self)
+        return super().training_step(batch, batch_idx)
+
+    def forward(self, *arguments: Any) -> Any:
+        self.moved = stages.copied(self)
+        if self.error is not None:
+            raise self.error
+        return super().forward(*arguments)
+
+
+def build(root: Path, **options: Any) -> Observed:
+    usual = {"meta_rate": RATE, "lm_coef": 0.3, "optimizer": {"grad_clip": None}}
+    return Observed(str(root / "policy"), **usual | options)
+
+
+def fit(module: Observed, root: Path, folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """The data of a run of one step, and the gradients that it was made with."""
+    sources = stages.source(root, "preferences") if module.meta_rate else None
+    recorder, data = stages.StepRecorder(), stages.preferences(root, meta_sources=sources)
+    stages.fitted(module, data, folder, callbacks=[recorder], limit_train_batches=1)
+    return data, recorder.steps["networks"][0]
+
+
+def unpadded(side: Any) -> list[tuple[Tensor, Tensor]]:
+    return [(ids[real][None], wanted[real][1:]) for ids, real, wanted in zip(*side, strict=True)]
+
+
+def differences(model: RewardModule, batch: PreferenceBatch) -> Tensor:
+    """Score of the chosen response minus that of the rejected one, row by row."""
+    scores = [
+        torch.cat([model.model.score(model.model.base_model(ids)[0][0, -1]) for ids, _ in rows])
+        for rows in map(unpadded, (batch.chosen, batch.rejected))
+    ]
+    return scores[0] - scores[1]
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 1])
+def test_the_gradient_is_that_of_the_loss_at_moved_weights(
+    root: Path, tmp_path: Path, micro_batch_size: int | None
+) -> None:
+    module = build(root, micro_batch_size=micro_batch_size)
+    data, found = fit(module, root, tmp_path)
+    model = RewardModule(str(root / "policy"), lm_coef=0.3).double()
+    weights = dict(model.named_parameters())
+    j = -torch.log1p((-differences(model, data.draw_meta_pairs(4, 0, 0)).abs()).exp()).mean()
+    logged = module.trainer.callback_metrics["reward/difference_loss"]
+    assert float(logged) == pytest.approx(float(j.detach()), rel=1e-5)
+    moves = torch.autograd.grad(j, list(weights.values()), allow_unused=True)
+    with torch.no_grad():
+        for weight, move in zip(weights.values(), moves, strict=True):
+            weight += 0 if move is None else RATE * move
+    loss = torch.log1p((-differences(model, module.batch)).exp()).mean()
+    nlls = []
+    for ids, wanted in unpadded(module.batch.chosen):
+        logits = model.lm_head(model.model.base_model(ids)[0][0, :-1])
+        nlls.append(cross_entropy(logits, ids[0, 1:], reduction="none")[wanted])
+    gradients = torch.autograd.grad(loss + 0.3 * torch.cat(nlls).mean(), list(weights.values()))
+    assert found.keys() == weights.keys()
+    for name, gradient in zip(weights, gradients, strict=True):
+        torch.testing.assert_close(found[name].double(), gradient, rtol=1e-4, atol=1e-6)
+    # the move is not lost in the tolerance
+    plain = build(root, meta_rate=0.0)
+    assert stages.distance(fit(plain, root, tmp_path / "plain")[1], found) > 1e-3
+    assert "reward/difference_loss" not in plain.trainer.callback_metrics
+
+
+@pytest.mark.parametrize("network", [{}, {"lora_rank": 2}])
+@pytest.mark.parametrize("error", [None, KeyError("in the forward")])
+def test_weights_move_for_the_loss_and_come_back_to_the_bit(
+    root: Path, tmp_path: Path, network: dict[str, Any], error: Exception | None
+) -> None:
+    # a rate at which the step itself changes no bit
+    module = build(root, network=network, optimizer={"learning_rate": 1e-50})
+    module.error = error
+    with nullcontext() if error is None else pytest.raises(KeyError):
+        fit(module, root, tmp_path)
+    stages.assert_equal_states(stages.copied(module), module.start)
+    changed = {n for n, old in module.start.items() if not torch.equal(old, module.moved[n])}
+    assert changed
+    assert all("lora_" in name or "score" in name for name in changed) == bool(network)
+    assert not any("lm_head" in name for name in changed)  # J does not depend on it
+
+
+def test_draws_follow_the_place_in_the_run(root: Path) -> None:
+    data = stages.preferences(root, meta_sources=stages.source(root, "preferences"))
+    stages.first_batch(data, root)
+    places = ((1, 2), (1, 2), (1, 3), (0, 2))
+    drawn = [data.draw_meta_pairs(6, *place).chosen.input_ids.tolist() for place in places]
+    assert [rows == drawn[0] for rows in drawn] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("rate", "n_sources", "strategy", "dtype", "message"),
+    [
+        (0.0, 1, SingleDeviceStrategy, torch.float32, "or neither, got 0.0 and 1 sources"),
+        (RATE, 0, SingleDeviceStrategy, torch.float32, "or neither, got 0.3 and 0 sources"),
+        (RATE, 1, MultiEngineDeepSpeedStrategy, torch.float32, "got MultiEngineDeepSpeed"),
+        (RATE, 1, ShardedStrategy, torch.float32, "got ShardedStrategy and torch.float32"),
+        (RATE, 1, DDPStrategy, torch.bfloat16, "got DDPStrategy and torch.bfloat16"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused(
+    root: Path, rate: float, n_sources: int, strategy: Any, dtype: torch.dtype, message: str
+) -> None:
+    run = SimpleNamespace(strategy=strategy.__new__(strategy))
+    data = stages.preferences(root, meta_sources=stages.source(root, "preferences") * n_sources)
+    weights = torch.nn.Linear(1, 1, dtype=dtype)
+    fields = {"meta_rate": rate, "datamodule": data, "trainer": run}
+    with pytest.raises(ValueError, match=message):
+        check_meta(SimpleNamespace(**fields, parameters=weights.parameters))  # type: ignore[arg-type]

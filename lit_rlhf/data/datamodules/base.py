@@ -26,15 +26,15 @@ from lit_rlhf.data.sources import (
 )
 from lit_rlhf.sandbox import check_tokenizer_file
 
-Part = Literal["train", "val", "test", "ptx"]
+Part = Literal["train", "val", "test", "ptx", "meta"]
 
 _log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 _PARTS_OF_STAGE: dict[str | None, tuple[Part, ...]] = {
-    "fit": ("train", "val", "ptx"),
+    "fit": ("train", "val", "ptx", "meta"),
     "validate": ("val",),
     "test": ("test",),
-    None: ("train", "val", "test", "ptx"),
+    None: ("train", "val", "test", "ptx", "meta"),
 }
 
 
@@ -103,6 +103,7 @@ class RecordDataModule(LightningDataModule, ABC):
             "val": val_sources or [],
             "test": test_sources or [],
             "ptx": [],
+            "meta": [],
         }
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -121,7 +122,6 @@ class RecordDataModule(LightningDataModule, ABC):
         self.counts = DataCounts()
         self.examples: dict[Part, Sequence[Any]] = {}
         self._encoded: dict[Part, EncodedPart] = {}
-        self._opened: set[Part] = set()
         self._records: dict[Part, PartRecords] = {}
         self._counted: set[str] = set()  # parts whose reading is counted
 
@@ -153,15 +153,10 @@ class RecordDataModule(LightningDataModule, ABC):
         self._make_encoder()
         self._encode_parts(stage)
         for part in _PARTS_OF_STAGE[stage]:
-            if part in self._encoded and part not in self._opened:
-                self._opened.add(part)
-                self.open_part(part, self._encoded[part][0])
+            if part in self._encoded and part not in self.examples:
+                self.examples[part] = self._encoded[part][0]
                 self._count_part(part)
         self.counts.log_encoded(self.max_length)
-
-    def open_part(self, part: Part, examples: Sequence[Any]) -> None:
-        """Hand out the examples of a part."""
-        self.examples[part] = examples
 
     def _encode_parts(self, stage: str | None) -> None:
         """Encode the parts of a stage that the cache lacks. Nothing is logged yet."""
@@ -287,10 +282,11 @@ class RecordDataModule(LightningDataModule, ABC):
         return hash_part(encode, self.require_encoder(), settings)
 
     def _read_part(self, part: Part) -> PartRecords:
-        if part == "ptx":
-            counts, sources = DataCounts(), self.sources["ptx"]
-            records = load_records("ptx", sources, self.on_bad_record, counts=counts)
-            return repeat_by_weight(records, sources, self.seed), {"ptx": counts}
+        if part in ("ptx", "meta"):
+            counts, sources = DataCounts(), self.sources[part]
+            kind: RecordKind = "ptx" if part == "ptx" else self.kind
+            records = load_records(kind, sources, self.on_bad_record, counts=counts)
+            return repeat_by_weight(records, sources, self.seed), {part: counts}
         if part not in self._records:
             self._records = self._read_splits()
         return self._records[part]

@@ -66,19 +66,11 @@ class PromptDataModule(RecordDataModule):
         self.ptx_sources = ptx_sources or []
         self.ptx_max_length = ptx_max_length or self.max_length
         self.sources["ptx"] = self.ptx_sources
-        self.ptx: Sequence[TokenExample] = []
 
     def make_record_encoder(self) -> RecordEncoder:
         """Make the function that encodes a prompt or a ptx record."""
         encoder = self.require_encoder()
         return partial(_encode_record, encoder=encoder, ptx_max_length=self.ptx_max_length)
-
-    def open_part(self, part: Part, examples: Sequence[Any]) -> None:
-        """Hand out the examples of a part; ptx examples come with the prompts."""
-        if part == "ptx":
-            self.ptx = examples
-        else:
-            super().open_part(part, examples)
 
     def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[PromptBatch]:
         """Make the loader of one part for this rank."""
@@ -90,13 +82,14 @@ class PromptDataModule(RecordDataModule):
             len(prompts), self.batch_size, samples_per_epoch=n_samples, **options
         )
         collate = partial(collate_prompts, pad_token_id=self.require_encoder().pad_token_id)
-        if not training or not self.ptx:
+        ptx: Sequence[TokenExample] = self.examples.get("ptx", [])
+        if not training or not ptx:
             return ResumableLoader(PromptDataset(prompts), sampler, collate, self.num_workers)
         # An epoch of the prompts decides how many ptx examples are drawn, however many there are.
         options |= {"samples_per_epoch": sampler.total, "stream": _PTX_STREAM}
-        ptx_sampler = FixedBatchSampler(len(self.ptx), self.batch_size, **options)
+        ptx_sampler = FixedBatchSampler(len(ptx), self.batch_size, **options)
         paired = PairedBatchSampler(sampler, ptx_sampler)
-        dataset = PromptDataset(prompts, self.ptx)
+        dataset = PromptDataset(prompts, ptx)
         return ResumableLoader(dataset, paired, collate, self.num_workers)
 
 

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+
 from lit_rlhf.data.cache import RecordEncoder
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
 from lit_rlhf.data.dataset import (
+    PreferenceBatch,
     PreferenceExample,
     TokenExample,
     collate_preferences,
@@ -99,11 +102,38 @@ class DemonstrationDataModule(DynamicBatchDataModule):
 class PreferenceDataModule(DynamicBatchDataModule):
     """Loads `PreferenceBatch`es of compared responses.
 
-    It takes the arguments of `DynamicBatchDataModule` and `RecordDataModule`.
+    Args:
+        train_sources: Training data: preferences.
+        meta_sources: Pairs of a policy's responses for MetaRM, see `RewardModule`. They are read as
+            preferences, and which of the two is the chosen one does not matter.
+        **options: Arguments of `DynamicBatchDataModule` and `RecordDataModule`.
     """
 
     kind: ClassVar[RecordKind] = "preference"
     collate = staticmethod(collate_preferences)
+
+    def __init__(
+        self,
+        train_sources: list[DataSource],
+        meta_sources: list[DataSource] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(train_sources, **options)
+        self.meta_sources = self.sources["meta"] = meta_sources or []
+        labels = (source.label for source in self.meta_sources)
+        self.source_names = list(dict.fromkeys([*self.source_names, *labels]))
+
+    def draw_meta_pairs(self, size: int, epoch: int, batch_idx: int) -> PreferenceBatch:
+        """Draw pairs of `meta_sources` for a batch of this rank, with replacement.
+
+        The draws depend on the seed and on the place in the run. Those of all ranks together are
+        those of one with the batches of all.
+        """
+        generator = np.random.default_rng([self.seed, epoch, batch_idx])
+        options, pairs = self.sampler_options(shuffle=True), self.examples["meta"]
+        rows = generator.integers(len(pairs), size=size * options["num_replicas"])
+        own = rows[size * options["rank"] :][:size]
+        return self.collate([pairs[int(row)] for row in own], self.require_encoder().pad_token_id)
 
     def make_record_encoder(self) -> RecordEncoder:
         """Make the function that encodes a preference."""
