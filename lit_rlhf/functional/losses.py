@@ -451,16 +451,16 @@ def pairwise_reward_loss(
 
 
 def difference_loss(first: Tensor, second: Tensor) -> Tensor:
-    """Mean log sigmoid |first - second|, 0-dim, nats: how well scores tell responses apart.
+    """Mean sigmoid of |first - second|, 0-dim, in [0.5, 1]: how well scores tell responses apart.
 
-    J of MetaRM (Section 4 of arXiv 2401.06080), for scores `[B]` of pairs without a label. It is
-    minus the pairwise loss of a label that is always right.
+    J of MetaRM (Section 4 of arXiv 2401.06080, and 2405.00438) for two responses to each prompt,
+    less its constant factor. Scores are of one shape, `[B]`, or `[B, K]` of `K` heads.
 
     Examples:
         >>> round(difference_loss(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 5.0])).item(), 4)
-        -0.3709
+        0.7263
     """
-    return -pairwise_reward_loss(torch.maximum(first, second), torch.minimum(first, second)).loss
+    return (first - second).abs().sigmoid().mean()
 
 
 def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) -> Tensor:

@@ -65,10 +65,11 @@ def test_difference_loss_by_hand_whichever_response_is_first() -> None:
     first, second = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]], dtype=torch.float64)
     for a, b in ((first.requires_grad_(), second), (second.requires_grad_(), first)):
         loss = difference_loss(a, b.detach())
-        assert loss.item() == pytest.approx(-(naive_loss(2.0) + naive_loss(3.0) + math.log(2)) / 3)
+        apart = [1 / (1 + math.exp(-difference)) for difference in (2.0, 3.0, 0.0)]
+        assert loss.item() == pytest.approx(sum(apart) / 3)
         (gradient,) = torch.autograd.grad(loss, a)
         # away from the other score; a tie has no direction
-        far = [math.exp(-naive_loss(-d)) / 3 for d in (2.0, 3.0)]
+        far = [sigmoid * (1 - sigmoid) / 3 for sigmoid in apart[:2]]
         assert (gradient * (a - b).sign()).tolist() == pytest.approx([*far, 0.0])
 
 
