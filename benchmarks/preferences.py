@@ -278,10 +278,10 @@ def report() -> None:
     """Write the page and its figure from the committed results."""
     results = read_runs(RESULTS)
     write_text(DOCS / "preferences.md", format_page(results))
-    save(draw(judged_seeds(results).values(), CURVES), DOCS / "images" / "preferences.svg")
+    save(draw(complete_seeds(results).values(), CURVES), DOCS / "images" / "preferences.svg")
 
 
-def judged_seeds(results: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+def complete_seeds(results: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """Steps and verdict of each complete seed."""
     done = {}
     for name, row in results.items():
@@ -295,9 +295,10 @@ def judged_seeds(results: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]
 
 def format_page(results: dict[str, dict[str, Any]]) -> str:
     """Format the page: all seeds, the reward models, then each seed's policies and samples."""
-    common, done = results["common"], judged_seeds(results)
+    common, done = results["common"], complete_seeds(results)
     text = INTRODUCTION.read_text("utf-8").format(seeds=len(SEEDS), done=len(done))
-    text += f"## All seeds\n\n{format_seeds(done, 'gold')}\n{format_flags(done, 'gold')}\n"
+    if done:
+        text += f"## All seeds\n\n{format_seeds(done, 'gold')}\n{format_flags(done, 'gold')}\n"
     reports = {name: common[f"report_{name}"]["result"] for name in ("reward", "gold")}
     rows = [
         [name, "{accuracy:.1%} [{low:.1%}, {high:.1%}]".format_map(found["accuracy"])]

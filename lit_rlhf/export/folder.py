@@ -17,7 +17,7 @@ from transformers import (
 from lit_rlhf.data import TextContract
 from lit_rlhf.export.model import ExportableModel, NetworkName
 from lit_rlhf.files import read_manifest
-from lit_rlhf.forward import LanguageModel, unwrap_model
+from lit_rlhf.forward import LanguageModel, count_heads, unwrap_model
 from lit_rlhf.models import (
     ADAPTER_CONFIG,
     DTYPES,
@@ -86,6 +86,8 @@ def load_folder_model(
     has_tokenizer = (path / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(path if has_tokenizer else base or config_source, trust_remote_code)
     lm_head = read_lm_head(path) if scalar else None
+    # a card of several heads says nothing true of their mean
+    averaged = scalar and not has_adapters and count_heads(read_config(path, options)) > 1
     card = path / "README.md"
     return ExportableModel(
         model=model,
@@ -94,7 +96,7 @@ def load_folder_model(
         scalar=scalar,
         dtype=ModelOptions(dtype=target).torch_dtype,
         contract=TextContract.find(path),
-        card=card.read_text("utf-8") if card.is_file() else None,
+        card=card.read_text("utf-8") if card.is_file() and not averaged else None,
         manifest={name: value for name, value in read_manifest(path).items() if name in KEPT},
         generation=None if scalar else generation_config_settings(inner),
         lm_head={} if lm_head is None else lm_head.state_dict(),

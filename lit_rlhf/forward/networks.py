@@ -54,8 +54,8 @@ def scalar_head_of(model: nn.Module) -> nn.Module:
     head = getattr(inner, "score", None)
     if not isinstance(head, nn.Module) or not count_heads(inner.config):
         raise ValueError(
-            "model: expected a scalar model (AutoModelForSequenceClassification with one label), "
-            f"got {type(inner).__name__} with {inner.config.num_labels} labels"
+            "model: expected a scalar model (AutoModelForSequenceClassification with one label, or "
+            f"heads of RewardModule), got {type(inner).__name__}, {inner.config.num_labels} labels"
         )
     return head
 

@@ -111,8 +111,8 @@ def load_scalar_model(
         average_heads(model)
     elif heads not in (None, found := count_heads(model.config)):
         raise ValueError(
-            f"heads: expected 1 or {found}, as many as {path} has, got {heads}; only new heads may "
-            "be of any number"
+            f"heads: expected {' or '.join(map(str, sorted({1, found})))} for the reward model "
+            f"{path}, got {heads}; several start from a language model"
         )
     return prepare_model(model, options, TaskType.SEQ_CLS, seed=head_seed)
 
@@ -205,7 +205,8 @@ def _load_trunk_and_head(
     if stored is None or stored.is_plain(config):
         if not count_heads(config):
             raise ValueError(
-                f"path: expected a model with 1 label, got {config.num_labels} in {path}"
+                f"path: expected a model with 1 label, or heads of RewardModule, "
+                f"got {config.num_labels} labels in {path}"
             )
         model = _load_pretrained(auto, *arguments)
         if not isinstance(getattr(model, "score", None), nn.Linear):

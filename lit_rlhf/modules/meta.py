@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -72,12 +72,12 @@ def meta_weights(module: RewardModule, size: int, batch_idx: int) -> Iterator[di
     weights = [p for group in optimizer.param_groups for p in group["params"]]
     if world_size() > 1:
         average_gradients(weights)
+    weights = [p for p in weights if p.grad is not None]  # the output layer has none
     before = [p.detach().clone() for p in weights]
     try:
         with torch.no_grad():
             for parameter in weights:
-                if parameter.grad is not None:  # the output layer has none
-                    parameter.add_(parameter.grad, alpha=module.meta_rate)
+                parameter.add_(cast(Tensor, parameter.grad), alpha=module.meta_rate)
         optimizer.zero_grad()
         yield {"reward/difference_loss": total}
     finally:

@@ -654,7 +654,7 @@ class PPOModule(PPO, StageModule):
         super().on_load_checkpoint(checkpoint)
         taken: tuple[str, ...] = FROZEN
         changed = self.resume.changed_names()
-        if changed & {"rewards", "reward_shaping.ensemble"}:
+        if changed & {"rewards", "reward_shaping.ensemble", "weights of the reward models"}:
             # Running moments belong to a reward, or a head of it: for others they start anew.
             taken = (*taken, "reward.moments.")
         if "reward_shaping.kl_coef" in changed:

@@ -53,9 +53,6 @@ class RewardModule(StageModule):
         label_smoothing: Share of labels that the loss takes as flipped, in [0, 0.5) (cDPO's form).
         center_coef: Weight of the squared sum of a pair's scores, which keeps them around 0; TRL's
             `center_rewards_coefficient`.
-        meta_rate: The rate eta of MetaRM: how far weights are moved along the gradient that tells
-            pairs of `data.meta_sources` apart, before the loss is computed, see
-            `lit_rlhf.modules.meta`. 0 is off.
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
             5e-6 after a warm-up over a tenth of the steps.
         micro_batch_size: Most pairs per forward and backward; `None`: no limit.
@@ -63,11 +60,14 @@ class RewardModule(StageModule):
             `None`: no limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A
             longer pair is computed by itself.
         head_seed: Seed of the weights of a new scalar head; further heads have the next seeds.
-        heads: Number of scalar heads, whose mean is the score. A reward model to go on with has as
-            many.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
             which training stops.
+        heads: Number of scalar heads, whose mean is the score. A reward model to go on with has as
+            many; with 1 its heads become their mean.
+        meta_rate: The rate eta of MetaRM: how far weights are moved along the gradient that tells
+            pairs of `data.meta_sources` apart, before the loss is computed, see
+            `lit_rlhf.modules.meta`. 0 is off.
     """
 
     stage = "reward"
@@ -80,14 +80,14 @@ class RewardModule(StageModule):
         lm_coef: float = 1.0,
         label_smoothing: float = 0.0,
         center_coef: float = 0.0,
-        meta_rate: float = 0.0,
         optimizer: OptimizerOptions = OptimizerOptions(learning_rate=5e-6),
         micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
         head_seed: int = 0,
-        heads: int = 1,
         network: ModelOptions = ModelOptions(),
         max_skipped_in_a_row: int = MAX_SKIPPED_IN_A_ROW,
+        heads: int = 1,
+        meta_rate: float = 0.0,
     ) -> None:
         check_not_negative("lm_coef", lm_coef)
         super().__init__(model_path, output_dir, network, max_skipped_in_a_row)

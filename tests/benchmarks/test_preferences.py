@@ -12,8 +12,8 @@ from benchmarks.preferences import (
     SIZES,
     Preferences,
     agreement,
+    complete_seeds,
     format_page,
-    judged_seeds,
     run,
 )
 from benchmarks.results_file import write_run
@@ -61,7 +61,7 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     assert "| SFT | Hi? | A b |" in page
     assert "| 3 | vanilla PPO | 7 | right | KL |" in page
     assert "| 3 | PPO-max | 7 | wrong | KL |" in page
-    lines = draw(judged_seeds(results).values(), CURVES).axes[0].lines
+    lines = draw(complete_seeds(results).values(), CURVES).axes[0].lines
     # the mean of the first four, less SFT's mean of 0.5, over its deviation of 0.5
     assert [line.get_ydata()[0] for line in lines] == [3.0, 3.0]
 

@@ -283,7 +283,7 @@ def test_a_classifier_of_two_labels_is_no_reward_model(tmp_path: Path) -> None:
     config.num_labels = 2
     plain = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
     plain.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="expected a model with 1 label, got 2"):
+    with pytest.raises(ValueError, match=r"expected a model with 1 label, .* got 2"):
         load_scalar_model(tmp_path)
 
 

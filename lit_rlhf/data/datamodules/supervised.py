@@ -115,6 +115,7 @@ class PreferenceDataModule(DynamicBatchDataModule):
     def __init__(
         self,
         train_sources: list[DataSource],
+        *,
         meta_sources: list[DataSource] | None = None,
         **options: Any,
     ) -> None:
@@ -126,8 +127,8 @@ class PreferenceDataModule(DynamicBatchDataModule):
     def draw_meta_pairs(self, size: int, epoch: int, batch_idx: int) -> PreferenceBatch:
         """Draw pairs of `meta_sources` for a batch of this rank, with replacement.
 
-        The draws depend on the seed and on the place in the run. Those of all ranks together are
-        those of one with the batches of all.
+        The draws depend on the seed and on the place in the run. With batches of one size, those of
+        all ranks together are those of one with the batches of all.
         """
         generator = np.random.default_rng([self.seed, epoch, batch_idx])
         options, pairs = self.sampler_options(shuffle=True), self.examples["meta"]

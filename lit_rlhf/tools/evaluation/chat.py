@@ -74,8 +74,8 @@ def stream_reply(
     """Sample a response and show it while it grows.
 
     The generation settings in the model's folder are ignored, as in `generate_responses`. Equal
-    seeds give equal tokens; the caller's random state is restored. KeyboardInterrupt (Ctrl-C) ends
-    the response and is not raised again.
+    seeds give equal tokens on a CPU or CUDA device; the caller's random state is restored.
+    KeyboardInterrupt (Ctrl-C) ends the response and is not raised again.
     """
     inner = unwrap_model(model)
     stop_ids = stop_token_ids(model, encoder.tokenizer)
