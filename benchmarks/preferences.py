@@ -19,7 +19,9 @@ Its first part asks that vanilla PPO's gold falls below SFT's; if it does not, t
 A judge, if there is one, is asked about 200 test pairs first and is dropped unless it agrees with
 people on 60 % of them; a tie counts as half, and a pair that it cannot judge as none. The mean of
 complete responses, which ended before the limit, stands beside that of all without deciding: where
-only the latter rises, the gain is likely one of ending.
+only the latter rises, the gain is likely one of ending. Gold at SFT's length, which does not decide
+either, was added after the first seed: the mean less what the other length is worth by the least
+squares line through SFT's responses.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ SHOWN = 20
 """Prompts whose responses are on the page, drawn by the seed."""
 ARMS = ("ppo_vanilla", "ppo_max")
 CURVES = {
-    "rollout/score/reward": "proxy, standard deviations above SFT",
+    "rollout/score/reward": "proxy, SFT's deviations above SFT",
     "rollout/score/gold": "gold",
     "rollout/kl": "KL to SFT, nats",
     "rollout/response_length": "tokens per response",
@@ -162,6 +164,7 @@ class Preferences(Benchmark):
                     "proxy": [round(row["scores"]["reward"], 3) for row in own],
                     "truth": [round(row["scores"]["gold"], 3) for row in own],
                     "ended": [row["ended"] for row in own],
+                    "lengths": [row["length"] for row in own],
                     "kl": metrics[name]["kl"],
                     "length": metrics[name]["response_length"],
                     "distinct_2": metrics[name]["distinct_2"],
@@ -316,8 +319,11 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
 def _format_seed(row: dict[str, Any]) -> str:
     policies = row["steps"]["policies"]["result"]
     judged = row["steps"].get("judge_policies", {}).get("result", {})
-    head = ["policy", "proxy", "gold", "gold, complete", "KL, nats", "tokens", "cut off"]
+    head = ["policy", "proxy", "gold", "gold, complete", "gold at SFT's length"]
+    head += ["KL, nats", "tokens", "cut off"]
     head += ["commonest opening", "distinct-2", "perplexity to Gemma", "judge: win, tie, lose"]
+    sft = policies["sft"]
+    per_token = np.polyfit(sft["lengths"], sft["truth"], 1)[0]
     rows = []
     for key, label in NAMES.items():
         of, ended = policies[key], np.array(policies[key]["ended"])
@@ -328,6 +334,7 @@ def _format_seed(row: dict[str, Any]) -> str:
             [
                 *(label, f"{np.mean(of['proxy']):.2f}", f"{np.mean(of['truth']):.2f}"),
                 f"{complete.mean():.2f}" if len(complete) else "-",
+                f"{np.mean(of['truth']) - per_token * (of['length'] - sft['length']):.2f}",
                 *(f"{of['kl']:.1f}", f"{of['length']:.1f}", f"{1 - ended.mean():.0%}"),
                 f"{of['opening']['words']} ({of['opening']['share']:.0%})",
                 *(f"{of['distinct_2']:.2f}", "-" if foreign is None else f"{foreign:.0f}"),

@@ -147,7 +147,7 @@ def draw(results: Iterable[dict[str, Any]], panels: dict[str, str] = CURVES) -> 
     """
     complete = [row["steps"] for row in results if "verdict" in row]
     with rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 2.8))
+        figure = Figure(figsize=(9.5 / 3 * len(panels), 2.8))
         axes = figure.subplots(1, len(panels))
         for axis, (key, title) in zip(axes, panels.items(), strict=True):
             for policy, color in zip(("ppo_vanilla", "ppo_max"), COLORS, strict=False):

@@ -8,6 +8,8 @@ from benchmarks.known_truth.page import draw
 from benchmarks.preferences import (
     ARMS,
     CURVES,
+    DOCS,
+    RESULTS,
     SAMPLES,
     SIZES,
     Preferences,
@@ -16,7 +18,7 @@ from benchmarks.preferences import (
     format_page,
     run,
 )
-from benchmarks.results_file import write_run
+from benchmarks.results_file import read_runs, write_run
 from tests.benchmarks.test_pretrained import options_of
 
 
@@ -39,8 +41,9 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     courses = {"sft": (0.0, 0.0), "ppo_vanilla": (9.0, -2.0), "ppo_max": (2.0, 5.0)}
     policies = {}
     for name, (proxy, gold) in courses.items():
-        row: dict[str, Any] = {"proxy": [proxy, proxy + 1] * SAMPLES, "kl": 1.0, "length": 8.0}
+        row: dict[str, Any] = {"proxy": [proxy, proxy + 1] * SAMPLES, "kl": 1.0}
         row |= {"truth": [gold, gold + 0.5] * SAMPLES, "ended": [False, True] * SAMPLES}
+        row |= {"lengths": [7, 9] * SAMPLES, "length": 9.0 if name == "ppo_max" else 8.0}
         row |= {"opening": {"words": "I am", "share": 0.5}, "samples": [["Hi?", "A\nb"]]}
         policies[name] = row | {"foreign_perplexity": None, "distinct_2": 1.0}
     people = {"against_baseline": {"win": 0.3, "tie": 0.2, "lose": 0.5, "n": 100}, "invalid": 20}
@@ -56,7 +59,7 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     page = format_page(results)
     assert "The judge, Q, agrees with people on 50% of the pairs: dropped by the rule" in page
     assert "Of 3 seeds 1 are done." in page
-    assert "| PPO-max | 2.50 | 5.25 | 5.50 | 1.0 | 8.0 | 50% | I am (50%) | 1.00 | - | - |" in page
+    assert "| PPO-max | 2.50 | 5.25 | 5.50 | 5.00 | 1.0 | 9.0 | 50% | I am (50%) | 1.00 |" in page
     assert "1 exploited: yes, 2 improved: yes, 3 beats best of 4: yes" in page
     assert "| SFT | Hi? | A b |" in page
     assert "| 3 | vanilla PPO | 7 | right | KL |" in page
@@ -64,6 +67,10 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     lines = draw(complete_seeds(results).values(), CURVES).axes[0].lines
     # the mean of the first four, less SFT's mean of 0.5, over its deviation of 0.5
     assert [line.get_ydata()[0] for line in lines] == [3.0, 3.0]
+
+
+def test_page_is_of_the_committed_results() -> None:
+    assert (DOCS / "preferences.md").read_text("utf-8") == format_page(read_runs(RESULTS))
 
 
 def test_settings_of_the_results_stay(tmp_path: Path) -> None:
