@@ -442,6 +442,8 @@ def pairwise_reward_loss(
         losses = losses + label_smoothing * logits
     if center_coef:
         losses = losses + center_coef * (chosen + rejected).square()
+    if head_mask is not None:
+        check_tensors(chosen.shape, head_mask=head_mask)
     of_model = difference.detach().view(len(chosen), -1).mean(1)
     return PairwiseLoss(
         loss=losses.mean() if head_mask is None else masked_mean(losses, head_mask),
@@ -460,6 +462,7 @@ def difference_loss(first: Tensor, second: Tensor) -> Tensor:
         >>> round(difference_loss(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 5.0])).item(), 4)
         0.7263
     """
+    check_tensors(first.shape, first=first, second=second)
     return (first - second).abs().sigmoid().mean()
 
 

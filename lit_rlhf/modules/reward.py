@@ -65,9 +65,8 @@ class RewardModule(StageModule):
             which training stops.
         heads: Number of scalar heads, whose mean is the score. A reward model to go on with has as
             many; with 1 its heads become their mean.
-        meta_rate: The rate eta of MetaRM: how far weights are moved along the gradient that tells
-            pairs of `data.meta_sources` apart, before the loss is computed, see
-            `lit_rlhf.modules.meta`. 0 is off.
+        meta_rate: The rate eta of MetaRM with the pairs of `data.meta_sources`, by which weights
+            are moved before the loss is computed, see `lit_rlhf.modules.meta`; 0 is off.
     """
 
     stage = "reward"
@@ -146,10 +145,8 @@ class RewardModule(StageModule):
         chosen_scores, rejected_scores = scores_from_hidden(self.model, hidden, mask).chunk(2)
         # as many heads learn from each pair, so that a share of the pairs is one of their losses
         share = n_rows / pairs
-        learning: Tensor | None = None
-        if self.heads > 1:
-            heads = torch.arange(self.heads, device=ids.device)
-            learning = prompt_folds(chosen, self.heads).unsqueeze(1) != heads
+        heads = torch.arange(self.heads, device=ids.device)
+        learning = (prompt_folds(chosen, self.heads)[:, None] != heads) if self.heads > 1 else None
         scores = (chosen_scores, rejected_scores, batch.margin)
         pairwise = pairwise_reward_loss(*scores, self.label_smoothing, self.center_coef, learning)
         metrics = {

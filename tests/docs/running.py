@@ -22,7 +22,8 @@ def typed(page: str) -> list[list[str]]:
 def run_small(words: Sequence[str], folder: Path) -> None:
     """Run a command with the configuration of a stage, made small by an overlay after it."""
     end = words.index("--config") + 2
-    stage = "sft" if words[end - 1].endswith("sft.yaml") else "ppo"
+    stem = Path(words[end - 1]).stem
+    stage = stem if stem in SMALL else "ppo"
     small = overlay(folder, f"small_{stage}", SMALL[stage])
     run(*words[:end], "--config", str(small), *words[end:])
 

@@ -162,6 +162,14 @@ def test_rewards_of_the_page_are_logged_and_add_up(fresh_workspace: Path) -> Non
     assert [key for key in metrics if key.startswith("rollout/score/")] == []
 
 
+def test_heads_are_trained_and_disagree(fresh_workspace: Path) -> None:
+    for words in typed("rewards.md")[1:3]:
+        run_small(words, fresh_workspace)
+    heads = AutoModelForSequenceClassification.from_pretrained("runs/quickstart/reward_heads")
+    assert heads.config.num_labels == 4
+    assert min(logged(LOGS / "ppo_heads")["rollout/score_spread"]) > 0
+
+
 def test_rewards_of_a_service(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from scorer import Scorer  # type: ignore[import-not-found]
 
@@ -173,7 +181,7 @@ def test_rewards_of_a_service(fresh_workspace: Path, monkeypatch: pytest.MonkeyP
     address = f"127.0.0.1:{server.server_port}"
     config.write_text(config.read_text().replace("localhost:8000", address))
     try:
-        run_small(typed("rewards.md")[1], fresh_workspace)
+        run_small(typed("rewards.md")[3], fresh_workspace)
     finally:
         server.shutdown()
         server.server_close()
@@ -181,7 +189,7 @@ def test_rewards_of_a_service(fresh_workspace: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_rewards_evaluate_policies(fresh_workspace: Path) -> None:
-    words = typed("rewards.md")[2]
+    words = typed("rewards.md")[4]
     run(*words, "--max_prompts", "2", "--max_new_tokens", "4", "--output", "report.json")
     for policy in report("report.json")["policies"].values():
         assert policy["rewards"]["length"]["mean"] == -policy["response_length"]
