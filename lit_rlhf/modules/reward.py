@@ -145,8 +145,7 @@ class RewardModule(StageModule):
         chosen_scores, rejected_scores = scores_from_hidden(self.model, hidden, mask).chunk(2)
         # as many heads learn from each pair, so that a share of the pairs is one of their losses
         share = n_rows / pairs
-        heads = torch.arange(self.heads, device=ids.device)
-        learning = (prompt_folds(chosen, self.heads)[:, None] != heads) if self.heads > 1 else None
+        learning = learning_heads(chosen, self.heads) if self.heads > 1 else None
         scores = (chosen_scores, rejected_scores, batch.margin)
         pairwise = pairwise_reward_loss(*scores, self.label_smoothing, self.center_coef, learning)
         metrics = {
@@ -241,12 +240,13 @@ class RewardModule(StageModule):
         self.write_network(self.model, folder, lm_head=self.lm_head)
 
 
-def prompt_folds(batch: TokenBatch, folds: int) -> Tensor:
-    """Fold of each dialogue, `[B]` long in [0, folds), by the CRC-32 of the ids of its prompt.
+def learning_heads(batch: TokenBatch, heads: int) -> Tensor:
+    """Which head learns from which dialogue, `[B, heads]` bool: all but that of the prompt's fold.
 
-    It depends on nothing else: pairs of one prompt are in one fold, in any batch and any run.
+    It is the CRC-32 of the prompt's ids modulo `heads`: one for all of its pairs in any run.
     """
     is_prompt = batch.attention_mask & (batch.completion_mask.cumsum(1) == 0)
     rows = zip(batch.input_ids.cpu(), is_prompt.cpu(), strict=True)
     sums = [zlib.crc32(ids[kept].numpy().tobytes()) for ids, kept in rows]
-    return torch.tensor(sums, device=batch.input_ids.device) % folds
+    folds = torch.tensor(sums, device=batch.input_ids.device) % heads
+    return folds.unsqueeze(1) != torch.arange(heads, device=folds.device)
