@@ -19,12 +19,14 @@ import json
 import math
 import resource
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jsonargparse import auto_cli
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.drawing import COLORS, STYLE, finish_axis, save, window_means
@@ -190,37 +192,76 @@ def gold_within(result: Mapping[str, Any], budget: float) -> float:
     return max(within, default=math.nan)
 
 
-def compare(arm: Sequence[float], base: Sequence[float]) -> str:
-    """The verdict of `CRITERION` on an arm, by the gold of each seed."""
-    if not len(arm) == len(base) == len(SEEDS):
-        return "open"
-    differences = [a - b for a, b in zip(arm, base, strict=True)]
-    if all(difference > MARGIN for difference in differences):
-        return "better"
-    if all(difference < -MARGIN for difference in differences):
-        return "worse"
-    return "no difference shown"
+class Study(NamedTuple):
+    """How arms are compared.
+
+    Attributes:
+        seeds: Number of seeds; with fewer results a verdict is open.
+        margin: What an arm has to differ by in each seed.
+        measures: What arms are compared by, from a result: the head of its column by function.
+        timed: Seeds whose runs tell the cost.
+    """
+
+    seeds: int
+    margin: float
+    measures: dict[str, Callable[[Mapping[str, Any]], float]]
+    timed: Sequence[int]
+
+    def compare(self, arm: Sequence[float], base: Sequence[float]) -> str:
+        """The verdict of the criterion on an arm, by a measure of each seed."""
+        if not len(arm) == len(base) == self.seeds:
+            return "open"
+        differences = [a - b for a, b in zip(arm, base, strict=True)]
+        if all(difference > self.margin for difference in differences):
+            return "better"
+        if all(difference < -self.margin for difference in differences):
+            return "worse"
+        return "no difference shown"
+
+
+LAB: Final = Study(
+    len(SEEDS),
+    MARGIN,
+    {"held-out gold at the end, above SFT's": lambda r: r["gold"] - r["sft_gold"]}
+    | {
+        f"best gold within sqrt(KL) {budget}": partial(gold_within, budget=budget)
+        for budget in BUDGETS
+    },
+    TIMED,
+)
 
 
 def report() -> None:
     """Write the tables and the figure of the results."""
     arms = by_arm(read_runs(RESULTS).values())
-    tables = f"{build_table(arms)}\n{build_best_of_table(read_runs(RESULTS).values())}"
+    tables = f"{build_table(arms, LAB)}\n{build_best_of_table(read_runs(RESULTS).values())}"
     write_text(TABLES, f"{CRITERION}\n\n{tables}")
     with rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.0))
         axis = figure.subplots()
-        for color, (arm, results) in zip(COLORS, arms.items(), strict=False):
-            for index, result in enumerate(results):
-                golds, kls = (smooth(result["courses"][name]) for name in ("gold", "kl"))
-                roots = [math.sqrt(max(kl, 0.0)) for kl in kls]
-                label = arm if index == 0 else None
-                axis.plot(roots, golds, color=color, linewidth=1.1, label=label)
+        draw_courses(axis, arms, roots_of_kl)
         axis.set_xlabel("square root of KL to the reference, nats per response")
         axis.set_title(f"gold reward of the rollouts, {len(SEEDS)} seeds each")
         axis.legend()
-        finish_axis(axis)
         save(figure, FIGURE)
+
+
+def roots_of_kl(result: Mapping[str, Any]) -> list[float]:
+    """Square roots of a run's KL, smoothed."""
+    return [math.sqrt(max(kl, 0.0)) for kl in smooth(result["courses"]["kl"])]
+
+
+def draw_courses(
+    axis: Axes,
+    arms: Mapping[str, Sequence[Mapping[str, Any]]],
+    places: Callable[[Mapping[str, Any]], Sequence[float]],
+) -> None:
+    """Draw the gold of each run over what `places` takes from it."""
+    for color, (arm, results) in zip(COLORS, arms.items(), strict=False):
+        for index, result in enumerate(results):
+            golds, label = smooth(result["courses"]["gold"]), arm if index == 0 else None
+            axis.plot(places(result), golds, color=color, linewidth=1.1, label=label)
+    finish_axis(axis)
 
 
 def build_best_of_table(results: Iterable[Mapping[str, Any]]) -> str:
@@ -239,34 +280,27 @@ def by_arm(results: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, 
     return {arm: [result for result in ordered if result["arm"] == arm] for arm in ARMS}
 
 
-def build_table(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """One row per arm: gold at the end and within KL budgets, verdicts, length and cost."""
-    measures = {
-        "end": {arm: [r["gold"] - r["sft_gold"] for r in rs] for arm, rs in arms.items()},
-        **{
-            str(budget): {arm: [gold_within(r, budget) for r in rs] for arm, rs in arms.items()}
-            for budget in BUDGETS
-        },
-    }
+def build_table(arms: Mapping[str, Sequence[Mapping[str, Any]]], study: Study) -> str:
+    """One row per arm: measures of each seed with verdicts, KL and length at the end, and cost."""
     rows = []
     for arm, results in arms.items():
         if not results:
             continue
         cells = [arm]
-        for measure in measures.values():
-            values = measure[arm]
-            verdict = "" if arm == "ppo_max" else f"; {compare(values, measure['ppo_max'])}"
+        for measure in study.measures.values():
+            values = [measure(result) for result in results]
+            base = [measure(result) for result in arms["ppo_max"]]
+            verdict = "" if arm == "ppo_max" else f"; {study.compare(values, base)}"
             cells.append(f"{', '.join(f'{value:.2f}' for value in values)}{verdict}")
         kls, lengths = (
             statistics.fmean(smooth(r["courses"][name])[-1] for r in results)
             for name in ("kl", "response_length")
         )
-        seconds = [r["cpu_seconds"] for r in results if r["seed"] in TIMED]
+        seconds = [r["cpu_seconds"] for r in results if r["seed"] in study.timed]
         cost = f"{statistics.fmean(seconds):.0f}" if seconds else "-"
         rows.append([*cells, f"{math.sqrt(max(kls, 0.0)):.2f}", f"{lengths:.1f}", cost])
-    budgets = [f"best gold within sqrt(KL) {budget}" for budget in BUDGETS]
-    head = ["arm", "held-out gold at the end, above SFT's", *budgets]
-    return table([*head, "sqrt(KL) at the end", "tokens per response", "CPU seconds"], rows)
+    head = ["arm", *study.measures, "sqrt(KL) at the end", "tokens per response", "CPU seconds"]
+    return table(head, rows)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -27,6 +28,7 @@ from lit_callbacks.runs import read_run
 from lit_rlhf.files import write_json_lines
 
 RESULTS = Path(__file__).parent / "results" / "examples.jsonl"
+ARITHMETIC = CONFIGS / "examples" / "arithmetic.yaml"
 REWARD_AND_TRUTH = {
     "sentiment": ("cheerful", "one_sentence"),
     "list": ("last_number", "whole"),
@@ -79,26 +81,35 @@ def read_log(name: str, log: Path) -> dict[str, Any]:
 def unseen(model: str, seed: int, output_dir: str) -> None:
     """Evaluate the model, and the policy trained from it, on the sums that no iteration had."""
     root = Path(output_dir).resolve()
-    config = yaml.safe_load((CONFIGS / "examples" / "arithmetic.yaml").read_text("utf-8"))
-    options = config["model"]["init_args"]
-    seen = {row["prompt"] for row in config["data"]["init_args"]["train_sources"][0]["path"]}
-    prompts, report = root / "unseen.jsonl", root / f"unseen_{seed}.json"
-    sums = [(f"What is {a} + {b}?", a + b) for a, b in product(range(2, 10), repeat=2)]
-    rows = [{"prompt": text, "answer": total} for text, total in sums if text not in seen]
-    write_json_lines(prompts, rows)
-    command = ["-m", "lit_rlhf", "evaluate", "--policies", str(Path(model).resolve())]
-    command += [str(root / f"arithmetic_{seed}"), "--prompts", str(prompts)]
-    command += ["--rewards", json.dumps(options["rewards"]), "--samples_per_prompt", "4"]
-    command += ["--max_new_tokens", str(options["sampling"]["max_new_tokens"])]
-    command += ["--output", str(report), *ON_POLICY]
+    report = root / f"unseen_{seed}.json"
+    command = ask_unseen([Path(model).resolve(), root / f"arithmetic_{seed}"], report)
 
     def collect() -> dict[str, Any]:
         policies = json.loads(report.read_text("utf-8"))["policies"]
         scores = {name: row["rewards"]["right"] for name, row in policies.items()}
-        return {"sums": len(rows), "right": scores}
+        return {"sums": len(unseen_sums()), "right": scores}
 
     label = f"unseen_{seed}"
+    command += ["--samples_per_prompt", "4"]
     write_run(RESULTS, label, run_step(Step(label, 1, command, collect), root, 1)["result"])
+
+
+def unseen_sums() -> list[dict[str, Any]]:
+    """The sums of numbers from 2 to 9 that `arithmetic` does not have."""
+    config = yaml.safe_load(ARITHMETIC.read_text("utf-8"))
+    seen = {row["prompt"] for row in config["data"]["init_args"]["train_sources"][0]["path"]}
+    sums = [(f"What is {a} + {b}?", a + b) for a, b in product(range(2, 10), repeat=2)]
+    return [{"prompt": text, "answer": total} for text, total in sums if text not in seen]
+
+
+def ask_unseen(policies: Sequence[Path], report: Path) -> list[str]:
+    """The command that evaluates policies on the unseen sums; its prompts are beside `report`."""
+    prompts = write_json_lines(report.with_suffix(".prompts.jsonl"), unseen_sums())
+    options = yaml.safe_load(ARITHMETIC.read_text("utf-8"))["model"]["init_args"]
+    command = ["-m", "lit_rlhf", "evaluate", "--policies", *map(str, policies)]
+    command += ["--prompts", str(prompts), "--rewards", json.dumps(options["rewards"])]
+    command += ["--max_new_tokens", str(options["sampling"]["max_new_tokens"])]
+    return [*command, "--output", str(report), *ON_POLICY]
 
 
 def make_table(runs: dict[str, dict[str, Any]]) -> str:

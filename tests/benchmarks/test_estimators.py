@@ -9,11 +9,11 @@ import pytest
 from benchmarks import estimators
 from benchmarks.estimators import (
     ARMS,
+    LAB,
     SEEDS,
     TABLES,
     build_best_of_table,
     build_table,
-    compare,
     gold_within,
     report,
 )
@@ -41,11 +41,11 @@ def result(seed: int, arm: str, gold: float) -> dict[str, Any]:
 )
 def test_an_arm_differs_if_it_does_in_each_seed(arm: list[float], verdict: str) -> None:
     rest = [arm[-1]] * (len(SEEDS) - 3)
-    assert compare([*arm, *rest], [1.0] * len(SEEDS)) == verdict
+    assert LAB.compare([*arm, *rest], [1.0] * len(SEEDS)) == verdict
 
 
 def test_a_missing_seed_leaves_a_verdict_open() -> None:
-    assert compare([1.2, 1.3], [1.0, 1.0]) == "open"
+    assert LAB.compare([1.2, 1.3], [1.0, 1.0]) == "open"
 
 
 def test_gold_counts_within_the_budget_alone() -> None:
@@ -84,5 +84,5 @@ def test_report_has_a_row_per_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_page_has_the_table() -> None:
     results = estimators.read_runs(estimators.RESULTS).values()
     page = (ROOT / "docs" / "estimators.md").read_text("utf-8")
-    assert build_table(estimators.by_arm(results)) in page
+    assert build_table(estimators.by_arm(results), LAB) in page
     assert build_best_of_table(results) in page
