@@ -70,7 +70,7 @@ def world(
 def sample_preferences(
     policy: str,
     world: str,
-    output: str | None,
+    output: str,
     pairs: int = 12000,
     seed: int = 0,
     max_new_tokens: int = 48,

@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -37,7 +38,9 @@ def preferences(world: Path, output: Path) -> list[str]:
 
 def sampled(world: Path, pairs: int, seed: int = 0) -> list[dict[str, str]]:
     few = {"max_new_tokens": 4, "batch_size": 3, "device": "cpu"}
-    return sample_preferences(str(world / "base"), str(world), None, pairs, seed, **few)
+    with TemporaryDirectory() as folder:
+        output = f"{folder}/pairs.jsonl"
+        return sample_preferences(str(world / "base"), str(world), output, pairs, seed, **few)
 
 
 def test_a_world_has_the_sizes_asked_for(world: Path) -> None:
@@ -128,4 +131,4 @@ def test_equal_responses_are_replaced_until_a_policy_is_given_up(world: Path) ->
 def test_a_policy_that_cuts_the_prompts_is_refused(world: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path / "policy", max_length=16)
     with pytest.raises(ValueError, match=r"takes the world's prompts whole, got .* 16 tokens"):
-        sample_preferences(policy, str(world), None, pairs=2)
+        sample_preferences(policy, str(world), str(tmp_path / "pairs.jsonl"), pairs=2)
