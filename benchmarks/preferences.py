@@ -187,6 +187,7 @@ class Preferences(Benchmark):
         command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
         command += [str(self.path("judged", name, f"{side}.jsonl")) for side in sides]
         command += ["--judge.model", self.judge, "--judge.criteria", "[helpful]"]
+        command += ["--judge.timeout", "600"]  # seconds: a judge on one core is slow
         command += ["--judge.base_url", self.judge_url] if self.judge_url else []
         command += ["--judge.folder", str(self.path("judge")), "--output", str(output)]
 
