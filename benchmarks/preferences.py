@@ -21,11 +21,14 @@ people on 60 % of them; a tie counts as half, and a pair that it cannot judge as
 complete responses, which ended before the limit, stands beside that of all without deciding: where
 only the latter rises, the gain is likely one of ending. Gold at SFT's length, which does not decide
 either, was added after the first seed: the mean less what the other length is worth by the least
-squares line through SFT's responses.
+squares line through SFT's responses. Relevance, which does not decide, was added after all seeds,
+since many responses of vanilla PPO were found beside the question: the cosine of a response's
+embedding and its question's, the last message before it, by a sentence encoder.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Sequence
@@ -34,15 +37,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jsonargparse import auto_cli
+from torch import Tensor
+from torch.nn.functional import normalize
+from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.drawing import save
-from benchmarks.known_truth.criterion import SAMPLES, judge, read_arms
+from benchmarks.known_truth.criterion import SAMPLES, judge, paired_difference, read_arms
 from benchmarks.known_truth.page import (
     NAMES,
     draw,
     format_best_of,
     format_flags,
+    format_interval,
     format_seeds,
     format_verdict,
 )
@@ -77,6 +85,8 @@ JUDGED_PAIRS, LEAST_AGREEMENT = 200, 0.6
 SHOWN = 20
 """Prompts whose responses are on the page, drawn by the seed."""
 ARMS = ("ppo_vanilla", "ppo_max")
+WINDOW = 10
+"""Iterations whose mean is compared with others' for gold and length."""
 CURVES = {
     "rollout/score/reward": "proxy, SFT's deviations above SFT",
     "rollout/score/gold": "gold",
@@ -95,12 +105,14 @@ class Preferences(Benchmark):
         ppo_precision: The trainer's precision in PPO.
         judge: Name of the judge as its endpoint knows it; empty: none.
         judge_url: Base URL of the OpenAI-compatible endpoint.
+        encoder: Folder of a sentence encoder with mean pooling; empty: none.
     """
 
     gold_base: str = ""
     ppo_precision: Precision = "bf16-mixed"
     judge: str = ""
     judge_url: str = ""
+    encoder: str = ""
 
     def write_data(self) -> None:
         """Write the parts of the data, short demonstrations, prompts, and pairs for the judge."""
@@ -133,13 +145,17 @@ class Preferences(Benchmark):
         gold = self.fit("gold", 1, "reward", self.gold_base, network=LORA, head_seed=GOLD_SEED)
         steps = [self.fit("sft", 1, "sft", self.base), self.fit("reward", 1, "reward", "sft")]
         steps += [self.report("reward", 1), gold, self.report("gold", 1, self.gold_base)]
-        return [*steps, self.ask("people", ("chosen", "rejected"))] if self.judge else steps
+        sides = ("chosen", "rejected")
+        steps += [self.measure_relevance("people", sides)] if self.encoder else []
+        return [*steps, self.ask("people", sides)] if self.judge else steps
 
     def seed_steps(self, seed: int, judged: bool) -> list[Step]:
         """Steps of a seed, with the judge's if it agrees with people."""
         ppo = replace(self, precision=self.ppo_precision)
         steps = [ppo.fit_ppo(f"{arm}_{seed}", 2, seed, FACTOR) for arm in ARMS]
         steps.append(self.evaluate_seed(seed))
+        if self.encoder:
+            steps.append(self.measure_relevance(f"policies_{seed}", tuple(NAMES)))
         return [*steps, self.ask(f"policies_{seed}", tuple(NAMES))] if judged else steps
 
     def evaluate_seed(self, seed: int) -> Step:
@@ -181,6 +197,14 @@ class Preferences(Benchmark):
         command = [*step.command, "--samples_per_prompt", str(SAMPLES)]
         return step._replace(command=command, collect=collect)
 
+    def measure_relevance(self, name: str, sides: Sequence[str]) -> Step:
+        """A step that measures how near responses are to their own questions, and to the next."""
+        output = self.path("measures", f"relevance_{name}.json")
+        folder = self.path("judged", name)
+        command = ["-m", "benchmarks.preferences", "relevance", self.encoder, str(folder)]
+        command += [json.dumps(sides), str(output)]
+        return Step(f"relevance_{name}", 3, command, lambda: read_json(output))
+
     def ask(self, name: str, sides: Sequence[str]) -> Step:
         """A step that asks the judge which of two files' responses is more helpful."""
         output = self.path("measures", f"judge_{name}.json")
@@ -206,6 +230,39 @@ def agreement(row: dict[str, Any]) -> float:
     return float((found["lose"] + found["tie"] / 2) * found["n"] / (found["n"] + row["invalid"]))
 
 
+def relevance(encoder: str, folder: str, sides: list[str], output: str) -> None:
+    """Measure the cosine of each response with its question, and with the next row's.
+
+    Args:
+        encoder: Folder of a sentence encoder with mean pooling.
+        folder: Folder with files of rows with a prompt and a response.
+        sides: Their names.
+        output: JSON file for the cosines of each file.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    model = AutoModel.from_pretrained(encoder).eval()
+
+    @torch.inference_mode()
+    def embed(texts: Sequence[str]) -> Tensor:
+        vectors = []
+        for text in texts:  # one by one, so that there is no padding
+            ids = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
+            vectors.append(model(**ids).last_hidden_state.mean(1))
+        return normalize(torch.cat(vectors), dim=1)
+
+    found = {}
+    for side in sides:
+        rows = read_lines(Path(folder) / f"{side}.jsonl")
+        questions = embed([row["prompt"][-1]["content"] for row in rows])
+        responses = embed([row["response"] for row in rows])
+        pairs = {"own": questions, "next": questions.roll(-1, 0)}
+        found[side] = {
+            name: [round(value, 4) for value in (responses * of).sum(1).tolist()]
+            for name, of in pairs.items()
+        }
+    write_text(output, json.dumps(found) + "\n")
+
+
 def run(
     base: str,
     gold_base: str,
@@ -217,6 +274,7 @@ def run(
     ppo_precision: Precision = "bf16-mixed",
     judge: str = "",
     judge_url: str = "",
+    encoder: str = "",
     results: str = str(RESULTS),
 ) -> None:
     """Do the steps that are missing.
@@ -233,6 +291,7 @@ def run(
             instructions for bfloat16.
         judge: Name of the judge as its endpoint knows it; empty: no judge.
         judge_url: Base URL of the OpenAI-compatible endpoint; empty: OpenAI's.
+        encoder: Folder of a sentence encoder with mean pooling; empty: relevance is not measured.
         results: File of the results.
 
     Raises:
@@ -247,6 +306,7 @@ def run(
         ppo_precision=ppo_precision,
         judge=judge,
         judge_url=judge_url,
+        encoder=str(Path(encoder).resolve()) if encoder else "",
     )
     settings: dict[str, Any] = {"sizes": asdict(sizes), "ppo_precision": ppo_precision}
     settings |= {"judge": judge} if judge else {}
@@ -302,7 +362,8 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
     common, done = results["common"], complete_seeds(results)
     text = INTRODUCTION.read_text("utf-8").format(seeds=len(SEEDS), done=len(done))
     if done:
-        text += f"## All seeds\n\n{format_seeds(done, 'gold')}\n{format_flags(done, 'gold')}\n"
+        text += f"## All seeds\n\n{format_seeds(done, 'gold')}\n{format_lengths(done)}\n"
+        text += f"{format_flags(done, 'gold')}\n"
     reports = {name: common[f"report_{name}"]["result"] for name in ("reward", "gold")}
     rows = [
         [name, "{accuracy:.1%} [{low:.1%}, {high:.1%}]".format_map(found["accuracy"])]
@@ -314,7 +375,52 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
         kept = "asked" if share >= LEAST_AGREEMENT else "dropped by the rule"
         name = results["settings"]["judge"]
         text += f"The judge, {name}, agrees with people on {share:.0%} of the pairs: {kept}.\n\n"
+    if "relevance_people" in common:
+        text += format_relevance(common["relevance_people"]["result"], done)
     return text + "".join(f"## Seed {seed}\n\n{_format_seed(row)}" for seed, row in done.items())
+
+
+def format_lengths(done: dict[int, dict[str, Any]]) -> str:
+    """Say how closely gold follows the length of responses over each run."""
+
+    def correlation(run: dict[str, Any]) -> float:
+        courses = [
+            run["result"]["curves"][f"rollout/{key}"] for key in ("score/gold", "response_length")
+        ]
+        means = [np.mean(np.reshape(values, (-1, WINDOW)), axis=1) for values in courses]
+        return float(np.corrcoef(means)[0, 1])
+
+    found = [
+        ", ".join(f"{correlation(row['steps'][arm]):.2f}" for row in done.values()) for arm in ARMS
+    ]
+    return (
+        f"Correlation of gold and length over a run, in means of {WINDOW} iterations: {found[0]} "
+        f"(vanilla PPO) and\n{found[1]} (PPO-max).\n"
+    )
+
+
+def format_relevance(
+    people: dict[str, dict[str, list[float]]], done: dict[int, dict[str, Any]]
+) -> str:
+    """Format how near responses are to their questions: people's, and those of each seed."""
+    own, rejected = (np.array(people[side]["own"]) for side in ("chosen", "rejected"))
+    head = [f"relevance: {name}" for name in NAMES.values()]
+    pairs = (("ppo_vanilla", "sft"), ("ppo_max", "sft"), ("ppo_max", "ppo_vanilla"))
+    head += [f"{NAMES[first]} - {NAMES[second]}" for first, second in pairs]
+    rows = []
+    for seed, row in done.items():
+        found = row["steps"]["relevance_policies"]["result"]
+        near = {name: np.array(found[name]["own"]) for name in NAMES}
+        differences = (paired_difference(near[first], near[second]) for first, second in pairs)
+        means = (f"{near[name].mean():.2f}" for name in NAMES)
+        rows.append([seed, *means, *map(format_interval, differences)])
+    return (
+        f"## Relevance\n\n{table(['seed', *head], rows)}\nThe first of a policy's samples for each "
+        f"prompt. Of {len(own)} pairs of people, the chosen response is the more\nrelevant one in "
+        f"{np.mean(own > rejected):.0%}; chosen responses have {own.mean():.2f}, rejected ones "
+        f"{rejected.mean():.2f}, and chosen ones to the question of another pair\n"
+        f"{np.mean(people['chosen']['next']):.2f}.\n\n"
+    )
 
 
 def _format_seed(row: dict[str, Any]) -> str:
@@ -358,4 +464,4 @@ def _format_seed(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    auto_cli([run, report])
+    auto_cli([run, relevance, report])

@@ -3,6 +3,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from benchmarks.known_truth.page import draw
 from benchmarks.preferences import (
@@ -16,9 +20,12 @@ from benchmarks.preferences import (
     agreement,
     complete_seeds,
     format_page,
+    relevance,
     run,
 )
+from benchmarks.pretrained import read_json
 from benchmarks.results_file import read_runs, write_run
+from lit_rlhf.files import write_json_lines
 from tests.benchmarks.test_pretrained import options_of
 
 
@@ -52,9 +59,17 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     right = {"accuracy": {"accuracy": 0.6, "low": 0.5, "high": 0.7}}
     common = {f"report_{name}": {"result": right} for name in ("reward", "gold")}
     common["judge_people"] = {"result": {"rejected": people}}
-    curves = {key: [1.0, 1.0, 3.0, 3.0, 5.0] for key in CURVES}
+    curves = {key: [1.0] * 10 + [3.0] * 20 for key in CURVES}
+    curves["rollout/score/reward"] = [1.0, 1.0, 3.0, 3.0] + [5.0] * 26
+    curves["rollout/response_length"] = [4.0] * 10 + [8.0] * 10 + [4.0] * 10
     flagged = {"flagged_at": 7, "reasons": "KL", "curves": curves}
-    seed = {"policies_3": {"result": policies}, **{f"{arm}_3": {"result": flagged} for arm in ARMS}}
+    near = {"sft": [0.2, 0.4], "ppo_vanilla": [0.1, 0.3], "ppo_max": [0.5, 0.7]}
+    cosines = {name: {"own": values, "next": [0.0, 0.1]} for name, values in near.items()}
+    common["relevance_people"] = {
+        "result": {"chosen": cosines["ppo_max"], "rejected": {"own": [0.6, 0.6]}}
+    }
+    seed = {"policies_3": {"result": policies}, "relevance_policies_3": {"result": cosines}}
+    seed |= {f"{arm}_3": {"result": flagged} for arm in ARMS}
     results = {"settings": {"judge": "Q"}, "common": common, "seed_3": seed, "seed_4": {}}
     page = format_page(results)
     assert "The judge, Q, agrees with people on 50% of the pairs: dropped by the rule" in page
@@ -62,11 +77,42 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     assert "| PPO-max | 2.50 | 5.25 | 5.50 | 5.00 | 1.0 | 9.0 | 50% | I am (50%) | 1.00 |" in page
     assert "1 exploited: yes, 2 improved: yes, 3 beats best of 4: yes" in page
     assert "| SFT | Hi? | A b |" in page
+    assert "| 3 | 0.30 | 0.20 | 0.60 | -0.10 [-0.10, -0.10] | +0.30 [+0.30, +0.30] |" in page
+    assert "relevant one in 50%; chosen responses have 0.60, rejected ones 0.60" in page
     assert "| 3 | vanilla PPO | 7 | right | KL |" in page
     assert "| 3 | PPO-max | 7 | wrong | KL |" in page
+    # deviations of (-2, 1, 1) / 3 and (-1, 2, -1) / 3
+    assert "iterations: 0.50 (vanilla PPO) and\n0.50 (PPO-max)" in page
     lines = draw(complete_seeds(results).values(), CURVES).axes[0].lines
     # the mean of the first four, less SFT's mean of 0.5, over its deviation of 0.5
     assert [line.get_ydata()[0] for line in lines] == [3.0, 3.0]
+
+
+def test_relevance_is_the_cosine_with_the_own_question_and_the_next(tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=9,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        pad_token_id=0,
+    )
+    BertModel(config).save_pretrained(tmp_path)
+    words = {word: n for n, word in enumerate(("[PAD]", "[UNK]", "a", "b"))}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    turns = [{"role": "user", "content": "b"}, {"role": "user", "content": "a"}]
+    rows = [
+        {"prompt": turns, "response": "a"},
+        {"prompt": turns[::-1], "response": "a a b"},
+    ]
+    write_json_lines(tmp_path / "sft.jsonl", rows)
+    relevance(str(tmp_path), str(tmp_path), ["sft"], str(tmp_path / "output.json"))
+    found = read_json(tmp_path / "output.json")["sft"]
+    assert found["own"][0] == pytest.approx(1.0)
+    assert found["own"][1] < 1
+    assert found["next"][0] < 1
 
 
 def test_page_is_of_the_committed_results() -> None:
