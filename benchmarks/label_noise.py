@@ -10,17 +10,23 @@ so that it is known which are wrong. Test pairs have other prompts and keep thei
 models have the quickstart's options. Strength is of `lit_rlhf reward strength` with its defaults,
 and every remedy is given the true share of flipped labels, which has to be guessed elsewhere.
 
-PPO on the reward models is not part of it. `CRITERION` was fixed before the first result, after a
-trial on seed 0 with 2,293 pairs and a fifth flipped, which set the number of pairs: the AUC was
-0.80, and the accuracy 0.79 without flips and 0.67 with them. Since then, before any result was
-looked at, test pairs became 1,200 instead of 1,500, as a seed has no more, and runs without flips
-lost their strength and remedies. Differences are rounded since the results at 20 %: 12 of 1,200
-pairs, the 0.01 of the criterion, were a little more than 0.01 as floating-point numbers. The result
-of each run is a line of `benchmarks/results/label_noise.jsonl`, and none is repeated.
+PPO-max then learns from each reward model for half of the quickstart's iterations, and is judged by
+gold on held-out prompts.
+
+`CRITERION` was fixed before the first result, after a trial on seed 0 with 2,293 pairs and a fifth
+flipped, which set the number of pairs: the AUC was 0.80, and the accuracy 0.79 without flips and
+0.67 with them. Since then, before any result was looked at, test pairs became 1,200 instead of
+1,500, as a seed has no more, and runs without flips lost their strength and remedies. Differences
+are rounded since the results at 20 %: 12 of 1,200 pairs, the 0.01 of the criterion, were a little
+more than 0.01 as floating-point numbers. After the results of seeds 61 to 63 at 0, 20 and 30 %, and
+before all others, seeds 64 and 65 were added, and PPO with its part of the criterion, for which all
+was trained again. The result of each run is a line of `benchmarks/results/label_noise.jsonl`, and
+none is repeated.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,14 +43,15 @@ from benchmarks.reproduce.running import versions
 from benchmarks.results_file import read_lines, read_run, read_runs, table, write_run
 from lit_rlhf.data import DataSource
 from lit_rlhf.files import write_json_lines, write_text
-from lit_rlhf.tools.commands.quickstart import Quickstart
+from lit_rlhf.tools.commands.evaluate import EvaluateOptions, evaluate
+from lit_rlhf.tools.commands.quickstart import GOLD, Quickstart
 from lit_rlhf.tools.commands.reward import fit_reward_model, measure_strength, relabel
 from lit_rlhf.tools.evaluation.reward_report import score_pairs
 from lit_rlhf.tools.lab import gold_reward
 
 RESULTS = Path(__file__).resolve().parent / "results" / "label_noise.jsonl"
 TABLES = RESULTS.with_suffix(".md")
-SEEDS: Final = (61, 62, 63)
+SEEDS: Final = (61, 62, 63, 64, 65)
 RATES: Final = (0.0, 0.1, 0.2, 0.3)
 """Shares of flipped labels."""
 REMEDIES: Final = ("flip", "remove", "margin", "smoothing")
@@ -54,11 +61,17 @@ WANTED: Final = 0.8
 """AUC that is wanted."""
 MARGIN: Final = 0.01
 """Accuracy by which a remedy has to differ."""
+GOLD_MARGIN: Final = 0.1
+"""Gold after PPO by which a remedy has to differ."""
 CRITERION: Final = (
     f"Strength finds the flipped pairs of a share if its AUC is at least {WANTED} with each seed. "
     "A remedy is better (worse) than none if the accuracy of its reward model on the test pairs "
-    f"is higher (lower) by more than {MARGIN} with each seed; else no difference is shown."
+    f"is higher (lower) by more than {MARGIN} with each seed; else no difference is shown. "
+    f"By PPO it is better (worse) if the gold of its policy is higher (lower) by more than "
+    f"{GOLD_MARGIN} with each seed."
 )
+ITERATIONS, BATCH = 35, 128
+"""Iterations of PPO, and responses of each."""
 Pair = dict[str, Any]
 
 
@@ -85,7 +98,7 @@ def run_one(output_dir: str, seed: int, rate: float) -> None:
     model, folder = str(root / "sft"), root / f"flipped_{rate}"
     pairs = write_json_lines(folder / "pairs.jsonl", given)
     strengths = str(folder / "strengths.jsonl")
-    result: dict[str, Any] = {"seed": seed, "rate": rate, "accuracy": {}}
+    result: dict[str, Any] = {"seed": seed, "rate": rate, "accuracy": {}, "gold": {}}
     if rate:  # else there is nothing to find
         measured = measure_strength(
             model, [str(pairs)], ["quickstart/reward"], strengths, seed=seed, device="cpu"
@@ -109,10 +122,41 @@ def run_one(output_dir: str, seed: int, rate: float) -> None:
             result["accuracy"][remedy] = float((score(trained, test) > 0).double().mean())
             if rate and remedy == "none":
                 result["auc_in_sample"] = auc(score(trained, given), flipped)
+            train_policy(stages, trained, remedy)
+        result["gold"][remedy] = measure_gold(stages, remedy)
+    result["sft_gold"] = measure_gold(stages, "sft")
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     result["cpu_seconds"] = round(sum(used.ru_utime + used.ru_stime for used in usage), 1)
     result["versions"] = versions()
     write_run(RESULTS, run_name(seed, rate), result)
+
+
+def train_policy(stages: Quickstart, reward: str, name: str) -> None:
+    """Train PPO-max on a reward model, to a folder beside the other stages."""
+    own = {
+        "trainer": {"callbacks": [], "limit_val_batches": 0},
+        "model": {"init_args": {"rewards": {reward: 1.0}}},
+        "data": {"init_args": {"samples_per_epoch": ITERATIONS * BATCH}},
+    }
+    overlay = write_text(stages.root / "configs" / f"own_{name}.yaml", json.dumps(own) + "\n")
+    folder = f"--model.output_dir={stages.root / name}"
+    stages.fit_ppo(("ppo_max.yaml", overlay), "--name", name, folder)
+
+
+def measure_gold(stages: Quickstart, name: str) -> float:
+    """Mean gold of a policy's responses to the held-out prompts."""
+    options = EvaluateOptions(
+        policies=[str(stages.root / name)],
+        prompts=str(stages.root / "world" / "prompts_heldout.jsonl"),
+        rewards={f"{GOLD}:gold_reward": 1.0},
+        max_new_tokens=48,
+        temperature=1.0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        seed=stages.seed,
+    )
+    (policy,) = evaluate(options)["policies"].values()
+    return round(float(policy["rewards"]["gold_reward"]["mean"]), 4)
 
 
 def run_name(seed: int, rate: float) -> str:
@@ -197,9 +241,9 @@ def report() -> None:
 
 
 def build_tables(results: Iterable[Mapping[str, Any]]) -> str:
-    """What strength finds, and the accuracy after each remedy, by share of flipped labels."""
+    """What strength finds, and accuracy and gold after each remedy, by share of flipped labels."""
     by_seed = sorted(results, key=lambda result: int(result["seed"]))
-    finding, accuracy = [], []
+    finding, accuracy, golds = [], [], []
     for rate in RATES:
         runs = [result for result in by_seed if result["rate"] == rate]
         if not runs:
@@ -214,14 +258,29 @@ def build_tables(results: Iterable[Mapping[str, Any]]) -> str:
                 join(result["negative"] for result in runs),
             ]
             finding.append([f"{rate:.0%}", *cells])
-        cells = [f"{rate:.0%}", join((result["accuracy"]["none"] for result in runs), ".3f")]
-        for remedy in REMEDIES if rate else ():
-            gains = [result["accuracy"][remedy] - result["accuracy"]["none"] for result in runs]
-            cells.append(f"{join(gains, '+.3f')}; {compare(gains)}")
-        accuracy.append(cells + [""] * (2 + len(REMEDIES) - len(cells)))
+        accuracy.append([f"{rate:.0%}", *compare_remedies(runs, "accuracy", ".3f", MARGIN)])
+        cells = [f"{rate:.0%}", join(result["sft_gold"] for result in runs)]
+        golds.append([*cells, *compare_remedies(runs, "gold", ".2f", GOLD_MARGIN)])
     head = ["flipped", "AUC", "", "AUC of a model trained on the pairs"]
     head += ["flipped among as many weakest", "strength below 0"]
-    return f"{table(head, finding)}\n{table(['flipped', 'none', *REMEDIES], accuracy)}"
+    tables = [
+        table(head, finding),
+        table(["flipped", "none", *REMEDIES], accuracy),
+        table(["flipped", "SFT", "none", *REMEDIES], golds),
+    ]
+    return "\n".join(tables)
+
+
+def compare_remedies(
+    runs: Sequence[Mapping[str, Any]], measure: str, form: str, margin: float
+) -> list[str]:
+    """Cells of a measure: its values without a remedy, and the gain of each with a verdict."""
+    cells = [join((run[measure]["none"] for run in runs), form)]
+    for remedy in REMEDIES:
+        known = [run[measure] for run in runs if remedy in run[measure]]
+        gains = [values[remedy] - values["none"] for values in known]
+        cells.append(f"{join(gains, '+' + form)}; {compare(gains, margin)}" if gains else "")
+    return cells
 
 
 def join(values: Iterable[float], form: str = ".2f") -> str:
@@ -236,14 +295,14 @@ def find_verdict(aucs: Sequence[float]) -> str:
     return "found" if all(value >= WANTED for value in aucs) else "not found"
 
 
-def compare(gains: Sequence[float]) -> str:
-    """The verdict of `CRITERION` on a remedy, by its gain in accuracy with each seed."""
+def compare(gains: Sequence[float], margin: float = MARGIN) -> str:
+    """The verdict of `CRITERION` on a remedy, by its gain in accuracy or gold with each seed."""
     if len(gains) != len(SEEDS):
         return "open"
     exact = [round(gain, 9) for gain in gains]  # 12 of 1200 pairs are 0.01, and not more
-    if all(gain > MARGIN for gain in exact):
+    if all(gain > margin for gain in exact):
         return "better"
-    return "worse" if all(gain < -MARGIN for gain in exact) else "no difference shown"
+    return "worse" if all(gain < -margin for gain in exact) else "no difference shown"
 
 
 if __name__ == "__main__":

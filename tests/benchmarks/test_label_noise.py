@@ -19,6 +19,7 @@ from benchmarks.label_noise import (
 from benchmarks.results_file import read_runs
 from tests.docs.blocks import ROOT
 
+NOT_SHOWN = "no difference shown"
 PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"
 
 
@@ -29,9 +30,11 @@ def pair(chosen: str, rejected: str, prompt: str = PROMPT) -> dict[str, Any]:
 def result(seed: int, rate: float, gain: float, strength: float) -> dict[str, Any]:
     accuracy = {"none": 0.79, "flip": 0.79 + gain, "remove": 0.7, "margin": 0.7, "smoothing": 0.6}
     found = {"auc": strength, "auc_in_sample": 0.6, "flipped_among_weakest": 0.5, "negative": 0.3}
+    golds = {"sft_gold": 0.5, "gold": {remedy: 10 * value for remedy, value in accuracy.items()}}
     if not rate:
-        return {"seed": seed, "rate": rate, "accuracy": {"none": 0.9}}
-    return {"seed": seed, "rate": rate, "accuracy": accuracy, **found}
+        golds["gold"] = {"none": 9.0}
+        return {"seed": seed, "rate": rate, "accuracy": {"none": 0.9}, **golds}
+    return {"seed": seed, "rate": rate, "accuracy": accuracy, **found, **golds}
 
 
 def test_gold_labels_the_pairs_and_drops_equal_ones() -> None:
@@ -62,11 +65,11 @@ def test_auc_counts_pairs_of_pairs() -> None:
 @pytest.mark.parametrize(
     ("gains", "strengths", "finding", "remedy"),
     [
-        ([0.02, 0.03, 0.011], [0.8, 0.9, 0.81], "found", "better"),
-        ([0.02, 0.03, 0.0], [0.8, 0.9, 0.79], "not found", "no difference shown"),
-        ([-0.02, -0.03, -0.011], [0.8, 0.9, 0.81], "found", "worse"),
+        ([0.02, 0.03, 0.011, 0.02, 0.02], [0.8, 0.9, 0.81, 0.8, 0.8], "found", "better"),
+        ([0.02, 0.03, 0.0, 0.02, 0.02], [0.8, 0.9, 0.79, 0.8, 0.8], "not found", NOT_SHOWN),
+        ([-0.02, -0.03, -0.011, -0.02, -0.02], [0.8, 0.9, 0.81, 0.8, 0.8], "found", "worse"),
         ([0.02, 0.03], [0.8, 0.9], "open", "open"),
-        ([936 / 1200 - 948 / 1200] * 3, [0.8, 0.9, 0.81], "found", "no difference shown"),
+        ([936 / 1200 - 948 / 1200] * 5, [0.8, 0.9, 0.81, 0.8, 0.8], "found", NOT_SHOWN),
     ],
 )
 def test_verdicts_hold_with_each_seed(
@@ -75,12 +78,15 @@ def test_verdicts_hold_with_each_seed(
     values = zip(SEEDS, gains, strengths, strict=False)
     results = [result(seed, 0.2, gain, value) for seed, gain, value in values]
     results += [result(seed, 0.0, 0.0, 0.0) for seed in SEEDS]
-    found, accuracy = build_tables(results).split("\n\n")
+    found, accuracy, golds = build_tables(results).split("\n\n")
     cells = [cell.strip() for cell in found.splitlines()[-1].split("|")]
     assert cells[1:4] == ["20%", ", ".join(f"{value:.2f}" for value in strengths), finding]
     clean, noisy = accuracy.splitlines()[-2:]
-    assert clean == "| 0% | 0.900, 0.900, 0.900 |  |  |  |  |"
+    assert clean == f"| 0% | {', '.join(['0.900'] * len(SEEDS))} |  |  |  |  |"
     assert noisy.split("|")[3].strip().endswith(f"; {remedy}")
+    clean, noisy = golds.splitlines()[-2:]
+    assert clean.split("|")[2:4] == [f" {', '.join([n] * len(SEEDS))} " for n in ("0.50", "9.00")]
+    assert noisy.split("|")[4].strip().endswith(f"; {remedy}")
 
 
 @pytest.mark.skipif(not TABLES.is_file(), reason="no run has a result yet")
