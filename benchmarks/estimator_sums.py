@@ -1,7 +1,7 @@
 """Estimators on small sums with SmolLM2-135M, where a rule is both reward and truth.
 
-    python -m benchmarks.estimator_sums run MODEL OUTPUT_DIR
-    python -m benchmarks.estimator_sums report
+    python -m benchmarks.estimator_sums run MODEL    # trains what is missing
+    python -m benchmarks.estimator_sums report       # tables and the figure of docs/estimators.md
 
 Arms are those of `benchmarks.estimators`, on configs/examples/arithmetic.yaml: 30 iterations of 16
 responses, to 16 prompts or in four groups, the first two of which train only the critic where there
