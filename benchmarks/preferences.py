@@ -22,7 +22,7 @@ complete responses, which ended before the limit, stands beside that of all with
 only the latter rises, the gain is likely one of ending. Gold at SFT's length, which does not decide
 either, was added after the first seed: the mean less what the other length is worth by the least
 squares line through SFT's responses. Relevance, which does not decide, was added after all seeds,
-since many responses of vanilla PPO were found beside the question: the cosine of a response's
+since many responses of vanilla PPO were off the question: the cosine of a response's
 embedding and its question's, the last message before it, by a sentence encoder.
 """
 
@@ -381,21 +381,21 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
 
 
 def format_lengths(done: dict[int, dict[str, Any]]) -> str:
-    """Say how closely gold follows the length of responses over each run."""
+    """Say how closely changes of gold follow those of the length over each run."""
 
     def correlation(run: dict[str, Any]) -> float:
         courses = [
             run["result"]["curves"][f"rollout/{key}"] for key in ("score/gold", "response_length")
         ]
         means = [np.mean(np.reshape(values, (-1, WINDOW)), axis=1) for values in courses]
-        return float(np.corrcoef(means)[0, 1])
+        return float(np.corrcoef(np.diff(means))[0, 1])  # of changes: both rise over a run
 
     found = [
         ", ".join(f"{correlation(row['steps'][arm]):.2f}" for row in done.values()) for arm in ARMS
     ]
     return (
-        f"Correlation of gold and length over a run, in means of {WINDOW} iterations: {found[0]} "
-        f"(vanilla PPO) and\n{found[1]} (PPO-max).\n"
+        f"Correlation of the changes of gold and length between means of {WINDOW} iterations: "
+        f"{found[0]} (vanilla PPO)\nand {found[1]} (PPO-max).\n"
     )
 
 

@@ -81,8 +81,8 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     assert "relevant one in 50%; chosen responses have 0.60, rejected ones 0.60" in page
     assert "| 3 | vanilla PPO | 7 | right | KL |" in page
     assert "| 3 | PPO-max | 7 | wrong | KL |" in page
-    # deviations of (-2, 1, 1) / 3 and (-1, 2, -1) / 3
-    assert "iterations: 0.50 (vanilla PPO) and\n0.50 (PPO-max)" in page
+    # gold changes by 2 and 0, the length by 4 and -4
+    assert "10 iterations: 1.00 (vanilla PPO)\nand 1.00 (PPO-max)" in page
     lines = draw(complete_seeds(results).values(), CURVES).axes[0].lines
     # the mean of the first four, less SFT's mean of 0.5, over its deviation of 0.5
     assert [line.get_ydata()[0] for line in lines] == [3.0, 3.0]
