@@ -12,10 +12,12 @@ from benchmarks.estimator_sums import (
     RATES,
     RESULTS,
     SEEDS,
+    TABLES,
     choose_rates,
     format_tables,
     report,
-    right_after_tokens,
+    right_within_kl,
+    right_within_tokens,
 )
 from benchmarks.results_file import read_runs, write_run
 from tests.docs.blocks import ROOT
@@ -30,16 +32,20 @@ def result(seed: int, arm: str, shares: list[float], length: float = 20.0) -> di
     return {"seed": seed, "arm": arm, "courses": courses, "cpu_seconds": 60.0}
 
 
-def test_the_share_after_tokens_is_that_of_the_last_window_within_them() -> None:
+def test_shares_within_tokens_and_kl() -> None:
     # 320 tokens an iteration: the twelfth ends at 3,840 and the thirteenth at 4,160
-    run = result(1, "rloo", [0.01 * i for i in range(30)])
-    assert right_after_tokens(run) == pytest.approx(0.01 * (7 + 8 + 9 + 10 + 11) / 5)
-    assert math.isnan(right_after_tokens(result(1, "rloo", [0.5] * 5, length=60.0)))
+    run = result(1, "rloo", [0.01 * i for i in range(20)])
+    assert right_within_tokens(run) == pytest.approx(0.055)
+    # means of KL rise by 0.5 from 1.0: the seventh is 4.0, the root of which is 2
+    assert right_within_kl(run, 2.0) == pytest.approx(0.08)
+    assert math.isnan(right_within_kl(run, 0.9))
+    run["courses"]["kl"][-5:] = [0.0] * 5
+    assert right_within_kl(run, 2.0) == pytest.approx(0.08)
 
 
-def test_the_rate_with_most_right_responses_at_the_end_is_kept() -> None:
+def test_the_rate_with_most_right_responses_is_kept() -> None:
     def tuning(place: int) -> dict[str, Any]:
-        return result(0, "", [1.0] * 5 + [[0.2, 0.7, 0.7][place]] * 5)
+        return result(0, "", [[0.2, 0.7, 0.7][place]] * 12 + [1.0 - place] * 8)
 
     runs = {f"tuning-{arm}-{rate:g}": tuning(n) for arm in ARMS for n, rate in enumerate(RATES)}
     assert choose_rates(runs) == dict.fromkeys(ARMS, RATES[1])
@@ -70,7 +76,7 @@ def test_report_compares_the_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "figure.svg").is_file()
 
 
-@pytest.mark.skipif(not RESULTS.is_file(), reason="no run has a result yet")
+@pytest.mark.skipif(not TABLES.is_file(), reason="no run has a result yet")
 def test_page_has_the_tables() -> None:
     page = (ROOT / "docs" / "estimators.md").read_text("utf-8")
     assert format_tables(read_runs(RESULTS)) in page
