@@ -33,7 +33,7 @@ from benchmarks.drawing import COLORS, STYLE, finish_axis, save, window_means
 from benchmarks.processes import Job, run_jobs
 from benchmarks.reproduce.running import Plan, train, versions
 from benchmarks.reproduce.table import foundations_by_name
-from benchmarks.results_file import read_run, read_runs, table, write_run
+from benchmarks.results_file import compare_by_seed, read_run, read_runs, table, write_run
 from lit_callbacks import read_logged_steps
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.files import write_text
@@ -207,17 +207,6 @@ class Study(NamedTuple):
     measures: dict[str, Callable[[Mapping[str, Any]], float]]
     timed: Sequence[int]
 
-    def compare(self, arm: Sequence[float], base: Sequence[float]) -> str:
-        """The verdict of the criterion on an arm, by a measure of each seed."""
-        if not len(arm) == len(base) == self.seeds:
-            return "open"
-        differences = [a - b for a, b in zip(arm, base, strict=True)]
-        if all(difference > self.margin for difference in differences):
-            return "better"
-        if all(difference < -self.margin for difference in differences):
-            return "worse"
-        return "no difference shown"
-
 
 LAB: Final = Study(
     len(SEEDS),
@@ -290,8 +279,11 @@ def build_table(arms: Mapping[str, Sequence[Mapping[str, Any]]], study: Study) -
         for measure in study.measures.values():
             values = [measure(result) for result in results]
             base = [measure(result) for result in arms["ppo_max"]]
-            verdict = "" if arm == "ppo_max" else f"; {study.compare(values, base)}"
-            cells.append(f"{', '.join(f'{value:.2f}' for value in values)}{verdict}")
+            cell = ", ".join(f"{value:.2f}" for value in values)
+            if arm != "ppo_max":
+                differences = [a - b for a, b in zip(values, base, strict=False)]
+                cell += f"; {compare_by_seed(differences, study.margin, study.seeds)}"
+            cells.append(cell)
         kls, lengths = (
             statistics.fmean(smooth(r["courses"][name])[-1] for r in results)
             for name in ("kl", "response_length")

@@ -40,7 +40,14 @@ from torchmetrics.functional.classification import binary_auroc
 
 from benchmarks.processes import Job, run_jobs
 from benchmarks.reproduce.running import versions
-from benchmarks.results_file import read_lines, read_run, read_runs, table, write_run
+from benchmarks.results_file import (
+    compare_by_seed,
+    read_lines,
+    read_run,
+    read_runs,
+    table,
+    write_run,
+)
 from lit_rlhf.data import DataSource
 from lit_rlhf.files import write_json_lines, write_text
 from lit_rlhf.tools.commands.evaluate import EvaluateOptions, evaluate
@@ -279,7 +286,8 @@ def compare_remedies(
     for remedy in REMEDIES:
         known = [run[measure] for run in runs if remedy in run[measure]]
         gains = [values[remedy] - values["none"] for values in known]
-        cells.append(f"{join(gains, '+' + form)}; {compare(gains, margin)}" if gains else "")
+        verdict = compare_by_seed(gains, margin, len(SEEDS))
+        cells.append(f"{join(gains, '+' + form)}; {verdict}" if gains else "")
     return cells
 
 
@@ -293,16 +301,6 @@ def find_verdict(aucs: Sequence[float]) -> str:
     if len(aucs) != len(SEEDS):
         return "open"
     return "found" if all(value >= WANTED for value in aucs) else "not found"
-
-
-def compare(gains: Sequence[float], margin: float = MARGIN) -> str:
-    """The verdict of `CRITERION` on a remedy, by its gain in accuracy or gold with each seed."""
-    if len(gains) != len(SEEDS):
-        return "open"
-    exact = [round(gain, 9) for gain in gains]  # 12 of 1200 pairs are 0.01, and not more
-    if all(gain > margin for gain in exact):
-        return "better"
-    return "worse" if all(gain < -margin for gain in exact) else "no difference shown"
 
 
 if __name__ == "__main__":
