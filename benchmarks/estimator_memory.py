@@ -7,7 +7,8 @@ Each run is a process on the CPU: one iteration of `configs/smollm2/ppo.yaml` in
 responses of at most 48 tokens, without critic pre-training, in two updates of each network. The
 peak is the resident memory of the process in the iteration, `memory/*` in its log. The rewards are
 a rule, or a reward model of the policy's size. The micro-batches of an update are the default's,
-about 1 GiB of activations on a CPU, or of at most 256 tokens, in both arms.
+about 1 GiB of activations on a CPU, or of at most 256 tokens, without and with gradient
+checkpointing, in both arms.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ ARMS: dict[str, dict[str, Any]] = {
 MICRO_BATCHES: dict[str, dict[str, Any]] = {
     "about 1 GiB": {},
     "256 tokens": {"minibatches.micro_batch_tokens": 256},
+    "256 tokens, recomputed": {
+        "minibatches.micro_batch_tokens": 256,
+        "network.gradient_checkpointing": True,
+    },
 }
 REWARDS = ("a rule", "a reward model")
 

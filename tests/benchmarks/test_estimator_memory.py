@@ -15,7 +15,7 @@ def test_shares_by_hand() -> None:
     }
     rows = format_table(results).splitlines()[2:]
     assert rows[0] == "| a rule | about 1 GiB | 4.00 GiB | 3.00 GiB | 0.75 |"
-    assert rows[3] == "| a reward model | 256 tokens | 3.50 GiB | 2.50 GiB | 0.71 |"
+    assert rows[4] == "| a reward model | 256 tokens | 3.50 GiB | 2.50 GiB | 0.71 |"
 
 
 def test_page_has_the_table() -> None:
