@@ -371,13 +371,27 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
     ]
     text += "## Reward models\n\n" + table(["model", "right on test pairs"], rows) + "\n"
     if "judge_people" in common:
-        share = agreement(common["judge_people"]["result"]["rejected"])
-        kept = "asked" if share >= LEAST_AGREEMENT else "dropped by the rule"
-        name = results["settings"]["judge"]
-        text += f"The judge, {name}, agrees with people on {share:.0%} of the pairs: {kept}.\n\n"
+        row = common["judge_people"]["result"]["rejected"]
+        text += format_agreement(results["settings"]["judge"], row)
     if "relevance_people" in common:
         text += format_relevance(common["relevance_people"]["result"], done)
     return text + "".join(f"## Seed {seed}\n\n{_format_seed(row)}" for seed, row in done.items())
+
+
+def format_agreement(name: str, row: dict[str, Any]) -> str:
+    """Say how far the judge agrees with people, and whether it was asked about policies."""
+    share, found, bias = agreement(row), row["against_baseline"], row["position_bias"]
+    kept = "asked" if share >= LEAST_AGREEMENT else "dropped by the rule"
+    text = f"The judge, {name}, agrees with people on {share:.0%} of the pairs: {kept}.\n"
+    if found is not None:  # else bias is None too
+        agreed, opposed, tied = (round(found[k] * found["n"]) for k in ("lose", "win", "tie"))
+        text += (
+            f"It chose as people in {agreed} pairs and against them in {opposed}, tied in {tied} "
+            f"and gave no valid reply in {row['invalid']}. In {bias['first']:.0%}\nof the valid "
+            f"pairs it preferred the first response in either order, in {bias['second']:.0%} the "
+            "second.\n"
+        )
+    return f"{text}\n"
 
 
 def format_lengths(done: dict[int, dict[str, Any]]) -> str:

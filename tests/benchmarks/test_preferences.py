@@ -53,7 +53,9 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
         row |= {"lengths": [7, 9] * SAMPLES, "length": 9.0 if name == "ppo_max" else 8.0}
         row |= {"opening": {"words": "I am", "share": 0.5}, "samples": [["Hi?", "A\nb"]]}
         policies[name] = row | {"foreign_perplexity": None, "distinct_2": 1.0}
-    people = {"against_baseline": {"win": 0.3, "tie": 0.2, "lose": 0.5, "n": 100}, "invalid": 20}
+    outcomes = {"win": 0.3, "tie": 0.2, "lose": 0.5, "n": 100}
+    bias = {"first": 0.15, "second": 0.01}
+    people = {"against_baseline": outcomes, "invalid": 20, "position_bias": bias}
     assert agreement(people) == pytest.approx(0.5)
     assert agreement({"against_baseline": None, "invalid": 9}) == 0.0
     right = {"accuracy": {"accuracy": 0.6, "low": 0.5, "high": 0.7}}
@@ -73,6 +75,10 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     results = {"settings": {"judge": "Q"}, "common": common, "seed_3": seed, "seed_4": {}}
     page = format_page(results)
     assert "The judge, Q, agrees with people on 50% of the pairs: dropped by the rule" in page
+    assert (
+        "chose as people in 50 pairs and against them in 30, tied in 20 and gave no" in page
+    )
+    assert "preferred the first response in either order, in 1% the second." in page
     assert "Of 3 seeds 1 are done." in page
     assert "| PPO-max | 2.50 | 5.25 | 5.50 | 5.00 | 1.0 | 9.0 | 50% | I am (50%) | 1.00 |" in page
     assert "1 exploited: yes, 2 improved: yes, 3 beats best of 4: yes" in page
