@@ -75,9 +75,7 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     results = {"settings": {"judge": "Q"}, "common": common, "seed_3": seed, "seed_4": {}}
     page = format_page(results)
     assert "The judge, Q, agrees with people on 50% of the pairs: dropped by the rule" in page
-    assert (
-        "chose as people in 50 pairs and against them in 30, tied in 20 and gave no" in page
-    )
+    assert "chose as people in 50 pairs and against them in 30, tied in 20 and gave no" in page
     assert "preferred the first response in either order, in 1% the second." in page
     assert "Of 3 seeds 1 are done." in page
     assert "| PPO-max | 2.50 | 5.25 | 5.50 | 5.00 | 1.0 | 9.0 | 50% | I am (50%) | 1.00 |" in page
