@@ -138,7 +138,7 @@ def train(model: Path, root: Path, arm: str, rate: float, seed: int, label: str)
         },
     }
     file = write_text(root / "configs" / f"{label}.yaml", json.dumps(own) + "\n")
-    command = ["-m", "lit_rlhf", "fit"]
+    command = ["-m", "lit_rlhf", "fit", "--overwrite"]  # an interrupted run begins again
     for name in ("examples/arithmetic", *overlays, str(file)):
         command += ["--config", name]
 
