@@ -278,3 +278,5 @@ def test_what_cuda_refuses_is_refused() -> None:
             values.numpy()
         assert is_on_device(values + torch.tensor(1.0))  # numbers are copied by torch
         assert not is_on_device(values.cpu())
+        with torch.device("meta"):
+            assert torch.ones(1).is_meta

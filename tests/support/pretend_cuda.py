@@ -419,7 +419,7 @@ def _tensors(leaves: Iterable[Any]) -> list[Tensor]:
 def _device_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Arguments for the CPU, and the device that they asked for."""
     asked: Any = kwargs.get("device")
-    if asked is not None:
+    if asked is not None and torch.device(asked).type != "meta":  # where models are built first
         kwargs["device"] = CPU
     if name in ("cuda", "cpu"):
         asked, args = name, args[:1]
