@@ -442,7 +442,8 @@ def _format_seed(row: dict[str, Any]) -> str:
     judged = row["steps"].get("judge_policies", {}).get("result", {})
     head = ["policy", "proxy", "gold", "gold, complete", "gold at SFT's length"]
     head += ["KL, nats", "tokens", "cut off"]
-    head += ["commonest opening", "distinct-2", "perplexity to Gemma", "judge: win, tie, lose"]
+    head += ["commonest opening", "distinct-2", "perplexity to Gemma"]
+    head += ["judge: win, tie, lose"] if judged else []
     sft = policies["sft"]
     per_token = np.polyfit(sft["lengths"], sft["truth"], 1)[0]
     rows = []
@@ -450,6 +451,7 @@ def _format_seed(row: dict[str, Any]) -> str:
         of, ended = policies[key], np.array(policies[key]["ended"])
         complete = np.array(of["truth"])[ended]
         outcome = judged.get(key, {}).get("against_baseline")
+        outcomes = "{win:.0%}, {tie:.0%}, {lose:.0%}".format_map(outcome) if outcome else "-"
         foreign = of["foreign_perplexity"]
         rows.append(
             [
@@ -459,7 +461,7 @@ def _format_seed(row: dict[str, Any]) -> str:
                 *(f"{of['kl']:.1f}", f"{of['length']:.1f}", f"{1 - ended.mean():.0%}"),
                 f"{of['opening']['words']} ({of['opening']['share']:.0%})",
                 *(f"{of['distinct_2']:.2f}", "-" if foreign is None else f"{foreign:.0f}"),
-                "{win:.0%}, {tie:.0%}, {lose:.0%}".format_map(outcome) if outcome else "-",
+                *([outcomes] if judged else []),
             ]
         )
     samples = [

@@ -72,13 +72,15 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     }
     seed = {"policies_3": {"result": policies}, "relevance_policies_3": {"result": cosines}}
     seed |= {f"{arm}_3": {"result": flagged} for arm in ARMS}
+    seed["judge_policies_3"] = {"result": {"ppo_max": {"against_baseline": outcomes}}}
     results = {"settings": {"judge": "Q"}, "common": common, "seed_3": seed, "seed_4": {}}
     page = format_page(results)
     assert "The judge, Q, agrees with people on 50% of the pairs: dropped by the rule" in page
     assert "chose as people in 50 pairs and against them in 30, tied in 20 and gave no" in page
     assert "preferred the first response in either order, in 1% the second." in page
     assert "Of 3 seeds 1 are done." in page
-    assert "| PPO-max | 2.50 | 5.25 | 5.50 | 5.00 | 1.0 | 9.0 | 50% | I am (50%) | 1.00 |" in page
+    assert "| PPO-max | 2.50 | 5.25 | 5.50 | 5.00 | 1.0 | 9.0 | 50% | I am (50%) | 1.00 | -" in page
+    assert "| 1.00 | - | 30%, 20%, 50% |" in page
     assert "1 exploited: yes, 2 improved: yes, 3 beats best of 4: yes" in page
     assert "| SFT | Hi? | A b |" in page
     assert "| 3 | 0.30 | 0.20 | 0.60 | -0.10 [-0.10, -0.10] | +0.30 [+0.30, +0.30] |" in page
