@@ -279,7 +279,7 @@ def build_table(arms: Mapping[str, Sequence[Mapping[str, Any]]], study: Study) -
         for measure in study.measures.values():
             values = [measure(result) for result in results]
             base = [measure(result) for result in arms["ppo_max"]]
-            cell = ", ".join(f"{value:.2f}" for value in values)
+            cell = ", ".join("-" if math.isnan(v) else f"{v:.2f}" for v in values)
             if arm != "ppo_max":
                 differences = [a - b for a, b in zip(values, base, strict=False)]
                 cell += f"; {compare_by_seed(differences, study.margin, study.seeds)}"

@@ -65,14 +65,18 @@ def test_report_compares_the_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         right = {f"{arm}-seed_{seed}": 0.8 if arm == "rloo" else 0.5 for arm in ARMS}
         row = {"seed": seed, "right": right, "best_of": {"1": 0.1, "4": 0.3, "16": 0.6}}
         write_run(results, f"unseen_{seed}", row)
+    write_run(results, "beyond-grpo", result(0, "grpo", [0.25] * 5) | {"rate": 2e-3})
     report()
-    lines = (tmp_path / "TABLES").read_text("utf-8").splitlines()
-    rows = {line.split("|")[1].strip(): line for line in reversed(lines) if line.startswith("| ")}
+    text = (tmp_path / "TABLES").read_text("utf-8")
+    lines = reversed(text.splitlines())
+    rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
     assert "0.80, 0.80, 0.80, 0.80, 0.80; better" in rows["rloo"]
     assert "0.50, 0.50, 0.50, 0.50, 0.50; no difference shown" in rows["grpo"]
     # KL is 1.0 in the first window and 1.5 in the second
     assert rows["rloo"].count("0.50, 0.50, 0.50, 0.50, 0.50; no difference shown") == 3
     assert rows["best of 4"] == "| best of 4 | 0.30, 0.30, 0.30, 0.30, 0.30 | 0.80 |"
+    assert "| grpo | 0.50 | 0.50 | 0.50 | 0.00025 | 0.25 at 0.002 |" in text
+    assert "| rloo | 0.50 | 0.50 | 0.50 | 0.00025 | - |" in text
     assert (tmp_path / "figure.svg").is_file()
 
 
