@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 from jsonargparse import auto_cli
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -245,11 +246,13 @@ def draw_courses(
     arms: Mapping[str, Sequence[Mapping[str, Any]]],
     places: Callable[[Mapping[str, Any]], Sequence[float]],
 ) -> None:
-    """Draw the gold of each run over what `places` takes from it."""
+    """Draw the gold of each run over what `places` takes from it, and each arm's means."""
     for color, (arm, results) in zip(COLORS, arms.items(), strict=False):
-        for index, result in enumerate(results):
-            golds, label = smooth(result["courses"]["gold"]), arm if index == 0 else None
-            axis.plot(places(result), golds, color=color, linewidth=1.1, label=label)
+        runs = [(places(result), smooth(result["courses"]["gold"])) for result in results]
+        for x, y in runs:
+            axis.plot(x, y, color=color, linewidth=0.8, alpha=0.3)
+        if runs:  # of places and golds, iteration by iteration
+            axis.plot(*np.mean(runs, axis=0), color=color, linewidth=2.0, label=arm)
     finish_axis(axis)
 
 
