@@ -1,4 +1,4 @@
-"""Estimators on small sums with SmolLM2-135M, where a rule is both reward and truth.
+"""Estimators on small sums with SmolLM2-135M-Instruct, where a rule is both reward and truth.
 
     python -m benchmarks.estimator_sums run MODEL    # trains what is missing
     python -m benchmarks.estimator_sums report       # tables and the figure of docs/estimators.md
@@ -65,7 +65,7 @@ BEST_OF: Final = (1, 4, 16)
 BUDGETS: Final = (1.0, 1.5)
 """Square roots of KL, in nats per response."""
 TOKENS: Final = 4000
-"""Sampled tokens of responses, somewhat fewer than those of a run."""
+"""Sampled tokens of responses, fewer than those of most runs; a shorter run counts whole."""
 MARGIN: Final = 0.1
 CRITERION: Final = (
     "An estimator is better (worse) than PPO-max if the mean share of right responses in the "
@@ -101,7 +101,7 @@ STUDY: Final = Study(
         f"right, mean within {TOKENS} tokens": right_within_tokens,
         "right, unseen sums at the end": lambda r: r["gold_unseen"],
         **{
-            f"right at sqrt(KL) {budget}": partial(right_within_kl, budget=budget)
+            f"right before sqrt(KL) leaves {budget}": partial(right_within_kl, budget=budget)
             for budget in BUDGETS
         },
     },
@@ -259,7 +259,7 @@ def format_tables(runs: dict[str, dict[str, Any]]) -> str:
         ]
         for arm in ARMS
     ]
-    head = ["SmolLM2-135M, chosen by the truth", "right, unseen sums", "sqrt(KL), at most"]
+    head = ["SmolLM2-135M-Instruct, chosen by the truth", "right, unseen sums", "sqrt(KL), at most"]
     parts = [build_table(judged(runs), STUDY), table(head, best)]
     head = ["right at a rate of", *(f"{r:g}" for r in RATES), "kept", "beyond the grid"]
     return "\n".join([*parts, table(head, tuning)])

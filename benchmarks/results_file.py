@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -55,11 +56,13 @@ def write_run(path: Path, name: str, result: dict[str, Any]) -> None:
 def compare_by_seed(differences: Sequence[float], margin: float, seeds: int) -> str:
     """The verdict on an arm by its difference to another one with each seed.
 
-    It is better or worse if it differs by more than `margin` with each of `seeds`, and open while
-    there are fewer.
+    It is better or worse if it differs by more than `margin` with each of `seeds`, open while there
+    are fewer, and not comparable if a difference is NaN.
     """
     if len(differences) != seeds:
         return "open"
+    if any(math.isnan(difference) for difference in differences):
+        return "not comparable"
     exact = [round(difference, 9) for difference in differences]  # 12 of 1200 are 0.01, not more
     if all(difference > margin for difference in exact):
         return "better"

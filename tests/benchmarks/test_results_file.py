@@ -39,7 +39,7 @@ def test_writers_at_the_same_time_keep_each_others_runs(tmp_path: Path) -> None:
         ([-0.2, -0.3, -0.11], "worse"),
         ([0.2, -0.3, 0.2], "no difference shown"),
         ([0.2, 0.3, 1.1 - 1.0], "no difference shown"),  # 0.10000000000000009
-        ([0.2, 0.3, math.nan], "no difference shown"),
+        ([0.2, 0.3, math.nan], "not comparable"),
         ([0.2, 0.3], "open"),
     ],
 )
