@@ -37,6 +37,7 @@ def refused(*arguments: str) -> str:
 def test_network_and_card(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = runs("ppo")
     more = ["--network", "critic"]
+    (tmp_path / "m").mkdir()
     main(["--checkpoint", str(saved.checkpoint), "--output", str(tmp_path / "m"), *more])
     assert_same_model(tmp_path / "m", saved.finished / "critic")
     card = (tmp_path / "m" / "README.md").read_text("utf-8")
@@ -91,6 +92,7 @@ def test_a_taken_name_unless_told(runs: Runs, root: Path, tmp_path: Path) -> Non
     main([*arguments, "--overwrite", "true"])
     assert_same_model(tmp_path / "m", runs("sft").finished)
     (tmp_path / "m" / "thesis.docx").write_text("mine")
+    arguments[1] = str(tmp_path / "missing")  # which is not read
     assert "thesis.docx" in refused(*arguments, "--overwrite", "true")
 
 

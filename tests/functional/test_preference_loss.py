@@ -25,6 +25,14 @@ def test_pairwise_loss_by_hand() -> None:
     assert output.margin.item() == pytest.approx(-1 / 3, rel=1e-6)
 
 
+def test_metrics_of_several_heads_are_of_their_mean() -> None:
+    chosen = torch.tensor([[3.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    output = pairwise_reward_loss(chosen, torch.tensor([[0.0, 1.0], [0.0, 0.0], [2.0, 0.0]]))
+    # differences of 3 and -1, 0 and 1, -2 and 1
+    assert output.accuracy.item() == pytest.approx(2 / 3)
+    assert output.margin.item() == pytest.approx(1 / 3)
+
+
 def test_a_margin_asks_for_a_larger_difference() -> None:
     output = pairwise_reward_loss(*torch.tensor([[2.0], [0.0], [3.0]]))
     assert output.loss.item() == pytest.approx(naive_loss(-1.0), rel=1e-6)

@@ -278,9 +278,27 @@ def test_draws_follow_the_place_in_the_run(root: Path) -> None:
 def test_what_cannot_be_exact_is_refused(
     root: Path, rate: float, n_sources: int, strategy: Any, dtype: torch.dtype, message: str
 ) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(root, rate, n_sources, strategy, dtype)
+
+
+@pytest.mark.parametrize(
+    ("rate", "strategy", "dtype"),
+    [
+        (0.0, MultiEngineDeepSpeedStrategy, torch.bfloat16),
+        (RATE, SingleDeviceStrategy, torch.float64),
+        (RATE, DDPStrategy, torch.float32),
+    ],
+)
+def test_what_is_exact_or_needs_not_be_is_accepted(
+    root: Path, rate: float, strategy: Any, dtype: torch.dtype
+) -> None:
+    check(root, rate, int(rate > 0), strategy, dtype)
+
+
+def check(root: Path, rate: float, n_sources: int, strategy: Any, dtype: torch.dtype) -> None:
     run = SimpleNamespace(strategy=strategy.__new__(strategy))
     data = stages.preferences(root, meta_sources=stages.source(root, "preferences") * n_sources)
     weights = torch.nn.Linear(1, 1, dtype=dtype)
     fields = {"meta_rate": rate, "datamodule": data, "trainer": run}
-    with pytest.raises(ValueError, match=message):
-        check_meta(SimpleNamespace(**fields, parameters=weights.parameters))  # type: ignore[arg-type]
+    check_meta(SimpleNamespace(**fields, parameters=weights.parameters))  # type: ignore[arg-type]

@@ -75,12 +75,15 @@ def test_each_head_leaves_out_the_pairs_of_another_fold(root: Path) -> None:
 def test_one_folder_holds_all_heads(folder: str) -> None:
     config = load_scalar_model(folder, heads=None).config
     assert config.id2label == {0: "reward_0", 1: "reward_1", 2: "reward_2"}
+    assert config.label2id == {"reward_0": 0, "reward_1": 1, "reward_2": 2}
     assert "mean of the 3 logits" in (Path(folder) / "README.md").read_text("utf-8")
     expected = plain_scores(folder)
     for heads, scores in ((None, expected), (3, expected), (1, expected.mean(1))):
         model = load_scalar_model(folder, heads=heads).eval()
         assert len(model.score.weight) == model.config.num_labels == (heads or 3)
         torch.testing.assert_close(sequence_scores(model, IDS, IDS > 0), scores)
+    half = load_scalar_model(folder, ModelOptions(dtype="bfloat16"), heads=1)
+    assert half.score.weight.dtype == torch.bfloat16
     assert RewardModule(folder, lm_coef=0.0, heads=3).model.score.weight.shape[0] == 3
     with pytest.raises(ValueError, match=r"heads: expected 1 or 3 for .* got 2"):
         RewardModule(folder, lm_coef=0.0, heads=2)
