@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
+from lit_rlhf.forward import scalar_head_of
 from lit_rlhf.functional import Ensemble
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import LengthRule, ModelReward, RemoteScorer, WeightedReward, parse_rewards
@@ -191,10 +192,12 @@ def test_non_finite_scores_of_a_model_are_shown(folder: Path, rollouts: RolloutB
     path = str(folder / "reward_1")
     weighted = WeightedReward({path: 1.0}, ModelOptions(), tiny_tokenizer())
     (model,) = weighted.models
-    with torch.no_grad():
-        model.model.score.weight.fill_(torch.inf)  # type: ignore[union-attr, operator]
-    with pytest.warns(UserWarning, match=f"reward model '{path}': expected finite .* prompt 'fir"):
-        assert not bool(torch.isfinite(weighted(rollouts, PROMPTS, None)).any())
+    head = scalar_head_of(model.model)
+    head.register_forward_hook(lambda *args: args[-1].index_fill(0, torch.tensor(0), torch.inf))
+    told = f"reward model '{path}': expected finite .* prompt 'fir.*; 1 of {len(PROMPTS)} are not"
+    with pytest.warns(UserWarning, match=told):
+        scores = weighted(rollouts, PROMPTS, None)
+    assert scores.isinf().nonzero().tolist() == [[0]]
 
 
 def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: RolloutBatch) -> None:
