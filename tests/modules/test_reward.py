@@ -257,6 +257,13 @@ def test_weights_move_for_the_loss_and_come_back_to_the_bit(
     assert not any("lm_head" in name for name in changed)  # J does not depend on it
 
 
+def test_a_rate_is_checked_where_the_module_and_the_run_begin(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="meta_rate: expected a finite number >= 0, got -1"):
+        build(root, meta_rate=-1.0)
+    with pytest.raises(ValueError, match=r"or neither, got 0\.3 and 0 sources"):
+        stages.fitted(build(root), stages.preferences(root), tmp_path)
+
+
 def test_draws_follow_the_place_in_the_run(root: Path) -> None:
     data = stages.preferences(root, meta_sources=stages.source(root, "preferences"))
     stages.first_batch(data, root)
