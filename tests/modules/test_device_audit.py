@@ -280,3 +280,4 @@ def test_what_cuda_refuses_is_refused() -> None:
         assert not is_on_device(values.cpu())
         with torch.device("meta"):
             assert torch.ones(1).is_meta
+        assert torch.ones(1).to("meta").is_meta

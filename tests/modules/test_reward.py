@@ -297,7 +297,7 @@ def test_what_cannot_be_exact_is_refused(
         (RATE, DDPStrategy, torch.float32),
     ],
 )
-def test_what_is_exact_or_needs_not_be_is_accepted(
+def test_what_is_exact_or_has_no_rate_is_accepted(
     root: Path, rate: float, strategy: Any, dtype: torch.dtype
 ) -> None:
     check(root, rate, int(rate > 0), strategy, dtype)

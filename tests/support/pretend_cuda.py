@@ -419,8 +419,8 @@ def _tensors(leaves: Iterable[Any]) -> list[Tensor]:
 def _device_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Arguments for the CPU, and the device that they asked for."""
     asked: Any = kwargs.get("device")
-    if asked is not None and torch.device(asked).type != "meta":  # where models are built first
-        kwargs["device"] = CPU
+    if asked is not None:
+        kwargs["device"] = _place_of(asked)
     if name in ("cuda", "cpu"):
         asked, args = name, args[:1]
     elif name == "to":
@@ -429,12 +429,18 @@ def _device_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[
             if isinstance(arg, Tensor):
                 asked = arg.device
             elif isinstance(arg, torch.device | str):
-                asked, arg = arg, CPU
+                asked, arg = arg, _place_of(arg)
             rest.append(arg)
         args = (args[0], *rest)
     if asked is None:
         return args, None
     return args, {"cuda": CUDA, "cpu": CPU}.get(torch.device(asked).type)
+
+
+def _place_of(device: Any) -> torch.device:
+    """Where the numbers of a device are: nowhere on meta, on which models are built first."""
+    found = torch.device(device)
+    return found if found.type == "meta" else CPU
 
 
 class _PretendAccelerator(CPUAccelerator):
