@@ -18,15 +18,16 @@ RUN python3 -m venv /opt/lit_rlhf
 ENV PATH=/opt/lit_rlhf/bin:$PATH
 
 WORKDIR /src
-COPY pyproject.toml constraints.txt hashes.txt build_hashes.txt README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
+COPY requirements requirements
 # Only torch comes from the index of its builds. All other archives, of build tools too, are checked against hashes.
 # The last command adds what a CUDA build of torch pins for itself; a CPU build needs nothing.
 ARG TORCH_INDEX=https://pypi.org/simple
-RUN TORCH="$(grep '^torch==' constraints.txt)" \
+RUN TORCH="$(grep '^torch==' requirements/constraints.txt)" \
     && pip install --no-deps --index-url "$TORCH_INDEX" "$TORCH" \
-    && pip install --no-deps --require-hashes -r build_hashes.txt \
-    && pip install --no-deps --require-hashes --no-build-isolation -r hashes.txt \
-    && pip install -c constraints.txt "$TORCH"
+    && pip install --no-deps --require-hashes -r requirements/build_hashes.txt \
+    && pip install --no-deps --require-hashes --no-build-isolation -r requirements/hashes.txt \
+    && pip install -c requirements/constraints.txt "$TORCH"
 
 COPY lit_rlhf lit_rlhf
 COPY callbacks callbacks

@@ -8,14 +8,16 @@ BIN = $(VENV)/bin
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE = 1
 
+CONSTRAINTS = requirements/constraints.txt
+
 # Build environments must use the pins too, since deepspeed is built from source. Older releases of pip
 # read PIP_CONSTRAINT there, newer ones PIP_BUILD_CONSTRAINT. DS_BUILD_OPS=0 compiles no DeepSpeed kernels.
-PIP_INSTALL = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt DS_BUILD_OPS=0 \
-	$(BIN)/python -m pip install --no-input -c constraints.txt
+PIP_INSTALL = PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS) DS_BUILD_OPS=0 \
+	$(BIN)/python -m pip install --no-input -c $(CONSTRAINTS)
 
 # An index of CPU builds saves gigabytes; only torch comes from it, so that it cannot replace another package.
 TORCH_INDEX ?=
-INSTALL_TORCH = $(if $(TORCH_INDEX),$(PIP_INSTALL) --no-deps --index-url $(TORCH_INDEX) $(shell grep '^torch==' constraints.txt))
+INSTALL_TORCH = $(if $(TORCH_INDEX),$(PIP_INSTALL) --no-deps --index-url $(TORCH_INDEX) $(shell grep '^torch==' $(CONSTRAINTS)))
 
 # A file's tests stay in one process, since many of them share a fixture that takes seconds.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
@@ -36,17 +38,17 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # A stamp file records that an extra is installed. It is out of date once the requirements change.
-$(VENV)/.installed-test: pyproject.toml callbacks/pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml callbacks/pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e ./callbacks -e '.[test]'
 	@touch $@
 
-$(VENV)/.installed-user: pyproject.toml callbacks/pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-user: pyproject.toml callbacks/pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e ./callbacks -e .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml callbacks/pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml callbacks/pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(INSTALL_TORCH)
 	$(PIP_INSTALL) -e ./callbacks -e '.[dev]'
 	@touch $@
@@ -65,9 +67,9 @@ TORCH_VENV = .venv-torch-$(TORCH)$(TRANSFORMERS:%=-%)
 TORCH_PIP = DS_BUILD_OPS=0 $(TORCH_VENV)/bin/python -m pip install --no-input
 OTHER_PINS = $(TORCH_VENV)/constraints.txt
 
-$(TORCH_VENV)/.installed: pyproject.toml constraints.txt
+$(TORCH_VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(TORCH_VENV)
-	grep -vE '^(torch|triton|setuptools|nvidia-.*|cuda-.*)==' constraints.txt >$(OTHER_PINS)
+	grep -vE '^(torch|triton|setuptools|nvidia-.*|cuda-.*)==' $(CONSTRAINTS) >$(OTHER_PINS)
 	$(if $(TORCH_INDEX),$(TORCH_PIP) --no-deps --index-url $(TORCH_INDEX) torch==$(TORCH))
 	$(TORCH_PIP) -c $(OTHER_PINS) -e ./callbacks -e '.[test]' torch==$(TORCH)
 	$(if $(TRANSFORMERS),$(TORCH_PIP) transformers==$(TRANSFORMERS))

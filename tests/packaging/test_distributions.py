@@ -93,7 +93,12 @@ def test_source_archive_builds_a_wheel(root_sdist: Path, root_wheel: Path, tmp_p
 def test_source_archive_holds_what_the_tests_need_and_no_data(root_sdist: Path) -> None:
     with tarfile.open(root_sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {"constraints.txt", "Makefile", "callbacks/pyproject.toml", "tests/conftest.py"}
+    needed = {
+        "requirements/constraints.txt",
+        "Makefile",
+        "callbacks/pyproject.toml",
+        "tests/conftest.py",
+    }
     assert needed <= names
     tops = {name.partition("/")[0] for name in names}
     assert not tops & {"shared", "runs", "outputs"}

@@ -93,8 +93,10 @@ def test_image_does_not_run_as_root_and_checks_hashes() -> None:
     users = [line.removeprefix("USER ") for line in lines if line.startswith("USER ")]
     assert users
     assert users[-1] not in ("root", "0")
-    assert any("--require-hashes -r build_hashes.txt" in line for line in lines)
-    assert any("--require-hashes --no-build-isolation -r hashes.txt" in line for line in lines)
+    assert any("--require-hashes -r requirements/build_hashes.txt" in line for line in lines)
+    assert any(
+        "--require-hashes --no-build-isolation -r requirements/hashes.txt" in line for line in lines
+    )
 
 
 def test_hooks_of_a_commit_run_the_commands_of_make_lint() -> None:

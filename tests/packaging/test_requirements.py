@@ -1,4 +1,4 @@
-"""pyproject.toml, callbacks/pyproject.toml, constraints.txt and hashes.txt agree."""
+"""pyproject.toml, callbacks/pyproject.toml and the files of requirements/ agree."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def core_requirements(name: str) -> list[Requirement]:
 
 
 def pins() -> dict[str, Version]:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "requirements/constraints.txt").read_text(encoding="utf-8").splitlines()
     parts = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(name): Version(version) for name, version in parts}
 
 
 pinned_environment = pytest.mark.skipif(
     any(Version(importlib.metadata.version(n)) != pins()[n] for n in ("transformers", "datasets")),
-    reason="the installed packages are not those of constraints.txt",
+    reason="the installed packages are not the pinned ones",
 )
 
 
@@ -104,7 +104,7 @@ def test_requirements_have_bounds_and_these_have_reasons(name: str) -> None:
 
 
 def test_constraints_are_exact_pins_that_fit_every_requirement() -> None:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "requirements/constraints.txt").read_text(encoding="utf-8").splitlines()
     pin = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][0-9a-z.]*")
     assert [line for line in lines if not line.startswith("#") and not pin.fullmatch(line)] == []
     pinned, everything = pins(), requirements("root") + requirements("callbacks")
@@ -157,8 +157,8 @@ def hashed(file: str) -> set[str]:
 def test_hashes_are_of_the_pins_that_the_core_brings_in() -> None:
     needs = {n for n in reachable(core_requirements("root")) if not n.startswith(FROM_TORCH)}
     pinned = {f"{name}=={pins()[name]}" for name in needs - {*OWN, "torch"}}
-    assert hashed("hashes.txt") == pinned
-    tools = hashed("build_hashes.txt")
+    assert hashed("requirements/hashes.txt") == pinned
+    tools = hashed("requirements/build_hashes.txt")
     assert tools <= {f"{name}=={version}" for name, version in pins().items()}
     assert {"build", "hatchling", "setuptools", "wheel"} <= {
         tool.partition("==")[0] for tool in tools
