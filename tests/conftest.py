@@ -73,7 +73,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with tiny models and data files of the stages; read only."""
-    from tests.modules.stages import write_data, write_models
+    from tests.support.stages import write_data, write_models
 
     return write_models(write_data(tmp_path_factory.mktemp("stages")))
 
@@ -81,7 +81,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def pad_is_eos_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, with a tokenizer that pads with EOS; read only."""
-    from tests.modules.stages import write_data, write_models
+    from tests.support.stages import write_data, write_models
 
     return write_models(write_data(tmp_path_factory.mktemp("pad_is_eos")), pad_is_eos=True)
 
@@ -89,7 +89,7 @@ def pad_is_eos_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the lab's world, an SFT model and a reward model; read only."""
-    from tests.configs.tiny_runs import world_root
+    from tests.support.tiny_runs import world_root
 
     return world_root(tmp_path_factory.getbasetemp())
 
@@ -97,6 +97,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all models of a tiny quickstart; read only."""
-    from tests.configs.tiny_runs import full_root
+    from tests.support.tiny_runs import full_root
 
     return full_root(tmp_path_factory.getbasetemp())

@@ -7,7 +7,7 @@ import pytest
 
 from lit_rlhf.imports import import_function
 
-FUNCTIONS = "tests.rewards.reward_functions"
+FUNCTIONS = "tests.support.reward_functions"
 
 
 @pytest.mark.parametrize(

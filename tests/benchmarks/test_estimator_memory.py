@@ -4,7 +4,7 @@ from itertools import product
 
 from benchmarks.estimator_memory import ARMS, MICRO_BATCHES, RESULTS, REWARDS, format_table
 from benchmarks.results_file import read_runs
-from tests.docs.blocks import ROOT
+from tests.support.docs_blocks import ROOT
 
 
 def test_shares_by_hand() -> None:

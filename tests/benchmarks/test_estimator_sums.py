@@ -20,7 +20,7 @@ from benchmarks.estimator_sums import (
     right_within_tokens,
 )
 from benchmarks.results_file import read_runs, write_run
-from tests.docs.blocks import ROOT
+from tests.support.docs_blocks import ROOT
 
 
 def result(seed: int, arm: str, shares: list[float], length: float = 20.0) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from benchmarks.estimators import (
     report,
 )
 from benchmarks.results_file import write_run
-from tests.docs.blocks import ROOT
+from tests.support.docs_blocks import ROOT
 
 
 def result(seed: int, arm: str, gold: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import yaml
 from benchmarks.examples import RESULTS, make_samples, make_table
 from benchmarks.results_file import read_runs
 from lit_rlhf.rewards.rules import EqualsRule
-from tests.docs.blocks import ROOT
+from tests.support.docs_blocks import ROOT
 
 
 @pytest.mark.parametrize(

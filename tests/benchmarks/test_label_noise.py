@@ -17,7 +17,7 @@ from benchmarks.label_noise import (
     split_pairs,
 )
 from benchmarks.results_file import read_runs
-from tests.docs.blocks import ROOT
+from tests.support.docs_blocks import ROOT
 
 NOT_SHOWN = "no difference shown"
 PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"

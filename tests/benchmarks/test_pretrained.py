@@ -15,8 +15,8 @@ from benchmarks.pretrained_page import draw, find_harm, format_page, format_tabl
 from benchmarks.results_file import read_runs
 from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.tools.lab import World, write_world
-from tests.configs.parsing import cli_parser
-from tests.configs.tiny_runs import write_preferences
+from tests.support.config_parsing import cli_parser
+from tests.support.tiny_runs import write_preferences
 
 SETTINGS = {
     "sizes": {"max_response": 96},

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.callbacks.reports import write_run
+from tests.support.report_pages import write_run
 
 COLLAPSE = """**collapsed** at step 4
 

@@ -24,8 +24,8 @@ from lit_callbacks import (
     Verdict,
     find_collapse,
 )
-from tests.callbacks.reports import read_texts
-from tests.callbacks.scripted import (
+from tests.support.report_pages import read_texts
+from tests.support.scripted import (
     Counted,
     Scripted,
     batches,

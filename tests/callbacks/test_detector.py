@@ -30,8 +30,8 @@ from lit_callbacks import (
     find_collapse,
     read_run,
 )
-from tests.callbacks.reports import read_events, read_texts
-from tests.callbacks.scripted import (
+from tests.support.report_pages import read_events, read_texts
+from tests.support.scripted import (
     Counted,
     Script,
     Scripted,

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lit_callbacks.detector import CollapseDetector
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint
-from tests.callbacks.scripted import Saver, above, resumes_at_the_next_batch, trainer
+from tests.support.scripted import Saver, above, resumes_at_the_next_batch, trainer
 
 NAN, INF = float("nan"), float("inf")
 

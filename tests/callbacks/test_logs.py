@@ -24,8 +24,8 @@ from lit_callbacks import (
 )
 from lit_callbacks.logs import read_logged_steps, watch_logs
 from lit_callbacks.names import NAMES, find_names
-from tests.callbacks.reports import write_run
-from tests.callbacks.scripted import Scripted, Watch, batches, trainer
+from tests.support.report_pages import write_run
+from tests.support.scripted import Scripted, Watch, batches, trainer
 
 CALM = {"kl": 0.01, "completions/mean_length": 50.0, "entropy": 2.0}
 FAR = {"kl": 0.4, "completions/mean_length": 150.0, "entropy": 0.5}

@@ -9,7 +9,7 @@ import pytest
 
 from lit_callbacks.monitors import HISTORY, Level, Monitor, StepMetrics
 from lit_callbacks.signals import KLMonitor
-from tests.callbacks.watching import INF, NAN, C, H, S, levels, monitor
+from tests.support.monitor_levels import INF, NAN, C, H, S, levels, monitor
 
 ONES = [float(i) for i in range(10)]
 RISE, FALL = [2.0 + 0.5 * i for i in range(10)], [2.0 - 0.5 * i for i in range(10)]

@@ -33,8 +33,8 @@ from lit_callbacks.output import (
     name_file,
 )
 from lit_callbacks.words import format_duration, format_number, shorten_keys
-from tests.callbacks.reports import read_events, read_texts
-from tests.callbacks.scripted import Scripted, batches, trainer
+from tests.support.report_pages import read_events, read_texts
+from tests.support.scripted import Scripted, batches, trainer
 
 
 def test_durations_and_numbers_fit_a_line() -> None:

@@ -11,8 +11,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lit_callbacks import PhaseSummary, StageProgressBar
 from lit_callbacks.phases import Phase
-from tests.callbacks.reports import read_texts
-from tests.callbacks.scripted import Scripted, batches, trainer
+from tests.support.report_pages import read_texts
+from tests.support.scripted import Scripted, batches, trainer
 
 SCRIPT = {
     "time/rollout": [2.0, 4.0, 3.0],

@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lit_callbacks import StageProgressBar
-from tests.callbacks.scripted import PLAIN, Scripted, batches, resumes_at_the_next_batch, trainer
+from tests.support.scripted import PLAIN, Scripted, batches, resumes_at_the_next_batch, trainer
 
 
 class Stream(io.StringIO):

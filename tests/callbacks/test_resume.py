@@ -17,8 +17,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lit_callbacks import ResumeCheckpoint, default_checkpoint_dir
-from tests.callbacks import scripted
-from tests.callbacks.scripted import resumes_at_the_next_batch
+from tests.support import scripted
+from tests.support.scripted import resumes_at_the_next_batch
 
 BATCHES = 4  # an epoch
 

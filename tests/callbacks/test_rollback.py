@@ -23,7 +23,7 @@ from lit_callbacks import (
     StopTraining,
     Verdict,
 )
-from tests.callbacks.scripted import Scripted, above, batches, fitted, script_of, trainer, watching
+from tests.support.scripted import Scripted, above, batches, fitted, script_of, trainer, watching
 
 
 class Trained(Scripted):

@@ -15,8 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lit_callbacks import read_logged_steps, read_run
 from lit_callbacks.runs import name_runs, parse_verdict
-from tests.callbacks.reports import report, write_run
-from tests.callbacks.watching import C, H, S
+from tests.support.monitor_levels import C, H, S
+from tests.support.report_pages import report, write_run
 
 
 class TestReading:

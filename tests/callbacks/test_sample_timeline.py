@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_callbacks.sample_timeline import SampleTimeline
-from tests.callbacks.reports import read_events, read_texts
-from tests.callbacks.scripted import Saver, resumes_at_the_next_batch, trainer
+from tests.support.report_pages import read_events, read_texts
+from tests.support.scripted import Saver, resumes_at_the_next_batch, trainer
 
 BATCHES = 5  # of an epoch
 SYSTEM = '[{"role": "system", "content": "a"}]'  # a dialogue without a question

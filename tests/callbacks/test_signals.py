@@ -23,7 +23,7 @@ from lit_callbacks.signals import (
     distribution,
 )
 from lit_callbacks.verdict import judge
-from tests.callbacks.watching import C, H, S
+from tests.support.monitor_levels import C, H, S
 
 SETTINGS: dict[str, Any] = dict(baseline_steps=4, warmup=0, patience=2, deviations=4.0, horizon=0)
 

@@ -11,7 +11,7 @@ from lit_callbacks.signals import (
     default_monitors,
 )
 from lit_callbacks.verdict import Verdict, conclude, judge
-from tests.callbacks.watching import C, H, S
+from tests.support.monitor_levels import C, H, S
 
 PATIENCE = 2
 

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.export.folders import runs
+from tests.support.exported_runs import runs
 
 __all__ = ["runs"]
 

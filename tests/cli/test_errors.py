@@ -12,7 +12,7 @@ import yaml
 
 from lit_rlhf.cli.main import main
 from lit_rlhf.files import FolderInUseError
-from tests.configs.tiny_runs import QUICKSTART
+from tests.support.tiny_runs import QUICKSTART
 
 RESUME = "lit_callbacks.ResumeCheckpoint"
 NONE = "no such option; did you mean"

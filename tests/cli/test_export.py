@@ -21,8 +21,8 @@ from lit_rlhf.cli.show import describe
 from lit_rlhf.data import TextContract
 from lit_rlhf.files import hash_model
 from lit_rlhf.models import save_model_folder
-from tests.export.folders import Runs, assert_same_model, weights
-from tests.models.foreign import FOREIGN, write_foreign
+from tests.support.exported_runs import Runs, assert_same_model, weights
+from tests.support.foreign_models import FOREIGN, write_foreign
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 main = partial(COMMAND.run, prog="lit_rlhf export")

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lit_rlhf.cli.main import main
-from tests.tools.evaluation.folders import write_lines
+from tests.support.evaluation_folders import write_lines
 
 PAIRS = [
     {"prompt": f"what is {n} plus {n}?", "chosen": f"{2 * n} it is", "rejected": "no idea"}

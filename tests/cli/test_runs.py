@@ -24,10 +24,10 @@ from lit_rlhf.data import RecordError
 from lit_rlhf.files import read_manifest
 from lit_rlhf.modules import SFTModule
 from lit_rlhf.strategies import AtomicCheckpointIO
-from tests.cli import fitting
-from tests.configs.parsing import cli_parser, parsed
-from tests.configs.tiny_runs import QUICKSTART, logged
-from tests.modules.stages import content
+from tests.support import fit_command
+from tests.support.config_parsing import cli_parser, parsed
+from tests.support.stages import content
+from tests.support.tiny_runs import QUICKSTART, logged
 
 KEEP_EACH = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 1}}
 
@@ -51,12 +51,12 @@ def forget() -> None:
 
 def fit(root: Path, *flags: str, **trainer: Any) -> RLHFCLI:
     """Four batches of SFT."""
-    quiet = fitting.QUIET | {"default_root_dir": "run", "logger": False}
+    quiet = fit_command.QUIET | {"default_root_dir": "run", "logger": False}
     options = {"output_dir": "model"}
-    return fitting.fit(root, *flags, stage="SFT", options=options, trainer=quiet | trainer)
+    return fit_command.fit(root, *flags, stage="SFT", options=options, trainer=quiet | trainer)
 
 
-refused = partial(fitting.refused, fit)
+refused = partial(fit_command.refused, fit)
 
 
 def weights() -> bytes:
@@ -260,15 +260,15 @@ EARLIER = "expected no earlier run"
 
 def fit_named(root: Path, *flags: str, **trainer: Any) -> RLHFCLI:
     """SFT in two batches, with the model in `runs/sft` and the log in `runs/logs/sft`."""
-    few: dict[str, Any] = fitting.QUIET | {"limit_train_batches": 2}
+    few: dict[str, Any] = fit_command.QUIET | {"limit_train_batches": 2}
     few["callbacks"] = [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]
     log = {"save_dir": "runs/logs", "name": "sft", "version": ""}
     few["logger"] = {"class_path": "TensorBoardLogger", "init_args": log}
     options = {"output_dir": "runs/sft"}
-    return fitting.fit(root, *flags, stage="SFT", options=options, trainer=few | trainer)
+    return fit_command.fit(root, *flags, stage="SFT", options=options, trainer=few | trainer)
 
 
-refusal = partial(fitting.refused, fit_named)
+refusal = partial(fit_command.refused, fit_named)
 
 
 def test_earlier_run_is_replaced_if_asked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

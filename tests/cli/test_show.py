@@ -12,8 +12,8 @@ from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.cli.show import COMMAND
 from lit_rlhf.files import ProgressFile, code_versions, hash_model, lock_path
 from lit_rlhf.modules import PPOModule
-from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
-from tests.strategies.folders import write
+from tests.support.engine_folders import write
+from tests.support.stages import fitted, ppo_options, prompts, write_data, write_models
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import yaml
 
 from lit_rlhf.cli.main import main
 from lit_rlhf.data import DataSource, load_records, prompt_of, split_records
-from tests.modules.stages import write_models
-from tests.tools.evaluation.folders import write_lines
+from tests.support.evaluation_folders import write_lines
+from tests.support.stages import write_models
 
 ROWS = [
     {"prompt": f"what is {n}?", "chosen": f"it is {n}", "rejected": "no idea"} for n in range(40)

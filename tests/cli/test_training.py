@@ -20,11 +20,11 @@ from lit_rlhf.cli.main import stage_usage
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, is_no_advertisement, run_cli
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import generate_responses
-from tests.cli import fitting
-from tests.configs.tiny_runs import QUICKSTART, RUNS, SMALL, logged, moved, overlay
 from tests.models.test_untrusted import Payload
-from tests.modules.stages import ppo_options
 from tests.modules.test_ppo_sampler import Nucleus
+from tests.support import fit_command
+from tests.support.stages import ppo_options
+from tests.support.tiny_runs import QUICKSTART, RUNS, SMALL, logged, moved, overlay
 
 STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
 VALIDATED = {"sft": "val/sft/loss", "reward": "val/reward/accuracy", "ppo": "val/rollout/gold"}
@@ -42,7 +42,7 @@ def command(*arguments: object) -> RLHFCLI:
         return run_cli([str(argument) for argument in arguments])
 
 
-usage_error = partial(fitting.refused, command)
+usage_error = partial(fit_command.refused, command)
 
 
 def configs(stage: str, world: Path, folder: Path, **options: Any) -> list[object]:
@@ -198,7 +198,7 @@ def fit_ppo(root: Path, sampler: Any = None, **trainer: Any) -> RLHFCLI:
     few = {"limit_train_batches": 3, "num_sanity_val_steps": 0, "enable_checkpointing": False}
     options = ppo_options(root, **{"minibatches.minibatch_size": 2}, output_dir="model")
     options |= {"sampler": sampler} if sampler else {}
-    return fitting.fit(root, "--overwrite", stage="PPO", options=options, trainer=few | trainer)
+    return fit_command.fit(root, "--overwrite", stage="PPO", options=options, trainer=few | trainer)
 
 
 def bars(cli: RLHFCLI) -> list[ProgressBar]:

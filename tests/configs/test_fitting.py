@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from lit_rlhf.data import TextContract
-from tests.configs.parsing import OVERLAYS, PPO_ABLATIONS, name_of
-from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, logged, overlay
+from tests.support.config_parsing import OVERLAYS, PPO_ABLATIONS, name_of
+from tests.support.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, logged, overlay
 
 PPO_MAX = QUICKSTART / "ppo_max.yaml"
 

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from lit_rlhf.modules import PPOModule, merge_options, option_groups
-from tests.configs import parsing
-from tests.configs.tiny_runs import CONFIGS, QUICKSTART
-from tests.modules.stages import nested
 from tests.modules.test_options import PPO_MAX as PPO_MAX_OPTIONS
+from tests.support import config_parsing
+from tests.support.stages import nested
+from tests.support.tiny_runs import CONFIGS, QUICKSTART
 
 MODULES = {"sft": "SFTModule", "reward": "RewardModule", "ppo": "PPOModule"}
 DATA = {"sft": "DemonstrationDataModule", "reward": "PreferenceDataModule"}
@@ -55,15 +55,15 @@ def contains(settings: object, wanted: object) -> bool:
 
 def written(config: Path) -> dict[str, Any]:
     """The settings in a file itself, by dotted key."""
-    content = parsing.flat(yaml.safe_load(config.read_text("utf-8")))
+    content = config_parsing.flat(yaml.safe_load(config.read_text("utf-8")))
     # `suffix+` appends, which changes `suffix`
     return {"suffix" if key == "suffix+" else key: v for key, v in content.items()}
 
 
-@pytest.mark.parametrize("config", parsing.BASES, ids=parsing.name_of)
+@pytest.mark.parametrize("config", config_parsing.BASES, ids=config_parsing.name_of)
 def test_configuration_parses(config: Path) -> None:
-    settings = parsing.parsed(config)
-    stage = parsing.stage_of(config)
+    settings = config_parsing.parsed(config)
+    stage = config_parsing.stage_of(config)
     assert settings["model.class_path"] == f"lit_rlhf.modules.{MODULES[stage]}"
     assert settings["data.class_path"].endswith(f".{DATA[stage]}")
     assert settings["seed_everything"] == 0
@@ -71,7 +71,7 @@ def test_configuration_parses(config: Path) -> None:
 
 
 def test_files_are_all_tested_here() -> None:
-    known = {*parsing.BASES, *parsing.OVERLAYS, *parsing.ABLATIONS, VANILLA}
+    known = {*config_parsing.BASES, *config_parsing.OVERLAYS, *config_parsing.ABLATIONS, VANILLA}
     assert set(CONFIGS.rglob("*.*")) - known == set()
 
 
@@ -85,17 +85,17 @@ def test_configurations_write_a_checkpoint_once_and_validate_for_a_tenth_of_a_ru
             assert settings.get("trainer.limit_val_batches", 0) <= 0.1 * interval
 
 
-@pytest.mark.parametrize("ablation", parsing.ABLATIONS, ids=parsing.name_of)
+@pytest.mark.parametrize("ablation", config_parsing.ABLATIONS, ids=config_parsing.name_of)
 def test_ablation_changes_only_what_it_names(ablation: Path) -> None:
     # the paper's configuration has all tricks of PPO-max on and no other; a value of the paper
     # changes the quickstart, whose values suit a small model, or vanilla PPO
     bases = [[CONFIGS / "ppo" / "paper_7b_en.yaml"], [PPO_MAX], [PPO_MAX, VANILLA]]
-    if ablation in parsing.REWARD_ABLATIONS:
+    if ablation in config_parsing.REWARD_ABLATIONS:
         bases = [[QUICKSTART / "reward.yaml"]]
     changes = []
     for base in bases:
-        before, after = parsing.parsed(*base), parsing.parsed(*base, ablation)
-        changed = parsing.changed_keys(before, after)
+        before, after = config_parsing.parsed(*base), config_parsing.parsed(*base, ablation)
+        changed = config_parsing.changed_keys(before, after)
         assert changed <= written(ablation).keys()
         assert after["suffix"] == [ablation.stem]  # it stands beside a run without it
         changes.append(changed)
@@ -105,9 +105,9 @@ def test_ablation_changes_only_what_it_names(ablation: Path) -> None:
 
 
 def test_vanilla_switches_all_tricks_off_and_differs_in_these_and_names_only() -> None:
-    settings = parsing.parsed(PPO_MAX, VANILLA)
+    settings = config_parsing.parsed(PPO_MAX, VANILLA)
     assert {name: settings[f"model.init_args.{name}"] for name in OFF} == OFF
-    changed = parsing.changed_keys(parsing.parsed(PPO_MAX), settings)
+    changed = config_parsing.changed_keys(config_parsing.parsed(PPO_MAX), settings)
     names = {"trainer.callbacks", "trainer.logger.init_args.name", "model.init_args.output_dir"}
     assert changed - {f"model.init_args.{name}" for name in OFF} == names
 
@@ -116,18 +116,18 @@ def test_vanilla_switches_all_tricks_off_and_differs_in_these_and_names_only() -
     ("overlay", "config"),
     [
         (overlay, config)
-        for overlay in parsing.OVERLAYS
-        for config in parsing.BASES
-        if parsing.stage_of(config) in stages(overlay)
+        for overlay in config_parsing.OVERLAYS
+        for config in config_parsing.BASES
+        if config_parsing.stage_of(config) in stages(overlay)
     ],
-    ids=parsing.name_of,
+    ids=config_parsing.name_of,
 )
 def test_overlay_parses_on_every_configuration_that_it_is_for(overlay: Path, config: Path) -> None:
-    before, after = parsing.parsed(config), parsing.parsed(config, overlay)
+    before, after = config_parsing.parsed(config), config_parsing.parsed(config, overlay)
     wanted = written(overlay)
     if "trainer.logger+" in wanted:  # every configuration has one logger, the overlay makes a list
         logger, added = after["trainer.logger"][0], wanted.pop("trainer.logger+")
-        assert parsing.flat(logger, "trainer.logger.").items() <= before.items()
+        assert config_parsing.flat(logger, "trainer.logger.").items() <= before.items()
         assert contains(after["trainer.logger"][1:], added)
         after = {**before, **{k: v for k, v in after.items() if k != "trainer.logger"}}
     for key, value in wanted.items():
@@ -135,28 +135,28 @@ def test_overlay_parses_on_every_configuration_that_it_is_for(overlay: Path, con
             key = key.removesuffix("+")
             value = [*before[key], *value]
         assert contains(after[key], value), key
-    changed = parsing.changed_keys(before, after)
+    changed = config_parsing.changed_keys(before, after)
     assert changed <= {key.removesuffix("+") for key in wanted}
 
 
-PPO_BASES = [config for config in parsing.BASES if parsing.stage_of(config) == "ppo"]
+PPO_BASES = [config for config in config_parsing.BASES if config_parsing.stage_of(config) == "ppo"]
 
 
 @pytest.mark.parametrize(
     "ablation",
-    [a for a in parsing.ABLATIONS if a.stem not in parsing.OF_THE_QUICKSTART],
-    ids=parsing.name_of,
+    [a for a in config_parsing.ABLATIONS if a.stem not in config_parsing.OF_THE_QUICKSTART],
+    ids=config_parsing.name_of,
 )
 def test_ablation_fits_any_ppo_configuration(ablation: Path) -> None:
     wanted = written(ablation)
     names = {key.removeprefix("model.init_args.") for key in wanted}
     # nothing that another configuration would have elsewhere, such as paths
     assert not [name for name in names if name.startswith(("data.", "trainer.", "model_path"))]
-    settings = parsing.parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", ablation)
+    settings = config_parsing.parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", ablation)
     assert {key: settings[key] for key in wanted} == wanted
     for config in PPO_BASES:
         # what parsing both makes of options, which takes longer
-        settings = {**parsing.parsed(config), **wanted}
+        settings = {**config_parsing.parsed(config), **wanted}
         prefix = "model.init_args."
         options = nested({k.removeprefix(prefix): v for k, v in settings.items() if prefix in k})
         for group in option_groups(PPOModule):
@@ -203,12 +203,12 @@ PAPER = {
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("stage", PAPER)
 def test_7b_configurations_have_the_papers_values(stage: str, language: str) -> None:
-    settings = parsing.parsed(CONFIGS / stage / f"paper_7b_{language}.yaml")
+    settings = config_parsing.parsed(CONFIGS / stage / f"paper_7b_{language}.yaml")
     assert settings["trainer.devices"] == 8
     assert settings["trainer.strategy"] == "multi_deepspeed_stage_2"
     assert {key: settings[key] for key in PAPER[stage]} == PAPER[stage]
     if stage == "reward":  # from the pre-trained model (Section 4.1)
-        sft = parsing.parsed(CONFIGS / "sft" / f"paper_7b_{language}.yaml")
+        sft = config_parsing.parsed(CONFIGS / "sft" / f"paper_7b_{language}.yaml")
         for key in ("model.init_args.model_path", "data.init_args.chat_template"):
             assert settings[key] == sft[key]
     if stage == "ppo":
@@ -230,8 +230,8 @@ def overlay_of(folder: Path, name: str, **options: Any) -> Path:
 def test_overlays_of_one_group_leave_its_other_options(tmp_path: Path) -> None:
     cooler = overlay_of(tmp_path, "cooler", sampling={"temperature": 0.7})
     shaped = overlay_of(tmp_path, "shaped", reward_shaping={"clip": None}, sampling={"top_k": 9})
-    before, after = parsing.parsed(PPO_MAX), parsing.parsed(PPO_MAX, cooler, shaped)
-    changed = {key: after[key] for key in parsing.changed_keys(before, after)}
+    before, after = config_parsing.parsed(PPO_MAX), config_parsing.parsed(PPO_MAX, cooler, shaped)
+    changed = {key: after[key] for key in config_parsing.changed_keys(before, after)}
     sampling = {"model.init_args.sampling.temperature": 0.7, "model.init_args.sampling.top_k": 9}
     assert changed == sampling | {"model.init_args.reward_shaping.clip": None}
     assert after["model.init_args.sampling.max_new_tokens"] == 48  # the configuration's
@@ -240,7 +240,7 @@ def test_overlays_of_one_group_leave_its_other_options(tmp_path: Path) -> None:
 def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
     path = overlay_of(tmp_path, "rates", optimizer={"weight_decay": 0.1})
     words = ["fit", "--model=SFTModule", f"--config={path}", *SFT]
-    optimizer = parsing.flat(parsing.cli_parser().parse_args(words))
+    optimizer = config_parsing.flat(config_parsing.cli_parser().parse_args(words))
     assert optimizer["fit.model.init_args.optimizer.weight_decay"] == 0.1
     assert optimizer["fit.model.init_args.optimizer.learning_rate"] == 9.5e-6
     assert optimizer["fit.model.init_args.optimizer.lr_scheduler"] == "cosine_with_min_lr"
@@ -259,9 +259,9 @@ def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, Any]) -> None:
-    settings = parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *flags])
-    before, after = parsing.parsed(PPO_MAX), parsing.flat(settings.fit.as_dict())
-    keys = parsing.changed_keys(before, after) - {"config"}
+    settings = config_parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *flags])
+    before, after = config_parsing.parsed(PPO_MAX), config_parsing.flat(settings.fit.as_dict())
+    keys = config_parsing.changed_keys(before, after) - {"config"}
     assert {key.removeprefix("model.init_args."): after[key] for key in keys} == changed
 
 
@@ -278,7 +278,7 @@ def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, An
 def test_wrong_option_is_refused_and_the_right_one_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, options: Any, meant: str
 ) -> None:
-    ((name, value),) = parsing.flat(options).items()
+    ((name, value),) = config_parsing.flat(options).items()
     wrong = ["--config", str(overlay_of(tmp_path, "wrong", **options))]
     if how == "configuration":
         content = yaml.safe_load(PPO_MAX.read_text("utf-8"))
@@ -288,7 +288,7 @@ def test_wrong_option_is_refused_and_the_right_one_named(
         prefix = "--model" if how == "flag" else "--model.init_args"
         wrong = [f"{prefix}.{name}", str(value)]
     with pytest.raises(SystemExit):
-        parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *wrong])
+        config_parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *wrong])
     file = f"{wrong[1]}: " if wrong[0] == "--config" else ""
     advice = f"; did you mean model.{meant}?" if meant else ""
     assert f"error: {file}model.{name}: no such option{advice}\n" in capsys.readouterr().err

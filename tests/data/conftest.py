@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
+from tests.support.tiny_tokenizers import CHATML, tiny_tokenizer
 
 
 @pytest.fixture(params=["plain", "pad_is_eos", "with_bos", "chatml"])

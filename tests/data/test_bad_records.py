@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_rlhf.data.records import RecordError, RecordKind
 from lit_rlhf.data.sources import DataSource, load_records
-from tests.data.reading import Writer, read, read_good
+from tests.support.record_reading import Writer, read, read_good
 
 
 def hh(*turns: str) -> str:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from lit_rlhf.data import DataSource, DialogueEncoder, PromptDataModule, RecordError, cache
 from lit_rlhf.data.cache import StoredExamples, cache_folder
 from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataModule
-from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
+from tests.support.tiny_tokenizers import CHATML, tiny_tokenizer
 
 Writer = Callable[..., str]
 WORDS = ["iron", "zinc", "oak", "elm"]

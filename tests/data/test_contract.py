@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf.data.contract import TextContract
 from lit_rlhf.data.encoding import DialogueEncoder
-from tests.data.tiny_tokenizers import tiny_tokenizer
+from tests.support.tiny_tokenizers import tiny_tokenizer
 
 
 def contract(tokenizer: PreTrainedTokenizerBase, template: str = "hh") -> TextContract:

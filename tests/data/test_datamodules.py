@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from lit_rlhf.data import DataSource, PromptDataModule
 from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataModule
 from lit_rlhf.data.dataset import PreferenceBatch, PromptBatch, TokenBatch
-from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
+from tests.support.tiny_tokenizers import CHATML, tiny_tokenizer
 
 Writer = Callable[..., str]
 

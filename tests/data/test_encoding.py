@@ -14,8 +14,8 @@ from lit_rlhf.data import Location, Message, PreferenceRecord, PromptRecord, Rec
 from lit_rlhf.data.counts import DataCounts, EncodingError, ResponseTooLongError
 from lit_rlhf.data.dataset import PreferenceExample, PromptExample, TokenExample
 from lit_rlhf.data.encoding import DialogueEncoder, encode_records
-from tests.data.published_templates import TEMPLATES, PublishedTemplate
-from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
+from tests.support.published_templates import TEMPLATES, PublishedTemplate
+from tests.support.tiny_tokenizers import CHATML, tiny_tokenizer
 
 SINGLE = [Message("user", "name two metals"), Message("assistant", "iron and copper")]
 MULTI = [

@@ -7,7 +7,7 @@ import pytest
 
 from lit_rlhf.data import DemonstrationRecord
 from lit_rlhf.data.records import Message, PreferenceRecord, PromptRecord, RecordError, TextRecord
-from tests.data.reading import Writer, read
+from tests.support.record_reading import Writer, read
 
 ASK, REPLY, ASK_MORE = Message("user", "q"), Message("assistant", "a"), Message("user", "r")
 SYSTEM = Message("system", "be kind")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.samplers import FixedBatchSampler, TokenBudgetBatchSampler
-from tests.callbacks import scripted
+from tests.support import scripted
 
 
 def collate(items: list[int]) -> Tensor:

@@ -9,8 +9,8 @@ import pytest
 
 from lit_rlhf import data
 from lit_rlhf.data.sources import prompt_of
-from tests.data.published_rows import ASK, BAD, BE_BRIEF, GOOD, PUBLISHED, PublishedRow
-from tests.docs.blocks import ROOT, blocks
+from tests.support.docs_blocks import ROOT, blocks
+from tests.support.published_rows import ASK, BAD, BE_BRIEF, GOOD, PUBLISHED, PublishedRow
 
 PAGE = ROOT / "docs" / "data.md"
 KINDS: tuple[data.RecordKind, ...] = ("preference", "demonstration", "prompt")

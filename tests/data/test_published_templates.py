@@ -5,8 +5,8 @@ from typing import NamedTuple
 import pytest
 
 from lit_rlhf.data import DialogueEncoder, EncodingError, Message
-from tests.data.published_templates import TEMPLATES
-from tests.docs.blocks import ROOT
+from tests.support.docs_blocks import ROOT
+from tests.support.published_templates import TEMPLATES
 
 PAGE = ROOT / "docs" / "data.md"
 ASK, ANSWER = Message("user", "Which metal rusts?"), Message("assistant", "Iron.")

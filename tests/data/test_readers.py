@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lit_rlhf import data
-from tests.data.reading import Writer, read, read_good
+from tests.support.record_reading import Writer, read, read_good
 
 ASK, REPLY, ASK_MORE = (
     data.Message("user", "q"),

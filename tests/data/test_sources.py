@@ -11,7 +11,7 @@ import pytest
 from lit_rlhf.data import DataSource, Row
 from lit_rlhf.data.records import Message, PromptRecord, RecordError
 from lit_rlhf.data.sources import load_records, prompt_of, repeat_by_weight, split_records
-from tests.data.reading import Writer, read, read_good
+from tests.support.record_reading import Writer, read, read_good
 
 
 def prompts(n: int, source: str = "s") -> list[PromptRecord]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from lit_rlhf import sandbox
 from lit_rlhf.data import DialogueEncoder, EncodingError, Message
 from lit_rlhf.data.templates import CHAT_TEMPLATES, adds_bos, resolve_template
-from tests.data.tiny_tokenizers import CHATML, tiny_tokenizer
+from tests.support.tiny_tokenizers import CHATML, tiny_tokenizer
 
 ROLES, WORDS = ("user", "assistant") * 2, ("one", "two", "three", "four")
 CHAT = [{"role": role, "content": word} for role, word in zip(ROLES, WORDS, strict=True)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.modules.stages import write_data, write_models
+from tests.support.stages import write_data, write_models
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +35,7 @@ def test_the_other_rank_ends_with_an_error(folder: Path, strategy: str, end: str
     paths = os.pathsep.join([str(ROOT), str(ROOT / "callbacks")])
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", **meeting, "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "tests.distributed.dying_run", str(folder), strategy, end]
+    command = [sys.executable, "-m", "tests.support.dying_run", str(folder), strategy, end]
     logs, ranks = [folder / f"{strategy} {end} {rank}.log" for rank in range(2)], []
     for rank, path in enumerate(logs):
         with path.open("wb") as log:

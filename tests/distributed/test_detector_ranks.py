@@ -16,9 +16,9 @@ from lit_callbacks import Action, AdjustCoefficient, CollapseDetector, RollBack,
 from lit_callbacks.monitors import Monitor
 from lit_callbacks.signals import NonFiniteMonitor
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
-from tests.callbacks.scripted import Scripted, Watch, above, batches, trainer
-from tests.strategies.toy_modules import PolicyAndCritic
 from tests.support.ranks import run_on_ranks
+from tests.support.scripted import Scripted, Watch, above, batches, trainer
+from tests.support.toy_modules import PolicyAndCritic
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.fault_runs import STRATEGIES, on_a_rank
-from tests.modules.stages import assert_equal_states, distance, write_data, write_models
+from tests.support.fault_runs import STRATEGIES, on_a_rank
 from tests.support.ranks import run_on_ranks
+from tests.support.stages import assert_equal_states, distance, write_data, write_models
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.distributed.test_dead_ranks import free_port
-from tests.strategies.runs import ROOT, outcome
+from tests.support.strategy_runs import ROOT, outcome
 
 pytestmark = pytest.mark.slow
 NODES = 2
@@ -57,7 +57,7 @@ def run_nodes(
 def test_two_nodes_train_as_one_device(tmp_path: Path, launch: Any) -> None:
     port, nodes = free_port(), {"RUN_NODES": str(NODES)}
     starts = [launch(node, port) for node in range(NODES)]
-    words = ["tests.strategies.runs", str(tmp_path / "nodes"), *ARGUMENTS]
+    words = ["tests.support.strategy_runs", str(tmp_path / "nodes"), *ARGUMENTS]
     statuses, outputs = run_nodes(words, [(start, own | nodes) for start, own in starts])
     said = "\n".join(outputs)
     assert statuses == [0] * NODES, said[-4000:]

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 from lit_callbacks import read_logged_steps
 from tests.distributed.test_dead_ranks import free_port
 from tests.distributed.test_launch import NODES, run_nodes, torchrun
-from tests.modules.stages import short_run, write_data, write_models
+from tests.support.stages import short_run, write_data, write_models
 
 pytestmark = pytest.mark.slow
 ITERATIONS, SAVED = 6, 2  # a checkpoint after every second

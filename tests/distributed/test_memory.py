@@ -12,11 +12,11 @@ from transformers import LlamaConfig
 from lit_rlhf.modules import PhaseTimer
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
 from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
-from tests.invariant.trajectories import stage_run
-from tests.modules.stages import fitted, write_data, write_models
 from tests.support.live_memory import LiveTensors
 from tests.support.ranks import run_on_ranks
+from tests.support.stages import fitted, write_data, write_models
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE
+from tests.support.trajectories import stage_run
 
 RANKS = 2
 ROWS = 4

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.strategies.runs import outcome
+from tests.support.strategy_runs import outcome
 
 Outcomes = Callable[..., dict[str, Any]]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.strategies import checkpoint_problem, read_state_dict
-from tests.strategies.runs import DDP, outcome
+from tests.support.strategy_runs import DDP, outcome
 
 STAGE_2 = "multi_deepspeed_stage_2"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.strategies.runs import outcome
+from tests.support.strategy_runs import outcome
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lit_rlhf.modules import ChangedRunError, SFTModule
 from tests.invariant.test_resume import SaveOnce
-from tests.modules.stages import copied, demonstrations, distance, fitted, write_data, write_models
 from tests.support.ranks import run_on_ranks
+from tests.support.stages import copied, demonstrations, distance, fitted, write_data, write_models
 
 EPOCHS = 3  # of two batches of four; the checkpoint is in the middle of the second
 

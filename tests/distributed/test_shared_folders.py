@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lit_rlhf.modules import SFTModule
-from tests.invariant.rank_runs import strategy
-from tests.modules.stages import demonstrations, fitted, write_data, write_models
+from tests.support.rank_runs import strategy
 from tests.support.ranks import run_on_ranks
+from tests.support.stages import demonstrations, fitted, write_data, write_models
 
 
 class FullDisk(SFTModule):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.invariant.rank_runs import RANKS, strategy
-from tests.invariant.trajectories import SAMPLES, stage_run
-from tests.modules.stages import copied, distance, fitted, write_data, write_models
+from tests.support.rank_runs import RANKS, strategy
 from tests.support.ranks import run_on_ranks
+from tests.support.stages import copied, distance, fitted, write_data, write_models
+from tests.support.trajectories import SAMPLES, stage_run
 
 ITERATIONS = 3
 LAST: dict[str, Any] = {"network.trained_layers": 1, "critic_pretraining.iterations": 0}

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.workspace import make_workspace, standing_in
+from tests.support.docs_workspace import make_workspace, standing_in
 
 
 @pytest.fixture(scope="module")

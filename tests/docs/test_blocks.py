@@ -18,9 +18,18 @@ import yaml
 from lit_rlhf.cli.main import COMMANDS as TOOLS
 from lit_rlhf.cli.main import STAGE_COMMANDS, main
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule, option_names
-from tests.configs.parsing import cli_parser
-from tests.configs.tiny_runs import CONFIGS
-from tests.docs.blocks import DOCUMENTS, ROOT, Block, Command, all_blocks, blocks, commands, place
+from tests.support.config_parsing import cli_parser
+from tests.support.docs_blocks import (
+    DOCUMENTS,
+    ROOT,
+    Block,
+    Command,
+    all_blocks,
+    blocks,
+    commands,
+    place,
+)
+from tests.support.tiny_runs import CONFIGS
 
 PYTHON: dict[Path, list[Block]] = defaultdict(list)
 for _block in all_blocks():

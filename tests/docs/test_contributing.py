@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.configs.tiny_runs import SMALL, logged, overlay
-from tests.docs.blocks import ROOT, Block, blocks, commands
-from tests.docs.running import run_process
-from tests.docs.workspace import make_workspace
+from tests.support.docs_blocks import ROOT, Block, blocks, commands
+from tests.support.docs_running import run_process
+from tests.support.docs_workspace import make_workspace
+from tests.support.tiny_runs import SMALL, logged, overlay
 
 PAGE = ROOT / "CONTRIBUTING.md"
 COPIED = ("lit_rlhf", "callbacks", "configs", "tests", "docs", "pyproject.toml", "README.md")
@@ -98,7 +98,7 @@ def test_commands_of_the_examples_train(tree: Path, quickstart: Path, tmp_path: 
     small = ["--config", str(overlay(folder, "small", SMALL["ppo"]))]
     words = [c.words[1:] for name in EXAMPLES for b in EXAMPLES[name] for c in commands(b)]
     program = (
-        "import json, sys; from tests.configs.tiny_runs import run\n"
+        "import json, sys; from tests.support.tiny_runs import run\n"
         "for words in json.loads(sys.argv[1]): run(*words)"
     )
     python(tree, folder, "-c", program, json.dumps([[*w, *small] for w in words]))

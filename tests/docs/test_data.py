@@ -7,8 +7,8 @@ import pytest
 
 from lit_rlhf.data import DataSource, RecordKind, Row, load_records, read_file
 from lit_rlhf.data.formats import FORMATS, detect_format
-from tests.configs.parsing import cli_parser
-from tests.docs.blocks import ROOT, blocks
+from tests.support.config_parsing import cli_parser
+from tests.support.docs_blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "data.md"
 EXAMPLES = {block.title: block.text for block in blocks(PAGE) if block.language == "json"}

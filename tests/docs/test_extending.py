@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from lit_rlhf.data import TextContract
-from tests.configs.tiny_runs import logged
-from tests.docs.running import run_small, typed
+from tests.support.docs_running import run_small, typed
+from tests.support.tiny_runs import logged
 
 COMMANDS = {words[words.index("--name") + 1]: words for words in typed("extending.md")}
 LOGS = Path("runs/quickstart/logs")

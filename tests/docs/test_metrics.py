@@ -8,8 +8,8 @@ from shutil import copytree
 
 import pytest
 
-from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, logged, overlay
-from tests.docs.blocks import ROOT
+from tests.support.docs_blocks import ROOT
+from tests.support.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, logged, overlay
 
 
 def documented() -> set[str]:

@@ -13,11 +13,11 @@ from lightning.pytorch import Trainer
 from lit_rlhf.data import CHAT_TEMPLATES, PromptDataModule
 from lit_rlhf.models import load_causal_lm, load_tokenizer
 from lit_rlhf.modules import PPOModule
-from tests.configs.parsing import cli_parser, flat
-from tests.configs.tiny_runs import run
-from tests.docs.blocks import ROOT, blocks
-from tests.modules.stages import ANSWERS, QUESTIONS, write_models
+from tests.support.config_parsing import cli_parser, flat
+from tests.support.docs_blocks import ROOT, blocks
+from tests.support.stages import ANSWERS, QUESTIONS, write_models
 from tests.support.tiny_models import tiny_config
+from tests.support.tiny_runs import run
 
 PAGE = ROOT / "docs" / "migration.md"
 OPTION = re.compile(r"`((?:model|data|trainer)\.[\w.]+)`(?:, ([^|`]+?) +\|)?")

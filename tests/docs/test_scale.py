@@ -20,9 +20,9 @@ from lit_rlhf.forward import gathered
 from lit_rlhf.strategies.sharded import shard
 from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
 from lit_rlhf.tools.doctor.memory import PPOMemory, network_shape
-from tests.configs.parsing import cli_parser, parsed
-from tests.configs.tiny_runs import CONFIGS
-from tests.docs.blocks import ROOT, blocks
+from tests.support.config_parsing import cli_parser, parsed
+from tests.support.docs_blocks import ROOT, blocks
+from tests.support.tiny_runs import CONFIGS
 
 PAGE = ROOT / "docs" / "scale.md"
 LAYOUTS = {  # hidden and intermediate size, layers, heads, heads of keys

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from docs import site_pages
-from tests.configs.parsing import cli_parser
-from tests.docs.blocks import ROOT
+from tests.support.config_parsing import cli_parser
+from tests.support.docs_blocks import ROOT
 
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 

@@ -23,11 +23,11 @@ from lit_rlhf.data.formats import split_dialogue
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_scalar_model, load_tokenizer
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
-from tests.configs.tiny_runs import RUNS, SMALL, fit, logged, moved, overlay, run
-from tests.docs.blocks import ROOT, blocks, commands
-from tests.docs.running import run_in_shell, run_process, run_small, typed
-from tests.docs.workspace import make_workspace, standing_in
+from tests.support.docs_blocks import ROOT, blocks, commands
+from tests.support.docs_running import run_in_shell, run_process, run_small, typed
+from tests.support.docs_workspace import make_workspace, standing_in
 from tests.support.judge_server import judge_server, longer_wins
+from tests.support.tiny_runs import RUNS, SMALL, fit, logged, moved, overlay, run
 
 LOGS = Path("runs/quickstart/logs")
 

@@ -1,3 +1,3 @@
-from tests.export.folders import runs
+from tests.support.exported_runs import runs
 
 __all__ = ["runs"]

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lit_rlhf.export import NetworkName, load_checkpoint_model
-from tests.export.folders import Runs, assert_same_model, weights
-from tests.modules.saved_runs import as_engines_write_it, saved_run
-from tests.modules.stages import write_data, write_models
+from tests.support.exported_runs import Runs, assert_same_model, weights
+from tests.support.saved_runs import as_engines_write_it, saved_run
+from tests.support.stages import write_data, write_models
 from tests.support.tiny_models import tiny_config
 
 NETWORKS = [("sft", None), ("reward", None), ("ppo", None), ("ppo", "critic")]

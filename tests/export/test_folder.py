@@ -19,8 +19,8 @@ from lit_rlhf.export import (
 from lit_rlhf.files import hash_files, read_manifest
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, save_model_folder
-from tests.export.folders import Runs, weights
-from tests.models.foreign import FOREIGN, write_foreign
+from tests.support.exported_runs import Runs, weights
+from tests.support.foreign_models import FOREIGN, write_foreign
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 IDS = torch.arange(4, 40).reshape(3, 12)

@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from lit_rlhf.cli.main import main
 from tests.faults.faults import FAULTS, FILES, SIGNALS
 from tests.faults.moments import Moments
-from tests.modules.stages import short_run, write_data, write_models
 from tests.support.judge_server import judge_server, longer_wins
+from tests.support.stages import short_run, write_data, write_models
 
 TIME_LIMIT = 120  # seconds of a run, after which it hangs
 SAMPLING = ("--max_new_tokens", "4", "--batch_size", "2", "--seed", "3")

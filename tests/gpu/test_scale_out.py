@@ -16,10 +16,10 @@ from transformers import LlamaConfig
 
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
-from tests.invariant.long_runs import CLIPS, PRETRAINING, Run, ppo_run
-from tests.invariant.trajectories import Logged
-from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
+from tests.support.long_runs import CLIPS, PRETRAINING, Run, ppo_run
+from tests.support.stages import fitted, ppo_options, prompts, write_data, write_models
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID
+from tests.support.trajectories import Logged
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = [pytest.mark.gpu, needs_cuda]

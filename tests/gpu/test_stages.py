@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.configs.tiny_runs import QUICKSTART, RUNS, fit, logged, moved, overlay
-from tests.invariant.trajectories import Trajectory, trajectory
+from tests.support.tiny_runs import QUICKSTART, RUNS, fit, logged, moved, overlay
+from tests.support.trajectories import Trajectory, trajectory
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = [pytest.mark.gpu, needs_cuda]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.invariant.trajectories import EPOCHS, trajectory
+from tests.support.trajectories import EPOCHS, trajectory
 
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 pytestmark = [pytest.mark.gpu, needs_two]

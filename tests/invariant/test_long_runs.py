@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 from torch import Tensor
 
-from tests.invariant.long_runs import CLIPS, PASSES, PRETRAINING, Run, on_a_rank, ppo_run
-from tests.invariant.rank_runs import RANKS, STRATEGIES
+from tests.support.long_runs import CLIPS, PASSES, PRETRAINING, Run, on_a_rank, ppo_run
+from tests.support.rank_runs import RANKS, STRATEGIES
 from tests.support.ranks import run_on_ranks
 
 pytestmark = pytest.mark.slow

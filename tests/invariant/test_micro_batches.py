@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lit_rlhf.forward import LanguageModel, hidden_states
 from lit_rlhf.modules import updates
-from tests.invariant.trajectories import assert_same_trajectory, stage_run, trajectory
-from tests.modules.stages import StepRecorder, fitted
+from tests.support.stages import StepRecorder, fitted
+from tests.support.trajectories import assert_same_trajectory, stage_run, trajectory
 
 STAGES = ("sft", "reward", "ppo")
 TOKENS = 100

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lit_rlhf.models import load_causal_lm
-from tests.invariant.estimators import RECIPES, assert_follows, recompute_step
-from tests.invariant.rank_runs import BATCH_SIZE, RANKS, STAGES, STRATEGIES, VARIANTS, on_a_rank
-from tests.invariant.reference import TRUNCATIONS, assert_follows_reference, recompute
-from tests.invariant.trajectories import SAMPLES, assert_same_trajectory, trajectory, validated
 from tests.rollout.test_metrics import expected
+from tests.support.rank_runs import BATCH_SIZE, RANKS, STAGES, STRATEGIES, VARIANTS, on_a_rank
 from tests.support.ranks import run_on_ranks
+from tests.support.reference_estimators import RECIPES, assert_follows, recompute_step
+from tests.support.reference_iteration import TRUNCATIONS, assert_follows_reference, recompute
+from tests.support.trajectories import SAMPLES, assert_same_trajectory, trajectory, validated
 
 
 @pytest.fixture(scope="module")

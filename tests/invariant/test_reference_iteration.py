@@ -4,28 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.invariant import reference
-from tests.invariant.estimators import RECIPES, assert_follows, recompute_step, run_step
+from tests.support import reference_iteration
+from tests.support.reference_estimators import RECIPES, assert_follows, recompute_step, run_step
 
 
 @pytest.mark.parametrize(
     ("truncation", "folder"),
-    [*((way, "root") for way in reference.TRUNCATIONS), ("terminal", "pad_is_eos_root")],
+    [*((way, "root") for way in reference_iteration.TRUNCATIONS), ("terminal", "pad_is_eos_root")],
 )
 def test_an_iteration_follows_the_reference(
     request: pytest.FixtureRequest, tmp_path: Path, truncation: str, folder: str
 ) -> None:
     root = request.getfixturevalue(folder)
-    actual = reference.run_iteration(root, tmp_path, truncation)
-    expected = reference.recompute(root, truncation, [actual])
+    actual = reference_iteration.run_iteration(root, tmp_path, truncation)
+    expected = reference_iteration.recompute(root, truncation, [actual])
     # every trick acts in this iteration
     assert 0 < expected.logged["ppo/clip_fraction"] < 1
     assert 0 < expected.logged["ppo/value_clip_fraction"] < 1
     assert abs(expected.logged["rollout/kl"]) > 0.01
-    assert expected.logged["ppo/policy_grad_norm"] > reference.POLICY["grad_clip"]
-    assert expected.logged["ppo/critic_grad_norm"] > reference.CRITIC["grad_clip"]
+    assert expected.logged["ppo/policy_grad_norm"] > reference_iteration.POLICY["grad_clip"]
+    assert expected.logged["ppo/critic_grad_norm"] > reference_iteration.CRITIC["grad_clip"]
     assert {sample.ended for sample in actual.samples} == {True, False}
-    reference.assert_follows_reference(actual, expected)
+    reference_iteration.assert_follows_reference(actual, expected)
 
 
 @pytest.mark.parametrize("truncation", ["terminal", "mask"])

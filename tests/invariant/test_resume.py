@@ -26,7 +26,7 @@ from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule, option_names
 from lit_rlhf.modules.resuming import CHANGES, REMARKS, Change, change_of
 from lit_rlhf.strategies import find_newest_checkpoint
-from tests.modules.stages import (
+from tests.support.stages import (
     MOVING,
     Rates,
     assert_equal_states,
@@ -183,7 +183,7 @@ def test_a_run_resumes_from_any_hook_and_then_again(
 def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path, hook: str) -> None:
     def go(batches: int, ckpt_path: Path | None = None) -> Any:
         seed_everything(1 if ckpt_path is None else 2, verbose=False)
-        rewards = {"tests.rewards.reward_functions:noisy": 1.0}
+        rewards = {"tests.support.reward_functions:noisy": 1.0}
         module, data = ppo(root, rewards=rewards, critic_init="policy")
         callback = SaveAndDie(hook, batches, tmp_path / "stopped.ckpt")
         options: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 1}

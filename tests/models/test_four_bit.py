@@ -9,7 +9,7 @@ import torch
 from lit_rlhf import models
 from lit_rlhf.forward import forward_plan, token_logits, token_values, unwrap_model
 from lit_rlhf.models.four_bit import dequantized_weights
-from tests.modules.stages import causal_lm
+from tests.support.stages import causal_lm
 from tests.support.tiny_models import four_bit_config, move_adapters, tiny_tokenizer
 
 QLORA = models.ModelOptions(lora_rank=2, load_in_4bit=True, gradient_checkpointing=True)

@@ -24,7 +24,7 @@ from transformers import (
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import HeadFormat, ModelOptions, save_model_folder
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model, load_tokenizer
-from tests.models.foreign import FOREIGN, Foreign, Written, write_foreign
+from tests.support.foreign_models import FOREIGN, Foreign, Written, write_foreign
 from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
 
 Folder = Callable[[str], Path]

@@ -24,7 +24,6 @@ from lit_rlhf.modules.updates import UpdateGuard
 from lit_rlhf.rollout import SamplingOptions, generate_responses
 from lit_rlhf.rollout.decoder import GPU_RELEASE_INTERVAL, Decoder
 from lit_rlhf.stats import global_sum
-from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts, stage
 from tests.support.pretend_cuda import (
     CUDA,
     PretendCuda,
@@ -34,6 +33,7 @@ from tests.support.pretend_cuda import (
     mark,
     mark_module,
 )
+from tests.support.stages import demonstrations, fitted, ppo_options, preferences, prompts, stage
 from tests.support.tiny_models import EOS_ID, PAD_ID
 
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")

@@ -8,7 +8,7 @@ import torch
 from lit_rlhf.export import load_checkpoint_model
 from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.modules import stages
+from tests.support import stages
 from tests.support.tiny_models import four_bit_config
 
 QLORA = {"lora_rank": 2, "load_in_4bit": True, "gradient_checkpointing": True}

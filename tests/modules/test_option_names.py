@@ -14,7 +14,7 @@ from lit_rlhf.modules import PPOModule, RewardShapingOptions, SFTModule
 from lit_rlhf.modules.option_names import check_names, option_groups, option_names
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.rollout import SamplingOptions
-from tests.modules.stages import demonstrations, fitted, ppo_options, prompts
+from tests.support.stages import demonstrations, fitted, ppo_options, prompts
 
 
 class FrugalPPO(PPOModule):

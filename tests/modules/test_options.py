@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_rlhf.modules import OptimizerOptions, PPOModule
-from tests.modules.stages import fitted, ppo_options, prompts, source, trainer
+from tests.support.stages import fitted, ppo_options, prompts, source, trainer
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_defaults_are_ppo_max_of_the_paper(root: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rewards": {"tests.rewards.reward_functions:length": 1}}, "critic_init: 'reward' needs"),
+        ({"rewards": {"tests.support.reward_functions:length": 1}}, "critic_init: 'reward' needs"),
         (
             {"reward_shaping.scaling": True},
             "reward_shaping.scaling, normalization: expected one of them, got both",

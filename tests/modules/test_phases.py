@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule, phases
 from lit_rlhf.modules.phases import GIB, PhaseTimer
-from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
+from tests.support.stages import demonstrations, fitted, ppo_options, preferences, prompts
 
 ADVICE: dict[str, tuple[str, tuple[str, ...]]] = {  # the method that fails, and what helps
     "rollout": ("rollout", ("lower memory.rollout_batch_size (now 4)",)),

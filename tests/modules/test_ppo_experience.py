@@ -15,7 +15,7 @@ from lit_rlhf.forward import response_values
 from lit_rlhf.modules import PPOModule, iteration_draws
 from lit_rlhf.modules import ppo as ppo_file
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from tests.modules.stages import (
+from tests.support.stages import (
     first_batch,
     fitted,
     nested,
@@ -120,7 +120,7 @@ def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_p
             return rollouts
 
     outputs = LambdaCallback(on_train_batch_end=lambda _, __, found, *___: returned.append(found))
-    options = {"rewards": {"tests.rewards.reward_functions:ended": 2.0}, "critic_init": "policy"}
+    options = {"rewards": {"tests.support.reward_functions:ended": 2.0}, "critic_init": "policy"}
     fitted(Watched(**ppo_options(root, **options)), prompts(root), tmp_path, callbacks=[outputs])
     for found, rollouts in zip(returned, made, strict=True):
         assert found["response_lengths"].tolist() == rollouts.response_mask.sum(1).tolist()

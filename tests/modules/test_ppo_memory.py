@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_rlhf.forward import Offloaded
 from lit_rlhf.modules import PPOModule
-from tests.modules.stages import copied, fitted, ppo_options, prompts
+from tests.support.stages import copied, fitted, ppo_options, prompts
 
 FROZEN = ("reference.", "reward.")
 

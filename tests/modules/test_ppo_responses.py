@@ -8,7 +8,7 @@ import pytest
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.modules import PPOModule, trained_networks
 from lit_rlhf.rollout import RolloutBatch
-from tests.modules.stages import fitted, ppo_options, prompts
+from tests.support.stages import fitted, ppo_options, prompts
 
 N = 3
 

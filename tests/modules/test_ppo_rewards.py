@@ -17,11 +17,10 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_rlhf.data import DataSource, PromptBatch, PromptDataModule, read_file
 from lit_rlhf.modules import PPOModule
-from tests.docs.blocks import ROOT, blocks
-from tests.modules import stages
-from tests.modules.faults import FaultyEstimates
-from tests.rewards import reward_functions
-from tests.rewards.said import said
+from tests.support import reward_functions, stages
+from tests.support.docs_blocks import ROOT, blocks
+from tests.support.faulty_stages import FaultyEstimates
+from tests.support.reward_inputs import said
 
 BREVITY = {"rule": "length", "weight": 0.5, "longest": 3, "normalize": True}
 LETTERS = {"rule": "regex", "pattern": "[a-z]", "normalize": True}
@@ -92,7 +91,7 @@ def test_the_critic_starts_from_the_reward_model_and_not_from_a_rules_name(root:
     PPOModule(**stages.ppo_options(root, rewards={"brevity": BREVITY, str(root / "reward"): 1.0}))
 
 
-FUNCTIONS = "tests.rewards.reward_functions"
+FUNCTIONS = "tests.support.reward_functions"
 EQUALS = f"{FUNCTIONS}:equals_answer"
 
 

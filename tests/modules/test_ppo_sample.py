@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_callbacks import SampleTimeline
 from lit_rlhf.data import DialogueEncoder, RecordDataModule, encode_prompts
 from lit_rlhf.modules import PPOModule
-from tests.modules import stages
+from tests.support import stages
 from tests.support.tiny_models import EOS_ID, tiny_tokenizer
 
 ASKED = list(stages.QUESTIONS)
@@ -44,7 +44,7 @@ class Asking(Callback):
 @pytest.fixture(scope="module")
 def asked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Asking, PPOModule]:
     asking, folder = Asking(), tmp_path_factory.mktemp("asked")
-    options = {"rewards": {"tests.rewards.reward_functions:length": 2.0}, "critic_init": "policy"}
+    options = {"rewards": {"tests.support.reward_functions:length": 2.0}, "critic_init": "policy"}
     options |= {"policy_optimizer.learning_rate": 0.05, "seed": 3}
     module = PPOModule(**stages.ppo_options(root, **options))
     stages.fitted(module, stages.prompts(root), folder, callbacks=[asking])

@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
-from tests.modules.stages import fitted, ppo_options, prompts
+from tests.support.stages import fitted, ppo_options, prompts
 
 
 class Nucleus:

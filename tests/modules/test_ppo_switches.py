@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from tests.modules.stages import causal_lm, copied, encoder_of, fitted, ppo_options, prompts
+from tests.support.stages import causal_lm, copied, encoder_of, fitted, ppo_options, prompts
 from tests.support.tiny_models import tiny_config, tiny_tokenizer
 
 Record = dict[str, Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_rlhf.modules import LossShare, PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch
-from tests.modules.stages import (
+from tests.support.stages import (
     StepRecorder,
     assert_equal_states,
     copied,

@@ -19,7 +19,7 @@ from lit_rlhf.modules.meta import check_meta
 from lit_rlhf.rewards import ModelReward
 from lit_rlhf.rollout import RolloutBatch
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, ShardedStrategy
-from tests.modules import stages
+from tests.support import stages
 
 RATE = 0.3  # of MetaRM
 

@@ -17,8 +17,8 @@ from lit_rlhf.models import ModelOptions, load_scalar_model
 from lit_rlhf.modules import PPOModule, RewardModule
 from lit_rlhf.modules.updates import slice_batch
 from lit_rlhf.rewards import ModelReward
-from tests.modules import stages
-from tests.modules.saved_runs import saved_run
+from tests.support import stages
+from tests.support.saved_runs import saved_run
 
 IDS = torch.arange(4, 40).reshape(3, 12)
 

@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.files import FolderLocks, lock_path
 from lit_rlhf.modules import PPOModule, SFTModule
-from tests.modules import stages
-from tests.modules.stages import content, demonstrations, fitted, ppo_options, prompts
+from tests.support import stages
+from tests.support.stages import content, demonstrations, fitted, ppo_options, prompts
 
 
 class Started(AssertionError):

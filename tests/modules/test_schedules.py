@@ -12,7 +12,7 @@ from transformers import SchedulerType
 from lit_rlhf.modules import OptimizerOptions, PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.options import SCHEDULES
 from lit_rlhf.modules.schedules import learning_rate_factor
-from tests.modules import stages
+from tests.support import stages
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
 

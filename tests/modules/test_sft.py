@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_rlhf.modules import SFTModule
-from tests.modules.stages import demonstrations, first_batch, fitted, token_nll, trainer
+from tests.support.stages import demonstrations, first_batch, fitted, token_nll, trainer
 from tests.support.tiny_models import EOS_ID
 
 

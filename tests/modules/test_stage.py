@@ -23,7 +23,8 @@ from lit_rlhf.modules.finished import model_card
 from lit_rlhf.modules.resuming import random_state, restore_random_state
 from lit_rlhf.modules.stage import count_movable
 from lit_rlhf.stats import global_means
-from tests.modules.stages import (
+from tests.support.host_tensors import COLLECTIVES
+from tests.support.stages import (
     Rates,
     StepRecorder,
     demonstrations,
@@ -34,7 +35,6 @@ from tests.modules.stages import (
     stage,
     trainer,
 )
-from tests.support.host_tensors import COLLECTIVES
 
 
 def test_a_loaded_model_is_no_model_path(root: Path) -> None:

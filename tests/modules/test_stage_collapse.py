@@ -11,7 +11,7 @@ from lit_callbacks import CollapseEarlyStopping, Monitor
 from lit_rlhf.files import read_manifest
 from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules import PPOModule, SFTModule
-from tests.modules.stages import copied, demonstrations, fitted, ppo_options, prompts
+from tests.support.stages import copied, demonstrations, fitted, ppo_options, prompts
 
 SABOTAGED, HEALTHY = 4, 1  # a checkpoint of step 3 would not be confirmed
 

@@ -18,7 +18,7 @@ from lit_rlhf.data import DataSource, PromptDataModule, TextContract
 from lit_rlhf.files import hash_model, read_manifest
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.finished import training_sources
-from tests.modules.stages import (
+from tests.support.stages import (
     content,
     demonstrations,
     first_batch,

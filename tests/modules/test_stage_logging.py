@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lit_callbacks.output import say
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.modules.stages import demonstrations, fitted, ppo_options, preferences, prompts
+from tests.support.stages import demonstrations, fitted, ppo_options, preferences, prompts
 
 # logged once the policy is trained; docs/test_metrics.py compares all keys with those of the page
 POLICY = {
@@ -36,7 +36,7 @@ def steps(events: EventAccumulator, key: str) -> list[int]:
 def ppo_events(root: Path, tmp_path_factory: pytest.TempPathFactory) -> EventAccumulator:
     """Four iterations, the first of them critic pre-training."""
     options: dict[str, Any] = {
-        "gold_reward": "tests.rewards.reward_functions:length",
+        "gold_reward": "tests.support.reward_functions:length",
         "critic_pretraining": {"iterations": 1},
         "loss": {"ptx_coef": 0.1, "entropy_coef": 0.01},
     }

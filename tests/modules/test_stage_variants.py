@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lit_rlhf.forward import unwrap_model
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule
-from tests.modules import stages
+from tests.support import stages
 
 LOSSES = {"sft": "sft/loss", "reward": "reward/loss", "ppo": "ppo/value_loss"}
 STAGES = tuple(LOSSES)

@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lit_callbacks import CollapseDetector, Level, ResumeCheckpoint
 from lit_rlhf.modules import PPOModule, SFTModule
 from lit_rlhf.modules.updates import TooManySkippedUpdates, UpdateGuard, find_last_saved, join_names
-from tests.modules.faults import KINDS, Course, FaultyEstimates, FaultyPPO, faulty_stage
-from tests.modules.stages import (
+from tests.support.faulty_stages import KINDS, Course, FaultyEstimates, FaultyPPO, faulty_stage
+from tests.support.stages import (
     assert_equal_states,
     demonstrations,
     distance,
@@ -135,8 +135,8 @@ def test_non_finite_estimate_is_skipped(root: Path, tmp_path: Path, field: str, 
 
 
 def test_infinite_reward_skips(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.rewards.reward_functions.calls", 0)
-    source = "tests.rewards.reward_functions:nan_in_the_second_call"
+    monkeypatch.setattr("tests.support.reward_functions.calls", 0)
+    source = "tests.support.reward_functions:nan_in_the_second_call"
     options = ppo_options(root, rewards={source: 1.0}, critic_init="policy", **MOVING)
     module, data = FaultyEstimates((), "", **options), prompts(root, batch_size=4)
     where = "policy and critic skipped at iteration 2: non-finite: rewards\\."

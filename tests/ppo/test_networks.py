@@ -8,7 +8,7 @@ import torch
 from lit_rlhf.forward import scalar_head_of
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
 from lit_rlhf.ppo.networks import CriticInit, load_critic
-from tests.modules.stages import write_models
+from tests.support.stages import write_models
 
 
 @pytest.mark.parametrize("init", ["policy", "random"])

@@ -17,11 +17,10 @@ from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience
 from lit_rlhf.tools.doctor.memory import estimate_memory
-from tests.modules import stages
-from tests.modules.stages import copied, distance, fitted, ppo_options, prompts
+from tests.support import doctor_runs, stages
+from tests.support.doctor_runs import findings, not_ok
+from tests.support.stages import copied, distance, fitted, ppo_options, prompts
 from tests.support.tiny_models import FAMILIES, tiny_config
-from tests.tools.doctor import runs
-from tests.tools.doctor.runs import findings, not_ok
 
 LAYERS = 3
 SEPARATE, SHARED = {"critic_init": "reward"}, {"critic_init": "shared"}
@@ -207,8 +206,10 @@ def test_what_cannot_be_is_refused(roots: dict[str, Path]) -> None:
 def test_doctor_approves(roots: dict[str, Path], tmp_path: Path, options: dict[str, Any]) -> None:
     root, options = roots["llama"], {"network.trained_layers": 1, **options}
     # the tiny model of three layers rarely ends
-    assert not_ok(findings(root, tmp_path, runs.module_of(root, **options))).keys() <= {"EOS"}
-    case = runs.case_of(root, tmp_path, **options)
+    assert not_ok(findings(root, tmp_path, doctor_runs.module_of(root, **options))).keys() <= {
+        "EOS"
+    }
+    case = doctor_runs.case_of(root, tmp_path, **options)
     module = case.module
     networks = [module.policy, *([] if module.shares_trunk else [module.critic])]
     n_weights = sum(p.numel() for network in networks for p in network.parameters())

@@ -5,7 +5,7 @@ import torch
 
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.rollout import RolloutBatch
-from tests.rewards.said import TEXTS, said
+from tests.support.reward_inputs import TEXTS, said
 from tests.support.tiny_models import PAD_ID, tiny_causal_lm, tiny_tokenizer
 
 

@@ -10,11 +10,11 @@ import torch
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import CallableReward, WeightedReward
 from lit_rlhf.rollout import RolloutBatch
-from tests.rewards import reward_functions
-from tests.rewards.said import PROMPTS, TEXTS
+from tests.support import reward_functions
+from tests.support.reward_inputs import PROMPTS, TEXTS
 from tests.support.tiny_models import tiny_tokenizer
 
-FUNCTIONS = "tests.rewards.reward_functions"
+FUNCTIONS = "tests.support.reward_functions"
 
 
 def scores(name: str, rollouts: RolloutBatch, records: Sequence[Any] = ()) -> list[float]:

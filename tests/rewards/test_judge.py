@@ -8,8 +8,8 @@ import pytest
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import RewardError, WeightedReward, judge, untrusted_rewards
 from lit_rlhf.rewards.judge import JudgeRule
-from tests.rewards.said import said
 from tests.support.judge_server import Asked, Failure, judge_server
+from tests.support.reward_inputs import said
 from tests.support.tiny_models import tiny_tokenizer
 
 PROMPTS, TEXTS = ["first", "second", "first", "first"], ["yes", "no way", "对", "yes"]

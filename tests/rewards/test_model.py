@@ -9,7 +9,7 @@ from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
 from lit_rlhf.rewards import ModelReward
 from lit_rlhf.rollout import RolloutBatch
-from tests.rewards.said import PROMPTS
+from tests.support.reward_inputs import PROMPTS
 from tests.support.tiny_models import tiny_tokenizer
 
 

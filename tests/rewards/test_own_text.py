@@ -9,11 +9,11 @@ from transformers import PreTrainedTokenizerFast
 from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rewards import WeightedReward
-from tests.data.tiny_tokenizers import CHATML
-from tests.data.tiny_tokenizers import tiny_tokenizer as other_tokenizer
-from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
-from tests.rewards.said import said
+from tests.support.reward_inputs import said
+from tests.support.stages import fitted, ppo_options, prompts, write_data, write_models
 from tests.support.tiny_models import VOCAB_SIZE, tiny_causal_lm, tiny_tokenizer
+from tests.support.tiny_tokenizers import CHATML
+from tests.support.tiny_tokenizers import tiny_tokenizer as other_tokenizer
 
 TALK = [("system", "Be kind."), ("user", "two?"), ("assistant", "2"), ("user", "three?")]
 TURNS = [[{"role": r, "content": c} for r, c in talk] for talk in ([("user", "one?")], TALK)]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lit_rlhf.rewards import CallableReward, RemoteScorer, RewardError, redact_url, remote
-from tests.rewards.said import Answer, said, service
+from tests.support.reward_inputs import Answer, said, service
 from tests.support.tiny_models import tiny_tokenizer
 
 PROMPTS = ["first", "second", "third"]

@@ -9,7 +9,7 @@ import pytest
 
 from lit_rlhf.rewards import CallableReward, RewardError, SentimentRule, parse_rewards, rules
 from lit_rlhf.rewards.rules import ContainsRule, EqualsRule, FormatRule, LengthRule, RegexRule
-from tests.rewards.said import said
+from tests.support.reward_inputs import said
 from tests.support.tiny_models import tiny_tokenizer
 
 # no match, but every way to split the letters is tried, also by the regex package

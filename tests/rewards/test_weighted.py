@@ -20,13 +20,13 @@ from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import LengthRule, ModelReward, RemoteScorer, WeightedReward, parse_rewards
 from lit_rlhf.rewards.weighted import plain_rewards, shorten_names, untrusted_rewards
 from lit_rlhf.rollout import RolloutBatch
-from tests.rewards.said import PROMPTS, said
 from tests.support.ranks import run_on_ranks
+from tests.support.reward_inputs import PROMPTS, said
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 LENGTH = {"rule": "length", "unit": "characters", "longest": 0}
 ENDS = {"rule": "format", "kind": "sentence"}
-FUNCTIONS = "tests.rewards.reward_functions"
+FUNCTIONS = "tests.support.reward_functions"
 BATCHES = [["a", "abc.", "ab"], ["abcdefgh", "x.", "abc"], ["a.", "a", "a"]]
 
 
@@ -99,7 +99,7 @@ def test_a_reward_whose_scores_are_all_equal_is_normalized_to_0() -> None:
 
 
 def test_scores_that_are_not_finite_leave_the_moments_alone() -> None:
-    function = "tests.rewards.reward_functions:not_a_number"
+    function = "tests.support.reward_functions:not_a_number"
     reward = weighted(**{function: {"normalize": True}, "brevity": {**LENGTH, "normalize": True}})
     with pytest.warns(UserWarning, match="not_a_number': expected finite scores"):
         result = scored(reward, BATCHES[0])

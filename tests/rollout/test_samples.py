@@ -3,7 +3,7 @@
 import torch
 
 from lit_rlhf import rollout
-from tests.rewards.said import said
+from tests.support.reward_inputs import said
 from tests.support.tiny_models import tiny_tokenizer
 
 TEXTS = ("a|b", "two\nlines ", "铁")

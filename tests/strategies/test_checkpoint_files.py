@@ -19,7 +19,7 @@ from lit_rlhf.files import delete_partials, partial_path
 from lit_rlhf.files.atomic_io import replaced_path
 from lit_rlhf.strategies import AtomicCheckpointIO, checkpoint_files, find_newest_checkpoint
 from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, checkpoint_problem, read_state_dict
-from tests.strategies.folders import write
+from tests.support.engine_folders import write
 
 TENSOR = torch.arange(2000, dtype=torch.float32)  # 8000 of the 10,000 bytes of a checkpoint
 

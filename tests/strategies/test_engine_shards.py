@@ -18,7 +18,7 @@ from lit_rlhf.strategies.engine_shards import (
     shard_file,
     trained_parameters,
 )
-from tests.strategies.folders import write
+from tests.support.engine_folders import write
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])

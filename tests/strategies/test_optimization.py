@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 
 from lit_rlhf.strategies import backward, clipped_step, optimization
-from tests.strategies.toy_modules import Probe
+from tests.support.toy_modules import Probe
 
 
 def stepped(parameter: torch.Tensor, max_norm: float | None) -> tuple[torch.Tensor, bool]:

@@ -7,8 +7,8 @@ import torch
 
 from lit_rlhf.strategies import read_checkpoint, read_lightning_state, read_state_dict
 from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, MANIFEST
-from tests.strategies.folders import write
 from tests.support.engine_checkpoints import write_checkpoint_folder
+from tests.support.engine_folders import write
 
 
 def test_a_state_dict_joins_shards_names_tied_weights_and_adds_the_rest(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from lit_rlhf.modules import PPOModule
-from tests.modules.stages import fitted, ppo_options, prompts, write_data, write_models
+from tests.support.stages import fitted, ppo_options, prompts, write_data, write_models
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "lit_rlhf", ROOT / "callbacks" / "lit_callbacks")

@@ -15,7 +15,7 @@ from torch import distributed
 from torch.multiprocessing.spawn import start_processes
 
 # Imported once by the server that ranks are forked from: it takes many times longer than their work
-PRELOADED = ("deepspeed", "lit_rlhf.modules", "lit_rlhf.strategies", "tests.modules.stages")
+PRELOADED = ("deepspeed", "lit_rlhf.modules", "lit_rlhf.strategies", "tests.support.stages")
 
 
 def run_on_ranks(fn: Any, world_size: int, tmp_path: Path, *args: Any, fresh: bool = False) -> Any:

@@ -2,7 +2,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.tools.evaluation.folders import write_policy, write_prompts, write_reward
+from tests.support.evaluation_folders import write_policy, write_prompts, write_reward
 
 
 class Folders(NamedTuple):

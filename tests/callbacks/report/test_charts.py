@@ -17,7 +17,7 @@ from lit_callbacks.report.charts import (
 )
 from lit_callbacks.report.panels import Panel
 from lit_callbacks.runs import read_run
-from tests.callbacks.reports import write_run
+from tests.support.report_pages import write_run
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "callbacks/lit_callbacks/report/templates"
 

@@ -15,7 +15,7 @@ from lit_callbacks.report import main, write_report
 from lit_callbacks.report.panels import KNOWN
 from lit_callbacks.report.table import runs_table
 from lit_callbacks.runs import read_run
-from tests.callbacks.reports import Page, report, write_run
+from tests.support.report_pages import Page, report, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
 

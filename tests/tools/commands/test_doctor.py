@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.configs.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, moved, overlay, run
-from tests.modules.stages import content
+from tests.support.stages import content
+from tests.support.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, moved, overlay, run
 
 MODEL = {"minibatches": {"minibatch_size": 4}, "sampling": {"max_new_tokens": 60}}
 SMALL = {"trainer": {"default_root_dir": "somewhere"}, "model": {"init_args": MODEL}}

@@ -8,10 +8,7 @@ import pytest
 
 from lit_rlhf.files import write_manifest
 from lit_rlhf.tools.commands.evaluate import COMMAND
-from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
-from tests.tools.conftest import Folders
-from tests.tools.evaluation.benchmarks.conftest import no_environment_report
-from tests.tools.evaluation.folders import (
+from tests.support.evaluation_folders import (
     CHARACTERS,
     QUESTIONS,
     read_lines,
@@ -19,6 +16,9 @@ from tests.tools.evaluation.folders import (
     write_lines,
     write_prompts,
 )
+from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
+from tests.tools.conftest import Folders
+from tests.tools.evaluation.benchmarks.conftest import no_environment_report
 
 __all__ = ["no_environment_report"]
 main = partial(COMMAND.run, prog="lit_rlhf evaluate")

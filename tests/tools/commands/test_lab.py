@@ -13,7 +13,7 @@ from lit_rlhf.data import DataSource, load_records
 from lit_rlhf.tools.commands import lab
 from lit_rlhf.tools.commands.lab import COMMANDS, sample_preferences
 from lit_rlhf.tools.lab import WORLDS, World, read_world
-from tests.tools.evaluation.folders import Sampling, assert_continued, read_lines, write_policy
+from tests.support.evaluation_folders import Sampling, assert_continued, read_lines, write_policy
 
 main = partial(run_group, COMMANDS, prog="lit_rlhf lab")
 SIZES = ("--n_demonstrations", "8", "--n_train_prompts", "6", "--n_heldout_prompts", "4")

@@ -16,7 +16,7 @@ import pytest
 from lit_rlhf.cli import main as cli
 from lit_rlhf.tools.commands import quickstart as cli_quickstart
 from lit_rlhf.tools.commands.quickstart import COMMAND, Outcome, read_outcome
-from tests.configs.tiny_runs import QUICKSTART, SMALL, overlay
+from tests.support.tiny_runs import QUICKSTART, SMALL, overlay
 
 main = partial(COMMAND.run, prog="lit_rlhf quickstart")
 

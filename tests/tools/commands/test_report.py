@@ -6,9 +6,9 @@ import pytest
 
 from lit_rlhf.cli.main import main as command
 from lit_rlhf.tools.commands.report import main, parse_source
-from tests.callbacks.reports import write_run
+from tests.support.evaluation_folders import refusal, write_lines
+from tests.support.report_pages import write_run
 from tests.tools.conftest import Folders
-from tests.tools.evaluation.folders import refusal, write_lines
 
 PAIRS = [
     {"prompt": "hi", "chosen": "hello to you", "rejected": "no"},

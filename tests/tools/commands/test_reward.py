@@ -16,8 +16,8 @@ from lit_rlhf.data import DataSource, PreferenceRecord, load_records
 from lit_rlhf.tools.commands import reward
 from lit_rlhf.tools.commands.reward import COMMANDS, assign_folds, relabel
 from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs
-from tests.configs.tiny_runs import QUICKSTART, SMALL, overlay, run, world_root
-from tests.tools.evaluation.folders import assert_continued, read_lines, refusal, write_lines
+from tests.support.evaluation_folders import assert_continued, read_lines, refusal, write_lines
+from tests.support.tiny_runs import QUICKSTART, SMALL, overlay, run, world_root
 
 strength = partial(COMMANDS["strength"].run, prog="lit_rlhf reward strength")
 PAIRS = [

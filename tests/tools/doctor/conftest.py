@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.modules.stages import write_data, write_models
+from tests.support.stages import write_data, write_models
 
 
 @pytest.fixture

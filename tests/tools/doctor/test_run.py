@@ -10,8 +10,8 @@ import pytest
 from lit_rlhf.files import FolderLocks
 from lit_rlhf.tools.doctor import Status
 from lit_rlhf.tools.doctor.plan import RunPlan
-from tests.modules.stages import content
-from tests.tools.doctor.runs import findings, module_of, not_ok, only_finding
+from tests.support.doctor_runs import findings, module_of, not_ok, only_finding
+from tests.support.stages import content
 
 
 def test_a_sound_run_is_left_untouched(root: Path, tmp_path: Path) -> None:

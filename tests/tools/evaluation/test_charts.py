@@ -16,8 +16,8 @@ from lit_rlhf.functional import Interval
 from lit_rlhf.tools.evaluation import LiveCurves, charts, outcome_figure, run_figure, save_figure
 from lit_rlhf.tools.evaluation.outcomes import Outcomes
 from lit_rlhf.tools.evaluation.reward_report.measures import length_buckets, reliability
-from tests.callbacks.reports import write_run
-from tests.callbacks.scripted import Scripted, batches, trainer
+from tests.support.report_pages import write_run
+from tests.support.scripted import Scripted, batches, trainer
 
 
 @pytest.fixture

@@ -30,9 +30,7 @@ from lit_rlhf.tools.evaluation.sampling import (
     encode_prompt_records,
     sample_batches,
 )
-from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
-from tests.tools.conftest import Folders
-from tests.tools.evaluation.folders import (
+from tests.support.evaluation_folders import (
     CHARACTERS,
     QUESTION_MARKS,
     QUESTIONS,
@@ -44,6 +42,8 @@ from tests.tools.evaluation.folders import (
     write_prompts,
     write_reward,
 )
+from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
+from tests.tools.conftest import Folders
 
 
 def compared(folders: Folders, policies: list[str], **options: Any) -> Comparison:

@@ -5,7 +5,7 @@ import pytest
 
 from lit_rlhf.data import Message, RecordError
 from lit_rlhf.tools.evaluation import read_responses
-from tests.tools.evaluation.folders import write_lines
+from tests.support.evaluation_folders import write_lines
 
 
 def said(*pairs: tuple[Any, str], **fields: str) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from lit_rlhf.tools.evaluation.reward_bench import (
     run_reward_bench,
     summarize,
 )
-from tests.tools.evaluation.folders import write_lines, write_policy, write_reward
+from tests.support.evaluation_folders import write_lines, write_policy, write_reward
 
 TEXTS = ["well, hello", "no", "iron and zinc", "tea", "so it is", "boil water first"]
 QUESTIONS: list[dict[str, Any]] = [

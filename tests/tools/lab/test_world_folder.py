@@ -10,8 +10,8 @@ from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.tools.lab.lexicon import split_words
 from lit_rlhf.tools.lab.world import World, render_prompt
 from lit_rlhf.tools.lab.world_folder import build_tokenizer, write_world
-from tests.modules.stages import content
-from tests.tools.evaluation.folders import read_lines
+from tests.support.evaluation_folders import read_lines
+from tests.support.stages import content
 
 SIZES = {"n_demonstrations": 60, "n_train_prompts": 30, "n_heldout_prompts": 20, "n_texts": 10}
 DATA = ("demonstrations.jsonl", "prompts_train.jsonl", "prompts_heldout.jsonl", "text.jsonl")

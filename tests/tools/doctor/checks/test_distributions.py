@@ -13,7 +13,7 @@ from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.rollout.scoring import compute_values
 from lit_rlhf.tools.doctor.checks.distributions import entropy_gap
-from tests.tools.doctor.runs import findings, module_of, not_ok, only_finding, with_experience
+from tests.support.doctor_runs import findings, module_of, not_ok, only_finding, with_experience
 
 
 def test_a_reference_that_is_another_model(root: Path, tmp_path: Path) -> None:

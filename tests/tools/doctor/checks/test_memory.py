@@ -11,7 +11,7 @@ from lit_rlhf.forward import cpu
 from lit_rlhf.tools.doctor.checks import memory
 from lit_rlhf.tools.doctor.memory import PPOMemory, estimate_memory
 from lit_rlhf.tools.doctor.plan import RunPlan
-from tests.tools.doctor.runs import case_of, findings, module_of, not_ok, only_finding
+from tests.support.doctor_runs import case_of, findings, module_of, not_ok, only_finding
 
 RLOO: dict[str, Any] = {"responses_per_prompt": 2, "advantages": {"estimator": "rloo"}}
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from lit_rlhf.modules import PPOModule, updates
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.strategies import clipped_step
-from tests.modules.stages import write_data, write_models
+from tests.support.doctor_runs import findings, module_of, not_ok, only_finding
+from tests.support.stages import write_data, write_models
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_config
-from tests.tools.doctor.runs import findings, module_of, not_ok, only_finding
 
 
 def test_a_policy_that_cannot_end(tmp_path: Path) -> None:

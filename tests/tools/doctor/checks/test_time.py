@@ -10,7 +10,7 @@ import pytest
 from lit_rlhf.modules import MinibatchOptions
 from lit_rlhf.tools.doctor.checks import time
 from lit_rlhf.tools.doctor.plan import RunPlan, plan_run
-from tests.tools.doctor.runs import findings, not_ok, only_finding
+from tests.support.doctor_runs import findings, not_ok, only_finding
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from lit_rlhf.models import load_causal_lm, load_tokenizer
 from lit_rlhf.tools.evaluation.benchmarks import run_benchmarks
 from lit_rlhf.tools.evaluation.benchmarks.alignment_tax import BenchmarkScore, compare_results
 from lit_rlhf.tools.evaluation.benchmarks.harness import TaskResult
+from tests.support.evaluation_folders import write_lines
 from tests.tools.conftest import Folders
 from tests.tools.evaluation.benchmarks.test_choices import RECORDS
-from tests.tools.evaluation.folders import write_lines
 
 
 @pytest.fixture

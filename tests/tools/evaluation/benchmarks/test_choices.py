@@ -8,7 +8,7 @@ import pytest
 
 from lit_rlhf.data import RecordError
 from lit_rlhf.tools.evaluation.benchmarks.choices import choice_task, read_questions
-from tests.tools.evaluation.folders import write_lines
+from tests.support.evaluation_folders import write_lines
 
 RECORDS: list[dict[str, Any]] = [
     {"question": "One and one?", "choices": ["one", "two"], "answer": "B", "subject": "sums"},

@@ -11,9 +11,9 @@ from lit_rlhf.data import Message
 from lit_rlhf.tools.evaluation import Responses
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from lit_rlhf.tools.evaluation.judge.judge import Judgement
+from tests.support.evaluation_folders import read_lines
 from tests.support.judge_server import Asked, JudgeServer, judge_server, longer_wins, verdict
 from tests.support.serving import transformers_serve, write_chat_model
-from tests.tools.evaluation.folders import read_lines
 
 # against sft: longer, shorter, as long, equal
 SFT = ["four", "four", "four", "same"]

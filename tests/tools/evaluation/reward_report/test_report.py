@@ -22,7 +22,7 @@ from lit_rlhf.tools.evaluation.reward_report.measures import (
 )
 from lit_rlhf.tools.evaluation.reward_report.render import verdict
 from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs
-from tests.callbacks.reports import Page
+from tests.support.report_pages import Page
 
 NASTY = '<script>alert("&\'")</script>'
 

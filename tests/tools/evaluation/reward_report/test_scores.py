@@ -9,8 +9,8 @@ import torch
 from lit_rlhf.data import DataSource, DialogueEncoder, Message
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, save_model_folder
 from lit_rlhf.tools.evaluation.reward_report import measure_reward_model, score_pairs
+from tests.support.evaluation_folders import write_lines, write_policy, write_reward
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
-from tests.tools.evaluation.folders import write_lines, write_policy, write_reward
 
 PAIRS = [
     ("hi", "well, hello to you", "no"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_rlhf.modules import LossShare, PPOModule, RewardModule, SFTModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from tests.modules.stages import copied, demonstrations, nested, preferences
+from tests.support.stages import copied, demonstrations, nested, preferences
 
 KINDS = ("nan", "infinite without a gradient", "gradient")
 

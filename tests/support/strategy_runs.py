@@ -26,7 +26,7 @@ from lit_rlhf.files import partial_path
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, backward, find_newest_checkpoint
 from lit_rlhf.strategies.checkpoint_files import AtomicCheckpointIO
 from lit_rlhf.strategies.folder_checkpoints import full_tensor
-from tests.strategies import toy_modules
+from tests.support import toy_modules
 from tests.support.ranks import run_on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,6 +1,6 @@
 """One rank of a PPO run of two; rank 1 ends or stands still in the middle of an iteration.
 
-The tests call `python -m tests.distributed.dying_run FOLDER STRATEGY END` for each rank, with the
+The tests call `python -m tests.support.dying_run FOLDER STRATEGY END` for each rank, with the
 environment that a launcher sets.
 """
 
@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lit_rlhf.modules import LossShare, PPOModule
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
-from tests.modules.stages import fitted, ppo_options, prompts
+from tests.support.stages import fitted, ppo_options, prompts
 
 TIMEOUT = timedelta(seconds=15)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lit_rlhf.models import save_model_folder
-from tests.docs.blocks import ROOT, all_blocks
-from tests.models.foreign import FOREIGN, write_foreign
+from tests.support.docs_blocks import ROOT, all_blocks
+from tests.support.foreign_models import FOREIGN, write_foreign
 from tests.support.gguf_file import write_tiny_gguf
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, full_tensor
-from tests.invariant.trajectories import Scripted
-from tests.modules.stages import StepRecorder, fitted, ppo_options, prompts
+from tests.support.stages import StepRecorder, fitted, ppo_options, prompts
+from tests.support.trajectories import Scripted
 
 TRUNCATIONS = ("terminal", "bootstrap", "mask")
 TEMPERATURE = 0.7

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
-from tests.data.tiny_tokenizers import tiny_tokenizer
+from tests.support.tiny_tokenizers import tiny_tokenizer
 
 
 class PublishedTemplate(NamedTuple):

@@ -9,7 +9,7 @@ from unittest.mock import patch
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lit_rlhf.cli.training import RLHFCLI, run_cli
-from tests.configs.tiny_runs import CONFIGS
+from tests.support.tiny_runs import CONFIGS
 
 BASES = sorted(
     path

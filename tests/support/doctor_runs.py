@@ -14,7 +14,7 @@ from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.tools.doctor import QUIET, Finding, Report, examine
 from lit_rlhf.tools.doctor.case import Case
 from lit_rlhf.tools.doctor.plan import RunPlan
-from tests.modules.stages import ppo_options, prompts, trainer
+from tests.support.stages import ppo_options, prompts, trainer
 
 CHECKS = {
     *("start", "vocabulary", "text contract", "memory", "iteration", "reference"),

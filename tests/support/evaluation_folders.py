@@ -88,5 +88,5 @@ def question_marks(prompts: list[str], responses: list[str], terminated: list[bo
     return [text.count("?") - float(not e) for text, e in zip(prompts, terminated, strict=True)]
 
 
-CHARACTERS = "tests.tools.evaluation.folders:characters"
-QUESTION_MARKS = "tests.tools.evaluation.folders:question_marks"
+CHARACTERS = "tests.support.evaluation_folders:characters"
+QUESTION_MARKS = "tests.support.evaluation_folders:question_marks"

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_map
 
 from lit_rlhf.strategies import local_part
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer
-from tests.invariant.rank_runs import RANKS, STRATEGIES, strategy
-from tests.invariant.trajectories import SAMPLES, Logged, stage_run
-from tests.modules.stages import copied, fitted
+from tests.support.rank_runs import RANKS, STRATEGIES, strategy
+from tests.support.stages import copied, fitted
+from tests.support.trajectories import SAMPLES, Logged, stage_run
 
 PRETRAINING = 2
 PASSES = 2

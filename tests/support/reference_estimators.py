@@ -10,9 +10,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
-from tests.invariant.reference import AdamW, Sample, distance, load, read_policy, read_values
-from tests.invariant.trajectories import Scripted
-from tests.modules.stages import StepRecorder, copied, fitted, nested, ppo_options, prompts
+from tests.support.reference_iteration import (
+    AdamW,
+    Sample,
+    distance,
+    load,
+    read_policy,
+    read_values,
+)
+from tests.support.stages import StepRecorder, copied, fitted, nested, ppo_options, prompts
+from tests.support.trajectories import Scripted
 
 GROUP, LONGEST, TEMPERATURE, NO_EOS = 3, 6, 0.7, 0.3
 POLICY = {"learning_rate": 2e-3, "weight_decay": 0.5, "grad_clip": 0.5}

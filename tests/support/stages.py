@@ -22,7 +22,7 @@ from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataMod
 from lit_rlhf.models import load_scalar_model, load_tokenizer, save_model_folder
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.strategies import full_tensor
-from tests.callbacks import scripted
+from tests.support import scripted
 from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
 
 QUESTIONS = ("hi", "how are you today", "why", "name it", "me?", "go on and on", "so", "what now")

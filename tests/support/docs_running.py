@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.configs.tiny_runs import SMALL, overlay, run
-from tests.docs.blocks import ROOT, blocks, commands
+from tests.support.docs_blocks import ROOT, blocks, commands
+from tests.support.tiny_runs import SMALL, overlay, run
 
 
 def typed(page: str) -> list[list[str]]:

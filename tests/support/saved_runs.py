@@ -7,9 +7,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from tests.modules import stages
-from tests.modules.stages import fitted, nested
+from tests.support import stages
 from tests.support.engine_checkpoints import write_checkpoint_folder
+from tests.support.stages import fitted, nested
 
 
 class SavedRun(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.modules.saved_runs import SavedRun, saved_run
+from tests.support.saved_runs import SavedRun, saved_run
 
 Runs: TypeAlias = Callable[..., SavedRun]
 

@@ -5,9 +5,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tests.invariant.rank_runs import RANKS, strategy
-from tests.modules.faults import Course, FaultyEstimates, FaultyPPO, faulty_stage
-from tests.modules.stages import fitted, ppo_options, prompts
+from tests.support.faulty_stages import Course, FaultyEstimates, FaultyPPO, faulty_stage
+from tests.support.rank_runs import RANKS, strategy
+from tests.support.stages import fitted, ppo_options, prompts
 
 STRATEGIES = ("ddp", "deepspeed")
 # a fault with a finite gradient shows on its own rank alone: the ranks have to tell each other

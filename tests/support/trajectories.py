@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.rollout import RolloutBatch
-from tests.modules.stages import (
+from tests.support.stages import (
     copied,
     demonstrations,
     distance,

@@ -19,9 +19,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from lit_callbacks import CollapseDetector, Monitor, RollBack
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, ShardedStrategy, optimization
-from tests.invariant.estimators import RECIPES, run_step
-from tests.invariant.reference import TRUNCATIONS, run_iteration
-from tests.invariant.trajectories import (
+from tests.rollout.test_metrics import measured
+from tests.support import stages
+from tests.support.host_tensors import host_tensors_in_collectives
+from tests.support.reference_estimators import RECIPES, run_step
+from tests.support.reference_iteration import TRUNCATIONS, run_iteration
+from tests.support.trajectories import (
     SAMPLES,
     Logged,
     Scripted,
@@ -29,9 +32,6 @@ from tests.invariant.trajectories import (
     trajectory,
     validated,
 )
-from tests.modules import stages
-from tests.rollout.test_metrics import measured
-from tests.support.host_tensors import host_tensors_in_collectives
 
 STAGES = ("sft", "reward", "ppo")
 STRATEGIES = ("ddp", "deepspeed", "fsdp2")

@@ -1,4 +1,4 @@
-"""Rewards that tests name as `tests.rewards.reward_functions:<name>`."""
+"""Rewards that tests name as `tests.support.reward_functions:<name>`."""
 
 import asyncio
 import os
