@@ -8,8 +8,8 @@ from typing import Any
 
 from lightning.pytorch.core.saving import load_hparams_from_yaml
 
-from lit_callbacks.report.charts import FEW_RUNS
-from lit_callbacks.report.panels import choose_panels
+from lit_callbacks.charts import FEW_RUNS
+from lit_callbacks.panels import choose_panels
 from lit_callbacks.runs import Curve, Run
 from lit_callbacks.words import align_columns, format_number, shorten_keys
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from lit_callbacks.panels import KNOWN
 from lit_callbacks.report import main, write_report
-from lit_callbacks.report.panels import KNOWN
 from lit_callbacks.report.table import runs_table
 from lit_callbacks.runs import read_run
 from tests.support.report_pages import Page, report, write_run

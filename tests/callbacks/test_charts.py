@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lit_callbacks.report.charts import (
+from lit_callbacks.charts import (
     COLORS,
     draw_metric,
     metric_chart,
@@ -15,11 +15,11 @@ from lit_callbacks.report.charts import (
     run_class,
     thin,
 )
-from lit_callbacks.report.panels import Panel
+from lit_callbacks.panels import Panel
 from lit_callbacks.runs import read_run
 from tests.support.report_pages import write_run
 
-TEMPLATES = Path(__file__).resolve().parents[3] / "callbacks/lit_callbacks/report/templates"
+TEMPLATES = Path(__file__).resolve().parents[2] / "callbacks/lit_callbacks/report/templates"
 
 
 def drawn(*folders: str, key: str = "toy/a", **options: Any) -> Any:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lit_callbacks.monitors import Level
-from lit_callbacks.report.panels import Panel
+from lit_callbacks.panels import Panel
 from lit_callbacks.runs import Curve, LoggedVerdict, Run
 from lit_callbacks.words import format_number
 
