@@ -11,9 +11,11 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from lit_rlhf import __version__
+from lit_rlhf.environment import set_environment
 from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.terminal import check_output, fold, help_text, outlive_terminal
 
@@ -60,65 +62,73 @@ INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script.
+
+    Args:
+        argv: The arguments, without the program's name. Default: those of the process.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     outlive_terminal()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
-        return
-    if arguments[0] == "--version":
+    elif arguments[0] == "--version":
         print(f"lit_rlhf {__version__}")
-        return
-    # LightningCLI takes `--config FILE fit` too.
-    if arguments[0] not in COMMANDS and STAGE_COMMANDS.keys().isdisjoint(arguments):
-        names = [*STAGE_COMMANDS, *COMMANDS, "--help", "--version"]
-        advice = f"{did_you_mean(arguments[0], names)} (lit_rlhf --help lists all)"
-        if (known := arguments[0].lstrip("-")) in _HINTS:
-            advice = f"; {_HINTS[known]}"
-        _refuse(f"lit_rlhf: no command {arguments[0]!r}{advice}")
-    is_stage = arguments[0] not in COMMANDS
-    if is_stage and not {"-h", "--help"}.isdisjoint(arguments):
-        print(stage_usage(next(word for word in arguments if word in STAGE_COMMANDS)))
-        return
-    if is_stage:
-        arguments = ["--help" if word == "--help_all" else word for word in arguments]
-        _check_configs(arguments)  # before Lightning is imported, which takes seconds
-        if sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0":
-            print("loading torch and Lightning ...", file=sys.stderr)
+    # LightningCLI takes `--config FILE fit` too
+    elif (stage := find_stage(arguments)) is None:
+        name, *rest = arguments
+        if name not in COMMANDS:
+            _refuse(f"lit_rlhf: no command {name!r}{_advise(name)}")
+        _run(name, rest, owns_process=argv is None)
+    elif {"-h", "--help"}.isdisjoint(arguments):
+        _run_stage(stage, arguments, owns_process=argv is None)
+    else:
+        print(stage_usage(stage))
+
+
+def find_stage(arguments: Sequence[str]) -> str | None:
+    """Look for the name of a stage command, unless the first argument names another command."""
+    if arguments[0] in COMMANDS:
+        return None
+    return next((word for word in arguments if word in STAGE_COMMANDS), None)
+
+
+def _advise(name: str) -> str:
+    """What to do instead, for the end of an error about a command that does not exist."""
+    if (known := name.lstrip("-")) in _HINTS:
+        return f"; {_HINTS[known]}"
+    names = [*STAGE_COMMANDS, *COMMANDS, "--help", "--version"]
+    return f"{did_you_mean(name, names)} (lit_rlhf --help lists all)"
+
+
+def _run_stage(stage: str, arguments: Sequence[str], owns_process: bool) -> None:
+    """Run a command of the LightningCLI with all arguments of the program."""
+    words = ["--help" if word == "--help_all" else word for word in arguments]
+    _check_configs(stage, words)  # before Lightning is imported, which takes seconds
+    if sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0":
+        print("loading torch and Lightning ...", file=sys.stderr)
+    _run(stage, words, owns_process)
+
+
+def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
+    """Prepare the process, import a command and run it.
+
+    Args:
+        name: Name of the command.
+        arguments: Those of the command.
+        owns_process: Whether the process has nothing else to do.
+    """
     debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
-    # CUDA's allocator lets its blocks grow, as sizes of packed forwards differ from each other.
-    # Before torch is imported.
-    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    # Imports leave no garbage, and the collector would look through all they make several times:
-    # a fifth of the time until a command starts.
-    gc.disable()
-    # For rewards and callbacks of the user; an installed script does not look here.
-    try:
-        if (folder := os.getcwd()) not in sys.path:
-            sys.path.append(folder)
-    except FileNotFoundError as error:
-        _refuse("lit_rlhf: the current folder has been deleted", error)
-    name = "training" if is_stage else arguments[0]
+    words = [word for word in arguments if word != "--debug"]
+    values = set_environment()
+    if debug and values:
+        settings = " ".join(f"{variable}={value}" for variable, value in values.items())
+        print(f"lit_rlhf: set {settings}", file=sys.stderr)
+    _find_modules_here()
     threading.excepthook = _tell_error_of_thread
     try:
-        command = importlib.import_module(module_of(name))
-        _hide_notes_of_loading()
-        if argv is None:  # nor would it find any later; parsing a configuration took 1 s longer
-            gc.freeze()
-        gc.enable()
-        if "torch" in sys.modules:
-            importlib.import_module("lit_rlhf.cores").share_cores()
-        words = arguments if is_stage else arguments[1:]
-        if hasattr(command, "main"):
-            command.main(words)
-        elif hasattr(command, "COMMAND"):
-            command.COMMAND.run(words, f"lit_rlhf {name}")
-        else:
-            run_group = importlib.import_module("lit_rlhf.command").run_group
-            run_group(command.COMMANDS, words, f"lit_rlhf {name}")
-        if not is_stage:  # a run leaves a model
+        command = _import_command(name, owns_process)
+        _call(command, name, words)
+        if name not in STAGE_COMMANDS:  # a run leaves a model
             check_output()
     except SystemExit as stopped:
         if debug and stopped.__cause__ is not None:
@@ -128,16 +138,54 @@ def main(argv: Sequence[str] | None = None) -> None:
         if debug:
             raise
         notes = "; ".join(["interrupted", *getattr(interrupt, "__notes__", ())])
-        print(f"\nlit_rlhf {arguments[0]}: {notes}", file=sys.stderr)
+        print(f"\nlit_rlhf {name}: {notes}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from interrupt
     except (MemoryError, ImportError) as error:  # of an import; a command tells its own
         if debug or not (isinstance(error, MemoryError) or "failed to map" in str(error)):
             raise
-        _refuse(f"lit_rlhf {arguments[0]}: the memory is too small to start", error)
+        _refuse(f"lit_rlhf {name}: the memory is too small to start", error)
+
+
+def _find_modules_here() -> None:
+    """Let rewards and callbacks be imported from the current folder, as `python -m` does."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError as error:
+        _refuse("lit_rlhf: the current folder has been deleted", error)
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _import_command(name: str, owns_process: bool) -> ModuleType:
+    """Import the module of a command without the garbage collector.
+
+    Imports leave no garbage, and the collector would look through all that they make several times:
+    a fifth of the time until a command starts.
+    """
+    gc.disable()
+    command = importlib.import_module(module_of(name))
+    _hide_notes_of_loading()
+    if owns_process:  # nor would it find any later; parsing a configuration took 1 s longer
+        gc.freeze()
+    gc.enable()
+    return command
+
+
+def _call(command: ModuleType, name: str, arguments: Sequence[str]) -> None:
+    """Call what the module of a command has: `main`, a `COMMAND` or a group of `COMMANDS`."""
+    if hasattr(command, "main"):
+        command.main(arguments)
+    elif hasattr(command, "COMMAND"):
+        command.COMMAND.run(arguments, f"lit_rlhf {name}")
+    else:
+        run_group = importlib.import_module("lit_rlhf.command").run_group
+        run_group(command.COMMANDS, arguments, f"lit_rlhf {name}")
 
 
 def module_of(name: str) -> str:
     """Name of the module of a command."""
+    if name in STAGE_COMMANDS:
+        return "lit_rlhf.cli.training"
     return f"lit_rlhf.tools.commands.{name}" if name in TOOLS else f"lit_rlhf.cli.{name}"
 
 
@@ -157,18 +205,17 @@ def stage_usage(name: str) -> str:
     return fold(help_text("stage").format(name=name, summary=summary, checkpoint=checkpoint))
 
 
-def _check_configs(arguments: Sequence[str]) -> None:
+def _check_configs(stage: str, arguments: Sequence[str]) -> None:
     """End with a usage error if there is no configuration of a name, or it lacks its flag."""
     from lit_rlhf.cli.configs import config_names, resolve_configs
 
-    command = next(word for word in arguments if word in STAGE_COMMANDS)
     previous = ""
     for word in arguments:
         named = word.removeprefix("configs/").removesuffix(".yaml")
         if not previous.startswith("-") and (word.endswith(".yaml") or named in config_names()):
             _refuse(
                 f"lit_rlhf: error: {word}: a configuration follows its flag: "
-                f"lit_rlhf {command} --config {word}"
+                f"lit_rlhf {stage} --config {word}"
             )
         previous = word
     try:

@@ -129,19 +129,11 @@ def test_near_miss(capsys: pytest.CaptureFixture[str], words: list[str], advice:
     assert advice in message
 
 
-@pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_libraries_are_set_up(given: Any, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    for name in names:
-        monkeypatch.setenv(name, "max_split_size_mb:512")
-        if name != given:
-            monkeypatch.delenv(name)
+def test_modules_of_the_current_folder_load_and_deepspeed_is_quiet(
+    tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
     monkeypatch.setattr("lit_rlhf.tools.commands.generate.main", print, raising=False)
     main(["generate"])
-    alone = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    expected = alone if given is None else {given: "max_split_size_mb:512"}
-    assert {name: os.environ[name] for name in names if name in os.environ} == expected
-    # modules of the current folder load, and DeepSpeed is quiet
     assert sys.path[-1] == str(tmp_path)
     logger = logging.getLogger("DeepSpeed")
     monkeypatch.setattr(logger, "handlers", [caplog.handler])

@@ -1,0 +1,59 @@
+"""Environment variables that libraries read once, as they load, and that a command sets first."""
+
+import os
+import sys
+from typing import NamedTuple
+
+
+class Variable(NamedTuple):
+    """A setting of a library that can only be given before the library loads.
+
+    Attributes:
+        name: Name of the environment variable.
+        value: Value that a command gives it.
+        reason: Why this value and not the library's own.
+        rivals: Other variables that decide the same. Where the user has set one, this variable is
+            left alone.
+    """
+
+    name: str
+    value: str
+    reason: str
+    rivals: tuple[str, ...] = ()
+
+
+VARIABLES = (
+    Variable(
+        name="GOMP_SPINCOUNT",
+        value="10000",
+        reason=(
+            "OpenMP's waiting threads then sleep after a thirtieth of the usual time in a loop: "
+            "beside other processes the loop takes the cores of threads that compute"
+        ),
+        rivals=("OMP_WAIT_POLICY",),
+    ),
+    Variable(
+        name="PYTORCH_ALLOC_CONF",
+        value="expandable_segments:True",
+        reason="packed forwards differ in size, so the blocks of CUDA's allocator have to grow",
+        rivals=("PYTORCH_CUDA_ALLOC_CONF",),
+    ),
+)
+"""Read when torch and its OpenMP load."""
+
+
+def set_environment() -> dict[str, str]:
+    """Set `VARIABLES` that the user has not decided on; return the values that were set.
+
+    Nothing is set once torch is loaded, because it would change nothing.
+    """
+    if "torch" in sys.modules:
+        return {}
+    unset = [
+        variable
+        for variable in VARIABLES
+        if os.environ.keys().isdisjoint((variable.name, *variable.rivals))
+    ]
+    values = {variable.name: variable.value for variable in unset}
+    os.environ.update(values)
+    return values
