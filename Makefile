@@ -104,7 +104,7 @@ docs: install ## build the documentation site in site/; a warning is an error (E
 	$(BIN)/python docs/site_pages.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/$(ENGINE) build --strict
 
-budgets: install ## print what the code costs to read, and fail above the budgets in pyproject.toml
+budgets: install ## report what the code costs to read: statements, one PPO iteration, methods
 	$(BIN)/python -W ignore -m tests.support.budgets
 
 mutate: install ## put small defects into formulas and update, one at a time: a test has to notice each
