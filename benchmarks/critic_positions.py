@@ -56,7 +56,7 @@ class WatchedPPO(PPOModule):
         if not hasattr(self, "kept"):
             self.kept: list[list[Tensor]] = []
         mask = rollouts.response_mask
-        returns = gae(torch.zeros_like(rewards), rewards, mask, lam=1.0)[0]
+        returns = gae(torch.zeros_like(rewards), rewards, mask, lam=1.0).advantages
         tensors = (returns, estimates.values, mask.float())
         width = max(POSITIONS, mask.shape[1])
         padded = [torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in tensors]

@@ -5,6 +5,7 @@ are constants of the losses.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from lit_rlhf.functional.masking import (
 )
 
 __all__ = [
+    "AdvantagesAndReturns",
     "clipped_advantages",
     "gae",
     "group_advantages",
@@ -30,14 +32,27 @@ __all__ = [
 ]
 
 
+class AdvantagesAndReturns(NamedTuple):
+    """What `gae` estimates for each response token; 0 outside the mask, without a graph.
+
+    Attributes:
+        advantages: A_t, `[B, T]`, in the units of the rewards.
+        returns: A_t + V(s_t), the targets of the critic, `[B, T]`, in the units of the rewards.
+    """
+
+    advantages: Tensor
+    returns: Tensor
+
+
 def gae(
     values: Tensor,
     rewards: Tensor,
     mask: Tensor,
+    *,
     gamma: float = 1.0,
     lam: float | Tensor = 0.9,
     bootstrap_values: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> AdvantagesAndReturns:
     """Generalized advantage estimation (Eqs. 7-12), without a graph.
 
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t) and A_t = delta_t + gamma lam A_{t+1}, from the last
@@ -79,7 +94,7 @@ def gae(
         advantages[:, t] = torch.where(kept, delta + gamma * lam * next_advantage, next_advantage)
         next_advantage = advantages[:, t]
         next_value = torch.where(kept, values[:, t], next_value)
-    return advantages, advantages + values
+    return AdvantagesAndReturns(advantages, returns=advantages + values)
 
 
 def length_adaptive_lam(lengths: Tensor, alpha: float) -> Tensor:
@@ -118,7 +133,7 @@ def leave_one_out_advantages(scores: Tensor, group_size: int, sample_mask: Tenso
 
 
 def group_advantages(
-    scores: Tensor, group_size: int, sample_mask: Tensor, scale: bool = True
+    scores: Tensor, group_size: int, sample_mask: Tensor, *, scale: bool = True
 ) -> Tensor:
     """GRPO: the score of a response less its group's mean, over the group's deviation, `[B]`.
 
@@ -170,6 +185,7 @@ def informative_groups(scores: Tensor, group_size: int, sample_mask: Tensor) -> 
 def reinforce_plus_plus_advantages(
     rewards: Tensor,
     mask: Tensor,
+    *,
     gamma: float = 1.0,
     loss_mask: Tensor | None = None,
     moments: Callable[[Tensor, Tensor], Moments] = masked_moments,
@@ -191,7 +207,7 @@ def reinforce_plus_plus_advantages(
     kept = mask if loss_mask is None else loss_mask
     check_tensors(2, rewards=rewards, mask=mask, loss_mask=kept)
     # without values, advantages at lambda 1 are the sums of the rewards that follow
-    returns = gae(torch.zeros_like(rewards), rewards, mask, gamma, lam=1.0)[0]
+    returns = gae(torch.zeros_like(rewards), rewards, mask, gamma=gamma, lam=1.0).advantages
     return masked_whiten(returns, kept, moments=moments(returns, kept))
 
 

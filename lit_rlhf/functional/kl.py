@@ -73,7 +73,13 @@ def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Te
 
 
 def adaptive_kl_coef(
-    coef: float, kl: float, target: float, horizon: int, n_samples: int, error_clip: float = 0.2
+    coef: float,
+    *,
+    kl: float,
+    target: float,
+    horizon: int,
+    n_samples: int,
+    error_clip: float = 0.2,
 ) -> float:
     """The KL coefficient after an iteration: higher if KL was above its target, lower if below.
 

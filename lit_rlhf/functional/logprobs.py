@@ -4,6 +4,8 @@ Notation: `B` batch, `T` tokens, `V` vocabulary. Log-probs and entropies are in 
 bfloat16 logits are cast to float32 first; float32 and float64 keep their precision.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from lit_rlhf.checks import check_positive, check_tensors
 from lit_rlhf.functional.masking import masked_average
 
 __all__ = [
+    "LogprobsAndEntropy",
     "language_model_loss",
     "tempered_logits",
     "token_logprobs",
@@ -49,9 +52,21 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
     return logits.log_softmax(-1).gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
 
 
+class LogprobsAndEntropy(NamedTuple):
+    """What `token_logprobs_and_entropy` reads off the logits.
+
+    Attributes:
+        logprobs: Log-prob of each token, `[B, T]` nats, at most 0.
+        entropy: Entropy of the distribution that predicts each token, `[B, T]` nats, in [0, log V].
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
 def token_logprobs_and_entropy(
     logits: Tensor, token_ids: Tensor, temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
+) -> LogprobsAndEntropy:
     """`token_logprobs`, and the entropy of each distribution, `[B, T]` nats, in [0, log V].
 
     A logit of -inf rules a token out.
@@ -68,7 +83,7 @@ def token_logprobs_and_entropy(
     gathered = logprobs.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
     # p log p tends to 0 for a token that is ruled out, but computes as 0 * -inf = NaN
     finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
-    return gathered, -(logprobs.exp() * finite).sum(-1)
+    return LogprobsAndEntropy(gathered, entropy=-(logprobs.exp() * finite).sum(-1))
 
 
 def language_model_loss(

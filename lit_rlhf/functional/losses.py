@@ -19,6 +19,7 @@ __all__ = [
     "Aggregation",
     "PairwiseLoss",
     "PolicyLoss",
+    "ValueLoss",
     "difference_loss",
     "entropy_loss",
     "explained_variance",
@@ -78,6 +79,7 @@ def surrogate_loss(
     old_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
+    *,
     ratio_clip: float | None = 0.2,
     denominator: Tensor | float | None = None,
     ratio_clip_high: float | None = None,
@@ -128,11 +130,13 @@ def surrogate_loss(
         too_large = (advantages < 0) & (losses > largest)
         clipped = clipped | too_large
         losses = torch.where(too_large, largest, losses)
-    return _policy_loss(losses, clipped, kl, ratio, mask, denominator)
+    return _policy_loss(
+        losses=losses, clipped=clipped, kl=kl, ratio=ratio, mask=mask, denominator=denominator
+    )
 
 
 def truncated_importance(
-    logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, cap: float
+    logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, *, cap: float
 ) -> Tensor:
     """Weights min(pi / mu, cap) of tokens that a sampler mu drew in place of the policy pi.
 
@@ -160,6 +164,7 @@ def kl_penalty_loss(
     old_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
+    *,
     kl_penalty: float,
     denominator: Tensor | float | None = None,
 ) -> PolicyLoss:
@@ -179,11 +184,22 @@ def kl_penalty_loss(
     check_not_negative("kl_penalty", kl_penalty)
     ratio, kl, advantages = _prepare(logprobs, old_logprobs, advantages, mask)
     losses = -advantages * ratio + kl_penalty * kl
-    return _policy_loss(losses, torch.zeros_like(mask), kl, ratio, mask, denominator)
+    return _policy_loss(
+        losses=losses,
+        clipped=torch.zeros_like(mask),
+        kl=kl,
+        ratio=ratio,
+        mask=mask,
+        denominator=denominator,
+    )
 
 
 def policy_gradient_loss(
-    logprobs: Tensor, advantages: Tensor, mask: Tensor, denominator: Tensor | float | None = None
+    logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    denominator: Tensor | float | None = None,
 ) -> PolicyLoss:
     """The plain policy gradient -A log pi, without importance sampling.
 
@@ -199,13 +215,21 @@ def policy_gradient_loss(
     # with itself as old policy the ratio is 1; advantages are 0 outside the mask
     ratio, kl, advantages = _prepare(logprobs, logprobs, advantages, mask)
     losses = -advantages * logprobs
-    return _policy_loss(losses, torch.zeros_like(mask), kl, ratio, mask, denominator)
+    return _policy_loss(
+        losses=losses,
+        clipped=torch.zeros_like(mask),
+        kl=kl,
+        ratio=ratio,
+        mask=mask,
+        denominator=denominator,
+    )
 
 
 def reference_kl_loss(
     logprobs: Tensor,
     ref_logprobs: Tensor,
     mask: Tensor,
+    *,
     weights: Tensor | None = None,
     denominator: Tensor | float | None = None,
 ) -> Tensor:
@@ -233,6 +257,7 @@ def reference_kl_loss(
 
 def response_weights(
     lengths: Tensor,
+    *,
     tokens: Tensor,
     responses: Tensor,
     longest: int,
@@ -254,7 +279,9 @@ def response_weights(
 
     Examples:
         >>> lengths, tokens, responses = torch.tensor([1, 3]), torch.tensor(4.0), torch.tensor(2.0)
-        >>> response_weights(lengths, tokens, responses, 8, "sequence_mean").tolist()
+        >>> response_weights(
+        ...     lengths, tokens=tokens, responses=responses, longest=8, aggregation="sequence_mean"
+        ... ).tolist()
         [2.0, 0.6666666865348816]
     """
     check_tensors(1, lengths=lengths)
@@ -274,6 +301,7 @@ def response_weights(
 def entropy_loss(
     entropy: Tensor,
     mask: Tensor,
+    *,
     clip: float | None = None,
     denominator: Tensor | float | None = None,
 ) -> Tensor:
@@ -303,6 +331,7 @@ def entropy_loss(
 
 
 def _policy_loss(
+    *,
     losses: Tensor,
     clipped: Tensor,
     kl: Tensor,
@@ -319,14 +348,28 @@ def _policy_loss(
     )
 
 
+class ValueLoss(NamedTuple):
+    """The critic's loss and its diagnostic.
+
+    Attributes:
+        loss: To minimize, 0-dim, in squared units of the rewards.
+        clip_fraction: Share of tokens whose gradient the clip cut off, 0-dim, in [0, 1]; without a
+            graph, and over the mask of the call whatever the denominator.
+    """
+
+    loss: Tensor
+    clip_fraction: Tensor
+
+
 def value_loss(
     values: Tensor,
     old_values: Tensor,
     returns: Tensor,
     mask: Tensor,
+    *,
     value_clip: float | None = 0.2,
     denominator: Tensor | float | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> ValueLoss:
     """Half the squared error of the critic, clipped (Eq. 16), and the share of clipped tokens.
 
     Per token 0.5 max((V - R)^2, (V_clip - R)^2), where V_clip is V clipped to within `value_clip`
@@ -358,13 +401,14 @@ def value_loss(
         clipped = (bounded_errors > errors) & ((values - old_values).abs() > value_clip)
         errors = torch.maximum(errors, bounded_errors)
     clip_fraction = masked_mean(clipped.to(errors.dtype), mask)
-    return 0.5 * masked_average(errors, mask, denominator), clip_fraction
+    return ValueLoss(0.5 * masked_average(errors, mask, denominator), clip_fraction)
 
 
 def explained_variance(
     values: Tensor,
     returns: Tensor,
     mask: Tensor,
+    *,
     moments: Callable[[Tensor, Tensor], Moments] = masked_moments,
 ) -> Tensor:
     """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R), 0-dim.
@@ -398,6 +442,7 @@ class PairwiseLoss(NamedTuple):
 def pairwise_reward_loss(
     chosen: Tensor,
     rejected: Tensor,
+    *,
     margin: Tensor | None = None,
     label_smoothing: float = 0.0,
     center_coef: float = 0.0,
@@ -466,7 +511,7 @@ def difference_loss(first: Tensor, second: Tensor) -> Tensor:
     return (first - second).abs().sigmoid().mean()
 
 
-def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, lm_coef: float) -> Tensor:
+def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, *, lm_coef: float) -> Tensor:
     """Loss of the reward model (Eq. 2), 0-dim: pairwise loss plus beta_rm times LM-imitation loss.
 
     Examples:

@@ -24,7 +24,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson_interval(successes: float, trials: int, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: float, trials: int, *, confidence: float = 0.95) -> Interval:
     """Wilson's score interval of a share (Wilson 1927, J. Am. Stat. Assoc. 22, 209).
 
     Unlike the normal approximation (share +- 1.96 standard errors) it stays within [0, 1] and does

@@ -51,7 +51,7 @@ def ensemble_scores(member_scores: Tensor, ensemble: Ensemble = "sum") -> Tensor
 
 
 def normalized_scores(
-    scores: Tensor, mean: Tensor | float, std: Tensor | float, clip: float | None
+    scores: Tensor, *, mean: Tensor | float, std: Tensor | float, clip: float | None
 ) -> Tensor:
     """Reward normalization and clipping: clip((r - mean) / std, -clip, clip) (Eq. 18).
 
@@ -91,7 +91,7 @@ def clipped_scores(scores: Tensor, clip: float) -> Tensor:
     return scores.detach().clamp(-clip, clip)
 
 
-def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tensor:
+def length_penalty(lengths: Tensor, *, shortest: int, longest: int | None) -> Tensor:
     """Minus the distance of a length n from a range: -max(shortest - n, n - longest, 0), float32.
 
     Lengths have any shape, unit and dtype; `longest` may be `None`.
@@ -107,7 +107,7 @@ def length_penalty(lengths: Tensor, shortest: int, longest: int | None) -> Tenso
     return -outside
 
 
-def soft_overlong_penalty(lengths: Tensor, longest: int, buffer: int) -> Tensor:
+def soft_overlong_penalty(lengths: Tensor, *, longest: int, buffer: int) -> Tensor:
     """DAPO's penalty for long responses (arXiv 2503.14476, Eq. 13), float32 in [-1, 0].
 
     It is 0 up to a length of `longest - buffer` tokens, and falls linearly to -1 at `longest`.
@@ -118,7 +118,7 @@ def soft_overlong_penalty(lengths: Tensor, longest: int, buffer: int) -> Tensor:
         [-0.25, -1.0]
     """
     check_positive("buffer", buffer)
-    return (length_penalty(lengths, 0, longest - buffer) / buffer).clamp(min=-1.0)
+    return (length_penalty(lengths, shortest=0, longest=longest - buffer) / buffer).clamp(min=-1.0)
 
 
 def token_rewards(
@@ -126,6 +126,7 @@ def token_rewards(
     logprobs: Tensor,
     ref_logprobs: Tensor,
     mask: Tensor,
+    *,
     kl_coef: float,
     estimator: KLEstimator = "k1",
 ) -> Tensor:

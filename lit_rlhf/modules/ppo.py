@@ -412,7 +412,7 @@ class PPOModule(PPO, StageModule):
         if self.critic is not None:
             mask = experience.rollouts.response_mask
             metrics["ppo/explained_variance"] = explained_variance(
-                experience.old_values, experience.returns, mask, global_masked_moments
+                experience.old_values, experience.returns, mask, moments=global_masked_moments
             )
         return metrics
 

@@ -146,8 +146,14 @@ class RewardModule(StageModule):
         # as many heads learn from each pair, so that a share of the pairs is one of their losses
         share = n_rows / pairs
         learning = learning_heads(chosen, self.heads) if self.heads > 1 else None
-        scores = (chosen_scores, rejected_scores, batch.margin)
-        pairwise = pairwise_reward_loss(*scores, self.label_smoothing, self.center_coef, learning)
+        pairwise = pairwise_reward_loss(
+            chosen_scores,
+            rejected_scores,
+            margin=batch.margin,
+            label_smoothing=self.label_smoothing,
+            center_coef=self.center_coef,
+            head_mask=learning,
+        )
         metrics = {
             "reward/pairwise_loss": pairwise.loss * share,
             "reward/accuracy": pairwise.accuracy * share,
@@ -166,7 +172,7 @@ class RewardModule(StageModule):
             lm_loss = language_model_loss(logprobs, chosen.completion_mask, tokens)
             metrics["reward/lm_loss"] = lm_loss
         metrics["reward/loss"] = reward_model_loss(
-            metrics["reward/pairwise_loss"], lm_loss, self.lm_coef
+            metrics["reward/pairwise_loss"], lm_loss, lm_coef=self.lm_coef
         )
         return metrics, (chosen_scores - rejected_scores).detach().view(n_rows, -1).mean(1)
 
@@ -221,7 +227,7 @@ class RewardModule(StageModule):
         if self.lm_head is not None:
             metrics["reward/lm_loss"] = lm_loss
         metrics["reward/loss"] = reward_model_loss(
-            metrics["reward/pairwise_loss"], lm_loss, self.lm_coef
+            metrics["reward/pairwise_loss"], lm_loss, lm_coef=self.lm_coef
         )
         names = getattr(self.datamodule, "source_names", [])
         for index, name in enumerate(names):

@@ -196,18 +196,19 @@ class PPO(FixedDtypeBuffers):
         # after Eq. 18, so that the penalty is in the units of the reward that is learned from
         buffer, cut_off = self.reward_shaping.overlong_buffer, ~rollouts.terminated
         if buffer is not None:
-            longest = self.sampling.max_new_tokens
-            cut_off = -F.soft_overlong_penalty(rollouts.lengths, longest, buffer)
+            cut_off = -F.soft_overlong_penalty(
+                rollouts.lengths, longest=self.sampling.max_new_tokens, buffer=buffer
+            )
         scores = scores - self.reward_shaping.missing_eos_penalty * cut_off
         if self.reward_shaping.spread_coef and (spread := self.reward.spread()) is not None:
             scores = scores - self.reward_shaping.spread_coef * spread
         return F.token_rewards(
-            scores,
-            estimates.logprobs,
-            estimates.ref_logprobs,
-            rollouts.response_mask,
-            float(self.kl_coef),
-            self.reward_shaping.kl_estimator,
+            scores=scores,
+            logprobs=estimates.logprobs,
+            ref_logprobs=estimates.ref_logprobs,
+            mask=rollouts.response_mask,
+            kl_coef=float(self.kl_coef),
+            estimator=self.reward_shaping.kl_estimator,
         )
 
     def reparameterize(self, scores: Tensor) -> Tensor:
@@ -215,7 +216,7 @@ class PPO(FixedDtypeBuffers):
         self.score_moments.update(scores)
         moments, clip = self.score_moments, self.reward_shaping.clip
         if self.reward_shaping.normalization:
-            return F.normalized_scores(scores, moments.mean, moments.std, clip)
+            return F.normalized_scores(scores, mean=moments.mean, std=moments.std, clip=clip)
         if self.reward_shaping.scaling:
             scores = F.scaled_scores(scores, moments.std)
         return scores if clip is None else F.clipped_scores(scores, clip)
@@ -227,8 +228,10 @@ class PPO(FixedDtypeBuffers):
         """
         target, horizon = self.reward_shaping.kl_target, self.reward_shaping.kl_horizon
         if target is not None:
-            coef = float(self.kl_coef)
-            self.kl_coef.fill_(F.adaptive_kl_coef(coef, kl, target, horizon, n_rollouts))
+            coef = F.adaptive_kl_coef(
+                float(self.kl_coef), kl=kl, target=target, horizon=horizon, n_samples=n_rollouts
+            )
+            self.kl_coef.fill_(coef)
 
     def experience(
         self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
@@ -247,13 +250,28 @@ class PPO(FixedDtypeBuffers):
             lam: float | Tensor = options.lam
             if options.lam_alpha is not None:
                 lam = F.length_adaptive_lam(rollouts.lengths, options.lam_alpha)
-            estimated = (estimates.values, rewards, mask, options.gamma)
-            advantages, returns = F.gae(*estimated, lam, bootstrap)
+            advantages, returns = F.gae(
+                values=estimates.values,
+                rewards=rewards,
+                mask=mask,
+                gamma=options.gamma,
+                lam=lam,
+                bootstrap_values=bootstrap,
+            )
             if options.critic_lam is not None:
-                returns = F.gae(*estimated, options.critic_lam, bootstrap)[1]
+                returns = F.gae(
+                    values=estimates.values,
+                    rewards=rewards,
+                    mask=mask,
+                    gamma=options.gamma,
+                    lam=options.critic_lam,
+                    bootstrap_values=bootstrap,
+                ).returns
         importance, drawn = None, rollouts.sampler_logprobs
         if drawn is not None and (cap := self.loss.importance_cap) is not None:
-            importance = F.truncated_importance(estimates.logprobs, drawn, mask, cap)
+            importance = F.truncated_importance(
+                logprobs=estimates.logprobs, sampler_logprobs=drawn, mask=mask, cap=cap
+            )
         from_reference = self.loss.old_policy == "reference"
         old_logprobs = estimates.ref_logprobs if from_reference else estimates.logprobs
         return Experience(
@@ -309,8 +327,13 @@ class PPO(FixedDtypeBuffers):
         lengths = minibatch.loss_mask.sum(1)
         counts = torch.stack([lengths.sum(), (lengths > 0).sum()]).float()
         tokens, responses = global_sum(counts).unbind()
-        longest = self.sampling.max_new_tokens
-        weights = F.response_weights(lengths, tokens, responses, longest, self.loss.aggregation)
+        weights = F.response_weights(
+            lengths,
+            tokens=tokens,
+            responses=responses,
+            longest=self.sampling.max_new_tokens,
+            aggregation=self.loss.aggregation,
+        )
         advantages = minibatch.advantages * weights.unsqueeze(1)
         return replace(minibatch, advantages=advantages, weights=weights)
 
@@ -326,7 +349,12 @@ class PPO(FixedDtypeBuffers):
         assert self.critic is not None
         values = response_values(self.critic, ids, real, mask.shape[1], lower, hidden)
         loss, clip_fraction = F.value_loss(
-            values, experience.old_values, experience.returns, mask, self.loss.value_clip, tokens
+            values=values,
+            old_values=experience.old_values,
+            returns=experience.returns,
+            mask=mask,
+            value_clip=self.loss.value_clip,
+            denominator=tokens,
         )
         share = mask.sum() / tokens
         return loss, {"ppo/value_loss": loss, "ppo/value_clip_fraction": clip_fraction * share}
@@ -373,12 +401,19 @@ class PPO(FixedDtypeBuffers):
         loss = terms.loss
         if entropy:
             metrics["ppo/entropy_loss"] = F.entropy_loss(
-                entropy[0][:, -mask.shape[1] :], mask, self.loss.entropy_clip, denominator=tokens
+                entropy[0][:, -mask.shape[1] :],
+                mask,
+                clip=self.loss.entropy_clip,
+                denominator=tokens,
             )
             loss = loss + entropy_coef * metrics["ppo/entropy_loss"]
         if experience.ref_logprobs is not None:
             metrics["ppo/ref_kl"] = F.reference_kl_loss(
-                logprobs, experience.ref_logprobs, mask, experience.weights, tokens
+                logprobs=logprobs,
+                ref_logprobs=experience.ref_logprobs,
+                mask=mask,
+                weights=experience.weights,
+                denominator=tokens,
             )
             loss = loss + self.loss.ref_kl_coef * metrics["ppo/ref_kl"]
         return loss, metrics
@@ -388,17 +423,43 @@ class PPO(FixedDtypeBuffers):
     ) -> F.PolicyLoss:
         """The objective that `loss.policy_objective` names (Eqs. 13-15); log-probs are `[B, T]`."""
         mask, loss = experience.loss_mask, self.loss
-        surrogate = (logprobs, experience.old_logprobs, experience.advantages, mask)
         match loss.policy_objective:
             case "clip":
-                high, dual = loss.ratio_clip_high, loss.dual_clip
-                return F.surrogate_loss(*surrogate, loss.ratio_clip, tokens, high, dual)
+                return F.surrogate_loss(
+                    logprobs=logprobs,
+                    old_logprobs=experience.old_logprobs,
+                    advantages=experience.advantages,
+                    mask=mask,
+                    ratio_clip=loss.ratio_clip,
+                    ratio_clip_high=loss.ratio_clip_high,
+                    dual_clip=loss.dual_clip,
+                    denominator=tokens,
+                )
             case "unclipped":
-                return F.surrogate_loss(*surrogate, None, tokens)
+                return F.surrogate_loss(
+                    logprobs=logprobs,
+                    old_logprobs=experience.old_logprobs,
+                    advantages=experience.advantages,
+                    mask=mask,
+                    ratio_clip=None,
+                    denominator=tokens,
+                )
             case "kl_penalty":
-                return F.kl_penalty_loss(*surrogate, loss.kl_penalty_coef, tokens)
+                return F.kl_penalty_loss(
+                    logprobs=logprobs,
+                    old_logprobs=experience.old_logprobs,
+                    advantages=experience.advantages,
+                    mask=mask,
+                    kl_penalty=loss.kl_penalty_coef,
+                    denominator=tokens,
+                )
             case "policy_gradient":
-                return F.policy_gradient_loss(logprobs, experience.advantages, mask, tokens)
+                return F.policy_gradient_loss(
+                    logprobs=logprobs,
+                    advantages=experience.advantages,
+                    mask=mask,
+                    denominator=tokens,
+                )
 
     def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
         """Share of a micro-batch of text in the language-model loss over `tokens` (Eq. 17)."""
@@ -418,12 +479,18 @@ def critic_free_advantages(
     """
     if options.estimator == "reinforce_plus_plus":
         return F.reinforce_plus_plus_advantages(
-            rewards, mask, options.gamma, loss_mask, global_masked_moments
+            rewards,
+            mask,
+            gamma=options.gamma,
+            loss_mask=loss_mask,
+            moments=global_masked_moments,
         )
     # the response is one action, whose return has the KL penalties of all of its tokens
     returns, learned = F.masked_sum(rewards, mask, 1), loss_mask.any(1)
     if options.estimator == "rloo":
         advantages = F.leave_one_out_advantages(returns, group_size, learned)
     else:
-        advantages = F.group_advantages(returns, group_size, learned, options.estimator == "grpo")
+        advantages = F.group_advantages(
+            returns, group_size, learned, scale=options.estimator == "grpo"
+        )
     return advantages.unsqueeze(1) * loss_mask

@@ -58,7 +58,7 @@ class LengthRule:
             lengths = [len(response.split()) for response in responses]
         elif self.unit == "characters":
             lengths = [len(response) for response in responses]
-        scores = length_penalty(torch.tensor(lengths), self.shortest, self.longest)
+        scores = length_penalty(torch.tensor(lengths), shortest=self.shortest, longest=self.longest)
         return scores.tolist()
 
 

@@ -254,8 +254,10 @@ class WeightedReward(nn.Module):
         """
         terms = []
         for raw in (head for heads in self.head_scores.values() for head in heads.unbind(1)):
-            mean, var, _ = global_masked_moments(raw, torch.ones_like(raw, dtype=torch.bool))
-            terms.append(normalized_scores(raw, mean, var.sqrt(), clip=None))
+            moments = global_masked_moments(raw, torch.ones_like(raw, dtype=torch.bool))
+            terms.append(
+                normalized_scores(raw, mean=moments.mean, std=moments.var.sqrt(), clip=None)
+            )
         return torch.stack(terms).std(dim=0, correction=0) if len(terms) > 1 else None
 
     def commit_moments(self) -> None:
@@ -281,7 +283,9 @@ class WeightedReward(nn.Module):
                 self._pending[key].update(scores[key])
         for key, committed in running.items():
             moments = self._pending.get(key, committed)
-            scores[key] = normalized_scores(scores[key], moments.mean, moments.std, clip=None)
+            scores[key] = normalized_scores(
+                scores[key], mean=moments.mean, std=moments.std, clip=None
+            )
         return list(scores.values())
 
 

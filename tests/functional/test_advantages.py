@@ -23,7 +23,7 @@ def test_gae_by_hand() -> None:
     given = torch.tensor([[3.0, 1.0, 5.0]]), torch.tensor([[1.0, 2.0, 5.0]])
     values, rewards = (x.clone().requires_grad_() for x in given)
     mask, bootstrap = torch.tensor([[True, True, False]]), torch.zeros(1, requires_grad=True)
-    advantages, returns = gae(values, rewards, mask, 0.5, 0.5, bootstrap)
+    advantages, returns = gae(values, rewards, mask, gamma=0.5, lam=0.5, bootstrap_values=bootstrap)
     assert (advantages.tolist(), returns.tolist()) == ([[-1.25, 1.0, 0.0]], [[1.75, 2.0, 0.0]])
     assert not advantages.requires_grad
     assert not returns.requires_grad
@@ -37,7 +37,9 @@ def test_gae_agrees_with_the_double_sum(gamma: float, lam: float) -> None:
     values, rewards = (torch.randn(4, 5, dtype=torch.float64) for _ in range(2))
     bootstrap = torch.randn(4, dtype=torch.float64)
     mask = length_mask(torch.tensor(lengths), 5)
-    advantages, returns = gae(values, rewards, mask, gamma, lam, bootstrap)
+    advantages, returns = gae(
+        values, rewards, mask, gamma=gamma, lam=lam, bootstrap_values=bootstrap
+    )
     for row, n in enumerate(lengths):
         kept = (values[row, :n].tolist(), rewards[row, :n].tolist())
         expected = naive_gae(*kept, gamma, lam, float(bootstrap[row]))
@@ -51,14 +53,14 @@ def test_a_row_may_have_a_lambda_of_its_own() -> None:
     lengths = torch.tensor([6, 1, 4, 6])
     lam = F.length_adaptive_lam(lengths, alpha=0.5)  # the first two are 1 - 1/3 and, below 0, 0
     assert lam.tolist() == pytest.approx([2 / 3, 0.0, 0.5, 2 / 3])
-    advantages, _ = gae(values, rewards, length_mask(lengths, 6), 0.9, lam)
+    advantages, _ = gae(values, rewards, length_mask(lengths, 6), gamma=0.9, lam=lam)
     for row, n in enumerate(lengths.tolist()):
         kept = (values[row, :n].tolist(), rewards[row, :n].tolist())
         expected = naive_gae(*kept, 0.9, float(lam[row]), bootstrap=0.0)
         assert advantages[row, :n].tolist() == pytest.approx(expected, rel=1e-6)
     for wrong in ([0.5, 0.5, -0.1, 0.5], [0.5, 0.5, 1.1, 0.5], [0.5, NAN, 0.5, 0.5], [0.5]):
         with pytest.raises(ValueError, match=r"lam: expected"):
-            gae(values, rewards, length_mask(lengths, 6), 0.9, torch.tensor(wrong))
+            gae(values, rewards, length_mask(lengths, 6), gamma=0.9, lam=torch.tensor(wrong))
 
 
 @pytest.mark.parametrize("junk", [999.0, NAN, float("inf")])
@@ -118,5 +120,7 @@ def test_reinforce_plus_plus_by_hand() -> None:
     # sums from a token on, where each token later counts half: 10, 4, 4 and 6
     kept = mask & (rewards != 2)
     moments = F.Moments(*torch.tensor([2.0, 4.0, 9.0], dtype=torch.float64))
-    advantages = F.reinforce_plus_plus_advantages(rewards, mask, 0.5, kept, lambda *_: moments)
+    advantages = F.reinforce_plus_plus_advantages(
+        rewards, mask, gamma=0.5, loss_mask=kept, moments=lambda *_: moments
+    )
     assert advantages.tolist() == [[4.0, 0.0, 1.0], [2.0, 0.0, 0.0]]

@@ -21,7 +21,7 @@ def test_kl_to_the_reference(
 ) -> None:
     new, ref = NEW.clone().requires_grad_(), REF.clone().requires_grad_()
     given = None if weights is None else torch.tensor(weights)
-    loss = reference_kl_loss(new, ref, MASK, given, denominator)
+    loss = reference_kl_loss(new, ref, MASK, weights=given, denominator=denominator)
     assert loss.item() == pytest.approx(expected, abs=1e-4)
     loss.backward()
     factors = torch.tensor([1.0, 1.0] if weights is None else weights)[:, None]
@@ -49,14 +49,25 @@ def test_tensors_of_unlike_shapes(name: str) -> None:
     ],
 )
 def test_weights(aggregation: str, tokens: float, responses: float, expected: list[float]) -> None:
-    counts = torch.tensor(tokens), torch.tensor(responses)
-    weights = response_weights(torch.tensor([1, 3, 0]), *counts, 8, aggregation)  # type: ignore[arg-type]
+    weights = response_weights(
+        torch.tensor([1, 3, 0]),
+        tokens=torch.tensor(tokens),
+        responses=torch.tensor(responses),
+        longest=8,
+        aggregation=aggregation,  # type: ignore[arg-type]
+    )
     assert weights.tolist() == pytest.approx(expected)
 
 
 def test_longest_and_aggregation_are_checked() -> None:
     one = torch.tensor(1.0)
     with pytest.raises(ValueError, match=r"longest: expected .*, got 0"):
-        response_weights(torch.tensor([1]), one, one, 0)
+        response_weights(torch.tensor([1]), tokens=one, responses=one, longest=0)
     with pytest.raises(ValueError, match=r"aggregation: expected .*'sequence_sum'.*'mean'"):
-        response_weights(torch.tensor([1]), one, one, 8, "mean")  # type: ignore[arg-type]
+        response_weights(
+            torch.tensor([1]),
+            tokens=one,
+            responses=one,
+            longest=8,
+            aggregation="mean",  # type: ignore[arg-type]
+        )

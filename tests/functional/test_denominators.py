@@ -19,12 +19,16 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | float | None], Tensor]
 LOSSES: dict[str, Loss] = {
     "language_model": lambda x, a, b, m, d: language_model_loss(x, m, d),
     "surrogate": lambda x, a, b, m, d: surrogate_loss(x, a, b, m, denominator=d).loss,
-    "unclipped": lambda x, a, b, m, d: surrogate_loss(x, a, b, m, None, denominator=d).loss,
-    "kl_penalty": lambda x, a, b, m, d: kl_penalty_loss(x, a, b, m, 0.3, denominator=d).loss,
+    "unclipped": lambda x, a, b, m, d: (
+        surrogate_loss(x, a, b, m, ratio_clip=None, denominator=d).loss
+    ),
+    "kl_penalty": lambda x, a, b, m, d: (
+        kl_penalty_loss(x, a, b, m, kl_penalty=0.3, denominator=d).loss
+    ),
     "policy_gradient": lambda x, a, b, m, d: policy_gradient_loss(x, b, m, denominator=d).loss,
     "entropy": lambda x, a, b, m, d: entropy_loss(x, m, denominator=d),
     "clipped_entropy": lambda x, a, b, m, d: entropy_loss(x, m, clip=0.5, denominator=d),
-    "value": lambda x, a, b, m, d: value_loss(x, a, b, m, denominator=d)[0],
+    "value": lambda x, a, b, m, d: value_loss(x, a, b, m, denominator=d).loss,
 }
 LENGTHS = torch.tensor([1, 6, 2, 2, 5, 1, 3, 4])
 over_losses = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)

@@ -55,7 +55,9 @@ def test_as_a_reward_only_k1_has_the_gradient_of_kl(estimator: KLEstimator, shar
         # every token of the vocabulary is a response, weighted by its probability
         logprobs, ref_logprobs = (x.log_softmax(0)[:, None] for x in (logits, reference))
         no_scores = torch.zeros(6, dtype=torch.float64)
-        rewards = token_rewards(no_scores, logprobs, ref_logprobs, mask, 1.0, estimator)
+        rewards = token_rewards(
+            no_scores, logprobs, ref_logprobs, mask, kl_coef=1.0, estimator=estimator
+        )
         weighted = logprobs.detach().exp() * rewards
         loss = policy_gradient_loss(logprobs, weighted, mask, denominator=1.0).loss
         (gradient,) = torch.autograd.grad(loss, logits)
@@ -107,12 +109,12 @@ def test_exact_kl_with_tokens_ruled_out() -> None:
     ],
 )
 def test_the_coefficient_moves_towards_the_target(kl: float, expected: float) -> None:
-    coef = adaptive_kl_coef(0.2, kl, target=6.0, horizon=1000, n_samples=128)
+    coef = adaptive_kl_coef(0.2, kl=kl, target=6.0, horizon=1000, n_samples=128)
     assert coef == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_horizon_that_could_bring_the_coefficient_to_zero_is_refused() -> None:
     with pytest.raises(ValueError, match=r"horizon: expected more than .* = 25.6, got 25"):
-        adaptive_kl_coef(0.2, 1.0, target=6.0, horizon=25, n_samples=128)
+        adaptive_kl_coef(0.2, kl=1.0, target=6.0, horizon=25, n_samples=128)
     with pytest.raises(ValueError, match=r"horizon: expected more than .* = 32, got 32"):
-        adaptive_kl_coef(0.2, 1.0, target=6.0, horizon=32, n_samples=128, error_clip=0.25)
+        adaptive_kl_coef(0.2, kl=1.0, target=6.0, horizon=32, n_samples=128, error_clip=0.25)

@@ -30,7 +30,7 @@ def test_the_interval_of_all_or_no_successes_has_a_width_within_0_and_1() -> Non
 
 
 def test_more_confidence_is_a_wider_interval_and_half_successes_count() -> None:
-    assert wilson_interval(5, 10, 0.99).low < wilson_interval(5, 10).low
+    assert wilson_interval(5, 10, confidence=0.99).low < wilson_interval(5, 10).low
     low, high = wilson_interval(0.5, 1)
     assert (low + high) / 2 == pytest.approx(0.5)
 

@@ -49,7 +49,9 @@ def test_surrogate_by_hand(
 ) -> None:
     logprobs = torch.tensor([[OLD + math.log(ratio)]], dtype=torch.float64, requires_grad=True)
     old = torch.full_like(logprobs, OLD).detach()
-    output = surrogate_loss(logprobs, old, torch.full_like(old, advantage), ONE, clip, **options)
+    output = surrogate_loss(
+        logprobs, old, torch.full_like(old, advantage), ONE, ratio_clip=clip, **options
+    )
     torch.autograd.backward(output.loss)
     assert output.loss.item() == pytest.approx(loss, rel=1e-12)
     assert logprobs.grad.item() == pytest.approx(derivative, rel=1e-12)
@@ -66,18 +68,18 @@ def test_dual_clip_bounds_the_loss_at_negative_advantages() -> None:
     logprobs = (old + torch.tensor([[0.5, 1.0, 10.0]], dtype=torch.float64).log()).requires_grad_()
     advantages = torch.tensor([[1.0, -1.0, -4.0]], dtype=torch.float64)
     mask = torch.ones(1, 3, dtype=torch.bool)
-    output = surrogate_loss(logprobs, old, advantages, mask, 0.2, dual_clip=3.0)
+    output = surrogate_loss(logprobs, old, advantages, mask, ratio_clip=0.2, dual_clip=3.0)
     assert output.loss.item() == pytest.approx(4.1667, rel=1e-4)
     assert output.clip_fraction.item() == pytest.approx(1 / 3)
     torch.autograd.backward(output.loss)
     assert (3 * logprobs.grad[0]).tolist() == pytest.approx([-0.5, 1.0, 0.0])  # none beyond it
-    plain = surrogate_loss(logprobs, old, advantages, mask, 0.2)
+    plain = surrogate_loss(logprobs, old, advantages, mask, ratio_clip=0.2)
     assert plain.loss.item() == pytest.approx((-0.5 + 1 + 40) / 3)
 
 
 def test_dual_clip_at_its_bound_is_no_clip() -> None:
     zeros, ratios = torch.zeros(1, 1).double(), torch.tensor([[1.5]], dtype=torch.float64)
-    output = surrogate_loss(ratios.log(), zeros, zeros - 0.5, ONE, None, dual_clip=1.5)
+    output = surrogate_loss(ratios.log(), zeros, zeros - 0.5, ONE, ratio_clip=None, dual_clip=1.5)
     assert (output.loss.item(), output.clip_fraction.item()) == (pytest.approx(0.75, rel=1e-12), 0)
 
 
@@ -131,7 +133,7 @@ def test_the_kl_penalty_has_the_gradient_of_the_exact_kl() -> None:
     for token, weight in enumerate(old.tolist()):
         one = slice(token, token + 1)
         now, before = logprobs[one].view(1, 1), old[one].log().view(1, 1)
-        output = kl_penalty_loss(now, before, torch.zeros(1, 1).double(), ONE, 1.0)
+        output = kl_penalty_loss(now, before, torch.zeros(1, 1).double(), ONE, kl_penalty=1.0)
         total = total + weight * output.loss
     torch.autograd.backward(total)
     torch.testing.assert_close(logits.grad, exact, rtol=1e-9, atol=1e-12)

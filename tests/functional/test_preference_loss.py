@@ -18,7 +18,7 @@ def naive_loss(difference: float) -> float:
 
 def test_pairwise_loss_by_hand() -> None:
     chosen, rejected = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
-    output = pairwise_reward_loss(chosen, rejected, None)
+    output = pairwise_reward_loss(chosen, rejected)
     expected = (naive_loss(2.0) + naive_loss(-3.0) + math.log(2.0)) / 3
     assert output.loss.item() == pytest.approx(expected, rel=1e-6)
     assert output.accuracy.item() == pytest.approx(1 / 3, rel=1e-6)  # a tie is a miss
@@ -34,7 +34,9 @@ def test_metrics_of_several_heads_are_of_their_mean() -> None:
 
 
 def test_a_margin_asks_for_a_larger_difference() -> None:
-    output = pairwise_reward_loss(*torch.tensor([[2.0], [0.0], [3.0]]))
+    output = pairwise_reward_loss(
+        torch.tensor([2.0]), torch.tensor([0.0]), margin=torch.tensor([3.0])
+    )
     assert output.loss.item() == pytest.approx(naive_loss(-1.0), rel=1e-6)
     # accuracy and margin speak of the scores alone
     assert (output.accuracy.item(), output.margin.item()) == (1.0, 2.0)
@@ -47,7 +49,10 @@ def test_smoothed_labels_and_centered_scores_by_a_loop() -> None:
         z = c - r - m
         expected += 0.9 * naive_loss(z) + 0.1 * naive_loss(-z) + 0.01 * (c + r) ** 2
     scores = [torch.tensor(x, dtype=torch.float64) for x in (chosen, rejected, margin)]
-    output = pairwise_reward_loss(*scores, label_smoothing=0.1, center_coef=0.01)
+    chosen_scores, rejected_scores, margins = scores
+    output = pairwise_reward_loss(
+        chosen_scores, rejected_scores, margin=margins, label_smoothing=0.1, center_coef=0.01
+    )
     assert output.loss.item() == pytest.approx(expected / 3, rel=1e-12)
     assert output.margin.item() == pytest.approx(-2 / 3)  # of the scores alone
 
@@ -97,8 +102,8 @@ def test_half_of_the_labels_cannot_be_flipped_nor_no_pair_be_compared() -> None:
 
 
 def test_reward_model_loss_weighs_lm_imitation() -> None:
-    assert reward_model_loss(torch.tensor(2.0), torch.tensor(3.0), 0.5).item() == 3.5
-    assert reward_model_loss(torch.tensor(2.0), torch.tensor(3.0), 0.0).item() == 2.0
+    assert reward_model_loss(torch.tensor(2.0), torch.tensor(3.0), lm_coef=0.5).item() == 3.5
+    assert reward_model_loss(torch.tensor(2.0), torch.tensor(3.0), lm_coef=0.0).item() == 2.0
 
 
 def test_preference_probability_belongs_to_the_loss() -> None:
@@ -109,7 +114,7 @@ def test_preference_probability_belongs_to_the_loss() -> None:
 def test_each_head_has_the_loss_of_the_pairs_that_it_learns_from() -> None:
     chosen, rejected = torch.tensor([[1.0, -3.0], [0.0, 2.0]]), torch.tensor([[0.0, 0.0]] * 2)
     mask, margin = torch.tensor([[True, False], [True, True]]), torch.tensor([0.0, 1.0])
-    output = pairwise_reward_loss(chosen, rejected, margin, head_mask=mask)
+    output = pairwise_reward_loss(chosen, rejected, margin=margin, head_mask=mask)
     expected = (naive_loss(1.0) + naive_loss(-1.0) + naive_loss(1.0)) / 3
     assert output.loss.item() == pytest.approx(expected, rel=1e-6)
     # of the heads' mean: -1 and 1

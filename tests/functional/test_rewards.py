@@ -20,11 +20,12 @@ def test_ensembles_by_hand() -> None:
 @pytest.mark.parametrize("mean", [3.0, torch.tensor(3.0, dtype=torch.float64)])
 def test_normalized_scaled_and_clipped_scores_by_hand(mean: Tensor | float) -> None:
     scores, std = torch.tensor([1.0, 3.0, 4.0, 20.0, -20.0]), mean - 1
-    normalized, scaled = normalized_scores(scores, mean, std, None), scaled_scores(scores, std)
+    normalized = normalized_scores(scores, mean=mean, std=std, clip=None)
+    scaled = scaled_scores(scores, std)
     assert normalized.tolist() == [-1.0, 0.0, 0.5, 8.5, -11.5]
     assert scaled.tolist() == [0.5, 1.5, 2.0, 10.0, -10.0]
     assert normalized.dtype == scaled.dtype == torch.float32
-    clipped = normalized_scores(scores, mean, std, 0.8).tolist()
+    clipped = normalized_scores(scores, mean=mean, std=std, clip=0.8).tolist()
     assert clipped == pytest.approx([-0.8, 0.0, 0.5, 0.8, -0.8], rel=1e-6)
     assert clipped_scores(torch.tensor([-3.0, 0.5, 3.0]), 1.0).tolist() == [-1.0, 0.5, 1.0]
 
@@ -32,13 +33,13 @@ def test_normalized_scaled_and_clipped_scores_by_hand(mean: Tensor | float) -> N
 def test_scores_far_from_zero_keep_their_digits() -> None:
     # float32 has no 10000.1: the mean would be off by 0.0004
     mean = torch.tensor(10_000.1, dtype=torch.float64)
-    normalized = normalized_scores(torch.tensor([10_000.5]), mean, 0.5, None)
+    normalized = normalized_scores(torch.tensor([10_000.5]), mean=mean, std=0.5, clip=None)
     assert normalized.item() == pytest.approx(0.8, rel=1e-6)
 
 
 def test_scores_without_a_spread_are_not_scaled() -> None:
     scores = torch.tensor([2.0, 5.0])
-    assert normalized_scores(scores, -2.0, 0.0, None).tolist() == [4.0, 7.0]
+    assert normalized_scores(scores, mean=-2.0, std=0.0, clip=None).tolist() == [4.0, 7.0]
     assert scaled_scores(scores, 0.0).tolist() == [2.0, 5.0]
     # the spread of equal numbers is sometimes not quite 0
     assert scaled_scores(scores, 1e-17).tolist() == [2.0, 5.0]
@@ -56,7 +57,9 @@ def test_token_rewards_by_hand() -> None:
 @pytest.mark.parametrize(("estimator", "kl"), [("k2", 2.0), ("k3", math.exp(-2.0) + 1.0)])
 def test_token_rewards_with_another_estimator(estimator: KLEstimator, kl: float) -> None:
     logprobs, mask = torch.full((1, 1), -1.0), torch.ones(1, 1, dtype=torch.bool)
-    rewards = token_rewards(torch.zeros(1), logprobs, logprobs - 2.0, mask, 0.5, estimator)
+    rewards = token_rewards(
+        torch.zeros(1), logprobs, logprobs - 2.0, mask, kl_coef=0.5, estimator=estimator
+    )
     assert rewards.item() == pytest.approx(-0.5 * kl, rel=1e-6)
 
 
@@ -73,7 +76,7 @@ def test_rewards_are_constants() -> None:
         inputs[trained].requires_grad_()
         assert not token_rewards(*inputs, mask, kl_coef=0.1).requires_grad
     scores.requires_grad_()
-    others = [normalized_scores(scores, 0.0, 1.0, clip) for clip in (None, 1.0)]
+    others = [normalized_scores(scores, mean=0.0, std=1.0, clip=clip) for clip in (None, 1.0)]
     others += [scaled_scores(scores, 1.0), clipped_scores(scores, 1.0)]
     assert not any(x.requires_grad for x in others)
 
@@ -101,5 +104,5 @@ def test_soft_overlong_penalty_is_that_of_dapo() -> None:
     for n in range(26):  # arXiv 2503.14476, Eq. 13
         start = longest - buffer
         expected.append(0.0 if n <= start else (start - n) / buffer if n <= longest else -1.0)
-    actual = soft_overlong_penalty(torch.arange(26), longest, buffer)
+    actual = soft_overlong_penalty(torch.arange(26), longest=longest, buffer=buffer)
     assert actual.tolist() == pytest.approx(expected)

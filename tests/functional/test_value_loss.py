@@ -49,7 +49,7 @@ def test_rounding_is_not_a_clip() -> None:
     # old + (value - old) is often not quite the value
     values, old, returns = (torch.randn(10, 50) for _ in range(3))
     mask = torch.ones(10, 50, dtype=torch.bool)
-    assert value_loss(values, old, returns, mask, value_clip=20.0)[1].item() == 0
+    assert value_loss(values, old, returns, mask, value_clip=20.0).clip_fraction.item() == 0
 
 
 @pytest.mark.parametrize(

@@ -70,17 +70,29 @@ def plain_losses(module: PPOModule, part: Experience, tokens: Tensor) -> tuple[T
     length = part.loss_mask.shape[1]
     logits = forward.response_logits(module.policy, ids, mask, length)
     logprobs = logits.log_softmax(-1).gather(2, part.rollouts.response_ids[..., None])[..., 0]
-    clip = module.loss.ratio_clip
-    surrogate = (logprobs, part.old_logprobs, part.advantages, part.loss_mask, clip)
     positions, trunk = (mask.cumsum(1) - 1).clamp(min=0), forward.trunk_of(module.critic)
     arguments: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long()}
     if "opt" not in type(trunk).__name__.lower():
         arguments["position_ids"] = positions
     hidden = trunk(**arguments, use_cache=False).last_hidden_state
     values = forward.scalar_head_of(module.critic)(hidden)[:, -length - 1 : -1, 0]
-    targets = (values, part.old_values, part.returns, part.loss_mask, module.loss.value_clip)
-    policy_loss = surrogate_loss(*surrogate, denominator=tokens).loss
-    return policy_loss, value_loss(*targets, denominator=tokens)[0]
+    policy_loss = surrogate_loss(
+        logprobs=logprobs,
+        old_logprobs=part.old_logprobs,
+        advantages=part.advantages,
+        mask=part.loss_mask,
+        ratio_clip=module.loss.ratio_clip,
+        denominator=tokens,
+    ).loss
+    critic_loss = value_loss(
+        values=values,
+        old_values=part.old_values,
+        returns=part.returns,
+        mask=part.loss_mask,
+        value_clip=module.loss.value_clip,
+        denominator=tokens,
+    ).loss
+    return policy_loss, critic_loss
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,9 @@ def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -
     wins = float((difference > margin).mean(axis=1).sum())
     losses = float((difference < -margin).mean(axis=1).sum())
     ties = max(n - wins - losses, 0.0)
-    win, tie, lose = (wilson_interval(count, n, _CONFIDENCE) for count in (wins, ties, losses))
+    win, tie, lose = (
+        wilson_interval(count, n, confidence=_CONFIDENCE) for count in (wins, ties, losses)
+    )
     return Outcomes(wins / n, ties / n, losses / n, win, tie, lose, n)
 
 
