@@ -67,6 +67,7 @@ from lit_rlhf.rewards import (
     CallableReward,
     RewardObject,
     Rewards,
+    Scores,
     WeightedReward,
     plain_rewards,
     reward_key,
@@ -241,8 +242,15 @@ class PPOModule(PPO, StageModule):
         if reference is not None and not isinstance(reference, Offloaded):
             share_lower_layers(reference, policy)
         ensemble = options.reward_shaping.ensemble
-        scoring = (self.tokenizer, reward_timeout, offload, shard, ensemble)
-        reward = WeightedReward(rewards, frozen, *scoring)
+        reward = WeightedReward(
+            rewards,
+            frozen,
+            self.tokenizer,
+            timeout=reward_timeout,
+            offload=offload,
+            shard=shard,
+            ensemble=ensemble,
+        )
         critic = None
         if advantages.uses_critic:
             critic = load_critic(critic_init, model_path, policy, reward.models, self.network, seed)
@@ -346,9 +354,10 @@ class PPOModule(PPO, StageModule):
         with self.guard.iteration(self.trainer, trained, self.place()):
             self.guard.require_finite(weight_sums(self.policy, "the policy"))
             seed, generator = iteration_draws(self.seed, int(self.iteration), self.global_rank)
-            rollouts, scores, estimates = self.score_responses(batch, seed, self.timer)
+            rollouts, scored, estimates = self.score_responses(batch, seed, self.timer)
+            scores = scored.total
             lengths = rollouts.lengths
-            metrics |= self.measure(batch, rollouts, scores, estimates).compute()
+            metrics |= self.measure(batch, rollouts, scored, estimates).compute()
             self.guard.require_finite(
                 {
                     "rewards": scores,
@@ -358,8 +367,8 @@ class PPOModule(PPO, StageModule):
                 }
             )
             # Only iterations that are learned from count in the running moments of rewards.
-            self.reward.commit_moments()
-            rewards = self.shape_rewards(rollouts, scores, estimates)
+            self.reward.commit_moments(scored)
+            rewards = self.shape_rewards(rollouts, scored, estimates)
             experience = self.experience(rollouts, rewards, estimates)
             metrics |= self.measure_experience(rewards, scores, experience)
             experience = self.select_prompts(experience, scores)
@@ -379,7 +388,7 @@ class PPOModule(PPO, StageModule):
 
     def score_responses(
         self, batch: PromptBatch, seed: int, timer: PhaseTimer | None = None
-    ) -> tuple[RolloutBatch, Tensor, TokenStatistics]:
+    ) -> tuple[RolloutBatch, Scores, TokenStatistics]:
         """The first three phases: sample responses, score them, and estimate log-probs and values.
 
         Without a timer, they are not part of a training step.
@@ -601,7 +610,7 @@ class PPOModule(PPO, StageModule):
         rollouts, scores, estimates = self.score_responses(batch, self.seed + batch_idx)
         self.measure(batch, rollouts, scores, estimates, self._evaluation)
         if batch_idx == 0:
-            records = build_response_records(rollouts, scores, estimates, self.tokenizer)
+            records = build_response_records(rollouts, scores.total, estimates, self.tokenizer)
             n_rows = self.sampled_texts
             table = format_sample_table(batch.texts[:n_rows], records[:n_rows])
             name = f"{evaluation_prefix(self.trainer)}samples"
@@ -640,7 +649,8 @@ class PPOModule(PPO, StageModule):
             scores = torch.full((len(batch.texts),), torch.nan, device=self.device)
             estimates = self.estimate(rollouts)
         else:
-            rollouts, scores, estimates = self.score_responses(batch, seed)
+            rollouts, scored, estimates = self.score_responses(batch, seed)
+            scores = scored.total
         return build_response_records(rollouts, scores, estimates, self.tokenizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from lit_rlhf.forward import (
     trunk_of,
 )
 from lit_rlhf.ppo.options import AdvantageOptions, PPOOptions, check_groups
-from lit_rlhf.rewards import CallableReward, WeightedReward
+from lit_rlhf.rewards import CallableReward, Scores, WeightedReward
 from lit_rlhf.rollout import (
     Experience,
     RolloutBatch,
@@ -138,10 +138,15 @@ class PPO(FixedDtypeBuffers):
             batch_size=self.memory.rollout_batch_size,
         )
 
-    def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Tensor:
-        """Raw scores `[B]`: the weighted sum of reward models and functions."""
-        limit = self.memory.max_tokens_per_forward
-        scores: Tensor = self.reward(rollouts, batch.texts, limit, batch.fields, batch.turns)
+    def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Scores:
+        """Score responses by the weighted sum of reward models and functions."""
+        scores: Scores = self.reward(
+            rollouts,
+            batch.texts,
+            max_tokens_per_forward=self.memory.max_tokens_per_forward,
+            records=batch.fields,
+            turns=batch.turns,
+        )
         return scores
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
@@ -159,15 +164,15 @@ class PPO(FixedDtypeBuffers):
         self,
         batch: PromptBatch,
         rollouts: RolloutBatch,
-        scores: Tensor,
+        scores: Scores,
         estimates: TokenStatistics,
         metrics: RolloutMetrics | None = None,
     ) -> RolloutMetrics:
         """Add responses to `metrics` (or new ones), with each reward's score and the gold one."""
         metrics = metrics or RolloutMetrics()
-        named = {"score": scores}
-        named |= {f"score/{name}": raw for name, raw in self.reward.raw_scores.items()}
-        if (spread := self.reward.spread()) is not None:
+        named = {"score": scores.total}
+        named |= {f"score/{name}": raw for name, raw in scores.by_name.items()}
+        if (spread := scores.spread()) is not None:
             named["score_spread"] = spread
         if self.gold is not None:
             named["gold"] = self.gold(rollouts, batch.texts, None, batch.fields)
@@ -189,21 +194,21 @@ class PPO(FixedDtypeBuffers):
         return metrics
 
     def shape_rewards(
-        self, rollouts: RolloutBatch, scores: Tensor, estimates: TokenStatistics
+        self, rollouts: RolloutBatch, scores: Scores, estimates: TokenStatistics
     ) -> Tensor:
         """Rewards `[B, T]`: the score at the last token, minus the KL penalty of each (Eq. 19)."""
-        scores = self.reparameterize(scores)
+        shaped = self.reparameterize(scores.total)
         # after Eq. 18, so that the penalty is in the units of the reward that is learned from
         buffer, cut_off = self.reward_shaping.overlong_buffer, ~rollouts.terminated
         if buffer is not None:
             cut_off = -F.soft_overlong_penalty(
                 rollouts.lengths, longest=self.sampling.max_new_tokens, buffer=buffer
             )
-        scores = scores - self.reward_shaping.missing_eos_penalty * cut_off
-        if self.reward_shaping.spread_coef and (spread := self.reward.spread()) is not None:
-            scores = scores - self.reward_shaping.spread_coef * spread
+        shaped = shaped - self.reward_shaping.missing_eos_penalty * cut_off
+        if self.reward_shaping.spread_coef and (spread := scores.spread()) is not None:
+            shaped = shaped - self.reward_shaping.spread_coef * spread
         return F.token_rewards(
-            scores=scores,
+            scores=shaped,
             logprobs=estimates.logprobs,
             ref_logprobs=estimates.ref_logprobs,
             mask=rollouts.response_mask,

@@ -1,9 +1,9 @@
 """Rewards of sampled responses.
 
-A reward is a module that maps rollouts and their rendered prompts to scores `[B]`: a reward model
-(`ModelReward`), a Python function or another callable (`CallableReward`), or a weighted sum of
-these (`WeightedReward`), which is what PPO trains on. The ready-made rules and `RemoteScorer` are
-callables.
+A reward is a module that maps rollouts and their rendered prompts to scores: a reward model
+(`ModelReward`) and a Python function or another callable (`CallableReward`) to numbers `[B]`, and a
+weighted sum of these (`WeightedReward`), which is what PPO trains on, to `Scores`. The ready-made
+rules and `RemoteScorer` are callables.
 """
 
 from lit_rlhf.rewards.functions import CallableReward as CallableReward
@@ -21,6 +21,7 @@ from lit_rlhf.rewards.rules import FormatRule as FormatRule
 from lit_rlhf.rewards.rules import LengthRule as LengthRule
 from lit_rlhf.rewards.rules import RegexRule as RegexRule
 from lit_rlhf.rewards.rules import SentimentRule as SentimentRule
+from lit_rlhf.rewards.scores import Scores as Scores
 from lit_rlhf.rewards.weighted import RULES as RULES
 from lit_rlhf.rewards.weighted import RewardObject as RewardObject
 from lit_rlhf.rewards.weighted import Rewards as Rewards

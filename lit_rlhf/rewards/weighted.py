@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
@@ -46,8 +46,9 @@ from lit_rlhf.rewards.rules import (
     RegexRule,
     SentimentRule,
 )
+from lit_rlhf.rewards.scores import Scores
 from lit_rlhf.rollout import RolloutBatch, decode_responses
-from lit_rlhf.stats import RunningMoments, global_masked_moments, global_sum
+from lit_rlhf.stats import RunningMoments, global_sum
 
 RewardObject = Any
 """A callable or a loaded reward model. jsonargparse could not parse a type that says so."""
@@ -78,9 +79,13 @@ COMMON_OPTIONS = ("weight", "normalize")
 class RewardSpec:
     """One entry of `rewards`: a reward function or reward model, and its weight.
 
-    `key` is its name in checkpoints (a rule's own name, or `reward_key`'s), and `name` a
-    short one for metrics and messages. `source` is the callable, rule or loaded reward model, or
-    the key for a path; `rule` names a ready-made one in `RULES`.
+    Attributes:
+        key: Its name in checkpoints: a rule's own name, or `reward_key`'s.
+        source: The callable, rule or loaded reward model, or the key for a path.
+        name: A short name for metrics and messages.
+        weight: Weight in the sum.
+        normalize: Whether its scores are normalized by their running moments.
+        rule: Name of a ready-made rule in `RULES`; `None` for others.
     """
 
     key: str
@@ -96,18 +101,38 @@ class RewardSpec:
         return _is_model(self.source)
 
 
+class RewardTerm(NamedTuple):
+    """A term of the weighted sum: an entry of `rewards`, or in an ensemble a head of its model.
+
+    Attributes:
+        key: Key of its running moments.
+        weight: Weight in the sum.
+        is_normalized: Whether its scores are normalized.
+        is_member: Whether it belongs to the ensemble.
+    """
+
+    key: str
+    weight: float
+    is_normalized: bool
+    is_member: bool
+
+
 class WeightedReward(nn.Module):
     """A weighted sum of rewards, in which several reward models may count as one.
 
     An entry with `normalize` enters the sum less the running mean and over the running standard
     deviation of its scores. In training mode these include the scores of the call itself, over all
-    ranks, so every rank has to call it; they become permanent with `commit_moments`. In evaluation
-    mode the moments stay as they are, and before the first score so do the scores.
+    ranks, so every rank has to call it. The moments themselves change only in `commit_moments`. In
+    evaluation mode only the moments so far count, and before the first score the scores stay as
+    they are.
 
-    Entries are in `specs`, and their functions and models, in the same order, in `functions`.
-    `raw_scores` are the last call's by name, `[B]`, before normalization and weights; `seconds` the
-    time that each entry has taken so far. A reward model's score is the mean of its heads', which
-    are in `head_scores`, `[B, K]`. In an ensemble each head counts like a reward model.
+    In an ensemble each head of a reward model counts like a reward model.
+
+    Attributes:
+        specs: The entries, in order.
+        functions: The reward function or reward model of each entry, in the same order.
+        moments: Running moments of the entries with `normalize`; in an ensemble, of each head.
+        seconds: Time that each entry has taken so far, by its short name.
 
     Args:
         rewards: Rewards with their weights, see `parse_rewards`.
@@ -124,6 +149,7 @@ class WeightedReward(nn.Module):
         rewards: Rewards,
         options: ModelOptions,
         tokenizer: PreTrainedTokenizerBase,
+        *,
         timeout: float | None = None,
         offload: bool = False,
         shard: bool = False,
@@ -134,39 +160,46 @@ class WeightedReward(nn.Module):
         self.tokenizer = tokenizer
         self.specs = parse_rewards(rewards)
         self.functions = nn.ModuleList()
-        self._members: list[int] = []  # of the ensemble, by entry
+        # Members of the ensemble that each entry adds: its heads, or none.
+        self._n_members: list[int] = []
         for spec in self.specs:
-            n_members, reward = 0, None
+            n_members = 0
             if spec.is_model:
-                loaded = None if isinstance(spec.source, str) else spec.source
-                reward = ModelReward(spec.key, options, offload, loaded, shard)
-                # one with weight 0 is only logged
-                n_members = reward.n_heads if ensemble != "sum" and spec.weight != 0 else 0
-            label = f"reward {spec.name!r} (rule: {spec.rule})" if spec.rule else ""
-            self.functions.append(reward or CallableReward(spec.source, tokenizer, timeout, label))
-            self._members.append(n_members)
-        if ensemble != "sum" and sum(self._members) < 2:
+                model = ModelReward(
+                    spec.key,
+                    options,
+                    offload=offload,
+                    loaded=None if isinstance(spec.source, str) else spec.source,
+                    shard=shard,
+                )
+                if ensemble != "sum" and spec.weight != 0:  # one with weight 0 is only logged
+                    n_members = model.n_heads
+                self.functions.append(model)
+            else:
+                label = f"reward {spec.name!r} (rule: {spec.rule})" if spec.rule else ""
+                self.functions.append(CallableReward(spec.source, tokenizer, timeout, label))
+            self._n_members.append(n_members)
+        if ensemble != "sum" and sum(self._n_members) < 2:
             raise ValueError(
                 "ensemble: expected sum with fewer than two reward models, or heads of one, of a "
                 f"weight other than 0, got {ensemble}"
             )
         for model in self.models:
             model.choose_text(tokenizer)
-        # Terms, a member's or an entry's, with their keys. Index and name are part of the key, so
-        # that a checkpoint of other rewards, or of the same in another order, does not load. A dot
-        # would nest the key.
         self._terms = [
-            (spec, n > 0, f"{index}_{spec.name}{f'_{head}' if head else ''}".replace(".", "_"))
-            for index, (spec, n) in enumerate(zip(self.specs, self._members, strict=True))
-            for head in range(max(n, 1))
+            RewardTerm(
+                key=_term_key(index, spec.name, head),
+                weight=spec.weight,
+                is_normalized=spec.normalize,
+                is_member=n_members > 0,
+            )
+            for index, (spec, n_members) in enumerate(zip(self.specs, self._n_members, strict=True))
+            for head in range(max(n_members, 1))
         ]
         self.moments = nn.ModuleDict(
-            {key: RunningMoments() for spec, _, key in self._terms if spec.normalize}
+            {term.key: RunningMoments() for term in self._terms if term.is_normalized}
         )
         self.seconds = dict.fromkeys((spec.name for spec in self.specs), 0.0)
-        self.raw_scores: dict[str, Tensor] = {}
-        self.head_scores: dict[str, Tensor] = {}
-        self._pending: dict[str, RunningMoments] = {}
 
     @property
     def models(self) -> list[ModelReward]:
@@ -205,39 +238,49 @@ class WeightedReward(nn.Module):
         max_tokens_per_forward: int | None = None,
         records: Sequence[Mapping[str, Any]] = (),
         turns: Sequence[Turns] = (),
-    ) -> Tensor:
-        """Score rollouts, `[B]` float32; a score that is not finite is reported by a warning.
+    ) -> Scores:
+        """Score rollouts; a score that is not finite is reported by a warning.
 
-        `prompts` are rendered, and `records` hold the fields of each prompt's record by name. Only
-        a reward model with another tokenizer needs the prompts' `turns`. The limit on tokens is for
-        reward models, see `RolloutBatch.split`.
+        Args:
+            rollouts: `B` responses with their prompts.
+            prompts: The rendered prompts.
+            max_tokens_per_forward: Most tokens that a reward model reads at a time, see
+                `RolloutBatch.split`.
+            records: Fields of each prompt's record by name, for reward functions.
+            turns: The turns of each prompt, for a reward model with another tokenizer.
         """
-        self.raw_scores, self.head_scores = {}, {}
-        scored: list[Tensor] = []
-        for spec, function, n in zip(self.specs, self.functions, self._members, strict=True):
+        by_name: dict[str, Tensor] = {}
+        head_scores: list[Tensor] = []
+        by_term: list[Tensor] = []
+        entries = zip(self.specs, self.functions, self._n_members, strict=True)
+        for spec, function, n_members in entries:
             start = perf_counter()
             if isinstance(function, ModelReward) and function.own_text is not None:
-                responses = decode_responses(rollouts, self.tokenizer)
-                ended, limit = rollouts.terminated, max_tokens_per_forward
-                scores = function.score_text(turns, responses, ended, limit)
+                raw = function.score_text(
+                    turns=turns,
+                    responses=decode_responses(rollouts, self.tokenizer),
+                    terminated=rollouts.terminated,
+                    max_tokens_per_forward=max_tokens_per_forward,
+                )
             else:
-                scores = function(rollouts, prompts, max_tokens_per_forward, records)
+                raw = function(rollouts, prompts, max_tokens_per_forward, records)
             self.seconds[spec.name] += perf_counter() - start
-            heads = scores.view(len(scores), -1)
-            mean = self.raw_scores[spec.name] = heads.mean(1)
+            heads = raw.view(len(raw), -1)
+            scores = heads.mean(1)
+            by_name[spec.name] = scores
             if isinstance(function, ModelReward):
-                self.head_scores[spec.name] = heads
-                if not bool(torch.isfinite(mean).all()):
+                head_scores.append(heads)
+                if not bool(torch.isfinite(scores).all()):
                     samples = decode_samples(rollouts, prompts, self.tokenizer)
-                    warn_about_non_finite(f"reward model {function.path!r}", mean, samples)
-            scored += heads.unbind(1) if n else [mean]
-        members: list[Tensor] = []
-        others: list[Tensor] = []
-        for (spec, is_member, _), scores in zip(self._terms, self._normalize(scored), strict=True):
-            (members if is_member else others).append(spec.weight * scores)
-        if members:
-            others.append(ensemble_scores(torch.stack(members), self.ensemble))
-        return torch.stack(others).sum(0)
+                    warn_about_non_finite(f"reward model {function.path!r}", scores, samples)
+            by_term += heads.unbind(1) if n_members else [scores]
+        uncounted = self._find_uncounted(by_term)
+        return Scores(
+            total=self._sum_terms(by_term, uncounted),
+            by_name=by_name,
+            head_scores=torch.cat(head_scores, dim=1) if head_scores else None,
+            uncounted=uncounted,
+        )
 
     def check_fields(self, available: Collection[str], where: str) -> None:
         """Check that the records have every field that a reward function needs."""
@@ -245,48 +288,60 @@ class WeightedReward(nn.Module):
             if isinstance(function, CallableReward):
                 function.check_fields(available, where)
 
-    def spread(self) -> Tensor | None:
-        """Disagreement of the reward models on each response of the last call, `[B]`.
-
-        It is the standard deviation over the models' heads of their scores, each less its mean and
-        over its standard deviation over the responses of all ranks: 0 if they rank responses alike.
-        `None` for fewer than two heads. Every rank has to call it.
-        """
-        terms = []
-        for raw in (head for heads in self.head_scores.values() for head in heads.unbind(1)):
-            moments = global_masked_moments(raw, torch.ones_like(raw, dtype=torch.bool))
-            terms.append(
-                normalized_scores(raw, mean=moments.mean, std=moments.var.sqrt(), clip=None)
-            )
-        return torch.stack(terms).std(dim=0, correction=0) if len(terms) > 1 else None
-
-    def commit_moments(self) -> None:
-        """Make the moments of the last call in training mode permanent.
+    def commit_moments(self, scores: Scores) -> None:
+        """Count scores of a call in training mode in the running moments; a collective.
 
         An iteration that is skipped does not call this, so its scores leave no trace.
-        """
-        for key, moments in self._pending.items():
-            self.moments[key].load_state_dict(moments.state_dict())
-        self._pending = {}
 
-    def _normalize(self, scored: Sequence[Tensor]) -> list[Tensor]:
-        """Normalize the scores `[B]` of each term whose entry asks for it."""
-        scores = {key: term for (_, _, key), term in zip(self._terms, scored, strict=True)}
-        running = cast("Mapping[str, RunningMoments]", self.moments)
-        self._pending = {}
-        # a score that is not finite on any rank makes all ranks skip the iteration; its moments
-        # would stay NaN for ever
-        if self.training and running:
-            bad = torch.stack([(~torch.isfinite(scores[key])).sum() for key in running])
-            for key in () if global_sum(bad).any() else running:
-                self._pending[key] = deepcopy(running[key])
-                self._pending[key].update(scores[key])
-        for key, committed in running.items():
-            moments = self._pending.get(key, committed)
-            scores[key] = normalized_scores(
-                scores[key], mean=moments.mean, std=moments.std, clip=None
-            )
-        return list(scores.values())
+        Args:
+            scores: Result of the call, or of several calls in one.
+        """
+        for key, raw in scores.uncounted.items():
+            self._moments_of(key).update(raw)
+
+    def _find_uncounted(self, by_term: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Scores `[B]` of the normalized terms in training mode, if all of all ranks are finite."""
+        scores = {
+            term.key: raw
+            for term, raw in zip(self._terms, by_term, strict=True)
+            if term.is_normalized
+        }
+        if not self.training or not scores:
+            return {}
+        # A score that is not finite on any rank makes all ranks skip the iteration; its moments
+        # would stay NaN for ever.
+        n_bad = torch.stack([(~torch.isfinite(raw)).sum() for raw in scores.values()])
+        return {} if global_sum(n_bad).any() else scores
+
+    def _sum_terms(self, by_term: Sequence[Tensor], uncounted: Mapping[str, Tensor]) -> Tensor:
+        """Normalize the scores `[B]` of terms, combine the ensemble, and add all by weight."""
+        members: list[Tensor] = []
+        others: list[Tensor] = []
+        for term, raw in zip(self._terms, by_term, strict=True):
+            scores = raw
+            if term.is_normalized:
+                moments = self._moments_of(term.key)
+                if term.key in uncounted:
+                    moments = deepcopy(moments)
+                    moments.update(uncounted[term.key])
+                scores = normalized_scores(raw, mean=moments.mean, std=moments.std, clip=None)
+            (members if term.is_member else others).append(term.weight * scores)
+        if members:
+            others.append(ensemble_scores(torch.stack(members), self.ensemble))
+        return torch.stack(others).sum(0)
+
+    def _moments_of(self, key: str) -> RunningMoments:
+        return cast(RunningMoments, self.moments[key])
+
+
+def _term_key(index: int, name: str, head: int) -> str:
+    """Key of a term in checkpoints.
+
+    Index and name are part of it, so that a checkpoint of other rewards, or of the same in another
+    order, does not load. A dot would nest the key.
+    """
+    suffix = f"_{head}" if head else ""
+    return f"{index}_{name}{suffix}".replace(".", "_")
 
 
 def parse_rewards(rewards: Rewards) -> list[RewardSpec]:
@@ -406,7 +461,8 @@ def _parse_entry(source: Any, value: Any) -> RewardSpec:  # noqa: ANN401  # as t
         )
     options = dict(value) if isinstance(value, Mapping) else {"weight": value}
     rule = options.pop("rule", None)
-    weight, normalize = options.pop("weight", 1.0), options.pop("normalize", False)
+    weight = options.pop("weight", 1.0)
+    normalize = options.pop("normalize", False)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise ValueError(f"{place}: expected a finite number as weight, got {weight!r}")
     if not isinstance(normalize, bool):
@@ -417,14 +473,18 @@ def _parse_entry(source: Any, value: Any) -> RewardSpec:  # noqa: ANN401  # as t
         name = key if _is_model(source) else re.sub(r":.*\.", ":", key)
     if rule is not None:
         check_choice(f"{place}.rule", rule, list(RULES))
-        source, name, options = _build_rule(rule, options, place), key, {}
+        source = _build_rule(rule, options, place)
+        name = key
+        options = {}
     if options:
         raise ValueError(
             f"{place}: expected no option but {', '.join(COMMON_OPTIONS)} for a model or a "
             f"function, got {', '.join(options)}; a ready-made rule is named by "
             f"rule: {', '.join(RULES)}"
         )
-    return RewardSpec(key, source, name, weight, normalize, rule)
+    return RewardSpec(
+        key=key, source=source, name=name, weight=weight, normalize=normalize, rule=rule
+    )
 
 
 def _build_rule(name: str, arguments: dict[str, Any], place: str) -> Callable[..., Any]:

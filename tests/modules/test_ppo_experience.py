@@ -14,6 +14,7 @@ from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import response_values
 from lit_rlhf.modules import PPOModule, iteration_draws
 from lit_rlhf.modules import ppo as ppo_file
+from lit_rlhf.rewards import Scores
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.support.stages import (
     first_batch,
@@ -73,11 +74,10 @@ def test_an_update_learns_from_prompts_with_unlike_scores(root: Path, tmp_path: 
     learned: list[Experience] = []
 
     class Scored(PPOModule):
-        def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Tensor:
-            super().score(rollouts, batch)
+        def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Scores:
             self.prompt_ids = batch.input_ids
             # two responses to each of eight prompts, alike but for the fourth and the seventh
-            return torch.tensor([*[1.0] * 6, 0.0, 1.0, *[1.0] * 4, 1.0, 0.0, 1.0, 1.0])
+            return Scores(torch.tensor([*[1.0] * 6, 0.0, 1.0, *[1.0] * 4, 1.0, 0.0, 1.0, 1.0]))
 
         def update(self, experience: Experience, *arguments: Any) -> dict[str, Tensor]:
             learned.append(experience)

@@ -157,11 +157,11 @@ def test_results_of_gsm8k_are_verified(
     answers = [str(fields["answer"]) for fields in batch.fields]
     assert "#### 18" in answers[0]
     wrong = [answer + "0" for answer in answers]
-    assert stage.score(said(answers), batch).tolist() == [1.5] * 8
-    assert stage.score(said(wrong), batch).tolist() == [0.0] * 8
+    assert stage.score(said(answers), batch).total.tolist() == [1.5] * 8
+    assert stage.score(said(wrong), batch).total.tolist() == [0.0] * 8
     # the result alone, without the form that the rule asks for
     alone = [answer.rpartition("#### ")[2] for answer in answers]
-    assert stage.score(said(alone), batch).tolist() == [1.0] * 8
+    assert stage.score(said(alone), batch).total.tolist() == [1.0] * 8
 
 
 CELL = """

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.rewards import Scores
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.support.stages import causal_lm, copied, encoder_of, fitted, ppo_options, prompts
 from tests.support.tiny_models import tiny_config, tiny_tokenizer
@@ -99,9 +100,10 @@ class Recorded(PPOModule):
         self.record["responses"] = rollouts.response_ids
         return rollouts
 
-    def score(self, *arguments: Any) -> Tensor:
-        self.record["scores"] = super().score(*arguments)
-        return self.record["scores"]
+    def score(self, *arguments: Any) -> Scores:
+        scores = super().score(*arguments)
+        self.record["scores"] = scores.total
+        return scores
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         estimates = super().estimate(rollouts)

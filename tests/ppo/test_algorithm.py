@@ -12,7 +12,7 @@ from lit_rlhf.forward import freeze, optimize_forward
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.ppo import PPO, AdvantageOptions, PPONetworks, PPOOptions, RewardShapingOptions
-from lit_rlhf.rewards import WeightedReward
+from lit_rlhf.rewards import Scores, WeightedReward
 from lit_rlhf.rollout import Experience, RolloutBatch, SamplingOptions
 from tests.support.tiny_models import (
     EOS_ID,
@@ -57,11 +57,11 @@ def test_phases_run_without_a_trainer(ppo: PPO, prompts: PromptBatch) -> None:
     assert batch.texts == ["a", "a", "b", "b"]
     rollouts = ppo.rollout(batch, seed=1)
     scores = ppo.score(rollouts, batch)
-    assert scores.tolist() == rollouts.response_mask.sum(1).tolist()
+    assert scores.total.tolist() == rollouts.response_mask.sum(1).tolist()
     estimates = ppo.estimate(rollouts)
     # policy and reference are equal: no KL, so the reward of a response is its score
     rewards = ppo.shape_rewards(rollouts, scores, estimates)
-    torch.testing.assert_close(rewards.sum(1), scores, rtol=0, atol=1e-5)
+    torch.testing.assert_close(rewards.sum(1), scores.total, rtol=0, atol=1e-5)
     experience = ppo.experience(rollouts, rewards, estimates)
     tokens = experience.loss_mask.sum()
     loss, metrics = ppo.policy_loss(experience, tokens)
@@ -71,12 +71,13 @@ def test_phases_run_without_a_trainer(ppo: PPO, prompts: PromptBatch) -> None:
         assert any(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
 
 
-def test_spread_costs(ppo: PPO, prompts: PromptBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spread_costs(ppo: PPO, prompts: PromptBatch) -> None:
     rollouts = ppo.rollout(prompts, seed=1)
-    monkeypatch.setattr(ppo.reward, "spread", lambda: torch.tensor([0.5, 0.0]))
+    # Standardized, the two heads say 1 and -1 of the first response, and the reverse of the second.
+    scores = Scores(torch.tensor([3.0, -9.0]), head_scores=torch.tensor([[5.0, 1.0], [3.0, 2.0]]))
     ppo.reward_shaping = replace(ppo.reward_shaping, kl_coef=0.0, spread_coef=2.0)
-    rewards = ppo.shape_rewards(rollouts, torch.tensor([3.0, -9.0]), ppo.estimate(rollouts))
-    assert rewards.sum(1).tolist() == pytest.approx([3.0 - 2.0 * 0.5, -9.0], abs=1e-5)
+    rewards = ppo.shape_rewards(rollouts, scores, ppo.estimate(rollouts))
+    assert rewards.sum(1).tolist() == pytest.approx([3.0 - 2.0, -9.0 - 2.0], abs=1e-5)
     networks = PPONetworks(ppo.policy, ppo.reference, ppo.critic, ppo.reward, ppo.tokenizer)
     with pytest.raises(ValueError, match=r"spread_coef=2\.0: expected at least two reward models"):
         PPO(networks, PPOOptions(reward_shaping=ppo.reward_shaping))
@@ -84,7 +85,7 @@ def test_spread_costs(ppo: PPO, prompts: PromptBatch, monkeypatch: pytest.Monkey
 
 def test_long_responses_are_penalized_gradually(ppo: PPO, prompts: PromptBatch) -> None:
     rollouts = ppo.rollout(prompts, seed=1)
-    scores, estimates = torch.zeros(2), ppo.estimate(rollouts)
+    scores, estimates = Scores(torch.zeros(2)), ppo.estimate(rollouts)
     penalty = {"missing_eos_penalty": 0.5, "overlong_buffer": 4}
     ppo.reward_shaping = replace(ppo.reward_shaping, kl_coef=0.0, **penalty)
     ppo.sampling = replace(ppo.sampling, max_new_tokens=LENGTH + 2)  # so none has the whole penalty
@@ -151,13 +152,37 @@ def test_a_critic_comes_with_the_estimator_that_uses_it(ppo: PPO) -> None:
 
 def test_override_of_a_phase_acts(ppo: PPO, prompts: PromptBatch) -> None:
     class Doubled(PPO):
-        def score(self, *arguments: Any) -> torch.Tensor:
-            return 2 * super().score(*arguments)
+        def score(self, *arguments: Any) -> Scores:
+            scores = super().score(*arguments)
+            return replace(scores, total=2 * scores.total)
 
     rollouts = ppo.rollout(prompts, seed=1)
     once = ppo.score(rollouts, prompts)
     ppo.__class__ = Doubled
-    assert torch.equal(ppo.score(rollouts, prompts), 2 * once)
+    assert torch.equal(ppo.score(rollouts, prompts).total, 2 * once.total)
+
+
+def test_score_in_two_parts_logs_what_one_call_logs(ppo: PPO, prompts: PromptBatch) -> None:
+    class Halved(PPO):
+        def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Scores:
+            return Scores.concatenate(
+                [
+                    super(Halved, self).score(rollouts.select(rows), batch.select([row]))
+                    for row, rows in enumerate((slice(1), slice(1, 2)))
+                ]
+            )
+
+    rollouts = ppo.rollout(prompts, seed=1)
+    # 5 tokens, of which the second response has none but its first
+    mask = torch.tensor([[True] * LENGTH, [True] + [False] * (LENGTH - 1)])
+    rollouts = rollouts._replace(response_mask=mask)
+    estimates = ppo.estimate(rollouts)
+    whole = ppo.measure(prompts, rollouts, ppo.score(rollouts, prompts), estimates).compute()
+    ppo.__class__ = Halved
+    halves = ppo.measure(prompts, rollouts, ppo.score(rollouts, prompts), estimates).compute()
+    assert halves == whole
+    # the last part alone would be 1
+    assert float(halves["rollout/score/count_tokens"]) == (LENGTH + 1) / 2
 
 
 def test_rollouts_stop_at_every_stop_token_of_a_chat_model(ppo: PPO, prompts: PromptBatch) -> None:
@@ -213,7 +238,9 @@ def test_importance_restores_the_gradient_of_the_policy(
     error = float((off_policy - on_policy).norm() / on_policy.norm())
     assert error < 1e-5 if cap else error > 0.1
     kl = float(
-        ppo.measure(prompts, rollouts, rewards[:, 0], estimates).compute()["rollout/sampler_kl"]
+        ppo.measure(prompts, rollouts, Scores(rewards[:, 0]), estimates).compute()[
+            "rollout/sampler_kl"
+        ]
     )
     x = other - estimates.logprobs[:, 0]
     assert kl == pytest.approx(float(((-x).exp() - 1 + x).mean()), rel=1e-5)

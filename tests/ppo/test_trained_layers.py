@@ -15,6 +15,7 @@ from lit_rlhf.forward.lower import decoder_layers
 from lit_rlhf.functional import surrogate_loss, value_loss
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_scalar_model
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.rewards import Scores
 from lit_rlhf.rollout import Experience
 from lit_rlhf.tools.doctor.memory import estimate_memory
 from tests.support import doctor_runs, stages
@@ -50,7 +51,7 @@ def experienced(module: PPOModule, root: Path) -> Experience:
     """Scored rollouts, with advantages and returns that are not zero."""
     batch = stages.first_batch(prompts(root), root)
     rollouts = module.rollout(batch, seed=3)
-    scores = torch.linspace(-1, 1, len(batch.texts), dtype=torch.float64)
+    scores = Scores(torch.linspace(-1, 1, len(batch.texts), dtype=torch.float64))
     estimates = module.estimate(rollouts)
     rewards = module.shape_rewards(rollouts, scores, estimates)
     return module.experience(rollouts, rewards, estimates).select(torch.tensor([5, 0, 2]))

@@ -119,7 +119,7 @@ def test_configurations_name_it() -> None:
         entry = {"rule": "judge", "model": "grader", "base_url": server.base_url, "weight": 0.5}
         entry["criterion"] = "It is short."
         reward = WeightedReward({"short": entry}, ModelOptions(), tiny_tokenizer())
-        assert reward(said(TEXTS), PROMPTS).tolist() == [1.5, 3.0, 0.5, 1.5]
+        assert reward(said(TEXTS), PROMPTS).total.tolist() == [1.5, 3.0, 0.5, 1.5]
     # of a received checkpoint, as it would be sent all texts
     assert untrusted_rewards({"short": entry, "long": {"rule": "length", "longest": 3}}) == [
         "short"

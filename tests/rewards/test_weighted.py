@@ -17,7 +17,14 @@ from transformers import AutoModelForSequenceClassification
 from lit_rlhf.forward import scalar_head_of
 from lit_rlhf.functional import Ensemble
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rewards import LengthRule, ModelReward, RemoteScorer, WeightedReward, parse_rewards
+from lit_rlhf.rewards import (
+    LengthRule,
+    ModelReward,
+    RemoteScorer,
+    Scores,
+    WeightedReward,
+    parse_rewards,
+)
 from lit_rlhf.rewards.weighted import plain_rewards, shorten_names, untrusted_rewards
 from lit_rlhf.rollout import RolloutBatch
 from tests.support.ranks import run_on_ranks
@@ -36,8 +43,13 @@ def weighted(normalize: bool = True, **rewards: Any) -> WeightedReward:
     return WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
 
 
-def scored(reward: WeightedReward, texts: list[str]) -> Tensor:
-    return reward(said(texts), ["p"] * len(texts), None)
+def score(reward: WeightedReward, texts: list[str]) -> Scores:
+    scores: Scores = reward(said(texts), ["p"] * len(texts))
+    return scores
+
+
+def totals(reward: WeightedReward, texts: list[str]) -> Tensor:
+    return score(reward, texts).total
 
 
 def expected_totals(seen: list[float], texts: list[str]) -> list[float]:
@@ -52,59 +64,65 @@ def test_a_normalized_reward_enters_the_sum_with_the_moments_of_all_its_scores_s
     seen: list[float] = []
     for texts in BATCHES:
         seen += [-float(len(text)) for text in texts]
-        result = scored(reward, texts).tolist()
-        assert result == pytest.approx(expected_totals(seen, texts), rel=1e-5)
+        scores = score(reward, texts)
+        assert scores.total.tolist() == pytest.approx(expected_totals(seen, texts), rel=1e-5)
         # logged as it came
-        assert reward.raw_scores["brevity"].tolist() == [-float(len(text)) for text in texts]
-        reward.commit_moments()
+        assert scores.by_name["brevity"].tolist() == [-float(len(text)) for text in texts]
+        reward.commit_moments(scores)
 
 
-def test_scores_that_are_not_accepted_are_forgotten() -> None:
+def test_scores_that_are_not_committed_leave_no_trace() -> None:
     reward = weighted()
-    first = scored(reward, BATCHES[0])
+    first = totals(reward, BATCHES[0])
     for texts in BATCHES[1:]:
-        scored(reward, texts)
-    assert torch.equal(scored(reward, BATCHES[0]), first)
-    reward.commit_moments()
+        totals(reward, texts)
+    again = score(reward, BATCHES[0])
+    assert torch.equal(again.total, first)
+    reward.commit_moments(again)
     (moments,) = reward.moments.values()
     assert float(moments.count) == 3
 
 
-def test_scores_are_accepted_once() -> None:
-    reward = weighted()
-    scored(reward, BATCHES[0])
-    reward.commit_moments()
-    empty = weighted().moments.state_dict()
-    reward.moments.load_state_dict(empty)  # as a checkpoint does
-    reward.commit_moments()
-    assert reward.moments.state_dict() == empty
+def test_scores_of_two_calls_count_as_one_batch() -> None:
+    whole, halves = weighted(), weighted()
+    whole.commit_moments(score(whole, BATCHES[0] + BATCHES[1]))
+    parts = Scores.concatenate([score(halves, texts) for texts in BATCHES[:2]])
+    halves.commit_moments(parts)
+    (of_whole,), (of_halves,) = whole.moments.values(), halves.moments.values()
+    assert torch.equal(of_halves.count, of_whole.count)
+    torch.testing.assert_close(of_halves.mean, of_whole.mean)
+    torch.testing.assert_close(of_halves.var, of_whole.var)
+    lengths = [-float(len(text)) for text in BATCHES[0] + BATCHES[1]]
+    assert parts.by_name["brevity"].tolist() == lengths
+    assert parts.total.shape == (6,)
+    assert parts.head_scores is None
 
 
 def test_nothing_is_learned_in_evaluation_mode() -> None:
     reward = weighted().eval()
+    scores = score(reward, BATCHES[0])
     # before any score is known they stay as they are
-    assert scored(reward, BATCHES[0]).tolist() == [-0.5, 0.0, -1.0]
-    reward.commit_moments()
+    assert scores.total.tolist() == [-0.5, 0.0, -1.0]
+    reward.commit_moments(scores)
     (moments,) = reward.moments.values()
     assert float(moments.count) == 0
-    scored(reward.train(), BATCHES[0])
-    reward.commit_moments()
-    seen, result = [-1.0, -4.0, -2.0], scored(reward.eval(), BATCHES[1]).tolist()
+    reward.commit_moments(score(reward.train(), BATCHES[0]))
+    seen, result = [-1.0, -4.0, -2.0], totals(reward.eval(), BATCHES[1]).tolist()
     assert result == pytest.approx(expected_totals(seen, BATCHES[1]), rel=1e-5)
 
 
 def test_a_reward_whose_scores_are_all_equal_is_normalized_to_0() -> None:
     reward = weighted(ends={**ENDS, "weight": 3.0, "normalize": True})
-    assert scored(reward, ["a", "b"]).tolist() == [0.0, 0.0]
+    assert totals(reward, ["a", "b"]).tolist() == [0.0, 0.0]
 
 
 def test_scores_that_are_not_finite_leave_the_moments_alone() -> None:
     function = "tests.support.reward_functions:not_a_number"
     reward = weighted(**{function: {"normalize": True}, "brevity": {**LENGTH, "normalize": True}})
     with pytest.warns(UserWarning, match="not_a_number': expected finite scores"):
-        result = scored(reward, BATCHES[0])
-    assert torch.isnan(result).tolist() == [False, True, False]
-    reward.commit_moments()
+        scores = score(reward, BATCHES[0])
+    assert torch.isnan(scores.total).tolist() == [False, True, False]
+    reward.commit_moments(scores)
     assert [float(moments.count) for moments in reward.moments.values()] == [0.0, 0.0]
 
 
@@ -117,21 +135,23 @@ def test_the_state_holds_the_moments_of_normalized_rewards_by_index_and_name() -
 
 
 def on_a_rank(rank: int) -> list[list[float]]:
-    reward, totals = weighted(), []
+    reward, results = weighted(), []
     for texts in BATCHES:
         own = texts[:2] if rank == 0 else texts[2:]  # unlike numbers of responses
-        totals.append(scored(reward, own).tolist())
-        reward.commit_moments()
-    return totals
+        scores = score(reward, own)
+        results.append(scores.total.tolist())
+        reward.commit_moments(scores)
+    return results
 
 
 @pytest.mark.slow
 def test_moments_are_those_of_all_ranks(tmp_path: Path) -> None:
     reward, ranks = weighted(), run_on_ranks(on_a_rank, 2, tmp_path)
     for i, texts in enumerate(BATCHES):
-        whole = scored(reward, texts).tolist()
-        assert [*ranks[0][i], *ranks[1][i]] == pytest.approx(whole, rel=1e-5)
-        reward.commit_moments()
+        whole = score(reward, texts)
+        both = [*ranks[0][i], *ranks[1][i]]
+        assert both == pytest.approx(whole.total.tolist(), rel=1e-5)
+        reward.commit_moments(whole)
 
 
 def test_a_number_is_a_weight_and_a_mapping_holds_options(tmp_path: Path) -> None:
@@ -196,8 +216,8 @@ def test_non_finite_scores_of_a_model_are_shown(folder: Path, rollouts: RolloutB
     head.register_forward_hook(lambda *args: args[-1].index_fill(0, torch.tensor(0), torch.inf))
     told = f"reward model '{path}': expected finite .* prompt 'fir.*; 1 of {len(PROMPTS)} are not"
     with pytest.warns(UserWarning, match=told):
-        scores = weighted(rollouts, PROMPTS, None)
-    assert scores.isinf().nonzero().tolist() == [[0]]
+        scores = weighted(rollouts, PROMPTS)
+    assert scores.total.isinf().nonzero().tolist() == [[0]]
 
 
 def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: RolloutBatch) -> None:
@@ -207,12 +227,11 @@ def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: Rollout
     sources = {paths[0]: 2.0, f"{FUNCTIONS}:length": -0.1, paths[1]: 0.5}
     weighted = WeightedReward(sources, ModelOptions(), tiny_tokenizer())
     expected = 2.0 * first - 0.1 * length + 0.5 * second
-    torch.testing.assert_close(weighted(rollouts, PROMPTS, None), expected)
+    torch.testing.assert_close(weighted(rollouts, PROMPTS).total, expected)
     assert [model.path for model in weighted.models] == paths
     rewards = {paths[0]: 1.0, f"{FUNCTIONS}:length": 1.0}
     alone = WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
-    alone(rollouts, PROMPTS, None)
-    assert alone.spread() is None
+    assert alone(rollouts, PROMPTS).spread() is None
 
 
 def standardized(column: list[float]) -> list[float]:
@@ -232,22 +251,27 @@ def test_models_and_heads_count_as_one(
         score = {"mean": (a + b + c) / 3, "min": min(a, b, c), "sum": a + (b + c) / 2}[ensemble]
         expected.append(float(score) - 0.1 * (3.0, 6.0, 0.0)[row])
     rewards = {single: 2.0, f"{FUNCTIONS}:length": -0.1, several: 1.0}
-    options = (ModelOptions(), tiny_tokenizer(), None, offload, False, ensemble)
-    weighted = WeightedReward(rewards, *options)
-    actual = weighted(rollouts, PROMPTS, 8).tolist()
-    assert actual == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    options: dict[str, Any] = {
+        "options": ModelOptions(),
+        "tokenizer": tiny_tokenizer(),
+        "offload": offload,
+        "ensemble": ensemble,
+    }
+    scores = WeightedReward(rewards, **options)(rollouts, PROMPTS, max_tokens_per_forward=8)
+    assert scores.total.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
     apart = [standardized(scores.tolist()) for scores in (first, second, third)]
     spread = [pstdev(scores) for scores in zip(*apart, strict=True)]
-    assert weighted.spread().tolist() == pytest.approx(spread, rel=1e-3, abs=1e-5)
-    torch.testing.assert_close(weighted.raw_scores["heads"], (second + third) / 2)
+    assert scores.spread().tolist() == pytest.approx(spread, rel=1e-3, abs=1e-5)
+    torch.testing.assert_close(scores.by_name["heads"], (second + third) / 2)
+    torch.testing.assert_close(scores.head_scores, torch.stack([first, second, third], dim=1))
     if ensemble == "sum":
         return
     # one with weight 0 is only logged, and one head is too few
-    lone = WeightedReward({single: 0.0, several: 1.0}, *options)(rollouts, PROMPTS)
+    lone = WeightedReward({single: 0.0, several: 1.0}, **options)(rollouts, PROMPTS).total
     members = torch.stack([second, third])
     torch.testing.assert_close(lone, members.mean(0) if ensemble == "mean" else members.amin(0))
     with pytest.raises(ValueError, match=f"ensemble: expected sum .*, got {ensemble}"):
-        WeightedReward({single: 1.0, several: 0.0}, *options)
+        WeightedReward({single: 1.0, several: 0.0}, **options)
 
 
 def test_heads_of_an_ensemble_have_scales_of_their_own(
@@ -258,13 +282,13 @@ def test_heads_of_an_ensemble_have_scales_of_their_own(
     apart = torch.tensor([standardized(column) for column in heads.T.tolist()]).amin(0)
     whole = torch.tensor(standardized(heads.mean(1).tolist()))
     for ensemble, expected, n_moments in (("min", apart, 2), ("sum", whole, 1)):
-        options = (ModelOptions(), tiny_tokenizer(), None, False, False, ensemble)
-        reward = WeightedReward({path: {"normalize": True}}, *options)
+        rewards = {path: {"normalize": True}}
+        reward = WeightedReward(rewards, ModelOptions(), tiny_tokenizer(), ensemble=ensemble)
         assert len(reward.moments) == n_moments
-        actual = reward(rollouts, PROMPTS)
-        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
-        reward.commit_moments()
-        assert torch.equal(reward.eval()(rollouts, PROMPTS), actual)
+        scores = reward(rollouts, PROMPTS)
+        torch.testing.assert_close(scores.total, expected, rtol=1e-3, atol=1e-4)
+        reward.commit_moments(scores)
+        assert torch.equal(reward.eval()(rollouts, PROMPTS).total, scores.total)
 
 
 def test_a_password_in_the_url_of_a_service_is_refused_and_not_shown() -> None:
@@ -295,11 +319,12 @@ def test_python_objects_are_rewards_by_themselves_in_a_list_or_with_a_weight() -
         WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
         for rewards in (brevity, [brevity, path], {brevity: 0.5, ends: {"weight": 2.0}})
     )
-    assert scored(single, BATCHES[0]).tolist() == [-1.0, -4.0, -2.0]
-    assert scored(several, BATCHES[0]).tolist() == [0.0, 0.0, 0.0]
-    assert scored(mapped, BATCHES[0]).tolist() == [-0.5, 0.0, -1.0]
-    assert list(mapped.raw_scores) == ["brevity", "Ends"]
-    assert list(several.raw_scores) == ["brevity", "length"]
+    assert totals(single, BATCHES[0]).tolist() == [-1.0, -4.0, -2.0]
+    of_several, of_mapped = score(several, BATCHES[0]), score(mapped, BATCHES[0])
+    assert of_several.total.tolist() == [0.0, 0.0, 0.0]
+    assert of_mapped.total.tolist() == [-0.5, 0.0, -1.0]
+    assert list(of_mapped.by_name) == ["brevity", "Ends"]
+    assert list(of_several.by_name) == ["brevity", "length"]
 
 
 def test_a_checkpoint_holds_the_names_of_python_objects() -> None:
@@ -325,7 +350,7 @@ def test_a_loaded_model_scores_as_from_its_folder(folder: Path, rollouts: Rollou
     model = AutoModelForSequenceClassification.from_pretrained(path)
     weighted = WeightedReward([model], ModelOptions(), tiny_tokenizer())
     expected = ModelReward(path, ModelOptions())(rollouts, PROMPTS, None)
-    torch.testing.assert_close(weighted(rollouts, PROMPTS, None), expected)
+    torch.testing.assert_close(weighted(rollouts, PROMPTS).total, expected)
     assert [m.path for m in weighted.models] == [path]
     assert not any(parameter.requires_grad for parameter in model.parameters())
     with pytest.raises(ValueError, match=r"expected a scalar model .* got LlamaForCausalLM"):

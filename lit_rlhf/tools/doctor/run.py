@@ -62,7 +62,8 @@ def run_iteration(case: Case) -> Finding:
     module, batch = case.module, case.batch
     # the draws of the run's first iteration, as in PPOModule.training_step
     seed, generator = iteration_draws(module.seed, 0, module.global_rank)
-    rollouts, scores, estimates = module.score_responses(batch, seed, module.timer)
+    rollouts, scored, estimates = module.score_responses(batch, seed, module.timer)
+    scores = scored.total
     case.rollouts, case.scores, case.estimates = rollouts, scores, estimates
     if rollouts.statistics is not None:
         case.rescored = module.estimate(rollouts._replace(statistics=None))
@@ -73,7 +74,7 @@ def run_iteration(case: Case) -> Finding:
             "Look at the model or reward function that they come from; float32 "
             "(model.network.dtype) helps where numbers overflow.",
         )
-    rewards = module.shape_rewards(rollouts, scores, estimates)
+    rewards = module.shape_rewards(rollouts, scored, estimates)
     experience = module.experience(rollouts, rewards, estimates)
     case.experience = module.select_prompts(experience, scores)
     updates = _run_two_updates(case, generator)

@@ -431,7 +431,9 @@ def _measure_batch(
     }
     return {
         "scores": {
-            name: reward(rollouts, prompts.texts, None, prompts.fields, prompts.turns).tolist()
+            name: reward(
+                rollouts, prompts.texts, records=prompts.fields, turns=prompts.turns
+            ).total.tolist()
             for name, reward in rewards.items()
         },
         "tensors": {name: values.tolist() for name, values in tensors.items()},
