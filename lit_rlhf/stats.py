@@ -16,7 +16,13 @@ from lit_rlhf.functional import Moments, masked_moments, merged_moments
 
 
 def global_sum(tensor: Tensor) -> Tensor:
-    """Sum over all ranks of a numeric tensor, which has one shape everywhere; a new one, no graph.
+    """Sum of a tensor over all ranks.
+
+    Args:
+        tensor: Numbers, in the same shape and dtype on every rank; not bool.
+
+    Returns:
+        A new tensor of that shape on the device of `tensor`, without a graph.
 
     Examples:
         >>> global_sum(torch.tensor([1.0, 2.0])).tolist()  # a single process
@@ -33,7 +39,10 @@ def global_sum(tensor: Tensor) -> Tensor:
 
 
 def global_max(number: int) -> int:
-    """The largest number of any rank.
+    """The largest of the ranks' numbers.
+
+    Args:
+        number: The number of this rank.
 
     Examples:
         >>> global_max(3)  # a single process
@@ -47,7 +56,10 @@ def global_max(number: int) -> int:
 
 
 def _group_device(device: torch.device) -> torch.device:
-    """Where ranks reduce a tensor of `device`: NCCL does not on the host, where teardowns move."""
+    """Device on which ranks can reduce a tensor of `device`.
+
+    NCCL does not reduce on the host, and a teardown may have moved a tensor there.
+    """
     return torch.device("cuda") if "nccl" in distributed.get_backend() else device
 
 
@@ -56,7 +68,9 @@ def fail_together(action: str) -> Generator[None, None, None]:
     """Wait for all ranks at the end, and raise on all of them if the block fails on one.
 
     Otherwise the ranks that succeeded would wait in their next collective until the timeout.
-    `action` is what the block does, for the message.
+
+    Args:
+        action: What the block does, for the message, for instance "write the model".
 
     Examples:
         >>> with fail_together("write the model"):  # a single process
@@ -76,9 +90,14 @@ def fail_together(action: str) -> Generator[None, None, None]:
 
 
 def all_gather_rows(tensor: Tensor) -> Tensor:
-    """The rows of all ranks, in the order of the ranks, `[sum of n, ...]` without a graph.
+    """The rows of all ranks, in the order of the ranks.
 
-    The number of rows may differ between ranks and be 0, the other sizes may not.
+    Args:
+        tensor: Rows of this rank, `[n, ...]`. `n` may differ between ranks and be 0; the other
+            sizes may not differ.
+
+    Returns:
+        Rows, `[sum of n, ...]`, without a graph.
 
     Examples:
         >>> all_gather_rows(torch.tensor([[1, 2]])).tolist()  # a single process
@@ -88,7 +107,7 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
     if not _is_distributed():
         return tensor
     counts = _all_gather(torch.tensor(len(tensor), device=tensor.device))
-    # a backend gathers tensors of one shape
+    # collectives gather tensors of one shape only
     padded = tensor.new_zeros((int(max(counts)), *tensor.shape[1:]))
     padded[: len(tensor)] = tensor
     parts = zip(_all_gather(padded), counts, strict=True)
@@ -96,18 +115,25 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
 
 
 def _all_gather(tensor: Tensor) -> list[Tensor]:
-    """The tensors of all ranks, of one shape, in the order of the ranks."""
-    of_ranks = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(of_ranks, tensor)
-    return of_ranks
+    """Gather tensors of one shape, in the order of the ranks."""
+    tensors = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(tensors, tensor)
+    return tensors
 
 
 def global_denominator(count: Tensor | int, device: torch.device) -> Tensor:
-    """Sum of `count` over ranks, divided by the number of ranks, 0-dim float32.
+    """Sum of a count over ranks, divided by the number of ranks.
 
-    A rank divides its sum of losses by this. Gradients and logged values are averaged over
-    ranks afterwards, which gives the mean over the samples or tokens of all ranks, however
-    unevenly they are spread. If the sum is 0, it is taken as 1.
+    Each rank divides its sum of losses by this. Gradients and logged values are averaged over
+    ranks afterwards. That gives the mean over the samples or tokens of all ranks, however unevenly
+    they are spread.
+
+    Args:
+        count: Samples or tokens of this rank, a number or 0-dim tensor, at least 0.
+        device: Device of the result.
+
+    Returns:
+        The denominator, 0-dim float32. A sum of 0 counts as 1.
 
     Examples:
         >>> global_denominator(3, torch.device("cpu")).item()  # a single process
@@ -118,10 +144,17 @@ def global_denominator(count: Tensor | int, device: torch.device) -> Tensor:
 
 
 def global_means(metrics: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Means over ranks of 0-dim metrics with the same keys, in one reduction on a device, float64.
+    """Means of metrics over ranks, by a single reduction.
 
-    A share in a global mean (see `global_denominator`) becomes that mean. Metrics may be on the
-    host, as times are: a process group of GPUs does not reduce those.
+    A share in a global mean (see `global_denominator`) becomes that mean.
+
+    Args:
+        metrics: 0-dim tensors by name, with the same names on every rank. They may be on the host:
+            times are, and a process group of GPUs does not reduce tensors there.
+        device: Device to reduce on.
+
+    Returns:
+        Means by name, 0-dim float64 on that device.
 
     Examples:
         >>> global_means({"sft/loss": torch.tensor(0.5)}, torch.device("cpu"))["sft/loss"].item()
@@ -133,7 +166,7 @@ def global_means(metrics: Mapping[str, Tensor], device: torch.device) -> dict[st
 
 
 def world_size() -> int:
-    """Number of ranks.
+    """Number of ranks; 1 for a single process.
 
     Examples:
         >>> world_size()  # a single process
@@ -143,14 +176,22 @@ def world_size() -> int:
 
 
 def _is_distributed() -> bool:
-    """Whether there is a group; one of a single rank refuses tensors of another device, too."""
+    """Whether there is a process group.
+
+    A group with a single rank counts: its collectives check devices like those of any other group.
+    """
     return distributed.is_available() and distributed.is_initialized()
 
 
 def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
     """`masked_moments` of the kept values of all ranks, the same to the last bit on every rank.
 
-    Shapes may differ between ranks, and a mask may be empty on some of them.
+    Args:
+        values: Floating-point numbers of this rank, in any shape; it may differ between ranks.
+        mask: Which to keep, bool of the same shape; it may be empty on some ranks.
+
+    Returns:
+        The moments, without a graph.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False])
@@ -160,14 +201,14 @@ def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
     moments = masked_moments(values, mask)
     if not _is_distributed():
         return moments
-    # gathered and merged in the order of the ranks, which is the same everywhere: sums of squares
-    # in an all_reduce would cancel digits of a large mean
-    of_ranks = _all_gather(torch.stack(moments))
-    return reduce(merged_moments, (Moments(*numbers.unbind()) for numbers in of_ranks))
+    # Merge in the order of the ranks, which is the same everywhere. An all_reduce of sums of
+    # squares would cancel digits of a large mean.
+    by_rank = _all_gather(torch.stack(moments))
+    return reduce(merged_moments, (Moments(*numbers.unbind()) for numbers in by_rank))
 
 
 class FixedDtypeBuffers(nn.Module):
-    """A module whose buffers, with its submodules', keep their dtype when it is cast.
+    """A module whose buffers, like those of its submodules, keep their dtype when it is cast.
 
     Casts such as `.bfloat16()` or Lightning's true half precision are for weights. A running count
     in bfloat16 would stop at 256, a coefficient that adapts by 0.1 % per step would never change,
@@ -184,15 +225,15 @@ class FixedDtypeBuffers(nn.Module):
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # private to torch, but all moves and casts go through it and there is no public hook; the
-        # tests that cast and move a module fail if it is ever renamed
+        # The method is private to torch, but all moves and casts go through it, and there is no
+        # public hook. The tests that cast and move a module fail if it is ever renamed.
         before = [(module, dict(module.named_buffers(recurse=False))) for module in self.modules()]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for module, buffers in before:
             for name, buffer in buffers.items():
                 now = getattr(module, name)
                 if now.dtype != buffer.dtype:
-                    # from the original, as a cast to a smaller dtype has lost digits
+                    # copy the original: the cast to a smaller dtype has lost digits
                     setattr(module, name, buffer.to(now.device))
         return self
 
@@ -221,9 +262,13 @@ class RunningMoments(FixedDtypeBuffers):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
 
     def update(self, values: Tensor) -> None:
-        """Add numbers of all ranks; every rank has to call it.
+        """Add the numbers of all ranks; every rank has to call it.
 
-        A ValueError, if one is not finite on any rank, comes before any rank's state changes.
+        Args:
+            values: Numbers of this rank, floating-point, any shape; it may differ between ranks.
+
+        Raises:
+            ValueError: On every rank, if a number of any rank is not finite. No state has changed.
         """
         new = global_masked_moments(values, torch.ones_like(values, dtype=torch.bool))
         # one NaN would make the moments NaN for the rest of the run

@@ -1,7 +1,7 @@
-"""Advantages: of a critic (Section 3.2.2 of arXiv 2307.04964), and without one.
+"""Advantages, estimated with a critic (Section 3.2.2 of arXiv 2307.04964) or without one.
 
-Notation: `B` batch, `T` response tokens. Advantages and returns have no graph, as they
-are constants of the losses.
+Notation: `B` batch, `T` response tokens. The losses take advantages and returns as constants, so
+these have no graph.
 """
 
 from collections.abc import Callable
@@ -56,14 +56,20 @@ def gae(
     """Generalized advantage estimation (Eqs. 7-12), without a graph.
 
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t) and A_t = delta_t + gamma lam A_{t+1}, from the last
-    token of each row backwards; the returns are A_t + V(s_t).
+    token of each row backwards. The returns are A_t + V(s_t).
 
-    `values` are V(s_t), read *before* token t, `[B, T]`, and so are `rewards`. The mask is a prefix
-    of each row, `[B, T]`, which may be empty. `gamma` and `lam` are in [0, 1]: lam 0 is one-step
-    TD, 1 the full return (Monte Carlo); a tensor `[B]` has one lam for each row.
-    `bootstrap_values` are V(s_{T+1}) after each row's last token, `[B]`: the critic's value for a
-    response that was cut off, and 0 for one that ended, as for `None`. Advantages and returns are
-    `[B, T]`, 0 outside the mask.
+    Args:
+        values: V(s_t), the critic's value *before* token t, `[B, T]`, in the units of the rewards.
+        rewards: r_t, the reward for token t, `[B, T]`.
+        mask: Response tokens, `[B, T]` bool: a prefix of each row, which may be empty.
+        gamma: Discount from one token to the next, in [0, 1].
+        lam: Lambda, in [0, 1]: 0 is one-step TD, 1 the full return (Monte Carlo). A tensor `[B]`
+            has one lambda for each row.
+        bootstrap_values: V(s_{T+1}) after the last token of each row, `[B]`: the critic's value for
+            a response that was cut off, and 0 for one that ended. `None` means 0 for all rows.
+
+    Returns:
+        Advantages and returns, `[B, T]` each, 0 outside the mask.
 
     Examples:
         >>> values, rewards = torch.tensor([[0.5, 0.5, 9.0]]), torch.tensor([[0.0, 1.0, 9.0]])
@@ -98,10 +104,17 @@ def gae(
 
 
 def length_adaptive_lam(lengths: Tensor, alpha: float) -> Tensor:
-    """Lambda of GAE for a response of l tokens: 1 - 1 / (alpha l), at least 0; `[B]`, float32.
+    """Lambda of GAE that grows with the length l of a response: max(1 - 1 / (alpha l), 0).
 
     The weights lam^t of later errors then sum to alpha l, the same share of each response (VAPO,
-    arXiv 2504.05118, Section 4.2). Lengths are `[B]`, at least 1 token, and alpha is positive.
+    arXiv 2504.05118, Section 4.2).
+
+    Args:
+        lengths: Tokens of each response, `[B]` integers, at least 1.
+        alpha: Share of a response over which later errors count, positive.
+
+    Returns:
+        One lambda for each response, `[B]` float32, in [0, 1).
 
     Examples:
         >>> length_adaptive_lam(torch.tensor([10, 100]), alpha=0.05).tolist()
@@ -113,14 +126,20 @@ def length_adaptive_lam(lengths: Tensor, alpha: float) -> Tensor:
 
 
 def leave_one_out_advantages(scores: Tensor, group_size: int, sample_mask: Tensor) -> Tensor:
-    """RLOO: the score of a response less the mean of the others' in its group, `[B]`.
+    """RLOO: the score of a response less the mean score of the other responses to its prompt.
 
     R_i - 1 / (k - 1) sum_{j != i} R_j (Ahmadian et al., arXiv 2402.14740, Section 3.3), which is
-    k / (k - 1) times the distance from the mean of the whole group.
+    k / (k - 1) times the distance from the mean of the whole group. k counts the responses of the
+    group that the mask keeps.
 
-    Scores are `[B]`: rows of a group, the responses to one prompt, are adjacent, `group_size` of
-    them. The mask `[B]` keeps responses; the others count in no mean, and k is what it keeps of the
-    group. The result is 0 outside the mask and for a response that is the only one.
+    Args:
+        scores: One score for each response, `[B]`. The responses to a prompt, a group, are adjacent
+            rows.
+        group_size: Responses to a prompt, at least 1; it divides `B`.
+        sample_mask: Responses that count, `[B]` bool. The others enter no mean.
+
+    Returns:
+        Advantages, `[B]`; 0 outside the mask, and for the only kept response of a group.
 
     Examples:
         >>> scores, mask = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([True, True, True])
@@ -135,13 +154,21 @@ def leave_one_out_advantages(scores: Tensor, group_size: int, sample_mask: Tenso
 def group_advantages(
     scores: Tensor, group_size: int, sample_mask: Tensor, *, scale: bool = True
 ) -> Tensor:
-    """GRPO: the score of a response less its group's mean, over the group's deviation, `[B]`.
+    """GRPO: the score of a response less its group's mean, over the group's standard deviation.
 
-    (R_i - mean(R)) / std(R) (Shao et al., arXiv 2402.03300, Section 4.1.2). The deviation is of the
-    sample (divisor k - 1), as in TRL and verl; 0 counts as 1. Without `scale` it is the advantage
-    of Dr. GRPO, R_i - mean(R) (Liu et al., arXiv 2503.20783, Section 3.2).
+    (R_i - mean(R)) / std(R) (Shao et al., arXiv 2402.03300, Section 4.1.2). The standard deviation
+    is the sample's (divisor k - 1), as in TRL and verl; one of 0 counts as 1.
 
-    Arguments and result are as for `leave_one_out_advantages`.
+    Args:
+        scores: One score for each response, `[B]`. The responses to a prompt, a group, are adjacent
+            rows.
+        group_size: Responses to a prompt, at least 1; it divides `B`.
+        sample_mask: Responses that count, `[B]` bool. The others enter no mean.
+        scale: Whether to divide by the standard deviation. Without, it is the advantage of Dr.
+            GRPO, R_i - mean(R) (Liu et al., arXiv 2503.20783, Section 3.2).
+
+    Returns:
+        Advantages, `[B]`; 0 outside the mask.
 
     Examples:
         >>> scores, mask = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([True, True, True])
@@ -165,11 +192,20 @@ def group_advantages(
 
 
 def informative_groups(scores: Tensor, group_size: int, sample_mask: Tensor) -> Tensor:
-    """Whether the responses of a group differ in their scores, `[B / group_size]` bool.
+    """Whether the responses of a group differ in their scores.
 
-    Where all are alike, advantages within the group are 0, and nothing is learned from it. DAPO's
-    dynamic sampling leaves such groups out (Yu et al., arXiv 2503.14476, Eq. 11, where scores are
-    right or wrong). Arguments are as for `leave_one_out_advantages`.
+    If all scores of a group are equal, its advantages are 0 and it teaches nothing. DAPO's dynamic
+    sampling leaves such groups out (Yu et al., arXiv 2503.14476, Eq. 11, where scores are right or
+    wrong).
+
+    Args:
+        scores: One score for each response, `[B]`. The responses to a prompt, a group, are adjacent
+            rows.
+        group_size: Responses to a prompt, at least 1; it divides `B`.
+        sample_mask: Responses that count, `[B]` bool.
+
+    Returns:
+        One flag for each group, `[B / group_size]` bool.
 
     Examples:
         >>> scores, mask = torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor([True] * 4)
@@ -193,11 +229,19 @@ def reinforce_plus_plus_advantages(
     """REINFORCE++: the rewards from a token on, whitened over all tokens of the batch.
 
     A_t = r(x, y) - beta sum_{i >= t} KL_i, then (A_t - mean(A)) / std(A) (Hu, arXiv 2501.03262,
-    Section 3). `rewards` hold the score at the last token and the KL penalty of each.
+    Section 3).
 
-    Arguments are `[B, T]`, and `mask` as for `gae`. Only the tokens of `loss_mask` (default:
-    `mask`) get an advantage and count in the moments. With `lit_rlhf.stats.global_masked_moments`
-    as `moments` the tokens of all ranks count.
+    Args:
+        rewards: The score at the last token and the KL penalty at every token, `[B, T]`.
+        mask: Response tokens, `[B, T]` bool: a prefix of each row, which may be empty.
+        gamma: Discount from one token to the next, in [0, 1].
+        loss_mask: Tokens that get an advantage and count in the moments, `[B, T]` bool; `None` for
+            those of `mask`.
+        moments: Takes values and a mask and returns their moments. With
+            `lit_rlhf.stats.global_masked_moments` the tokens of all ranks count.
+
+    Returns:
+        Advantages, `[B, T]`; 0 outside the loss mask.
 
     Examples:
         >>> rewards, mask = torch.tensor([[1.0, 2.0]]), torch.tensor([[True, True]])
@@ -212,7 +256,14 @@ def reinforce_plus_plus_advantages(
 
 
 def clipped_advantages(advantages: Tensor, clip: float) -> Tensor:
-    """Advantages of any shape, clipped to [-clip, clip].
+    """Advantages clipped to [-clip, clip] (Section 5.3.1 of arXiv 2307.04964).
+
+    Args:
+        advantages: Advantages of any shape, whitened or not.
+        clip: Largest absolute value, positive, in the units of the advantages.
+
+    Returns:
+        Advantages of the same shape, in [-clip, clip].
 
     Examples:
         >>> clipped_advantages(torch.tensor([-3.0, 0.5]), clip=2.0).tolist()

@@ -31,7 +31,13 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
     reference, and E[k2 grad log pi] is of second order there. So k1 belongs in rewards; k3 belongs
     in losses (Eq. 14) and monitors.
 
-    Log-probs of the policy and the reference have any one shape.
+    Args:
+        logprobs: Log-probs under the policy that sampled the tokens, any shape, nats.
+        ref_logprobs: Log-probs of the same tokens under the reference, the same shape, nats.
+        estimator: Which of the three estimates.
+
+    Returns:
+        The estimate at each token, in the shape of the log-probs, nats; with their graph.
 
     Examples:
         >>> logprobs, ref_logprobs = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
@@ -56,8 +62,16 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
 def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Tensor:
     """KL(policy || reference) at each position, summed over the whole vocabulary.
 
-    Logits are `[B, T, V]`, where -inf rules a token out. The result is `[B, T]` nats, at least 0 up
-    to rounding; float32, or float64 for float64 logits.
+    KL = sum_v p(v) (log p(v) - log q(v)).
+
+    Args:
+        logits: Logits of the policy p, `[B, T, V]`; -inf rules a token out.
+        ref_logits: Logits of the reference q, `[B, T, V]`; -inf rules a token out.
+        temperature: Sampling temperature of both distributions, positive.
+
+    Returns:
+        KL at each position, `[B, T]` nats, at least 0 up to rounding; float64 for float64 logits,
+        float32 for all others.
 
     Examples:
         >>> certain, uniform = torch.tensor([[[0.0, -torch.inf]]]), torch.zeros(1, 1, 2)
@@ -95,6 +109,9 @@ def adaptive_kl_coef(
             otherwise one iteration could bring the coefficient to 0, where it would stay.
         n_samples: Responses of the iteration over all ranks, at least 0.
         error_clip: Bound on the absolute value of the relative error, positive.
+
+    Returns:
+        The coefficient of the next iteration, at least 0.
 
     Examples:
         >>> round(adaptive_kl_coef(0.1, kl=12.0, target=6.0, horizon=1000, n_samples=100), 6)

@@ -22,7 +22,14 @@ __all__ = [
 
 
 def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
-    """Logits `[B, T, V]` of the distribution at a temperature, float32 or, for float64, float64.
+    """Logits of the distribution at a sampling temperature: logits / temperature.
+
+    Args:
+        logits: Logits of any floating-point dtype, `[B, T, V]`.
+        temperature: Sampling temperature, positive.
+
+    Returns:
+        Logits, `[B, T, V]`; float64 for float64 logits, float32 for all others.
 
     Examples:
         >>> tempered_logits(torch.tensor([[[1.0, 3.0]]]), temperature=2.0).tolist()
@@ -36,10 +43,15 @@ def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-prob of each token under the logits that predict it, `[B, T]` nats.
+    """Log-prob of each token under the logits that predict it: log softmax(logits)[token].
 
-    `logits` `[B, T, V]` are shifted already: position t predicts token t of `token_ids` `[B, T]`.
-    The log-probs are under the distribution at the sampling temperature.
+    Args:
+        logits: Logits, `[B, T, V]`, shifted already: position t predicts token t of `token_ids`.
+        token_ids: The tokens, `[B, T]` integers, in [0, V).
+        temperature: Sampling temperature of the distribution, positive.
+
+    Returns:
+        Log-probs, `[B, T]` nats, at most 0.
 
     Examples:
         >>> logits = torch.tensor([[[0.25, 0.75]]]).log()
@@ -67,9 +79,16 @@ class LogprobsAndEntropy(NamedTuple):
 def token_logprobs_and_entropy(
     logits: Tensor, token_ids: Tensor, temperature: float = 1.0
 ) -> LogprobsAndEntropy:
-    """`token_logprobs`, and the entropy of each distribution, `[B, T]` nats, in [0, log V].
+    """`token_logprobs`, and the entropy -sum_v p(v) log p(v) of each distribution.
 
-    A logit of -inf rules a token out.
+    Args:
+        logits: Logits, `[B, T, V]`, shifted already: position t predicts token t of `token_ids`.
+            -inf rules a token out.
+        token_ids: The tokens, `[B, T]` integers, in [0, V).
+        temperature: Sampling temperature of the distribution, positive.
+
+    Returns:
+        Log-probs and entropies, `[B, T]` nats each.
 
     Examples:
         >>> logits, ids = torch.zeros(1, 1, 4), torch.tensor([[2]])
@@ -77,7 +96,7 @@ def token_logprobs_and_entropy(
         >>> round(logprobs.item(), 4), round(entropy.item(), 4)
         (-1.3863, 1.3863)
     """
-    # no name for what is between, so that its memory is free for the entropy's temporaries
+    # the tempered logits have no name, so that the entropy's temporaries can use their memory
     logprobs = tempered_logits(logits, temperature).log_softmax(-1)
     check_tensors(logprobs.shape[:2], token_ids=token_ids)
     gathered = logprobs.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
@@ -89,10 +108,16 @@ def token_logprobs_and_entropy(
 def language_model_loss(
     logprobs: Tensor, mask: Tensor, denominator: Tensor | float | None = None
 ) -> Tensor:
-    """Negative log-likelihood per token: loss of SFT, LM imitation (Eq. 2) and ptx (Eq. 17), 0-dim.
+    """Negative log-likelihood per token: loss of SFT, LM imitation (Eq. 2) and ptx (Eq. 17).
 
-    Log-probs are `[B, T]` nats, and the mask `[B, T]` keeps tokens to train on; if it is empty, the
-    loss is 0 with a graph. `denominator` is as in `masked_average`. Its `exp` is the perplexity.
+    Args:
+        logprobs: Log-probs of the tokens, `[B, T]` nats, with a graph.
+        mask: Tokens to train on, `[B, T]` bool.
+        denominator: Divisor of the sum over tokens, positive; `None` for the count of `mask`.
+
+    Returns:
+        The loss, 0-dim, nats per token; 0 with a graph if the mask is empty. Its exponential is the
+        perplexity.
 
     Examples:
         >>> logprobs, mask = torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[True, True, False]])

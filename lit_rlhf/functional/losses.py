@@ -1,7 +1,7 @@
 """Losses of the policy, the critic and the reward model, all to minimize (arXiv 2307.04964).
 
 Notation: `B` batch, `T` response tokens. Old log-probs, old values, advantages and returns are
-constants of every loss.
+constants of every loss: no gradient flows into them.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
-"""How tokens' losses make a policy's loss, as `response_weights` describes them."""
+"""Ways to average the losses of tokens, which `response_weights` describes."""
 
 _LARGEST_LOG_RATIO = 80.0  # exp overflows in float32 at 88
 
@@ -60,10 +60,24 @@ class PolicyLoss(NamedTuple):
     ratio_mean: Tensor
 
 
-def _prepare(
+class _TokenTerms(NamedTuple):
+    """What the losses of a policy are made of, `[B, T]` each; finite outside the mask too.
+
+    Attributes:
+        ratio: Probability ratio policy / old policy.
+        kl: Estimate (k3) of KL(old policy || policy), nats.
+        advantages: Advantages, without a graph; 0 outside the mask.
+    """
+
+    ratio: Tensor
+    kl: Tensor
+    advantages: Tensor
+
+
+def _token_terms(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Ratio, KL and advantages of each token, `[B, T]` each; finite outside the mask too."""
+) -> _TokenTerms:
+    """Compute what the losses need of each token, from tensors `[B, T]`."""
     check_tensors(2, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     # before anything else: outside the mask, an infinite value times a gradient of 0 would be NaN
     new, old, weights = (
@@ -71,7 +85,7 @@ def _prepare(
     )
     # an infinite ratio would turn the gradient of 0 behind the clip into NaN
     ratio = (new - old).clamp(max=_LARGEST_LOG_RATIO).exp()
-    return ratio, kl_estimate(old, new, "k3"), weights
+    return _TokenTerms(ratio, kl=kl_estimate(old, new, "k3"), advantages=weights)
 
 
 def surrogate_loss(
@@ -81,9 +95,9 @@ def surrogate_loss(
     mask: Tensor,
     *,
     ratio_clip: float | None = 0.2,
-    denominator: Tensor | float | None = None,
     ratio_clip_high: float | None = None,
     dual_clip: float | None = None,
+    denominator: Tensor | float | None = None,
 ) -> PolicyLoss:
     """The clipped surrogate of PPO (Eq. 15), or the unclipped one (the objective of Eq. 13).
 
@@ -95,14 +109,18 @@ def surrogate_loss(
     Eq. 5) bounds it there: min(max(-A rho, -A clip(rho, 1 - eps, 1 + eps)), -A c).
 
     Args:
-        logprobs: Of the policy, with a graph, `[B, T]` nats.
-        old_logprobs: Of the policy that the ratio is taken against, `[B, T]` nats.
-        advantages: `[B, T]`.
+        logprobs: Log-probs under the policy, with a graph, `[B, T]` nats.
+        old_logprobs: Log-probs under the policy that the ratio is taken against, `[B, T]` nats.
+        advantages: Advantages A, `[B, T]`.
         mask: Tokens to train on, `[B, T]` bool.
-        ratio_clip: epsilon, in (0, 1); `None` for no clipping.
-        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
+        ratio_clip: epsilon of the lower end, 1 - epsilon, in (0, 1), and of the upper end unless
+            `ratio_clip_high` is given; `None` for no clipping.
         ratio_clip_high: epsilon of the upper end, 1 + epsilon, positive; `None` takes `ratio_clip`.
         dual_clip: c, above 1; `None` for no bound.
+        denominator: Divisor of the sum over tokens, positive; `None` for the count of `mask`.
+
+    Returns:
+        The loss and its diagnostics.
 
     Examples:
         >>> old, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
@@ -111,7 +129,7 @@ def surrogate_loss(
         >>> round(out.loss.item(), 4), out.clip_fraction.item()  # -(1.2 + 0.5) / 2
         (-0.85, 0.5)
     """
-    ratio, kl, advantages = _prepare(logprobs, old_logprobs, advantages, mask)
+    ratio, kl, advantages = _token_terms(logprobs, old_logprobs, advantages, mask)
     losses = -advantages * ratio
     clipped = torch.zeros_like(mask)
     if ratio_clip is not None:
@@ -144,8 +162,15 @@ def truncated_importance(
     precision or a nucleus. The cap bounds their variance (Ionides 2008, truncated importance
     sampling).
 
-    Log-probs of the policy and of the distribution that was drawn from are `[B, T]` nats, and the
-    cap is positive. The weights, `[B, T]`, have no graph, and are 0 outside the mask.
+    Args:
+        logprobs: Log-probs under the policy pi, `[B, T]` nats.
+        sampler_logprobs: Log-probs under the distribution mu that the tokens were drawn from,
+            `[B, T]` nats.
+        mask: Response tokens, `[B, T]` bool.
+        cap: Largest weight, positive.
+
+    Returns:
+        Weights, `[B, T]`, in [0, cap], without a graph; 0 outside the mask.
 
     Examples:
         >>> policy, sampler = torch.tensor([[0.5, 0.8]]).log(), torch.tensor([[0.6, 0.2]]).log()
@@ -170,10 +195,19 @@ def kl_penalty_loss(
 ) -> PolicyLoss:
     """PPO-penalty (Eq. 14): the unclipped surrogate plus a penalty on KL(old policy || policy).
 
-    The tokens are samples of the old policy, so value and gradient of their k3 estimate are
-    unbiased. The clip fraction is 0.
+    Per token -A rho + beta KL, with rho = exp(logprobs - old_logprobs). The tokens are samples of
+    the old policy, so value and gradient of the k3 estimate of KL are unbiased.
 
-    beta of Eq. 14 is `kl_penalty`, at least 0; the other arguments are as for `surrogate_loss`.
+    Args:
+        logprobs: Log-probs under the policy, with a graph, `[B, T]` nats.
+        old_logprobs: Log-probs under the old policy, `[B, T]` nats.
+        advantages: Advantages A, `[B, T]`.
+        mask: Tokens to train on, `[B, T]` bool.
+        kl_penalty: beta, at least 0, in units of the advantages per nat.
+        denominator: Divisor of the sum over tokens, positive; `None` for the count of `mask`.
+
+    Returns:
+        The loss and its diagnostics; the clip fraction is 0.
 
     Examples:
         >>> old, mask = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
@@ -182,7 +216,7 @@ def kl_penalty_loss(
         (-1.0, 0.0)
     """
     check_not_negative("kl_penalty", kl_penalty)
-    ratio, kl, advantages = _prepare(logprobs, old_logprobs, advantages, mask)
+    ratio, kl, advantages = _token_terms(logprobs, old_logprobs, advantages, mask)
     losses = -advantages * ratio + kl_penalty * kl
     return _policy_loss(
         losses=losses,
@@ -201,10 +235,17 @@ def policy_gradient_loss(
     *,
     denominator: Tensor | float | None = None,
 ) -> PolicyLoss:
-    """The plain policy gradient -A log pi, without importance sampling.
+    """The plain policy gradient: -A log pi per token, without importance sampling.
 
-    There is no old policy, so clip fraction and KL are 0 and the ratio is 1. Arguments are as for
-    `surrogate_loss`.
+    Args:
+        logprobs: Log-probs log pi under the policy, with a graph, `[B, T]` nats.
+        advantages: Advantages A, `[B, T]`.
+        mask: Tokens to train on, `[B, T]` bool.
+        denominator: Divisor of the sum over tokens, positive; `None` for the count of `mask`.
+
+    Returns:
+        The loss and its diagnostics. There is no old policy, so clip fraction and KL are 0 and the
+        ratio is 1.
 
     Examples:
         >>> logprobs, advantages = torch.tensor([[-0.5, -2.0]]), torch.tensor([[1.0, -1.0]])
@@ -213,7 +254,7 @@ def policy_gradient_loss(
         -0.75
     """
     # with itself as old policy the ratio is 1; advantages are 0 outside the mask
-    ratio, kl, advantages = _prepare(logprobs, logprobs, advantages, mask)
+    ratio, kl, advantages = _token_terms(logprobs, logprobs, advantages, mask)
     losses = -advantages * logprobs
     return _policy_loss(
         losses=losses,
@@ -233,13 +274,21 @@ def reference_kl_loss(
     weights: Tensor | None = None,
     denominator: Tensor | float | None = None,
 ) -> Tensor:
-    """KL(policy || reference) as a term of the loss, by k3 (GRPO, arXiv 2402.03300, Eq. 4), 0-dim.
+    """KL(policy || reference) as a term of the loss, by k3 (GRPO, arXiv 2402.03300, Eq. 4).
 
-    On samples of the policy, its gradient is KL(reference || policy)'s, which near the reference is
-    about that of KL(policy || reference). Unlike a penalty in the rewards, it enters no advantage.
+    On samples of the policy, the gradient of k3 is the gradient of KL(reference || policy). Near
+    the reference this is about the gradient of KL(policy || reference). Unlike a penalty in the
+    rewards, the term enters no advantage.
 
-    Log-probs and mask are `[B, T]`, in nats; `weights` `[B]` are of `response_weights`, and
-    `denominator` is as for `surrogate_loss`.
+    Args:
+        logprobs: Log-probs under the policy, with a graph, `[B, T]` nats.
+        ref_logprobs: Log-probs under the reference, `[B, T]` nats.
+        mask: Tokens to train on, `[B, T]` bool.
+        weights: Weight of each response, `[B]`, from `response_weights`; `None` for 1 each.
+        denominator: Divisor of the sum over tokens, positive; `None` for the count of `mask`.
+
+    Returns:
+        The term, 0-dim, nats per token.
 
     Examples:
         >>> logprobs, mask = torch.tensor([[0.5]]).log(), torch.tensor([[True]])
@@ -263,7 +312,7 @@ def response_weights(
     longest: int,
     aggregation: Aggregation = "token_mean",
 ) -> Tensor:
-    """Weights of responses that turn a mean over tokens into another aggregation, `[B]`.
+    """Weights of responses that turn a mean over tokens into another aggregation.
 
     A mean over `tokens` in which each token of response i counts w_i times is
 
@@ -273,9 +322,15 @@ def response_weights(
     - `sequence_sum`: the mean over responses of the sum over their tokens, over the constant
       `longest` (Dr. GRPO, arXiv 2503.20783; up to that constant RLOO, arXiv 2402.14740).
 
-    `lengths` `[B]` are the tokens of each response to learn from; `tokens` and `responses`, 0-dim,
-    count the tokens and the responses with any in the whole step, `longest` is the most that a
-    response may have.
+    Args:
+        lengths: Tokens to train on in each response, `[B]` integers, at least 0.
+        tokens: Tokens to train on in the whole step, 0-dim.
+        responses: Responses of the whole step with at least one such token, 0-dim.
+        longest: The most tokens that a response may have, positive.
+        aggregation: Which of the three.
+
+    Returns:
+        Weight of each response, `[B]`, at least 0.
 
     Examples:
         >>> lengths, tokens, responses = torch.tensor([1, 3]), torch.tensor(4.0), torch.tensor(2.0)
@@ -305,7 +360,7 @@ def entropy_loss(
     clip: float | None = None,
     denominator: Tensor | float | None = None,
 ) -> Tensor:
-    """The entropy bonus as a loss, 0-dim: minus the mean entropy, with the clip of Appendix B.3.
+    """The entropy bonus as a loss: minus the mean entropy, with the clip of Appendix B.3.
 
     An unbounded bonus can drive the policy to noise, since entropy is easier to raise than reward.
     With a clip each token adds min(entropy, clip), so a token above it gets no gradient and the
@@ -313,10 +368,13 @@ def entropy_loss(
     mean, so that micro-batches add up to the whole batch.
 
     Args:
-        entropy: `[B, T]` nats, with a graph.
+        entropy: Entropy of the distribution that predicts each token, `[B, T]` nats, with a graph.
         mask: Tokens to train on, `[B, T]` bool.
         clip: Largest entropy with a bonus, nats per token, positive; `None` for no limit.
-        denominator: Divisor of the sum over tokens; `None` for the count of `mask`.
+        denominator: Divisor of the sum over tokens, positive; `None` for the count of `mask`.
+
+    Returns:
+        The loss, 0-dim, nats per token.
 
     Examples:
         >>> mask = torch.ones(1, 2, dtype=torch.bool)
@@ -370,14 +428,23 @@ def value_loss(
     value_clip: float | None = 0.2,
     denominator: Tensor | float | None = None,
 ) -> ValueLoss:
-    """Half the squared error of the critic, clipped (Eq. 16), and the share of clipped tokens.
+    """Half the squared error of the critic, clipped (Eq. 16).
 
     Per token 0.5 max((V - R)^2, (V_clip - R)^2), where V_clip is V clipped to within `value_clip`
     of the value at the rollout. The larger error counts, so that leaving the interval gains
-    nothing. The loss is 0 with a graph if `mask` is empty.
+    nothing.
 
-    Arguments are `[B, T]`; old values and returns are constants. `value_clip` is the largest
-    distance from the old value; `None` for no clipping.
+    Args:
+        values: Values V of the critic, with a graph, `[B, T]`, in the units of the rewards.
+        old_values: Values at the rollout, `[B, T]`, in the same units.
+        returns: Returns R, the targets, `[B, T]`, in the same units.
+        mask: Tokens to train on, `[B, T]` bool.
+        value_clip: Largest distance from the old value, positive, in the same units; `None` for no
+            clipping.
+        denominator: Divisor of the sum over tokens, positive; `None` for the count of `mask`.
+
+    Returns:
+        The loss, 0 with a graph if the mask is empty, and the share of clipped tokens.
 
     Examples:
         >>> values, old_values = torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]])
@@ -411,13 +478,18 @@ def explained_variance(
     *,
     moments: Callable[[Tensor, Tensor], Moments] = masked_moments,
 ) -> Tensor:
-    """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R), 0-dim.
+    """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R).
 
-    At most 1: 1 for a perfect critic, 0 for a constant one, and 0 if the returns have no variance
-    to explain. It has no graph.
+    Args:
+        values: Values V of the critic, `[B, T]`, in the units of the rewards.
+        returns: Returns R, `[B, T]`, in the same units.
+        mask: Tokens that count, `[B, T]` bool.
+        moments: Takes values and a mask and returns their moments. With
+            `lit_rlhf.stats.global_masked_moments` the tokens of all ranks count.
 
-    Arguments are `[B, T]`. With `lit_rlhf.stats.global_masked_moments` as `moments` the tokens of
-    all ranks count.
+    Returns:
+        The share, 0-dim, at most 1, without a graph: 1 for a perfect critic, 0 for a constant one,
+        and 0 if the returns have no variance to explain.
 
     Examples:
         >>> returns, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2, dtype=torch.bool)
@@ -432,7 +504,14 @@ def explained_variance(
 
 
 class PairwiseLoss(NamedTuple):
-    """The pairwise loss, and accuracy (a tie is wrong) and mean margin without a graph; 0-dim."""
+    """The loss of a reward model on preference pairs, and its diagnostics without a graph.
+
+    Attributes:
+        loss: To minimize, 0-dim, nats per pair.
+        accuracy: Share of pairs with a higher score for the chosen response, 0-dim, in [0, 1]; a
+            tie is wrong.
+        margin: Mean score of the chosen minus the rejected responses, 0-dim.
+    """
 
     loss: Tensor
     accuracy: Tensor
@@ -454,16 +533,20 @@ def pairwise_reward_loss(
     its gradient for a pair that is ranked very wrong.
 
     Args:
-        chosen: Scores, `[B]`, `B` at least 1; or `[B, K]` of `K` heads, whose losses are averaged,
-            while accuracy and margin are of their mean.
-        rejected: Scores of the same shape.
-        margin: What the chosen response has to be ahead by, `[B]`; `None` for 0.
+        chosen: Scores of the preferred responses, `[B]`, `B` at least 1; or `[B, K]` of `K` heads.
+            The losses of heads are averaged; accuracy and margin are of their mean score.
+        rejected: Scores of the other responses, in the same shape.
+        margin: How far the chosen response has to be ahead, `[B]`, in units of the scores; `None`
+            for 0.
         label_smoothing: Share e of labels taken as flipped, in [0, 0.5):
             -(1 - e) log sigmoid(z) - e log sigmoid(-z), the form of cDPO (Mitchell, "A note on DPO
             with noisy preferences and relationship to IPO", 2023).
-        center_coef: Weight of (chosen + rejected)^2, which keeps scores around 0 (Eisenstein et
-            al., arXiv 2312.09244); TRL's `center_rewards_coefficient`.
+        center_coef: Weight of (chosen + rejected)^2, at least 0, which keeps scores around 0
+            (Eisenstein et al., arXiv 2312.09244); TRL's `center_rewards_coefficient`.
         head_mask: Which head learns from which pair, `[B, K]` bool; `None` for each from all.
+
+    Returns:
+        The loss and its diagnostics.
 
     Examples:
         >>> chosen, rejected = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
@@ -489,19 +572,26 @@ def pairwise_reward_loss(
         losses = losses + center_coef * (chosen + rejected).square()
     if head_mask is not None:
         check_tensors(chosen.shape, head_mask=head_mask)
-    of_model = difference.detach().view(len(chosen), -1).mean(1)
+    mean_difference = difference.detach().view(len(chosen), -1).mean(1)  # over heads
     return PairwiseLoss(
         loss=losses.mean() if head_mask is None else masked_mean(losses, head_mask),
-        accuracy=(of_model > 0).to(chosen.dtype).mean(),
-        margin=of_model.mean(),
+        accuracy=(mean_difference > 0).to(chosen.dtype).mean(),
+        margin=mean_difference.mean(),
     )
 
 
 def difference_loss(first: Tensor, second: Tensor) -> Tensor:
-    """Mean sigmoid of |first - second|, 0-dim, in [0.5, 1]: how well scores tell responses apart.
+    """How well scores tell two responses to a prompt apart: the mean sigmoid of |first - second|.
 
     J of MetaRM (Section 4 of arXiv 2401.06080, and 2405.00438) for two responses to each prompt,
-    less its constant factor. Scores are of one shape, `[B]`, or `[B, K]` of `K` heads.
+    less its constant factor.
+
+    Args:
+        first: Scores of one response to each prompt, `[B]`, or `[B, K]` of `K` heads.
+        second: Scores of the other response, in the same shape.
+
+    Returns:
+        The mean, 0-dim, in [0.5, 1], with a graph.
 
     Examples:
         >>> round(difference_loss(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 5.0])).item(), 4)
@@ -512,7 +602,15 @@ def difference_loss(first: Tensor, second: Tensor) -> Tensor:
 
 
 def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, *, lm_coef: float) -> Tensor:
-    """Loss of the reward model (Eq. 2), 0-dim: pairwise loss plus beta_rm times LM-imitation loss.
+    """Loss of the reward model (Eq. 2): pairwise loss plus beta_rm times the LM-imitation loss.
+
+    Args:
+        pairwise_loss: Loss on preference pairs, 0-dim.
+        lm_loss: Language-model loss on the chosen responses, 0-dim.
+        lm_coef: beta_rm, at least 0.
+
+    Returns:
+        The loss, 0-dim.
 
     Examples:
         >>> reward_model_loss(torch.tensor(0.5), torch.tensor(2.0), lm_coef=0.25).item()
@@ -526,7 +624,13 @@ def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, *, lm_coef: float)
 def preference_probability(differences: Tensor) -> Tensor:
     """Probability that the first of two responses is preferred, under Bradley and Terry (Eq. 1).
 
-    Differences, first minus second score, have any shape.
+    sigmoid(difference), with the difference of the two scores.
+
+    Args:
+        differences: Score of the first response minus score of the second, any shape.
+
+    Returns:
+        Probabilities in the same shape, in [0, 1].
 
     Examples:
         >>> preference_probability(torch.tensor([0.0, 100.0])).tolist()

@@ -1,7 +1,7 @@
 """Sums, means and whitening over the elements that a mask keeps.
 
-Masks are bool, True keeps. Elements outside a mask may hold anything, NaN included: they affect no
-value and no gradient. Notation: `B` batch.
+Masks are bool; True keeps an element. Elements outside a mask may hold anything, NaN included: they
+affect no value and no gradient.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,13 @@ _SMALLEST_STD = 1e-8  # a smaller one is rounding error, and dividing by it woul
 
 
 class Moments(NamedTuple):
-    """Mean, population variance and count of numbers, 0-dim float64; 0 for an empty set."""
+    """Moments of a set of numbers; all are 0 for an empty set.
+
+    Attributes:
+        mean: Mean, 0-dim float64.
+        var: Population variance (divisor `count`), 0-dim float64, at least 0.
+        count: How many numbers, 0-dim float64.
+    """
 
     mean: Tensor
     var: Tensor
@@ -32,7 +38,15 @@ class Moments(NamedTuple):
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum of the kept values, over all of them or over `dim`; 0 where nothing is kept.
+    """Sum of the kept values.
+
+    Args:
+        values: Numbers of any shape and dtype.
+        mask: Which to keep, bool of the same shape.
+        dim: Dimension to sum over; `None` for all.
+
+    Returns:
+        The sum, 0-dim or without `dim`; 0 where nothing is kept.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
@@ -46,7 +60,15 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of the kept values, with the arguments of `masked_sum`; 0 where nothing is kept.
+    """Mean of the kept values.
+
+    Args:
+        values: Floating-point numbers of any shape.
+        mask: Which to keep, bool of the same shape.
+        dim: Dimension to average over; `None` for all.
+
+    Returns:
+        The mean, 0-dim or without `dim`; 0 where nothing is kept.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([True, True, False])
@@ -59,13 +81,19 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | None) -> Tensor:
-    """Sum of the kept values, divided by a denominator that may count more than this mask, 0-dim.
+    """Sum of the kept values, divided by a denominator that may count more than this mask.
 
     With the token count of a whole step as denominator, the results of its micro-batches and ranks
     add up to the mean over all of its tokens, however unevenly these are distributed.
 
-    `values` and `mask` have one shape. The denominator is a positive number or 0-dim tensor; `None`
-    for the count of `mask`. A tensor that is 0 (no token in the whole step) counts as 1.
+    Args:
+        values: Floating-point numbers of any shape.
+        mask: Which to keep, bool of the same shape.
+        denominator: Positive number, or 0-dim tensor without a graph; `None` for the count of
+            `mask`. A tensor of 0 (no token in the whole step) counts as 1.
+
+    Returns:
+        The quotient, 0-dim.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 2.0]), torch.tensor([True, True])
@@ -86,7 +114,14 @@ def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | N
 
 
 def masked_moments(values: Tensor, mask: Tensor) -> Moments:
-    """Mean, population variance and count of the kept floating-point values, in float64.
+    """Mean, population variance and count of the kept values, in float64.
+
+    Args:
+        values: Floating-point numbers of any shape.
+        mask: Which to keep, bool of the same shape.
+
+    Returns:
+        The moments, without a graph.
 
     Examples:
         >>> values, mask = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([True, True, False])
@@ -95,7 +130,8 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
     """
     check_tensors(None, values=values)
     # float64, as float32 would lose the variance of values far from 0
-    exact, count = values.detach().double(), mask.sum()
+    exact = values.detach().double()
+    count = mask.sum()
     mean = masked_mean(exact, mask)
     squares = (exact - mean).masked_fill(~mask, 0).square().sum()
     return Moments(mean, squares / count.clamp(min=1), count.double())
@@ -104,7 +140,12 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
 def merged_moments(a: Moments, b: Moments) -> Moments:
     """Moments of the union of two sets (the parallel formula of Chan, Golub and LeVeque).
 
-    Either may be empty. Both are on one device.
+    Args:
+        a: Moments of one set, which may be empty.
+        b: Moments of the other, which may be empty, on the same device.
+
+    Returns:
+        Moments of the union, on that device.
 
     Examples:
         >>> pair = masked_moments(torch.tensor([1.0, 3.0]), torch.tensor([True, True]))
@@ -113,7 +154,7 @@ def merged_moments(a: Moments, b: Moments) -> Moments:
         [3.0, 2.6667, 3.0]
     """
     count = a.count + b.count
-    # by shares of the union, which stay finite when a set or both are empty
+    # weigh by shares of the union: they stay finite when one set is empty, or both are
     share = b.count / count.clamp(min=1)
     delta = b.mean - a.mean
     within = a.var * (1 - share) + b.var * share
@@ -122,7 +163,13 @@ def merged_moments(a: Moments, b: Moments) -> Moments:
 
 
 def safe_std(std: Tensor | float) -> Tensor:
-    """Standard deviation of any shape to divide by, float64: 1 where `std` is 0 up to rounding.
+    """Standard deviation to divide by: 1 where `std` is 0 up to rounding.
+
+    Args:
+        std: Standard deviation of any shape, at least 0.
+
+    Returns:
+        Standard deviation of the same shape, float64, positive.
 
     Examples:
         >>> safe_std(torch.tensor([2.0, 1e-12])).tolist()
@@ -133,12 +180,18 @@ def safe_std(std: Tensor | float) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, moments: Moments | None = None) -> Tensor:
-    """The kept values shifted to mean 0 and scaled to unit variance.
+    """The kept values shifted to mean 0 and scaled to unit variance: (x - mean) / std.
 
-    Mean and variance are constants for autograd. Values that are all equal are only shifted. The
-    result has the shape and dtype of `values`, and is 0 outside the mask.
+    Mean and variance are constants for autograd. Values that are all equal are only shifted.
 
-    By default the moments are of the kept values; others may be over all ranks.
+    Args:
+        values: Floating-point numbers of any shape.
+        mask: Which to keep, bool of the same shape.
+        moments: Mean and variance to use, for instance over all ranks; `None` for the moments of
+            the kept values.
+
+    Returns:
+        Whitened values in the shape and dtype of `values`; 0 outside the mask.
 
     Examples:
         >>> values, mask = torch.tensor([2.0, 6.0, 99.0]), torch.tensor([True, True, False])

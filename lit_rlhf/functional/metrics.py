@@ -18,7 +18,12 @@ __all__ = [
 
 
 class Interval(NamedTuple):
-    """A confidence interval."""
+    """A confidence interval.
+
+    Attributes:
+        low: Lower end.
+        high: Upper end, at least `low`.
+    """
 
     low: float
     high: float
@@ -27,10 +32,19 @@ class Interval(NamedTuple):
 def wilson_interval(successes: float, trials: int, *, confidence: float = 0.95) -> Interval:
     """Wilson's score interval of a share (Wilson 1927, J. Am. Stat. Assoc. 22, 209).
 
+    (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), where p is the share of
+    successes in n trials and z the quantile of the normal distribution.
+
     Unlike the normal approximation (share +- 1.96 standard errors) it stays within [0, 1] and does
     not shrink to a point when all or none of the trials succeed.
 
-    A tie may count as half a success.
+    Args:
+        successes: Trials that succeeded, from 0 to `trials`. A tie may count as half a success.
+        trials: All trials, at least 1.
+        confidence: Probability that the interval covers the true share, in (0, 1).
+
+    Returns:
+        The interval, within [0, 1].
 
     Examples:
         >>> low, high = wilson_interval(8, 10)
@@ -59,8 +73,14 @@ def best_of_n(proxies: Tensor, values: Tensor, n: int) -> Tensor:
     ascending order, the i-th (from 1) is the best of C(i - 1, n - 1) of the C(N, n) subsets. Equal
     scores share their weights.
 
-    `proxies` `[B, N]` choose the best, `values` `[B, N]` are what is measured of it, for instance
-    another judge's scores, and `n` is 1 to `N`. The result is `[B]` float64.
+    Args:
+        proxies: Scores that choose the best sample, `[B, N]`.
+        values: What is measured of the sample that was chosen, for instance another judge's score,
+            `[B, N]`.
+        n: Samples to choose from, 1 to `N`.
+
+    Returns:
+        Expected value for each row, `[B]` float64, in the units of `values`.
 
     Examples:
         >>> proxies, values = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.0, 0.3, 0.9]])
@@ -82,9 +102,15 @@ def best_of_n(proxies: Tensor, values: Tensor, n: int) -> Tensor:
 
 
 def best_of_n_kl(n: int) -> float:
-    """KL of the best of `n` samples from the policy that samples: log n - (n - 1) / n, in nats.
+    """KL(best of n || policy) between the best of `n` samples and the policy: log n - (n - 1) / n.
 
     An upper bound where scores can be equal (Beirami et al. 2024, arXiv 2401.01879).
+
+    Args:
+        n: Samples to choose from, at least 1.
+
+    Returns:
+        KL, nats per response, at least 0.
 
     Examples:
         >>> best_of_n_kl(1)

@@ -1,7 +1,7 @@
 """Rewards of tokens from scores of responses (Eqs. 3, 18 and 19 of arXiv 2307.04964).
 
-Notation: `B` batch, `T` response tokens. Rewards have no graph, as they are constants of
-the losses.
+Notation: `B` batch, `T` response tokens. The losses take rewards as constants, so these have no
+graph.
 """
 
 import math
@@ -27,13 +27,19 @@ __all__ = [
 
 
 Ensemble = Literal["sum", "mean", "min"]
-"""How scores of several reward models make one, as `ensemble_scores` describes them."""
+"""Ways to combine the scores of several reward models, which `ensemble_scores` describes."""
 
 
 def ensemble_scores(member_scores: Tensor, ensemble: Ensemble = "sum") -> Tensor:
-    """One score of the scores `[M, B]` of `M` reward models, `[B]`.
+    """One score for each response from the scores of several reward models.
 
-    `min` is the worst-case optimization of Coste et al. (arXiv 2310.02743).
+    Args:
+        member_scores: Scores of `M` reward models, `[M, B]`.
+        ensemble: `sum`, `mean`, or `min` over the models; `min` is the worst-case optimization of
+            Coste et al. (arXiv 2310.02743).
+
+    Returns:
+        Scores, `[B]`.
 
     Examples:
         >>> ensemble_scores(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), "min").tolist()
@@ -55,8 +61,16 @@ def normalized_scores(
 ) -> Tensor:
     """Reward normalization and clipping: clip((r - mean) / std, -clip, clip) (Eq. 18).
 
-    Raw rewards are `[B]`, mean and deviation those of all scores so far; a deviation of 0 (up to
-    rounding) counts as 1. The result has the scores' dtype.
+    Args:
+        scores: Raw scores r, `[B]`.
+        mean: Mean of all scores so far, 0-dim.
+        std: Standard deviation of all scores so far, 0-dim, at least 0; 0 (up to rounding) counts
+            as 1.
+        clip: Bound on the absolute value of the result, positive, in standard deviations; `None`
+            for no clipping.
+
+    Returns:
+        Normalized scores, `[B]`, in the dtype of `scores`.
 
     Examples:
         >>> normalized_scores(torch.tensor([1.0, 9.0]), mean=2.0, std=2.0, clip=0.75).tolist()
@@ -71,6 +85,14 @@ def normalized_scores(
 def scaled_scores(scores: Tensor, std: Tensor | float) -> Tensor:
     """Reward scaling: r / std, which keeps the sign of a score (Section 5.3.1).
 
+    Args:
+        scores: Raw scores r, `[B]`.
+        std: Standard deviation of all scores so far, 0-dim, at least 0; 0 (up to rounding) counts
+            as 1.
+
+    Returns:
+        Scaled scores, `[B]`, in the dtype of `scores`.
+
     Examples:
         >>> scaled_scores(torch.tensor([-1.0, 3.0]), std=2.0).tolist()
         [-0.5, 1.5]
@@ -80,7 +102,14 @@ def scaled_scores(scores: Tensor, std: Tensor | float) -> Tensor:
 
 
 def clipped_scores(scores: Tensor, clip: float) -> Tensor:
-    """Reward clipping: scores `[B]` clipped to [-clip, clip].
+    """Reward clipping: scores clipped to [-clip, clip] (Section 5.3.1).
+
+    Args:
+        scores: Scores, `[B]`.
+        clip: Largest absolute value, positive, in the units of the scores.
+
+    Returns:
+        Clipped scores, `[B]`.
 
     Examples:
         >>> clipped_scores(torch.tensor([-3.0, 0.5]), clip=2.0).tolist()
@@ -92,9 +121,15 @@ def clipped_scores(scores: Tensor, clip: float) -> Tensor:
 
 
 def length_penalty(lengths: Tensor, *, shortest: int, longest: int | None) -> Tensor:
-    """Minus the distance of a length n from a range: -max(shortest - n, n - longest, 0), float32.
+    """Minus the distance of a length n from a range: -max(shortest - n, n - longest, 0).
 
-    Lengths have any shape, unit and dtype; `longest` may be `None`.
+    Args:
+        lengths: Lengths of any shape and dtype, in any unit, for instance tokens.
+        shortest: Smallest length without a penalty, in that unit.
+        longest: Largest length without a penalty, in that unit; `None` for no limit.
+
+    Returns:
+        Penalties in the shape of `lengths`, float32, at most 0.
 
     Examples:
         >>> length_penalty(torch.tensor([1, 9]), shortest=3, longest=5).tolist()
@@ -108,10 +143,17 @@ def length_penalty(lengths: Tensor, *, shortest: int, longest: int | None) -> Te
 
 
 def soft_overlong_penalty(lengths: Tensor, *, longest: int, buffer: int) -> Tensor:
-    """DAPO's penalty for long responses (arXiv 2503.14476, Eq. 13), float32 in [-1, 0].
+    """DAPO's penalty for long responses (arXiv 2503.14476, Eq. 13).
 
     It is 0 up to a length of `longest - buffer` tokens, and falls linearly to -1 at `longest`.
-    Lengths have any shape; `buffer` is at least 1.
+
+    Args:
+        lengths: Tokens of each response, any shape.
+        longest: Length with the full penalty, tokens.
+        buffer: Tokens over which the penalty grows, positive.
+
+    Returns:
+        Penalties in the shape of `lengths`, float32, in [-1, 0].
 
     Examples:
         >>> soft_overlong_penalty(torch.tensor([7, 10]), longest=10, buffer=4).tolist()
@@ -132,10 +174,19 @@ def token_rewards(
 ) -> Tensor:
     """The score at the last token of a response, minus a KL penalty at every token (Eqs. 3, 19).
 
-    The last token is the last that the mask keeps, whether it is EOS or the response was cut off.
+    r_t = [t is last] score - eta KL_t. The last token is the last one that the mask keeps, whether
+    it is EOS or the response was cut off.
 
-    Scores are `[B]`; the one of a response without tokens has no effect. Log-probs are `[B, T]`
-    nats of the policy that sampled and the reference, and `kl_coef` is eta of Eqs. 3 and 19.
+    Args:
+        scores: One score for each response, `[B]`. It has no effect if the response has no token.
+        logprobs: Log-probs under the policy that sampled the tokens, `[B, T]` nats.
+        ref_logprobs: Log-probs of the same tokens under the reference, `[B, T]` nats.
+        mask: Response tokens, `[B, T]` bool.
+        kl_coef: eta, at least 0, in units of the score per nat.
+        estimator: Estimate of KL at a token, see `kl_estimate`.
+
+    Returns:
+        Rewards, `[B, T]`, in units of the score and the dtype of the log-probs; 0 outside the mask.
 
     Examples:
         >>> logprobs, ref_logprobs = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.0]])
