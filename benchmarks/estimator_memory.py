@@ -20,8 +20,8 @@ from typing import Any
 
 from jsonargparse import auto_cli
 
-from benchmarks.processes import Job
-from benchmarks.results_file import read_runs, table, write_run
+from experiments.processes import Job
+from experiments.results_file import read_runs, table, write_run
 from lit_callbacks import read_logged_steps
 
 RESULTS = Path(__file__).parent / "results" / "estimator_memory.jsonl"

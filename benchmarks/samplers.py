@@ -10,12 +10,12 @@ with vLLM. The arm `stale` hands the weights over once, before training, to see 
 
 The rule, fixed before the runs: vLLM's gold is within noise of the decoder's if Student's 95 %
 interval of the paired difference over the seeds contains 0 and its mean is less than 0.2 away, the
-margin of equal arms in `benchmarks.reproduce`. A stale sampler is noticed if `SamplerMonitor`
+margin of equal arms in `experiments.reproduce`. A stale sampler is noticed if `SamplerMonitor`
 calls it collapsed before the run ends, and no other arm's. Gold is that of the run's own rollouts;
 gold of the finished policies on held-out prompts, sampled by lit_rlhf, was added after the runs,
 and so was `stale_unweighted`.
 
-With SmolLM2-135M, PPO-max of `benchmarks.known_truth`: `FOLDER` has that benchmark's seeds, and its
+With SmolLM2-135M, PPO-max of `experiments.known_truth`: `FOLDER` has its seeds, and its
 runs are the decoder's where there are results of them. The rule is the same, with the truth from
 -1 to 1 as gold, over the last ten of 40 iterations; fixed on 2026-11-26, before vLLM's runs.
 """
@@ -30,12 +30,12 @@ from typing import Any
 
 from jsonargparse import auto_cli
 
-from benchmarks.known_truth.__main__ import RESULTS as KNOWN_TRUTH
-from benchmarks.known_truth.__main__ import Recipe, Seed
-from benchmarks.pretrained import run_step
-from benchmarks.reproduce.judging import student_interval
-from benchmarks.results_file import read_run as read_result
-from benchmarks.results_file import read_runs, table, write_run
+from experiments.known_truth.study import RESULTS as KNOWN_TRUTH
+from experiments.known_truth.study import Recipe, Seed
+from experiments.pretrained.study import run_step
+from experiments.reproduce.judging import student_interval
+from experiments.results_file import read_run as read_result
+from experiments.results_file import read_runs, table, write_run
 from lit_callbacks import Level, SamplerMonitor, read_run
 from lit_rlhf.files import write_text
 from lit_rlhf.forward import LanguageModel
@@ -123,7 +123,7 @@ def run_pretrained(
 
     Args:
         base: Folder of SmolLM2-135M-Instruct.
-        folder: Folder of `benchmarks.known_truth` with the seed's SFT and reward model.
+        folder: Folder of `experiments.known_truth` with the seed's SFT and reward model.
         seed: The seed.
         arms: Names of samplers.
         threads: Threads of a run.

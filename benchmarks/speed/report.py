@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.results_file import table
 from benchmarks.speed.flops import generation_bytes, stage_flops
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
+from experiments.results_file import table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "speed.md"

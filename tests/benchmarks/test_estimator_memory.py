@@ -3,7 +3,7 @@
 from itertools import product
 
 from benchmarks.estimator_memory import ARMS, MICRO_BATCHES, RESULTS, REWARDS, format_table
-from benchmarks.results_file import read_runs
+from experiments.results_file import read_runs
 from tests.support.docs_blocks import ROOT
 
 

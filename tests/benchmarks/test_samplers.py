@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from benchmarks import samplers
-from benchmarks.results_file import read_runs
+from experiments.results_file import read_runs
 
 
 def result(arm: str, seed: int, gold: float, noticed: int | None = None) -> dict[str, Any]:

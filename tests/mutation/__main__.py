@@ -34,7 +34,7 @@ import pytest
 from tests.mutation.mutants import Mutant, make_mutants
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("lit_rlhf", "callbacks/lit_callbacks", "benchmarks")
+PACKAGES = ("lit_rlhf", "callbacks/lit_callbacks", "benchmarks", "experiments")
 FUNCTIONAL = ("tests/functional",)
 PPO = (
     "tests/ppo/test_algorithm.py",

@@ -104,7 +104,7 @@ def test_imported_function_runs_the_new_code(name: str) -> None:
         ("lit_rlhf/data/samplers.py", "tests/data/test_samplers.py"),
         ("lit_rlhf/data/datamodules/base.py", "tests/data/test_datamodules.py"),
         ("callbacks/lit_callbacks/verdict.py", "tests/callbacks/test_verdict.py"),
-        ("benchmarks/reproduce/table.py", "tests/benchmarks/test_reproduce.py"),
+        ("experiments/reproduce/table.py", "tests/experiments/test_reproduce.py"),
     ],
 )
 def test_tests_of_a_module_are_found_by_its_name(module: str, tests: str) -> None:

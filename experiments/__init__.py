@@ -1,0 +1,1 @@
+"""Studies of training: the evidence behind the pages, a folder for each with its results."""

@@ -1,0 +1,356 @@
+"""Whether the collapse detector flags runs in time, and whether rolling back saves them.
+
+    python -m experiments collapse run      # trains what is missing
+    python -m experiments collapse report   # writes docs/collapse.md
+
+`run` trains, for each seed, the quickstart's stages, then vanilla PPO and PPO-max under a detector
+that only watches, and vanilla PPO under one that rolls back and raises `kl_coef`. Runs that are
+finished are not repeated. `report` reads the runs' logs and writes the page with its figure, and
+all numbers to `experiments/collapse/results.json`. `quickstart_seeds.py` tests the same detector on
+more runs, without rolling back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from jsonargparse import auto_cli
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from experiments.detector.early import read_results
+from experiments.detector.page import format_section, read_rows
+from experiments.drawing import COLORS, STYLE, band, finish_panel, save
+from experiments.processes import Job, run_jobs
+from experiments.results_file import table
+from lit_callbacks import (
+    FirstRatioMonitor,
+    Level,
+    Monitor,
+    default_monitors,
+    read_logged_steps,
+    replay_steps,
+)
+from lit_rlhf.files import write_text
+from lit_rlhf.tools.commands.quickstart import COLLAPSE_STDS, Quickstart
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = Path(__file__).with_name("results.json")
+PAGE = ROOT / "docs" / "collapse.md"
+FIGURE = ROOT / "docs" / "images" / "collapse.svg"
+
+DETECTOR_SEEDS = (60, 61, 62, 63, 64, 65, 66, 67, 68, 69)
+"""Seeds on which nothing was chosen: the thresholds were on seeds 0 to 2 and 30 to 39."""
+ROLLBACK = Path("configs/overlays/rollback.yaml")
+RUNS: dict[str, tuple[str | Path, ...]] = {
+    "ppo_vanilla": ("ppo_max.yaml", "ppo_vanilla.yaml"),
+    "ppo_max": ("ppo_max.yaml",),
+    "ppo_rollback": ("ppo_max.yaml", "ppo_vanilla.yaml", ROLLBACK),
+}
+
+
+MEASURES = ("gold", "kl", "response_length")
+"""Metrics of rollouts that the figure shows."""
+
+
+def run_seed(output_dir: str, seed: int) -> None:
+    """Train all runs of one seed, in this process.
+
+    Args:
+        output_dir: Folder of the benchmark.
+        seed: Seed of the world, the weights, the data order and the rollouts.
+    """
+    stages = Quickstart(Path(output_dir) / f"seed_{seed}", seed, overwrite=True)
+    if not (stages.root / "reward" / "model.safetensors").is_file():
+        stages.prepare()
+    for name, configs in RUNS.items():
+        if not (stages.root / name / "model.safetensors").is_file():
+            stages.fit_ppo(configs, "--name", name)
+    if not (stages.root / "evaluation.json").is_file():
+        stages.evaluate("sft", *RUNS)
+
+
+def run(
+    output_dir: str = "runs/collapse", seeds: tuple[int, ...] = DETECTOR_SEEDS, parallel: int = 2
+) -> None:
+    """Train the runs that are missing, each seed in a process with one thread.
+
+    Args:
+        output_dir: Folder of the benchmark.
+        seeds: Seeds to run.
+        parallel: Number of seeds that run at a time.
+    """
+    root = Path(output_dir)
+    run_jobs(
+        [
+            Job(
+                ["experiments.collapse.study", "run_seed", output_dir, str(seed)],
+                root / f"seed_{seed}" / "log.txt",
+            )
+            for seed in seeds
+        ],
+        parallel,
+    )
+
+
+read_steps = cache(read_logged_steps)
+
+
+def read_metric(folder: Path, key: str) -> dict[int, float]:
+    """Read a metric of a run by iteration."""
+    return {step: s[key] for step, s in read_steps(str(folder)).items() if key in s}
+
+
+class Detection(NamedTuple):
+    """The verdict of a detector on a run.
+
+    Attributes:
+        flagged_at: Iteration of the first verdict "collapsed"; `None` without one.
+        healthy_until: Last iteration before it, or of the run, with the verdict "healthy"; 0
+            without one.
+    """
+
+    flagged_at: int | None
+    healthy_until: int
+
+
+def detect_collapse(folder: Path, monitors: list[Monitor], votes: int = 2) -> Detection:
+    """Replay a detector on a run's logs.
+
+    Args:
+        folder: The run's logs.
+        monitors: The detector's monitors.
+        votes: Number of signals that make a collapse.
+    """
+    healthy_until = 0
+    for step, verdict in replay_steps(read_steps(str(folder)), monitors, votes):
+        if verdict.level is Level.COLLAPSED:
+            return Detection(step, healthy_until)
+        if verdict.level is Level.HEALTHY:
+            healthy_until = step
+    return Detection(None, healthy_until)
+
+
+def compare_with_harm(folder: Path, detection: Detection, bound: float) -> dict[str, Any]:
+    """When a run was flagged, and when harm was done.
+
+    A run is flagged in time if no iteration from harm on was called healthy before the flag. A
+    roll-back, which restores weights that later healthy iterations have confirmed, then undoes it.
+
+    Args:
+        folder: The run's logs.
+        detection: What the detector says of the run.
+        bound: Gold reward below which harm is done.
+    """
+    flagged_at, healthy_until = detection
+    gold = read_metric(folder, "rollout/gold")
+    harmed_at = next((step for step, value in gold.items() if value < bound), None)
+    return {
+        "flagged_at": flagged_at,
+        "healthy_until": healthy_until,
+        "gold_at_flag": None if flagged_at is None else gold[flagged_at],
+        "peak_gold": max(gold.values()),
+        "last_gold": fmean(list(gold.values())[-10:]),
+        "harmed_at": harmed_at,
+        "lead": None if flagged_at is None or harmed_at is None else harmed_at - flagged_at,
+        "in_time": flagged_at is not None and (harmed_at is None or healthy_until < harmed_at),
+    }
+
+
+def summarize_seed(root: Path, seed: int) -> dict[str, Any]:
+    """The figures of one seed in the tables."""
+    folder = root / f"seed_{seed}"
+    policies = json.loads((folder / "evaluation.json").read_text("utf-8"))["policies"]
+    gold = {
+        name.rpartition("/")[2]: report["rewards"]["gold_reward"]
+        for name, report in policies.items()
+    }
+    bound = gold["sft"]["mean"] - COLLAPSE_STDS * gold["sft"]["std"]
+    logs = {name: folder / "logs" / name for name in RUNS}
+    return {
+        "seed": seed,
+        "sft_gold": gold["sft"]["mean"],
+        **{
+            name: compare_with_harm(
+                logs[name], detect_collapse(logs[name], default_monitors()), bound
+            )
+            for name in ("ppo_vanilla", "ppo_max")
+        },
+        "final_gold": {name: gold[name]["mean"] for name in RUNS},
+        "collapses": sum(
+            before < Level.COLLAPSED <= after
+            for before, after in pairwise(
+                [0.0, *read_metric(logs["ppo_rollback"], "monitor/level").values()]
+            )
+        ),
+        "curves": {
+            name: {
+                key: [round(v, 3) for v in read_metric(log, f"rollout/{key}").values()]
+                for key in MEASURES
+            }
+            for name, log in logs.items()
+        },
+    }
+
+
+COLUMNS = ("flagged_at", "gold_at_flag", "peak_gold", "last_gold", "harmed_at", "lead")
+"""Columns of the table of `format_flags`."""
+
+
+def format_policies(rows: list[dict[str, Any]]) -> str:
+    """Format the outcome of each policy, as a Markdown table and a sentence."""
+    kept = sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows)
+    names = ("ppo_vanilla", "ppo_rollback", "ppo_max")
+    head = ["seed", "final gold: SFT", "vanilla", "vanilla, roll-back", "PPO-max"]
+    golds = table(
+        [*head, "collapses flagged"],
+        [
+            [
+                *(row["seed"], f"{row['sft_gold']:.2f}"),
+                *(f"{row['final_gold'][name]:.2f}" for name in names),
+                row["collapses"],
+            ]
+            for row in rows
+        ],
+    )
+    return (
+        f"{golds}\nWith roll-back, the final gold of {kept} of {len(rows)} vanilla runs is no "
+        "lower than SFT's."
+    )
+
+
+def format_flags(rows: list[dict[str, Any]]) -> str:
+    """When vanilla PPO was flagged, as a Markdown table and a sentence."""
+
+    def shown(value: float | int | None) -> str:
+        return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+    in_time = sum(row["ppo_vanilla"]["in_time"] for row in rows)
+    flagged = sum(row["ppo_vanilla"]["flagged_at"] is not None for row in rows)
+    false = sum(row["ppo_max"]["flagged_at"] is not None for row in rows)
+    head = ["seed", "flagged at iteration", "gold at that iteration", "peak gold"]
+    head += ["gold, last 10 iterations", "harm at iteration", "lead, iterations"]
+    flags = [[row["seed"], *(shown(row["ppo_vanilla"][key]) for key in COLUMNS)] for row in rows]
+    return (
+        f"{table(head, flags)}\nThe detector flags {flagged} of {len(rows)} vanilla runs, "
+        f"{in_time} of them in time, and {false} of {len(rows)} PPO-max runs."
+    )
+
+
+def scale_thresholds(monitor: Monitor, factor: float) -> Monitor:
+    """Move every threshold of a monitor `factor` times as far from the baseline."""
+    if isinstance(monitor, FirstRatioMonitor):  # fixed thresholds around 1, the healthy ratio
+        assert monitor.high is not None
+        assert monitor.low is not None
+        monitor.high = 1 + (monitor.high - 1) * factor
+        monitor.low = 1 - (1 - monitor.low) * factor
+        return monitor
+    if monitor.high is not None:
+        monitor.high *= factor
+    if monitor.high_ratio is not None:
+        monitor.high_ratio = 1 + (monitor.high_ratio - 1) * factor
+    if monitor.low_ratio is not None:
+        monitor.low_ratio = max(0.0, 1 - (1 - monitor.low_ratio) * factor)
+    return monitor
+
+
+LABELS = {
+    "ppo_vanilla": "vanilla PPO",
+    "ppo_rollback": "vanilla PPO with roll-back",
+    "ppo_max": "PPO-max",
+}
+"""Runs as the figure calls them."""
+
+
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Draw the runs over their iterations: means over seeds, with the range as a band.
+
+    Args:
+        rows: What `summarize_seed` says of each seed.
+    """
+    with rc_context(STYLE):
+        figure = Figure(figsize=(10.5, 3.2))
+        axes = figure.subplots(1, len(MEASURES))
+        for axis, measure in zip(axes, MEASURES, strict=True):
+            for (run, label), color in zip(LABELS.items(), COLORS, strict=False):
+                courses = [row["curves"][run][measure] for row in rows]
+                band(axis, courses, range(1, len(courses[0]) + 1), label, color)
+            finish_panel(axis, measure)
+            axis.set_xlabel("PPO iteration")
+        axes[0].axhline(
+            fmean(row["sft_gold"] for row in rows), color="#555555", linestyle="--", linewidth=1.0
+        )
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+        return figure
+
+
+PAGE_TEXT = """# The collapse detector and rolling back
+
+This page compares the quickstart's vanilla PPO with and without `configs/overlays/rollback.yaml`,
+and with PPO-max. With the overlay, a run that collapses goes back to its last healthy weights and
+raises the weight of the KL penalty from 0 to 0.2, then 0.4, then 0.8. Nothing was chosen on these
+seeds, and each run had one thread.
+
+```bash
+python -m experiments collapse run      # trains what is missing
+python -m experiments collapse report   # writes this page
+```
+
+![Gold, KL and response length over the iterations](images/collapse.svg)
+
+Bands are the range over the seeds, and the dashed line is SFT's gold.
+
+{policies}
+
+Gold is over 512 held-out prompts here, and over the 128 rollouts of an iteration in the figure and
+below.
+
+## When vanilla PPO is flagged
+
+{flags}
+
+A run does harm from the first iteration whose gold is {harm} standard deviations of the SFT
+policy's gold below its mean. It is flagged in time if the detector calls no iteration from harm on
+healthy before the flag. The flags were replayed from KL and length; the runs with roll-back had
+the thresholds of an earlier version, and so did the [sixty runs](quickstart_seeds.md).
+
+{families}"""
+
+
+def format_page(rows: list[dict[str, Any]]) -> str:
+    """The page of the results.
+
+    Args:
+        rows: What `summarize_seed` says of each seed.
+    """
+    return PAGE_TEXT.format(
+        policies=format_policies(rows),
+        flags=format_flags(rows),
+        harm=COLLAPSE_STDS,
+        families=format_section(read_rows(), read_results()),
+    )
+
+
+def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = DETECTOR_SEEDS) -> None:
+    """Write the page, its figure and the results.
+
+    Args:
+        output_dir: Folder of the benchmark.
+        seeds: Seeds of the tables.
+    """
+    root = Path(output_dir)
+    rows = [summarize_seed(root, seed) for seed in seeds]
+    write_text(RESULT, json.dumps(rows) + "\n")
+    save(draw(rows), FIGURE)
+    write_text(PAGE, format_page(rows))
+    print(f"{format_policies(rows)}\n\n{format_flags(rows)}")
+
+
+if __name__ == "__main__":
+    auto_cli([run, report, run_seed])

@@ -1,0 +1,307 @@
+"""Flipped labels in the lab: how well strength finds them, and what the remedies are worth.
+
+    python -m experiments label_noise run      # trains what is missing
+    python -m experiments label_noise report   # tables of docs/reward_models.md
+
+After *Secrets of RLHF, Part II: Reward Modeling* (arXiv 2401.06080), in the lab's world
+`extrapolation`. Pairs are two responses of an SFT model, the chosen one with the higher gold; pairs
+of equal gold are left out. A share of the labels of the training pairs is then flipped at random,
+so that it is known which are wrong. Test pairs have other prompts and keep their labels. All reward
+models have the quickstart's options. Strength is of `lit_rlhf reward strength` with its defaults,
+and every remedy is given the true share of flipped labels, which has to be guessed elsewhere.
+
+PPO-max then learns from each reward model for half of the quickstart's iterations, and is judged by
+gold on held-out prompts.
+
+`CRITERION` was fixed before the first result, after a trial on seed 0 with 2,293 pairs and a fifth
+flipped, which set the number of pairs: the AUC was 0.80, and the accuracy 0.79 without flips and
+0.67 with them. Since then, before any result was looked at, test pairs became 1,200 instead of
+1,500, as a seed has no more, and runs without flips lost their strength and remedies. Differences
+are rounded since the results at 20 %: 12 of 1,200 pairs, the 0.01 of the criterion, were a little
+more than 0.01 as floating-point numbers. After the results of seeds 61 to 63 at 0, 20 and 30 %, and
+before all others, seeds 64 and 65 were added, and PPO with its part of the criterion, for which all
+was trained again. The result of each run is a line of `experiments/label_noise/results.jsonl`, and
+none is repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+from jsonargparse import auto_cli
+from torchmetrics.functional.classification import binary_auroc
+
+from experiments.processes import Job, run_jobs
+from experiments.reproduce.running import versions
+from experiments.results_file import (
+    compare_by_seed,
+    read_lines,
+    read_run,
+    read_runs,
+    table,
+    write_run,
+)
+from lit_rlhf.data import DataSource
+from lit_rlhf.files import write_json_lines, write_text
+from lit_rlhf.tools.commands.evaluate import EvaluateOptions, evaluate
+from lit_rlhf.tools.commands.quickstart import GOLD, Quickstart
+from lit_rlhf.tools.commands.reward import fit_reward_model, measure_strength, relabel
+from lit_rlhf.tools.evaluation.reward_report import score_pairs
+from lit_rlhf.tools.lab import gold_reward
+
+RESULTS = Path(__file__).with_name("results.jsonl")
+TABLES = RESULTS.with_suffix(".md")
+SEEDS: Final = (61, 62, 63, 64, 65)
+RATES: Final = (0.0, 0.1, 0.2, 0.3)
+"""Shares of flipped labels."""
+REMEDIES: Final = ("flip", "remove", "margin", "smoothing")
+PAIRS, TRAIN, TEST = 6500, 3000, 1200
+"""Pairs sampled, of which more than a quarter are of equal gold, and pairs of training and test."""
+WANTED: Final = 0.8
+"""AUC that is wanted."""
+MARGIN: Final = 0.01
+"""Accuracy by which a remedy has to differ."""
+GOLD_MARGIN: Final = 0.1
+"""Gold after PPO by which a remedy has to differ."""
+CRITERION: Final = (
+    f"Strength finds the flipped pairs of a share if its AUC is at least {WANTED} with each seed. "
+    "A remedy is better (worse) than none if the accuracy of its reward model on the test pairs "
+    f"is higher (lower) by more than {MARGIN} with each seed; else no difference is shown. "
+    f"By PPO it is better (worse) if the gold of its policy is higher (lower) by more than "
+    f"{GOLD_MARGIN} with each seed."
+)
+ITERATIONS, BATCH = 35, 128
+"""Iterations of PPO, and responses of each."""
+Pair = dict[str, Any]
+
+
+def run_one(output_dir: str, seed: int, rate: float) -> None:
+    """Measure strength and train the reward models of a share of flipped labels in this process.
+
+    Args:
+        output_dir: Folder of the benchmark.
+        seed: Seed of world, models, labels and order.
+        rate: Share of flipped labels.
+    """
+    root = Path(output_dir) / f"seed_{seed}"
+    stages = Quickstart(root, seed, world="extrapolation", pairs=PAIRS, overwrite=True)
+    preferences = root / "world" / "preferences.jsonl"
+    if not preferences.is_file():
+        stages.write_world()
+        stages.fit_sft("sft.yaml")
+        stages.label_preferences()
+    train, test = split_pairs(label_by_gold(read_lines(preferences)), seed)
+    drawn = random.Random(f"flips {seed} {rate}").sample(range(TRAIN), round(rate * TRAIN))
+    flipped = torch.zeros(TRAIN, dtype=torch.long)
+    flipped[drawn] = 1
+    given = [swap(pair) if flip else pair for pair, flip in zip(train, flipped, strict=True)]
+    model, folder = str(root / "sft"), root / f"flipped_{rate}"
+    pairs = write_json_lines(folder / "pairs.jsonl", given)
+    strengths = str(folder / "strengths.jsonl")
+    result: dict[str, Any] = {"seed": seed, "rate": rate, "accuracy": {}, "gold": {}}
+    if rate:  # else there is nothing to find
+        measured = measure_strength(
+            model, [str(pairs)], ["quickstart/reward"], strengths, seed=seed, device="cpu"
+        )
+        strength = torch.tensor([row["strength"] for row in measured])
+        weakest = strength.argsort()[: len(drawn)]
+        result["auc"] = auc(strength, flipped)
+        result["flipped_among_weakest"] = float(flipped[weakest].double().mean())
+        result["negative"] = float((strength < 0).double().mean())
+    for remedy in ("none", *REMEDIES) if rate else ("none",):
+        written = str(folder / f"{remedy}.jsonl")
+        options: list[str] = ["--config", "quickstart/reward"]
+        rows = given
+        if remedy in ("flip", "remove", "margin"):
+            flip, remove = (rate if remedy == name else 0.0 for name in ("flip", "remove"))
+            rows = relabel(strengths, written, flip, remove, margin=remedy == "margin")
+        if remedy == "smoothing":
+            options.append(f"--model.label_smoothing={rate}")
+        with TemporaryDirectory(dir=folder) as new:
+            trained = fit_reward_model(model, rows, options, new, seed)
+            result["accuracy"][remedy] = float((score(trained, test) > 0).double().mean())
+            if rate and remedy == "none":
+                result["auc_in_sample"] = auc(score(trained, given), flipped)
+            train_policy(stages, trained, remedy)
+        result["gold"][remedy] = measure_gold(stages, remedy)
+    result["sft_gold"] = measure_gold(stages, "sft")
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    result["cpu_seconds"] = round(sum(used.ru_utime + used.ru_stime for used in usage), 1)
+    result["versions"] = versions()
+    write_run(RESULTS, run_name(seed, rate), result)
+
+
+def train_policy(stages: Quickstart, reward: str, name: str) -> None:
+    """Train PPO-max on a reward model, to a folder beside the other stages."""
+    own = {
+        "trainer": {"callbacks": [], "limit_val_batches": 0},
+        "model": {"init_args": {"rewards": {reward: 1.0}}},
+        "data": {"init_args": {"samples_per_epoch": ITERATIONS * BATCH}},
+    }
+    overlay = write_text(stages.root / "configs" / f"own_{name}.yaml", json.dumps(own) + "\n")
+    folder = f"--model.output_dir={stages.root / name}"
+    stages.fit_ppo(("ppo_max.yaml", overlay), "--name", name, folder)
+
+
+def measure_gold(stages: Quickstart, name: str) -> float:
+    """Mean gold of a policy's responses to the held-out prompts."""
+    options = EvaluateOptions(
+        policies=[str(stages.root / name)],
+        prompts=str(stages.root / "world" / "prompts_heldout.jsonl"),
+        rewards={f"{GOLD}:gold_reward": 1.0},
+        max_new_tokens=48,
+        temperature=1.0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        seed=stages.seed,
+    )
+    (policy,) = evaluate(options)["policies"].values()
+    return round(float(policy["rewards"]["gold_reward"]["mean"]), 4)
+
+
+def run_name(seed: int, rate: float) -> str:
+    """Name of a run in the file of results."""
+    return f"flipped_{rate}-seed_{seed}"
+
+
+def label_by_gold(pairs: Iterable[Pair]) -> list[Pair]:
+    """HH records whose chosen response has the higher gold; none of equal gold."""
+    labelled = []
+    for pair in pairs:
+        golds = []
+        for side in ("chosen", "rejected"):
+            prompt, marker, response = pair[side].rpartition("\n\nAssistant:")
+            golds += gold_reward([prompt + marker], [response.strip()], [True])
+        if golds[0] != golds[1]:
+            labelled.append(pair if golds[0] > golds[1] else swap(pair))
+    return labelled
+
+
+def split_pairs(pairs: Sequence[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
+    """`TRAIN` pairs to train on and `TEST` pairs with other prompts.
+
+    Raises:
+        ValueError: If there are too few.
+    """
+    prompts = sorted({prompt_of(pair) for pair in pairs})
+    random.Random(f"test {seed}").shuffle(prompts)
+    held_out = set(prompts[: len(prompts) // 3])
+    train = [pair for pair in pairs if prompt_of(pair) not in held_out][:TRAIN]
+    test = [pair for pair in pairs if prompt_of(pair) in held_out][:TEST]
+    if (len(train), len(test)) != (TRAIN, TEST):
+        raise ValueError(f"pairs: expected {TRAIN} and {TEST}, got {len(train)} and {len(test)}")
+    return train, test
+
+
+def prompt_of(pair: Pair) -> str:
+    """The dialogue before the responses."""
+    return str(pair["chosen"].rpartition("\n\nAssistant:")[0])
+
+
+def swap(pair: Pair) -> Pair:
+    """The pair with the other label."""
+    return {"chosen": pair["rejected"], "rejected": pair["chosen"]}
+
+
+def score(model: str, pairs: Sequence[Pair]) -> torch.Tensor:
+    """Score differences of pairs, `[N]`."""
+    scored = score_pairs(model, [DataSource(list(pairs))])
+    return torch.from_numpy(scored.chosen - scored.rejected)
+
+
+def auc(strength: torch.Tensor, flipped: torch.Tensor) -> float:
+    """Chance that a flipped pair is weaker than another one."""
+    return float(binary_auroc(-strength, flipped))
+
+
+def run(output_dir: str = "runs/label_noise", parallel: int = 1) -> None:
+    """Train what has no result yet.
+
+    Args:
+        output_dir: Folder of all runs.
+        parallel: Seeds at a time.
+    """
+    for rate in RATES:
+        run_jobs(
+            [
+                Job(
+                    ["experiments.label_noise.study", "run_one", output_dir, str(seed), str(rate)],
+                    Path(output_dir) / f"{run_name(seed, rate)}.log",
+                )
+                for seed in SEEDS
+                if read_run(RESULTS, run_name(seed, rate)) is None
+            ],
+            parallel,
+        )
+
+
+def report() -> None:
+    """Write the tables of the results."""
+    write_text(TABLES, build_tables(read_runs(RESULTS).values()))
+
+
+def build_tables(results: Iterable[Mapping[str, Any]]) -> str:
+    """What strength finds, and accuracy and gold after each remedy, by share of flipped labels."""
+    by_seed = sorted(results, key=lambda result: int(result["seed"]))
+    finding, accuracy, golds = [], [], []
+    for rate in RATES:
+        runs = [result for result in by_seed if result["rate"] == rate]
+        if not runs:
+            continue
+        if rate:
+            aucs = [result["auc"] for result in runs]
+            cells = [
+                join(aucs),
+                find_verdict(aucs),
+                join(result["auc_in_sample"] for result in runs),
+                join(result["flipped_among_weakest"] for result in runs),
+                join(result["negative"] for result in runs),
+            ]
+            finding.append([f"{rate:.0%}", *cells])
+        accuracy.append([f"{rate:.0%}", *compare_remedies(runs, "accuracy", ".3f", MARGIN)])
+        cells = [f"{rate:.0%}", join(result["sft_gold"] for result in runs)]
+        golds.append([*cells, *compare_remedies(runs, "gold", ".2f", GOLD_MARGIN)])
+    head = ["flipped", "AUC", "", "AUC of a model trained on the pairs"]
+    head += ["flipped among as many weakest", "strength below 0"]
+    tables = [
+        table(head, finding),
+        table(["flipped", "none", *REMEDIES], accuracy),
+        table(["flipped", "SFT", "none", *REMEDIES], golds),
+    ]
+    return "\n".join(tables)
+
+
+def compare_remedies(
+    runs: Sequence[Mapping[str, Any]], measure: str, form: str, margin: float
+) -> list[str]:
+    """Cells of a measure: its values without a remedy, and the gain of each with a verdict."""
+    cells = [join((run[measure]["none"] for run in runs), form)]
+    for remedy in REMEDIES:
+        known = [run[measure] for run in runs if remedy in run[measure]]
+        gains = [values[remedy] - values["none"] for values in known]
+        verdict = compare_by_seed(gains, margin, len(SEEDS))
+        cells.append(f"{join(gains, '+' + form)}; {verdict}" if gains else "")
+    return cells
+
+
+def join(values: Iterable[float], form: str = ".2f") -> str:
+    """The values of all seeds in one cell."""
+    return ", ".join(f"{value:{form}}" for value in values)
+
+
+def find_verdict(aucs: Sequence[float]) -> str:
+    """The verdict of `CRITERION` on strength, by the AUC of each seed."""
+    if len(aucs) != len(SEEDS):
+        return "open"
+    return "found" if all(value >= WANTED for value in aucs) else "not found"
+
+
+if __name__ == "__main__":
+    auto_cli([run, run_one, report], as_positional=True)

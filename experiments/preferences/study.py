@@ -1,0 +1,483 @@
+"""Figure 4 on people's preferences, where the gold reward model is of another family.
+
+    python -m experiments preferences run BASE GOLD_BASE FOLDER
+    python -m experiments preferences report
+
+`BASE` is a folder with SmolLM2-135M-Instruct, `GOLD_BASE` one with Gemma 3 270M (read back from 4
+bits, as package registries have it), and `FOLDER` holds HH-RLHF's files of
+`pretrained.FILES`. SFT learns demonstrations of at most 40 tokens, so that few of its
+responses reach the limit of 64 and ending early is no gain. The proxy, a SmolLM2, learns from 1,200
+pairs; the gold model, with LoRA, from 2,100 others. Vanilla PPO and PPO-max start from the same SFT
+model, at five times the learning rates of configs/smollm2, for 100 iterations. PPO computes in
+bf16-mixed, in two thirds of the time on a processor with instructions for it, which was settled
+before its first run; the other stages compute in float32.
+
+The rule, fixed before the runs: the criterion of `experiments.known_truth.criterion` with the gold
+model's score in place of the truth, for each of three seeds, on 96 drawn test prompts with eight
+samples each. The seeds share the SFT, proxy and gold models, so they repeat PPO and not the whole.
+Its first part asks that vanilla PPO's gold falls below SFT's; if it does not, that is the result.
+A judge, if there is one, is asked about 200 test pairs first and is dropped unless it agrees with
+people on 60 % of them; a tie counts as half, and a pair that it cannot judge as none. The mean of
+complete responses, which ended before the limit, stands beside that of all without deciding: where
+only the latter rises, the gain is likely one of ending. Gold at SFT's length, which does not decide
+either, was added after the first seed: the mean less what the other length is worth by the least
+squares line through SFT's responses. Relevance, which does not decide, was added after all seeds,
+since many responses of vanilla PPO were off the question: the cosine of a response's
+embedding and its question's, the last message before it, by a sentence encoder.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jsonargparse import auto_cli
+from torch import Tensor
+from torch.nn.functional import normalize
+from transformers import AutoModel, AutoTokenizer
+
+from experiments.drawing import save
+from experiments.known_truth.criterion import SAMPLES, judge, paired_difference, read_arms
+from experiments.known_truth.page import (
+    NAMES,
+    draw,
+    format_best_of,
+    format_flags,
+    format_interval,
+    format_seeds,
+    format_verdict,
+)
+from experiments.pretrained.study import (
+    FILES,
+    GOLD_SEED,
+    LORA,
+    Benchmark,
+    Precision,
+    Sizes,
+    Step,
+    common_opening,
+    read_json,
+    run_step,
+    say,
+)
+from experiments.reproduce.measuring import measure_perplexity
+from experiments.results_file import read_lines, read_run, read_runs, table, write_run
+from lit_rlhf.files import write_json_lines, write_text
+from lit_rlhf.models import load_tokenizer
+
+RESULTS = Path(__file__).with_name("results.jsonl")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+INTRODUCTION = Path(__file__).with_name("page.md")
+SIZES = Sizes(gold_pairs=2100, iterations=100, prompts=96, max_new_tokens=64)
+SEEDS = (0, 1, 2)
+LONGEST_DEMONSTRATION = 40
+"""Tokens."""
+FACTOR = 5.0
+"""Learning rates over those of configs/smollm2."""
+JUDGED_PAIRS, LEAST_AGREEMENT = 200, 0.6
+SHOWN = 20
+"""Prompts whose responses are on the page, drawn by the seed."""
+ARMS = ("ppo_vanilla", "ppo_max")
+WINDOW = 10
+"""Iterations whose mean is compared with others' for gold and length."""
+CURVES = {
+    "rollout/score/reward": "proxy, SFT's deviations above SFT",
+    "rollout/score/gold": "gold",
+    "rollout/kl": "KL to SFT, nats",
+    "rollout/response_length": "tokens per response",
+}
+"""Title of each panel of the figure by the metric that it shows."""
+
+
+@dataclass(frozen=True)
+class Preferences(Benchmark):
+    """The steps in a folder.
+
+    Attributes:
+        gold_base: Folder of the model that the gold reward model starts from.
+        ppo_precision: The trainer's precision in PPO.
+        judge: Name of the judge as its endpoint knows it; empty: none.
+        judge_url: Base URL of the OpenAI-compatible endpoint.
+        encoder: Folder of a sentence encoder with mean pooling; empty: none.
+    """
+
+    gold_base: str = ""
+    ppo_precision: Precision = "bf16-mixed"
+    judge: str = ""
+    judge_url: str = ""
+    encoder: str = ""
+
+    def write_data(self) -> None:
+        """Write the parts of the data, short demonstrations, prompts, and pairs for the judge."""
+        super().write_data()
+        tokenizer = load_tokenizer(self.base)
+
+        def is_short(row: dict[str, Any]) -> bool:
+            ids = tokenizer(row["chosen"], add_special_tokens=False)["input_ids"]
+            return len(ids) <= LONGEST_DEMONSTRATION
+
+        for source in FILES:
+            rows = read_lines(self.path("data", "proxy", f"{source}.jsonl"))
+            short = [row for row in rows if is_short(row)]
+            write_json_lines(self.path("data", "demonstrations", f"{source}.jsonl"), short)
+        pairs = [row for s in FILES for row in read_lines(self.path("data", "test", f"{s}.jsonl"))]
+        drawn = random.Random(0).sample(pairs, self.sizes.prompts)
+        prompts = [{"prompt": row["prompt"]} for row in drawn]
+        write_json_lines(self.path("data", "test_prompts.jsonl"), prompts)
+        drawn = random.Random(0).sample(pairs, min(JUDGED_PAIRS, len(pairs)))
+        for side in ("chosen", "rejected"):
+            rows = [{"prompt": row["prompt"], "response": row[side]} for row in drawn]
+            write_json_lines(self.path("judged", "people", f"{side}.jsonl"), rows)
+
+    def part_of(self, name: str) -> str:
+        """The part of the data that a model learns from."""
+        return "demonstrations" if name == "sft" else super().part_of(name)
+
+    def common_steps(self) -> list[Step]:
+        """Steps of all seeds: the three models that PPO needs, and how right they are."""
+        gold = self.fit("gold", 1, "reward", self.gold_base, network=LORA, head_seed=GOLD_SEED)
+        steps = [self.fit("sft", 1, "sft", self.base), self.fit("reward", 1, "reward", "sft")]
+        steps += [self.report("reward", 1), gold, self.report("gold", 1, self.gold_base)]
+        sides = ("chosen", "rejected")
+        steps += [self.measure_relevance("people", sides)] if self.encoder else []
+        return [*steps, self.ask("people", sides)] if self.judge else steps
+
+    def seed_steps(self, seed: int, judged: bool) -> list[Step]:
+        """Steps of a seed, with the judge's if it agrees with people."""
+        ppo = replace(self, precision=self.ppo_precision)
+        steps = [ppo.fit_ppo(f"{arm}_{seed}", 2, seed, FACTOR) for arm in ARMS]
+        steps.append(self.evaluate_seed(seed))
+        if self.encoder:
+            steps.append(self.measure_relevance(f"policies_{seed}", tuple(NAMES)))
+        return [*steps, self.ask(f"policies_{seed}", tuple(NAMES))] if judged else steps
+
+    def evaluate_seed(self, seed: int) -> Step:
+        """A step that samples the test prompts and scores them by the proxy and the gold model."""
+        names = {"sft": "sft", **{f"{arm}_{seed}": arm for arm in ARMS}}
+        step = self.evaluate(f"policies_{seed}", 2, tuple(names), seed)
+        report = self.path("measures", f"policies_{seed}.json")
+
+        def collect() -> dict[str, Any]:
+            rows = read_lines(report.with_suffix(".jsonl"))
+            metrics = read_json(report)["policies"]
+            places = range(0, len(rows) // len(names), SAMPLES)
+            drawn = random.Random(seed).sample(places, min(SHOWN, len(places)))
+            result: dict[str, Any] = {}
+            for name, key in names.items():
+                own = [row for row in rows if Path(row["policy"]).name == name]
+                asked = [{"prompt": row["prompt"], "response": row["response"]} for row in own]
+                firsts = asked[::SAMPLES]
+                write_json_lines(self.path("judged", f"policies_{seed}", f"{key}.jsonl"), firsts)
+                texts = [row["response"] for row in firsts if row["response"].strip()]
+                result[key] = {
+                    "proxy": [round(row["scores"]["reward"], 3) for row in own],
+                    "truth": [round(row["scores"]["gold"], 3) for row in own],
+                    "ended": [row["ended"] for row in own],
+                    "lengths": [row["length"] for row in own],
+                    "kl": metrics[name]["kl"],
+                    "length": metrics[name]["response_length"],
+                    "distinct_2": metrics[name]["distinct_2"],
+                    "opening": common_opening(rows, name),
+                    "foreign_perplexity": (
+                        measure_perplexity(Path(self.gold_base), texts) if texts else None
+                    ),
+                    "samples": [
+                        [own[n]["prompt"][-1]["content"], own[n]["response"]] for n in drawn
+                    ],
+                }
+            return result
+
+        command = [*step.command, "--samples_per_prompt", str(SAMPLES)]
+        return step._replace(command=command, collect=collect)
+
+    def measure_relevance(self, name: str, sides: Sequence[str]) -> Step:
+        """A step that measures how near responses are to their own questions, and to the next."""
+        output = self.path("measures", f"relevance_{name}.json")
+        folder = self.path("judged", name)
+        command = ["-m", "experiments.preferences.study", "relevance", self.encoder, str(folder)]
+        command += [json.dumps(sides), str(output)]
+        return Step(f"relevance_{name}", 3, command, lambda: read_json(output))
+
+    def ask(self, name: str, sides: Sequence[str]) -> Step:
+        """A step that asks the judge which of two files' responses is more helpful."""
+        output = self.path("measures", f"judge_{name}.json")
+        command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
+        command += [str(self.path("judged", name, f"{side}.jsonl")) for side in sides]
+        command += ["--judge.model", self.judge, "--judge.criteria", "[helpful]"]
+        command += ["--judge.timeout", "600"]  # seconds: a judge on one core is slow
+        command += ["--judge.base_url", self.judge_url] if self.judge_url else []
+        command += ["--judge.folder", str(self.path("judge")), "--output", str(output)]
+
+        def collect() -> dict[str, Any]:
+            rows = read_json(output)["judge"]["policies"]
+            return {row["policy"]: row for row in rows}
+
+        return Step(f"judge_{name}", 3, command, collect)
+
+
+def agreement(row: dict[str, Any]) -> float:
+    """Share of pairs in which the judge agrees with people, from its row of the rejected side."""
+    found = row["against_baseline"]
+    if found is None:
+        return 0.0
+    return float((found["lose"] + found["tie"] / 2) * found["n"] / (found["n"] + row["invalid"]))
+
+
+def relevance(encoder: str, folder: str, sides: list[str], output: str) -> None:
+    """Measure the cosine of each response with its question, and with the next row's.
+
+    Args:
+        encoder: Folder of a sentence encoder with mean pooling.
+        folder: Folder with files of rows with a prompt and a response.
+        sides: Their names.
+        output: JSON file for the cosines of each file.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    model = AutoModel.from_pretrained(encoder).eval()
+
+    @torch.inference_mode()
+    def embed(texts: Sequence[str]) -> Tensor:
+        vectors = []
+        for text in texts:  # one by one, so that there is no padding
+            ids = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
+            vectors.append(model(**ids).last_hidden_state.mean(1))
+        return normalize(torch.cat(vectors), dim=1)
+
+    found = {}
+    for side in sides:
+        rows = read_lines(Path(folder) / f"{side}.jsonl")
+        questions = embed([row["prompt"][-1]["content"] for row in rows])
+        responses = embed([row["response"] for row in rows])
+        pairs = {"own": questions, "next": questions.roll(-1, 0)}
+        found[side] = {
+            name: [round(value, 4) for value in (responses * of).sum(1).tolist()]
+            for name, of in pairs.items()
+        }
+    write_text(output, json.dumps(found) + "\n")
+
+
+def run(
+    base: str,
+    gold_base: str,
+    data: str,
+    output_dir: str = "runs/preferences",
+    seeds: tuple[int, ...] = SEEDS,
+    sizes: Sizes = SIZES,
+    threads: int = 2,
+    ppo_precision: Precision = "bf16-mixed",
+    judge: str = "",
+    judge_url: str = "",
+    encoder: str = "",
+    results: str = str(RESULTS),
+) -> None:
+    """Do the steps that are missing.
+
+    Args:
+        base: Folder of SmolLM2-135M-Instruct.
+        gold_base: Folder of Gemma 3 270M.
+        data: Folder with the files of HH-RLHF.
+        output_dir: Folder for all files.
+        seeds: Seeds to train.
+        sizes: Data and iterations; other ones than the results have need another file of results.
+        threads: Threads of a step.
+        ppo_precision: The trainer's precision in PPO; 32-true is for processors without
+            instructions for bfloat16.
+        judge: Name of the judge as its endpoint knows it; empty: no judge.
+        judge_url: Base URL of the OpenAI-compatible endpoint; empty: OpenAI's.
+        encoder: Folder of a sentence encoder with mean pooling; empty: relevance is not measured.
+        results: File of the results.
+
+    Raises:
+        ValueError: If the results are of other sizes, precision or judge.
+    """
+    root, base, gold_base, data = (
+        str(Path(p).resolve()) for p in (output_dir, base, gold_base, data)
+    )
+    runs = Preferences(
+        *(Path(root), base, data, sizes),
+        gold_base=gold_base,
+        ppo_precision=ppo_precision,
+        judge=judge,
+        judge_url=judge_url,
+        encoder=str(Path(encoder).resolve()) if encoder else "",
+    )
+    settings: dict[str, Any] = {"sizes": asdict(sizes), "ppo_precision": ppo_precision}
+    settings |= {"judge": judge} if judge else {}
+    earlier = read_run(Path(results), "settings") or {}
+    for name, value in settings.items():
+        if earlier.get(name, value) != value:
+            raise ValueError(f"{name}: expected {earlier[name]}, as in {results}, got {value}")
+    write_run(Path(results), "settings", earlier | settings)
+    runs.write_data()
+    common = _do(runs, runs.common_steps(), "common", Path(results), threads)
+    people = common.get("judge_people") if judge else None
+    judged = people is not None and agreement(people["result"]["rejected"]) >= LEAST_AGREEMENT
+    for seed in seeds:
+        _do(runs, runs.seed_steps(seed, judged), f"seed_{seed}", Path(results), threads)
+
+
+def _do(
+    runs: Preferences, steps: Sequence[Step], name: str, results: Path, threads: int
+) -> dict[str, Any]:
+    """Do and keep the steps that are missing of a run."""
+    done = read_run(results, name) or {}
+    for step in steps:
+        if step.name not in done:
+            say(f"{name}: {step.name}; output: {runs.path('output', step.name)}.txt")
+            done[step.name] = run_step(step, runs.root, threads)
+            write_run(results, name, done)
+            # gigabytes, which only an interrupted step needs
+            shutil.rmtree(runs.path("logs", step.name, "checkpoints"), ignore_errors=True)
+    return done
+
+
+def report() -> None:
+    """Write the page and its figure from the committed results."""
+    results = read_runs(RESULTS)
+    write_text(DOCS / "preferences.md", format_page(results))
+    save(draw(complete_seeds(results).values(), CURVES), DOCS / "images" / "preferences.svg")
+
+
+def complete_seeds(results: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Steps and verdict of each complete seed."""
+    done = {}
+    for name, row in results.items():
+        seed = name.removeprefix("seed_")
+        if f"policies_{seed}" in row:
+            steps = {step.removesuffix(f"_{seed}"): result for step, result in row.items()}
+            arms = read_arms({"policies": steps["policies"]["result"]})
+            done[int(seed)] = {"steps": steps, "verdict": judge(arms), "arms": arms}
+    return done
+
+
+def format_page(results: dict[str, dict[str, Any]]) -> str:
+    """Format the page: all seeds, the reward models, then each seed's policies and samples."""
+    common, done = results["common"], complete_seeds(results)
+    text = INTRODUCTION.read_text("utf-8").format(seeds=len(SEEDS), done=len(done))
+    if done:
+        text += f"## All seeds\n\n{format_seeds(done, 'gold')}\n{format_lengths(done)}\n"
+        text += f"{format_flags(done, 'gold')}\n"
+    reports = {name: common[f"report_{name}"]["result"] for name in ("reward", "gold")}
+    rows = [
+        [name, "{accuracy:.1%} [{low:.1%}, {high:.1%}]".format_map(found["accuracy"])]
+        for name, found in reports.items()
+    ]
+    text += "## Reward models\n\n" + table(["model", "right on test pairs"], rows) + "\n"
+    if "judge_people" in common:
+        row = common["judge_people"]["result"]["rejected"]
+        text += format_agreement(results["settings"]["judge"], row)
+    if "relevance_people" in common:
+        text += format_relevance(common["relevance_people"]["result"], done)
+    return text + "".join(f"## Seed {seed}\n\n{_format_seed(row)}" for seed, row in done.items())
+
+
+def format_agreement(name: str, row: dict[str, Any]) -> str:
+    """Say how far the judge agrees with people, and whether it was asked about policies."""
+    share, found, bias = agreement(row), row["against_baseline"], row["position_bias"]
+    kept = "asked" if share >= LEAST_AGREEMENT else "dropped by the rule"
+    text = f"The judge, {name}, agrees with people on {share:.0%} of the pairs: {kept}.\n"
+    if found is not None:  # else bias is None too
+        agreed, opposed, tied = (round(found[k] * found["n"]) for k in ("lose", "win", "tie"))
+        text += (
+            f"It chose as people in {agreed} pairs and against them in {opposed}, tied in {tied} "
+            f"and gave no valid reply in {row['invalid']}. In {bias['first']:.0%}\nof the valid "
+            f"pairs it preferred the first response in either order, in {bias['second']:.0%} the "
+            "second.\n"
+        )
+    return f"{text}\n"
+
+
+def format_lengths(done: dict[int, dict[str, Any]]) -> str:
+    """Say how closely changes of gold follow those of the length over each run."""
+
+    def correlation(run: dict[str, Any]) -> float:
+        courses = [
+            run["result"]["curves"][f"rollout/{key}"] for key in ("score/gold", "response_length")
+        ]
+        means = [np.mean(np.reshape(values, (-1, WINDOW)), axis=1) for values in courses]
+        return float(np.corrcoef(np.diff(means))[0, 1])  # of changes: both rise over a run
+
+    found = [
+        ", ".join(f"{correlation(row['steps'][arm]):.2f}" for row in done.values()) for arm in ARMS
+    ]
+    return (
+        f"Correlation of the changes of gold and length between means of {WINDOW} iterations: "
+        f"{found[0]} (vanilla PPO)\nand {found[1]} (PPO-max).\n"
+    )
+
+
+def format_relevance(
+    people: dict[str, dict[str, list[float]]], done: dict[int, dict[str, Any]]
+) -> str:
+    """Format how near responses are to their questions: people's, and those of each seed."""
+    own, rejected = (np.array(people[side]["own"]) for side in ("chosen", "rejected"))
+    head = [f"relevance: {name}" for name in NAMES.values()]
+    pairs = (("ppo_vanilla", "sft"), ("ppo_max", "sft"), ("ppo_max", "ppo_vanilla"))
+    head += [f"{NAMES[first]} - {NAMES[second]}" for first, second in pairs]
+    rows = []
+    for seed, row in done.items():
+        found = row["steps"]["relevance_policies"]["result"]
+        near = {name: np.array(found[name]["own"]) for name in NAMES}
+        differences = (paired_difference(near[first], near[second]) for first, second in pairs)
+        means = (f"{near[name].mean():.2f}" for name in NAMES)
+        rows.append([seed, *means, *map(format_interval, differences)])
+    return (
+        f"## Relevance\n\n{table(['seed', *head], rows)}\nThe first of a policy's samples for each "
+        f"prompt. Of {len(own)} pairs of people, the chosen response is the more\nrelevant one in "
+        f"{np.mean(own > rejected):.0%}; chosen responses have {own.mean():.2f}, rejected ones "
+        f"{rejected.mean():.2f}, and chosen ones to the question of another pair\n"
+        f"{np.mean(people['chosen']['next']):.2f}.\n\n"
+    )
+
+
+def _format_seed(row: dict[str, Any]) -> str:
+    policies = row["steps"]["policies"]["result"]
+    judged = row["steps"].get("judge_policies", {}).get("result", {})
+    head = ["policy", "proxy", "gold", "gold, complete", "gold at SFT's length"]
+    head += ["KL, nats", "tokens", "cut off"]
+    head += ["commonest opening", "distinct-2", "perplexity to Gemma"]
+    head += ["judge: win, tie, lose"] if judged else []
+    sft = policies["sft"]
+    per_token = np.polyfit(sft["lengths"], sft["truth"], 1)[0]
+    rows = []
+    for key, label in NAMES.items():
+        of, ended = policies[key], np.array(policies[key]["ended"])
+        complete = np.array(of["truth"])[ended]
+        outcome = judged.get(key, {}).get("against_baseline")
+        outcomes = "{win:.0%}, {tie:.0%}, {lose:.0%}".format_map(outcome) if outcome else "-"
+        foreign = of["foreign_perplexity"]
+        rows.append(
+            [
+                *(label, f"{np.mean(of['proxy']):.2f}", f"{np.mean(of['truth']):.2f}"),
+                f"{complete.mean():.2f}" if len(complete) else "-",
+                f"{np.mean(of['truth']) - per_token * (of['length'] - sft['length']):.2f}",
+                *(f"{of['kl']:.1f}", f"{of['length']:.1f}", f"{1 - ended.mean():.0%}"),
+                f"{of['opening']['words']} ({of['opening']['share']:.0%})",
+                *(f"{of['distinct_2']:.2f}", "-" if foreign is None else f"{foreign:.0f}"),
+                *([outcomes] if judged else []),
+            ]
+        )
+    samples = [
+        [NAMES[key], *(" ".join(text.split()) for text in policies[key]["samples"][place])]
+        for place in range(len(policies["sft"]["samples"]))
+        for key in NAMES
+    ]
+    parts = [
+        table(head, rows),
+        format_best_of(row["arms"]["sft"], "gold"),
+        format_verdict(row["verdict"]),
+        "Responses drawn by the seed, unedited:\n",
+        table(["policy", "prompt", "response"], samples),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    auto_cli([run, relevance, report])

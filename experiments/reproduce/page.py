@@ -1,0 +1,259 @@
+"""docs/reproduction.md and its figures, from the results."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from experiments.drawing import save
+from experiments.reproduce.claims import CLAIMS, RULES
+from experiments.reproduce.drawing import Results, draw
+from experiments.reproduce.history import VERSIONS, Version, judge_by
+from experiments.reproduce.judging import (
+    DATE,
+    MIN_SEEDS,
+    VERSION,
+    Check,
+    Claim,
+    Runs,
+    Value,
+    Verdict,
+    judge,
+)
+from experiments.reproduce.table import (
+    CORES,
+    EXPERIMENTS,
+    Arm,
+    Experiment,
+    Foundation,
+    arms_by_name,
+    foundations_by_name,
+    total_seconds,
+)
+from experiments.results_file import read_runs, table
+from lit_rlhf.files import write_text
+
+PAGE = "reproduction.md"
+IMAGES = "images/reproduction"
+TODAY = (
+    "a 95 % t interval of the paired effect against the claim's margin, or undecided; premises "
+    "first. After seeds 40 to 44 had been seen; runs of later seeds carry its hash"
+)
+TEMPLATE, CLAIMS_TEMPLATE = (Path(__file__).with_name(name) for name in ("page.md", "claims.md"))
+
+
+def read_results(path: Path) -> dict[int, dict[str, Mapping[str, Any]]]:
+    """Read the results by seed and by the name of arm or foundation, without trials."""
+    known = arms_by_name().keys() | foundations_by_name().keys()
+    results: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for result in read_runs(path).values():
+        if result["name"] in known and not result["trial"]:
+            results.setdefault(result["seed"], {})[result["name"]] = result
+    return dict(sorted(results.items()))
+
+
+def planned(claim: Claim) -> tuple[int, ...]:
+    """The seeds that are planned for a claim."""
+    return EXPERIMENTS[claim.figure].seeds
+
+
+def has_seeds(experiment: Experiment, results: Results) -> bool:
+    """Whether each curve of a figure has `MIN_SEEDS` runs."""
+    seeds = [results.get(seed, {}) for seed in experiment.seeds]
+    parts: list[Arm | Foundation] = [*experiment.arms, *experiment.foundations]
+    return all(sum(part.name in runs for runs in seeds) >= MIN_SEEDS for part in parts)
+
+
+def judge_by_all(results: Results) -> dict[str, Any]:
+    """The verdicts of every version of the rules, with the hash of today's."""
+    verdicts = {str(v.number): judge_by(v, results) for v in VERSIONS}
+    verdicts[str(VERSION)] = [str(judge(claim, results).verdict) for claim in CLAIMS]
+    return {"rules": RULES, "verdicts": verdicts}
+
+
+def write_page(results_file: Path, docs: Path) -> Iterator[Path]:
+    """Draw every figure whose curves all have `MIN_SEEDS` runs, and write the page and the claims.
+
+    Args:
+        results_file: File of the results; the claims with their numbers, and the verdicts, are
+            written beside it.
+        docs: Folder of the page.
+
+    Yields:
+        The paths that were written.
+    """
+    results = read_results(results_file)
+    drawn = []
+    for experiment in EXPERIMENTS.values():
+        path = docs / IMAGES / f"{experiment.name}.svg"
+        if not has_seeds(experiment, results):
+            path.unlink(missing_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save(draw(experiment, results), path)
+            drawn.append(experiment.name)
+            yield path
+    judged = judge_by_all(results)
+    verdicts = results_file.with_name("verdicts.json")
+    yield write_text(verdicts, json.dumps(judged, indent=1) + "\n")
+    yield write_text(docs / PAGE, format_page(results, judged))
+    to_docs = os.path.relpath(docs, results_file.parent)
+    yield write_text(results_file.with_suffix(".md"), format_claims(results, drawn, to_docs))
+
+
+def format_page(results: Results, judged: Mapping[str, Any]) -> str:
+    """Format the page: how many claims hold, those that do not, and the history of the rules.
+
+    Args:
+        results: Results by seed.
+        judged: What `judge_by_all` says of them.
+    """
+    by_version = judged["verdicts"]
+    verdicts = [Verdict(verdict) for verdict in by_version[str(VERSION)]]
+
+    def listed(*wanted: Verdict) -> str:
+        lines = [
+            f"- {n}: {claim.text}{f' *{claim.note}.*' if claim.note else ''}"
+            for n, (claim, verdict) in enumerate(zip(CLAIMS, verdicts, strict=True), start=1)
+            if verdict in wanted
+        ]
+        return "\n".join(lines) or "- none so far"
+
+    today = Version(VERSION, DATE, f"rules {RULES}", TODAY)
+    versions = [
+        [v.number, v.date, v.commit, v.text, count_verdicts(by_version[str(v.number)])]
+        for v in (*VERSIONS, today)
+    ]
+    names = [str(v[0]) for v in versions]
+    changed = [
+        [n, *said]
+        for n, said in enumerate(zip(*(by_version[name] for name in names), strict=True), start=1)
+        if len(set(said)) > 1
+    ]
+    seeds = [len(judge(claim, results).seeds) for claim in CLAIMS]
+    done = [
+        f"{n}: {found} of {len(planned(claim))}"
+        for n, (claim, found) in enumerate(zip(CLAIMS, seeds, strict=True), start=1)
+        if found < len(planned(claim))
+    ]
+    runs = [run for of_seed in results.values() for run in of_seed.values()]
+    return TEMPLATE.read_text("utf-8").format(
+        claims=len(CLAIMS),
+        summary=count_verdicts(verdicts),
+        contradicted=listed(Verdict.CONTRADICTED),
+        not_here=listed(Verdict.NOT_AT_THIS_SCALE, Verdict.PARTLY),
+        undecided=listed(Verdict.UNDECIDED, Verdict.NOT_RUN),
+        versions=table(["version", "date (UTC)", "commit", "rule", "verdicts"], versions),
+        changed=table(["claim", *(f"version {name}" for name in names)], changed),
+        missing="; ".join(done) or "none",
+        runs=len(runs),
+        fresh=sum("rules" in run for run in runs),
+        cpu_hours=f"{sum(run['cpu_seconds'] for run in runs) / 3600:.1f}",
+        hours=f"{total_seconds() / 3600 / CORES:.1f}",
+    )
+
+
+def count_verdicts(verdicts: Sequence[str]) -> str:
+    """How many claims got each verdict, in words."""
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[v]} {v}" for v in Verdict if counts[v])
+
+
+# --- a comparison in words
+
+
+def describe_check(check: Check, seeds: Sequence[Runs]) -> str:
+    """A comparison with the means over seeds, and the interval of its effect."""
+    left, right = check.left, check.right
+    of_one = not isinstance(right, Value) or right.measure == left.measure
+
+    def describe(value: Value) -> str:
+        measure = "" if of_one else f"{measure_name(value)} of "
+        return f"{measure}{describe_value(value, seeds)}"
+
+    bound = describe(right) if isinstance(right, Value) else f"{right:g}"
+    factor = "" if check.factor == 1 else f"{check.factor:g} x "
+    sign = {"<": "below", ">": "above", "~": "near"}[check.sign]
+    if check.sign == "~":
+        margin = f", within {check.margin:g}"
+    else:
+        margin = "" if check.margin == 0 else f" {'+' if check.margin > 0 else '-'} "
+        margin += "" if check.margin == 0 else f"{abs(check.margin):g}"
+    measure = f"{measure_name(left)}: " if of_one else ""
+    compared = f"{measure}{describe(left)} {sign} {factor}{bound}{margin}"
+    held = {True: "holds", False: "fails", None: "undecided"}[check.holds(seeds)]
+    low, _, high = check.interval(seeds)
+    if math.isnan(low):
+        return f"{compared}: {held}"
+    log = "log ratio " if check.is_ratio else ""
+    return f"{compared}: {held}, {log}{low:+.2f} to {high:+.2f}"
+
+
+def measure_name(value: Value) -> str:
+    """The measure in words."""
+    return re.sub(r"\bkl\b", "KL", value.measure.replace("_", " ").replace(".", ", "))
+
+
+def describe_value(value: Value, seeds: Sequence[Runs]) -> str:
+    """The run in words, with the place in its course unless that is the end, and the number."""
+    words = {"end": "", "start": " at the start", "early": " in the first quarter"}
+    numbers = [value.of(runs) for runs in seeds]
+    number = f"{_shown(fmean(numbers), 3)} ± {_shown(stdev(numbers), 2)}"
+    return f"{value.part.label}{words.get(value.at, f' at its {value.at}')} ({number})"
+
+
+def _shown(number: float, digits: int) -> str:
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.{digits}g}"
+
+
+def format_claims(results: Results, drawn: list[str], docs: str) -> str:
+    """Format the claims with their numbers, and the figures, as Markdown.
+
+    Args:
+        results: Results by seed.
+        drawn: Names of the figures that are drawn.
+        docs: The folder of the documentation, relative to the file.
+    """
+    versions = sorted(
+        {
+            ", ".join(f"{name} {number}" for name, number in run["versions"].items())
+            for runs in results.values()
+            for run in runs.values()
+        }
+    )
+    rows = []
+    for number, claim in enumerate(CLAIMS, start=1):
+        finding = judge(claim, results)
+        seeds = finding.seeds
+        lines = [describe_check(c, seeds) for c in claim.all_checks()] if len(seeds) > 1 else []
+        shown = "<br>".join(lines) or "-"
+        wanted = len(planned(claim))
+        found = f"{len(seeds)} of {wanted}" if len(seeds) <= wanted else str(len(seeds))
+        verdict = f"{finding.verdict}<br>{found} seeds"
+        verdict += f"<br>*{claim.note}*" if claim.note else ""
+        figure = claim.figure
+        link = f" ([figure]({docs}/{IMAGES}/{figure}.svg))" if figure in drawn else ""
+        stated = f"{claim.text}<br>*{claim.source}*{link}"
+        rows.append(f"| {number} | {stated} | {shown} | {verdict} |")
+    figures = []
+    for name in drawn:
+        title = EXPERIMENTS[name].title
+        figures.append(f"### {title}\n\n![{title}]({docs}/{IMAGES}/{name}.svg)\n")
+    return CLAIMS_TEMPLATE.read_text("utf-8").format(
+        docs=docs,
+        measured=sum(len(runs) for runs in results.values()),
+        versions=f" with {'; '.join(versions)}" if versions else "",
+        rows="\n".join(rows),
+        figures="\n".join(figures) or "No figure has all its runs yet.\n",
+        min_seeds=MIN_SEEDS,
+        version=VERSION,
+        date=DATE,
+        rules=RULES,
+    )

@@ -1,0 +1,103 @@
+"""GRPO runs of TRL on a model of a few thousand parameters, with a rule as truth.
+
+    python -m experiments trl_grpo    # needs trl; writes experiments/trl_grpo/results.jsonl
+
+The policy writes up to sixteen letters. The truth is that a response has many different letters.
+The proxy counts one letter, so that it is best to write nothing else; in the matched run the proxy
+is the truth. `WatchCallback` watches, and a last run of the proxy is stopped by it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, set_seed
+from trl import GRPOConfig, GRPOTrainer
+
+from lit_callbacks import WatchCallback
+
+RESULT = Path(__file__).with_name("results.jsonl")
+KEYS = (
+    *("kl", "entropy", "reward", "reward_std", "completions/mean_length"),
+    *("completions/clipped_ratio", "rewards/truth/mean", "rewards/truth/std"),
+)
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def truth(completions: list[str], **_: Any) -> list[float]:  # TRL's columns
+    """Number of different letters, in ten."""
+    return [len({*text} & {*LETTERS}) / 10 for text in completions]
+
+
+def proxy(completions: list[str], **_: Any) -> list[float]:  # TRL's columns
+    """Number of e's, in ten."""
+    return [text.count("e") / 10 for text in completions]
+
+
+def train(folder: Path, name: str, seed: int, stop: str | None = None) -> dict[str, Any]:
+    """A run: where it was flagged, and what TRL logged."""
+    reward = proxy if name == "proxy" else truth
+    set_seed(seed)
+    words = {word: i for i, word in enumerate(["<pad>", "<eos>", *LETTERS])}
+    base = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    base.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=base, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64}
+    special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(words), **sizes, **special))
+    start = folder / "start"
+    model.save_pretrained(start)
+    tokenizer.save_pretrained(start)
+    prompts = Dataset.from_list([{"prompt": a + b} for a in LETTERS for b in LETTERS])
+    callback = WatchCallback(stop=stop)
+    trainer = GRPOTrainer(
+        model=str(start),
+        processing_class=tokenizer,
+        reward_funcs=[reward, truth] if reward is proxy else [reward],
+        train_dataset=prompts,
+        callbacks=[callback],
+        args=GRPOConfig(
+            output_dir=str(folder),
+            max_steps=150,
+            per_device_train_batch_size=64,
+            num_generations=8,
+            max_completion_length=16,
+            learning_rate=3e-3 if reward is proxy else 1e-3,
+            beta=0.001,
+            reward_weights=[1.0, 0.0] if reward is proxy else None,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            seed=seed,
+            disable_tqdm=True,
+        ),
+    )
+    trainer.train()
+    trainer.save_state()
+    return {
+        "run": f"{name}-seed_{seed}" + ("-stopped" if stop else ""),
+        "updates": trainer.state.global_step,
+        "stopped_by": callback.stopped_by and callback.stopped_by.sentence,
+        "steps": [
+            {key: round(record[key], 5) for key in KEYS if key in record}
+            for record in trainer.state.log_history
+            if "kl" in record
+        ],
+    }
+
+
+if __name__ == "__main__":
+    runs = [(name, seed, None) for seed in range(3) for name in ("proxy", "truth")]
+    with tempfile.TemporaryDirectory() as folder, RESULT.open("w") as file:
+        for name, seed, stop in [*runs, ("proxy", 0, "collapsed")]:
+            result = train(Path(folder) / f"{name}_{seed}_{stop}", name, seed, stop)
+            print(result["run"], result["updates"], result["stopped_by"], flush=True)
+            file.write(json.dumps(result) + "\n")

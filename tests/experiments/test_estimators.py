@@ -1,0 +1,70 @@
+"""The comparison of estimators: verdicts on made-up results, and the page with the real ones."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.estimators import study as estimators
+from experiments.estimators.study import (
+    ARMS,
+    LAB,
+    SEEDS,
+    TABLES,
+    build_best_of_table,
+    build_table,
+    gold_within,
+    report,
+)
+from experiments.results_file import write_run
+from tests.support.docs_blocks import ROOT
+
+
+def result(seed: int, arm: str, gold: float) -> dict[str, Any]:
+    kls = [0.0] * 5 + [0.04] * 5 + [1.0] * 5
+    courses = {"gold": [0.0] * 5 + [gold] * 5 + [5.0] * 5, "kl": kls, "score": kls}
+    return {
+        **{"seed": seed, "arm": arm, "sft_gold": 0.5, "gold": gold, "cpu_seconds": 30.0},
+        "courses": {**courses, "response_length": [8.0] * 15},
+    }
+
+
+def test_gold_counts_within_the_budget_alone() -> None:
+    run = result(43, "rloo", 1.0)
+    assert gold_within(run, 0.2) == 1.0  # KL of 0.04
+    assert gold_within(run, 0.1) < 1.0
+    assert gold_within(run, 2.0) == 5.0
+    late = {**run, "courses": {**run["courses"], "kl": [9.0] * 15}}
+    assert math.isnan(gold_within(late, 1.0))
+
+
+def test_report_has_a_row_per_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RESULTS", "TABLES", "FIGURE"):
+        monkeypatch.setattr(estimators, name, tmp_path / name)
+    monkeypatch.setattr(estimators, "FIGURE", tmp_path / "figure.svg")
+    for seed in SEEDS:
+        for arm in ARMS:
+            gold = {"ppo_max": 1.0, "rloo": 2.0}.get(arm, 0.5)
+            write_run(tmp_path / "RESULTS", f"{arm}-seed_{seed}", result(seed, arm, gold))
+        best_of = {"1": 0.5, "4": 0.75, "16": 1.0 + seed}
+        run = {"seed": seed, "arm": "best_of", "gold": best_of}
+        write_run(tmp_path / "RESULTS", f"best_of-seed_{seed}", run)
+    report()
+    lines = (tmp_path / "TABLES").read_text("utf-8").splitlines()
+    rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
+    assert [name for name in rows if name in ARMS] == list(ARMS)
+    assert f"{', '.join(['1.50'] * len(SEEDS))}; better" in rows["rloo"]
+    assert f"{', '.join(['0.00'] * len(SEEDS))}; worse" in rows["grpo"]
+    # log 4 - 3/4 is 0.636
+    assert rows["best of 4"] == f"| best of 4 | {', '.join(['0.25'] * len(SEEDS))} | 0.80 |"
+    assert "| 43.50, 44.50, 45.50" in rows["best of 16"]
+    assert (tmp_path / "figure.svg").is_file()
+
+
+@pytest.mark.skipif(not TABLES.is_file(), reason="no run has a result yet")
+def test_page_has_the_table() -> None:
+    results = estimators.read_runs(estimators.RESULTS).values()
+    page = (ROOT / "docs" / "estimators.md").read_text("utf-8")
+    assert build_table(estimators.by_arm(results), LAB) in page
+    assert build_best_of_table(results) in page

@@ -1,0 +1,128 @@
+"""The benchmark of a pretrained model: its steps, what it keeps and its page."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.pretrained import study as pretrained
+from experiments.pretrained.page import draw, find_harm, format_page, format_tables
+from experiments.pretrained.study import FILES, Benchmark, Sizes, Step, correlate_scores
+from experiments.results_file import read_runs
+from lit_rlhf.data import CHAT_TEMPLATES
+from lit_rlhf.tools.lab import World, write_world
+from tests.support.config_parsing import cli_parser
+from tests.support.tiny_runs import write_preferences
+
+SETTINGS = {
+    "sizes": {"max_response": 96},
+    "split": {part: dict.fromkeys(FILES, 7) for part in ("all", "gold", "proxy", "val", "test")},
+    "machine": {"cores": 2, "processor": "processor"},
+    "precision": "32-true",
+}
+TINY = Sizes(48, 24, 6, 24, iterations=4, prompts=4, max_new_tokens=4)
+
+
+def test_page_and_tables_agree_with_the_results() -> None:
+    results = read_runs(pretrained.RESULTS)
+    assert pretrained.PAGE.read_text("utf-8") == format_page(results)
+    assert pretrained.RESULTS.with_suffix(".md").read_text("utf-8") == format_tables(results)
+
+
+def test_agreement_of_proxy_and_gold_is_of_ranks() -> None:
+    scores = {"runs/sft": [(1, 10), (2, 1000), (3, 100)], "runs/ppo": [(1, 3), (2, 2), (3, 1)]}
+    pairs = [(policy, *pair) for policy, of in scores.items() for pair in of]
+    rows = [{"policy": p, "scores": {"reward": float(x), "gold": float(y)}} for p, x, y in pairs]
+    # 1 - 6 * (0 + 1 + 1) / (3 * 8), where the ranks of two responses differ by 1
+    assert correlate_scores(rows, "sft") == pytest.approx(0.5, abs=1e-5)
+    assert correlate_scores(rows, "ppo") == pytest.approx(-1.0, abs=1e-5)
+
+
+def options_of(steps: list[Step], *names: str) -> list[dict[str, Any]]:
+    commands = {step.name: step.command[2:] for step in steps}
+    fits = (cli_parser().parse_args(commands[name]).fit.as_dict() for name in names)
+    return [{**fit["data"]["init_args"], **fit["model"]["init_args"]} for fit in fits]
+
+
+def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
+    steps = Benchmark(tmp_path, "base", "hh", TINY).steps([3])
+    fast, lora, vanilla = options_of(steps, "ppo_fast_3", "reward_lora", "ppo_vanilla_3")
+    assert list(fast["rewards"].values()) == [1.0, 0.0]  # never trained on gold
+    rates = [fast[f"{name}_optimizer"]["learning_rate"] for name in ("policy", "critic")]
+    assert rates == pytest.approx([5e-5, 1.5e-4])
+    assert vanilla["policy_optimizer"]["learning_rate"] == pytest.approx(1e-5)
+    assert (fast["seed"], fast["reward_shaping"]["kl_coef"]) == (3, 0.0)
+    assert fast["policy_optimizer"]["grad_clip"] is None
+    assert lora["network"]["lora_rank"] == 16
+    assert lora["optimizer"]["learning_rate"] == pytest.approx(1e-3)
+    assert "proxy" in lora["train_sources"][0]["path"]
+
+
+def test_harm_is_a_gold_score_that_stays_low() -> None:
+    start = [0.0, 0.1, -0.1, 0.1, -0.1]  # half of 0.4 below 0: the bound is -0.2
+    assert find_harm([*start, -0.19, -0.19, -0.19], std=0.4) is None
+    assert find_harm([*start, -0.3, -0.3, 0.0, -0.3, -0.3, -0.3], std=0.4) == 9
+    # the spread is the SFT model's, not that of iterations which already fall
+    assert find_harm([0.5, 0.4, 0.1, -0.2, -0.8, -1.0, -1.2], std=1.0) == 5
+
+
+def test_no_step_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    figures = {"perplexity": 9.0, "low": 8.0, "high": 10.0}
+    ran: list[str] = []
+
+    def run_step(step: Step, folder: Path, threads: int) -> dict[str, Any]:
+        if step.name == "perplexity_sft":
+            raise RuntimeError("interrupted")
+        ran.append(step.name)
+        row = dict.fromkeys(("minutes", "cpu_minutes", "peak_gib", "load", "threads"), 1.0)
+        return {**row, "part": 1, "resumed": False, "result": figures}
+
+    def write_data(self: Benchmark) -> None:
+        self.path("data").mkdir(exist_ok=True)
+        self.path("data", "split.json").write_text(json.dumps(SETTINGS["split"]))
+
+    monkeypatch.setattr(Benchmark, "write_data", write_data)
+    monkeypatch.setattr(pretrained, "run_step", run_step)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="interrupted"):
+            pretrained.run("base", "hh", str(tmp_path), TINY, parts=(1,))
+    assert ran == ["perplexity_base", "sft"]
+    assert "| pretrained | 9.00 [8.00, 10.00] |" in (tmp_path / "results.md").read_text("utf-8")
+    assert "[2/3] part 1: sft took 1.0 minutes" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"sizes: expected .*, as in .* got"):
+        pretrained.run("base", "hh", str(tmp_path), Sizes(), parts=(1,))
+    with pytest.raises(ValueError, match=r"precision: expected 32-true, .* got bf16-mixed"):
+        pretrained.run("base", "hh", str(tmp_path), TINY, precision="bf16-mixed")
+
+
+@pytest.mark.parametrize("logged", [99.0, 0.0])
+def test_peak_covers_all_phases_of_a_run(logged: float, tmp_path: Path) -> None:
+    figures = {"peak_gib": logged, "perplexity": 2.0}
+    step = Step("name", 1, ["-c", "print('done')"], lambda: figures)
+    row = pretrained.run_step(step, tmp_path, threads=1)
+    assert logged <= row["peak_gib"] <= 99.0
+    assert row["peak_gib"] > 0
+    assert row["result"] == {"perplexity": 2.0}
+    assert (tmp_path / "output" / "name.txt").read_text("utf-8") == "done\n"
+
+
+@pytest.mark.slow
+def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
+    world = World()
+    write_world(tmp_path / "world", world, 0, CHAT_TEMPLATES["hh"], 48, 48, 8, 16)
+    write_preferences(tmp_path / "pairs.jsonl", world, 72)
+    (tmp_path / "hh").mkdir()
+    for file in FILES.values():
+        with gzip.open(tmp_path / "hh" / file, "wt", encoding="utf-8") as pairs:
+            pairs.write((tmp_path / "pairs.jsonl").read_text("utf-8"))
+    root = tmp_path / "run"
+    places = [str(path) for path in (tmp_path / "world" / "base", tmp_path / "hh", root)]
+    pretrained.run(*places, TINY, seeds=(0,), threads=1)
+    page = (root / "results.md").read_text("utf-8")
+    assert "not run yet)" not in page.split("## 1.")[1]
+    assert page.count("ppo_max_0") >= 3
+    assert draw(read_runs(root / "results.jsonl")).axes

@@ -1,0 +1,413 @@
+"""The reproduction of the paper's figures: its table, verdicts, figures and page.
+
+Verdicts are checked by cases worked by hand, and the committed ones also in a second way.
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial, reduce
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lit_rlhf
+from experiments.reproduce import page, running, table
+from experiments.reproduce.claims import CLAIMS, RULES
+from experiments.reproduce.history import VERSIONS, judge_by
+from experiments.reproduce.judging import (
+    VERSION,
+    Check,
+    Claim,
+    Runs,
+    Value,
+    Verdict,
+    hash_rules,
+    judge,
+)
+from experiments.reproduce.measuring import BINS, summarize_samples
+from experiments.reproduce.running import RESULTS, Plan
+from experiments.results_file import read_runs, write_run
+from lit_rlhf.cli.configs import find_config
+from lit_rlhf.tools.lab import World, render_prompt
+
+ROOT = Path(__file__).resolve().parents[2]
+A, B = table.Arm("a", overlays=("no_ptx",)), table.Arm("b", overlays=("no_kl_penalty",))
+HIGHER = Check(Value(A, "gold"), ">", Value(B, "gold"))
+
+
+def run_of(gold: float, length: float = 8.0) -> dict[str, Any]:
+    return {"samples": {"gold": [0.0, gold], "response_length": [8.0, length]}, "curves": {}}
+
+
+def claim(*checks: Check, premise: tuple[Check, ...] = (), then: tuple[Check, ...] = ()) -> Claim:
+    return Claim("Section 0", "A is better.", "fig4", checks, premise, then)
+
+
+def results(*golds: tuple[float, float], lengths: tuple[float, float] = (8, 8)) -> dict[int, Runs]:
+    """Results of seeds with these final golds of A and B."""
+    return {
+        seed: {A.name: run_of(a, lengths[0]), B.name: run_of(b, lengths[1])}
+        for seed, (a, b) in enumerate(golds)
+    }
+
+
+WON, LOST = (1.0, 0.0), (0.0, 1.0)
+SPREAD = ((1.2, 0.0), (0.9, 0.0), (1.1, 0.0))  # t interval 1.07 ± 2.48 * 0.153 = 0.69 to 1.45
+NO_MORE = Check(Value(A, "gold"), "<", Value(B, "gold"), margin=0.5)
+BY_07, BY_06 = (replace(HIGHER, margin=margin) for margin in (0.7, 0.68))
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "verdict"),
+    [
+        (results(*SPREAD), claim(HIGHER), Verdict.CONFIRMED),
+        (results(*SPREAD), claim(BY_06), Verdict.CONFIRMED),
+        (results(*SPREAD), claim(BY_07), Verdict.UNDECIDED),
+        (results(WON, WON, LOST), claim(HIGHER), Verdict.UNDECIDED),  # two of three is no verdict
+        (results(WON, LOST, LOST, LOST), claim(HIGHER), Verdict.UNDECIDED),
+        (results(LOST, LOST, LOST), claim(HIGHER), Verdict.CONTRADICTED),
+        (results(*SPREAD), claim(HIGHER, NO_MORE), Verdict.PARTLY),
+        (results(*SPREAD), claim(HIGHER, BY_07), Verdict.UNDECIDED),
+        (results(*SPREAD), claim(NO_MORE, BY_07), Verdict.CONTRADICTED),
+        (results(*SPREAD), claim(NO_MORE, then=(HIGHER,)), Verdict.CONTRADICTED),  # saves nothing
+        (results(*SPREAD), claim(HIGHER, then=(NO_MORE,)), Verdict.PARTLY),
+        (results(*SPREAD), claim(HIGHER, premise=(NO_MORE,)), Verdict.NOT_AT_THIS_SCALE),
+        (results(*SPREAD), claim(HIGHER, premise=(BY_07,)), Verdict.UNDECIDED),
+        (results(*SPREAD), claim(HIGHER, premise=(BY_07, NO_MORE)), Verdict.NOT_AT_THIS_SCALE),
+        (results(WON, WON), claim(HIGHER), Verdict.NOT_RUN),
+        ({}, claim(HIGHER), Verdict.NOT_RUN),
+        ({s: {A.name: run_of(1.0)} for s in range(3)}, claim(HIGHER), Verdict.NOT_RUN),
+        (results((math.nan, 0.0), WON, WON), claim(HIGHER), Verdict.UNDECIDED),
+    ],
+)
+def test_verdicts(found: dict[int, Runs], asked: Claim, verdict: Verdict) -> None:
+    assert judge(asked, found).verdict is verdict
+
+
+# --- effects, by hand
+
+
+def runs(gold_a: list[float], gold_b: list[float], **others: Any) -> Runs:
+    ours = {"samples": {"gold": gold_a}, "curves": {}, **others}
+    return {A.name: ours, B.name: {"samples": {"gold": gold_b}, "curves": {}}}
+
+
+@pytest.mark.parametrize(
+    ("check", "found", "effect"),
+    [
+        (Check(Value(A, "gain"), ">", 0.3), runs([0.5, 0.0, 1.0], []), 0.2),
+        (Check(Value(A, "gain"), "<", -0.3), runs([0.5, -9.0], []), 0.7),  # counted down to -1
+        (Check(Value(A, "gain"), ">", Value(B, "gain")), runs([0.5, 1.0], [0, -9]), 1.5),
+        (Check(Value(A, "gain"), ">", Value(B, "gain")), runs([0.5, -2], [0, -9]), math.nan),
+        (Check(Value(A, "gold"), "<", Value(B, "gold"), margin=-0.2), runs([1], [3]), 1.8),
+        (Check(Value(A, "gold", "peak"), "~", Value(B, "gold"), margin=9), runs([1, 0], [3]), -2),
+        (Check(Value(A, "kl.x"), ">", Value(A, "y"), 3.0), runs([], [], kl={"x": 6}, y=1), 0.6931),
+        (
+            Check(Value(A, "kl.x"), ">", Value(A, "y"), 3.0),
+            runs([], [], kl={"x": 0}, y=1),
+            math.nan,
+        ),
+        (
+            Check(Value(A, "first_warning.kl"), "<", float(table.ITERATIONS)),
+            runs([], [], first_warning={"kl": None}),
+            -1.0,  # never is after the end
+        ),
+    ],
+)
+def test_effect_of_a_seed(check: Check, found: Runs, effect: float) -> None:
+    assert check.effect(found) == pytest.approx(effect, abs=1e-4, nan_ok=True)
+
+
+def test_values_of_curves_and_histograms() -> None:
+    curve = [None, *map(float, range(20))]  # 20 numbers, a tenth of which are two
+    # scores of 0.5 and 2.5, one to three: mean 2, deviation sqrt((2.25 + 3 * 0.25) / 4)
+    samples = {"histogram_edges": [0, 1, 2, 3], "histograms": [[1, 0, 3]], "gold": [1.0]}
+    found = {A.name: {"curves": {"gold": curve, "kl": curve}, "samples": samples}}
+    values = [Value(A, "rollout.gold", at).of(found) for at in ("start", "end", "early", "peak")]
+    assert values == [0.5, 18.5, 2.0, 18.5]
+    assert Value(A, "gold").of(found) == 1.0  # held out, unless rollouts are asked for
+    assert Value(A, "score_width").of(found) == pytest.approx(math.sqrt(0.75))
+
+
+def test_interval_of_equal_gains_is_no_point() -> None:
+    collapsed = [runs([0.0, -5.0], [])] * 3
+    interval = Check(Value(A, "gain"), "<", -0.5).interval(collapsed)
+    # 4.303 * 0.1 / 3**.5
+    assert interval == pytest.approx((0.2516, 0.5, 0.7484), abs=1e-4)
+
+
+def test_hash_is_of_the_rules_and_not_of_words() -> None:
+    check = Check(Value(A, "gold"), ">", Value(B, "gold"), margin=0.1)
+    claim = Claim("Section 0", "A is better.", "fig4", (check,))
+    value = replace(check.left, part=replace(A, label="other words"))
+    same = replace(claim, text="Other words.", checks=(replace(check, left=value),))
+    assert hash_rules([claim]) == hash_rules([same])
+    peak = replace(check.left, at="peak")
+    changes = [{"checks": (replace(check, margin=0.2),)}, {"checks": (replace(check, left=peak),)}]
+    changes += [{"premise": (check,)}, {"checks": (), "then": (check,)}]
+    others = [replace(claim, **change) for change in changes]
+    assert len({hash_rules([claim]), *(hash_rules([other]) for other in others)}) == 5
+
+
+# --- the table
+
+
+def parts_of(experiment: table.Experiment) -> set[str]:
+    foundations = {foundation.name for foundation in experiment.needed_foundations()}
+    return foundations | {arm.name for arm in experiment.arms}
+
+
+def test_every_claim_is_measured_by_its_figure() -> None:
+    assert len(CLAIMS) >= 22
+    for asked in CLAIMS:
+        needed = asked.parts() - parts_of(table.EXPERIMENTS[asked.figure])
+        # a few compare with a run that another figure has
+        assert needed <= {table.VANILLA.name, table.PPO_MAX.name, table.REWARD_08.name}, asked.text
+
+
+def test_arms_of_one_name_are_one_run() -> None:
+    arms = [arm for figure in table.EXPERIMENTS.values() for arm in figure.arms]
+    names = {name: replace(arm, label="") for name, arm in table.arms_by_name().items()}
+    assert [arm for arm in arms if names[arm.name] != replace(arm, label="")] == []
+    assert all(find_config(f"ablations/{name}") for arm in arms for name in arm.overlays)
+
+
+def test_key_follows_from_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(table.VANILLA, 0, tmp_path)
+    key = plan.key()
+    assert plan.of(replace(table.VANILLA, label="another name")).key() == key
+    others = [replace(plan, seed=1), replace(plan, trial=True), plan.of(table.PPO_MAX)]
+    others.append(plan.of(replace(table.VANILLA, foundation=table.FEW_PAIRS)))
+    assert len({key, *(other.key() for other in others)}) == 5
+    packages = [Path(lit_rlhf.__file__).parent / name for name in running.HASHED]
+    assert all(list(package.glob("*.py")) for package in packages)
+    monkeypatch.setattr(running, "code_hash", lambda: "other code")
+    assert plan.key() == key  # a change of code alone trains nothing anew
+
+
+def test_result_of_other_settings_is_not_a_finished_run(tmp_path: Path) -> None:
+    plan = Plan(table.VANILLA, 0, tmp_path, tmp_path / "results.jsonl")
+    assert not plan.is_finished()
+    write_run(plan.results, plan.name, {"key": plan.key()})
+    assert plan.is_finished()
+    write_run(plan.results, plan.name, {"key": "of another configuration"})
+    assert not plan.is_finished()
+
+
+def test_arm_comes_after_what_it_starts_from(tmp_path: Path) -> None:
+    arm = replace(table.VANILLA, foundation=table.FEW_PAIRS)
+    names = [plan.part.name for plan in Plan(arm, 0, tmp_path).chain()]
+    assert names == [table.ENGLISH.name, table.FEW_PAIRS.name, arm.name]
+
+
+# --- measures
+
+
+def test_samples_are_compared_with_those_of_the_start(tmp_path: Path) -> None:
+    prompts = [render_prompt(prompt) for prompt in World().sample_prompts(2, seed=0)]
+    row = {"score": 1.0, "kl": 0.5, "length": 3, "truncated": False}
+    rows = [
+        {"step": step, "prompt_index": index, "prompt": "", "response": response, **row}
+        for step, responses in ((0, ["iron.", "iron."]), (2, ["iron.", "\x85\u2028"]))
+        for index, response in enumerate(responses)
+    ]
+    path = tmp_path / "samples.jsonl"
+    # as the timeline writes them: line breaks of Unicode are part of a response
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    found = summarize_samples(path, prompts)
+    assert found["iteration"] == [0, 2]
+    assert (found["win"], found["tie"], found["lose"]) == ([0, 0], [1, 0.5], [0, 0.5])
+    assert found["gold"][1] < found["gold"][0]
+    assert [sum(counts) for counts in found["histograms"]] == [2, 2]
+    assert len(found["histogram_edges"]) == BINS + 1
+
+
+# --- figures and page
+
+Found = Mapping[int, Runs]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """The committed results."""
+    return page.read_results(RESULTS)
+
+
+def test_page_and_claims_agree_with_the_committed_results(found: Found) -> None:
+    drawn = [name for name, figure in table.EXPERIMENTS.items() if page.has_seeds(figure, found)]
+    judged = json.loads(RESULTS.with_name("verdicts.json").read_text("utf-8"))
+    verdicts = [str(judge(asked, found).verdict) for asked in CLAIMS]
+    assert (judged["rules"], judged["verdicts"][str(VERSION)]) == (RULES, verdicts)
+    assert (ROOT / "docs" / page.PAGE).read_text("utf-8") == page.format_page(found, judged)
+    claims = page.format_claims(found, drawn, "../../docs")
+    assert RESULTS.with_suffix(".md").read_text("utf-8") == claims
+    images = {path.stem for path in (ROOT / "docs" / page.IMAGES).glob("*.svg")}
+    assert images == set(drawn)
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"tests {len(CLAIMS)} statements" in text
+
+
+def mean_gold(found: Found, figure: str, arm: table.Arm, place: int = -1) -> str:
+    """The committed gold reward of an arm, in the sample at a place, as the pages have it."""
+    names = {arm.name for arm in table.EXPERIMENTS[figure].arms}
+    runs = [runs for runs in found.values() if names <= runs.keys()]
+    return f"{fmean(run[arm.name]['samples']['gold'][place] for run in runs):.2f}"
+
+
+def test_table_of_tricks_agrees_with_the_committed_results(found: Found) -> None:
+    gold = partial(mean_gold, found, "tricks")
+    pairs = zip(table.LEFT_OUT, table.ADDED, strict=True)
+    rows = [f"| {b.label.removeprefix('with ')} | {gold(a)} | {gold(b)} |" for a, b in pairs]
+    rows.append(f"| none left out, none added | {gold(table.PPO_MAX)} | {gold(table.VANILLA)} |")
+    text = (ROOT / "docs" / "recipe.md").read_text("utf-8")
+    assert "\n".join(rows) in text
+    assert f"means of ten seeds, SFT has {gold(table.PPO_MAX, 0)} (" in text
+
+
+def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> None:
+    figure = table.EXPERIMENTS["worlds"]
+    gold = partial(mean_gold, found, "worlds")
+    vanilla, ppo_max = figure.arms
+    text = " ".join((ROOT / "docs" / "lab.md").read_text("utf-8").split())
+    assert (
+        f"gold rises from {gold(vanilla, 0)} to {gold(vanilla, 4)} in iteration 40, where "
+        f"PPO-max's is {gold(ppo_max, 4)}, and ends at {gold(vanilla)}, as PPO-max's does"
+    ) in text
+    assert gold(vanilla) == gold(ppo_max)
+    runs = [found[seed][arm.name] for seed in figure.seeds for arm in figure.arms]
+    assert [run["samples"]["iteration"][4] for run in runs] == [40] * 6
+    assert [run["flagged_at"] for run in runs] == [None] * 6  # the detector flags none of them
+
+
+# --- the committed verdicts, in a second way
+
+
+def read_number(run: Any, measure: str, at: str) -> float:
+    samples, curves = run.get("samples", {}), run.get("curves", {})
+    if measure == "gain":
+        return max(-1.0, samples["gold"][-1] - samples["gold"][0])
+    if measure == "score_width":
+        edges = np.array(samples["histogram_edges"])
+        middles = edges[:-1] + np.diff(edges) / 2
+        place = 0 if at == "start" else -1
+        return float(np.repeat(middles, samples["histograms"][place]).std())
+    if measure in samples:
+        course, width = np.array(samples[measure], float), 1
+    elif (name := measure.removeprefix("rollout.")) in curves:
+        course = np.array([v for v in curves[name] if v is not None], float)
+        width = max(1, round(len(course) / 10))
+    else:
+        found = reduce(lambda tree, key: tree[key], measure.split("."), run)
+        return 71.0 if found is None else float(found)
+    smooth = np.convolve(course, np.full(width, 1 / width), "valid")
+    early = course[: len(course) // 4].mean()
+    return float({"start": smooth[0], "end": smooth[-1], "peak": smooth.max(), "early": early}[at])
+
+
+def decide(check: Check, seeds: list[dict[str, Any]]) -> bool | None:
+    from scipy import stats
+
+    def column(value: Value | float) -> np.ndarray:
+        if not isinstance(value, Value):
+            return np.full(len(seeds), value)
+        return np.array([read_number(s[value.part.name], value.measure, value.at) for s in seeds])
+
+    left, right = column(check.left), column(check.right)
+    if check.left.measure == "gain" and ((left == -1) & (right == -1)).any():
+        return None
+    if check.is_ratio:
+        effect = np.log(left / right / check.factor)
+    else:
+        effect = left - check.factor * right - (check.sign != "~") * check.margin
+    spread = effect.std(ddof=1)
+    if check.left.measure == "gain" and not isinstance(check.right, Value):
+        spread = max(spread, 0.1)
+    half = stats.t.ppf(0.975, len(seeds) - 1) * spread / len(seeds) ** 0.5
+    low, high = effect.mean() - half, effect.mean() + half
+    if check.sign == "~":
+        far = low > check.margin or high < -check.margin
+        return False if far else True if max(-low, high) <= check.margin else None
+    return None if low <= 0 <= high else bool((low > 0) == (check.sign == ">"))
+
+
+def test_committed_verdicts_follow_from_the_raw_curves() -> None:
+    pytest.importorskip("scipy")
+    by_seed: dict[int, dict[str, Any]] = {}
+    for line in RESULTS.read_bytes().splitlines():
+        run = json.loads(line)
+        by_seed.setdefault(run["seed"], {})[run["name"]] = run
+    judged = json.loads(RESULTS.with_name("verdicts.json").read_text("utf-8"))
+    for claim, verdict in zip(CLAIMS, judged["verdicts"]["3"], strict=True):
+        seeds = [runs for runs in by_seed.values() if claim.parts() <= set(runs)]
+        if len(seeds) < 3:
+            assert verdict == "not run yet"
+            continue
+        premise, parts = ({decide(c, seeds) for c in cs} for cs in (claim.premise, claim.checks))
+        if parts == {True}:
+            parts |= {decide(check, seeds) for check in claim.then}
+        if False in premise:
+            expected = "not at this scale"
+        elif None in premise or (None in parts and False not in parts):
+            expected = "undecided"
+        elif False in parts:
+            expected = "partly" if True in parts else "contradicted"
+        else:
+            expected = "confirmed"
+        assert verdict == expected, claim.text
+
+
+def test_earlier_rules_are_those_that_were_committed(found: Found) -> None:
+    judged = json.loads(RESULTS.with_name("verdicts.json").read_text("utf-8"))
+    assert judged["rules"] == RULES
+    for version in VERSIONS:
+        try:
+            verdicts = judge_by(version, found)
+        except subprocess.CalledProcessError:
+            pytest.skip(f"the history lacks commit {version.commit}")
+        assert judged["verdicts"][str(version.number)] == verdicts
+
+
+# --- a run
+
+
+@pytest.mark.slow
+def test_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "experiments.reproduce.study", "run", "fig4", "--trial", "true"),
+        *("--seeds", "[0]", "--output_dir", str(tmp_path / "runs")),
+        *("--results", str(tmp_path / "results.jsonl")),
+    ]
+    log = tmp_path / "log.txt"
+    results = tmp_path / "results.jsonl"
+    with log.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+        # the first checkpoint of the first PPO run
+        while not list(tmp_path.glob("runs/*/logs/vanilla/checkpoints/*")):
+            assert process.poll() is None, log.read_text("utf-8")
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert read_runs(results).keys() == {"foundation-biased-en-seed_0"}
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ)
+    again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    found = {name.removesuffix("-seed_0"): run for name, run in read_runs(results).items()}
+    assert found.keys() == {"foundation-biased-en", "vanilla", "ppo_max"}
+    (output,) = tmp_path.glob("runs/*/vanilla.log")
+    assert "resum" in output.read_text("utf-8").lower()
+    assert "0 of 0 runs trained" in again.stderr
+    curve = found["vanilla"]["curves"]
+    assert curve["iteration"] == [1, 2, 3, 4]
+    assert None not in curve["score"]
+    assert found["ppo_max"]["preferences"]["helpful"].keys() == {"win", "tie", "lose"}
+    assert found["foundation-biased-en"]["accuracy"] >= 0
+    assert page.read_results(results) == {}  # a trial is no result
