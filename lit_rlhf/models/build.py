@@ -42,7 +42,7 @@ def build_model(
     heads = next((len(w) for name, w in weights.items() if SCORE_WEIGHT.search(name)), 1)
     if options.load_in_4bit:
         # a state dict has no 4-bit weights: they are those of the folder
-        scalar_loader = partial(load_scalar_model, heads=heads)
+        scalar_loader = partial(load_scalar_model, head_seed=0, heads=heads)
         load: Callable[..., LanguageModel] = scalar_loader if scalar else load_causal_lm
         whole = load(path, options)
         whole.load_state_dict(weights)
@@ -90,7 +90,9 @@ def load_adapter_folder(
                 f"path: expected adapters with a scalar head, or a model below them that has one, "
                 f"got neither in {path} and {source}"
             )
-        model = load_scalar_model(source, options, heads=heads, pickled_weights=pickled_weights)
+        model = load_scalar_model(
+            source, options, head_seed=0, heads=heads, pickled_weights=pickled_weights
+        )
     else:
         raise ValueError(
             f"path: expected adapters for CAUSAL_LM or SEQ_CLS in {path}, got {config.task_type}"

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import TaskType
@@ -64,21 +64,26 @@ def load_causal_lm(
     """Load a causal language model, for instance policy, reference or SFT model.
 
     With a positive `options.lora_rank` the model is inside LoRA adapters, and is its own reference
-    inside `with model.disable_adapter()`. `path` is a folder or hub id.
+    inside `with model.disable_adapter()`.
 
-    With `pickled_weights` it takes `pytorch_model.bin`, read as plain data so that no code in it is
-    run, if there is no safetensors file. With `delta_weights` it accepts differences from another
-    model's weights, see `add_base_weights`.
+    Args:
+        path: Folder or hub id of the model.
+        options: How the network is loaded and run.
+        pickled_weights: Take `pytorch_model.bin` if there is no safetensors file. It is read as
+            plain data, so that no code in it is run.
+        delta_weights: Accept differences from another model's weights, see `add_base_weights`.
     """
-    model = _load_plain_causal_lm(path, options, pickled_weights, delta_weights)
+    model = _load_plain_causal_lm(
+        path, options, pickled_weights=pickled_weights, delta_weights=delta_weights
+    )
     return prepare_model(model, options, TaskType.CAUSAL_LM, seed=0)
 
 
 def load_scalar_model(
     path: str | Path,
     options: ModelOptions = ModelOptions(),
-    head_seed: int = 0,
     *,
+    head_seed: int | None = None,
     heads: int | None = 1,
     base: LanguageModel | None = None,
     pickled_weights: bool = False,
@@ -87,40 +92,68 @@ def load_scalar_model(
     """Load a trunk with a scalar head, for instance critic or reward model.
 
     From the folder of a scalar model, trunk and head are loaded: an
-    `AutoModelForSequenceClassification` with one label, or a model under the names of another
-    project. From the folder of a causal language model the trunk is loaded, and the head is new.
-    Inside LoRA adapters (`options.lora_rank`) the head is trained in full. `head_seed` is the seed
-    of a new head's weights, and of adapters.
+    `AutoModelForSequenceClassification` with one label or the heads of `RewardModule`, or a model
+    under the names of another project. A language model has no such head. It is refused unless
+    `head_seed` asks for a new one, which is to be trained. Inside LoRA adapters
+    (`options.lora_rank`) the head is trained in full.
 
-    A new head has `heads` outputs, and those of an ensemble on one trunk become their mean unless
-    as many are asked for; `None` takes as many as there are.
-
-    `base` is a network with frozen weights that was loaded from `path` with the same options: the
-    model has these very weights below its adapters, instead of copies. The last two arguments are
-    as for `load_causal_lm`.
+    Args:
+        path: Folder or hub id of the model.
+        options: How the network is loaded and run.
+        head_seed: Seed of the weights of a new head for a language model, and of adapters. `None`
+            refuses a language model: its scores would mean nothing.
+        heads: Number of outputs of a new head. A stored ensemble of heads on one trunk becomes its
+            mean unless as many are asked for; `None` takes as many as there are.
+        base: A network with frozen weights that was loaded from `path` with the same options. The
+            model has these very weights below its adapters, instead of copies from the folder.
+        pickled_weights: As for `load_causal_lm`.
+        delta_weights: As for `load_causal_lm`.
     """
-    head: nn.Linear | None = None
     if base is not None:
-        model = copy_sharing_weights(base)
+        stored = _StoredModel(copy_sharing_weights(base), head=None)
     else:
-        model, head = _load_trunk_and_head(path, options, pickled_weights, delta_weights)
-    if head is not None or model.can_generate():
-        model = build_scalar_model(model, head_seed, head, heads=1 if head else heads or 1)
-        _set_padding_of_tokenizer(model.config, path, options)
-    if heads == 1 < count_heads(model.config):
-        average_heads(model)
-    elif heads not in (None, found := count_heads(model.config)):
-        raise ValueError(
-            f"heads: expected {' or '.join(map(str, sorted({1, found})))} for the reward model "
-            f"{path}, got {heads}; several start from a language model"
+        stored = _load_trunk_and_head(
+            path,
+            options,
+            pickled_weights=pickled_weights,
+            delta_weights=delta_weights,
         )
-    return prepare_model(model, options, TaskType.SEQ_CLS, seed=head_seed)
+    model = stored.model
+    if stored.head is not None:
+        model = build_scalar_model(model, head=stored.head)
+        _set_padding_of_tokenizer(model.config, path, options)
+    elif model.can_generate():
+        if head_seed is None:
+            raise ValueError(
+                f"path: expected a reward model, got the language model in {path}, whose scores "
+                "would come from a new, random head; train a reward model from it first, or start "
+                "a critic from it with critic_init: policy"
+            )
+        model = build_scalar_model(model, head_seed=head_seed, heads=heads or 1)
+        _set_padding_of_tokenizer(model.config, path, options)
+    n_heads = count_heads(model.config)
+    if heads == 1 and n_heads > 1:
+        average_heads(model)
+    elif heads not in (None, n_heads):
+        expected = " or ".join(str(number) for number in sorted({1, n_heads}))
+        raise ValueError(
+            f"heads: expected {expected} for the reward model {path}, got {heads}; several start "
+            "from a language model"
+        )
+    return prepare_model(model, options, TaskType.SEQ_CLS, seed=head_seed or 0)
 
 
 def build_random_scalar_model(
     path: str | Path, options: ModelOptions = ModelOptions(), seed: int = 0
 ) -> LanguageModel:
-    """Build a scalar model with random weights; only config and tokenizer at `path` are read."""
+    """Build a scalar model with random weights, for instance a critic that starts from nothing.
+
+    Args:
+        path: Folder or hub id of the model whose shape it gets. Only its config and tokenizer are
+            read.
+        options: How the network is run.
+        seed: Seed of all weights, adapters included.
+    """
     config = read_config(path, options)
     config.num_labels = 1
     with private_rng(seed):
@@ -132,7 +165,7 @@ def build_random_scalar_model(
         )
     model.score = init_scalar_head(model.score.in_features, seed).to(model.dtype)
     _set_padding_of_tokenizer(model.config, path, options)
-    return prepare_model(model, options, TaskType.SEQ_CLS, seed)
+    return prepare_model(model, options, TaskType.SEQ_CLS, seed=seed)
 
 
 def load_lm_head(path: str | Path, options: ModelOptions = ModelOptions()) -> nn.Linear:
@@ -182,40 +215,71 @@ def pad_with_special_token(tokenizer: PreTrainedTokenizerBase) -> None:
 def _load_plain_causal_lm(
     path: str | Path,
     options: ModelOptions,
+    *,
     pickled_weights: bool = False,
     delta_weights: bool = False,
 ) -> PreTrainedModel:
     """A causal language model as transformers loads it, not prepared yet."""
     check_causal(read_config(path, options), path)
-    return _load_pretrained(AutoModelForCausalLM, path, options, pickled_weights, delta_weights)
+    return _load_pretrained(
+        AutoModelForCausalLM,
+        path,
+        options,
+        pickled_weights=pickled_weights,
+        delta_weights=delta_weights,
+    )
+
+
+class _StoredModel(NamedTuple):
+    """What a folder holds: a language model, a scalar model, or a trunk and its scalar head.
+
+    Attributes:
+        model: The network, not prepared yet.
+        head: The trained scalar head that the network still has to get; `None` if the network has
+            it already, or if there is none.
+    """
+
+    model: PreTrainedModel
+    head: nn.Linear | None
 
 
 def _load_trunk_and_head(
-    path: str | Path, options: ModelOptions, pickled_weights: bool, delta_weights: bool
-) -> tuple[PreTrainedModel, nn.Linear | None]:
-    """A causal language model or scalar model, and the head that it still has to get, if any."""
+    path: str | Path,
+    options: ModelOptions,
+    *,
+    pickled_weights: bool,
+    delta_weights: bool,
+) -> _StoredModel:
+    """Load a scalar model under any project's names, or a language model."""
     config = read_config(path, options)
     # a model with custom code knows the name of its head
     own_code = options.trust_remote_code and hasattr(config, "auto_map")
-    stored = None if own_code else find_stored_head(path, config, pickled_weights)
-    arguments = (path, options, pickled_weights, delta_weights)
-    if stored is None and not is_classifier(config):
-        return _load_plain_causal_lm(*arguments), None
-    auto = AutoModelForSequenceClassification
-    if stored is None or stored.is_plain(config):
+    stored_head = None if own_code else find_stored_head(path, config, pickled_weights)
+    if stored_head is None and not is_classifier(config):
+        causal_lm = _load_plain_causal_lm(
+            path, options, pickled_weights=pickled_weights, delta_weights=delta_weights
+        )
+        return _StoredModel(causal_lm, head=None)
+    if stored_head is None or stored_head.is_plain(config):
         if not count_heads(config):
             raise ValueError(
                 f"path: expected a model with 1 label, or heads of RewardModule, "
                 f"got {config.num_labels} labels in {path}"
             )
-        model = _load_pretrained(auto, *arguments)
+        model = _load_pretrained(
+            AutoModelForSequenceClassification,
+            path,
+            options,
+            pickled_weights=pickled_weights,
+            delta_weights=delta_weights,
+        )
         if not isinstance(getattr(model, "score", None), nn.Linear):
             raise ValueError(
                 f"path: expected a decoder whose scalar head is a layer `score`, got "
                 f"{type(model).__name__} in {path}; such a model can be called from a reward "
                 "function, rewards: {'my_package.rules:its_score': 1.0}"
             )
-        return model, None
+        return _StoredModel(model, head=None)
     # OpenRLHF leaves num_labels out of the config, and its default is 2
     config.num_labels = 1
     verbosity = logging.get_verbosity()
@@ -223,21 +287,31 @@ def _load_trunk_and_head(
     # ones are errors in `_load_pretrained`
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        model = _load_pretrained(auto, *arguments, config=config, key_mapping=stored.key_mapping)
+        model = _load_pretrained(
+            AutoModelForSequenceClassification,
+            path,
+            options,
+            pickled_weights=pickled_weights,
+            delta_weights=delta_weights,
+            config=config,
+            key_mapping=stored_head.key_mapping,
+        )
     finally:
         logging.set_verbosity(verbosity)
     # A new model around the trunk: transformers saves this one under the names it was loaded by.
-    return model, linear_layer(stored.weight, stored.bias)
+    return _StoredModel(model, head=linear_layer(stored_head.weight, stored_head.bias))
 
 
 def _load_pretrained(
     auto_class: type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification],
     path: str | Path,
     options: ModelOptions,
+    *,
     pickled_weights: bool,
     delta_weights: bool,
     **arguments: Any,
 ) -> PreTrainedModel:
+    """Load a model with all its weights; `arguments` are more arguments of `from_pretrained`."""
     if Path(path).is_dir():
         check_weights(Path(path))
     # transformers initializes missing weights at random, which are errors below

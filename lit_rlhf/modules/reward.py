@@ -103,7 +103,7 @@ class RewardModule(StageModule):
         self.heads = heads
         check_fields(check_count, self, "heads", "micro_batch_size", "micro_batch_tokens")
         # One child holds all that is trained: a DeepSpeed engine wraps one child of the module.
-        model = load_scalar_model(model_path, self.network, head_seed, heads=heads)
+        model = load_scalar_model(model_path, self.network, head_seed=head_seed, heads=heads)
         self.networks = nn.ModuleDict({"model": model})
         if lm_coef > 0:
             self.networks["lm_head"] = load_lm_head(model_path, self.network)

@@ -64,8 +64,9 @@ def load_critic(
     base: LanguageModel | None = None
     if options.lora_rank > 0 and init in ("policy", "reward"):
         base = policy if init == "policy" else rewards[0].find_base(options)
-    seed = seed if init == "policy" else 0
-    critic = load_scalar_model(source, options, head_seed=seed, base=base)
+    # only the policy has no scalar head of its own
+    head_seed = seed if init == "policy" else None
+    critic = load_scalar_model(source, options, head_seed=head_seed, base=base)
     sizes = [network.config.get_text_config().vocab_size for network in (policy, critic)]
     if source == init and sizes[0] != sizes[1]:
         raise ValueError(

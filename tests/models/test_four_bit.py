@@ -84,10 +84,10 @@ def test_a_critic_shares_4_bit_weights(folder: Path, kind: str) -> None:
     if kind == "policy":
         base = models.load_causal_lm(folder, QLORA)
     else:
-        base = models.load_scalar_model(folder, models.ModelOptions(load_in_4bit=True))
+        base = models.load_scalar_model(folder, models.ModelOptions(load_in_4bit=True), head_seed=0)
         base.requires_grad_(False)
-    own = models.load_scalar_model(folder, QLORA)
-    critic = models.load_scalar_model(folder, QLORA, base=base)
+    own = models.load_scalar_model(folder, QLORA, head_seed=0)
+    critic = models.load_scalar_model(folder, QLORA, head_seed=0, base=base)
     assert torch.equal(token_values(critic, IDS, MASK), token_values(own, IDS, MASK))
     assert critic.state_dict().keys() == own.state_dict().keys()
     shared = {id(p) for p in critic.parameters()} & {id(p) for p in base.parameters()}

@@ -70,7 +70,7 @@ def test_only_adapters_and_the_scalar_head_are_trained(family: str, causal_folde
     names = [name for name, p in policy.named_parameters() if p.requires_grad]
     assert names
     assert all(".lora_" in name for name in names)
-    critic = load_scalar_model(causal_folder(family), LORA)
+    critic = load_scalar_model(causal_folder(family), LORA, head_seed=0)
     names = [name for name, p in critic.named_parameters() if p.requires_grad]
     others = {name for name in names if ".lora_" not in name}
     assert others == {"base_model.model.score.modules_to_save.default.weight"}
@@ -79,8 +79,8 @@ def test_only_adapters_and_the_scalar_head_are_trained(family: str, causal_folde
 @pytest.mark.parametrize("autocast", [False, True])
 def test_trained_weights_are_float32(family: str, autocast: bool, causal_folder: Folder) -> None:
     options = ModelOptions(lora_rank=2, dtype="bfloat16")
-    load = (load_causal_lm, load_scalar_model)
-    policy, critic = (trained(loader(causal_folder(family), options)) for loader in load)
+    policy = trained(load_causal_lm(causal_folder(family), options))
+    critic = trained(load_scalar_model(causal_folder(family), options, head_seed=0))
     for model in (policy, critic):
         dtypes = {(p.requires_grad, p.dtype) for p in model.parameters()}
         assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
@@ -115,7 +115,7 @@ def plainly_loaded(kind: Any, folder: Path) -> Any:
 
 @torch.no_grad()
 def test_saved_reward_model_is_alike(family: str, causal_folder: Folder, tmp_path: Path) -> None:
-    model = trained(load_scalar_model(causal_folder(family), LORA))
+    model = trained(load_scalar_model(causal_folder(family), LORA, head_seed=0))
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
     scores = plainly_loaded(AutoModelForSequenceClassification, tmp_path / "m")(IDS).logits[:, 0]
     torch.testing.assert_close(scores, sequence_scores(model, IDS, MASK), rtol=1e-4, atol=1e-4)
@@ -250,7 +250,7 @@ def liger(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_fused_kernels_run_on_the_device_only(folder: Path, liger: list[str]) -> None:
     plain = load_causal_lm(folder)
     model = load_causal_lm(folder, ModelOptions(fused_kernels=True))
-    reward = load_scalar_model(folder, ModelOptions(fused_kernels=True, lora_rank=2))
+    reward = load_scalar_model(folder, ModelOptions(fused_kernels=True, lora_rank=2), head_seed=0)
     load_lm_head(folder, ModelOptions(fused_kernels=True))  # runs a forward of a new Llama
     assert torch.equal(logits(model), logits(plain))
     sequence_scores(reward, IDS, MASK)

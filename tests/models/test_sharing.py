@@ -58,12 +58,12 @@ def test_critic_on_reward_has_a_head(causal_folder: Callable[[str], Path], tmp_p
 def test_trained_weights_are_not_shared(causal_folder: Callable[[str], Path]) -> None:
     policy = load_causal_lm(causal_folder("llama"))
     with pytest.raises(ValueError, match=r"expected frozen weights .*, got trained .*embed_tokens"):
-        load_scalar_model(causal_folder("llama"), LORA, base=policy)
+        load_scalar_model(causal_folder("llama"), LORA, head_seed=0, base=policy)
 
 
 def test_different_weights_are_separated(causal_folder: Callable[[str], Path]) -> None:
     policy = load_causal_lm(causal_folder("llama"), LORA)
-    critic = load_scalar_model(causal_folder("llama"), LORA, base=policy)
+    critic = load_scalar_model(causal_folder("llama"), LORA, head_seed=0, base=policy)
     both = torch.nn.ModuleDict({"policy": policy, "critic": critic})
     state = {name: tensor.clone() for name, tensor in both.state_dict().items()}
     separate_weights(both, state)

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,8 +24,12 @@ from lit_rlhf.strategies import read_state_dict
 from tests.callbacks.test_rollback import Payload
 from tests.support.engine_checkpoints import write_checkpoint_folder
 
-LOADERS: Any = [models.load_causal_lm, models.load_scalar_model, models.build_random_scalar_model]
-LOADERS += [models.load_lm_head]
+LOADERS: Any = [
+    models.load_causal_lm,
+    partial(models.load_scalar_model, head_seed=0),
+    models.build_random_scalar_model,
+    models.load_lm_head,
+]
 
 
 @pytest.fixture

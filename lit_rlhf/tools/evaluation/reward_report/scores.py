@@ -37,7 +37,6 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.models import (
     ModelOptions,
-    is_classifier,
     load_lm_head,
     load_scalar_model,
     read_lm_head,
@@ -104,11 +103,6 @@ def score_pairs(
             f"none; left out: {dict(counts.dropped)}"
         )
     scorer = freeze(load_scalar_model(model, options))
-    if not is_classifier(unwrap_model(scorer).config):
-        raise ValueError(
-            f"model: expected a reward model, got the language model in {model}, whose scores "
-            "would come from a new, random head"
-        )
     nn.Module.to(scorer, device)  # transformers 5 types its own `to` for a single model class
     heads, lm_head = _load_heads(scorer, model, language_model, options, device)
     scores, logprobs = _score(
