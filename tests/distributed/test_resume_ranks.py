@@ -11,14 +11,23 @@ from torch import Tensor
 from lit_rlhf.modules import ChangedRunError, SFTModule
 from tests.invariant.test_resume import SaveOnce
 from tests.support.ranks import run_on_ranks
-from tests.support.stages import copied, demonstrations, distance, fitted, write_data, write_models
+from tests.support.stages import (
+    ADAM_EPS,
+    copied,
+    demonstrations,
+    distance,
+    fitted,
+    write_data,
+    write_models,
+)
 
 EPOCHS = 3  # of two batches of four; the checkpoint is in the middle of the second
 
 
 def resume(root: Path, folder: Path, batch_size: int, **arguments: Any) -> dict[str, Tensor]:
     """Weights at the end of a run."""
-    module = SFTModule(str(root / "policy"), optimizer={"learning_rate": 1e-3})
+    optimizer = {"learning_rate": 1e-3, "eps": ADAM_EPS}
+    module = SFTModule(str(root / "policy"), optimizer=optimizer)
     data = demonstrations(root, batch_size=batch_size)
     fitted(module, data, folder, max_epochs=EPOCHS, **arguments)
     return copied(module)

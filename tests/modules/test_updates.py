@@ -17,6 +17,7 @@ from lit_rlhf.modules import PPOModule, SFTModule
 from lit_rlhf.modules.updates import TooManySkippedUpdates, UpdateGuard, find_last_saved, join_names
 from tests.support.faulty_stages import KINDS, Course, FaultyEstimates, FaultyPPO, faulty_stage
 from tests.support.stages import (
+    ADAM_EPS,
     assert_equal_states,
     demonstrations,
     distance,
@@ -63,7 +64,7 @@ def test_a_run_with_a_fault_is_the_run_without_that_update(root: Path, tmp_path:
     with pytest.warns(UserWarning, match=SKIPPED):
         fitted(module, data, tmp_path, callbacks=[recorder, keep])
     plain = SFTModule(str(root / "policy"))
-    optimizer = torch.optim.AdamW(plain.model.parameters(), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(plain.model.parameters(), weight_decay=0.0, eps=ADAM_EPS)
     rates = [1e-2, 1e-2, 1e-2 * 2 / 3, 1e-2 / 3]  # one batch of warm-up, then linear to 0
     for index, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
         if index == 2:

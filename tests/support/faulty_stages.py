@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_rlhf.modules import LossShare, PPOModule, RewardModule, SFTModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from tests.support.stages import copied, demonstrations, nested, preferences
+from tests.support.stages import ADAM_EPS, copied, demonstrations, nested, preferences
 
 KINDS = ("nan", "infinite without a gradient", "gradient")
 
@@ -113,6 +113,7 @@ def faulty_stage(
     """SFT or reward modelling, four batches an epoch, with a schedule that moves."""
     kinds = {"sft": (FaultySFT, demonstrations), "reward": (FaultyReward, preferences)}
     module_class, data = kinds[stage]
-    usual = {"optimizer": {"learning_rate": 1e-2, "lr_scheduler": "linear", "warmup_ratio": 0.25}}
+    schedule = {"learning_rate": 1e-2, "lr_scheduler": "linear", "warmup_ratio": 0.25}
+    usual = {"optimizer": {"eps": ADAM_EPS, **schedule}}
     module = module_class(str(root / "policy"), at, kind, **nested(usual, options))
     return module, data(root, batch_size=2)

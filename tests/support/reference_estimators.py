@@ -18,11 +18,27 @@ from tests.support.reference_iteration import (
     read_policy,
     read_values,
 )
-from tests.support.stages import StepRecorder, copied, fitted, nested, ppo_options, prompts
+from tests.support.stages import (
+    ADAM_EPS,
+    StepRecorder,
+    copied,
+    fitted,
+    nested,
+    ppo_options,
+    prompts,
+)
 from tests.support.trajectories import Scripted
 
 GROUP, LONGEST, TEMPERATURE, NO_EOS = 3, 6, 0.7, 0.3
-POLICY = {"learning_rate": 2e-3, "weight_decay": 0.5, "grad_clip": 0.5}
+POLICY = {"learning_rate": 2e-3, "weight_decay": 0.5, "grad_clip": 0.5, "eps": ADAM_EPS}
+
+# Ten times what the loops themselves move, rounded up to one digit, when they run in float32, as in
+# `reference_iteration`. The most: norms 3.6e-6, gradients 6.9e-6, and weights 2.9e-5 of the way
+# that they go.
+NORM_TOLERANCE = 4e-5
+GRADIENT_TOLERANCE = 7e-5
+WEIGHT_TOLERANCE = 3e-4
+
 RECIPES: dict[str, dict[str, Any]] = {
     "rloo": {"reward_shaping.kl_coef": 0.2, "loss.aggregation": "sequence_sum"},
     "grpo": {"loss.ref_kl_coef": 0.3, "loss.aggregation": "sequence_mean"},
@@ -173,10 +189,11 @@ def recompute_step(root: Path, estimator: str, truncation: str, ranks: list[Step
 
 def assert_follows(step: Step, expected: AdamW) -> None:
     """Gradients and weights agree up to the rounding of float32."""
-    assert step.logged["ppo/policy_grad_norm"] == pytest.approx(expected.norms[0], rel=1e-3)
+    norm = pytest.approx(expected.norms[0], rel=NORM_TOLERANCE)
+    assert step.logged["ppo/policy_grad_norm"] == norm
     for found, wanted in zip(step.gradients, expected.gradients, strict=False):
         named = {name.removeprefix("policy."): gradient for name, gradient in found.items()}
-        assert distance(named, wanted) < 1e-3 * distance(wanted, {})
+        assert distance(named, wanted) < GRADIENT_TOLERANCE * distance(wanted, {})
     end = {name: parameter.detach() for name, parameter in expected.parameters.items()}
-    assert distance(step.end, end) < 1e-3 * distance(step.start, end)
+    assert distance(step.end, end) < WEIGHT_TOLERANCE * distance(step.start, end)
     assert "critic" not in step.networks

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, full_tensor
-from tests.support.stages import StepRecorder, fitted, ppo_options, prompts
+from tests.support.stages import ADAM_EPS, StepRecorder, fitted, ppo_options, prompts
 from tests.support.trajectories import Scripted
 
 TRUNCATIONS = ("terminal", "bootstrap", "mask")
@@ -26,9 +26,17 @@ SHAPING = {"clip": 0.8, "kl_coef": 0.2, "missing_eos_penalty": 0.3}
 GAE = {"gamma": 0.97, "lam": 0.9, "clip": 1.2}
 LOSS = {"ratio_clip": 0.05, "value_clip": 0.05, "ptx_coef": 0.3}
 LOSS |= {"entropy_coef": 0.1, "entropy_clip": 3.0}
-POLICY = {"learning_rate": 2e-3, "weight_decay": 0.5, "grad_clip": 0.5}
-CRITIC = {"learning_rate": 3e-3, "weight_decay": 0.3, "grad_clip": 0.4}
+POLICY = {"learning_rate": 2e-3, "weight_decay": 0.5, "grad_clip": 0.5, "eps": ADAM_EPS}
+CRITIC = {"learning_rate": 3e-3, "weight_decay": 0.3, "grad_clip": 0.4, "eps": ADAM_EPS}
 EPOCHS, MINIBATCH = 2, 4  # rollouts of a minibatch on all ranks
+
+# Ten times what these loops themselves move, rounded up to one digit, when they run in float32
+# with the rows of a minibatch in reverse order, or in float64 from weights with a relative noise of
+# 2**-24. The most under torch's kernels for AVX-512, for AVX2 and for neither: metrics 7.9e-6,
+# gradients 1.9e-5, and weights 1.2e-5 of the way that they go.
+METRIC_TOLERANCE = 1e-4
+GRADIENT_TOLERANCE = 2e-4
+WEIGHT_TOLERANCE = 2e-4
 
 
 class Sample(NamedTuple):
@@ -257,7 +265,9 @@ class AdamW:
         self.norms.append(norm)
         self.gradients.append(gradients)
         self.steps += 1
-        rate, decay = self.options["learning_rate"], self.options["weight_decay"]
+        rate = self.options["learning_rate"]
+        decay = self.options["weight_decay"]
+        eps = self.options["eps"]
         with torch.no_grad():
             for name, p in self.parameters.items():
                 g = gradients[name]
@@ -266,7 +276,7 @@ class AdamW:
                 m = self.m[name] / (1 - 0.9**self.steps)
                 v = self.v[name] / (1 - 0.999**self.steps)
                 shrunk = p if p.dim() == 1 else p - rate * decay * p  # norms keep their scale
-                p.copy_(shrunk - rate * m / (v.sqrt() + 1e-8))
+                p.copy_(shrunk - rate * m / (v.sqrt() + eps))
 
 
 def critic_loss(critic: nn.Module, batch: list[tuple[Sample, Score]], tokens: int) -> Any:
@@ -364,16 +374,16 @@ def assert_follows_reference(actual: Iteration, expected: Expected) -> None:
     unlike = {
         key: (actual.logged[key], value)
         for key, value in expected.logged.items()
-        if abs(actual.logged[key] - value) > 1e-4 * max(abs(value), 0.1)
+        if abs(actual.logged[key] - value) > METRIC_TOLERANCE * max(abs(value), 0.1)
     }
     assert unlike == {}
     for network, steps in actual.gradients.items():
         for found, wanted in zip(steps, expected.gradients[network], strict=True):
             named = {name: found[f"{network}.{name}"] for name in wanted}
-            assert distance(named, wanted) < 1e-3 * distance(wanted, {})
+            assert distance(named, wanted) < GRADIENT_TOLERANCE * distance(wanted, {})
     for network, weights in expected.end.items():
         way = distance(actual.start[network], weights)
-        assert distance(actual.end[network], weights) < 1e-3 * way
+        assert distance(actual.end[network], weights) < WEIGHT_TOLERANCE * way
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

@@ -28,6 +28,12 @@ from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
 QUESTIONS = ("hi", "how are you today", "why", "name it", "me?", "go on and on", "so", "what now")
 ANSWERS = ("no", "I can", "well, that is long", "a", "yes it is", "ok", "never", "two words")
 MAX_LENGTH = 64
+ADAM_EPS = 1e-5
+"""Added to the denominator of AdamW's step, far above the rounding of a gradient in float32.
+
+With the default of 1e-8, a coordinate whose gradient is nothing but rounding moves by a whole
+learning rate, in a direction that depends on the processor.
+"""
 MOVING: dict[str, Any] = {
     "critic_pretraining": {"iterations": 1},
     "loss": {"ptx_coef": 0.3},
@@ -110,7 +116,8 @@ def stage(name: str, root: Path, batch_size: int = 4, **options: Any) -> tuple[A
     if name == "ppo":
         return PPOModule(**ppo_options(root, **options)), prompts(root, batch_size=batch_size)
     kind, data = {"sft": (SFTModule, demonstrations), "reward": (RewardModule, preferences)}[name]
-    return kind(str(root / "policy"), **options), data(root, batch_size=batch_size)
+    arguments = nested({"optimizer.eps": ADAM_EPS}, options)
+    return kind(str(root / "policy"), **arguments), data(root, batch_size=batch_size)
 
 
 def first_batch(data: RecordDataModule, root: Path) -> Any:
@@ -136,12 +143,13 @@ def nested(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 def ppo_options(root: Path, **options: Any) -> dict[str, Any]:
     """Arguments of a small `PPOModule`: one iteration takes four steps of each network."""
+    optimizer = {"learning_rate": 1e-3, "lr_scheduler": "constant", "eps": ADAM_EPS}
     usual = {
         "model_path": str(root / "policy"),
         "rewards": {str(root / "reward"): 1.0},
         "sampling.max_new_tokens": 6,
-        "policy_optimizer": {"learning_rate": 1e-3, "lr_scheduler": "constant"},
-        "critic_optimizer": {"learning_rate": 1e-3, "lr_scheduler": "constant"},
+        "policy_optimizer": optimizer,
+        "critic_optimizer": optimizer,
         "minibatches": {"minibatch_size": 4, "ppo_epochs": 2},
         "advantages": {"lam": 0.95, "normalization": True},
         "critic_pretraining": {"iterations": 0},

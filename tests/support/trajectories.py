@@ -14,6 +14,7 @@ from lit_rlhf.data import PromptBatch
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.rollout import RolloutBatch
 from tests.support.stages import (
+    ADAM_EPS,
     copied,
     demonstrations,
     distance,
@@ -76,7 +77,7 @@ def stage_run(stage: str, root: Path, batch_size: int = SAMPLES, **options: Any)
     """A module and its data; the batch size is that of one rank."""
     limits = {n: options.pop(n, None) for n in ("micro_batch_size", "micro_batch_tokens")}
     usual = {"model_path": str(root / "policy"), **limits}
-    usual |= {"optimizer": {"learning_rate": 1e-3, "warmup_ratio": 0.0}}
+    usual |= {"optimizer": {"learning_rate": 1e-3, "warmup_ratio": 0.0, "eps": ADAM_EPS}}
     if stage == "sft":
         return SFTModule(**nested(usual, options)), demonstrations(root, batch_size=batch_size)
     if stage == "reward":
