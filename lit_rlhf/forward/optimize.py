@@ -188,9 +188,45 @@ def _count_lower_layers(model: PreTrainedModel) -> int:
 
 @contextmanager
 def _probe_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Evaluation mode without gradients and autocast, which rounds by more than forwards differ."""
-    with eval_mode(model), torch.no_grad(), torch.autocast(device.type, enabled=False):
+    """Evaluation mode without gradients, autocast and reduced precision of float32 products.
+
+    The last two round by more than padded and packed outputs may differ.
+    """
+    with (
+        eval_mode(model),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+        _exact_float32_matmul(),
+    ):
         yield
+
+
+@contextmanager
+def _exact_float32_matmul() -> Iterator[None]:
+    """Multiply float32 matrices in float32 inside the context.
+
+    Lightning advises `torch.set_float32_matmul_precision("medium")` on GPUs with tensor cores, and
+    on a CPU with bfloat16 instructions it makes every product a bfloat16 one.
+    """
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.8
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    # torch.get_float32_matmul_precision raises where a user has set these instead
+    onednn = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch makes it at import
+    backends = (onednn, torch.backends.cuda.matmul)
+    precisions = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, precision in zip(backends, precisions, strict=True):
+            backend.fp32_precision = precision
 
 
 @contextmanager

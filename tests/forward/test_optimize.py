@@ -46,6 +46,25 @@ class Refusing(nn.Module):
         return states
 
 
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_forwards_are_compared_in_float32_whatever_precision_is_set(precision: str) -> None:
+    model = tiny_causal_lm("llama")
+    during = []
+    model.model.norm.register_forward_pre_hook(
+        lambda *_: during.append(torch.backends.mkldnn.matmul.fp32_precision)
+    )
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        optimize_forward(model)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+    # padded and packed trunk, logits, and hidden states for the output layer
+    assert during == ["ieee"] * 4
+    assert forward_plan(model).packed
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_decoders_of_transformers_are_packed_with_chunked_logits(family: str) -> None:
     model = tiny_causal_lm(family)
