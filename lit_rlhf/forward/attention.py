@@ -29,8 +29,8 @@ ATTENTION_NAME = "lit_rlhf"
 BASE_ATTENTION = "sdpa"
 """The attention implementation that it replaces, and that it calls where there is no layout."""
 
-MAX_BATCHED_LENGTH = 128
-"""Longest rows on a CPU that go through two batched matmuls instead of torch's own attention."""
+MAX_BATCHED_LENGTH = 64
+"""Longest rows that are trained on a CPU by two batched matmuls, not by torch's own attention."""
 
 _FLASH_CAPABILITY = (8, 0)  # oldest CUDA devices that flash attention runs on: Ampere
 MAX_HEAD_SIZE, HEAD_SIZE_MULTIPLE = 256, 8  # that flash attention knows
@@ -118,21 +118,50 @@ def run_with_layout(
 
 
 def causal_attention(inputs: AttentionInputs) -> Tensor:
-    """Causal attention within rows that are padded on the right, `[S, A, N, D]`; `C` equals `N`.
+    """Causal attention within rows that are padded on the right.
 
     No mask is needed for the padding: tokens before it do not attend to it, and its own output is
-    not read. The output has the dtype of the values.
+    not read.
+
+    Args:
+        inputs: Rows with as many keys as queries (`C` equals `N`).
+
+    Returns:
+        Outputs `[S, A, N, D]` in the dtype of the values. Under autocast, queries and keys come in
+        float32, because rotary embeddings leave them so.
     """
-    query, key, value, scale, dropout, window = inputs
-    length, dtype = query.shape[2], value.dtype  # under autocast, the others come in float32
-    on_cpu, full_precision = query.device.type == "cpu", dtype.itemsize >= 4
-    if on_cpu and full_precision and length <= MAX_BATCHED_LENGTH and not dropout:
-        bias = _causal_bias(length, window or length, dtype)
-        return batched_attention(query, key, value, bias, scale)
-    return _fused_causal_attention(inputs)
+    value = inputs.value
+    is_batched = (
+        value.device.type == "cpu"
+        and value.dtype.itemsize >= 4
+        and inputs.query.shape[2] <= MAX_BATCHED_LENGTH
+        and not inputs.dropout
+        and torch.is_grad_enabled()
+    )
+    return _batched_attention(inputs) if is_batched else _fused_attention(inputs)
 
 
-def _fused_causal_attention(inputs: AttentionInputs) -> Tensor:
+def _batched_attention(inputs: AttentionInputs) -> Tensor:
+    """`causal_attention` by two batched matmuls over all rows and heads.
+
+    torch's own attention multiplies one head of one row at a time on a CPU, and its backward is
+    slow where rows are short.
+    """
+    query, key, value, scale, _, window = inputs
+    n_rows, n_heads, length, size = query.shape
+    n_key_heads = key.shape[1]
+    n_shared = n_heads // n_key_heads
+    bias = _causal_bias(length, window or length, value.dtype)
+    scores = torch.baddbmm(
+        bias.repeat(1, n_shared, 1),
+        query.reshape(n_rows * n_key_heads, n_shared * length, size),
+        key.flatten(0, 1).transpose(1, 2),
+        alpha=size**-0.5 if scale is None else scale,
+    )
+    return scores.softmax(-1).bmm(value.flatten(0, 1)).view(query.shape)
+
+
+def _fused_attention(inputs: AttentionInputs) -> Tensor:
     """`causal_attention` by one of torch's kernels."""
     query, key, value, scale, dropout, window = inputs
     length, dtype, on_cpu = query.shape[2], value.dtype, query.device.type == "cpu"
@@ -163,16 +192,16 @@ def _fused_causal_attention(inputs: AttentionInputs) -> Tensor:
 
 
 def cached_attention(inputs: AttentionInputs, mask: Tensor) -> Tensor:
-    """Attention of one new token in each row to the keys of a cache, without gradients; `N` is 1.
+    """Attention of one new token in each row to the keys of a cache, without gradients.
 
-    The mask, `[S, 1, 1, C]` bool, has at least one key in each row. The result is `[S, A, 1, D]`,
-    in the dtype of the values.
+    Args:
+        inputs: Rows with one query (`N` is 1).
+        mask: Keys to attend to, `[S, 1, 1, C]` bool, at least one in each row.
+
+    Returns:
+        Outputs `[S, A, 1, D]` in the dtype of the values.
     """
     query, key, value, scale, dropout, _ = inputs
-    if query.device.type == "cpu" and key.shape[2] <= MAX_BATCHED_LENGTH:
-        dtype = torch.promote_types(value.dtype, torch.float32)
-        bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
-        return batched_attention(query, key, value, bias, scale)
     # The heads that share a key become the queries of one head, so that keys and values are not
     # copied for each of them.
     grouped = query.reshape(len(query), key.shape[1], -1, query.shape[3])
@@ -182,38 +211,13 @@ def cached_attention(inputs: AttentionInputs, mask: Tensor) -> Tensor:
     return output.reshape(query.shape)  # CUDA's kernels give it other strides than a CPU's
 
 
-def batched_attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None
-) -> Tensor:
-    """softmax(q k^T scale + bias) v as two batched matmuls over all rows and heads.
-
-    torch's own attention on a CPU multiplies one head of one row at a time, which is slow for short
-    rows. States are those of `AttentionInputs`, and the bias is `[S or 1, 1, N, C]`, float32 or
-    better. Computes in that, and returns `[S, A, N, D]` in the dtype of `value`.
-    """
-    n_rows, n_heads, n_queries, size = query.shape
-    n_key_heads, n_keys = key.shape[1:3]
-    dtype = torch.promote_types(value.dtype, torch.float32)
-    n_shared = n_heads // n_key_heads
-    shape = (n_rows, n_key_heads, n_shared * n_queries, n_keys)
-    with torch.autocast(query.device.type, enabled=False):
-        scores = torch.baddbmm(
-            bias.repeat(1, 1, n_shared, 1).expand(shape).flatten(0, 1),
-            query.to(dtype).reshape(n_rows * n_key_heads, n_shared * n_queries, size),
-            key.to(dtype).flatten(0, 1).transpose(1, 2),
-            alpha=size**-0.5 if scale is None else scale,
-        )
-        output = scores.softmax(-1).bmm(value.to(dtype).flatten(0, 1))
-    return output.view(query.shape).to(value.dtype)
-
-
 # every layer of every forward needs the bias of its rows' length
 @lru_cache(maxsize=MAX_BATCHED_LENGTH)
 def _causal_bias(length: int, window: int, dtype: torch.dtype) -> Tensor:
-    """The bias of causal attention within a window on a CPU, `[1, 1, length, length]`."""
+    """The bias of causal attention within a window on a CPU, `[1, length, length]`."""
     # A tensor made in inference mode cannot be saved for a backward, and this one is cached.
     with torch.inference_mode(False):
-        mask = causal_mask(length, window, torch.device("cpu"))[None, None]
+        mask = causal_mask(length, window, torch.device("cpu"))[None]
         return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 

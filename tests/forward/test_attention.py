@@ -2,18 +2,19 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_rlhf.forward.attention import (
     MAX_BATCHED_LENGTH,
     AttentionInputs,
     attention,
     attention_implementation,
-    batched_attention,
     cached_attention,
     causal_attention,
     causal_mask,
@@ -49,26 +50,29 @@ def by_loop(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: floa
     return output
 
 
+@pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("n_groups", [4, 2, 1])
 @pytest.mark.parametrize(
     ("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-2)]
 )
-def test_mean_of_keys(dtype: torch.dtype, close: float, n_groups: int, scale: float | None) -> None:
-    query, key, value = states(3, 4, n_groups, 2, 5, dtype)
-    seen = torch.rand((3, 1, 2, 5), generator=torch.Generator().manual_seed(1)) < 0.5
-    seen[..., 2] = True
-    bias = torch.zeros(seen.shape, dtype=torch.promote_types(dtype, torch.float32))
-    bias = bias.masked_fill(~seen, -torch.inf)
-    output = batched_attention(query, key, value, bias, scale)
+def test_causal_attention_is_the_mean_of_the_values_so_far(
+    dtype: torch.dtype, close: float, n_groups: int, scale: float | None, train: bool
+) -> None:
+    query, key, value = states(3, 4, n_groups, 5, 5, dtype)
+    with torch.set_grad_enabled(train):
+        output = causal_attention(AttentionInputs(query, key, value, scale, 0.0, None))
     assert output.dtype == dtype
+    seen = torch.ones(5, 5).tril().bool().expand(3, 1, 5, 5)
     expected = by_loop(query, key, value, seen, 0.5 if scale is None else scale)
     torch.testing.assert_close(output.double(), expected, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("window", [None, 3, 100])
 @pytest.mark.parametrize("n_groups", [4, 2])
-def test_rows_agree(n_groups: int, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_causal_attention_agrees_with_torchs_own(
+    n_groups: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = []
     for short in (MAX_BATCHED_LENGTH, 0):
         monkeypatch.setattr("lit_rlhf.forward.attention.MAX_BATCHED_LENGTH", short)
@@ -103,6 +107,33 @@ def test_the_next_token_attends_to_a_part_of_a_cache(n_groups: int, dtype: torch
         inputs = AttentionInputs(*mark([query[:3], key, value]), None, 0.0, None)
         output = mark(cached_attention(inputs, mark(seen)), on_device=False)
     torch.testing.assert_close(output.float(), expected, rtol=1e-2, atol=1e-2)
+
+
+class LargestFloat32(TorchDispatchMode):
+    """Notes the size of the largest float32 tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # torch's signature
+        result = func(*args, **(kwargs or {}))
+        for output in result if isinstance(result, tuple) else (result,):
+            if isinstance(output, Tensor) and output.dtype == torch.float32:
+                self.numel = max(self.numel, output.numel())
+        return result
+
+
+@pytest.mark.parametrize("n_groups", [4, 2])
+def test_cached_attention_copies_no_half_precision_cache_to_float32(n_groups: int) -> None:
+    query, key, value = states(3, 4, n_groups, 1, 12, torch.bfloat16)
+    seen = torch.ones((3, 1, 1, 12), dtype=torch.bool)
+    with torch.no_grad(), LargestFloat32() as largest:
+        # under autocast, queries come in float32
+        cached_attention(AttentionInputs(query.float(), key, value, None, 0.0, None), seen)
+    assert largest.numel < key.numel()
 
 
 @pytest.mark.parametrize(
