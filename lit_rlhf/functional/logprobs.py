@@ -101,8 +101,10 @@ def token_logprobs_and_entropy(
     check_tensors(logprobs.shape[:2], token_ids=token_ids)
     gathered = logprobs.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
     # p log p tends to 0 for a token that is ruled out, but computes as 0 * -inf = NaN
-    finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)
-    return LogprobsAndEntropy(gathered, entropy=-(logprobs.exp() * finite).sum(-1))
+    finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)
+    # without a product of the two in memory
+    entropy = -torch.linalg.vecdot(logprobs.exp(), finite)
+    return LogprobsAndEntropy(gathered, entropy)
 
 
 def language_model_loss(
