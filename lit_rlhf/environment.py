@@ -1,7 +1,11 @@
-"""Environment variables that libraries read once, as they load, and that a command sets first."""
+"""Environment variables that libraries read once, as they load, and that a command sets first.
+
+Scripts and notebooks call `set_environment` before they import torch.
+"""
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -38,8 +42,30 @@ VARIABLES = (
         reason="packed forwards differ in size, so the blocks of CUDA's allocator have to grow",
         rivals=("PYTORCH_CUDA_ALLOC_CONF",),
     ),
+    Variable(
+        name="THP_MEM_ALLOC_ENABLE",
+        value="1",
+        reason=(
+            "torch then asks Linux for huge pages for its large tensors in main memory, of which "
+            "each new one otherwise costs a fault for every 4 KiB"
+        ),
+    ),
 )
 """Read when torch and its OpenMP load."""
+
+
+def choose_values(environment: Mapping[str, str]) -> dict[str, str]:
+    """Choose values for the `VARIABLES` that an environment says nothing about.
+
+    Args:
+        environment: Environment variables of the process that will load torch, by name.
+    """
+    unset = [
+        variable
+        for variable in VARIABLES
+        if environment.keys().isdisjoint((variable.name, *variable.rivals))
+    ]
+    return {variable.name: variable.value for variable in unset}
 
 
 def set_environment() -> dict[str, str]:
@@ -49,11 +75,6 @@ def set_environment() -> dict[str, str]:
     """
     if "torch" in sys.modules:
         return {}
-    unset = [
-        variable
-        for variable in VARIABLES
-        if os.environ.keys().isdisjoint((variable.name, *variable.rivals))
-    ]
-    values = {variable.name: variable.value for variable in unset}
+    values = choose_values(os.environ)
     os.environ.update(values)
     return values

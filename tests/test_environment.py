@@ -57,4 +57,7 @@ def test_debug_tells_in_one_line_what_was_set() -> None:
         for words in (command, [*command, "--debug"])
     )
     assert quiet == ""
-    assert debug == "lit_rlhf: set PYTORCH_ALLOC_CONF=expandable_segments:True\n"
+    assert (
+        debug
+        == "lit_rlhf: set PYTORCH_ALLOC_CONF=expandable_segments:True THP_MEM_ALLOC_ENABLE=1\n"
+    )

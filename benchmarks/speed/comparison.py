@@ -38,6 +38,7 @@ from benchmarks.speed.report import (
     summarize,
 )
 from benchmarks.speed.workload import save_networks
+from lit_rlhf.environment import choose_values
 from lit_rlhf.files import ProgressFile, write_text
 from lit_rlhf.tools.evaluation.output import progress_bar
 
@@ -126,10 +127,13 @@ def run_job(side: Side, job: Job) -> dict[str, Any]:
     # Its own environment has everything but `benchmarks`, which is in the working directory.
     own_packages = side.python != sys.executable
     paths = [] if own_packages else [str(side.tree), str(side.tree / "callbacks")]
+    variables = environment(job.threads) | {"PYTHONPATH": os.pathsep.join(paths)}
+    if side.name.startswith(OURS):  # as its commands do; TRL has its defaults
+        variables |= choose_values(variables)
     done = subprocess.run(
         [side.python, "-m", side.module, str(job_file), str(result)],
         cwd=side.tree,
-        env=environment(job.threads) | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
