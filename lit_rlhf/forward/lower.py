@@ -23,8 +23,7 @@ def decoder_layers(trunk: PreTrainedModel) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == n_layers:
             return module
     raise ValueError(
-        f"trained_layers: expected a decoder with a list of {n_layers} layers, got "
-        f"{type(trunk).__name__}"
+        f"model: expected a decoder with a list of {n_layers} layers, got {type(trunk).__name__}"
     )
 
 

@@ -67,8 +67,9 @@ class ModelOptions:
             that code.
         fused_kernels: Run liger-kernel's norms, rotary positions and MLPs, on CUDA devices (extra
             `liger`).
-        torch_compile: Backend of torch.compile for the trunk, for instance `inductor`; `None` does
-            not compile. Pays on a GPU, after a minute or more of compiling.
+        torch_compile: Backend of torch.compile for the decoder layers, for instance `inductor`;
+            `None` does not compile. On a CPU, decoding stays as it is. `docs/speed.md` says where
+            it pays.
     """
 
     dtype: DType = "float32"

@@ -22,6 +22,7 @@ from lit_rlhf.forward import (
     PLAN_ATTRIBUTE,
     LanguageModel,
     ModuleT,
+    decoder_layers,
     forward_plan,
     freeze_lower_layers,
     optimize_forward,
@@ -56,9 +57,11 @@ def prepare_model(
         check_choice(
             "torch_compile", options.torch_compile, torch.compiler.list_backends(exclude_tags=())
         )
-        # for sequences of any length
-        trunk_of(prepared).compile(dynamic=True, backend=options.torch_compile)
-        # a compiled trunk runs all of its layers
+        # Layers of one kind share what is compiled for the first of them, for sequences of any
+        # length. A trunk would be compiled with all of its layers.
+        for layer in decoder_layers(trunk_of(prepared)):
+            layer.compile(dynamic=True, backend=options.torch_compile)
+        # compiled layers do not take over what lower layers gave in the rollout
         plan = replace(forward_plan(prepared), lower_layers=0)
         setattr(unwrap_model(prepared), PLAN_ATTRIBUTE, plan)
     return prepared

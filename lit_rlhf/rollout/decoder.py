@@ -6,7 +6,7 @@ slots, `n` sequences in progress, `C` capacity of a slot in tokens, `K` key-valu
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -131,7 +131,11 @@ class Decoder:
         """
         device = self.lengths.device.type
         autocast = torch.is_autocast_enabled(device)
-        with eval_mode(self.model), _cast_weights_once(device) if autocast else nullcontext():
+        with (
+            eval_mode(self.model),
+            _cast_weights_once(device) if autocast else nullcontext(),
+            _without_compiled_layers() if device == "cpu" else nullcontext(),
+        ):
             while self.host_lengths or self.waiting:
                 n_free = self.n_slots - len(self.host_lengths)
                 if self.waiting and n_free * _ADMISSION_SHARE >= self.n_slots:
@@ -376,6 +380,11 @@ class _DecodeLayout:
         capacity = self.cache.capacity
         slots = RowOffsets(offsets * capacity, capacity)
         return RowOffsets(offsets, 1), slots, self.columns.int() + 1
+
+
+def _without_compiled_layers() -> AbstractContextManager[None]:
+    """Layers run as they are: a compiled one takes longer to call on a CPU than its few rows."""
+    return torch.compiler.set_stance("force_eager")
 
 
 @contextmanager

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.models.llama import modeling_llama
 
 from lit_rlhf.forward import hidden_states, sequence_scores, target_logprobs, token_logits
-from lit_rlhf.forward.attention import ATTENTION_NAME, attention_implementation
 from lit_rlhf.forward.networks import LanguageModel
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
 from lit_rlhf.models.saving import merged_state_dict, save_model_folder
@@ -144,17 +143,39 @@ def batch(length: int) -> tuple[Tensor, Tensor, Tensor]:
     return ids, mask, mask & (torch.arange(length) > 0)
 
 
-def test_trunk_is_compiled_after_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_compiled_after_the_comparison(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[dict[str, Any]] = []
 
-    def compile_module(trunk: PreTrainedModel, **arguments: Any) -> None:
-        assert attention_implementation(trunk) == ATTENTION_NAME
-        trunk.register_forward_hook(lambda *_: pytest.fail("a compiled trunk ran while loading"))
+    def compile_module(layer: nn.Module, **arguments: Any) -> None:
+        layer.register_forward_hook(lambda *_: pytest.fail("a compiled layer ran while loading"))
         calls.append(arguments)
 
-    monkeypatch.setattr(PreTrainedModel, "compile", compile_module)
-    load_causal_lm(folder, ModelOptions(torch_compile="inductor"))
-    assert calls == [{"dynamic": True, "backend": "inductor"}]
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "compile", compile_module)
+    model = load_causal_lm(folder, ModelOptions(torch_compile="inductor"))
+    assert calls == [{"dynamic": True, "backend": "inductor"}] * model.config.num_hidden_layers
+
+
+def test_compiled_layers_do_not_decode_on_a_cpu(folder: Path) -> None:
+    model = load_causal_lm(folder, ModelOptions(torch_compile="eager"))
+    ids, mask, _ = batch(12)
+    compiled_frames = torch._dynamo.utils.counters["frames"]
+    before = compiled_frames["total"]
+    options = SamplingOptions(max_new_tokens=3)
+    generate_responses(
+        model,
+        ids.flip(1),
+        mask.flip(1),
+        options,
+        eos_token_ids=[EOS_ID],
+        pad_token_id=PAD_ID,
+        seed=0,
+    )
+    assert compiled_frames["total"] == before
+    with torch.no_grad():
+        target_logprobs(model, *batch(12))
+    assert compiled_frames["total"] > before
 
 
 @pytest.mark.slow
