@@ -12,7 +12,8 @@ machine's ceilings, then every mode, precision and side in its own process, afte
 quiet. Updates with foreign load are recorded and not used. Without `--peer_python` TRL's
 environment is made in `runs/peer_trl`.
 
-Prints tables and writes them, and every update, to `benchmarks/results/ppo_iteration.{md,json}`.
+Prints tables and writes them, and every update, to `ppo_iteration.{md,json}` in the folder of this
+processor or GPU in `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from jsonargparse import auto_cli
 from benchmarks.speed.comparison import compare_sides, our_sides, peer_side
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
-from benchmarks.speed.report import RESULTS, Labels
+from benchmarks.speed.report import Labels, default_output
 from benchmarks.speed.workload import SIZES, Mode, Precision, Size, Workload
 
 
 def ppo_iteration(
-    output: str = str(RESULTS / "ppo_iteration"),
+    output: str | None = None,
     peer_python: str | None = None,
     size: Size = "5m",
     device: Literal["cpu", "cuda"] = "cpu",
@@ -47,7 +48,8 @@ def ppo_iteration(
     """Measure all sides in turn, print the tables and write the results.
 
     Args:
-        output: Path of the results, without `.md` and `.json`.
+        output: Path of the results, without `.md` and `.json`; `None`: `ppo_iteration` in the
+            folder of this processor or GPU in `benchmarks/results`.
         peer_python: Interpreter of an environment with TRL 1.12.
         size: Networks, batch and lengths.
         device: Device of all sides.
@@ -75,7 +77,15 @@ def ppo_iteration(
         )
         for mode, precision in product(modes, precisions)
     }
-    compare_sides(jobs, sides, rounds, wait, quiet_cores, output, size)
+    compare_sides(
+        jobs,
+        sides,
+        rounds,
+        wait,
+        quiet_cores,
+        output or default_output("ppo_iteration", device),
+        size,
+    )
 
 
 if __name__ == "__main__":

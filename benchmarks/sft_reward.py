@@ -5,7 +5,7 @@
 
 All sides step on the same batches: prompts with a ragged response each, or with two for the reward
 model, whose loss is only the pairwise one. Rounds, source trees and waiting for quiet are as in
-`ppo_iteration.py`. Results go to `benchmarks/results/sft_reward.{md,json}`.
+`ppo_iteration.py`. Results go to `benchmarks/results/MACHINE/sft_reward.{md,json}`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jsonargparse import auto_cli
 from benchmarks.speed.comparison import compare_sides, our_sides, peer_side
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
-from benchmarks.speed.report import RESULTS, Labels
+from benchmarks.speed.report import Labels, default_output
 from benchmarks.speed.workload import SIZES, Precision, Size, Workload
 
 
 def sft_reward(
-    output: str = str(RESULTS / "sft_reward"),
+    output: str | None = None,
     peer_python: str | None = None,
     size: Size = "5m",
     device: Literal["cpu", "cuda"] = "cpu",
@@ -42,7 +42,8 @@ def sft_reward(
     """Measure all sides in turn, print the tables and write the results.
 
     Args:
-        output: Path of the results, without `.md` and `.json`.
+        output: Path of the results, without `.md` and `.json`; `None`: `sft_reward` in the
+            folder of this processor or GPU in `benchmarks/results`.
         peer_python: Interpreter of an environment with TRL 1.12.
         size: Networks and lengths.
         device: Device of all sides.
@@ -74,7 +75,9 @@ def sft_reward(
         )
         for stage, precision in product(stages, precisions)
     }
-    compare_sides(jobs, sides, rounds, wait, quiet_cores, output, size)
+    compare_sides(
+        jobs, sides, rounds, wait, quiet_cores, output or default_output("sft_reward", device), size
+    )
 
 
 if __name__ == "__main__":

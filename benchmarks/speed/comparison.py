@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -288,6 +289,7 @@ def compare_sides(
             "ratios": ratios(rows),
             "runs": [run for of_side in runs for run in of_side],
             "size": size,
+            "date": date.today().isoformat(),
         }
         write_comparison(result, output)
 

@@ -14,6 +14,7 @@ import torch
 from benchmarks.speed.machine import (
     Clocks,
     foreign_cores,
+    kernels,
     peak_memory_mib,
     read_clocks,
     synchronize,
@@ -126,6 +127,7 @@ class Laps:
         self.records.append(
             {
                 "seconds": seconds,
+                "cpu_seconds": now.own - self._last.own,
                 "foreign_cores": foreign_cores(self._last, now),
                 "phases": {**phases, "other": seconds - sum(phases.values())},
                 "prompts": list(prompts),
@@ -135,10 +137,18 @@ class Laps:
         self._last = read_clocks()
 
     def save(self, path: Path, job: Job, packages: Sequence[str], **more: object) -> None:
-        """Write the timed updates, the process's memory and the packages' versions."""
+        """Write the timed updates, the process's memory, versions and kernels.
+
+        Args:
+            path: The file.
+            job: What was run.
+            packages: Packages whose versions are written.
+            more: Further entries of the file.
+        """
         result = {
             "precision": job.precision,
             "versions": versions(packages),
+            "kernels": kernels(),
             "memory_before_mib": self.memory_before_mib,
             "peak_memory_mib": peak_memory_mib(self.device),
             "updates": self.records[job.warmup :],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -179,6 +180,42 @@ def device_name(device: str) -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+KERNEL_LIBRARY = re.compile(r"[^/ ]*(?:mkl|omp|blas|dnnl|torch_cpu)[^/ ]*\.so[^/ ]*$", re.MULTILINE)
+KERNEL_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE")
+
+
+def kernels() -> dict[str, Any]:
+    """What this process computes with on a CPU.
+
+    Returns:
+        The instructions that torch's own kernels use, the versions of MKL and oneDNN that torch was
+        built with, the number of threads, the names of the libraries with kernels and threads that
+        are loaded, and the environment variables that change their speed.
+    """
+    built = torch.__config__.show()  # type: ignore[no-untyped-call]
+    mkl = re.search(r"Math Kernel Library Version (\S+)", built)
+    onednn = re.search(r"MKL-DNN v(\S+)", built)
+    loaded = KERNEL_LIBRARY.findall(Path("/proc/self/maps").read_text("utf-8"))
+    return {
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "mkl": mkl[1] if mkl else None,
+        "onednn": onednn[1] if onednn else None,
+        "threads": torch.get_num_threads(),
+        "libraries": sorted(set(loaded)),
+        "variables": {n: os.environ[n] for n in KERNEL_VARIABLES if n in os.environ},
+    }
+
+
+def folder_name(device: str) -> str:
+    """A device's name as a folder, for instance `intel_xeon`.
+
+    Args:
+        device: What `device_name` returns.
+    """
+    words = re.sub(r"\((R|TM)\)|\bProcessor\b|\bCPU\b|@.*", " ", device, flags=re.IGNORECASE)
+    return "_".join(re.findall(r"\w+", words.lower()))
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:

@@ -77,7 +77,8 @@ def build_module(job: Job) -> PPOModule:
         output_dir=str(folder / f"trained_{os.getpid()}"),
         network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
         sampling=SamplingOptions(max_new_tokens=work.response),
-        minibatches=MinibatchOptions(minibatch_size=work.minibatch, micro_batch_size=16),
+        # no accumulation, as TRL has none
+        minibatches=MinibatchOptions(work.minibatch, micro_batch_size=work.minibatch),
         seed=work.seed,
         **MODULE_ARGUMENTS,
     )

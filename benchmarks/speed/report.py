@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.speed.flops import generation_bytes, stage_flops
 from benchmarks.speed.job import Job
-from benchmarks.speed.machine import QUIET_CORES
+from benchmarks.speed.machine import QUIET_CORES, device_name, folder_name
 from experiments.results_file import table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +30,16 @@ Labels = tuple[str, ...]
 """Case (of PPO a mode, else a stage), precision, and where it is known the side."""
 
 
+def default_output(name: str, device: str) -> str:
+    """Path of a benchmark's results without a suffix, in a folder of this processor or GPU.
+
+    Args:
+        name: Name of the benchmark.
+        device: `cpu` or `cuda`.
+    """
+    return str(RESULTS / folder_name(device_name(device)) / name)
+
+
 # Figures
 
 
@@ -37,7 +47,7 @@ def count_work(update: dict[str, Any], job: Job) -> dict[str, Any]:
     """An update with its useful work in place of the lengths of its prompts and responses."""
     prompts, responses = update["prompts"], update["responses"]
     result = {
-        **{key: update[key] for key in ("seconds", "foreign_cores", "phases")},
+        **{key: update[key] for key in ("seconds", "cpu_seconds", "foreign_cores", "phases")},
         "prompt_tokens": sum(prompts),
         "response_tokens": sum(responses),
         "flops": stage_flops(job.stage, job.work, prompts, responses)._asdict(),
@@ -111,6 +121,7 @@ def summarize(
         "seconds": median(seconds),
         "seconds_min": min(seconds),
         "seconds_max": max(seconds),
+        "cpu_seconds": median(update["cpu_seconds"] for update in used),
         "phases": {
             phase: median(u["phases"][phase] for u in used)
             for phase in PHASES
@@ -190,13 +201,16 @@ def comparison_tables(result: dict[str, Any]) -> str:
     parts = [
         table(
             [
-                *(*names, "seconds per update (min-max)", "useful GFLOP/s", "share of torch.mm"),
+                *(*names, "seconds per update (min-max)", "CPU seconds"),
+                *("useful GFLOP/s", "share of torch.mm"),
                 *("peak memory (before), MiB", "updates"),
             ],
             (
                 [
                     *(row[name] for name in names),
                     f"{row['seconds']:.2f} ({row['seconds_min']:.2f}-{row['seconds_max']:.2f})",
+                    # results of before 2026-11-27 lack it
+                    f"{row['cpu_seconds']:.2f}" if "cpu_seconds" in row else "-",
                     *(f"{row['useful_gflops']:.0f}", f"{row['ceiling_fraction']:.0%}"),
                     f"{row['peak_memory_mib']:.0f} ({row['memory_before_mib']:.0f})",
                     f"{row['updates']} of {row['updates'] + row['updates_dropped']}",
@@ -253,7 +267,10 @@ def comparison_tables(result: dict[str, Any]) -> str:
             )
         )
     versions = {run["side"]: run["versions"] for run in result["runs"]}
-    return "\n".join([*parts, machine_sentences(result["machine"], versions)])
+    kernels = {run["side"]: run["kernels"] for run in result["runs"] if "kernels" in run}
+    return "\n".join(
+        [*parts, machine_sentences(result["machine"], versions) + kernel_sentences(kernels)]
+    )
 
 
 def generation_cells(row: dict[str, Any]) -> tuple[str, str]:
@@ -325,29 +342,66 @@ def machine_sentences(machine: dict[str, Any], versions: dict[str, dict[str, str
     )
 
 
+def kernel_sentences(kernels: dict[str, dict[str, Any]]) -> str:
+    """What each side computed with, in a sentence each.
+
+    Args:
+        kernels: The result of `machine.kernels` by side.
+    """
+    return "".join(
+        f"{side} computed with {used['capability']} kernels, MKL {used['mkl']}, "
+        f"oneDNN {used['onednn']}, {used['threads']} threads, {', '.join(used['libraries'])}"
+        + "".join(f", {name}={value}" for name, value in used["variables"].items())
+        + ".\n"
+        for side, used in kernels.items()
+    )
+
+
 # The page
 
 
+MACHINES = {"amd_epyc": "AMD", "intel_xeon": "Intel"}
+"""Processors in the table of the page, by the folder of their results."""
+COMPARISONS = ("ppo_iteration", "sft_reward", "ppo_iteration_135m", "sft_reward_135m")
+
+
 def summary_table(results: Path) -> str:
-    """The speed-up over TRL in each case where both sides have the same precision, as Markdown.
+    """A Markdown table of all processors: seconds, speed-up over TRL and relative memory.
+
+    Only cases where both sides have the same precision are in it.
 
     Args:
-        results: Folder of the JSON files.
+        results: Folder with a folder of JSON files for each of `MACHINES`.
     """
-    rows = []
-    for name in ("ppo_iteration", "sft_reward", "ppo_iteration_135m", "sft_reward_135m"):
-        result = json.loads((results / f"{name}.json").read_text("utf-8"))
+    rows: dict[Labels, dict[str, list[str]]] = {}
+    for machine, name in product(MACHINES, COMPARISONS):
+        file = results / machine / f"{name}.json"
+        if not file.is_file():
+            continue
+        result = json.loads(file.read_text("utf-8"))
         seconds = {(r["case"], r["precision"], r["side"]): r["seconds"] for r in result["summary"]}
         what = "PPO, {}" if name.startswith("ppo") else "{}"
+        at = " at 135M" if name.endswith("135m") else ""
         for ratio in result["ratios"]:
             case, precision = ratio["case"], ratio["precision"]
             if precision == ratio["other_precision"]:
-                at = " at 135M" if name.endswith("135m") else ""
                 times = (f"{seconds[case, precision, side]:.2f}" for side in (OURS, PEER))
-                cells = (what.format(case) + at, precision, *times)
-                rows.append([*cells, f"{ratio['speed']:.2f}", f"{ratio['memory']:.2f}"])
-    head = ["case", "precision", "lit_rlhf, s", "TRL, s", "speed-up", "relative peak memory"]
-    return table(head, rows)
+                rows.setdefault((what.format(case) + at, precision), {})[machine] = [
+                    " / ".join(times),
+                    f"{ratio['speed']:.2f}",
+                    f"{ratio['memory']:.2f}",
+                ]
+    head = ["case", "precision"]
+    for name in MACHINES.values():
+        head += [f"{name}: seconds, lit_rlhf / TRL", f"{name}: speed-up", f"{name}: memory"]
+    missing = ["-"] * 3
+    return table(
+        head,
+        (
+            [*labels, *(cell for machine in MACHINES for cell in of_case.get(machine, missing))]
+            for labels, of_case in rows.items()
+        ),
+    )
 
 
 def fill_page(page: str, results: Path) -> str:

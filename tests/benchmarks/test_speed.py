@@ -54,6 +54,29 @@ def test_memory_is_read_from_the_processs_status() -> None:
     assert machine.status_kib(text, "VmHWM") == 2048
 
 
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("Intel(R) Xeon(R) Processor", "intel_xeon"),
+        ("AMD EPYC", "amd_epyc"),
+        ("Intel(R) Core(TM) i7-1185G7 CPU @ 3.00GHz", "intel_core_i7_1185g7"),
+    ],
+)
+def test_folder_of_results_is_the_name_of_the_device(name: str, folder: str) -> None:
+    assert machine.folder_name(name) == folder
+
+
+def test_kernels_are_recorded_with_what_changes_their_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
+    kernels = machine.kernels()
+    assert kernels["capability"] == torch.backends.cpu.get_cpu_capability()
+    assert kernels["threads"] == torch.get_num_threads()
+    assert any(name.startswith("libtorch_cpu") for name in kernels["libraries"])
+    assert kernels["variables"]["GOMP_SPINCOUNT"] == "10000"
+
+
 def run_with(*loads: float) -> dict[str, object]:
     return {"updates": [{"seconds": 1.0, "foreign_cores": load} for load in loads]}
 
@@ -189,7 +212,13 @@ def run_of(side: str, *seconds: float, foreign: float = 0.0, memory: float = 100
         phases = {"rollout": value / 2, "update": value / 4, "other": value / 4}
         counts = {"prompt_tokens": 30, "response_tokens": 70}
         counts |= {"flops": {"rollout": 1e5, "score": 2e5, "update": 3e5}}
-        return {"seconds": value, "foreign_cores": foreign, "phases": phases, **counts}
+        return {
+            "seconds": value,
+            "cpu_seconds": 2 * value,
+            "foreign_cores": foreign,
+            "phases": phases,
+            **counts,
+        }
 
     kind = {"side": side, "case": "ragged", "precision": "fp32", "versions": {"torch": "2.13.0"}}
     memories = {"memory_before_mib": 50.0, "peak_memory_mib": memory}
@@ -200,6 +229,7 @@ def test_summary_takes_medians_over_quiet_updates() -> None:
     runs = [run_of("TRL", 2.0, 4.0), run_of("TRL", 100.0, foreign=1.0), run_of("TRL", 3.0)]
     row = report.summarize(runs, CEILINGS, quiet_cores=0.05)
     assert (row["seconds"], row["seconds_min"], row["seconds_max"]) == (3.0, 2.0, 4.0)
+    assert row["cpu_seconds"] == 6.0
     assert (row["updates"], row["updates_dropped"]) == (3, 1)
     assert row["phases"] == {"rollout": 1.5, "update": 0.75, "other": 0.75}
     assert row["useful_gflops"] == pytest.approx(6e5 / 3 / 1e9)
@@ -227,7 +257,7 @@ def test_page_and_tables_agree_with_the_results() -> None:
     page = report.PAGE.read_text("utf-8")
     assert "| PPO, full | fp32 |" in page
     assert report.fill_page(page, report.RESULTS) == page, "run python -m benchmarks.speed.report"
-    for file in report.RESULTS.glob("*.md"):
+    for file in report.RESULTS.rglob("*.md"):
         if (file.with_suffix(".json")).is_file():
             result = json.loads(file.with_suffix(".json").read_text("utf-8"))
             tables = report.scaling_tables if "sweeps" in result else report.comparison_tables
