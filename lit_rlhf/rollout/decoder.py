@@ -6,7 +6,7 @@ slots, `n` sequences in progress, `C` capacity of a slot in tokens, `K` key-valu
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -382,9 +382,11 @@ class _DecodeLayout:
         return RowOffsets(offsets, 1), slots, self.columns.int() + 1
 
 
-def _without_compiled_layers() -> AbstractContextManager[None]:
-    """Layers run as they are: a compiled one takes longer to call on a CPU than its few rows."""
-    return torch.compiler.set_stance("force_eager")
+@contextmanager
+def _without_compiled_layers() -> Iterator[None]:
+    """Run layers as they are: on a CPU, calling a compiled one takes longer than its few rows."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager
