@@ -129,7 +129,7 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
             *(part for flag in flags for part in (flag, str(seed))),
         )
     report = {stage: read_first_and_last(root / "logs" / stage) for stage in seeded}
-    _, held_out, _ = split_records(records, 0.1, 0.0, seed)
+    held_out = split_records(records, val_fraction=0.1, test_fraction=0.0, seed=seed).val
     report["length baselines"] = length_baselines(held_out)
     (root / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
     run_once(

@@ -169,7 +169,10 @@ class Benchmark:
                     f"before it leave of {len(short)}, got {wanted}"
                 )
             test_fraction = wanted / (len(left) + 1)
-            left, _, parts[name] = split_records(left, 0.0, test_fraction, SPLIT_SEED)
+            splits = split_records(
+                left, val_fraction=0.0, test_fraction=test_fraction, seed=SPLIT_SEED
+            )
+            left, parts[name] = splits.train, splits.test
         for name, part in parts.items():
             for source in FILES:
                 rows = (

@@ -57,7 +57,7 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     except RecordError:
         kind = "demonstration"
         records = load_records(kind, [source], "skip", counts=counts)
-    *_, test = split_records(records, _HELD_OUT, _HELD_OUT, seed=0)
+    test = split_records(records, val_fraction=_HELD_OUT, test_fraction=_HELD_OUT, seed=0).test
     equal = counts.duplicates.total()
     print(f"{data}: {len(records):,} records that serve as {kind}s, {equal} equal an earlier one")
     counts.log_read()
@@ -105,7 +105,9 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
 def _encode(encoder: DialogueEncoder, record: Any) -> Sequence[TokenExample]:  # noqa: ANN401
     """The dialogues of a record: of a preference two."""
     if isinstance(record, PreferenceRecord):
-        return encoder.encode_pair(record.prompt, record.chosen, record.rejected)[:2]
+        return encoder.encode_pair(record.prompt, chosen=record.chosen, rejected=record.rejected)[
+            :2
+        ]
     return [encoder.encode_dialogue(record.messages)]
 
 

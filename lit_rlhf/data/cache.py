@@ -1,9 +1,9 @@
 """The cache of encoded examples: Arrow files that all ranks of a node map into memory.
 
-An entry is a folder below `$HF_DATASETS_CACHE/lit_rlhf` with the examples of one part of a
-datamodule, as `datasets` reads them, and a report of what was read and left out. Its
-name is a hash of everything that the examples depend on, so an entry is never updated. It is
-written under a hidden name and renamed when it is complete.
+An entry is a folder below `$HF_DATASETS_CACHE/lit_rlhf`. It has the examples of one part of a
+datamodule (training, validation, test, ptx or meta), as `datasets` reads them, and a report of what
+was read and left out. Its name is a hash of everything that the examples depend on, so an entry is
+never updated. It is written under a hidden name and renamed when it is complete.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from dataclasses import asdict
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import datasets
@@ -36,8 +36,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data.counts import DataCounts, OnBadRecord
-from lit_rlhf.data.dataset import Example, PreferenceExample, PromptExample, TokenExample
 from lit_rlhf.data.encoding import DialogueEncoder, encode_records
+from lit_rlhf.data.examples import Example, PreferenceExample, PromptExample, TokenExample
 from lit_rlhf.data.records import PreferenceRecord, PromptRecord, Record
 from lit_rlhf.files import (
     PARTIAL,
@@ -64,15 +64,37 @@ _log_warning = rank_zero_only(logging.getLogger(__name__).warning)
 RecordEncoder = Callable[[Any], Sequence[Any]]
 """A function that encodes one record into its examples."""
 
-PartRecords = tuple[Sequence[Record], dict[str, DataCounts]]
-"""The records of one part of a datamodule, and what was read, by part."""
 
-EncodedPart = tuple[Sequence[Any], DataCounts, dict[str, DataCounts]]
-"""The examples of a part, in a list or stored, what encoding left out, and what was read."""
+class PartRecords(NamedTuple):
+    """The records of one part of a datamodule.
+
+    Attributes:
+        records: The records, in the order of the examples that they become.
+        read_counts: What reading left out, by the name of each part that had to be read: the parts
+            of a split are read together.
+    """
+
+    records: Sequence[Record]
+    read_counts: dict[str, DataCounts]
+
+
+class EncodedPart(NamedTuple):
+    """The examples of one part of a datamodule.
+
+    Attributes:
+        examples: The examples, in a list or mapped from the cache.
+        encoding_counts: What encoding left out of the part's records.
+        read_counts: What reading left out, by part, see `PartRecords`.
+    """
+
+    examples: Sequence[Any]
+    encoding_counts: DataCounts
+    read_counts: dict[str, DataCounts]
 
 
 def encode_part(
     part: str,
+    *,
     key: str | None,
     read: Callable[[], PartRecords],
     encode: RecordEncoder,
@@ -81,22 +103,28 @@ def encode_part(
     """Open the examples of a part in the cache, or encode its records.
 
     If at least `MIN_CACHED_RECORDS` were read, worker processes encode them into a new entry of the
-    cache. Fewer, and those without a key, are encoded in this process. The examples and counts are
-    the same in all cases. The records are not read if the cache has the examples.
+    cache. Fewer, and records without a key, are encoded in this process. The examples and counts
+    are the same in all cases. The records are not read if the cache has the examples.
+
+    Args:
+        part: Name of the part, such as `train`.
+        key: Hash of everything that the examples depend on, from `hash_part`; `None` does not use
+            the cache.
+        read: Reads the records.
+        encode: Encodes one record.
+        on_bad_record: What to do about a record that cannot be encoded.
     """
     entry = None if key is None else cache_folder() / f"{part}-{key}"
-    opened = None if entry is None else _open_entry(entry)
-    if opened is not None:
-        return opened
-    records, counts_of_parts = read()
+    if entry is not None and (cached := _open_entry(entry)) is not None:
+        return cached
+    source = read()
     # All parts of a split are cached, or none: else everything would be read for a small one.
-    n_read = sum(counts.kept.total() for counts in counts_of_parts.values())
-    if entry is not None and n_read >= MIN_CACHED_RECORDS and _are_storable(records):
+    n_read = sum(counts.kept.total() for counts in source.read_counts.values())
+    if entry is not None and n_read >= MIN_CACHED_RECORDS and _are_storable(source.records):
         try:
-            _write_entry(entry, part, records, counts_of_parts, encode, on_bad_record)
-            opened = _open_entry(entry)
-            if opened is not None:
-                return opened
+            _write_entry(entry, part, source, encode=encode, on_bad_record=on_bad_record)
+            if (cached := _open_entry(entry)) is not None:
+                return cached
         except OSError as error:
             _log_warning(
                 f"{entry.parent}: the encoded {part} data cannot be cached there ({error}), so "
@@ -104,9 +132,9 @@ def encode_part(
                 "room that can be written"
             )
     counts = DataCounts()
-    examples = encode_records(records, encode, counts, on_bad_record)
+    examples = encode_records(source.records, encode, counts, on_bad_record)
     _check_any_left(part, examples, counts)
-    return examples, counts, counts_of_parts
+    return EncodedPart(examples, encoding_counts=counts, read_counts=source.read_counts)
 
 
 def _check_any_left(part: str, examples: Sequence[Any], counts: DataCounts) -> None:
@@ -127,9 +155,14 @@ def hash_part(
 ) -> str | None:
     """Hash of everything that the examples of a part depend on, as hexadecimal digits.
 
-    It is `None` unless `encode` is a `functools.partial` of a function of `lit_rlhf.data` with its
-    options as keywords: the code of others is not known. `settings` decide on the records and
-    their order, as plain data.
+    Args:
+        encode: Encodes one record.
+        encoder: The encoder that `encode` uses.
+        settings: What decides on the records and their order, as plain data.
+
+    Returns:
+        The hash. `None` unless `encode` is a `functools.partial` of a function of `lit_rlhf.data`
+        with its options as keywords: what other code depends on is not known.
     """
     # a function of a user's datamodule may use anything, which no hash of ours covers
     if not isinstance(encode, partial) or not encode.func.__module__.startswith("lit_rlhf.data."):
@@ -182,7 +215,7 @@ class StoredExamples(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int | slice) -> Any:  # noqa: ANN401 - of any kind
+    def __getitem__(self, index: int | slice) -> Any:  # noqa: ANN401 - any kind of example
         """The example at a position, or the examples of a slice."""
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
@@ -198,7 +231,7 @@ class StoredExamples(Sequence[Any]):
             yield from _read_examples(table)
 
 
-_JSON = dict.fromkeys(("fields", "turns"), pa.string())  # any plain data
+_JSON = dict.fromkeys(("fields", "turns"), pa.string())  # plain data, as JSON
 _LOST = dict.fromkeys(("dropped_turns", "cut_tokens"), pa.int64())
 _TOKENS: dict[str, pa.DataType] = {
     "input_ids": pa.list_(pa.int32()),
@@ -231,9 +264,9 @@ def _to_row(example: Example) -> dict[str, Any]:
 def _read_examples(table: pa.Table) -> list[Any]:
     """The examples of the rows of a table."""
     columns = {name: _read_column(name, table[name]) for name in table.column_names}
-    (made,) = (made for made, types in _TYPES.items() if columns.keys() == types.keys())
+    (kind,) = (kind for kind, types in _TYPES.items() if columns.keys() == types.keys())
     rows = zip(*columns.values(), strict=True)
-    return [made(**dict(zip(columns, row, strict=True))) for row in rows]
+    return [kind(**dict(zip(columns, row, strict=True))) for row in rows]
 
 
 def _read_column(name: str, column: pa.ChunkedArray) -> Sequence[Any]:
@@ -243,7 +276,7 @@ def _read_column(name: str, column: pa.ChunkedArray) -> Sequence[Any]:
         values = column.to_pylist()
         return [json.loads(text) for text in values] if name in _JSON else values
     lists = column.combine_chunks()
-    # a copy, since a tensor must not be of memory that cannot be written
+    # a copy, since torch warns of tensors on memory that cannot be written
     flat = np.array(lists.flatten().to_numpy(zero_copy_only=False))
     return torch.split(torch.from_numpy(flat), lists.value_lengths().to_pylist())
 
@@ -251,8 +284,8 @@ def _read_column(name: str, column: pa.ChunkedArray) -> Sequence[Any]:
 def _write_entry(
     entry: Path,
     part: str,
-    records: Sequence[Record],
-    read: Mapping[str, DataCounts],
+    source: PartRecords,
+    *,
     encode: RecordEncoder,
     on_bad_record: OnBadRecord,
 ) -> None:
@@ -261,11 +294,16 @@ def _write_entry(
     hidden = entry.with_name(f".{entry.name}.{uuid4().hex}.{PARTIAL}")
     try:
         hidden.mkdir(parents=True)
-        counts = _encode_shares(records, encode, on_bad_record, hidden, part)
+        counts = _encode_in_processes(
+            source.records, hidden, part, encode=encode, on_bad_record=on_bad_record
+        )
         _check_any_left(part, _map_files(hidden), counts)
-        report = {"counts": vars(counts), "read": {name: vars(own) for name, own in read.items()}}
+        report = {
+            "counts": vars(counts),
+            "read": {name: vars(own) for name, own in source.read_counts.items()},
+        }
         (hidden / _REPORT_FILE).write_text(json.dumps(report), encoding="utf-8")
-        made = {"stage": "data", "part": part, "records": len(records)}
+        made = {"stage": "data", "part": part, "records": len(source.records)}
         write_manifest(hidden, {"made": made, "versions": code_versions()})
         for path in (*hidden.iterdir(), hidden):
             fsync(path)
@@ -287,11 +325,14 @@ def _open_entry(entry: Path) -> EncodedPart | None:
         if not (listed := listed_files(entry)) or listed != hash_files(entry):
             raise ValueError("hashes differ")
         report = json.loads((entry / _REPORT_FILE).read_text("utf-8"))
-        read = {name: _load_counts(values) for name, values in report["read"].items()}
-        return _map_files(entry), _load_counts(report["counts"]), read
+        return EncodedPart(
+            examples=_map_files(entry),
+            encoding_counts=_load_counts(report["counts"]),
+            read_counts={name: _load_counts(values) for name, values in report["read"].items()},
+        )
     except (OSError, ValueError, TypeError) as error:
         _log_warning(f"{entry}: the encoded data are damaged ({error}) and are encoded again")
-        with suppress(OSError):  # of another user, or another process deletes it too
+        with suppress(OSError):  # it is another user's, or another process deletes it too
             delete(entry)
         return None
 
@@ -315,61 +356,98 @@ def _delete_abandoned(folder: Path) -> None:
                 delete(path)
 
 
-def _encode_shares(
+def _encode_in_processes(
     records: Sequence[Record],
-    encode: RecordEncoder,
-    on_bad_record: OnBadRecord,
     folder: Path,
     part: str,
+    *,
+    encode: RecordEncoder,
+    on_bad_record: OnBadRecord,
 ) -> DataCounts:
-    """Encode records into a file per worker process, or in this process for few."""
-    made: type[Example] = TokenExample
-    if isinstance(records[0], PreferenceRecord | PromptRecord):
-        made = PreferenceExample if isinstance(records[0], PreferenceRecord) else PromptExample
-    schema, n = pa.schema(_TYPES[made]), len(records)
-    workers = max(1, min(_count_processors(), n // _RECORDS_PER_WORKER, _MAX_WORKERS))
+    """Encode shares of the records into a file each, in a process for each share of many records.
 
-    def encode_share(share: int) -> DataCounts:
-        own = records[n * share // workers : n * (share + 1) // workers]
-        file = folder / f"rows_{str(share).zfill(len(str(workers)))}.arrow"
-        label = f"Encoding {part}" + (f" (a share of {workers})" if workers > 1 else "")
-        # of several equal shares, the first tells how far all are
-        bar = datasets.utils.tqdm(desc=label, total=len(own), unit=" records", disable=share > 0)
-        counts = DataCounts()
-        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer, bar:
-            for start in range(0, len(own), _ROWS):
-                batch = own[start : start + _ROWS]
-                examples = encode_records(batch, encode, counts, on_bad_record)
-                writer.write_table(pa.Table.from_pylist([*map(_to_row, examples)], schema))
-                bar.update(len(batch))
-        return counts
-
-    if workers == 1:
+    Returns:
+        What encoding left out of all records.
+    """
+    n_shares = max(1, min(_count_processors(), len(records) // _RECORDS_PER_WORKER, _MAX_WORKERS))
+    encode_share = partial(
+        _encode_share,
+        n_shares=n_shares,
+        records=records,
+        folder=folder,
+        part=part,
+        encode=encode,
+        on_bad_record=on_bad_record,
+    )
+    if n_shares == 1:
         return encode_share(0)
     counts = DataCounts()
+    others = {*multiprocessing.active_children()}
     # the pool of `multiprocessing` waits for a worker that was killed
-    others, fork = multiprocessing.active_children(), multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, fork, _begin_worker, (encode_share, os.getpid())) as pool:
+    pool = ProcessPoolExecutor(
+        max_workers=n_shares,
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=_begin_worker,
+        initargs=(encode_share, os.getpid()),
+    )
+    with pool:
         try:
-            for done in [pool.submit(_encode_in_worker, share) for share in range(workers)]:
+            for done in [pool.submit(_encode_in_worker, share) for share in range(n_shares)]:
                 counts.update(done.result())
         except BrokenProcessPool as error:
             raise ValueError(
                 f"{part}: a process that encodes the data was killed, as the system does where "
-                f"memory runs out; {workers} run at a time, one for each processor of this process"
+                f"memory runs out; {n_shares} run at a time, one for each processor of this process"
             ) from error
         except BaseException:  # a Ctrl-C does not wait for the shares
-            for process in {*multiprocessing.active_children()} - {*others}:
+            for process in {*multiprocessing.active_children()} - others:
                 process.kill()
             raise
     return counts
+
+
+def _encode_share(
+    share: int,
+    *,
+    n_shares: int,
+    records: Sequence[Record],
+    folder: Path,
+    part: str,
+    encode: RecordEncoder,
+    on_bad_record: OnBadRecord,
+) -> DataCounts:
+    """Encode one of several equal shares of the records into a file of its own."""
+    begin = len(records) * share // n_shares
+    end = len(records) * (share + 1) // n_shares
+    file = folder / f"rows_{str(share).zfill(len(str(n_shares)))}.arrow"
+    schema = pa.schema(_TYPES[_example_type(records[0])])
+    label = f"Encoding {part}" + (f" (a share of {n_shares})" if n_shares > 1 else "")
+    # the shares are equal, so the first tells how far all are
+    bar = datasets.utils.tqdm(desc=label, total=end - begin, unit=" records", disable=share > 0)
+    counts = DataCounts()
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer, bar:
+        for start in range(begin, end, _ROWS):
+            batch = records[start : min(start + _ROWS, end)]
+            examples = encode_records(batch, encode, counts, on_bad_record)
+            writer.write_table(pa.Table.from_pylist([*map(_to_row, examples)], schema))
+            bar.update(len(batch))
+    return counts
+
+
+def _example_type(record: Record) -> type[Example]:
+    """The type of the examples that a record becomes."""
+    if isinstance(record, PreferenceRecord):
+        return PreferenceExample
+    if isinstance(record, PromptRecord):
+        return PromptExample
+    return TokenExample
 
 
 _worker_encode: Callable[[int], DataCounts] | None = None
 
 
 def _begin_worker(encode: Callable[[int], DataCounts], parent: int) -> None:
-    """Keep what a worker process does, which is inherited and not sent; end it with its parent."""
+    """Prepare a worker process: it inherits its task by the fork, and ends with its parent."""
     global _worker_encode
     _worker_encode = encode
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent

@@ -8,7 +8,7 @@ from typing import Literal
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_rlhf.data.dataset import Example, TokenExample
+from lit_rlhf.data.examples import Example, TokenExample
 from lit_rlhf.data.records import Location, RecordError
 
 OnBadRecord = Literal["error", "skip"]

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from lit_rlhf.checks import check_choice
 from lit_rlhf.data.contract import TextContract, tokenizer_hash
 from lit_rlhf.data.counts import DataCounts, EncodingError, OnBadRecord, ResponseTooLongError
-from lit_rlhf.data.dataset import (
+from lit_rlhf.data.examples import (
     AnyExample,
     PreferenceExample,
     PromptBatch,
@@ -144,6 +144,7 @@ class DialogueEncoder:
     def encode_pair(
         self,
         prompt: Sequence[Message],
+        *,
         chosen: str,
         rejected: str,
         margin: float = 0.0,
@@ -152,16 +153,28 @@ class DialogueEncoder:
         """Encode two responses to one prompt, which is shortened alike for both.
 
         The longer response decides on the room, so that both examples have the same prompt ids.
+
+        Args:
+            prompt: Turns of the dialogue that ends with the human's.
+            chosen: The preferred response.
+            rejected: The other response.
+            margin: By how much the chosen response is better, in units of the reward; 0 if unknown.
+            source: Index of the pair's source in the datamodule's `source_names`.
         """
-        contents = (chosen, rejected)
-        self._check_contents([*prompt, *(Message("assistant", content) for content in contents)])
+        responses = [Message("assistant", chosen), Message("assistant", rejected)]
+        self._check_contents([*prompt, *responses])
         history = tuple(prompt)
         rendered = self.render_prompt(history)
-        responses = [self._encode_response(history, rendered, content) for content in contents]
-        room = min(self._prompt_room(response_ids) for response_ids in responses)
+        chosen_ids = self._encode_response(history, rendered, chosen)
+        rejected_ids = self._encode_response(history, rendered, rejected)
+        room = min(self._prompt_room(chosen_ids), self._prompt_room(rejected_ids))
         fitted = self._fit_prompt(history, rendered, room)
-        first, second = (self._join(fitted, response_ids, "last") for response_ids in responses)
-        return PreferenceExample(first, second, margin, source)
+        return PreferenceExample(
+            chosen=self._join(fitted, chosen_ids, "last"),
+            rejected=self._join(fitted, rejected_ids, "last"),
+            margin=margin,
+            source=source,
+        )
 
     def encode_text(self, text: str, block: int | None = None) -> list[TokenExample]:
         """Encode a plain document into consecutive blocks of `block` tokens, or `max_length`.

@@ -9,25 +9,44 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import chain, count, islice
+from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from lit_rlhf.checks import check_count
 
-Index = int | tuple[int, int]
-"""Index of an example, or a pair of indices of two datasets."""
+
+class IndexPair(NamedTuple):
+    """Indices of two examples that go together, each in a dataset of its own.
+
+    Attributes:
+        first: Index in the first dataset, for instance of a prompt.
+        second: Index in the second dataset, for instance of a pretraining example.
+    """
+
+    first: int
+    second: int
+
+
+Index = int | IndexPair
+"""Index of an example, or of one in each of two datasets."""
 
 
 class EpochBatchSampler(Sampler[list[Index]], ABC):
     """A batch sampler of one rank, with an order that depends on the epoch.
 
-    `batch_size` is the average if batches differ, which Lightning's DeepSpeed strategy reads for
-    its throughput figures. The seed is the same on all ranks.
+    Args:
+        batch_size: Examples per batch and rank; the average if batches differ. Lightning's
+            DeepSpeed strategy reads it for its throughput figures.
+        shuffle: Whether the order changes with every epoch.
+        seed: Seed of the order; the same on all ranks.
+        num_replicas: Number of ranks.
+        rank: Rank of this process, from 0.
     """
 
     def __init__(
-        self, batch_size: int, shuffle: bool, seed: int, num_replicas: int, rank: int
+        self, *, batch_size: int, shuffle: bool, seed: int, num_replicas: int, rank: int
     ) -> None:
         check_count("batch_size", batch_size)
         if num_replicas < 1 or not 0 <= rank < num_replicas:
@@ -66,20 +85,28 @@ class EpochBatchSampler(Sampler[list[Index]], ABC):
 class FixedBatchSampler(EpochBatchSampler):
     """Batches with a fixed number of examples.
 
-    By default an epoch is one pass over the dataset. With `samples_per_epoch`, an epoch is the next
-    so many examples of an endless sequence of shuffled passes, so that every example comes once
+    By default an epoch is one pass over the dataset. With `samples_per_epoch`, an epoch takes that
+    number of examples from an endless sequence of shuffled passes. Every example then comes once
     before any comes again, also across epochs.
 
-    `size` is the number of examples in the dataset. With `drop_last` the last examples are left out
-    if they do not fill a batch on every rank; otherwise the last batch is smaller, and some
-    examples are repeated if ranks would differ. `samples_per_epoch` counts all ranks, and `stream`
-    tells the orders of samplers with the same seed apart.
+    Args:
+        size: Number of examples in the dataset.
+        batch_size: Examples per batch and rank.
+        shuffle: Whether each pass has an order of its own. Otherwise the order is the dataset's.
+        seed: Seed of the order; the same on all ranks.
+        drop_last: Leave out the last examples if they do not fill a batch on every rank. Otherwise
+            the last batch is smaller, and some examples are repeated if ranks would differ.
+        samples_per_epoch: Examples per epoch over all ranks; default: one pass.
+        num_replicas: Number of ranks.
+        rank: Rank of this process, from 0.
+        stream: Number that tells the orders of samplers with the same seed apart.
     """
 
     def __init__(
         self,
         size: int,
         batch_size: int,
+        *,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -88,7 +115,13 @@ class FixedBatchSampler(EpochBatchSampler):
         rank: int = 0,
         stream: int = 0,
     ) -> None:
-        super().__init__(batch_size, shuffle, seed, num_replicas, rank)
+        super().__init__(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            num_replicas=num_replicas,
+            rank=rank,
+        )
         if size < 1:
             raise ValueError(f"size: expected at least 1 example, got {size}")
         self.size = size
@@ -162,6 +195,7 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         self,
         lengths: Sequence[int],
         tokens_per_batch: int,
+        *,
         min_samples: int = 1,
         max_samples: int | None = None,
         shuffle: bool = True,
@@ -186,8 +220,13 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         self.max_samples = max_samples
         self._buckets = self._make_buckets()
         self._sizes = self._make_sizes()
-        average = max(1, round(len(lengths) / len(self._sizes)))
-        super().__init__(average, shuffle, seed, num_replicas, rank)
+        super().__init__(
+            batch_size=max(1, round(len(lengths) / len(self._sizes))),
+            shuffle=shuffle,
+            seed=seed,
+            num_replicas=num_replicas,
+            rank=rank,
+        )
 
     def __len__(self) -> int:
         return math.ceil(len(self._sizes) / self.num_replicas)
@@ -197,10 +236,11 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         generator = self._generator(self.epoch) if self.shuffle else None
         order: list[int] = []
         for bucket in self._buckets:
-            places = range(len(bucket)) if generator is None else generator.permutation(len(bucket))
-            order += [bucket[i] for i in places]
+            n = len(bucket)
+            positions = range(n) if generator is None else generator.permutation(n)
+            order += [bucket[position] for position in positions]
         remaining = iter(order)
-        # of all ranks, from long to short
+        # the batches of all ranks, from long to short
         batches = [list(islice(remaining, size)) for size in self._sizes]
         if generator is not None:
             batches = [batches[i] for i in generator.permutation(len(batches))]
@@ -244,7 +284,12 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
 
 
 class PairedBatchSampler(EpochBatchSampler):
-    """Two samplers in step: every example of the first is paired with one of the second."""
+    """Two samplers in step: every example of the first is paired with one of the second.
+
+    Args:
+        first: Sampler of the first dataset, whose options this sampler takes over.
+        second: Sampler of the second dataset, with as many batches of the same size.
+    """
 
     def __init__(self, first: FixedBatchSampler, second: FixedBatchSampler) -> None:
         if len(first) != len(second) or first.batch_size != second.batch_size:
@@ -253,7 +298,11 @@ class PairedBatchSampler(EpochBatchSampler):
                 f"of {second.batch_size}"
             )
         super().__init__(
-            first.batch_size, first.shuffle, first.seed, first.num_replicas, first.rank
+            batch_size=first.batch_size,
+            shuffle=first.shuffle,
+            seed=first.seed,
+            num_replicas=first.num_replicas,
+            rank=first.rank,
         )
         self.first = first
         self.second = second
@@ -268,6 +317,8 @@ class PairedBatchSampler(EpochBatchSampler):
         return len(self.first)
 
     def batches(self) -> list[list[Index]]:
-        """Batches of index pairs `(first, second)`."""
-        pairs = zip(self.first.batches(), self.second.batches(), strict=True)
-        return [list(zip(first, second, strict=True)) for first, second in pairs]  # type: ignore[arg-type]
+        """This rank's batches of the current epoch, as lists of `IndexPair`."""
+        return [
+            [IndexPair(first, second) for first, second in zip(ours, theirs, strict=True)]  # type: ignore[arg-type]
+            for ours, theirs in zip(self.first.batches(), self.second.batches(), strict=True)
+        ]

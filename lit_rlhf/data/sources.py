@@ -1,7 +1,6 @@
-"""Data sources: what to read, how often to use it, and how to split it."""
+"""Data sources: the files and datasets that records are read from."""
 
 import hashlib
-import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,22 +9,17 @@ from pathlib import PurePath
 from typing import Any, get_args
 
 import datasets
-import numpy as np
 
 from lit_rlhf.checks import check_choice
 from lit_rlhf.data.counts import DataCounts, OnBadRecord
 from lit_rlhf.data.formats import FORMATS, detect_format, parse_row
 from lit_rlhf.data.readers import is_file_path, load_dataset, number_rows, read_file
 from lit_rlhf.data.records import (
-    AnyRecord,
-    DemonstrationRecord,
     Location,
-    Message,
     Record,
     RecordError,
     RecordKind,
     Row,
-    TextRecord,
 )
 from lit_rlhf.imports import function_path, import_function
 
@@ -285,65 +279,3 @@ def _load_source(
         detail = "" if first_error is None else f"the first bad one: {first_error}"
         raise RecordError(Location(source.place), "no record that can be used", detail=detail)
     return records[:limit]  # a row may hold several records
-
-
-def repeat_by_weight(
-    records: Sequence[AnyRecord], sources: Sequence[DataSource], seed: int
-) -> list[AnyRecord]:
-    """Repeat and subsample records by the weights of their sources, `round(weight * n)` of each.
-
-    Whole copies come first. The same seed and records give the same subset.
-    """
-    repeated: list[AnyRecord] = []
-    for number, source in enumerate(sources):
-        # Each source has a separate random stream, which the other sources do not shift.
-        own = [record for record in records if record.source == source.label]
-        copies, fraction = divmod(source.weight, 1)
-        repeated += own * int(copies)
-        order = np.random.default_rng([seed, number]).permutation(len(own))
-        repeated += [own[i] for i in sorted(order[: round(fraction * len(own))])]
-    return repeated
-
-
-def split_records(
-    records: Sequence[AnyRecord], val_fraction: float, test_fraction: float, seed: int
-) -> tuple[list[AnyRecord], list[AnyRecord], list[AnyRecord]]:
-    """Split records by prompt into training, validation and test, each in order.
-
-    Prompts are sorted by a hash of seed and prompt; the first go to validation, the last to test.
-    Records with the same prompt therefore stay together. SFT, reward model and PPO hold out the
-    same prompts (up to rounding) if they split the same data with the same seed. A fraction, in
-    [0, 1), above 0 gives at least one prompt.
-    """
-    for name, value in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name}: expected 0 <= fraction < 1, got {value}")
-    # A hash instead of a shuffle: a few records more or less hardly change the split of the others.
-    turns = ([[turn.role, turn.content] for turn in prompt_of(record)] for record in records)
-    keys = [hashlib.sha256(json.dumps([seed, of]).encode("utf-8")).digest() for of in turns]
-    order = sorted(set(keys))
-    n_val, n_test = (
-        max(1, round(fraction * len(order))) if fraction > 0 else 0
-        for fraction in (val_fraction, test_fraction)
-    )
-    if n_val + n_test >= len(order):
-        raise ValueError(
-            "val_fraction, test_fraction: expected to leave prompts for training, got "
-            f"{val_fraction} and {test_fraction} of {len(order)} different prompts"
-        )
-    val_keys, test_keys = set(order[:n_val]), set(order[len(order) - n_test :])
-    train: list[AnyRecord] = []
-    val: list[AnyRecord] = []
-    test: list[AnyRecord] = []
-    for record, key in zip(records, keys, strict=True):
-        (val if key in val_keys else test if key in test_keys else train).append(record)
-    return train, val, test
-
-
-def prompt_of(record: Record) -> tuple[Message, ...]:
-    """The turns before a record's response; for plain text the text itself as one turn."""
-    if isinstance(record, DemonstrationRecord):
-        return record.messages[:-1]
-    if isinstance(record, TextRecord):
-        return (Message("user", record.text),)
-    return record.prompt

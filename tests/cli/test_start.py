@@ -39,7 +39,7 @@ def test_pairs_get_3_stages(capsys: pytest.CaptureFixture[str]) -> None:
     # the prompts of the evaluation are those that the stages leave out
     records = load_records("prompt", [DataSource("pairs.csv")])
     held_out = load_records("prompt", [DataSource("runs/pairs/heldout.jsonl")])
-    *_, test = split_records(records, 0.05, 0.05, seed=0)
+    test = split_records(records, val_fraction=0.05, test_fraction=0.05, seed=0).test
     assert [prompt_of(r) for r in held_out] == [*dict.fromkeys(map(prompt_of, test))]
     trainer = yaml.safe_load(Path("runs/pairs/ppo.yaml").read_text("utf-8"))["trainer"]
     (timeline,) = (c for c in trainer["callbacks"] if "SampleTimeline" in c["class_path"])

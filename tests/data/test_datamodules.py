@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf.data import DataSource, PromptDataModule
 from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataModule
-from lit_rlhf.data.dataset import PreferenceBatch, PromptBatch, TokenBatch
+from lit_rlhf.data.examples import PreferenceBatch, PromptBatch, TokenBatch
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.tiny_tokenizers import CHATML, tiny_tokenizer
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf.data import Location, Message, PreferenceRecord, PromptRecord, RecordError, TextRecord
 from lit_rlhf.data.counts import DataCounts, EncodingError, ResponseTooLongError
-from lit_rlhf.data.dataset import PreferenceExample, PromptExample, TokenExample
 from lit_rlhf.data.encoding import DialogueEncoder, encode_records
+from lit_rlhf.data.examples import PreferenceExample, PromptExample, TokenExample
 from tests.support.published_templates import TEMPLATES, PublishedTemplate
 from tests.support.tiny_tokenizers import CHATML, tiny_tokenizer
 
@@ -121,7 +121,7 @@ def test_trained_tokens(tokenizer: Tokenizer, template: str, last: str, everythi
 
 def test_pair_shares_its_prompt_ids(any_tokenizer: Tokenizer) -> None:
     coder = encoder(any_tokenizer, "own")
-    pair = coder.encode_pair(MULTI[:-1], "zinc", "there are no more metals")
+    pair = coder.encode_pair(MULTI[:-1], chosen="zinc", rejected="there are no more metals")
     n = len(coder.encode_prompt(MULTI[:-1]).input_ids)
     assert ids(pair.chosen)[:n] == ids(pair.rejected)[:n]
     zinc = coder.encode_dialogue([*MULTI[:-1], Message("assistant", "zinc")])
@@ -202,7 +202,7 @@ def test_control_text_in_a_turn_is_refused_and_counted(template: str, text: str)
     with pytest.raises(EncodingError, match=reason):
         coder.encode_dialogue([Message("user", good), Message("assistant", evil)])
     with pytest.raises(EncodingError, match=reason):
-        coder.encode_pair([Message("user", good)], good, evil)
+        coder.encode_pair([Message("user", good)], chosen=good, rejected=evil)
     records = [PromptRecord((Message("user", turn),), "s") for turn in (evil, good)]
     counts = DataCounts()
     examples = encode_records(records, lambda r: [coder.encode_prompt(r.prompt)], counts, "skip")
@@ -403,7 +403,7 @@ def test_time_to_drop_turns_grows_linearly(tokenizer: Tokenizer, train_on: Any) 
 def test_pair_is_shortened_alike_for_both_responses(tokenizer: Tokenizer) -> None:
     long = "a very long answer that goes on and on " * 4
     limit = length(tokenizer, [*TURNS[4:], Message("assistant", long)])
-    pair = DialogueEncoder(tokenizer, "hh", limit).encode_pair(TURNS, "short", long)
+    pair = DialogueEncoder(tokenizer, "hh", limit).encode_pair(TURNS, chosen="short", rejected=long)
     assert pair.chosen.dropped_turns == pair.rejected.dropped_turns == 4
     n = mask(pair.chosen).index(True)
     assert ids(pair.chosen)[:n] == ids(pair.rejected)[:n]
@@ -423,7 +423,15 @@ def test_losses_of_a_pair_count_once(tokenizer: Tokenizer) -> None:
     record, counts = PreferenceRecord(tuple(TURNS), ANSWER.content, "a", "s"), DataCounts()
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
-        return [coder.encode_pair(record.prompt, record.chosen, record.rejected, 0.5, 3)]
+        return [
+            coder.encode_pair(
+                record.prompt,
+                chosen=record.chosen,
+                rejected=record.rejected,
+                margin=0.5,
+                source=3,
+            )
+        ]
 
     (example,) = encode_records([record], encode, counts, "error")
     assert (example.margin, example.source) == (0.5, 3)
@@ -439,7 +447,7 @@ def test_bad_record_is_named(tokenizer: Tokenizer, options: Any, place: str) -> 
     record = PreferenceRecord(prompt, "a", "b", "source", **options)
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
-        return [coder.encode_pair(record.prompt, record.chosen, record.rejected)]
+        return [coder.encode_pair(record.prompt, chosen=record.chosen, rejected=record.rejected)]
 
     with pytest.raises(RecordError, match=f"^{place}: a turn contains the text of the EOS"):
         encode_records([record], encode, DataCounts(), "error")

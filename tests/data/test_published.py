@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lit_rlhf import data
-from lit_rlhf.data.sources import prompt_of
+from lit_rlhf.data.splits import prompt_of
 from tests.support.docs_blocks import ROOT, blocks
 from tests.support.published_rows import ASK, BAD, BE_BRIEF, GOOD, PUBLISHED, PublishedRow
 

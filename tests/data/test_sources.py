@@ -10,7 +10,8 @@ import pytest
 
 from lit_rlhf.data import DataSource, Row
 from lit_rlhf.data.records import Message, PromptRecord, RecordError
-from lit_rlhf.data.sources import load_records, prompt_of, repeat_by_weight, split_records
+from lit_rlhf.data.sources import load_records
+from lit_rlhf.data.splits import prompt_of, repeat_by_weight, split_records
 from tests.support.record_reading import Writer, read, read_good
 
 
@@ -118,31 +119,36 @@ def test_map_may_be_a_callable(write_lines: Writer) -> None:
 
 def test_splits_are_disjoint_complete_and_depend_on_the_seed_alone() -> None:
     records = prompts(100)
-    parts, again, other = (split_records(records, 0.2, 0.1, seed) for seed in (0, 0, 1))
+    parts, again, other = (
+        split_records(records, val_fraction=0.2, test_fraction=0.1, seed=seed) for seed in (0, 0, 1)
+    )
     assert [len(part) for part in parts] == [70, 20, 10]
     assert sorted(map(str, [r for part in parts for r in part])) == sorted(map(str, records))
     assert parts == again
-    assert parts[1] != other[1]
-    assert len(split_records(prompts(5), 0.01, 0, seed=0)[1]) == 1
+    assert parts.val != other.val
+    few = split_records(prompts(5), val_fraction=0.01, test_fraction=0, seed=0)
+    assert len(few.val) == 1
 
 
 def test_splits_share_no_prompt() -> None:
-    parts = split_records(prompts(50) * 3, 0.2, 0.2, seed=0)
+    parts = split_records(prompts(50) * 3, val_fraction=0.2, test_fraction=0.2, seed=0)
     held = [{prompt_of(record) for record in part} for part in parts]
     assert sum(map(len, held)) == len(set.union(*held)) == 50
-    assert len(parts[1]) == 30
+    assert len(parts.val) == 30
 
 
 def test_other_records_hardly_move_the_split() -> None:
     """A stage that keeps a few records more holds out the same prompts."""
-    small, large = (split_records(prompts(n), 0.2, 0, seed=0) for n in (100, 105))
-    assert set(small[1]) <= set(large[1])
+    small, large = (
+        split_records(prompts(n), val_fraction=0.2, test_fraction=0, seed=0) for n in (100, 105)
+    )
+    assert set(small.val) <= set(large.val)
 
 
 @pytest.mark.parametrize(("val", "test"), [(-0.1, 0), (0, 1), (0.5, 0.5)])
 def test_fractions_out_of_range_are_refused(val: float, test: float) -> None:
     with pytest.raises(ValueError, match="fraction"):
-        split_records(prompts(10), val, test, seed=0)
+        split_records(prompts(10), val_fraction=val, test_fraction=test, seed=0)
 
 
 ROWS = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": ""}]

@@ -17,13 +17,8 @@ from lit_rlhf.data.counts import DataCounts, OnBadRecord
 from lit_rlhf.data.encoding import DialogueEncoder
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.records import Record, RecordKind
-from lit_rlhf.data.sources import (
-    DataSource,
-    load_records,
-    prompt_of,
-    repeat_by_weight,
-    split_records,
-)
+from lit_rlhf.data.sources import DataSource, load_records
+from lit_rlhf.data.splits import prompt_of, repeat_by_weight, split_records
 from lit_rlhf.sandbox import check_tokenizer_file
 
 Part = Literal["train", "val", "test", "ptx", "meta"]
@@ -76,6 +71,7 @@ class RecordDataModule(LightningDataModule, ABC):
     def __init__(
         self,
         train_sources: list[DataSource],
+        *,
         val_sources: list[DataSource] | None = None,
         test_sources: list[DataSource] | None = None,
         val_fraction: float = 0.0,
@@ -154,7 +150,7 @@ class RecordDataModule(LightningDataModule, ABC):
         self._encode_parts(stage)
         for part in _PARTS_OF_STAGE[stage]:
             if part in self._encoded and part not in self.examples:
-                self.examples[part] = self._encoded[part][0]
+                self.examples[part] = self._encoded[part].examples
                 self._count_part(part)
         self.counts.log_encoded(self.max_length)
 
@@ -165,21 +161,27 @@ class RecordDataModule(LightningDataModule, ABC):
             if part in self._encoded or not (self.sources[part] or fractions.get(part)):
                 continue
             encode = self.make_record_encoder()
-            key, read = self._hash_part(part, encode), partial(self._read_part, part)
-            self._encoded[part] = encode_part(part, key, read, encode, self.on_bad_record)
+            self._encoded[part] = encode_part(
+                part,
+                key=self._hash_part(part, encode),
+                read=partial(self._read_part, part),
+                encode=encode,
+                on_bad_record=self.on_bad_record,
+            )
             self._records.pop(part, None)  # many times larger than the examples
 
     def _count_part(self, part: Part) -> None:
         """Add what a part lost to the counts, and log what was read."""
-        examples, encoded, read = self._encoded[part]
+        encoded = self._encoded[part]
         # every part of a split tells what was read of all of them
-        for name, counts in read.items():
+        for name, counts in encoded.read_counts.items():
             if name not in self._counted:
                 counts.log_read()
                 self.counts.update(counts)
-        self._counted |= read.keys()
-        self.counts.update(encoded)
-        _log_info(f"{part}: {len(examples)} examples of {encoded.records} records")
+        self._counted |= encoded.read_counts.keys()
+        self.counts.update(encoded.encoding_counts)
+        n_records = encoded.encoding_counts.records
+        _log_info(f"{part}: {len(encoded.examples)} examples of {n_records} records")
 
     def train_dataloader(self) -> ResumableLoader[Any]:
         """Loader of the training examples."""
@@ -200,8 +202,12 @@ class RecordDataModule(LightningDataModule, ABC):
     def sampler_options(self, shuffle: bool) -> dict[str, Any]:
         """The options of a sampler that shares the data among the ranks."""
         trainer = self.trainer
-        ranks, rank = (1, 0) if trainer is None else (trainer.world_size, trainer.global_rank)
-        return {"shuffle": shuffle, "seed": self.seed, "num_replicas": ranks, "rank": rank}
+        return {
+            "shuffle": shuffle,
+            "seed": self.seed,
+            "num_replicas": 1 if trainer is None else trainer.world_size,
+            "rank": 0 if trainer is None else trainer.global_rank,
+        }
 
     def require_encoder(self) -> DialogueEncoder:
         """The encoder, after `setup`."""
@@ -229,15 +235,15 @@ class RecordDataModule(LightningDataModule, ABC):
         module = getattr(self.trainer, "lightning_module", None)
         largest = max(tokenizer.get_vocab().values())
         modules = [*module.named_modules()] if isinstance(module, nn.Module) else []
-        # reward models with another tokenizer are given text
-        given_text = {
+        # reward models with another tokenizer read text and not the ids of this one
+        reads_text = {
             network
             for _, reward in modules
             if getattr(reward, "own_text", None) is not None
             for network in reward.modules()
         }
         for name, network in modules:
-            if isinstance(network, PreTrainedModel) and network not in given_text:
+            if isinstance(network, PreTrainedModel) and network not in reads_text:
                 rows = len(cast(nn.Embedding, network.get_input_embeddings()).weight)
                 if largest >= rows:
                     raise ValueError(
@@ -253,10 +259,10 @@ class RecordDataModule(LightningDataModule, ABC):
             self.check_embedded_tokens(tokenizer)
             self.encoder = DialogueEncoder(
                 tokenizer,
-                self.chat_template,
-                self.max_length,
-                self.max_prompt_length,
-                self.eos_token,
+                chat_template=self.chat_template,
+                max_length=self.max_length,
+                max_prompt_length=self.max_prompt_length,
+                eos_token=self.eos_token,
             )
 
     @cached_property
@@ -283,15 +289,23 @@ class RecordDataModule(LightningDataModule, ABC):
 
     def _read_part(self, part: Part) -> PartRecords:
         if part in ("ptx", "meta"):
-            counts, sources = DataCounts(), self.sources[part]
-            kind: RecordKind = "ptx" if part == "ptx" else self.kind
-            records = load_records(kind, sources, self.on_bad_record, counts=counts)
-            return repeat_by_weight(records, sources, self.seed), {part: counts}
+            return self._read_single_part(part)
         if part not in self._records:
             self._records = self._read_splits()
         return self._records[part]
 
+    def _read_single_part(self, part: Part) -> PartRecords:
+        """Read a part that no other part is split from."""
+        counts = DataCounts()
+        kind: RecordKind = "ptx" if part == "ptx" else self.kind
+        records = load_records(kind, self.sources[part], self.on_bad_record, counts=counts)
+        return PartRecords(
+            records=repeat_by_weight(records, self.sources[part], self.seed),
+            read_counts={part: counts},
+        )
+
     def _read_splits(self) -> dict[Part, PartRecords]:
+        """Read training, validation and test records, which have no prompt in common by splits."""
         counts: dict[str, DataCounts] = {}
         records: dict[Part, list[Record]] = {}
         for part in ("train", "val", "test"):
@@ -301,13 +315,18 @@ class RecordDataModule(LightningDataModule, ABC):
                     self.kind, self.sources[part], self.on_bad_record, counts=counts[part]
                 )
         if self.val_fraction or self.test_fraction:
-            train, val, test = split_records(
-                records["train"], self.val_fraction, self.test_fraction, self.seed
+            splits = split_records(
+                records["train"],
+                val_fraction=self.val_fraction,
+                test_fraction=self.test_fraction,
+                seed=self.seed,
             )
-            records = {"val": val, "test": test, **records, "train": train}
+            # a part with sources of its own has no fraction
+            records.setdefault("val", splits.val)
+            records.setdefault("test", splits.test)
+            records["train"] = splits.train
         held_out = {prompt_of(r) for part in ("val", "test") for r in records.get(part, [])}
-        shared = sum(prompt_of(record) in held_out for record in records["train"])
-        counts["train"].shared_prompts = shared
+        counts["train"].shared_prompts = sum(prompt_of(r) in held_out for r in records["train"])
         # After the split, so that no held-out record is repeated.
         records["train"] = repeat_by_weight(records["train"], self.sources["train"], self.seed)
-        return {part: (own, counts) for part, own in records.items()}
+        return {part: PartRecords(records=own, read_counts=counts) for part, own in records.items()}

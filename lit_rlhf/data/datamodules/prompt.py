@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 from lit_rlhf.checks import check_count
 from lit_rlhf.data.cache import RecordEncoder
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
-from lit_rlhf.data.dataset import (
+from lit_rlhf.data.encoding import DialogueEncoder
+from lit_rlhf.data.examples import (
     PromptBatch,
     PromptDataset,
     PromptExample,
     TokenExample,
     collate_prompts,
 )
-from lit_rlhf.data.encoding import DialogueEncoder
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.records import DemonstrationRecord, PromptRecord, RecordKind, TextRecord
 from lit_rlhf.data.samplers import FixedBatchSampler, PairedBatchSampler
@@ -38,8 +38,8 @@ class PromptDataModule(RecordDataModule):
             shuffled again and repeated as necessary. Default: every prompt once.
         ptx_sources: Pretraining data for the ptx loss (Eq. 17): plain text, cut into blocks of
             `ptx_max_length` tokens, or demonstrations. Every prompt comes with one example.
-        ptx_max_length: Longest block of plain text; default `max_length`. Long blocks cost most of
-            an update: as many tokens as rollouts have are enough.
+        ptx_max_length: Longest block of plain text in tokens; default `max_length`. Long blocks
+            cost most of an update; the length of a rollout is enough.
         **record_options: Arguments of `RecordDataModule`.
     """
 
@@ -50,6 +50,7 @@ class PromptDataModule(RecordDataModule):
         train_sources: list[DataSource],
         batch_size: int = 128,
         samples_per_epoch: int | None = None,
+        *,
         ptx_sources: list[DataSource] | None = None,
         ptx_max_length: int | None = None,
         **record_options: Any,
@@ -85,7 +86,7 @@ class PromptDataModule(RecordDataModule):
         ptx: Sequence[TokenExample] = self.examples.get("ptx", [])
         if not training or not ptx:
             return ResumableLoader(PromptDataset(prompts), sampler, collate, self.num_workers)
-        # An epoch of the prompts decides how many ptx examples are drawn, however many there are.
+        # An epoch has as many ptx examples as prompts, however many there are.
         options |= {"samples_per_epoch": sampler.total, "stream": _PTX_STREAM}
         ptx_sampler = FixedBatchSampler(len(ptx), self.batch_size, **options)
         paired = PairedBatchSampler(sampler, ptx_sampler)

@@ -8,14 +8,14 @@ import numpy as np
 
 from lit_rlhf.data.cache import RecordEncoder
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
-from lit_rlhf.data.dataset import (
+from lit_rlhf.data.encoding import DialogueEncoder, TrainOn
+from lit_rlhf.data.examples import (
     PreferenceBatch,
     PreferenceExample,
     TokenExample,
     collate_preferences,
     collate_tokens,
 )
-from lit_rlhf.data.encoding import DialogueEncoder, TrainOn
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.records import DemonstrationRecord, PreferenceRecord, RecordKind
 from lit_rlhf.data.samplers import EpochBatchSampler, FixedBatchSampler, TokenBudgetBatchSampler
@@ -44,6 +44,7 @@ class DynamicBatchDataModule(RecordDataModule):
         train_sources: list[DataSource],
         batch_size: int = 8,
         tokens_per_batch: int | None = None,
+        *,
         min_samples: int = 1,
         max_samples: int | None = None,
         **record_options: Any,
@@ -120,20 +121,28 @@ class PreferenceDataModule(DynamicBatchDataModule):
         **options: Any,
     ) -> None:
         super().__init__(train_sources, **options)
-        self.meta_sources = self.sources["meta"] = meta_sources or []
+        self.meta_sources = meta_sources or []
+        self.sources["meta"] = self.meta_sources
         labels = (source.label for source in self.meta_sources)
         self.source_names = list(dict.fromkeys([*self.source_names, *labels]))
 
     def draw_meta_pairs(self, size: int, epoch: int, batch_idx: int) -> PreferenceBatch:
         """Draw pairs of `meta_sources` for a batch of this rank, with replacement.
 
-        The draws depend on the seed and on the place in the run. With batches of one size, those of
-        all ranks together are those of one with the batches of all.
+        The draws depend on the seed and on the place in the run. With batches of equal size, all
+        ranks together draw what one rank would draw for a batch of all their examples.
+
+        Args:
+            size: Number of pairs for this rank.
+            epoch: Epoch of the run, from 0.
+            batch_idx: Index of the batch in the epoch, from 0.
         """
         generator = np.random.default_rng([self.seed, epoch, batch_idx])
-        options, pairs = self.sampler_options(shuffle=True), self.examples["meta"]
+        options = self.sampler_options(shuffle=True)
+        pairs = self.examples["meta"]
         rows = generator.integers(len(pairs), size=size * options["num_replicas"])
-        own = rows[size * options["rank"] :][:size]
+        first = size * options["rank"]
+        own = rows[first : first + size]
         return self.collate([pairs[int(row)] for row in own], self.require_encoder().pad_token_id)
 
     def make_record_encoder(self) -> RecordEncoder:
@@ -152,5 +161,11 @@ def _encode_demonstration(
 def _encode_preference(
     record: PreferenceRecord, encoder: DialogueEncoder, source_names: list[str]
 ) -> list[PreferenceExample]:
-    pair = record.prompt, record.chosen, record.rejected
-    return [encoder.encode_pair(*pair, record.margin, source_names.index(record.source))]
+    pair = encoder.encode_pair(
+        record.prompt,
+        chosen=record.chosen,
+        rejected=record.rejected,
+        margin=record.margin,
+        source=source_names.index(record.source),
+    )
+    return [pair]

@@ -146,7 +146,7 @@ def _encode(
     kept = []
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
-        example = encoder.encode_pair(record.prompt, record.chosen, record.rejected)
+        example = encoder.encode_pair(record.prompt, chosen=record.chosen, rejected=record.rejected)
         kept.append(record)
         return [example]
 

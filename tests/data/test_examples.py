@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_rlhf.data.dataset import (
+from lit_rlhf.data.examples import (
     PromptDataset,
     PromptExample,
     TokenExample,
@@ -11,6 +11,7 @@ from lit_rlhf.data.dataset import (
     collate_tokens,
     pad_sequences,
 )
+from lit_rlhf.data.samplers import IndexPair
 
 IDS = [torch.tensor([7, 8, 9], dtype=torch.int32), torch.tensor([5], dtype=torch.int32)]
 
@@ -41,7 +42,7 @@ def test_prompt_batch_pads_on_the_left() -> None:
 
 def test_rows_of_a_prompt_batch_are_selected_with_all_columns() -> None:
     dataset = PromptDataset([PROMPTS[0], PROMPTS[1]._replace(fields={"answer": 4})], EXAMPLES)
-    batch = collate_prompts([dataset[0, 0], dataset[1, 0]], 0)
+    batch = collate_prompts([dataset[IndexPair(0, 0)], dataset[IndexPair(1, 0)]], 0)
     assert batch.fields == [{}, {"answer": 4}]
     rows = batch.select([1, 1, 0])
     assert (rows.texts, rows.fields) == (["b", "b", "a"], [{"answer": 4}, {"answer": 4}, {}])
