@@ -82,7 +82,11 @@ class DataCounts:
     def drop(self, location: Location, error: EncodingError, on_bad_record: OnBadRecord) -> None:
         """Count a record that cannot be encoded, or raise its error.
 
-        A response longer than `max_length` is not a bad record, and always counted.
+        Args:
+            location: Where the record was read from.
+            error: Why it cannot be encoded.
+            on_bad_record: Whether to raise or to count. A response longer than `max_length` is not
+                a bad record, and is always counted.
         """
         if on_bad_record == "error" and not isinstance(error, ResponseTooLongError):
             raise RecordError(location, error.reason, detail=error.detail) from error

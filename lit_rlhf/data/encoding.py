@@ -12,7 +12,7 @@ import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.checks import check_choice
 from lit_rlhf.data.contract import TextContract, tokenizer_hash
+from lit_rlhf.data.control_text import find_control_text, match_any
 from lit_rlhf.data.counts import DataCounts, EncodingError, OnBadRecord, ResponseTooLongError
 from lit_rlhf.data.examples import (
     AnyExample,
@@ -93,7 +94,8 @@ class DialogueEncoder:
         self.eos_token = str(tokenizer.eos_token)
         self.eos_token_id = int(tokenizer.eos_token_id)
         self.contract = self._make_contract()
-        self._control_tokens, self.control_text, self._control_ids = self._find_control_text()
+        self._control = find_control_text(tokenizer, self.render_prompt)
+        self.control_text = self._control.text
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizes = backend is None or backend.normalizer is not None
 
@@ -124,9 +126,11 @@ class DialogueEncoder:
 
         The prompt is shortened as in `encode_prompt`. The response is never shortened.
 
-        `train_on="last"` trains on the last response and its EOS token. `"all"` also trains on
-        earlier assistant turns, each with its EOS token if the template writes one (`hh` closes the
-        last turn only). The ids are the same.
+        Args:
+            messages: A prompt, and the assistant's turn.
+            train_on: `"last"` trains on the last response and its EOS token. `"all"` also trains on
+                earlier assistant turns, each with its EOS token if the template writes one (`hh`
+                closes the last turn only). The ids are the same.
         """
         if len(messages) < 2 or messages[-1].role != "assistant":
             got = [message.role for message in messages]
@@ -177,21 +181,25 @@ class DialogueEncoder:
         )
 
     def encode_text(self, text: str, block: int | None = None) -> list[TokenExample]:
-        """Encode a plain document into consecutive blocks of `block` tokens, or `max_length`.
+        """Encode a plain document into consecutive blocks.
 
         They are trained on everywhere but at the first position. The document ends with the EOS
         token, and begins with the BOS token if the contract says so. A last block of one token is
         left out, since nothing would predict its token. The text of a special token is encoded as
         ordinary text and counted with the first block.
+
+        Args:
+            text: The document.
+            block: Tokens per block; default `max_length`.
         """
-        n_escaped = len(self._control_tokens.findall(text))
+        n_escaped = len(self._control.tokens.findall(text))
         text_ids = self._tokenize(text, split_special_tokens=n_escaped > 0)
-        if not n_escaped and (n_escaped := self._count_control_ids(text_ids)):  # by a normalizer
+        if not n_escaped and (n_escaped := self._control.count_ids(text_ids)):  # by a normalizer
             text_ids = self._tokenize(text, split_special_tokens=True)
         # Some tokenizers know no other ids for the text of a special token.
-        if n_escaped and self._count_control_ids(text_ids):
+        if n_escaped and self._control.count_ids(text_ids):
             found = self.tokenizer.convert_ids_to_tokens(
-                [*self._control_ids.intersection(text_ids)]
+                [*self._control.ids.intersection(text_ids)]
             )
             raise EncodingError("the text contains a control token", f"one of {found}")
         # Plain text passes no template, so its BOS token is written here.
@@ -201,7 +209,7 @@ class DialogueEncoder:
         size = block or self.max_length
         blocks = [ids[i : i + size] for i in range(0, len(ids), size)]
         examples = [
-            TokenExample(_to_tensor(block), torch.arange(len(block)) > 0)
+            TokenExample(input_ids=_to_tensor(block), completion_mask=torch.arange(len(block)) > 0)
             for block in blocks
             if len(block) > 1
         ]
@@ -211,11 +219,11 @@ class DialogueEncoder:
 
     def decode_response(self, ids: Sequence[int]) -> str:
         """Decode a response up to its first EOS token, without special tokens and outer blanks."""
-        kept = list(ids)
-        if self.eos_token_id in kept:
-            kept = kept[: kept.index(self.eos_token_id)]
+        response_ids = list(ids)
+        if self.eos_token_id in response_ids:
+            response_ids = response_ids[: response_ids.index(self.eos_token_id)]
         text = self.tokenizer.decode(
-            kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            response_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return str(text).strip()
 
@@ -234,7 +242,7 @@ class DialogueEncoder:
         _, _, behind = self._render(turns, add_generation_prompt=False).rpartition(answer)
         added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
         tokens = added.union(self.tokenizer.all_special_tokens)
-        found = _match_any({token for token in tokens if token.strip()}).search(behind)
+        found = match_any({token for token in tokens if token.strip()}).search(behind)
         return found[0] if found else str(self.tokenizer.eos_token)
 
     def _set_eos_token(self, token: str) -> None:
@@ -259,17 +267,14 @@ class DialogueEncoder:
         A tokenizer's normalizer, which may write small letters, must not make control tokens.
         """
         ids = self._tokenize(text)
-        if self._normalizes and self._count_control_ids(ids) > len(
-            self._control_tokens.findall(text)
+        if self._normalizes and self._control.count_ids(ids) > len(
+            self._control.tokens.findall(text)
         ):
             raise EncodingError(
                 "a turn contains the text of a control token",
                 "after what the tokenizer's normalizer does to it",
             )
         return ids
-
-    def _count_control_ids(self, ids: Sequence[int]) -> int:
-        return sum(map(self._control_ids.__contains__, ids))
 
     def _encode_response(
         self, history: tuple[Message, ...], prompt: str, content: str
@@ -312,39 +317,44 @@ class DialogueEncoder:
     def _fit_prompt(self, messages: tuple[Message, ...], text: str, limit: int) -> PromptExample:
         """Drop turns, then cut tokens, until a rendered prompt has at most `limit` tokens."""
         whole = PromptExample(
-            _to_tensor(self._tokenize_rendered(text)), text, turns=_as_chat(messages)
+            input_ids=_to_tensor(self._tokenize_rendered(text)), text=text, turns=_as_chat(messages)
         )
         if len(whole.input_ids) <= limit:
             return whole
-        # The oldest human turn goes with its answer, then the next one, at last the system turn.
-        system = int(messages[0].role == "system")
-        starts = [i for i in range(system + 1, len(messages)) if messages[i].role == "user"]
-        shorter = [(system, start) for start in starts]  # turns kept: [:system] and [start:]
-        if system:
-            shorter.append((0, starts[-1] if starts else 1))
+        choices = _drop_turns(messages)
 
-        def encode(number: int) -> PromptExample:
+        def encode(choice: int) -> PromptExample:
             # The whole prompt is rendered again: a template may write its first turn differently.
-            system, start = shorter[number]
-            kept = messages[:system] + messages[start:]
-            text = self.render_prompt(kept)
-            ids, n_dropped = _to_tensor(self._tokenize(text)), len(messages) - len(kept)
-            return PromptExample(ids, text, n_dropped, turns=_as_chat(kept))
+            turns = choices[choice]
+            text = self.render_prompt(turns)
+            return PromptExample(
+                input_ids=_to_tensor(self._tokenize(text)),
+                text=text,
+                dropped_turns=len(messages) - len(turns),
+                turns=_as_chat(turns),
+            )
 
         # Bisection: one turn after the other, a dialogue of n turns would be rendered and tokenized
         # n times.
-        number = bisect_left(
-            range(len(shorter)), True, key=lambda i: len(encode(i).input_ids) <= limit
+        choice = bisect_left(
+            range(len(choices)), True, key=lambda i: len(encode(i).input_ids) <= limit
         )
-        if number < len(shorter):
-            return encode(number)
-        last = encode(len(shorter) - 1) if shorter else whole
-        ids = last.input_ids.tolist()
+        if choice < len(choices):
+            return encode(choice)
+        shortest = encode(len(choices) - 1) if choices else whole
+        return self._cut_prompt(shortest, limit)
+
+    def _cut_prompt(self, prompt: PromptExample, limit: int) -> PromptExample:
+        """Cut a prompt on the left to `limit` tokens."""
+        ids = prompt.input_ids.tolist()
         # A cut prompt keeps its BOS token, which every sequence of the model starts with.
         head = ids[:1] if self.contract.add_bos and limit > 1 else []
         cut = head + ids[len(ids) - (limit - len(head)) :]
-        text = str(self.tokenizer.decode(cut, clean_up_tokenization_spaces=False))
-        return last._replace(input_ids=_to_tensor(cut), text=text, cut_tokens=len(ids) - len(cut))
+        return prompt._replace(
+            input_ids=_to_tensor(cut),
+            text=str(self.tokenizer.decode(cut, clean_up_tokenization_spaces=False)),
+            cut_tokens=len(ids) - len(cut),
+        )
 
     def _join(
         self, prompt: PromptExample, response_ids: list[int], train_on: TrainOn
@@ -354,10 +364,10 @@ class DialogueEncoder:
             prompt_mask = self._history_mask(prompt.turns)
         mask = prompt_mask + [True] * len(response_ids)
         return TokenExample(
-            torch.cat([prompt.input_ids, _to_tensor(response_ids)]),
-            torch.tensor(mask, dtype=torch.bool),
-            prompt.dropped_turns,
-            prompt.cut_tokens,
+            input_ids=torch.cat([prompt.input_ids, _to_tensor(response_ids)]),
+            completion_mask=torch.tensor(mask, dtype=torch.bool),
+            dropped_turns=prompt.dropped_turns,
+            cut_tokens=prompt.cut_tokens,
         )
 
     def _history_mask(self, turns: Turns) -> list[bool]:
@@ -367,82 +377,49 @@ class DialogueEncoder:
                 "train_on: 'all' needs a fast tokenizer, which knows token offsets, got "
                 f"{type(self.tokenizer).__name__}; use 'last'"
             )
-        # Render the dialogue up to each assistant turn to find the turn's characters, then take
-        # the tokens that lie within them.
         messages = tuple(Message(**turn) for turn in turns)
         text = self.render_prompt(messages)
-        turn_end = re.compile(r"\s*" + re.escape(self.eos_token))
-        spans = []
-        for turn, message in enumerate(messages):
-            if message.role == "assistant":
-                history = messages[:turn]
-                rendered = self.render_prompt(history)
-                before = _REASONING_START.sub("", rendered)
-                start, content = len(before), message.content.strip()
-                # what a response starts with, such as the channel of gpt-oss; earlier turns may
-                # lack it, as with reasoning models
-                head = self._response_text(history, rendered, content).partition(content)[0]
-                answer = re.match(f"(?:{re.escape(head)})?{_BEFORE_ANSWER}", text[start:])
-                end = start + (answer.end() if answer else 0) + len(content)
-                if text[:start] != before or text[end - len(content) : end] != content:
-                    raise ValueError(
-                        "train_on: 'all' needs a template that repeats earlier turns unchanged, "
-                        f"got {text[start:end]!r} instead of {content!r}; use 'last'"
-                    )
-                closing = turn_end.match(text, end)
-                end = closing.end() if closing else end
-                spans.append((start, end))
+        spans = [
+            self._find_answer(messages[: turn + 1], text)
+            for turn, message in enumerate(messages)
+            if message.role == "assistant"
+        ]
         offsets = self.tokenizer(
             text, add_special_tokens=False, verbose=False, return_offsets_mapping=True
         )["offset_mapping"]
         mask = []
         for first, last in offsets:
             # the last span that starts at the token or before it; spans do not overlap
-            span = bisect_right(spans, first, key=lambda span: span[0]) - 1
-            mask.append(span >= 0 and first < last <= spans[span][1])
+            span = bisect_right(spans, first, key=lambda span: span.start) - 1
+            mask.append(span >= 0 and first < last <= spans[span].end)
         return mask
 
+    def _find_answer(self, messages: tuple[Message, ...], text: str) -> "_Span":
+        """Find the characters of the last turn, an assistant's, in a longer rendered dialogue."""
+        history = messages[:-1]
+        content = messages[-1].content.strip()
+        rendered = self.render_prompt(history)
+        before = _REASONING_START.sub("", rendered)
+        start = len(before)
+        # what a response starts with, such as the channel of gpt-oss; earlier turns may
+        # lack it, as with reasoning models
+        head = self._response_text(history, rendered, content).partition(content)[0]
+        answer = re.match(f"(?:{re.escape(head)})?{_BEFORE_ANSWER}", text[start:])
+        end = start + (answer.end() if answer else 0) + len(content)
+        if text[:start] != before or text[end - len(content) : end] != content:
+            raise ValueError(
+                "train_on: 'all' needs a template that repeats earlier turns unchanged, "
+                f"got {text[start:end]!r} instead of {content!r}; use 'last'"
+            )
+        closing = re.compile(r"\s*" + re.escape(self.eos_token)).match(text, end)
+        return _Span(start, closing.end() if closing else end)
+
     def _check_contents(self, messages: Sequence[Message]) -> None:
-        # A template joins turns to one text. What reads like the end of a turn or the start of
-        # another would be one: a user could speak for the assistant, and a model would learn to.
         for message in messages:
             found = self.control_text.search(message.content)
             if found:
                 token = "the EOS token" if found[0] == self.eos_token else "a control token"
                 raise EncodingError(f"a turn contains the text of {token}", repr(found[0]))
-
-    def _find_control_text(self) -> tuple[re.Pattern[str], re.Pattern[str], set[int]]:
-        """Patterns of control tokens, and of these and plain turn markers, and the tokens' ids."""
-        turns = [
-            Message("user", "first question"),
-            Message("assistant", "first answer"),
-            Message("user", "second question"),
-        ]
-        written, rest = [], self.render_prompt(turns)
-        for turn in turns:
-            before, _, rest = rest.partition(turn.content)
-            written.append(before)
-        written.append(rest)
-        # Added tokens that are not special and that the template does not write, such as `<think>`,
-        # are text that a turn may have.
-        tokens = set(self.tokenizer.all_special_tokens) | {
-            token.content
-            for token in self.tokenizer.added_tokens_decoder.values()
-            if token.special or any(token.content in text for text in written)
-        }
-        tokens = {token for token in tokens if token.strip()}
-        control_tokens = _match_any(tokens)
-        # A marker with a special token in it needs no pattern: nothing reads like it without the
-        # token. One without a letter or digit would match ordinary text.
-        markers = {
-            text.rstrip()
-            for text in written[1:]
-            if re.search(r"\w", text) and not control_tokens.search(text)
-        }
-        ids: Any = {self.tokenizer.convert_tokens_to_ids(token) for token in tokens}
-        # Text that the tokenizer does not know is not an attack.
-        unknown = {self.tokenizer.unk_token_id} - {self.eos_token_id}
-        return control_tokens, _match_any(tokens | markers), ids - unknown
 
     def _make_contract(self) -> TextContract:
         bos = self.tokenizer.bos_token
@@ -461,9 +438,26 @@ class DialogueEncoder:
         )
 
 
-def _match_any(texts: set[str]) -> re.Pattern[str]:
-    """A pattern of literal texts; the longest that fits is found."""
-    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
+class _Span(NamedTuple):
+    """A part of a text, from the character `start` up to, but not including, `end`."""
+
+    start: int
+    end: int
+
+
+def _drop_turns(messages: tuple[Message, ...]) -> list[tuple[Message, ...]]:
+    """All ways to shorten a dialogue, from long to short.
+
+    The oldest human turn goes with its answer, then the next one, and at last the system turn.
+    """
+    n_system = int(messages[0].role == "system")
+    later_questions = [
+        turn for turn in range(n_system + 1, len(messages)) if messages[turn].role == "user"
+    ]
+    choices = [messages[:n_system] + messages[turn:] for turn in later_questions]
+    if n_system:
+        choices.append(messages[later_questions[-1] if later_questions else 1 :])
+    return choices
 
 
 def _as_chat(messages: Sequence[Message]) -> list[dict[str, str]]:
@@ -481,7 +475,14 @@ def encode_records(
     counts: DataCounts,
     on_bad_record: OnBadRecord,
 ) -> list[AnyExample]:
-    """Encode records in order, and count what is lost, see `DataCounts.drop`."""
+    """Encode records in order.
+
+    Args:
+        records: The records.
+        encode: Encodes one record into its examples.
+        counts: Takes the counts of what is lost.
+        on_bad_record: What to do about a record that cannot be encoded, see `DataCounts.drop`.
+    """
     examples: list[AnyExample] = []
     counts.records += len(records)
     for record in records:
@@ -489,8 +490,8 @@ def encode_records(
             encoded = encode(record)
         except EncodingError as error:
             # a record that was not read from a file has at least a source
-            place = Location(record.source) if record.location == NOWHERE else record.location
-            counts.drop(place, error, on_bad_record)
+            location = Location(record.source) if record.location == NOWHERE else record.location
+            counts.drop(location, error, on_bad_record)
             continue
         for example in encoded:
             counts.add(example)

@@ -61,20 +61,56 @@ _SPEAKERS = {  # MOSS-RLHF's markers of a turn, which its files may have or lack
     "<|MOSS|>": "assistant",
 }
 _PAIR_PROMPT_FIELDS = ("prompt", "question", "instruction", "input")
-_STRENGTHS = {-3: 0, -2: 0, -1: 0, 1: 1, 2: 1, 3: 1}
+
+
+class _Comparison(NamedTuple):
+    """Where a row has a prompt and two responses, and which response a choice means.
+
+    Attributes:
+        prompt: Field of the prompt.
+        responses: Fields of the two responses.
+        preferred: Index of the preferred response, by the value of the choice.
+    """
+
+    prompt: str
+    responses: tuple[str, str]
+    preferred: dict[int, int]
+
+
 _COMPARISONS = {
-    "better_response_id": ("prompt", ("response_0", "response_1"), {0: 0, 1: 1}),
-    "preference_strength": ("prompt", ("response_1", "response_2"), _STRENGTHS),
-    "labels": ("history", ("human_ref_A", "human_ref_B"), {1: 0, 0: 1}),
+    "better_response_id": _Comparison(
+        prompt="prompt",
+        responses=("response_0", "response_1"),
+        preferred={0: 0, 1: 1},
+    ),
+    "preference_strength": _Comparison(
+        prompt="prompt",
+        responses=("response_1", "response_2"),
+        preferred={-3: 0, -2: 0, -1: 0, 1: 1, 2: 1, 3: 1},
+    ),
+    "labels": _Comparison(
+        prompt="history",
+        responses=("human_ref_A", "human_ref_B"),
+        preferred={1: 0, 0: 1},
+    ),
 }
-"""Fields of a prompt and two responses, and which of these a choice means, by its field."""
+"""The formats of comparisons in flat rows, by the field of the choice."""
+_SUMMARIES = _Comparison(
+    prompt="info", responses=("summaries", "summaries"), preferred={0: 0, 1: 1}
+)
+"""The format of comparisons of summaries, in nested rows."""
 
 
 def detect_format(row: Row, kind: RecordKind, columns: Collection[str] = ()) -> str:
     """Detect the format of a file, a key of `FORMATS`, from the fields of its first row.
 
-    A prompt among the `columns` that the user named is preferred to a dialogue. The RecordError of
-    a row whose fields no format has lists the formats.
+    Args:
+        row: The first row.
+        kind: The kind of records that the file is read for.
+        columns: Fields that the user named. A prompt among them is preferred to a dialogue.
+
+    Raises:
+        RecordError: If no format has these fields. The message lists the formats.
     """
     # Parquet files hold a null for every field that a row lacks.
     keys = {key for key, value in row.fields.items() if value is not None}
@@ -116,16 +152,27 @@ def _detect_preference(row: Row, keys: set[str]) -> str | None:
             return "turns"
         plain = isinstance(row.get("chosen"), str) and keys.isdisjoint(_PAIR_PROMPT_FIELDS)
         return "hh" if plain else "pairs"
-    compared = any({*fields, choice} <= keys for choice, (_, fields, _) in _COMPARISONS.items())
+    compared = any(
+        {*comparison.responses, choice} <= keys for choice, comparison in _COMPARISONS.items()
+    )
     return "comparison" if compared or {"summaries", "choice"} <= keys else None
 
 
 def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
-    """Parse a row of a format in `FORMATS` into records, or raise its RecordError.
+    """Parse a row into records.
 
-    There is one record, or with the format `instances` one per instance. A row with `label: false`
-    (as in data for KTO) is not a demonstration and gives none. The kind `ptx` builds plain text
-    from the format `text`, and demonstrations from the others.
+    Args:
+        row: The row.
+        format: Its format, a key of `FORMATS`.
+        kind: The kind of records to build. `ptx` builds plain text from the format `text`, and
+            demonstrations from the others.
+
+    Returns:
+        One record, or with the format `instances` one per instance. A row with `label: false` (as
+        in data for KTO) is not a demonstration and gives none.
+
+    Raises:
+        RecordError: If the row has no such record.
     """
     if kind == "ptx":
         kind = "text" if format == "text" else "demonstration"
@@ -195,10 +242,16 @@ def split_dialogue(text: str) -> _Turns | None:
 
 
 class _Parts(NamedTuple):
-    """Fields that a parser finds in a row, not yet checked; None for what the row does not have.
+    """What a parser finds in a row, not yet checked; None for what the row does not have.
 
-    In preferences `response` is the preferred one. `rejected_prompt` are the turns before the
-    rejected one if the row repeats them, and `*_field` name fields in errors.
+    Attributes:
+        prompt: The turns before the response.
+        prompt_field: The prompt's field, for errors.
+        response: The response; in preferences the preferred one.
+        response_field: The response's field, for errors.
+        rejected: The rejected response of a preference.
+        rejected_prompt: The turns before the rejected response, if the row repeats them.
+        margin: By how much the preferred response is better, if the format says so.
     """
 
     prompt: _Turns
@@ -210,11 +263,23 @@ class _Parts(NamedTuple):
     margin: Any = None
 
 
-def _split_response(turns: _Turns) -> tuple[_Turns, Any]:
+class _Answered(NamedTuple):
+    """A prompt with its response.
+
+    Attributes:
+        prompt: The turns before the response.
+        response: The response, not yet checked; None if there is none.
+    """
+
+    prompt: _Turns
+    response: Any
+
+
+def _split_response(turns: _Turns) -> _Answered:
     """Take off the assistant's last turn, if there is one, as the response."""
     if turns[-1].role == "assistant":
-        return turns[:-1], turns[-1].content
-    return turns, None
+        return _Answered(prompt=turns[:-1], response=turns[-1].content)
+    return _Answered(prompt=turns, response=None)
 
 
 def _read_hh_turns(row: Row, field: str) -> _Turns:
@@ -277,7 +342,7 @@ def _add_system(row: Row, turns: _Turns) -> _Turns:
     return (Message("system", system), *turns)
 
 
-def _read_response(row: Row, prompt: _Turns, field: str) -> tuple[_Turns, Any]:
+def _read_response(row: Row, prompt: _Turns, field: str) -> _Answered:
     """Read a response to a prompt: a string, a turn, or turns that may repeat the prompt."""
     value = row.get(field)
     if isinstance(value, list):
@@ -288,7 +353,7 @@ def _read_response(row: Row, prompt: _Turns, field: str) -> tuple[_Turns, Any]:
         if message.role != "assistant":
             raise row.error(field, "not an assistant turn")
         value = message.content
-    return prompt, value  # checked with the record
+    return _Answered(prompt, value)
 
 
 _Parser = Callable[[Row, RecordKind], Iterator[_Parts]]
@@ -299,11 +364,18 @@ def _parse_dialogue(read: Callable[[Row, str], _Turns], *fields: str) -> _Parser
 
     def parse(row: Row, kind: RecordKind) -> Iterator[_Parts]:
         field = next((name for name in fields if row.get(name) is not None), fields[-1])
-        prompt, response = _split_response(read(row, field))
-        same, rejected = prompt, None
+        dialogue = _split_response(read(row, field))
+        rejected = None
         if field == "chosen" and row.get("rejected") is not None:
-            same, rejected = _split_response(read(row, "rejected"))
-        yield _Parts(prompt, field, response, field, rejected, same)
+            rejected = _split_response(read(row, "rejected"))
+        yield _Parts(
+            prompt=dialogue.prompt,
+            prompt_field=field,
+            response=dialogue.response,
+            response_field=field,
+            rejected=None if rejected is None else rejected.response,
+            rejected_prompt=None if rejected is None else rejected.prompt,
+        )
 
     return parse
 
@@ -312,10 +384,15 @@ def _parse_answer(prompts: Sequence[str], answers: Sequence[str]) -> _Parser:
     """A parser of a prompt and its answer, each in one of several fields."""
 
     def parse(row: Row, kind: RecordKind) -> Iterator[_Parts]:
-        field, answer_field = row.find_field(*prompts), row.find_field(*answers)
-        prompt = _add_system(row, _read_prompt(row, field))
-        prompt, response = _read_response(row, prompt, answer_field)
-        yield _Parts(prompt, field, response, answer_field)
+        field = row.find_field(*prompts)
+        answer_field = row.find_field(*answers)
+        answered = _read_response(row, _add_system(row, _read_prompt(row, field)), answer_field)
+        yield _Parts(
+            prompt=answered.prompt,
+            prompt_field=field,
+            response=answered.response,
+            response_field=answer_field,
+        )
 
     return parse
 
@@ -324,49 +401,75 @@ def _parse_pairs(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     field = row.find_field(*_PAIR_PROMPT_FIELDS)
     has_prompt = row.get(field) is not None
     stem = _add_system(row, _read_prompt(row, field)) if has_prompt else ()
-    prompt, chosen = _read_response(row, stem, "chosen")
-    same, rejected = _read_response(row, stem, "rejected")
-    if not prompt:
+    chosen = _read_response(row, stem, "chosen")
+    rejected = _read_response(row, stem, "rejected")
+    if not chosen.prompt:
         raise row.error("prompt", "missing")
-    yield _Parts(prompt, field, chosen, "chosen", rejected, same)
+    yield _Parts(
+        prompt=chosen.prompt,
+        prompt_field=field,
+        response=chosen.response,
+        response_field="chosen",
+        rejected=rejected.response,
+        rejected_prompt=rejected.prompt,
+    )
 
 
 def _parse_conversations(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     field = "conversations"
     turns = _add_system(row, row.read_turns(field))
     if row.get("chosen") is None and row.get("rejected") is None:
-        prompt, response = _split_response(turns)
-        yield _Parts(prompt, field, response, field)
-    else:
-        chosen, rejected = (_read_response(row, turns, name)[1] for name in ("chosen", "rejected"))
-        yield _Parts(turns, field, chosen, "chosen", rejected)
+        dialogue = _split_response(turns)
+        yield _Parts(
+            prompt=dialogue.prompt,
+            prompt_field=field,
+            response=dialogue.response,
+            response_field=field,
+        )
+        return
+    yield _Parts(
+        prompt=turns,
+        prompt_field=field,
+        response=_read_response(row, turns, "chosen").response,
+        response_field="chosen",
+        rejected=_read_response(row, turns, "rejected").response,
+    )
 
 
 def _parse_comparison(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     if row.get("summaries") is not None:
-        choice_field, field, fields = "choice", "info", ("summaries", "summaries")
-        meaning = {0: 0, 1: 1}
+        choice_field = "choice"
+        comparison = _SUMMARIES
         prompt: _Turns = (Message("user", _read_summary_prompt(row)),)
-        summaries = row.get("summaries")
-        if not isinstance(summaries, list) or len(summaries) != 2:
-            raise row.error("summaries", "not a list of two summaries")
-        responses = [s.get("text") if isinstance(s, Mapping) else None for s in summaries]
+        responses = _read_summaries(row)
     else:
         choice_field = row.find_field(*_COMPARISONS)
-        field, fields, meaning = _COMPARISONS[choice_field]
-        prompt = _add_system(row, _read_prompt(row, field))
-        responses = [row.get(name) for name in fields]
+        comparison = _COMPARISONS[choice_field]
+        prompt = _add_system(row, _read_prompt(row, comparison.prompt))
+        responses = [row.get(name) for name in comparison.responses]
     if kind == "prompt":  # even where neither response is preferred
-        yield _Parts(prompt, field)
+        yield _Parts(prompt=prompt, prompt_field=comparison.prompt)
         return
     choice = row.get(choice_field)
-    preferred = meaning.get(choice) if isinstance(choice, int) else None
+    preferred = comparison.preferred.get(choice) if isinstance(choice, int) else None
     if preferred is None:
         raise row.error(choice_field, "neither response is preferred", repr(choice))
-    # 1 to 3, as in the pairwise loss with margins of HelpSteer2-Preference (arXiv 2410.01257)
-    margin = abs(choice) if choice_field == "preference_strength" else None
-    chosen, rejected = responses[preferred], responses[1 - preferred]
-    yield _Parts(prompt, field, chosen, fields[preferred], rejected, margin=margin)
+    yield _Parts(
+        prompt=prompt,
+        prompt_field=comparison.prompt,
+        response=responses[preferred],
+        response_field=comparison.responses[preferred],
+        rejected=responses[1 - preferred],
+        # 1 to 3, as in the pairwise loss with margins of HelpSteer2-Preference (arXiv 2410.01257)
+        margin=abs(choice) if choice_field == "preference_strength" else None,
+    )
+
+
+def _read_summaries(row: Row) -> list[Any]:
+    summaries = row.get("summaries")
+    if not isinstance(summaries, list) or len(summaries) != 2:
+        raise row.error("summaries", "not a list of two summaries")
+    return [summary.get("text") if isinstance(summary, Mapping) else None for summary in summaries]
 
 
 def _read_summary_prompt(row: Row) -> str:
@@ -393,7 +496,7 @@ def _parse_multiple_choice(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     prompt = (Message("user", "\n".join([row.read_string("question"), *lines])),)
     answer = row.get("answer")
     if answer is None or kind == "prompt":
-        yield _Parts(prompt, "question")
+        yield _Parts(prompt=prompt, prompt_field="question")
         return
     index = answer
     if isinstance(answer, str):
@@ -401,7 +504,12 @@ def _parse_multiple_choice(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     # bool is a subclass of int, but True is not the index of an option
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(options):
         raise row.error("answer", "not the letter or the index of an option", repr(answer))
-    yield _Parts(prompt, "question", lines[index], "answer")
+    yield _Parts(
+        prompt=prompt,
+        prompt_field="question",
+        response=lines[index],
+        response_field="answer",
+    )
 
 
 def _parse_instances(row: Row, kind: RecordKind) -> Iterator[_Parts]:
@@ -413,7 +521,12 @@ def _parse_instances(row: Row, kind: RecordKind) -> Iterator[_Parts]:
         if not isinstance(instance, Mapping):
             raise row.error("instances", "an instance is not an object")
         prompt = _join_instruction(row, instruction, instance.get("input"), "instances.input")
-        yield _Parts(prompt, "instruction", instance.get("output"), "instances.output")
+        yield _Parts(
+            prompt=prompt,
+            prompt_field="instruction",
+            response=instance.get("output"),
+            response_field="instances.output",
+        )
 
 
 _PARSERS: dict[str, _Parser] = {
@@ -437,18 +550,28 @@ def _make_record(row: Row, kind: RecordKind, parts: _Parts) -> Record:
     _check_prompt(row, prompt, parts.prompt_field, answered=parts.response is not None)
     if kind == "prompt":
         return PromptRecord(prompt, row.source, row.location)
-    missing_field = "chosen" if kind == "preference" else parts.prompt_field
-    response = _check_response(row, parts.response, parts.response_field, missing_field)
+    response = _check_response(
+        row,
+        parts.response,
+        field=parts.response_field,
+        missing_field="chosen" if kind == "preference" else parts.prompt_field,
+    )
     if kind == "demonstration":
         messages = (*prompt, Message("assistant", response))
         return DemonstrationRecord(messages, row.source, row.location)
-    rejected = _check_response(row, parts.rejected, "rejected", "rejected")
+    rejected = _check_response(row, parts.rejected, field="rejected", missing_field="rejected")
     if parts.rejected_prompt is not None and parts.rejected_prompt != prompt:
         raise row.error("rejected", "chosen and rejected have different prompts")
     if response.strip() == rejected.strip():
         raise row.error("rejected", "chosen and rejected are equal")
-    margin = _read_margin(row, parts.margin)
-    return PreferenceRecord(prompt, response, rejected, row.source, margin, row.location)
+    return PreferenceRecord(
+        prompt=prompt,
+        chosen=response,
+        rejected=rejected,
+        source=row.source,
+        margin=_read_margin(row, parts.margin),
+        location=row.location,
+    )
 
 
 def _check_prompt(row: Row, prompt: _Turns, field: str, answered: bool) -> None:
@@ -473,7 +596,8 @@ def _check_prompt(row: Row, prompt: _Turns, field: str, answered: bool) -> None:
         raise row.error(field, "the prompt ends with an assistant turn")
 
 
-def _check_response(row: Row, value: Any, field: str, missing_field: str) -> str:  # noqa: ANN401
+def _check_response(row: Row, value: Any, *, field: str, missing_field: str) -> str:  # noqa: ANN401
+    """Check a response, and raise the error of its field, or of the field that it should have."""
     if value is None:
         has = f"the row has {', '.join(row.fields)}"
         raise row.error(missing_field, "missing, or no assistant turn at the end", has)

@@ -19,6 +19,12 @@ class ResumableLoader(Generic[Batch]):
     for samplers that share the data among ranks themselves. It uses any other iterable as it is,
     calls `set_epoch` on `batch_sampler.sampler`, and saves `state_dict()` in its checkpoints. A run
     that resumes within an epoch therefore continues with the next batch of that epoch.
+
+    Args:
+        dataset: The examples.
+        batch_sampler: Says which examples make up the batches of this rank.
+        collate: Makes a batch of a list of examples.
+        num_workers: Worker processes that collate; 0 collates in this process.
     """
 
     def __init__(
@@ -46,9 +52,11 @@ class ResumableLoader(Generic[Batch]):
         # Lightning has set the epoch, and iterators that it creates and discards have no effect.
         epoch = self.batch_sampler.epoch
         # A restored position counts once, and only for its own epoch: Lightning may have moved on.
-        resume, self._resume = self._resume, None
+        resume = self._resume
+        self._resume = None
         start = resume["position"] if resume is not None and resume["epoch"] == epoch else 0
-        self._epoch, self._position = epoch, start
+        self._epoch = epoch
+        self._position = start
         loader: DataLoader[Any] = DataLoader(
             self._dataset,
             batch_sampler=self.batch_sampler.batches()[start:],
@@ -68,4 +76,5 @@ class ResumableLoader(Generic[Batch]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the state: the next pass over that epoch skips the batches already yielded."""
         self._resume = dict(state)
-        self._epoch, self._position = state["epoch"], state["position"]
+        self._epoch = state["epoch"]
+        self._position = state["position"]

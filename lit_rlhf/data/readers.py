@@ -76,12 +76,17 @@ def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
 
 
 def load_dataset(
-    path: str, split: str, subset: str | None, data_dir: str | None
+    path: str, *, split: str, subset: str | None, data_dir: str | None
 ) -> datasets.Dataset:
-    """Load a hub dataset, or a local folder of files or of `Dataset.save_to_disk`, memory-mapped.
+    """Load a hub dataset, or a local folder, mapped into memory.
 
-    A split may have slices (`"train[:10%]"`), and `subset` names the configuration. The hub is not
-    asked for an existing file, and not for what cannot be a dataset's id.
+    The hub is not asked for an existing file, nor for what cannot be a dataset's id.
+
+    Args:
+        path: Hub id, or a folder of files or of `Dataset.save_to_disk`.
+        split: Name of the split; slices are allowed (`"train[:10%]"`).
+        subset: Configuration of a hub dataset.
+        data_dir: Folder within a hub dataset.
     """
     if Path(path).is_file():
         raise RecordError(Location(path), "an unknown kind of file", detail=_KNOWN_KINDS)
@@ -104,7 +109,13 @@ def load_dataset(
 
 
 def number_rows(rows: Iterable[Any], path: str, source: str = "") -> Iterator[Row | RecordError]:
-    """Number the rows of a dataset or list, with an error in place of anything but a mapping."""
+    """Number the rows of a dataset or list, with an error in place of anything but a mapping.
+
+    Args:
+        rows: The rows.
+        path: What error messages call the dataset or list.
+        source: Name of the data source.
+    """
     if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
         rows = rows.with_format(None)
     for number, fields in enumerate(rows, start=1):
@@ -155,7 +166,8 @@ def _read_csv(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | Re
     first = 2  # the first line of a row, which may have several
     try:
         for cells in reader:
-            location, first = Location(path, first), reader.line_num + 2
+            location = Location(path, first)
+            first = reader.line_num + 2
             if len(cells) not in (0, len(names)):
                 detail = f"{len(cells)} cells under {len(names)} column names"
                 yield RecordError(location, "another number of cells than columns", detail=detail)

@@ -26,9 +26,11 @@ _TOOL_ROLES = {"tool", "function", "function_call", "ipython", "observation"}
 
 
 class Location(NamedTuple):
-    """The place of a row, written `file:line`: a file's path or a dataset's hub id, and the line.
+    """The place of a row, which error messages show as `file:line`.
 
-    `line` is the line, the dataset's row or the JSON array's element, from 1; 0 is the whole file.
+    Attributes:
+        file: Path of the file, or hub id of the dataset.
+        line: The line, the dataset's row or the JSON array's element, from 1; 0 is the whole file.
     """
 
     file: str
@@ -78,7 +80,12 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a dialogue, whose role is `"system"`, `"user"` or `"assistant"`."""
+    """One turn of a dialogue.
+
+    Attributes:
+        role: `"system"`, `"user"` or `"assistant"`.
+        content: The text.
+    """
 
     role: str
     content: str
@@ -86,7 +93,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a data file or dataset, not yet checked, of the data source of a name."""
+    """One row of a data file or dataset, not yet checked.
+
+    Attributes:
+        fields: The values by name.
+        location: Where it was read from.
+        source: Name of its data source.
+    """
 
     fields: Mapping[str, Any]
     location: Location
@@ -97,7 +110,13 @@ class Row:
         return self.fields.get(field)
 
     def error(self, field: str, reason: str, detail: str = "") -> RecordError:
-        """The error of a field of this row, to be raised by the caller; see `RecordError`."""
+        """Make the error of a field of this row, to be raised by the caller.
+
+        Args:
+            field: The field that is wrong, `""` if the row as a whole is.
+            reason: What is wrong, in words that do not depend on the row.
+            detail: What is particular to this row.
+        """
         return RecordError(self.location, reason, field, detail)
 
     def find_field(self, *names: str) -> str:
@@ -136,10 +155,12 @@ class Row:
         """Read a turn, `{role, content}`, `{role, text}` or `{from, value}`, or raise its error."""
         if not isinstance(turn, Mapping):
             raise self.error(field, "a turn is not an object", type(turn).__name__)
-        role_key, content_key = ("from", "value") if "from" in turn else ("role", "content")
+        role_key = "from" if "from" in turn else "role"
+        content_key = "value" if "from" in turn else "content"
         if content_key not in turn and "text" in turn:
             content_key = "text"
-        role, content = turn.get(role_key), turn.get(content_key)
+        role = turn.get(role_key)
+        content = turn.get(content_key)
         if turn.get("tool_calls") or (isinstance(role, str) and role.lower() in _TOOL_ROLES):
             named = "tool_calls" if turn.get("tool_calls") else role_key
             raise self.error(f"{field}.{named}", "calls of tools are not supported", repr(role))
@@ -152,7 +173,8 @@ class Row:
                 raise self.error(f"{field}.{content_key}", "not a string", type(content).__name__)
             if _ROLES[role.lower()] != "assistant":
                 raise self.error(f"{field}.{content_key}", "missing")
-            content = ""  # of an answer: prompts need none, and for the others it is an empty turn
+            # a prompt needs no answer, and elsewhere the empty turn is refused
+            content = ""
         return Message(_ROLES[role.lower()], content)
 
     def _join_parts(self, parts: Sequence[Any], field: str) -> str:
@@ -170,7 +192,10 @@ class Row:
 class DemonstrationRecord:
     """A dialogue whose last turn, the assistant's, is to be imitated.
 
-    Its turns alternate, after a system turn if there is one.
+    Attributes:
+        messages: The turns, which alternate after a system turn if there is one.
+        source: Name of the data source.
+        location: Where it was read from.
     """
 
     messages: tuple[Message, ...]
@@ -180,9 +205,15 @@ class DemonstrationRecord:
 
 @dataclass(frozen=True)
 class PreferenceRecord:
-    """Two responses to one prompt, which ends with a human turn.
+    """Two responses to one prompt.
 
-    The margin says by how much the chosen one is better, in units of the reward; 0 if unknown.
+    Attributes:
+        prompt: The turns before the responses; the last is the human's.
+        chosen: The preferred response.
+        rejected: The other response.
+        source: Name of the data source.
+        margin: By how much the chosen response is better, in units of the reward; 0 if unknown.
+        location: Where it was read from.
     """
 
     prompt: tuple[Message, ...]
@@ -195,9 +226,13 @@ class PreferenceRecord:
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A dialogue that ends with a human turn and waits for the assistant's response.
+    """A dialogue that waits for the assistant's response.
 
-    `fields` are those of its row by name, such as the answer that a reward compares with.
+    Attributes:
+        prompt: The turns; the last is the human's.
+        source: Name of the data source.
+        location: Where it was read from.
+        fields: All fields of its row by name, such as the answer that a reward compares with.
     """
 
     prompt: tuple[Message, ...]
@@ -208,7 +243,13 @@ class PromptRecord:
 
 @dataclass(frozen=True)
 class TextRecord:
-    """A document for language modelling, the ptx term of Eq. 17."""
+    """A document for language modelling, the ptx term of Eq. 17.
+
+    Attributes:
+        text: The document.
+        source: Name of the data source.
+        location: Where it was read from.
+    """
 
     text: str
     source: str

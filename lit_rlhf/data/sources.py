@@ -147,7 +147,7 @@ class DataSource:
         """The rows of a source that is not a file."""
         rows: Iterable[Any] = self.path
         if isinstance(rows, str):
-            rows = load_dataset(rows, self.split, self.subset, self.data_dir)
+            rows = load_dataset(rows, split=self.split, subset=self.subset, data_dir=self.data_dir)
         return rows
 
     def _rename_fields(
@@ -221,8 +221,8 @@ def load_records(
         on_bad_record: `"error"` raises at the first bad record. `"skip"` counts bad records. A
             missing or empty file, a damaged archive, a broken JSON array and a source without a
             single good record always raise.
-        limit: Most records to read, from the first; `None` reads all.
-        counts: Takes the counts of what is not among the records; `None` logs them.
+        limit: Largest number of records to read; `None` reads all.
+        counts: Takes the counts of what was left out; `None` logs them.
     """
     if not sources:
         raise ValueError("sources: expected at least one data source, got none")
@@ -235,7 +235,9 @@ def load_records(
     for source in sources:
         room = None if limit is None else limit - len(records)
         if room is None or room > 0:
-            records += _load_source(kind, source, on_bad_record, room, read)
+            records += _load_source(
+                kind, source, on_bad_record=on_bad_record, limit=room, counts=read
+            )
     if counts is None:
         read.log_read()
     else:
@@ -246,10 +248,12 @@ def load_records(
 def _load_source(
     kind: RecordKind,
     source: DataSource,
+    *,
     on_bad_record: OnBadRecord,
     limit: int | None,
     counts: DataCounts,
 ) -> list[Record]:
+    """Read all records of one source, and count what is not among them."""
     format: str = source.format
     records: list[Record] = []
     first_error: RecordError | None = None
@@ -259,9 +263,9 @@ def _load_source(
                 raise row
             if format == "auto":
                 format = detect_format(row, kind, source.columns or ())
-            of_row = parse_row(row, format, kind)
-            records += of_row
-            counts.label_false[source.label] += not of_row
+            parsed = parse_row(row, format, kind)
+            records += parsed
+            counts.label_false[source.label] += not parsed
         except RecordError as error:
             # Without a format, no other row of the file can be parsed either.
             is_undetected = format == "auto" and isinstance(row, Row)

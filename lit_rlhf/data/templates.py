@@ -99,8 +99,11 @@ def render_dialogue(
 ) -> str:
     """Render a dialogue as transformers does, a foreign template in the sandbox.
 
-    Special tokens have their names in templates, such as `bos_token`. The text may end where the
-    assistant speaks.
+    Args:
+        template: Jinja text of the chat template.
+        messages: The turns, each with `role` and `content`.
+        special_tokens: Special tokens by their names in templates, such as `bos_token`.
+        add_generation_prompt: Whether the text goes on to where the assistant speaks.
     """
     arguments: dict[str, Any] = {
         "conversations": [list(messages)],

@@ -121,7 +121,7 @@ CASES: list[Any] = [
 
 @pytest.mark.parametrize(("kind", "good", "bad", "field", "reason"), CASES, ids=range(len(CASES)))
 def test_bad_record_is_named_or_counted(
-    write_lines: Writer, kind: RecordKind, good: Any, bad: Any, field: str, reason: str
+    *, write_lines: Writer, kind: RecordKind, good: Any, bad: Any, field: str, reason: str
 ) -> None:
     path = write_lines(good, "", bad)
     with pytest.raises(RecordError) as caught:

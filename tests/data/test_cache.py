@@ -94,7 +94,7 @@ def entries(folder: Path) -> set[str]:
     ],
 )
 def test_cached_start_is_the_same(
-    kind: Any, options: Any, write_lines: Writer, folder: Path, monkeypatch: Any, caplog: Any
+    *, kind: Any, options: Any, write_lines: Writer, folder: Path, monkeypatch: Any, caplog: Any
 ) -> None:
     if kind is PromptDataModule:
         ptx = write_lines({"text": "Iron rusts. </s> " * 20}, name="ptx.jsonl")
