@@ -7,31 +7,39 @@ signal has moved from it. `Watch` feeds monitors, in a run or from the logs of o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from copy import copy
+from collections.abc import Mapping
 from enum import IntEnum
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from lit_callbacks.stats import noise_of, trend
 from lit_callbacks.words import format_number
 
-HISTORY = 100  # readings that a monitor remembers
-# Deviations of the Mann-Kendall statistic that make a trend. In ten readings of uncorrelated noise
-# 1 of 213 reaches it by chance; of noise with a lag-one correlation of 0.5 it is 1 in 25.
+T = TypeVar("T")
+
+HISTORY = 100
+"""Readings that a monitor remembers."""
 TREND_SCORE = 2.6
-VISIBLE_TREND_SCORE = 2.0  # the same for the words "and rising" in a sentence: 1 of 35
-NOISE_READINGS = 30  # latest readings from whose differences the noise is estimated
-EARLY = 3  # readings from which a threshold is guessed before the baseline is known
-STATE = ("steps", "responses", "_noise", "normal", "history", "_beyond", "side", "crossing")
-TURNED_OFF = {"high": math.inf, "high_ratio": math.inf, "low": -math.inf, "low_ratio": 0.0}
-FARTHEST = 0.9  # share of its baseline beyond which noise does not push a threshold
+"""Score of the Mann-Kendall statistic from which a series has a trend.
+
+1 of 213 series of ten readings of uncorrelated noise reach it by chance, and 1 of 25 if the noise
+has a lag-one correlation of 0.5.
+"""
+VISIBLE_TREND_SCORE = 2.0
+"""Score from which a sentence says "and rising" or "and falling"; 1 of 35 series by chance."""
+NOISE_READINGS = 30
+"""Latest readings from whose differences the noise is estimated."""
+EARLY_READINGS = 3
+"""Readings from which a threshold is guessed before the baseline is known."""
+FARTHEST_SHARE = 0.9
+"""Share of the baseline: noise does not push a low threshold farther away from it."""
 
 
 class Level(IntEnum):
     """The level of a monitor or a verdict, from good to bad; levels compare as numbers.
 
-    `DATA_CHANGED` is a verdict only: the prompts are others than before, and no signal tells more.
+    `DATA_CHANGED` is the level of a verdict only: the prompts have changed, and no other signal
+    says more.
     """
 
     DATA_CHANGED = -1
@@ -46,7 +54,15 @@ class Level(IntEnum):
 
     @classmethod
     def parse(cls, argument: str, word: str) -> Level:
-        """The level of the word that an argument holds: `healthy`, `suspicious` or `collapsed`."""
+        """Parse the value of an argument: `healthy`, `suspicious` or `collapsed`.
+
+        Args:
+            argument: Name of the argument, for the error.
+            word: Its value.
+
+        Raises:
+            ValueError: If the word is none of the three.
+        """
         words = {level.word: level for level in cls if level >= cls.HEALTHY}
         if word not in words:
             raise ValueError(f"{argument}: expected one of {', '.join(words)}, got {word!r}")
@@ -54,9 +70,12 @@ class Level(IntEnum):
 
 
 class StepMetrics(NamedTuple):
-    """Logged metrics of a step, numbers of its output tensors, and keys that are not finite.
+    """What a training step logged and returned, merged over ranks.
 
-    Metrics are averaged over ranks, and tensors are those of all ranks.
+    Attributes:
+        scalars: Logged metrics by key, averaged over ranks.
+        tensors: Numbers of the output tensors by name, of all ranks one after the other.
+        non_finite: Keys of the metrics that are NaN or infinite.
     """
 
     scalars: Mapping[str, float]
@@ -64,15 +83,45 @@ class StepMetrics(NamedTuple):
     non_finite: tuple[str, ...] = ()
 
 
+class Range(NamedTuple):
+    """A range of numbers.
+
+    Attributes:
+        low: Lower end; minus infinity for none.
+        high: Upper end; infinity for none.
+    """
+
+    low: float
+    high: float
+
+
+class Crossing(NamedTuple):
+    """A threshold that a trend leads to.
+
+    Attributes:
+        side: `low` or `high`.
+        steps: Steps until the signal reaches it at its present slope, at least 0.
+    """
+
+    side: str
+    steps: float
+
+
+def choose(argument: T | None, default: T) -> T:
+    """The argument, or the default of the class if it is `None`."""
+    return default if argument is None else argument
+
+
 class Monitor:
     """Watches one signal against fixed thresholds, or thresholds relative to its own start.
 
     A threshold is crossed when every condition given for its side holds: `high` (a value) and
-    `high_ratio` (a multiple of the baseline). The noise of the signal moves a threshold given as a
-    ratio to at least `deviations` of it from the baseline, but at most to twice its distance, and
-    never farther than 0.9 of the baseline. The noise is the standard error of the mean over the
-    step's responses where their number is known, or what the differences between successive
-    readings show if that is more.
+    `high_ratio` (a multiple of the baseline), or `low` and `low_ratio`.
+
+    Noise moves a threshold that is given as a ratio: to at least `deviations` standard errors from
+    the baseline, but at most to twice its distance, and a low one at most by 0.9 of the baseline.
+    The noise is the standard error of the mean over the step's responses where their number is
+    known, or the noise that successive readings show if that is more.
 
     The level is *collapsed* after `patience` steps in a row beyond a threshold. It is *suspicious*
     after as many steps beyond the fraction `suspicion` of the way from baseline to threshold, or
@@ -80,36 +129,48 @@ class Monitor:
     thresholds given as ratios are guessed from three readings or more, at twice the distance, and a
     reading beyond them does not enter the baseline.
 
-    Attributes of a class are its defaults, and arguments go before them. `high` and `high_ratio` of
-    infinity, `low` of minus infinity and `low_ratio` of 0 turn a threshold off.
+    A subclass sets its own defaults as class attributes. An argument that is `None` takes the
+    default of the class.
 
     Args:
         key: Key of a logged metric, or name of a tensor among the training step's outputs, whose
             mean is taken.
         name: Name of the signal in sentences; by default the title, or the end of the key.
-        high: Value that is too high, or `low` that is too low.
-        high_ratio: Multiple of the baseline that is too high, or `low_ratio` that is too low.
+        high: Value above which the signal is too high, in its units; infinity turns it off.
+        high_ratio: Multiple of the baseline above which the signal is too high, above 1; infinity
+            turns it off.
+        low: Value below which the signal is too low, in its units, below `high`; minus infinity
+            turns it off.
+        low_ratio: Multiple of the baseline below which the signal is too low, from 0 to below 1; 0
+            turns it off.
         deviations: Distance from the baseline, in standard errors, that a value must also have to
-            cross a threshold given as a ratio.
+            cross a threshold given as a ratio; at least 0.
         suspicion: Fraction of the way from baseline to threshold that is suspicious, above 0 and at
             most 1.
-        baseline_steps: Number of first steps (after the warm-up) whose median is the baseline.
-        warmup: Number of steps at the start that are not judged.
-        smoothing: Number of latest values whose median is the reading; 1 takes the value itself.
-        patience: Number of steps in a row that make a level.
-        horizon: Number of steps within which a trend must reach a threshold to be suspicious; 0
-            turns this test off.
-        trend_steps: Number of latest readings in which a trend is looked for.
+        baseline_steps: Number of first steps (after the warm-up) whose median is the baseline, at
+            least 1.
+        warmup: Number of steps at the start that are not judged, at least 0.
+        smoothing: Number of latest values whose median is the reading, 1 to 100; 1 takes the value
+            itself.
+        patience: Number of steps in a row that make a level, at least 1.
+        horizon: Number of steps within which a trend must reach a threshold to be suspicious, at
+            least 0; 0 turns this test off.
+        trend_steps: Number of latest readings in which a trend is looked for, 3 to 100.
         optional: Skip steps that lack the key instead of requiring it.
+
+    Raises:
+        ValueError: If an argument is out of its range, or there is no threshold at all.
     """
 
     signal: ClassVar[str] = ""
     """Monitors of the same signal have one vote together. Empty: each key is its own signal."""
     title: ClassVar[str] = ""
+    """Name of the signal in sentences."""
     unit: ClassVar[str] = ""
+    """Unit of the readings in sentences."""
     decisive: ClassVar[bool] = False
     """Whether this monitor, once it is collapsed, makes a collapse without a second signal."""
-    limits: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    limits: ClassVar[Range] = Range(-math.inf, math.inf)
     """The smallest and the largest value that the signal can have."""
     relative_noise: ClassVar[float] = 0.0
     """Standard deviation over single responses, as a multiple of the mean; 0 if not known."""
@@ -134,6 +195,7 @@ class Monitor:
         self,
         key: str | None = None,
         name: str | None = None,
+        *,
         high: float | None = None,
         high_ratio: float | None = None,
         low: float | None = None,
@@ -148,39 +210,74 @@ class Monitor:
         trend_steps: int | None = None,
         optional: bool | None = None,
     ) -> None:
-        given = {argument: value for argument, value in locals().items() if value is not None}
-        vars(self).update({argument: given[argument] for argument in given if argument != "self"})
+        self.key = choose(key, self.key)
         self.name = name or self.title or self.key.rsplit("/", 1)[-1].replace("_", " ")
-        least = {"baseline_steps": 1, "warmup": 0, "smoothing": 1, "patience": 1, "horizon": 0}
-        for argument, count in {**least, "trend_steps": 3}.items():
-            most = HISTORY if argument in ("smoothing", "trend_steps") else math.inf
-            if not count <= (value := getattr(self, argument)) <= most:
-                raise ValueError(f"{argument}: expected {count} to {most}, got {value}")
-        top = math.inf if self.high is None else self.high
-        bounds: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-            ("high", lambda x: x > -math.inf, "a number"),
-            ("low", lambda x: x < top, "a number below high"),
-            ("high_ratio", lambda x: x > 1, "a number above 1"),
-            ("low_ratio", lambda x: 0 <= x < 1, "a number from 0 to below 1"),
-            ("deviations", lambda x: x >= 0, "a number of at least 0"),
-            ("suspicion", lambda x: 0 < x <= 1, "above 0 and at most 1"),
-        )
-        for argument, holds, expected in bounds:
-            value = getattr(self, argument)
-            if value is not None and not holds(value):
-                raise ValueError(f"{argument}: expected {expected}, got {value}")
-        for argument, off in TURNED_OFF.items():
-            if getattr(self, argument) == off:
-                setattr(self, argument, None)
-        if {self.high, self.high_ratio, self.low, self.low_ratio} == {None}:
-            raise ValueError(f"{self.key}: expected high, high_ratio, low or low_ratio, got none")
+        self.high = choose(high, self.high)
+        self.high_ratio = choose(high_ratio, self.high_ratio)
+        self.low = choose(low, self.low)
+        self.low_ratio = choose(low_ratio, self.low_ratio)
+        self.deviations = choose(deviations, self.deviations)
+        self.suspicion = choose(suspicion, self.suspicion)
+        self.baseline_steps = choose(baseline_steps, self.baseline_steps)
+        self.warmup = choose(warmup, self.warmup)
+        self.smoothing = choose(smoothing, self.smoothing)
+        self.patience = choose(patience, self.patience)
+        self.horizon = choose(horizon, self.horizon)
+        self.trend_steps = choose(trend_steps, self.trend_steps)
+        self.optional = choose(optional, self.optional)
+        self._check_counts()
+        self._check_thresholds()
+        self._drop_disabled_thresholds()
         self.steps = 0
         self.responses = 0
         """Number of responses behind the latest reading; 0 if not known."""
         self.relearn()
 
+    def _check_counts(self) -> None:
+        self._check_count("baseline_steps", self.baseline_steps, Range(1, math.inf))
+        self._check_count("warmup", self.warmup, Range(0, math.inf))
+        self._check_count("smoothing", self.smoothing, Range(1, HISTORY))
+        self._check_count("patience", self.patience, Range(1, math.inf))
+        self._check_count("horizon", self.horizon, Range(0, math.inf))
+        self._check_count("trend_steps", self.trend_steps, Range(3, HISTORY))
+
+    @staticmethod
+    def _check_count(argument: str, value: int, allowed: Range) -> None:
+        if not allowed.low <= value <= allowed.high:
+            raise ValueError(f"{argument}: expected {allowed.low} to {allowed.high}, got {value}")
+
+    def _check_thresholds(self) -> None:
+        # NaN fails each of these comparisons
+        if self.high is not None and not self.high > -math.inf:
+            raise ValueError(f"high: expected a number, got {self.high}")
+        if self.low is not None and not self.low < choose(self.high, math.inf):
+            raise ValueError(f"low: expected a number below high, got {self.low}")
+        if self.high_ratio is not None and not self.high_ratio > 1:
+            raise ValueError(f"high_ratio: expected a number above 1, got {self.high_ratio}")
+        if self.low_ratio is not None and not 0 <= self.low_ratio < 1:
+            raise ValueError(
+                f"low_ratio: expected a number from 0 to below 1, got {self.low_ratio}"
+            )
+        if not self.deviations >= 0:
+            raise ValueError(f"deviations: expected a number of at least 0, got {self.deviations}")
+        if not 0 < self.suspicion <= 1:
+            raise ValueError(f"suspicion: expected above 0 and at most 1, got {self.suspicion}")
+
+    def _drop_disabled_thresholds(self) -> None:
+        """Set thresholds to `None` that no value can cross; at least one has to remain."""
+        if self.high == math.inf:
+            self.high = None
+        if self.high_ratio == math.inf:
+            self.high_ratio = None
+        if self.low == -math.inf:
+            self.low = None
+        if self.low_ratio == 0:
+            self.low_ratio = None
+        if {self.high, self.high_ratio, self.low, self.low_ratio} == {None}:
+            raise ValueError(f"{self.key}: expected high, high_ratio, low or low_ratio, got none")
+
     def relearn(self) -> None:
-        """Forget the baseline too, as after a change of the data."""
+        """Forget the baseline too, for instance after a change of the data."""
         self.normal: list[float] = []
         """Readings that make the baseline."""
         self.clear()
@@ -192,8 +289,8 @@ class Monitor:
         self.level = Level.HEALTHY
         self.side = ""
         self.crossing: float | None = None
-        # Steps in a row beyond the suspicious fraction, and beyond the threshold itself.
-        self._beyond = [0, 0]
+        self._steps_suspicious = 0  # in a row beyond the suspicious fraction
+        self._steps_beyond = 0  # in a row beyond the threshold itself
 
     @property
     def vote(self) -> str:
@@ -217,9 +314,16 @@ class Monitor:
         return sum(numbers) / len(numbers) if numbers else math.nan
 
     def observe(self, value: float, responses: int = 0) -> Level:
-        """Take in the reading of one step, a mean of so many responses; 0 if that is not known.
+        """Take in the reading of one step.
 
         A reading that is not finite counts as beyond the threshold and never enters the baseline.
+
+        Args:
+            value: The reading, in units of the signal.
+            responses: Number of responses that it is a mean of; 0 if that is not known.
+
+        Returns:
+            The level after this step.
         """
         self.steps += 1
         self.responses = responses
@@ -237,18 +341,18 @@ class Monitor:
 
     def _update_level(self) -> None:
         side = self._side_beyond(1.0)
-        self.side, self.crossing = side or self._side_beyond(self.suspicion), None
-        # One step back in range starts both counts anew.
-        self._beyond = [
-            self._beyond[0] + 1 if self.side else 0,
-            self._beyond[1] + 1 if side else 0,
-        ]
-        if self._beyond[1] >= self.patience:
+        self.side = side or self._side_beyond(self.suspicion)
+        self.crossing = None
+        # one step back in range starts a count anew
+        self._steps_suspicious = self._steps_suspicious + 1 if self.side else 0
+        self._steps_beyond = self._steps_beyond + 1 if side else 0
+        if self._steps_beyond >= self.patience:
             self.level = Level.COLLAPSED
-        elif self._beyond[0] >= self.patience:
+        elif self._steps_suspicious >= self.patience:
             self.level = Level.SUSPICIOUS
         elif crossing := self._forecast_crossing():
-            self.side, self.crossing = crossing
+            self.side = crossing.side
+            self.crossing = crossing.steps
             self.level = Level.SUSPICIOUS
         else:
             self.level = Level.HEALTHY
@@ -278,7 +382,7 @@ class Monitor:
     @property
     def is_beyond(self) -> bool:
         """Whether the latest reading is beyond a threshold, regardless of patience."""
-        return self._beyond[1] > 0
+        return self._steps_beyond > 0
 
     @property
     def decides(self) -> bool:
@@ -299,10 +403,12 @@ class Monitor:
         """Median of the first readings; `None` until there are enough of them."""
         return None if len(self.normal) < self.baseline_steps else median(self.normal)
 
-    def thresholds(self) -> tuple[float, float]:
+    def thresholds(self) -> Range:
         """The current lower and upper threshold; infinite where there is none (yet)."""
-        low = self.threshold_of(-1, self.low, self.low_ratio)
-        return low, self.threshold_of(+1, self.high, self.high_ratio)
+        return Range(
+            low=self.threshold_of(-1, fixed=self.low, ratio=self.low_ratio),
+            high=self.threshold_of(+1, fixed=self.high, ratio=self.high_ratio),
+        )
 
     def standard_error(self, value: float) -> float:
         """Standard error of a mean of this value over the responses; 0 if it is not known."""
@@ -314,13 +420,24 @@ class Monitor:
         """The value that a ratio stands for."""
         return baseline * ratio
 
-    def threshold_of(self, sign: int, fixed: float | None, ratio: float | None) -> float:
-        """The effective threshold of one side; `sign` is -1 for the low one and 1 for the high."""
-        # before there is a baseline, it is guessed
-        enough = len(self.normal) >= min(EARLY, self.baseline_steps)
-        conditions, baseline = [], median(self.normal) if enough else None
+    def threshold_of(self, sign: int, *, fixed: float | None, ratio: float | None) -> float:
+        """The effective threshold of one side.
+
+        Args:
+            sign: -1 for the low threshold, 1 for the high one.
+            fixed: `low` or `high`, in units of the signal; `None` for none.
+            ratio: `low_ratio` or `high_ratio`, a multiple of the baseline; `None` for none.
+
+        Returns:
+            The threshold in units of the signal; infinite if there is none (yet).
+        """
+        # the baseline is guessed until it is known
+        enough = len(self.normal) >= min(EARLY_READINGS, self.baseline_steps)
+        baseline = median(self.normal) if enough else None
+        conditions = []
         if fixed is not None:
-            # only what is known to be noisy moves a fixed threshold, at most to twice its value
+            # noise moves a fixed threshold only if the signal is known to be noisy, and at most to
+            # twice its value
             noise = max(self._noise, self.standard_error(fixed)) if self.relative_noise else 0.0
             conditions.append(fixed + sign * min(noise, abs(fixed)))
         if ratio is not None:
@@ -332,7 +449,7 @@ class Monitor:
                 widest = distance if self.has_baseline else 2 * distance
                 widest = max(widest, min(self.deviations * noise, 2 * distance))
                 if sign < 0:
-                    widest = max(distance, min(widest, FARTHEST * baseline))
+                    widest = max(distance, min(widest, FARTHEST_SHARE * baseline))
                 conditions.append(baseline + sign * widest)
             elif noise > 0:
                 conditions.append(baseline + sign * self.deviations * noise)
@@ -345,7 +462,8 @@ class Monitor:
 
         Without a baseline there is no way to divide, and the fraction is taken as 1.
         """
-        reading, baseline = self._smoothed(), self.baseline
+        reading = self._smoothed()
+        baseline = self.baseline
         if not math.isfinite(reading):
             return "not finite"
         for side, sign, bound in zip(("low", "high"), (-1, 1), self.thresholds(), strict=True):
@@ -355,8 +473,8 @@ class Monitor:
                 return side
         return ""
 
-    def _forecast_crossing(self) -> tuple[str, float] | None:
-        """Side of the threshold that a trend leads to, and the number of steps until then."""
+    def _forecast_crossing(self) -> Crossing | None:
+        """The threshold that a trend leads to; `None` if it is farther than the horizon."""
         recent = self._latest(self.trend_steps)
         enough = len(recent) == self.trend_steps and all(map(math.isfinite, recent))
         if self.horizon == 0 or self.baseline is None or not enough:
@@ -368,7 +486,7 @@ class Monitor:
         steps = ((high if slope > 0 else low) - self._smoothed()) / slope
         if steps > self.horizon:
             return None
-        return "high" if slope > 0 else "low", max(0.0, steps)
+        return Crossing("high" if slope > 0 else "low", max(0.0, steps))
 
     def allowed(self) -> str:
         """The thresholds in words, for example `length 93 to 264 tokens`; empty without any."""
@@ -383,7 +501,7 @@ class Monitor:
         """A warning if a threshold cannot be crossed by this signal; empty otherwise."""
         least, most = self.limits
         if least == -math.inf and self.normal and min(self.normal) >= 0:
-            least = 0.0  # as far as can be seen
+            least = 0.0  # no reading suggests otherwise
         low, high = self.thresholds()
         if math.isfinite(low) and low <= least:
             return f"{self.name} is never below {format_number(low)}: its monitor is dead"
@@ -396,7 +514,8 @@ class Monitor:
 
     def sentence(self) -> str:
         """The state in words, for example `KL 41 nats is 12x its baseline and rising`."""
-        value, baseline = self._smoothed(), self.baseline
+        value = self._smoothed()
+        baseline = self.baseline
         now = f"{format_number(value)} {self.unit}".rstrip()
         if not math.isfinite(value):
             return f"{self.name} is {format_number(value)}"
@@ -420,18 +539,33 @@ class Monitor:
             return (
                 f"{text} and at this pace beyond {format_number(threshold)} in {steps} step{plural}"
             )
-        _, score = trend([v for v in self._latest(self.trend_steps) if math.isfinite(v)])
+        score = trend([v for v in self._latest(self.trend_steps) if math.isfinite(v)]).score
         if abs(score) >= VISIBLE_TREND_SCORE:
             text += " and rising" if score > 0 else " and falling"
         return text
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
-        state = {name.strip("_"): copy(getattr(self, name)) for name in STATE}
-        return {**state, "level": int(self.level)}
+        return {
+            "steps": self.steps,
+            "responses": self.responses,
+            "noise": self._noise,
+            "normal": list(self.normal),
+            "history": list(self.history),
+            "beyond": [self._steps_suspicious, self._steps_beyond],
+            "side": self.side,
+            "crossing": self.crossing,
+            "level": int(self.level),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
-        for name in STATE:
-            setattr(self, name, copy(state[name.strip("_")]))
+        self.steps = state["steps"]
+        self.responses = state["responses"]
+        self._noise = state["noise"]
+        self.normal = list(state["normal"])
+        self.history = list(state["history"])
+        self._steps_suspicious, self._steps_beyond = state["beyond"]
+        self.side = state["side"]
+        self.crossing = state["crossing"]
         self.level = Level(state["level"])

@@ -11,26 +11,31 @@ import math
 from statistics import median
 from typing import Any
 
-from lit_callbacks.monitors import Level, Monitor, StepMetrics
+from lit_callbacks.monitors import Level, Monitor, Range, StepMetrics
 from lit_callbacks.stats import distribution
 
 RESPONSES_KEY = "rollout/responses"
 """Key of the number of responses of a step, from which standard errors follow."""
-COUNT = (0.0, math.inf)
-SHARE = (0.0, 1.0)
-FIRST = 3  # readings that tell how far the policy was from its reference at the start
+NOT_NEGATIVE = Range(0.0, math.inf)
+SHARE = Range(0.0, 1.0)
+START_READINGS = 3
+"""First readings, from which follows how far the policy was from its reference at the start."""
 
 
 class KLMonitor(Monitor):
     """KL divergence of the policy from its reference, in nats per response.
 
-    It grows with the length of the responses, so the threshold depends on the task. It has no vote
-    beside `KLPerTokenMonitor`: responses of 2,000 tokens have 40 nats at 0.02 per token.
+    It grows with the length of the responses, so the threshold depends on the task: responses of
+    2,000 tokens have 40 nats at 0.02 per token. Where a `KLPerTokenMonitor` reads, it has no vote.
     """
 
-    signal, title, unit = "kl", "KL", "nats"
-    relative_noise, stands_in = 1.0, True
-    key, high = "rollout/kl", 30.0
+    signal = "kl"
+    title = "KL"
+    unit = "nats"
+    relative_noise = 1.0
+    stands_in = True
+    key = "rollout/kl"
+    high = 30.0
 
 
 class KLPerTokenMonitor(Monitor):
@@ -45,14 +50,23 @@ class KLPerTokenMonitor(Monitor):
     responses of the usual length, may show in no other. In responses of a few tokens, a policy that
     is far from its reference per token may still be a good one.
 
-    Where `key` is not logged, it is KL per response over the length in tokens.
+    Where `key` is not logged, the reading is KL per response over the length in tokens.
+
+    Args:
+        key: Key of KL per token, nats.
+        decisive_factor: Multiple of `high` beyond which the monitor decides alone, at least 1.
+        decisive_nats: KL beyond which the monitor decides alone, in nats per response.
+        **options: Options of `Monitor`.
     """
 
-    signal, title, unit = "kl", "KL per token", "nats"
+    signal = "kl"
+    title = "KL per token"
+    unit = "nats"
     relative_noise = 1.0
     key = "rollout/kl_per_token"
     high: float | None = 0.07
-    kl_key, length_key = "rollout/kl", "rollout/response_length"
+    kl_key = "rollout/kl"
+    length_key = "rollout/response_length"
 
     def __init__(
         self,
@@ -66,9 +80,10 @@ class KLPerTokenMonitor(Monitor):
             raise ValueError(
                 f"decisive_factor: expected a number of at least 1, got {decisive_factor}"
             )
-        self.decisive_factor, self.decisive_nats = decisive_factor, decisive_nats
+        self.decisive_factor = decisive_factor
+        self.decisive_nats = decisive_nats
         self._tokens = math.inf  # per response, in the latest step
-        self._first: list[float] = []
+        self._first: list[float] = []  # readings
 
     def can_read(self, metrics: StepMetrics) -> bool:
         """Whether the step has KL per token, or KL and length."""
@@ -83,11 +98,12 @@ class KLPerTokenMonitor(Monitor):
 
     @property
     def decides(self) -> bool:
-        """Whether the latest readings, as many as `patience`, are all far beyond `high`."""
+        """Whether the latest `patience` readings are all far beyond `high`."""
         if self.high is None:
             return False
-        latest, bound = self._latest(self.patience), self.decisive_factor * self.high
-        bound = max(bound, self.decisive_nats / self._tokens) + self.start
+        latest = self._latest(self.patience)
+        bound = max(self.decisive_factor * self.high, self.decisive_nats / self._tokens)
+        bound += self.start
         return len(latest) == self.patience and all(reading > bound for reading in latest)
 
     @property
@@ -97,14 +113,20 @@ class KLPerTokenMonitor(Monitor):
         return least if least > (self.high or math.inf) / 2 else 0.0
 
     def observe(self, value: float, responses: int = 0) -> Level:
-        """Take in the reading of one step."""
-        if len(self._first) < FIRST and math.isfinite(value):
+        """Take in the reading of one step, see `Monitor.observe`."""
+        if len(self._first) < START_READINGS and math.isfinite(value):
             self._first.append(value)
         return super().observe(value, responses)
 
-    def threshold_of(self, sign: int, fixed: float | None, ratio: float | None) -> float:
-        """The effective threshold of one side, from where the run began."""
-        return super().threshold_of(sign, fixed, ratio) + self.start
+    def threshold_of(self, sign: int, *, fixed: float | None, ratio: float | None) -> float:
+        """The effective threshold of one side, counted from KL per token at the start.
+
+        Args:
+            sign: -1 for the low threshold, 1 for the high one.
+            fixed: `low` or `high`, in nats per token; `None` for none.
+            ratio: `low_ratio` or `high_ratio`, a multiple of the baseline; `None` for none.
+        """
+        return super().threshold_of(sign, fixed=fixed, ratio=ratio) + self.start
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
@@ -123,9 +145,14 @@ class LengthMonitor(Monitor):
     the reading is a multiple of it, and a change of the prompts cancels out.
     """
 
-    signal, title, unit = "length", "length", "tokens"
-    limits, relative_noise = COUNT, 0.6
-    key, high_ratio, low_ratio = "rollout/response_length", 1.75, 0.6
+    signal = "length"
+    title = "length"
+    unit = "tokens"
+    limits = NOT_NEGATIVE
+    relative_noise = 0.6
+    key = "rollout/response_length"
+    high_ratio = 1.75
+    low_ratio = 0.6
     reference_key = "rollout/ref_response_length"
 
     def read(self, metrics: StepMetrics) -> float:
@@ -139,7 +166,8 @@ class LengthMonitor(Monitor):
 class ShareMonitor(Monitor):
     """A share of the responses, whose standard error follows from their number.
 
-    If the share is high from the start, the threshold is nearer to 1: at most half of the way.
+    The threshold goes at most half of the way from the baseline to 1, so that a share that is high
+    from the start can still cross it.
     """
 
     limits = SHARE
@@ -149,38 +177,47 @@ class ShareMonitor(Monitor):
         """Standard error of a share."""
         if not self.responses:
             return 0.0
-        # one response more or fewer is the least that can be told
+        # a share cannot change by less than one response
         return max(math.sqrt(max(value * (1 - value), 0) / self.responses), 1 / self.responses)
 
     def ratio_bound(self, baseline: float, ratio: float) -> float:
-        """The multiple, or half of the way to 1 if that is less."""
+        """The multiple of the baseline, or half of the way to 1 if that is less."""
         return min(baseline * ratio, (1 + baseline) / 2) if ratio > 1 else baseline * ratio
 
 
 class TruncationMonitor(ShareMonitor):
     """Share of the responses that were truncated at the length limit."""
 
-    signal, title = "length", "truncation rate"
-    key, high = "rollout/truncation_rate", 0.3
+    signal = "length"
+    title = "truncation rate"
+    key = "rollout/truncation_rate"
+    high = 0.3
 
 
 class EntropyMonitor(Monitor):
     """Entropy of the policy's next-token distribution, in nats per token: a fall, and a rise."""
 
-    signal, title, unit = "entropy", "entropy", "nats"
-    limits, relative_noise = COUNT, 0.35
-    key, high_ratio, low_ratio = "rollout/entropy", 1.8, 0.55
+    signal = "entropy"
+    title = "entropy"
+    unit = "nats"
+    limits = NOT_NEGATIVE
+    relative_noise = 0.35
+    key = "rollout/entropy"
+    high_ratio = 1.8
+    low_ratio = 0.55
 
 
 class PerplexityMonitor(EntropyMonitor):
     """Perplexity of the responses under the policy; watches for a fall and a rise.
 
-    On the policy's own samples it is exp of the entropy, in expectation. So it has no vote beside
-    entropy, and a ratio is one of the logarithm.
+    On the policy's own samples it is the exponential of the entropy, in expectation. So it has no
+    vote where an `EntropyMonitor` reads, and ratios are ratios of its logarithm.
     """
 
-    title, unit = "perplexity", ""
-    limits, stands_in = (1.0, math.inf), True
+    title = "perplexity"
+    unit = ""
+    limits = Range(1.0, math.inf)
+    stands_in = True
     key = "rollout/perplexity"
 
     def ratio_bound(self, baseline: float, ratio: float) -> float:
@@ -191,31 +228,44 @@ class PerplexityMonitor(EntropyMonitor):
 class RepetitionMonitor(Monitor):
     """Share of distinct bigrams in all responses together; repetition makes it fall."""
 
-    signal, title = "repetition", "distinct bigrams"
-    limits, relative_noise = SHARE, 0.2
-    key, low_ratio = "rollout/distinct_2", 0.7
+    signal = "repetition"
+    title = "distinct bigrams"
+    limits = SHARE
+    relative_noise = 0.2
+    key = "rollout/distinct_2"
+    low_ratio = 0.7
 
 
 class RepeatedBigramsMonitor(ShareMonitor):
     """Share of a response's bigrams that it already had: repetition within responses."""
 
-    signal, title, optional = "repetition", "repeated bigrams", True
-    key, high = "rollout/repeated_2", 0.15
+    signal = "repetition"
+    title = "repeated bigrams"
+    optional = True
+    key = "rollout/repeated_2"
+    high = 0.15
 
 
 class OpeningMonitor(ShareMonitor):
     """Share of the responses that begin with the commonest opening: repetition across responses."""
 
-    signal, title, optional = "opening", "commonest opening", True
-    key, high = "rollout/opening_share", 0.3
+    signal = "opening"
+    title = "commonest opening"
+    optional = True
+    key = "rollout/opening_share"
+    high = 0.3
 
 
 class EnsembleMonitor(Monitor):
     """Standard deviation of a response's scores over several reward models; watches for a rise."""
 
-    signal, title, unit = "ensemble", "spread of the reward models", ""
-    limits, relative_noise, optional = COUNT, 0.7, True
-    key, high_ratio = "rollout/score_spread", 2.0
+    signal = "ensemble"
+    title = "spread of the reward models"
+    limits = NOT_NEGATIVE
+    relative_noise = 0.7
+    optional = True
+    key = "rollout/score_spread"
+    high_ratio = 2.0
 
 
 class RewardDistributionMonitor(Monitor):
@@ -226,14 +276,20 @@ class RewardDistributionMonitor(Monitor):
     reach a ceiling, or one response to every prompt, make it narrow. Quantiles are logged beside
     it, and a histogram to TensorBoard.
 
-    `key` names a tensor among the training step's outputs. In a log it is read from
-    `monitor/<key>_std`.
+    In a log the width is read from `monitor/<key>_std`.
+
+    Args:
+        key: Name of a tensor among the training step's outputs: the reward of each response.
+        **options: Options of `Monitor`.
     """
 
-    signal, title = "reward", "spread of the scores"
-    limits, relative_noise = COUNT, 0.7
-
-    key, high_ratio, low_ratio = "scores", 2.0, 0.4
+    signal = "reward"
+    title = "spread of the scores"
+    limits = NOT_NEGATIVE
+    relative_noise = 0.7
+    key = "scores"
+    high_ratio = 2.0
+    low_ratio = 0.4
 
     def __init__(self, key: str | None = None, **options: Any) -> None:
         super().__init__(key, **options)
@@ -268,9 +324,14 @@ class ExplainedVarianceMonitor(Monitor):
     Runs without a critic do not log it.
     """
 
-    signal, title = "critic", "explained variance"
-    limits, optional = (-math.inf, 1.0), True
-    key, low, warmup, patience = "ppo/explained_variance", 0.0, 20, 5
+    signal = "critic"
+    title = "explained variance"
+    limits = Range(-math.inf, 1.0)
+    optional = True
+    key = "ppo/explained_variance"
+    low = 0.0
+    warmup = 20
+    patience = 5
 
 
 class FirstRatioMonitor(Monitor):
@@ -280,21 +341,30 @@ class FirstRatioMonitor(Monitor):
     temperature, precision). Updates that leave the policy alone do not log it.
     """
 
-    signal, title = "ratio", "first ratio"
-    limits, optional = COUNT, True
-    key, high, low = "ppo/ratio_first", 1.05, 0.95
+    signal = "ratio"
+    title = "first ratio"
+    limits = NOT_NEGATIVE
+    optional = True
+    key = "ppo/ratio_first"
+    high = 1.05
+    low = 0.95
 
 
 class SamplerMonitor(Monitor):
-    """KL of what rollouts are drawn from to the policy, in nats per token; watches for a rise.
+    """KL(sampler || policy), in nats per token, if something else samples; watches for a rise.
 
-    It is high if the sampler has older weights than the policy, or computes otherwise. Runs whose
+    It is high if the sampler has older weights than the policy or computes differently. Runs whose
     sampler is the policy itself do not log it.
     """
 
-    signal, title, unit = "sampler", "KL of the sampler to the policy", "nats per token"
-    limits, optional = COUNT, True
-    key, high, high_ratio = "rollout/sampler_kl", 0.02, 3.0
+    signal = "sampler"
+    title = "KL of the sampler to the policy"
+    unit = "nats per token"
+    limits = NOT_NEGATIVE
+    optional = True
+    key = "rollout/sampler_kl"
+    high = 0.02
+    high_ratio = 3.0
 
 
 class PromptMonitor(Monitor):
@@ -304,20 +374,28 @@ class PromptMonitor(Monitor):
     from the median of the five before by more than the ratios, and by six times the noise.
     """
 
-    signal, title, unit = "data", "prompt length", "tokens"
-    limits, optional = COUNT, True
-    before = 5  # readings that the latest two are compared with
-    key, high_ratio, low_ratio = "rollout/prompt_length", 1.2, 0.83
+    signal = "data"
+    title = "prompt length"
+    unit = "tokens"
+    limits = NOT_NEGATIVE
+    optional = True
+    key = "rollout/prompt_length"
+    high_ratio = 1.2
+    low_ratio = 0.83
+    n_earlier = 5
+    """Number of readings that the latest two are compared with."""
 
     @property
     def has_baseline(self) -> bool | None:
-        """Always `None`: readings are compared with those right before."""
+        """Always `None`: readings are compared with the ones right before."""
         return None
 
     def _update_level(self) -> None:
-        latest, earlier = self.history[-2:], self.history[-2 - self.before : -2]
-        self.level, self.side = Level.HEALTHY, ""
-        if len(earlier) < self.before or not all(map(math.isfinite, [*latest, *earlier])):
+        latest = self.history[-2:]
+        earlier = self.history[-2 - self.n_earlier : -2]
+        self.level = Level.HEALTHY
+        self.side = ""
+        if len(earlier) < self.n_earlier or not all(map(math.isfinite, [*latest, *earlier])):
             return
         middle = median(earlier)
         room = 6 * max(self._noise, self.standard_error(middle))
@@ -325,28 +403,36 @@ class PromptMonitor(Monitor):
         low = min(middle * (self.low_ratio or 0.0), middle - room)
         self.normal = earlier
         if min(latest) > high or max(latest) < low:
-            self.level, self.side = Level.COLLAPSED, "high" if latest[-1] > high else "low"
+            self.level = Level.COLLAPSED
+            self.side = "high" if latest[-1] > high else "low"
 
     def allowed(self) -> str:
         """Empty: the thresholds move with the readings."""
         return ""
 
     def dead_threshold(self) -> str:
-        """Empty, for the same reason."""
+        """Empty: the thresholds move with the readings."""
         return ""
 
 
 class NonFiniteMonitor(Monitor):
-    """Number of logged metrics that are NaN or infinite; makes a collapse by itself."""
+    """Number of logged metrics that are NaN or infinite; makes a collapse by itself.
 
-    signal, title = "non-finite", "non-finite metrics"
+    Args:
+        patience: Number of steps in a row with such metrics that make a collapse, at least 1.
+    """
+
+    signal = "non-finite"
+    title = "non-finite metrics"
     decisive = True
-
-    key, high, horizon = "non-finite", 0.0, 0
+    key = "non-finite"
+    high = 0.0
+    horizon = 0
 
     def __init__(self, patience: int = 2) -> None:
         super().__init__(patience=patience)
-        self.found: tuple[str, ...] = ()
+        self.non_finite: tuple[str, ...] = ()
+        """Metrics of the last step that are not finite."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -355,12 +441,12 @@ class NonFiniteMonitor(Monitor):
 
     def read(self, metrics: StepMetrics) -> float:
         """Number of metrics that are not finite."""
-        self.found = metrics.non_finite
-        return float(len(self.found))
+        self.non_finite = metrics.non_finite
+        return float(len(self.non_finite))
 
     def sentence(self) -> str:
-        """The metrics that are not finite."""
-        return f"{', '.join(self.found) or 'a metric'} not finite"
+        """The metrics that are not finite, in words."""
+        return f"{', '.join(self.non_finite) or 'a metric'} not finite"
 
 
 def default_monitors() -> list[Monitor]:

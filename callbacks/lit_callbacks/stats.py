@@ -6,16 +6,36 @@ import math
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 from statistics import fmean, median, pstdev, quantiles
+from typing import NamedTuple
 
-MAD_TO_STD = 1.4826  # scales a median absolute deviation to the std of normal numbers
+MAD_TO_STD = 1.4826
+"""Scales a median absolute deviation to the standard deviation of normal numbers."""
+
+
+class Trend(NamedTuple):
+    """The direction of a series.
+
+    Attributes:
+        slope: Median slope, in units of the series per step.
+        score: How certain the sign of the slope is, nearly standard normal for a series without a
+            trend.
+    """
+
+    slope: float
+    score: float
 
 
 def noise_of(values: Sequence[float]) -> float:
     """Standard deviation of a series' noise, from the differences of neighbours.
 
     The median absolute difference is scaled to the standard deviation of normal numbers, so neither
-    a trend nor a few jumps count as noise. Values that are not finite are left out, and fewer than
-    four have a noise of 0.
+    a trend nor a few jumps count as noise.
+
+    Args:
+        values: The series. Values that are not finite are left out.
+
+    Returns:
+        The noise, in units of the series; 0 for fewer than four finite values.
 
     Examples:
         >>> noise_of([1.0, 2.0, 3.0, 4.0, 50.0])
@@ -29,30 +49,41 @@ def noise_of(values: Sequence[float]) -> float:
     return MAD_TO_STD * median(abs(step - middle) for step in steps) / math.sqrt(2)
 
 
-def trend(values: Sequence[float]) -> tuple[float, float]:
+def trend(values: Sequence[float]) -> Trend:
     """Robust slope of a series, and a score of how certain its sign is.
 
-    The slope is the median over all pairs of values (Theil-Sen), per step, and the score is
-    Mann-Kendall's statistic, nearly standard normal for a series without a trend.
+    The slope is the median over all pairs of values (Theil-Sen), and the score is Mann-Kendall's
+    statistic.
 
     Neither the size of the noise nor an outlier makes a trend; autocorrelated noise can look like
-    one. Ties count for neither direction. Fewer than three have no trend.
+    one. Ties count for neither direction.
+
+    Args:
+        values: The series, finite, one value per step.
+
+    Returns:
+        Slope and score; both are 0 for fewer than three values.
     """
     n = len(values)
     if n < 3:
-        return 0.0, 0.0
+        return Trend(0.0, 0.0)
     slopes = [(values[j] - values[i]) / (j - i) for i, j in combinations(range(n), 2)]
     signs = sum((slope > 0) - (slope < 0) for slope in slopes)
     deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    # One less than the sum: the sum moves in steps of two (continuity correction).
+    # subtract 1 for continuity: the sum moves in steps of two
     score = 0.0 if signs == 0 else (signs - math.copysign(1, signs)) / deviation
-    return median(slopes), score
+    return Trend(median(slopes), score)
 
 
 def distribution(numbers: Sequence[float]) -> dict[str, float]:
     """Mean, standard deviation, and 5 %, 50 % and 95 % quantiles of a sample.
 
-    All are NaN if a number is not finite or there are none.
+    Args:
+        numbers: The sample.
+
+    Returns:
+        `mean`, `std` (of the population), `q05`, `median` and `q95`, in units of the sample. All
+        are NaN if a number is not finite or there are none.
     """
     if not numbers or not all(map(math.isfinite, numbers)):
         return dict.fromkeys(("mean", "std", "q05", "median", "q95"), math.nan)

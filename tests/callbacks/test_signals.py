@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lit_callbacks.monitors import TURNED_OFF, Monitor, StepMetrics
+from lit_callbacks.monitors import Monitor, StepMetrics
 from lit_callbacks.signals import (
     EntropyMonitor,
     ExplainedVarianceMonitor,
@@ -25,6 +25,7 @@ from lit_callbacks.signals import (
 from lit_callbacks.verdict import judge
 from tests.support.monitor_levels import C, H, S
 
+WITHOUT_THRESHOLDS = {"high": math.inf, "high_ratio": math.inf, "low": -math.inf, "low_ratio": 0.0}
 SETTINGS: dict[str, Any] = dict(baseline_steps=4, warmup=0, patience=2, deviations=4.0, horizon=0)
 
 # class, its thresholds, four healthy readings and then ones that collapse, the side
@@ -61,7 +62,7 @@ def test_a_signal_collapses_on_its_side_and_not_without_cause(
     side: str,
 ) -> None:
     # the thresholds of the class that are not under test are turned off
-    settings: dict[str, Any] = {**SETTINGS, **TURNED_OFF, **thresholds}
+    settings: dict[str, Any] = {**SETTINGS, **WITHOUT_THRESHOLDS, **thresholds}
     watcher = kind(**settings)
     seen = [watcher.observe(value) for value in (*healthy, *worse)]
     assert seen[-1] is C
