@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -14,10 +14,10 @@ from lit_callbacks.monitors import Level, Monitor
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.words import format_number
 
-# Learning rates in an optimizer's parameter group; OneCycleLR keeps the last two there.
 GROUP_RATES = {"lr", "initial_lr", "max_lr", "min_lr"}
-# Learning rates in a schedule's state; CyclicLR has the second.
+"""Learning rates in an optimizer's parameter group; OneCycleLR keeps the last two there."""
 SCHEDULE_RATES = {"base_lrs", "max_lrs"}
+"""Learning rates in a schedule's state; CyclicLR has the second."""
 
 
 class Action:
@@ -27,7 +27,7 @@ class Action:
 
     Args:
         level: Level from which the action acts, `suspicious` or `collapsed`.
-        cooldown: Number of steps from one act to the next while the level lasts.
+        cooldown: Number of steps from one act to the next while the level lasts, at least 1.
     """
 
     clears_monitors: ClassVar[bool] = False
@@ -51,10 +51,25 @@ class Action:
         """Called before training starts; raises if the action cannot work with the module."""
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
-        """Called after every step, on every rank, before any action acts."""
+        """Called after every step, on every rank, before any action acts.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            verdict: The verdict on the step.
+        """
 
     def respond(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str | None:
-        """Act if it is time; returns what `act` returned, or `None` if it was not called."""
+        """Act if it is time.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            verdict: The verdict on the step.
+
+        Returns:
+            What `act` returned; `None` if it was not called.
+        """
         if verdict.level < self.level:
             self._last = None
             return None
@@ -64,11 +79,20 @@ class Action:
         return self.act(trainer, pl_module, verdict)
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        """Act, on every rank; says what was done, in words that are written beside the verdict."""
+        """Act, on every rank.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            verdict: The verdict on the step.
+
+        Returns:
+            What was done, in words that are written beside the verdict; empty if nothing was.
+        """
         raise NotImplementedError
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Called with the content of every checkpoint before it is written."""
+        """Called before a checkpoint is written, with its content by key."""
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
@@ -90,10 +114,12 @@ class AdjustCoefficient(Action):
         name: Attribute of the module (a number, or a tensor with one element such as a buffer), one
             of its hyper-parameters, or, with a dot, a field of a dataclass of options that is an
             attribute of the module, for instance `loss.entropy_coef`.
-        factor: Factor that it is multiplied by, above 1 to raise it.
-        lower: Lower bound of the result. With a factor above 1, this is how a coefficient of 0 is
-            raised at all.
+        factor: Factor that it is multiplied by, positive and not 1; above 1 raises it.
+        lower: Lower bound of the result, at most `upper`. With a factor above 1, this is how a
+            coefficient of 0 is raised at all.
         upper: Upper bound of the result.
+        level: Level from which the action acts, `suspicious` or `collapsed`.
+        **options: Options of `Action`.
     """
 
     def __init__(
@@ -110,8 +136,11 @@ class AdjustCoefficient(Action):
             raise ValueError(f"factor: expected a positive number other than 1, got {factor}")
         if not lower <= upper:
             raise ValueError(f"lower, upper: expected lower <= upper, got {lower} and {upper}")
-        self.name, self.factor, self.lower, self.upper = name, factor, lower, upper
-        self._value: float | None = None  # last value that was set
+        self.name = name
+        self.factor = factor
+        self.lower = lower
+        self.upper = upper
+        self._value: float | None = None  # the last value that the action set
         self._resumed = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -120,13 +149,19 @@ class AdjustCoefficient(Action):
         declared = getattr(type(pl_module), self.name, None)
         if isinstance(declared, property) and declared.fset is None:
             raise ValueError(f"name: expected a coefficient to set, got property {self.name!r}")
-        # What is in the module's state was restored with it, and may have changed since.
+        # Lightning restored a coefficient in the module's state, and it may have changed since.
         if self._resumed and self._value is not None and self.name not in pl_module.state_dict():
             write_coefficient(pl_module, self.name, self._value)
         self._resumed = False
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        """Multiply the coefficient."""
+        """Multiply the coefficient, see `Action.act`.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: The module with the coefficient.
+            verdict: The verdict on the step.
+        """
         old = read_coefficient(pl_module, self.name)
         new = min(max(old * self.factor, self.lower), self.upper)
         if (new - old) * (self.factor - 1) <= 0:
@@ -146,11 +181,19 @@ class AdjustCoefficient(Action):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         super().load_state_dict(state)
-        self._value, self._resumed = state["value"], True
+        self._value = state["value"]
+        self._resumed = True
 
 
 class AdjustLearningRate(Action):
-    """Multiply the learning rates of all optimizers and schedules by `factor`, at most `times`."""
+    """Multiply the learning rates of all optimizers and schedules.
+
+    Args:
+        factor: Factor of the rates, between 0 and 1.
+        times: How often the action acts at most in a run, at least 1.
+        level: Level from which the action acts, `suspicious` or `collapsed`.
+        **options: Options of `Action`.
+    """
 
     def __init__(
         self, factor: float = 0.5, times: int = 3, level: str = "suspicious", **options: Any
@@ -160,10 +203,18 @@ class AdjustLearningRate(Action):
             raise ValueError(f"factor: expected a number between 0 and 1, got {factor}")
         if times < 1:
             raise ValueError(f"times: expected at least 1, got {times}")
-        self.factor, self.times, self.done = factor, times, 0
+        self.factor = factor
+        self.times = times
+        self.done = 0
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        """Multiply the learning rates."""
+        """Multiply the learning rates, see `Action.act`.
+
+        Args:
+            trainer: The Trainer whose optimizers and schedules change.
+            pl_module: Its module.
+            verdict: The verdict on the step.
+        """
         if self.done >= self.times:
             return ""
         self.done += 1
@@ -180,14 +231,18 @@ class AdjustLearningRate(Action):
 
 
 def scale_learning_rates(trainer: Trainer, factor: float) -> str:
-    """Multiply the learning rates of all optimizers and schedules; says so in words."""
+    """Multiply the learning rates of all optimizers and schedules by a positive factor.
+
+    Returns:
+        What was done, in words.
+    """
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
             for key in GROUP_RATES & group.keys():
                 group[key] = group[key] * factor
     for config in trainer.lr_scheduler_configs:
-        # A schedule computes each rate from the base rates that it saved at its start, and
-        # would undo a change of the groups alone.
+        # A schedule computes each rate from the base rates that it saved at its start. It would
+        # undo a change of the groups alone.
         state = config.scheduler.state_dict()
         scale_rates(state, factor)
         config.scheduler.load_state_dict(state)
@@ -209,8 +264,11 @@ def scale_rates(state: object, factor: float) -> None:
 
 def read_coefficient(module: LightningModule, name: str) -> float:
     """The value of a coefficient of `module`, see `AdjustCoefficient`."""
-    owner, key = _find_owner(module, name)
-    value = owner[key] if isinstance(owner, MutableMapping) else getattr(owner, key)
+    place = _find_coefficient(module, name)
+    if isinstance(place.owner, MutableMapping):
+        value = place.owner[place.name]
+    else:
+        value = getattr(place.owner, place.name)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -219,34 +277,52 @@ def read_coefficient(module: LightningModule, name: str) -> float:
 
 
 def write_coefficient(module: LightningModule, name: str, value: float) -> None:
-    """Set a coefficient of `module`, see `AdjustCoefficient`."""
-    owner, key = _find_owner(module, name)
+    """Set a coefficient of a module.
+
+    Args:
+        module: The module.
+        name: Name of the coefficient, see `AdjustCoefficient`.
+        value: Its new value.
+    """
+    place = _find_coefficient(module, name)
+    owner = place.owner
     if isinstance(owner, MutableMapping):
-        owner[key] = value
+        owner[place.name] = value
     elif is_dataclass(owner) and not isinstance(owner, type):
-        # Options are frozen: the module gets a new group.
-        setattr(module, name.partition(".")[0], replace(owner, **{key: value}))
-    elif isinstance(current := getattr(owner, key), torch.Tensor):
+        # options are frozen: the module gets a new group
+        setattr(module, name.partition(".")[0], replace(owner, **{place.name: value}))
+    elif isinstance(current := getattr(owner, place.name), torch.Tensor):
         with torch.no_grad():
             current.fill_(value)
     else:
-        setattr(owner, key, value)
+        setattr(owner, place.name, value)
 
 
-def _find_owner(module: LightningModule, name: str) -> tuple[Any, str]:
-    """The module, its hyper-parameters or a group of options, and the coefficient's name there."""
+class _Place(NamedTuple):
+    """Where a coefficient is.
+
+    Attributes:
+        owner: The module, its hyper-parameters, or a group of options.
+        name: Name of the coefficient there.
+    """
+
+    owner: Any
+    name: str
+
+
+def _find_coefficient(module: LightningModule, name: str) -> _Place:
     group, _, field = name.rpartition(".")
     options = {key: v for key, v in vars(module).items() if is_dataclass(v)}
     if group in options and field in {f.name for f in fields(options[group])}:
-        return options[group], field
+        return _Place(options[group], field)
     if hasattr(module, name):
-        return module, name
+        return _Place(module, name)
     hparams: MutableMapping[str, Any] = module.hparams
     if name in hparams:
-        return hparams, name
-    own = {key: v for key, v in vars(module).items() if not key.startswith("_")} | dict(hparams)
-    own |= {f"{k}.{f.name}": getattr(v, f.name) for k, v in options.items() for f in fields(v)}
-    numbers = {key for key, value in own.items() if isinstance(value, float)}
+        return _Place(hparams, name)
+    known = {key: v for key, v in vars(module).items() if not key.startswith("_")} | dict(hparams)
+    known |= {f"{k}.{f.name}": getattr(v, f.name) for k, v in options.items() for f in fields(v)}
+    numbers = {key for key, value in known.items() if isinstance(value, float)}
     numbers |= {key for key, value in module.named_buffers(recurse=False) if value.numel() == 1}
     raise ValueError(
         f"name: expected a coefficient of {type(module).__name__}, got {name!r}; "

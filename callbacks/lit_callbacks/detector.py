@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lit_callbacks.actions import Action
 from lit_callbacks.monitors import Level, Monitor
 from lit_callbacks.output import log_histogram, log_note, metrics_step, say
-from lit_callbacks.rollback import SavingAction, StopTraining
+from lit_callbacks.rollback import HealthyWeights, SavingAction, StopTraining
 from lit_callbacks.step_reader import StepReader
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
@@ -22,7 +22,8 @@ from lit_callbacks.words import shorten_sentence
 
 When = Literal["train_batch", "train_epoch", "validation"]
 
-MAX_WORDS = 25  # of a line in the terminal, and of the first line of a note
+MAX_WORDS = 25
+"""Largest number of words of a line in the terminal, and of the first line of a note."""
 
 
 class CollapseDetector(Callback):
@@ -42,9 +43,10 @@ class CollapseDetector(Callback):
 
     Args:
         monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
-        actions: The actions, from mild to strong; by default none, and the verdict is only told.
-        votes: Number of different signals that must be beyond their thresholds for a collapse, or
-            all if there are fewer.
+        actions: The actions, from mild to strong; by default none, so that the verdict is only
+            reported.
+        votes: Number of different signals that must be beyond their thresholds for a collapse (or
+            all, if there are fewer); at least 1.
         when: What makes a step: `train_batch`, `train_epoch` or `validation`. The module must log
             the watched metrics at that time.
 
@@ -67,13 +69,14 @@ class CollapseDetector(Callback):
         self.actions = list(actions or [])
         self._unit = {"train_batch": "step", "train_epoch": "epoch"}.get(when, when)
         for action in self.actions:
-            action.monitors, action.unit = self.monitors, self._unit
+            action.monitors = self.monitors
+            action.unit = self._unit
         self.votes = votes
         self.when = when
         self.stopped_by: Verdict | None = None
         """The verdict at which an action ended this fit; `None` if none did."""
         self._reader = StepReader()
-        self._found: set[str] = set()
+        self._read_keys: set[str] = set()  # keys of the monitors that have read a step
         self._prefix = "monitor"
 
     @property
@@ -82,14 +85,21 @@ class CollapseDetector(Callback):
         return self.watch.verdict
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Choose the keys: each detector of the trainer has its own."""
+        """Choose the keys: each detector of the Trainer has its own.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            stage: `fit`, `validate`, `test` or `predict`.
+        """
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set, but not declared
         place = [c for c in callbacks if isinstance(c, CollapseDetector)].index(self)
         self._prefix = f"monitor/{place + 1}" if place else "monitor"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the actions check the module."""
-        self._reader, self._found = StepReader(), set()
+        self._reader = StepReader()
+        self._read_keys = set()
         self.stopped_by = None
         for action in self.actions:
             action.on_train_start(trainer, pl_module)
@@ -97,7 +107,13 @@ class CollapseDetector(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, *_: Any
     ) -> None:
-        """Judge the batch."""
+        """Judge the batch.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            outputs: What the training step returned.
+        """
         if self.when == "train_batch":
             self._run_step(trainer, pl_module, outputs)
 
@@ -114,7 +130,7 @@ class CollapseDetector(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Name the monitors that had too few steps to judge."""
-        # an optional metric may be left out for good
+        # a run may never log an optional metric
         read = [m for m in self.monitors if m.steps or not m.optional]
         silent = [monitor.name for monitor in read if not monitor.has_judged]
         if silent:
@@ -135,16 +151,30 @@ class CollapseDetector(Callback):
         done = [self._respond(action, trainer, pl_module) for action in self.actions]
         if trainer.should_stop and not was_stopping:
             self.stopped_by = self.verdict
-        self._report(trainer, pl_module, before, read, [text for text in done if text])
+        self._report(
+            trainer,
+            pl_module,
+            before=before,
+            read=read,
+            done=[text for text in done if text],
+        )
 
     def observe(self, trainer: Trainer, outputs: object) -> list[Monitor]:
-        """Feed the monitors; returns those whose metrics are part of the step."""
-        wanted = {key for monitor in self.monitors for key in monitor.keys}
-        metrics = self._reader.read(trainer, outputs, wanted)
+        """Feed the monitors with a step, on all ranks together.
+
+        Args:
+            trainer: The Trainer, whose logged metrics are read.
+            outputs: What the training step returned.
+
+        Returns:
+            The monitors whose metrics are part of the step.
+        """
+        keys = {key for monitor in self.monitors for key in monitor.keys}
+        metrics = self._reader.read(trainer, outputs, keys)
         read = self.watch.observe(metrics)
-        self._found |= {key for monitor in read for key in monitor.keys}
+        self._read_keys |= {key for monitor in read for key in monitor.keys}
         required = {key for m in self.monitors if not m.optional for key in m.keys}
-        if missing := required - self._found - self._reader.seen:
+        if missing := required - self._read_keys - self._reader.seen:
             by_epoch = "; one that is logged with on_epoch=True is there with when: train_epoch"
             raise ValueError(
                 f"CollapseDetector: expected {', '.join(sorted(missing))} among the logged metrics "
@@ -164,11 +194,14 @@ class CollapseDetector(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
+        *,
         before: Level,
         read: Sequence[Monitor],
         done: Sequence[str],
     ) -> None:
-        step, (level, sentence, _) = metrics_step(trainer), self.verdict
+        step = metrics_step(trainer)
+        level = self.verdict.level
+        sentence = self.verdict.sentence
         batches = trainer.fit_loop.total_batch_idx + 1
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set, but not declared
         draws = self.when != "train_batch" or batches % interval == 0
@@ -179,7 +212,8 @@ class CollapseDetector(Callback):
             if monitor.sample and draws:
                 log_histogram(trainer, stem, monitor.sample, step)
         if self.when == "train_batch":
-            # So Lightning logs them with the metrics of the batch: as often, and at their x value.
+            # with `log_dict`, Lightning logs them as often as the metrics of the batch, and at the
+            # same x value
             pl_module.log_dict(scalars)
         else:
             # `log` is not allowed in `on_validation_end`, and epochs have no `step` of their own.
@@ -191,13 +225,13 @@ class CollapseDetector(Callback):
             log_note(trainer, f"{self._prefix}/note", text, step)
         if level is before and not done:
             return
-        # the x axis counts batches; epochs and validations are counted as they are judged
+        # the x axis counts batches, but epochs and validations are counted when they are judged
         place = f"{self._unit} {step if self.when == 'train_batch' else self.verdict.step}"
         lines = [f"{level.word} at {place}: {sentence}"] if level is not before else []
         lines += [f"at {place}: {text}" for text in done]
         for line in lines:
             self._say(trainer, line, logging.WARNING if level is Level.COLLAPSED else logging.INFO)
-        # `lit_callbacks.runs.parse_verdict` reads this form back.
+        # `lit_callbacks.runs.parse_verdict` reads this form back
         head = f"**{level.word}** at {place}"
         short = shorten_sentence(sentence, MAX_WORDS - len(head.split()))
         rest = [] if short == sentence else [f"> {sentence}"]
@@ -213,13 +247,19 @@ class CollapseDetector(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Show the actions what a checkpoint holds."""
+        """Show the content of a checkpoint to the actions.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            checkpoint: Content of the checkpoint by key.
+        """
         for action in self.actions:
             action.on_save_checkpoint(checkpoint)
 
     @property
     def state_key(self) -> str:
-        """Key of the state in a checkpoint; detectors that watch different metrics differ in it."""
+        """Key of the state in a checkpoint; it differs between detectors of different metrics."""
         keys = [key for monitor in self.monitors for key in (monitor.keys or (monitor.vote,))]
         return f"{type(self).__qualname__}({self.when}: {', '.join(keys)})"
 
@@ -246,27 +286,47 @@ class CollapseDetector(Callback):
 
 
 class CollapseEarlyStopping(CollapseDetector):
-    """A detector that ends training at a collapse; the arguments are those of the detector."""
+    """A detector that ends training at a collapse.
+
+    Args:
+        monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
+        votes: Number of different signals that must be beyond their thresholds for a collapse (or
+            all, if there are fewer); at least 1.
+        when: What makes a step: `train_batch`, `train_epoch` or `validation`.
+    """
 
     def __init__(
         self, monitors: list[Monitor] | None = None, votes: int = 2, when: When = "train_batch"
     ) -> None:
-        super().__init__(monitors, [StopTraining()], votes, when)
+        super().__init__(monitors, actions=[StopTraining()], votes=votes, when=when)
 
 
-Collapse = tuple[Verdict, int | None, Path | None]
-"""The verdict at which an action ended a fit, and the newest healthy step and its checkpoint.
+class Collapse(NamedTuple):
+    """How a detector ended a fit.
 
-The checkpoint may hold nothing but weights; both are `None` without one.
-"""
+    Attributes:
+        verdict: The verdict at which an action ended it.
+        healthy_step: Step of the newest healthy checkpoint; `None` without one.
+        checkpoint: Path of that checkpoint, which may hold nothing but weights; `None` without one.
+    """
+
+    verdict: Verdict
+    healthy_step: int | None = None
+    checkpoint: Path | None = None
 
 
 def find_collapse(trainer: Trainer) -> Collapse | None:
-    """How a detector ended the Trainer's last fit; `None` if none did."""
+    """Find out how a detector ended the Trainer's last fit; `None` if none did."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set, but not declared
         if isinstance(callback, CollapseDetector) and callback.stopped_by is not None:
             saving = [action for action in callback.actions if isinstance(action, SavingAction)]
-            found = [newest for action in saving if (newest := action.newest(trainer))]
-            step, path = max(found) if found else (None, None)
-            return callback.stopped_by, step, path
+            weights = [newest for action in saving if (newest := action.newest(trainer))]
+            if not weights:
+                return Collapse(callback.stopped_by)
+            newest_of_all: HealthyWeights = max(weights)
+            return Collapse(
+                callback.stopped_by,
+                healthy_step=newest_of_all.step,
+                checkpoint=newest_of_all.path,
+            )
     return None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from inspect import signature
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -26,21 +26,50 @@ HYPER_PARAMETERS = (
 )
 
 
+class SavedWeights(NamedTuple):
+    """A checkpoint that an action has saved.
+
+    Attributes:
+        step: Step of the verdict at which it was saved.
+        name: Name of the file in the action's folder.
+    """
+
+    step: int
+    name: str
+
+
+class HealthyWeights(NamedTuple):
+    """The newest checkpoint of a healthy step.
+
+    Attributes:
+        step: Step of the verdict at which it was saved.
+        path: Path of the checkpoint.
+    """
+
+    step: int
+    path: Path
+
+
 class SavingAction(Action):
     """Base of actions that need weights from before a collapse: it saves healthy checkpoints.
 
-    While the verdict is healthy, one is saved every `every_n_steps` steps to `folder`, by default
-    `healthy/` in the run's log folder. A step's metrics are measured before its update and its
-    weights are saved after it, and a monitor waits for its patience. So a checkpoint counts once
-    patience + 1 further steps were healthy (of the most patient monitor); one that they contradict
-    is deleted. Saves are at least that far apart.
+    A step's metrics are measured before its update and its weights are saved after it, and a
+    monitor waits for its patience. So a checkpoint counts once patience + 1 further steps (of the
+    most patient monitor) were healthy. If one of them is not, it is deleted. Saves are at least
+    that far apart.
 
     Checkpoints are read as tensors and plain data. Hyper-parameters of other types are left out; a
     module or callback that adds other objects has to allow their classes with
     `torch.serialization.add_safe_globals`.
+
+    Args:
+        every_n_steps: Number of steps between two saves while the verdict is healthy, at least 1.
+        folder: Folder of the checkpoints; by default `healthy/` in the run's log folder.
+        **options: Options of `Action`.
     """
 
-    KEPT = 3  # checkpoints on disk
+    N_KEPT = 3
+    """Number of checkpoints on disk."""
     weights_only: ClassVar[bool] = False
     """Whether the checkpoints lack optimizers and counters."""
 
@@ -50,37 +79,43 @@ class SavingAction(Action):
             raise ValueError(f"every_n_steps: expected at least 1, got {every_n_steps}")
         self.every_n_steps = every_n_steps
         self.folder = folder
-        self.saved: list[tuple[int, str]] = []
-        """Steps and names of the checkpoints on disk, oldest first."""
+        self.saved: list[SavedWeights] = []
+        """The checkpoints on disk, oldest first."""
         self._since = 0  # step of the last restore
         self._saving = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget checkpoints that no longer exist."""
         folder = self._own_folder(trainer)
-        self.saved = [(step, name) for step, name in self.saved if (folder / name).exists()]
+        self.saved = [saved for saved in self.saved if (folder / saved.name).exists()]
 
     def _own_folder(self, trainer: Trainer) -> Path:
         return Path(self.folder or Path(trainer.log_dir or trainer.default_root_dir) / "healthy")
 
-    def newest(self, trainer: Trainer) -> tuple[int, Path] | None:
-        """Step and path of the newest healthy checkpoint; `None` without any."""
+    def newest(self, trainer: Trainer) -> HealthyWeights | None:
+        """The newest healthy checkpoint; `None` without any."""
         if not self.saved:
             return None
-        step, name = self.saved[-1]
-        return step, self._own_folder(trainer) / name
+        return HealthyWeights(self.saved[-1].step, self._own_folder(trainer) / self.saved[-1].name)
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
-        """Save a checkpoint if the verdict is healthy and the last save is long enough ago."""
-        folder, confirming = self._own_folder(trainer), self._confirming_steps()
+        """Save a checkpoint if the verdict is healthy and the last save is long enough ago.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            verdict: The verdict on the step.
+        """
+        folder = self._own_folder(trainer)
+        confirming = self._confirming_steps()
         if verdict.level is Level.DATA_CHANGED:
             return
         if verdict.level is not Level.HEALTHY:
-            # As saves are as far apart, this can only be the newest one.
-            if self.saved and verdict.step - self.saved[-1][0] <= confirming:
-                trainer.strategy.remove_checkpoint(folder / self.saved.pop()[1])
+            # saves are that far apart, so only the newest one can be unconfirmed
+            if self.saved and verdict.step - self.saved[-1].step <= confirming:
+                trainer.strategy.remove_checkpoint(folder / self.saved.pop().name)
             return
-        last = max([self._since, *(step for step, _ in self.saved[-1:])])
+        last = max([self._since, *(saved.step for saved in self.saved[-1:])])
         if last and verdict.step - last < max(self.every_n_steps, confirming):
             return
         # Two actions may share the folder, and only one of them can use a file without optimizers.
@@ -89,9 +124,9 @@ class SavingAction(Action):
         self._saving = True
         trainer.save_checkpoint(folder / name, weights_only=self.weights_only)
         self._saving = False
-        self.saved.append((verdict.step, name))
-        while len(self.saved) > self.KEPT:
-            trainer.strategy.remove_checkpoint(folder / self.saved.pop(0)[1])
+        self.saved.append(SavedWeights(verdict.step, name))
+        while len(self.saved) > self.N_KEPT:
+            trainer.strategy.remove_checkpoint(folder / self.saved.pop(0).name)
 
     def _confirming_steps(self) -> int:
         """Number of further healthy steps after which a checkpoint counts."""
@@ -99,10 +134,10 @@ class SavingAction(Action):
         return 1 + max((m.patience + m.smoothing // 2 for m in self.monitors), default=0)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leave hyper-parameters that `weights_only=True` would refuse out of its checkpoints."""
-        found = {key: checkpoint[key] for key in HYPER_PARAMETERS if key in checkpoint}
-        if self._saving and not _is_plain(found):
-            for key in found:
+        """Remove hyper-parameters that `weights_only=True` would refuse from its checkpoints."""
+        hparams = {key: checkpoint[key] for key in HYPER_PARAMETERS if key in checkpoint}
+        if self._saving and not _is_plain(hparams):
+            for key in hparams:
                 del checkpoint[key]
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,11 +147,13 @@ class SavingAction(Action):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        # Its checkpoints are read and deleted, so names that the action would not give itself,
-        # paths above all, are not taken from a checkpoint.
         super().load_state_dict(state)
         self._since = state["since"]
-        self.saved = [(step, name) for step, name in state["saved"] if OWN_NAME.fullmatch(name)]
+        # The action reads and deletes these files. A forged checkpoint could name any path, so take
+        # only names that the action gives itself.
+        self.saved = [
+            SavedWeights(step, name) for step, name in state["saved"] if OWN_NAME.fullmatch(name)
+        ]
 
 
 class StopTraining(SavingAction):
@@ -125,6 +162,10 @@ class StopTraining(SavingAction):
     Until then it saves the weights of healthy steps, so that a run that collapses leaves a model:
     `find_collapse` names the newest. A Trainer without checkpoints (`enable_checkpointing=False`)
     gets none here either.
+
+    Args:
+        every_n_steps: Number of steps between two saves while the verdict is healthy, at least 1.
+        **options: Options of `SavingAction`.
     """
 
     weights_only = True
@@ -133,13 +174,25 @@ class StopTraining(SavingAction):
         super().__init__(every_n_steps, **options)
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> None:
-        """Save the weights if it is time and the Trainer keeps checkpoints at all."""
+        """Save the weights if it is time and the Trainer keeps checkpoints at all.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            verdict: The verdict on the step.
+        """
         # Lightning sets `fast_dev_run` without declaring it.
         if trainer.checkpoint_callbacks and not getattr(trainer, "fast_dev_run", False):
             super().on_step(trainer, pl_module, verdict)
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        """Ask the trainer to stop."""
+        """Ask the Trainer to stop, see `Action.act`.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            verdict: The verdict on the step.
+        """
         trainer.should_stop = True
         return "stopped training"
 
@@ -155,11 +208,13 @@ class RollBack(SavingAction):
     Put it before actions that change coefficients, so that it does not restore the old values.
 
     Args:
-        times: Largest number of restores.
+        times: Largest number of restores, at least 1.
+        every_n_steps: Number of steps between two saves while the verdict is healthy, at least 1.
         keep: Names in the module's `state_dict` (ends of keys) that are not restored, for example a
             coefficient that another action adjusts, or a counter that is an x axis.
         lr_factor: Factor of all learning rates after a restore, above 0 and at most 1. The rates
             that led to a collapse often lead to the next.
+        **options: Options of `SavingAction`.
     """
 
     clears_monitors = True
@@ -177,7 +232,8 @@ class RollBack(SavingAction):
             raise ValueError(f"times: expected at least 1, got {times}")
         if not 0 < lr_factor <= 1:
             raise ValueError(f"lr_factor: expected above 0 and at most 1, got {lr_factor}")
-        self.times, self.lr_factor = times, lr_factor
+        self.times = times
+        self.lr_factor = lr_factor
         self.keep = list(keep or [])
         self.done = 0
         self._restored = ""  # name of the checkpoint that was restored last
@@ -193,24 +249,34 @@ class RollBack(SavingAction):
                 )
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:
-        """Restore a checkpoint; stop training if there is none, or `times` is used up."""
+        """Restore a checkpoint; stop training if there is none, or `times` is used up.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            verdict: The verdict on the step.
+
+        Returns:
+            What was done, in words.
+        """
         if not self.saved or self.done >= self.times:
             trainer.should_stop = True
             why = "there was no checkpoint" if not self.saved else "no roll-back was left"
             return f"stopped training: {why}"
         folder = self._own_folder(trainer)
-        # The newest checkpoint has already led to a collapse: it was too near to it.
-        if self._restored == self.saved[-1][1] and len(self.saved) > 1:
-            trainer.strategy.remove_checkpoint(folder / self.saved.pop()[1])
-        step, name = self.saved[-1]
-        restore(trainer, pl_module, folder / name, self.keep)
-        self._restored, self._since = name, verdict.step
+        # a run from the newest checkpoint has collapsed again: it was too near to the collapse
+        if self._restored == self.saved[-1].name and len(self.saved) > 1:
+            trainer.strategy.remove_checkpoint(folder / self.saved.pop().name)
+        saved = self.saved[-1]
+        restore(trainer, pl_module, folder / saved.name, keep=self.keep)
+        self._restored = saved.name
+        self._since = verdict.step
         self.done += 1
         rates = "kept the learning rates"
         if self.lr_factor < 1:
             rates = scale_learning_rates(trainer, self.lr_factor)
         times = f"{self.done} of {self.times} times"
-        return f"went back to the weights of {self.unit} {step} ({times}) and {rates}"
+        return f"went back to the weights of {self.unit} {saved.step} ({times}) and {rates}"
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
@@ -219,16 +285,24 @@ class RollBack(SavingAction):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         super().load_state_dict(state)
-        self.done, self._restored = state["done"], state["restored"]
+        self.done = state["done"]
+        self._restored = state["restored"]
 
 
 def restore(
-    trainer: Trainer, pl_module: LightningModule, path: str | Path, keep: list[str]
+    trainer: Trainer, pl_module: LightningModule, path: str | Path, *, keep: list[str]
 ) -> None:
     """Load weights and optimizers from a checkpoint in the middle of a fit, and drop gradients.
 
-    The trainer's counters and its optimizers' settings (learning rates, which schedules change) are
-    not restored, nor the keys of the module's `state_dict` that end in one of `keep`.
+    The Trainer's counters and its optimizers' settings are not restored: schedules have changed the
+    learning rates since.
+
+    Args:
+        trainer: The Trainer, in the middle of a fit.
+        pl_module: Its module.
+        path: Path of the checkpoint.
+        keep: Names that are not restored: keys of the module's `state_dict`, or ends of keys after
+            a dot.
     """
     state = pl_module.state_dict()
     kept = {k: v.clone() for k, v in state.items() if any(_matches(k, name) for name in keep)}

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from lit_callbacks.monitors import StepMetrics
 
-OWN_KEYS = "monitor/"  # what detectors log, which is no metric of the module
+OWN_KEYS = "monitor/"
+"""Prefix of what detectors log. These are no metrics of the module."""
 
 
 class StepReader:
     """Reads the metrics logged since the last read and the step's outputs, merged over ranks.
 
-    Lightning keeps a metric in `callback_metrics` until it is logged again. An old value is not a
-    new reading, so that a monitor's patience does not count it several times.
+    Lightning keeps a metric in `callback_metrics` until it is logged again. The reader passes over
+    such old values, so that a monitor's patience does not count one several times.
     """
 
     def __init__(self) -> None:
@@ -29,14 +30,21 @@ class StepReader:
     def read(self, trainer: Trainer, outputs: object, tensors: Set[str]) -> StepMetrics:
         """Read one step, on all ranks together.
 
-        These are the metrics logged since the last call, averaged over the ranks that logged them,
-        and those of the `tensors` that `outputs` has by name and that are no metrics.
+        Args:
+            trainer: The Trainer.
+            outputs: What the training step returned. Tensors are read if it is a mapping.
+            tensors: Names of output tensors to read. A name that is logged as a metric is read as a
+                metric only.
+
+        Returns:
+            The metrics logged since the last call, averaged over the ranks that logged them, and
+            the numbers of the tensors.
         """
         scalars = self.read_new_scalars(trainer)
         items = outputs.items() if isinstance(outputs, Mapping) else ()
         returned = {name: value for name, value in items if isinstance(value, Tensor)}
-        found = (tensors & returned.keys()) - self._last.keys()
-        own = StepMetrics(scalars, {name: returned[name].flatten().tolist() for name in found})
+        names = (tensors & returned.keys()) - self._last.keys()
+        own = StepMetrics(scalars, {name: returned[name].flatten().tolist() for name in names})
         parts: list[Any] = [own]
         if trainer.world_size > 1:
             parts = [None] * trainer.world_size

@@ -13,7 +13,13 @@ LONGER_AND_SURER = {("length", "high"), ("entropy", "low")}
 
 
 class Verdict(NamedTuple):
-    """The judgement of a step: level, reasons in plain words, and the number of steps so far."""
+    """The judgement of a step.
+
+    Attributes:
+        level: Level of the run.
+        sentence: Reasons in plain words.
+        step: Number of steps judged so far, this one included.
+    """
 
     level: Level = Level.HEALTHY
     sentence: str = "all signals are healthy"
@@ -26,11 +32,17 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     The verdict is collapsed if `votes` different signals (or all, if there are fewer) are, or if a
     monitor decides it by itself. Where the distance to the reference is watched (the signal `kl`),
     it has to be one of them: responses that change while the policy stays near its reference follow
-    from the prompts. Where it is not, longer responses of lower entropy are one signal, as training
-    on answers that can be checked brings both. If the prompts' own signal (`data`) has changed, the
-    verdict is that the data changed.
+    from the prompts. Where it is not watched, longer responses and lower entropy are one signal:
+    training on answers that can be checked brings both. If the prompts' own signal (`data`) has
+    changed, the verdict is that the data changed.
 
-    It is suspicious if one signal has collapsed, or two (or all of fewer) are suspicious.
+    The verdict is suspicious if one signal has collapsed, or if two (or all, if there are fewer)
+    are suspicious.
+
+    Args:
+        monitors: The monitors, after the step.
+        votes: Number of different signals that make a collapse, at least 1.
+        step: Number of steps judged so far, this one included.
     """
     known = {m.vote for m in monitors if m.steps and not m.stands_in}
     voting = [m for m in monitors if m.signal != "data" and not (m.stands_in and m.vote in known)]
@@ -60,7 +72,7 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     reasons = ", ".join(m.sentence() for m in named)
     if level is Level.HEALTHY:
         return Verdict(level, f"not enough for a suspicion: {reasons}", step)
-    # a monitor of no known signal, whose key may be called like one, means nothing
+    # by signal and not by vote: the key of a monitor without a signal may be named like one
     signs = {"high": "+", "low": "-"}
     meaning = conclude({f"{m.signal}{signs.get(m.side, '')}" for m in named})
     if meaning and level is Level.SUSPICIOUS:
@@ -68,30 +80,59 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     return Verdict(level, f"{reasons}: {meaning}" if meaning else reasons, step)
 
 
-# From the most specific to the least: signals on their sides (+ high, - low) that must all be seen,
-# signals of which at least one must be seen too (if any are listed), and the meaning.
+class Conclusion(NamedTuple):
+    """What signals mean together. A signal has its side behind it: `kl+` is high, `length-` low.
+
+    Attributes:
+        meaning: The meaning in words.
+        all_of: Signals that must all be beyond a threshold.
+        one_of: Signals of which at least one must be, too; empty for none.
+    """
+
+    meaning: str
+    all_of: frozenset[str]
+    one_of: frozenset[str] = frozenset()
+
+
+# from the most specific to the least
 _CONCLUSIONS = (
-    ("non-finite+", "", "the computation is broken"),
-    ("kl+ opening+", "", "the policy gives one answer to everything"),
-    ("kl+ length-", "", "the policy cuts its answers short"),
-    (
-        "kl+",
-        "length+ entropy- repetition- repetition+ reward+ reward- ensemble+",
+    Conclusion("the computation is broken", frozenset({"non-finite+"})),
+    Conclusion("the policy gives one answer to everything", frozenset({"kl+", "opening+"})),
+    Conclusion("the policy cuts its answers short", frozenset({"kl+", "length-"})),
+    Conclusion(
         "the policy is exploiting its reward",
+        frozenset({"kl+"}),
+        one_of=frozenset(
+            {
+                "length+",
+                "entropy-",
+                "repetition-",
+                "repetition+",
+                "reward+",
+                "reward-",
+                "ensemble+",
+            }
+        ),
     ),
-    ("length-", "", "the policy cuts its answers short"),
-    ("repetition-", "entropy- length+", "the policy repeats itself"),
-    ("entropy+", "", "the policy loses its language"),
-    ("entropy-", "", "the policy stops exploring"),
-    ("ratio+", "", "rollouts and updates compute log-probs differently"),
-    ("ratio-", "", "rollouts and updates compute log-probs differently"),
-    ("critic-", "", "the critic does not follow the returns"),
+    Conclusion("the policy cuts its answers short", frozenset({"length-"})),
+    Conclusion(
+        "the policy repeats itself",
+        frozenset({"repetition-"}),
+        one_of=frozenset({"entropy-", "length+"}),
+    ),
+    Conclusion("the policy loses its language", frozenset({"entropy+"})),
+    Conclusion("the policy stops exploring", frozenset({"entropy-"})),
+    Conclusion("rollouts and updates compute log-probs differently", frozenset({"ratio+"})),
+    Conclusion("rollouts and updates compute log-probs differently", frozenset({"ratio-"})),
+    Conclusion("the critic does not follow the returns", frozenset({"critic-"})),
 )
 
 
-def conclude(seen: AbstractSet[str]) -> str:
+def conclude(signals: AbstractSet[str]) -> str:
     """What signals on their sides, such as `kl+`, mean together; empty if that is not known."""
-    for all_of, one_of, meaning in _CONCLUSIONS:
-        if seen >= {*all_of.split()} and (not one_of or seen & {*one_of.split()}):
-            return meaning
+    for conclusion in _CONCLUSIONS:
+        if not signals >= conclusion.all_of:
+            continue
+        if not conclusion.one_of or signals & conclusion.one_of:
+            return conclusion.meaning
     return ""

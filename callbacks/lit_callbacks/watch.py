@@ -24,10 +24,10 @@ class Watch:
 
     Args:
         monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
-        votes: Number of different signals that must be beyond their thresholds for a collapse, or
-            all if there are fewer.
+        votes: Number of different signals that must be beyond their thresholds for a collapse (or
+            all, if there are fewer); at least 1.
         names: Names of the loop's metrics by the monitors' keys, see `lit_callbacks.names`.
-        responses: Number of responses of a step; by default read from the metrics, if they have it.
+        responses: Number of responses of a step; 0 reads it from the metrics, if they have it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Watch:
         self.responses = responses
         self.verdict = Verdict()
         self.notes: list[str] = []
-        """What was found at the last step besides the verdict: thresholds and warnings."""
+        """Texts about the last step besides the verdict: thresholds and warnings."""
         self._announced = False
         self._changed = ""
         self._finite: set[str] = set()  # keys that have been finite
@@ -55,10 +55,14 @@ class Watch:
     def step(
         self, metrics: Mapping[str, float], tensors: Mapping[str, list[float]] | None = None
     ) -> Verdict:
-        """Judge a step by numbers by key, and by numbers of each response such as `scores`.
+        """Judge a step. Monitors skip a step that lacks their metrics.
 
-        Monitors skip a step that lacks theirs; if none has found its own in any step so far, it is
-        a ValueError.
+        Args:
+            metrics: Numbers of the step by key.
+            tensors: Numbers of each response by key, such as `scores`.
+
+        Raises:
+            ValueError: If no step so far has had a metric of any monitor.
         """
         scalars = self._rename(metrics)
         non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))
@@ -81,14 +85,15 @@ class Watch:
         return scalars | named
 
     def observe(self, metrics: StepMetrics) -> list[Monitor]:
-        """Feed the monitors; those whose metrics are part of the step are returned."""
-        # what is NaN from the start and is not watched was never computed
+        """Feed the monitors, and return those whose metrics are part of the step."""
+        # A metric that was never finite may not be computed at all in this run. It counts as broken
+        # only if a monitor watches it or it is a loss.
         counted = self._finite | {key for monitor in self.monitors for key in monitor.keys}
         broken = tuple(k for k in metrics.non_finite if k in counted or "loss" in k)
         self._finite |= metrics.scalars.keys() - set(metrics.non_finite)
         metrics = metrics._replace(non_finite=broken)
         count = metrics.scalars.get(RESPONSES_KEY, 0.0)
-        # NaN in an iteration that was skipped
+        # the count is NaN in an iteration that was skipped
         responses = self.responses or (int(count) if math.isfinite(count) else 0)
         read = [monitor for monitor in self.monitors if monitor.can_read(metrics)]
         for monitor in read:
@@ -102,14 +107,16 @@ class Watch:
         judging = [m for m in self.monitors if m.steps and m.has_baseline is not None]
         ready = bool(judging) and all(m.has_baseline for m in judging)
         if verdict.level is Level.DATA_CHANGED:
-            self._changed, self._announced = verdict.sentence, False
+            self._changed = verdict.sentence
+            self._announced = False
             for monitor in self.monitors:
                 monitor.relearn()
         elif self._changed and not ready and verdict.level is Level.HEALTHY:
             sentence = f"{self._changed}; new baselines are being taken"
             verdict = Verdict(Level.DATA_CHANGED, sentence, verdict.step)
         elif ready and not self._announced:
-            self._announced, self._changed = True, ""
+            self._announced = True
+            self._changed = ""
             ranges = [text for m in self.monitors if m.steps and (text := m.allowed())]
             self.notes = [f"thresholds: {', '.join(ranges)}"] if ranges else []
             self.notes += [text for m in self.monitors if m.steps and (text := m.dead_threshold())]
@@ -117,7 +124,7 @@ class Watch:
         return verdict
 
     def clear(self) -> None:
-        """Forget the latest readings, but not the baselines, as after a roll-back."""
+        """Forget the latest readings, but not the baselines, for instance after a roll-back."""
         for monitor in self.monitors:
             monitor.clear()
 
@@ -136,7 +143,8 @@ class Watch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self.verdict = Verdict(Level(state["level"]), state["sentence"], state["step"])
-        self._announced, self._changed = state["announced"], state["changed"]
+        self._announced = state["announced"]
+        self._changed = state["changed"]
         self._finite = set(state["finite"])
         for monitor, saved in zip(self.monitors, state["monitors"], strict=True):
             monitor.load_state_dict(saved)

@@ -216,15 +216,14 @@ def save_finished(module: StageModule) -> None:
         )
     module.collapse = find_collapse(trainer)
     if module.collapse is not None:
-        verdict, _, checkpoint = module.collapse
-        if checkpoint is None:
+        if module.collapse.checkpoint is None:
             rank_zero_warn(
-                f"{module.stage}: stopped as {verdict.level.word}, and no healthy weights were "
-                f"kept: {folder} is not written. With trainer.enable_checkpointing: true, "
-                "StopTraining keeps them"
+                f"{module.stage}: stopped as {module.collapse.verdict.level.word}, and no healthy "
+                f"weights were kept: {folder} is not written. With "
+                "trainer.enable_checkpointing: true, StopTraining keeps them"
             )
             return
-        content = trainer.strategy.load_checkpoint(checkpoint, weights_only=True)
+        content = trainer.strategy.load_checkpoint(module.collapse.checkpoint, weights_only=True)
         module.on_load_checkpoint(content)  # with the metrics for the card
         trainer.strategy.load_model_state_dict(content, strict=module.strict_loading)
     else:
@@ -248,12 +247,11 @@ def model_card(module: StageModule) -> ModelCardInfo:
     """The model card of a run: its options, data and final metrics."""
     collapse, saved, ended = module.collapse, module.resume.saved_metrics, None
     if collapse is not None:
-        verdict, healthy_step, _ = collapse
         ended = {
-            "verdict": verdict.level.word,
-            "reasons": verdict.sentence,
-            "stopped_at_step": verdict.step,
-            "weights_of_step": healthy_step,
+            "verdict": collapse.verdict.level.word,
+            "reasons": collapse.verdict.sentence,
+            "stopped_at_step": collapse.verdict.step,
+            "weights_of_step": collapse.healthy_step,
         }
     # Settings that differ from the checkpoint's had no effect if no batch was left to train.
     unused = module.resume.unused_changes()

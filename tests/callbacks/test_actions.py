@@ -106,11 +106,11 @@ def test_what_ended_a_fit_and_the_weights_before_it_can_be_found(tmp_path: Path)
     run = fitted(tmp_path, Scripted(script_of([0, 0, 0, 0, 0, 2])), 6, detector)
     found = find_collapse(run)
     assert found is not None
-    verdict, healthy_step, checkpoint = found
-    assert verdict.level is Level.COLLAPSED
-    assert (verdict.step, healthy_step) == (6, 3)
+    assert found.verdict.level is Level.COLLAPSED
+    assert found.verdict.step == 6
+    assert found.healthy_step == 3
     saved = torch.load(tmp_path / "healthy/weights_step=3.ckpt", weights_only=True)
-    assert checkpoint == tmp_path / "healthy/weights_step=3.ckpt"
+    assert found.checkpoint == tmp_path / "healthy/weights_step=3.ckpt"
     assert "optimizer_states" not in saved
     healthy = fitted(tmp_path / "2", Scripted(script_of([0, 1])), 2, watching(StopTraining()))
     assert find_collapse(healthy) is None
@@ -119,7 +119,8 @@ def test_what_ended_a_fit_and_the_weights_before_it_can_be_found(tmp_path: Path)
     run.fit(Scripted(script_of([0, 2])), batches(2))
     found = find_collapse(run)
     assert found is not None
-    assert found[1:] == (None, None)
+    assert found.healthy_step is None
+    assert found.checkpoint is None
     assert not (tmp_path / "3/healthy").exists()
 
 

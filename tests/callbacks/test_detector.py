@@ -30,6 +30,7 @@ from lit_callbacks import (
     find_collapse,
     read_run,
 )
+from lit_callbacks.rollback import SavedWeights
 from tests.support.report_pages import read_events, read_texts
 from tests.support.scripted import (
     Counted,
@@ -329,9 +330,12 @@ def test_newest_healthy_weights_of_all_actions_are_found(tmp_path: Path) -> None
     detector = CollapseDetector(two_monitors(), [*actions])
     detector.stopped_by = detector.verdict
     for action, step in zip(actions, (9, 4), strict=True):
-        action.saved = [(1, "step=1.ckpt"), (step, f"step={step}.ckpt")]
+        action.saved = [SavedWeights(1, "step=1.ckpt"), SavedWeights(step, f"step={step}.ckpt")]
     found = find_collapse(trainer(tmp_path, detector))
-    assert found == (detector.verdict, 9, tmp_path / "step=9.ckpt")
+    assert found is not None
+    assert found.verdict is detector.verdict
+    assert found.healthy_step == 9
+    assert found.checkpoint == tmp_path / "step=9.ckpt"
 
 
 # --- across a resume, from checkpoints that a Trainer wrote

@@ -23,6 +23,7 @@ from lit_callbacks import (
     StopTraining,
     Verdict,
 )
+from lit_callbacks.rollback import SavedWeights
 from tests.support.scripted import Scripted, above, batches, fitted, script_of, trainer, watching
 
 
@@ -312,13 +313,13 @@ def test_a_checkpoint_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     action = RollBack()
     for name in ("step=1.ckpt", "step=6.ckpt"):
         (tmp_path / name).touch()
-        action.saved.append((int(name[5]), name))
+        action.saved.append(SavedWeights(int(name[5]), name))
     state = action.state_dict()
     (tmp_path / "step=6.ckpt").unlink()
     again = RollBack(folder=str(tmp_path))
     again.load_state_dict(state)
     again.on_train_start(trainer(tmp_path), Trained([0]))
-    assert again.saved == [(1, "step=1.ckpt")]
+    assert again.saved == [SavedWeights(1, "step=1.ckpt")]
 
 
 class Payload:
