@@ -6,7 +6,7 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_rlhf.cli.configs import config_names
-from lit_rlhf.cli.main import COMMANDS, module_of
+from lit_rlhf.cli.registry import COMMANDS, module_of
 from lit_rlhf.cli.training import RLHFArgumentParser, run_cli
 from lit_rlhf.command import Command
 

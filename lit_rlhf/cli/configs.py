@@ -2,11 +2,9 @@
 
 import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-
-import yaml
 
 import lit_rlhf
 from lit_rlhf.command import Command
@@ -16,12 +14,7 @@ _PACKAGE = Path(lit_rlhf.__file__).parent
 # A wheel has the configurations inside the package, a checkout beside it.
 CONFIGS = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
 """Folder of the configurations that come with the project."""
-_OUTPUT = re.compile(r"^ *output_dir: (\S+)", re.MULTILINE)
 _FIRST_SENTENCE = re.compile(r"(?:\d+\. )?.*?[.:](?=\s+[A-Z]|$)")
-_COMMANDS: dict[str, str] = yaml.safe_load(
-    Path(__file__).with_name("preparations.yaml").read_text("utf-8")
-)
-"""Commands that write the paths that configurations read and no stage writes."""
 
 
 def _list_configs() -> None:
@@ -87,58 +80,18 @@ def resolve_configs(arguments: Sequence[str]) -> list[str]:
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if index and arguments[index - 1] in ("--config", "-c"):
-            resolved[index] = _resolve_one(argument)
+            resolved[index] = resolve_config(argument)
         elif flag == "--config" and equals:
-            resolved[index] = f"{flag}={_resolve_one(value)}"
+            resolved[index] = f"{flag}={resolve_config(value)}"
     return resolved
 
 
-def _resolve_one(value: str) -> str:
+def resolve_config(value: str) -> str:
+    """Path of a configuration that is given by name; whatever else jsonargparse takes stays."""
     # jsonargparse takes `key: value` and URLs too.
     if Path(value).exists() or ":" in value or "{" in value:
         return value
     return str(find_config(value))
-
-
-def find_preparation(arguments: Sequence[str], message: str) -> str:
-    """The commands that write what configurations read and is not there, as a line for a shell.
-
-    `arguments` are those of the command that failed, with the paths of its configurations. Unless
-    its error, the `message`, names a missing path, there is nothing to prepare.
-    """
-    files = [Path(word) for word in arguments if word.endswith(".yaml") and Path(word).is_file()]
-    known = dict(_COMMANDS)
-    for folder in (CONFIGS, *(file.parent for file in files)):
-        for file in sorted(folder.rglob("*.yaml") if folder == CONFIGS else folder.glob("*.yaml")):
-            for output in _OUTPUT.findall(file.read_text("utf-8")):
-                known.setdefault(output, f"lit_rlhf fit --config {config_name(file)}")
-    if not any(_missing(message, known)):
-        return ""
-    texts = [message, *(file.read_text("utf-8") for file in files)]
-    commands: dict[str, None] = {}
-
-    def add(text: str, above: tuple[str, ...]) -> None:
-        for path in _missing(text, known):
-            if path not in above:
-                command = known[path]
-                named = command.removeprefix("lit_rlhf fit --config ")
-                needs = (
-                    command if named == command else Path(_resolve_one(named)).read_text("utf-8")
-                )
-                add(needs, (*above, path))
-                commands[command] = None
-
-    outputs = tuple(output for text in texts[1:] for output in _OUTPUT.findall(text))
-    for text in texts:
-        add(text, outputs)
-    return " && ".join(commands)
-
-
-def _missing(text: str, known: Collection[str]) -> Iterator[str]:
-    """Known paths that a text names, or inside which it names one, and that are not there."""
-    for path in known:
-        if re.search(rf"(?<![\w/]){re.escape(path)}(?![\w.-])", text) and not Path(path).exists():
-            yield path
 
 
 def _short(name: str) -> str:

@@ -15,41 +15,11 @@ from types import ModuleType
 from typing import NoReturn
 
 from lit_rlhf import __version__
+from lit_rlhf.cli.registry import COMMANDS, STAGES, module_of
 from lit_rlhf.environment import set_environment
 from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.terminal import check_output, fold, help_text, outlive_terminal
 
-STAGE_COMMANDS = {
-    "fit": "train a stage by a configuration, YAML or named",
-    "validate": "evaluate a checkpoint on the validation data",
-    "test": "evaluate a checkpoint on the test data",
-}
-"""Commands of the LightningCLI in `lit_rlhf.cli.training`."""
-_UTILITIES = {
-    "completion": "print a script that completes commands and options in a shell",
-    "configs": "list or copy the configurations that come with lit_rlhf",
-    "export": "turn a checkpoint or model into a folder that others load",
-    "show": "what a model, checkpoint or evaluation was made from",
-    "init": "make a small base model and tokenizer from your own text",
-    "start": "write configurations of all stages for your own data",
-}
-"""Commands about configurations and models. Each is a module `lit_rlhf.cli.<name>`."""
-TOOLS = {
-    "doctor": "check a PPO run before it starts",
-    "evaluate": "compare policies on the same prompts",
-    "generate": "responses to prompts, or a chat in the terminal",
-    "lab": "write the built-in world, and label preferences in it",
-    "quickstart": "train and compare all stages on the built-in world",
-    "report": "put training runs side by side, or examine a reward model",
-    "reward": "find and correct wrong labels, and examine reward models by RewardBench",
-    "watch": "judge the logs of any trainer for a collapse",
-}
-"""Commands that look at what was trained. Each is a module `lit_rlhf.tools.commands.<name>`."""
-COMMANDS = dict(sorted((_UTILITIES | TOOLS).items()))
-"""The commands besides those of the LightningCLI.
-
-Their modules have `main(argv)`, or a `COMMAND` or a group of `COMMANDS` that needs nothing else.
-"""
 _HINTS = {
     "chat": "lit_rlhf generate --models FOLDER --chat",
     "help": "lit_rlhf --help lists all",
@@ -89,14 +59,14 @@ def find_stage(arguments: Sequence[str]) -> str | None:
     """Look for the name of a stage command, unless the first argument names another command."""
     if arguments[0] in COMMANDS:
         return None
-    return next((word for word in arguments if word in STAGE_COMMANDS), None)
+    return next((word for word in arguments if word in STAGES), None)
 
 
 def _advise(name: str) -> str:
     """What to do instead, for the end of an error about a command that does not exist."""
     if (known := name.lstrip("-")) in _HINTS:
         return f"; {_HINTS[known]}"
-    names = [*STAGE_COMMANDS, *COMMANDS, "--help", "--version"]
+    names = [*STAGES, *COMMANDS, "--help", "--version"]
     return f"{did_you_mean(name, names)} (lit_rlhf --help lists all)"
 
 
@@ -128,7 +98,7 @@ def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
     try:
         command = _import_command(name, owns_process)
         _call(command, name, words)
-        if name not in STAGE_COMMANDS:  # a run leaves a model
+        if name not in STAGES:  # a run leaves a model
             check_output()
     except SystemExit as stopped:
         if debug and stopped.__cause__ is not None:
@@ -182,16 +152,9 @@ def _call(command: ModuleType, name: str, arguments: Sequence[str]) -> None:
         run_group(command.COMMANDS, arguments, f"lit_rlhf {name}")
 
 
-def module_of(name: str) -> str:
-    """Name of the module of a command."""
-    if name in STAGE_COMMANDS:
-        return "lit_rlhf.cli.training"
-    return f"lit_rlhf.tools.commands.{name}" if name in TOOLS else f"lit_rlhf.cli.{name}"
-
-
 def usage() -> str:
     """Help of the program: its commands."""
-    lines = [f"  {name:<12}{text}" for name, text in (STAGE_COMMANDS | COMMANDS).items()]
+    lines = [f"  {name:<12}{text}" for name, text in (STAGES | COMMANDS).items()]
     return fold(help_text("program").format(commands="\n".join(lines)))
 
 
@@ -200,7 +163,7 @@ def stage_usage(name: str) -> str:
 
     The parser's own help has some 500 lines and waits for Lightning, which takes seconds to import.
     """
-    summary = f"{STAGE_COMMANDS[name].capitalize()}."
+    summary = f"{STAGES[name].capitalize()}."
     checkpoint = help_text("fit") if name == "fit" else "  --ckpt_path FILE     the checkpoint\n"
     return fold(help_text("stage").format(name=name, summary=summary, checkpoint=checkpoint))
 
@@ -233,9 +196,7 @@ def _refuse(message: str, cause: Exception | None = None) -> NoReturn:
 def _tell_error_of_thread(raised: threading.ExceptHookArgs) -> None:
     """Tell the system's error in a thread in one line: loggers that write there raise it again."""
     if isinstance(raised.exc_value, OSError):
-        from lit_rlhf.cli.errors import written_file
-
-        print(f"lit_rlhf: {raised.exc_value}{written_file(raised.exc_value)}", file=sys.stderr)
+        print(f"lit_rlhf: {raised.exc_value}", file=sys.stderr)
     else:
         threading.__excepthook__(raised)
 

@@ -14,9 +14,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_callbacks import RECORDS_FILE
-from lit_rlhf.command import UsageError
 from lit_rlhf.files import delete, lock_path, read_manifest
 from lit_rlhf.modules import RUN_KEY, StageModule, checkpoint_folders, folders_during, run_id
+from lit_rlhf.parser import UsageError
 from lit_rlhf.strategies import NAME_KEY, find_newest_checkpoint, read_lightning_state
 
 _LOGGER_NAMES = ("name", "run_name")

@@ -7,13 +7,14 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
@@ -22,8 +23,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lit_callbacks import PhaseSummary, ResumeCheckpoint, StageProgressBar, find_collapse
 from lit_rlhf.cli.configs import resolve_configs
-from lit_rlhf.cli.errors import end_with_message, find_mistake
-from lit_rlhf.cli.main import STAGE_COMMANDS
+from lit_rlhf.cli.preparations import find_preparation
+from lit_rlhf.cli.registry import STAGES
 from lit_rlhf.cli.runs import (
     DeleteEarlierRun,
     check_checkpoint_class,
@@ -33,7 +34,7 @@ from lit_rlhf.cli.runs import (
     name_run,
     occupied_folders,
 )
-from lit_rlhf.command import CONFIG_FLAGS, CommandParser, UsageError, read_flags
+from lit_rlhf.errors import UserError, end_with_message
 from lit_rlhf.modules import (
     ChangedRunError,
     StageModule,
@@ -43,10 +44,12 @@ from lit_rlhf.modules import (
     merge_options,
     option_groups,
 )
+from lit_rlhf.parser import CommandParser, UsageError
 from lit_rlhf.strategies import find_newest_checkpoint, use_atomic_checkpoints
 
 # a flag for a field of a group of options
 _GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
+_CONFIG_FLAGS = ("--config", "-c")
 _NAME_HELP = (
     "name of the run: replaces the last part of model.output_dir and the name of the logger, so "
     "that the run stands beside others"
@@ -77,18 +80,15 @@ class RLHFArgumentParser(CommandParser, LightningArgumentParser):
             self.refuse(f"--config: {error}")
         return super().parse_args(given, *others, **options)
 
-    def explain(self, error: UsageError, words: Sequence[str]) -> str:
-        """Say which option is wrong, in which file, and which one is nearest."""
-        has_config = any(flag in CONFIG_FLAGS for flag, _ in read_flags(words))
-        advice = "" if has_config else "; name a configuration: --config quickstart/sft"
-        return f"{super().explain(error, words)}{advice}"
+    def known_options(self) -> Iterable[str]:
+        """Dotted names of all options, those of the commands included."""
+        options = [self.get_defaults(), *(stage.get_defaults() for stage in self.stages)]
+        return [name for namespace in options for name in namespace.keys()]  # noqa: SIM118
 
-    def find_mistake(self, words: Sequence[str]) -> str | None:
-        """Look for a class or an option that does not exist."""
-        known = {"config", "print_config", *self.get_defaults().keys()}
-        for stage in self.stages:
-            known.update(stage.get_defaults().keys())
-        return find_mistake(words, known)
+    def advise(self, arguments: Sequence[str]) -> str:
+        """Say how a configuration is named if the arguments have none."""
+        has_config = any(word.partition("=")[0] in _CONFIG_FLAGS for word in arguments)
+        return "" if has_config else "; name a configuration: --config quickstart/sft"
 
 
 def _group_null_flags(arguments: Sequence[str]) -> list[str]:
@@ -141,6 +141,25 @@ def _check_installation(trainer: Namespace) -> None:
             raise ValueError(f"{name} needs a package that is not installed: pip install {wanted}")
 
 
+def find_reason(error: Exception) -> Exception:
+    """The error of a class, where jsonargparse repeats it for each type that is allowed there."""
+    while str(error).startswith("Does not validate against any of the Union subtypes"):
+        if not isinstance(error.__cause__, Exception):
+            break
+        error = error.__cause__
+    return error
+
+
+def name_option(error: Exception, settings: Namespace) -> Exception:
+    """Name the option whose value is the path that an error is about, if it is about one."""
+    message = str(error)
+    for key, value in settings.items():
+        if isinstance(value, str) and message.startswith("path: ") and f"got {value!r}" in message:
+            name = key.replace(".init_args", "")
+            return ValueError(f"{name}: {message.removeprefix('path: ')}")
+    return error
+
+
 class RLHFCLI(LightningCLI):
     """A LightningCLI in which configuration and flags win over a checkpoint's hyper-parameters."""
 
@@ -161,7 +180,7 @@ class RLHFCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # called on instances
         """The commands that the arguments name, or all; each parser takes 0.3 s to build."""
-        commands = {name: LightningCLI.subcommands()[name] for name in STAGE_COMMANDS}
+        commands = {name: LightningCLI.subcommands()[name] for name in STAGES}
         named = [name for name in commands if name in self._arguments]
         return {name: commands[name] for name in named or commands}
 
@@ -221,8 +240,14 @@ class RLHFCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build data, module and Trainer."""
-        _check_installation(self._settings().trainer)
-        super().instantiate_classes()
+        settings = self._settings()
+        _check_installation(settings.trainer)
+        try:
+            super().instantiate_classes()
+        except MisconfigurationException as error:
+            raise UserError(str(error)) from error
+        except ValueError as error:
+            raise name_option(find_reason(error), settings) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer, with atomic checkpoints and the callbacks that every run has."""
@@ -384,8 +409,13 @@ def is_no_advertisement(record: logging.LogRecord) -> bool:
 def main(argv: Sequence[str]) -> None:
     """Entry point of `lit_rlhf fit`, `validate` and `test`."""
     hide_notes_of_libraries()
+    command = next(word for word in argv if word in STAGES)
+
+    def advise(message: str) -> str:
+        preparation = find_preparation(resolve_configs(argv), message)
+        return f"; this prepares it: {preparation}" if preparation else ""
+
     try:
         run_cli(list(argv))
     except Exception as error:
-        command = next(word for word in argv if word in STAGE_COMMANDS)
-        end_with_message(error, f"lit_rlhf {command}: error", resolve_configs(argv))
+        end_with_message(error, f"lit_rlhf {command}: error", advise)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
+from lit_rlhf.errors import UserError
+
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems that have no locks."""
 
 
-class FolderInUseError(RuntimeError):
+class FolderInUseError(UserError):
     """Another run writes to a folder; the message names its process."""
 
 

@@ -16,7 +16,6 @@ from lit_rlhf.modules.options import CriticPretrainingOptions as CriticPretraini
 from lit_rlhf.modules.options import MinibatchOptions as MinibatchOptions
 from lit_rlhf.modules.options import OptimizerOptions as OptimizerOptions
 from lit_rlhf.modules.phases import PhaseTimer as PhaseTimer
-from lit_rlhf.modules.phases import is_out_of_memory as is_out_of_memory
 from lit_rlhf.modules.phases import suggest_change as suggest_change
 from lit_rlhf.modules.ppo import ROLLOUT_MEMORY as ROLLOUT_MEMORY
 from lit_rlhf.modules.ppo import UPDATE_MEMORY as UPDATE_MEMORY

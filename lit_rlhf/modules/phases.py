@@ -12,10 +12,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lit_rlhf.errors import is_out_of_memory
+
 GIB = 2**30
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 # Messages of errors that are plain RuntimeErrors: of the CPU's allocator, of CUDA's libraries.
-_OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class PhaseTimer:
@@ -95,13 +96,6 @@ def peak_bytes(device: torch.device) -> int:
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of the whole process's life
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory of the device or of the host ran out."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(phrase in str(error) for phrase in _OUT_OF_MEMORY)
 
 
 def suggest_change(name: str, module: object) -> str:

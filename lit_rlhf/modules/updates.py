@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers.pytorch_utils import Conv1D
 
 from lit_rlhf.checks import check_count
+from lit_rlhf.errors import UserError
 from lit_rlhf.forward import LanguageModel, trunk_of, unwrap_model
 from lit_rlhf.rollout import split_by_tokens
 from lit_rlhf.stats import global_max, global_sum, world_size
@@ -36,7 +37,7 @@ Share = tuple[float, Tensor, Mapping[str, Tensor]]
 """A micro-batch: the factor of its loss and metrics, its loss, 0-dim, and its metrics."""
 
 
-class TooManySkippedUpdates(RuntimeError):
+class TooManySkippedUpdates(UserError):
     """A network could not be updated so often in a row that training stops.
 
     This is an exception and not a quiet end of training, since the run has not done its work: no

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf.errors import UserError
 from lit_rlhf.imports import function_path, import_function
 from lit_rlhf.rollout import RolloutBatch, decode_responses
 from lit_rlhf.time_limit import call_with_timeout
@@ -51,7 +52,7 @@ class RewardFunction(Protocol):
         """Score `responses` to `prompts`."""
 
 
-class RewardError(RuntimeError):
+class RewardError(UserError):
     """Raised by a reward function whose message already names the response or request at fault.
 
     After any other exception `CallableReward` calls the function on one response at a time, to

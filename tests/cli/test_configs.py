@@ -1,13 +1,11 @@
 """Configurations by name: `--config quickstart/sft`, and `lit_rlhf configs`."""
 
-import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lit_rlhf.cli import configs
-from lit_rlhf.cli.errors import end_with_message
 from lit_rlhf.command import run_group
 
 main = partial(run_group, configs.COMMANDS, prog="lit_rlhf configs")
@@ -55,39 +53,3 @@ def test_copies_are_not_overwritten(tmp_path: Path) -> None:
     assert copy.read_text() == "mine: 1\n"
     main(["copy", "quickstart/sft", "--overwrite", "true"])
     assert copy.read_text() != "mine: 1\n"
-
-
-def test_preparation_writes_what_is_read() -> None:
-    """In an empty folder: each command finds what the ones before it have written."""
-    for name in configs.config_names():
-        text = configs.find_config(name).read_text("utf-8")
-        if name.startswith(("ablations/", "overlays/")) or name == "quickstart/ppo_vanilla":
-            continue
-        there: list[str] = []
-        advice = configs.find_preparation([str(configs.find_config(name))], text)
-        for command in [*filter(None, advice.split(" && ")), f"lit_rlhf fit --config {name}"]:
-            read, written = command, re.findall(r"(?:-o|--dest|--output\w*|into) (\S+)", command)
-            if command.startswith("lit_rlhf fit"):
-                read = configs.find_config(command.split()[-1]).read_text("utf-8")
-                written = re.findall(r"output_dir: (\S+)", read)
-                read = re.sub(r"(output_dir|save_dir): \S+", "", read)
-            elif command.startswith("python -m zipfile"):
-                written = [command.split()[-1]]
-            named = [p.rstrip(".,:}'") for p in re.findall(r"\b(?:runs|data)/[^\s,}:]+", read)]
-            missing = [p for p in named if not any(f"{p}/".startswith(f"{t}/") for t in there)]
-            comments = "\n".join(line for line in read.splitlines() if line.startswith("#"))
-            commented = re.findall(r"\b(?:runs|data)/\w+", comments)
-            assert set(missing) <= {*written, *commented}, (name, command)
-            there += written
-
-
-def test_error_names_key_and_preparation() -> None:
-    found = str(configs.find_config("quickstart/sft"))
-    error = ValueError("path: expected a model, got 'runs/quickstart/world/base'")
-    with pytest.raises(SystemExit) as ended:
-        end_with_message(error, "lit_rlhf fit: error", ["fit", "--config", found])
-    assert str(ended.value) == (
-        "lit_rlhf fit: error: model.model_path: expected a model, got 'runs/quickstart/world/base'"
-        "; this prepares it: lit_rlhf lab world --output_dir runs/quickstart/world"
-    )
-    assert configs.find_preparation([found], "something else") == ""

@@ -19,10 +19,10 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.cli.runs import name_run
 from lit_rlhf.cli.training import RLHFCLI, run_cli
-from lit_rlhf.command import UsageError
 from lit_rlhf.data import RecordError
 from lit_rlhf.files import read_manifest
 from lit_rlhf.modules import SFTModule
+from lit_rlhf.parser import UsageError
 from lit_rlhf.strategies import AtomicCheckpointIO
 from tests.support import fit_command
 from tests.support.config_parsing import cli_parser, parsed

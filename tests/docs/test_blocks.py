@@ -15,8 +15,9 @@ import jsonargparse
 import pytest
 import yaml
 
-from lit_rlhf.cli.main import COMMANDS as TOOLS
-from lit_rlhf.cli.main import STAGE_COMMANDS, main
+from lit_rlhf.cli.main import main
+from lit_rlhf.cli.registry import COMMANDS as TOOLS
+from lit_rlhf.cli.registry import STAGES
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule, option_names
 from tests.support.config_parsing import cli_parser
 from tests.support.docs_blocks import (
@@ -58,8 +59,8 @@ class _ParsedError(Exception):
 
 def parse(words: list[str]) -> None:
     """Parse the arguments of `lit_rlhf` without running it; SystemExit if they are refused."""
-    assert words[0] in (*STAGE_COMMANDS, *TOOLS), f"lit_rlhf has no command {words[0]!r}"
-    if words[0] in STAGE_COMMANDS:
+    assert words[0] in (*STAGES, *TOOLS), f"lit_rlhf has no command {words[0]!r}"
+    if words[0] in STAGES:
         cli_parser().parse_args(words)
         return
 

@@ -13,7 +13,6 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_rlhf.cli.errors import original_error
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, run_cli
 from lit_rlhf.files import write_text
 from lit_rlhf.modules import PPOModule
@@ -60,7 +59,7 @@ class DoctorCLI(RLHFCLI):
         try:
             super().instantiate_classes()
         except Exception as error:  # any kind, from the user's models or classes
-            self.start_error = original_error(error)
+            self.start_error = error
 
 
 @contextmanager

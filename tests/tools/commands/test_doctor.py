@@ -58,8 +58,8 @@ def test_a_sound_run_has_a_report(sound: Any, world: Path, tmp_path: Path, capsy
     ("flag", "status", "said"),
     [
         ("--data.chat_template=paper-zh", 1, "FAIL text contract"),
-        ("--model.model_path=/nothing/here", 1, "FAIL start path: expected a folder with a model"),
-        ("--model.no_such_option=3", 2, "model.no_such_option: no such option"),
+        ("--model.model_path=/nothing/here", 1, "FAIL start model.model_path: expected a folder"),
+        ("--model.no_such_option=3", 2, "no_such_option: no such option"),
     ],
 )
 def test_failure_or_error_is_the_exit_status(

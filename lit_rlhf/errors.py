@@ -1,0 +1,51 @@
+"""Errors that end a command with one line instead of a traceback."""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator",
+    "can't start new thread",
+)
+"""Phrases of torch, CUDA and Python for memory, or room for a thread, that is not there."""
+
+
+class UserError(RuntimeError):
+    """An error whose message tells the user what to change."""
+
+
+_USER_ERRORS = (UserError, ValueError, OSError, ImportError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory of the device or of the host ran out."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def no_advice(message: str) -> str:
+    """Add nothing to a message."""
+    return ""
+
+
+def end_with_message(
+    error: Exception, prefix: str, advise: Callable[[str], str] = no_advice
+) -> NoReturn:
+    """End with one line and status 1 for an error that the user can mend; raise others again.
+
+    Args:
+        error: The error of a command.
+        prefix: What the line begins with: the command.
+        advise: Gets the message and returns what to do about it, as the end of the line.
+    """
+    if isinstance(error.__context__, KeyboardInterrupt):  # a pool of workers that Ctrl-C ended
+        raise error.__context__
+    message = " ".join(str(error).split()) or type(error).__name__
+    if is_out_of_memory(error):
+        if "out of memory" not in message:
+            limits = "`ulimit -v`, `ulimit -u`, a container"
+            message = f"out of memory, or at a limit ({limits}): {message}"
+    elif not isinstance(error, _USER_ERRORS):
+        raise error
+    raise SystemExit(f"{prefix}: {message}{advise(message)}") from error

@@ -1,0 +1,35 @@
+"""The commands that an error names for what a configuration reads and is not there."""
+
+import re
+
+from lit_rlhf.cli import configs
+from lit_rlhf.cli.preparations import find_preparation
+
+
+def test_preparation_writes_what_is_read() -> None:
+    """In an empty folder: each command finds what the ones before it have written."""
+    for name in configs.config_names():
+        text = configs.find_config(name).read_text("utf-8")
+        if name.startswith(("ablations/", "overlays/")) or name == "quickstart/ppo_vanilla":
+            continue
+        there: list[str] = []
+        advice = find_preparation([str(configs.find_config(name))], text)
+        for command in [*filter(None, advice.split(" && ")), f"lit_rlhf fit --config {name}"]:
+            read, written = command, re.findall(r"(?:-o|--dest|--output\w*|into) (\S+)", command)
+            if command.startswith("lit_rlhf fit"):
+                read = configs.find_config(command.split()[-1]).read_text("utf-8")
+                written = re.findall(r"output_dir: (\S+)", read)
+                read = re.sub(r"(output_dir|save_dir): \S+", "", read)
+            elif command.startswith("python -m zipfile"):
+                written = [command.split()[-1]]
+            named = [p.rstrip(".,:}'") for p in re.findall(r"\b(?:runs|data)/[^\s,}:]+", read)]
+            missing = [p for p in named if not any(f"{p}/".startswith(f"{t}/") for t in there)]
+            comments = "\n".join(line for line in read.splitlines() if line.startswith("#"))
+            commented = re.findall(r"\b(?:runs|data)/\w+", comments)
+            assert set(missing) <= {*written, *commented}, (name, command)
+            there += written
+
+
+def test_an_error_about_another_path_has_no_preparation() -> None:
+    found = str(configs.find_config("quickstart/sft"))
+    assert find_preparation([found], "something else") == ""
