@@ -12,7 +12,9 @@ from lit_rlhf.forward.attention import cached_attention as cached_attention
 from lit_rlhf.forward.attention import run_with_layout as run_with_layout
 from lit_rlhf.forward.attention import varlen_attention as varlen_attention
 from lit_rlhf.forward.attention import varlen_obstacle as varlen_obstacle
+from lit_rlhf.forward.cpu import OneDNNLinear as OneDNNLinear
 from lit_rlhf.forward.cpu import has_bfloat16 as has_bfloat16
+from lit_rlhf.forward.cpu import matmul_dtype as matmul_dtype
 from lit_rlhf.forward.cpu import resident_bytes as resident_bytes
 from lit_rlhf.forward.lower import KEPT_BYTES as KEPT_BYTES
 from lit_rlhf.forward.lower import LowerStates as LowerStates

@@ -122,7 +122,11 @@ class PadToMultiple:
 
     oneDNN compiles a kernel for each shape of a matmul, which takes half a millisecond, and keeps
     `KEPT_KERNELS` of them. It multiplies on CPUs in less than float32, and in float32 in networks
-    that `use_onednn_matmul`, from `min_float32_size` on; `None`: never. 1 pads nothing.
+    that `use_onednn_matmul`, from `min_float32_size` on.
+
+    Attributes:
+        multiple: Sizes of forwards that oneDNN computes are padded to it; 1 pads nothing.
+        min_float32_size: Smallest forward in float32 that oneDNN computes; `None`: none.
     """
 
     multiple: int = 1
@@ -138,14 +142,26 @@ class PadToMultiple:
             return cls(multiple)
         return cls(multiple, min_float32_size=-(-MIN_MULTIPLICATIONS // largest))
 
-    def n_padding(self, size: int, weight: Tensor) -> int:
-        """Rows or tokens to add to `size`, as the network with this weight is now."""
-        if weight.device.type != "cpu":
+    def n_padding(self, size: int, device: torch.device, dtype: torch.dtype) -> int:
+        """Number of rows or tokens to add to a forward.
+
+        Args:
+            size: Rows or tokens of the forward.
+            device: Where the network is.
+            dtype: What its linear layers multiply in, see `matmul_dtype`.
+        """
+        if device.type != "cpu":
             return 0
-        uses_onednn = torch.is_autocast_enabled("cpu") or weight.dtype.itemsize < 4
+        uses_onednn = dtype.itemsize < 4
         if not uses_onednn and self.min_float32_size is not None:
             uses_onednn = size >= self.min_float32_size
         return -size % self.multiple if uses_onednn else 0
+
+
+def matmul_dtype(weight: Tensor) -> torch.dtype:
+    """What a linear layer with this weight multiplies in at the moment: autocast may lower it."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 NO_PADDING = PadToMultiple()

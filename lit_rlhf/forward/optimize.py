@@ -178,7 +178,9 @@ def _count_lower_layers(model: PreTrainedModel) -> int:
             expected = packed_states(trunk, ids, mask)
         with _probe_mode(model, model.device):
             # with other tokens, which the layers above must not see
-            actual = packed_states(trunk, ids + 1, mask, None, lower.n_layers, lower.states())
+            actual = packed_states(
+                trunk, ids + 1, mask, n_lower=lower.n_layers, lower=lower.states()
+            )
     # whatever the model's own code raises: its layers are computed again
     except Exception as error:
         rank_zero_info(f"{type(model).__name__}: computes its lower layers anew, as {error!r}")

@@ -50,8 +50,14 @@ def hidden_states(
     """
     trunk, plan = trunk_of(model), forward_plan(model)
     if plan.packed:
-        padding, n_lower = plan.token_padding, plan.lower_layers
-        return packed_states(trunk, input_ids, mask, padding, n_lower, lower)
+        return packed_states(
+            trunk,
+            input_ids,
+            mask,
+            padding=plan.token_padding,
+            n_lower=plan.lower_layers,
+            lower=lower,
+        )
     states: Tensor = trunk(**_arguments(trunk, input_ids, mask)).last_hidden_state
     return states
 

@@ -23,7 +23,7 @@ from lit_rlhf.forward.attention import (
     varlen_attention,
     varlen_obstacle,
 )
-from lit_rlhf.forward.cpu import PadToMultiple
+from lit_rlhf.forward.cpu import NO_PADDING, PadToMultiple, matmul_dtype
 from lit_rlhf.forward.lower import start_above
 
 _MIN_LENGTH_RATIO = 0.75  # of the shortest row of a group to its longest
@@ -122,7 +122,7 @@ def packed_states(
     trunk: PreTrainedModel,
     input_ids: Tensor,
     mask: Tensor,
-    padding: PadToMultiple | None = None,
+    padding: PadToMultiple = NO_PADDING,
     n_lower: int = 0,
     lower: Tensor | None = None,
 ) -> Tensor:
@@ -137,7 +137,8 @@ def packed_states(
     indices = real.flatten().nonzero().squeeze(1)
     lengths, n_tokens = real.sum(1).tolist(), len(indices)
     # the padding is one more row, of any token
-    n_padding = padding.n_padding(n_tokens, next(trunk.parameters())) if padding else 0
+    dtype = matmul_dtype(next(trunk.parameters()))
+    n_padding = padding.n_padding(n_tokens, device, dtype)
     indices = torch.cat([indices, indices[:1].expand(n_padding)]).to(device, non_blocking=True)
     layout = PackedLayout([*lengths, n_padding], device)
     computed: AbstractContextManager[None] = nullcontext()

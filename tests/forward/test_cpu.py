@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_rlhf.forward import cpu, forward_plan, optimize_forward, target_logprobs
-from lit_rlhf.forward.cpu import PadToMultiple, mkl_is_slow, use_onednn_matmul
+from lit_rlhf.forward.cpu import PadToMultiple, matmul_dtype, mkl_is_slow, use_onednn_matmul
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
 from lit_rlhf.rollout import SamplingOptions, generate_responses
 from tests.rollout.test_decoder import EOS, by_transformers, prompts
@@ -197,18 +197,26 @@ def test_onednn_keeps_a_limited_number_of_kernels(monkeypatch: pytest.MonkeyPatc
 
 def test_sizes_are_padded_where_onednn_multiplies() -> None:
     network = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2**13, bias=False))
-    weight, plain = network[0].weight, PadToMultiple.for_network(network, 64)
+    plain = PadToMultiple.for_network(network, 64)
     use_onednn_matmul(network)
     padding = PadToMultiple.for_network(network, 64)
-    assert [rule.n_padding(130, weight) for rule in (plain, padding)] == [0, 62]
-    assert padding.n_padding(127, weight) == 0  # 128 * 4 * 2**13 are 2**22
-    assert PadToMultiple.for_network(nn.LayerNorm(3), 64).n_padding(130, weight) == 0
-    assert PadToMultiple().n_padding(13, weight.bfloat16()) == 0
+    cpu, float32, bfloat16 = torch.device("cpu"), torch.float32, torch.bfloat16
+    assert [rule.n_padding(130, cpu, float32) for rule in (plain, padding)] == [0, 62]
+    assert padding.n_padding(127, cpu, float32) == 0  # 128 * 4 * 2**13 are 2**22
+    without_layers = PadToMultiple.for_network(nn.LayerNorm(3), 64)
+    assert without_layers.n_padding(130, cpu, float32) == 0
+    assert PadToMultiple().n_padding(13, cpu, bfloat16) == 0
     by_eights = PadToMultiple(8)
+    assert [by_eights.n_padding(n, cpu, bfloat16) for n in (1, 8, 13)] == [7, 0, 3]
+    assert by_eights.n_padding(13, torch.device("meta"), bfloat16) == 0
+
+
+def test_matmul_dtype_is_the_weights_unless_autocast_lowers_it() -> None:
+    weight = torch.zeros(2, 2)
+    assert matmul_dtype(weight) == torch.float32
+    assert matmul_dtype(weight.bfloat16()) == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert [by_eights.n_padding(n, weight) for n in (1, 8, 13)] == [7, 0, 3]
-    assert by_eights.n_padding(13, weight.bfloat16()) == 3
-    assert by_eights.n_padding(13, weight.bfloat16().to("meta")) == 0
+        assert matmul_dtype(weight) == torch.bfloat16
 
 
 @pytest.mark.parametrize(

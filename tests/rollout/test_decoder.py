@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from lit_rlhf.rollout import batch, compute_policy_statistics, decoder, generate_responses
+from lit_rlhf.rollout import (
+    RolloutBatch,
+    batch,
+    compute_policy_statistics,
+    decoder,
+    generate_responses,
+)
 from lit_rlhf.rollout.decoder import KVCache
 from lit_rlhf.rollout.sampling import SamplingOptions
 from tests.support.nucleus import nucleus_logprobs
@@ -180,6 +186,36 @@ def test_changed_weights_are_read_under_autocast() -> None:
         again = generate_responses(model, ids, mask, greedy, [], PAD_ID, 0).response_ids
     assert torch.equal(after, again)
     assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "gpt_neox", "opt"])
+def test_decoding_with_cast_weights_samples_what_autocast_samples(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, (ids, mask) = optimized_causal_lm(family), prompts()
+    options = SamplingOptions(max_new_tokens=12, top_p=0.9)
+    autocast_in_layers: list[bool] = []
+    model.get_output_embeddings().register_forward_hook(
+        lambda *_: autocast_in_layers.append(torch.is_autocast_enabled("cpu"))
+    )
+
+    def sample() -> RolloutBatch:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return generate_responses(
+                model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3
+            )
+
+    rollouts = sample()
+    assert not any(autocast_in_layers)
+    monkeypatch.setattr(decoder, "_only_linear_layers_multiply", lambda _: False)
+    autocast_in_layers.clear()
+    expected = sample()
+    assert all(autocast_in_layers)
+    assert torch.equal(rollouts.response_ids, expected.response_ids)
+    # the products are equal to the bit: both multiply bfloat16 weights in the same kernel
+    assert torch.equal(rollouts.sampler_logprobs, expected.sampler_logprobs)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_the_cache_is_freed_with_the_rollout() -> None:
