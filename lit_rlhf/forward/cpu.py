@@ -25,6 +25,15 @@ TOKEN_MULTIPLE = 64
 ROW_MULTIPLE = 8
 """Decoding steps read a multiple of this many rows where oneDNN multiplies."""
 
+FEW_ROWS, MANY_ROWS = 8, 16
+"""MKL multiplies 16 rows by a large float32 weight in less time than 8 to 15 of them.
+
+12 rows of 576 numbers by a head of 49,152 tokens take 44 ms, and 16 rows 24 ms (one thread, Xeon).
+"""
+
+LARGE_WEIGHT = 2**22
+"""Numbers in the largest weight of a network from which these rows are padded."""
+
 KEPT_KERNELS = 128
 """Compiled kernels of oneDNN that are kept, of each kind."""
 
@@ -127,10 +136,12 @@ class PadToMultiple:
     Attributes:
         multiple: Sizes of forwards that oneDNN computes are padded to it; 1 pads nothing.
         min_float32_size: Smallest forward in float32 that oneDNN computes; `None`: none.
+        pads_few_rows: Pad 8 to 15 rows in float32 to 16, which MKL computes faster.
     """
 
     multiple: int = 1
     min_float32_size: int | None = None
+    pads_few_rows: bool = False
 
     @classmethod
     def for_network(cls, network: nn.Module, multiple: int) -> "PadToMultiple":
@@ -139,7 +150,7 @@ class PadToMultiple:
         uses_onednn = any(isinstance(layer, OneDNNLinear) for layer in layers)
         largest = max((layer.weight.numel() for layer in layers), default=0)
         if not uses_onednn or not largest:
-            return cls(multiple)
+            return cls(multiple, pads_few_rows=largest >= LARGE_WEIGHT)
         return cls(multiple, min_float32_size=-(-MIN_MULTIPLICATIONS // largest))
 
     def n_padding(self, size: int, device: torch.device, dtype: torch.dtype) -> int:
@@ -155,7 +166,9 @@ class PadToMultiple:
         uses_onednn = dtype.itemsize < 4
         if not uses_onednn and self.min_float32_size is not None:
             uses_onednn = size >= self.min_float32_size
-        return -size % self.multiple if uses_onednn else 0
+        if uses_onednn:
+            return -size % self.multiple
+        return MANY_ROWS - size if self.pads_few_rows and FEW_ROWS <= size < MANY_ROWS else 0
 
 
 def matmul_dtype(weight: Tensor) -> torch.dtype:

@@ -211,6 +211,19 @@ def test_sizes_are_padded_where_onednn_multiplies() -> None:
     assert by_eights.n_padding(13, torch.device("meta"), bfloat16) == 0
 
 
+def test_few_rows_are_padded_where_mkl_multiplies_a_large_weight() -> None:
+    cpu, float32 = torch.device("cpu"), torch.float32
+    with torch.device("meta"):
+        small, large = nn.Linear(2**10, 2**12 - 1), nn.Linear(2**10, 2**12)
+    rows = (1, 7, 8, 15, 16, 17)
+    padding = PadToMultiple.for_network(large, 8)
+    assert [padding.n_padding(n, cpu, float32) for n in rows] == [0, 0, 8, 1, 0, 0]
+    assert [padding.n_padding(n, cpu, torch.bfloat16) for n in rows] == [7, 1, 0, 1, 0, 7]
+    assert [padding.n_padding(n, torch.device("meta"), float32) for n in rows] == [0] * 6
+    padding = PadToMultiple.for_network(small, 8)
+    assert [padding.n_padding(n, cpu, float32) for n in rows] == [0] * 6
+
+
 def test_matmul_dtype_is_the_weights_unless_autocast_lowers_it() -> None:
     weight = torch.zeros(2, 2)
     assert matmul_dtype(weight) == torch.float32
