@@ -59,9 +59,15 @@ def count_work(update: dict[str, Any], job: Job) -> dict[str, Any]:
 
 
 def label_run(run: dict[str, Any], labels: Labels, job: Job) -> dict[str, Any]:
-    """A turn's result with its case and side, and with the work of its updates counted."""
+    """A turn's result with its case and side, and with the work of its updates counted.
+
+    With one thread on a CPU, seconds are CPU seconds, which other processes change little. Phases
+    are timed by the clock on the wall, and so they are left out.
+    """
     case, _, side = labels
     updates = [count_work(update, job) for update in run["updates"]]
+    if job.threads == 1 and job.device == "cpu":
+        updates = [update | {"seconds": update["cpu_seconds"], "phases": {}} for update in updates]
     return {"case": case, "side": side, **run, "updates": updates}
 
 
@@ -197,11 +203,13 @@ def comparison_tables(result: dict[str, Any]) -> str:
     """
     rows = result["summary"]
     phases = list(rows[0]["phases"])
+    one_thread = result["machine"]["threads"] == 1 and not phases
+    unit = "CPU seconds of one thread" if one_thread else "seconds"
     names = ("case", "precision", "side")
     parts = [
         table(
             [
-                *(*names, "seconds per update (min-max)", "CPU seconds"),
+                *(*names, f"{unit} per update (min-max)", "CPU seconds"),
                 *("useful GFLOP/s", "share of torch.mm"),
                 *("peak memory (before), MiB", "updates"),
             ],

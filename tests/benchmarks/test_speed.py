@@ -239,6 +239,17 @@ def test_summary_takes_medians_over_quiet_updates() -> None:
     assert report.summarize(bf16, CEILINGS, 0.05)["ceiling_fraction"] == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(("threads", "device"), [(1, "cpu"), (2, "cpu"), (1, "cuda")])
+def test_seconds_are_of_the_cpu_with_one_thread(threads: int, device: str) -> None:
+    job = Job(TINY, threads=threads, device=device)
+    update = {"seconds": 2.0, "cpu_seconds": 1.5, "foreign_cores": 0.0, "phases": {"update": 2.0}}
+    run = {"updates": [update | {"prompts": [3], "responses": [4]}]}
+    [labelled] = report.label_run(run, ("ragged", "fp32", "TRL"), job)["updates"]
+    on_cpu = threads == 1 and device == "cpu"
+    assert labelled["seconds"] == (1.5 if on_cpu else 2.0)
+    assert labelled["phases"] == ({} if on_cpu else {"update": 2.0})
+
+
 @pytest.mark.parametrize("stage", ["sft", "reward"])
 def test_supervised_batches_hold_the_tokens_that_the_peer_gets(stage: Any) -> None:
     job = Job(TINY, stage=stage, warmup=0, updates=2)
