@@ -26,9 +26,8 @@ from lit_callbacks.logs import read_logged_steps, watch_logs
 from lit_callbacks.names import NAMES, find_names
 from tests.support.report_pages import write_run
 from tests.support.scripted import Scripted, Watch, batches, trainer
+from tests.support.trainer_logs import CALM, FAR
 
-CALM = {"kl": 0.01, "completions/mean_length": 50.0, "entropy": 2.0}
-FAR = {"kl": 0.4, "completions/mean_length": 150.0, "entropy": 0.5}
 RECORDS: list[dict[str, Any]] = [
     *({**CALM, "step": 10 * i, "note": "x"} for i in range(1, 11)),
     *({**FAR, "step": 10 * i, "note": "x"} for i in range(11, 14)),

@@ -25,6 +25,7 @@ from lit_callbacks import (
 )
 from lit_callbacks.rollback import SavedWeights
 from tests.support.scripted import Scripted, above, batches, fitted, script_of, trainer, watching
+from tests.support.unpickling import Payload
 
 
 class Trained(Scripted):
@@ -320,16 +321,6 @@ def test_a_checkpoint_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     again.load_state_dict(state)
     again.on_train_start(trainer(tmp_path), Trained([0]))
     assert again.saved == [SavedWeights(1, "step=1.ckpt")]
-
-
-class Payload:
-    """Leaves a mark where it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.mark,))
 
 
 def test_a_received_checkpoint_names_no_file_to_load_or_delete(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 import lit_callbacks
 from lit_callbacks import Level
-from tests.packaging.test_distributions import build
-from tests.packaging.test_requirements import core_requirements, reachable
+from tests.support.distributions import build, core_requirements, reachable
 
 CALLBACKS = Path(__file__).resolve().parents[2] / "callbacks"
 ABSENT = (

@@ -9,7 +9,7 @@ import torch
 
 from lit_callbacks import Level, Monitor, Watch, WatchCallback
 from lit_callbacks.logs import watch_logs
-from tests.callbacks.test_logs import CALM, FAR
+from tests.support.trainer_logs import CALM, FAR
 
 transformers = pytest.importorskip("transformers")
 

@@ -20,11 +20,11 @@ from lit_rlhf.cli.main import stage_usage
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, is_no_advertisement, run_cli
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import generate_responses
-from tests.models.test_untrusted import Payload
-from tests.modules.test_ppo_sampler import Nucleus
 from tests.support import fit_command
+from tests.support.nucleus import Nucleus
 from tests.support.stages import ppo_options
 from tests.support.tiny_runs import QUICKSTART, RUNS, SMALL, logged, moved, overlay
+from tests.support.unpickling import Payload
 
 STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
 VALIDATED = {"sft": "val/sft/loss", "reward": "val/reward/accuracy", "ppo": "val/rollout/gold"}
@@ -224,7 +224,7 @@ def test_a_bar_of_ones_own_or_none_is_kept(root: Path) -> None:
 
 def test_a_sampler_is_chosen_by_a_configuration(root: Path, capsys: Any) -> None:
     Nucleus.calls = 0
-    path = "tests.modules.test_ppo_sampler.Nucleus"
+    path = "tests.support.nucleus.Nucleus"
     nucleus = {"class_path": path, "init_args": {"top_p": 0.5}}
     run: Any = fit_ppo(root, nucleus, limit_train_batches=1)
     assert Nucleus.calls == 1

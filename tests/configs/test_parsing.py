@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from lit_rlhf.modules import PPOModule, merge_options, option_groups
-from tests.modules.test_options import PPO_MAX as PPO_MAX_OPTIONS
 from tests.support import config_parsing
+from tests.support.paper_options import PPO_MAX as PPO_MAX_OPTIONS
 from tests.support.stages import nested
 from tests.support.tiny_runs import CONFIGS, QUICKSTART
 

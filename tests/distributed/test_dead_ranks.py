@@ -1,13 +1,13 @@
 """A rank that dies or stands still ends the run on the other, with real processes."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.nodes import free_port
 from tests.support.stages import write_data, write_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,12 +19,6 @@ TIMED_OUT = ("Timed out waiting", "Application timeout")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_models(write_data(tmp_path_factory.mktemp("dying")))
-
-
-def free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return int(asked.getsockname()[1])
 
 
 @pytest.mark.slow

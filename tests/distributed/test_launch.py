@@ -1,28 +1,16 @@
 """Two nodes, as torchrun and SLURM start them: two launches on this machine, of a process each."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.distributed.test_dead_ranks import free_port
-from tests.support.strategy_runs import ROOT, outcome
+from tests.support.nodes import NODES, free_port, run_nodes, torchrun
+from tests.support.strategy_runs import outcome
 
 pytestmark = pytest.mark.slow
-NODES = 2
 ARGUMENTS = ["multi_deepspeed_stage_2", "1", "32-true", "policy_and_critic"]
-
-
-def torchrun(node: int, port: int, ranks: int = 1) -> tuple[list[str], dict[str, str]]:
-    """Command of a node, and what it adds to the environment."""
-    options = {"nnodes": NODES, "nproc-per-node": ranks, "rdzv-id": "test", "rdzv-backend": "c10d"}
-    options |= {"rdzv-endpoint": f"127.0.0.1:{port}", "local-addr": "127.0.0.1"}
-    flags = [f"--{name}={value}" for name, value in options.items()]
-    return ["-m", "torch.distributed.run", *flags, "-m"], {}
 
 
 def slurm(node: int, port: int) -> tuple[list[str], dict[str, str]]:
@@ -32,25 +20,6 @@ def slurm(node: int, port: int) -> tuple[list[str], dict[str, str]]:
     job |= dict.fromkeys(("SLURM_PROCID", "SLURM_NODEID"), str(node))
     job |= {"SLURM_NTASKS_PER_NODE": "1", "SLURM_LOCALID": "0", "MASTER_PORT": str(port)}
     return ["-m"], job
-
-
-def run_nodes(
-    words: list[str], launches: list[tuple[list[str], dict[str, str]]]
-) -> tuple[list[int], list[str]]:
-    """Statuses and outputs of nodes that run a module with arguments."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "callbacks")])
-    shared = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
-    output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    nodes = [
-        subprocess.Popen([sys.executable, *launcher, *words], cwd=ROOT, env=shared | own, **output)
-        for launcher, own in launches
-    ]
-    try:
-        said = [node.communicate(timeout=300)[0] for node in nodes]
-    finally:
-        for process in nodes:
-            process.kill()
-    return [process.returncode for process in nodes], said
 
 
 @pytest.mark.parametrize("launch", [torchrun, slurm])

@@ -14,8 +14,7 @@ import pytest
 from lightning.pytorch import Callback
 
 from lit_callbacks import read_logged_steps
-from tests.distributed.test_dead_ranks import free_port
-from tests.distributed.test_launch import NODES, run_nodes, torchrun
+from tests.support.nodes import NODES, free_port, run_nodes, torchrun
 from tests.support.stages import short_run, write_data, write_models
 
 pytestmark = pytest.mark.slow

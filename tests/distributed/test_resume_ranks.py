@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.modules import ChangedRunError, SFTModule
-from tests.invariant.test_resume import SaveOnce
 from tests.support.ranks import run_on_ranks
+from tests.support.saved_runs import SaveOnce
 from tests.support.stages import (
     ADAM_EPS,
     copied,

@@ -11,8 +11,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lit_callbacks import ResumeCheckpoint
-from tests.callbacks.test_resume import Module, Numbers, Told
 from tests.support.ranks import run_on_ranks
+from tests.support.signals_in_training import Module, Numbers, Told
 
 
 def fit(folder: Path, *callbacks: Any, ckpt_path: Path | None = None) -> Module:

@@ -29,7 +29,7 @@ def keys(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]
     rewards = {f"{RUNS}/reward": 1.0, str(folder / "second"): 0.0}
     model = {"loss": {"ptx_coef": 0.1, "ref_kl_coef": 0.1}, "rewards": rewards}
     model["responses_per_prompt"] = 2
-    model["sampler"] = {"class_path": "tests.modules.test_ppo_sampler.Nucleus"}
+    model["sampler"] = {"class_path": "tests.support.nucleus.Nucleus"}
     init_args = {"model": model, "data": {"ptx_sources": text}}
     ptx = overlay(folder, "ptx", {name: {"init_args": value} for name, value in init_args.items()})
     configs = [QUICKSTART / "ppo_max.yaml", ptx, CONFIGS / "ablations" / "entropy_bonus.yaml"]

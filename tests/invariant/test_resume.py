@@ -26,6 +26,7 @@ from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule, option_names
 from lit_rlhf.modules.resuming import CHANGES, REMARKS, Change, change_of
 from lit_rlhf.strategies import find_newest_checkpoint
+from tests.support.saved_runs import STOPPED_AT, SaveOnce
 from tests.support.stages import (
     MOVING,
     Rates,
@@ -44,7 +45,6 @@ from tests.support.stages import (
 from tests.support.tiny_models import with_dropout
 
 BATCH = 2  # four steps an epoch
-STOPPED_AT = 3  # in the middle of an epoch
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +87,6 @@ def meta(root: Path) -> tuple[LightningModule, LightningDataModule]:
 
 
 STAGES = {"sft": sft, "reward": reward, "meta": meta, "ppo": ppo, "rloo": rloo}
-
-
-class SaveOnce(Callback):
-    """Leaves `stopped.ckpt` in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "stopped.ckpt"
-
-    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
-        if trainer.fit_loop.total_batch_idx + 1 == STOPPED_AT:
-            trainer.save_checkpoint(self.path)
 
 
 def run(stage: str, root: Path, folder: Path, **arguments: Any) -> tuple[Any, dict[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 from lit_rlhf.models import load_causal_lm, load_scalar_model, merge_adapters, save_adapter_folder
 from lit_rlhf.models.build import build_model, load_adapter_folder
 from lit_rlhf.models.config import ModelOptions
-from tests.models.test_prepare import LORA, logits, trained
+from tests.support.adapters import LORA, logits, trained
 from tests.support.tiny_models import tiny_tokenizer
 
 

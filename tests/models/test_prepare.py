@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.models.llama import modeling_llama
 
-from lit_rlhf.forward import hidden_states, sequence_scores, target_logprobs, token_logits
-from lit_rlhf.forward.networks import LanguageModel
+from lit_rlhf.forward import hidden_states, sequence_scores, target_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
 from lit_rlhf.models.saving import merged_state_dict, save_model_folder
 from lit_rlhf.rollout import SamplingOptions, generate_responses
+from tests.support.adapters import IDS, LORA, MASK, logits, trained
 from tests.support.pretend_cuda import PretendCuda, mark, mark_module
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
@@ -30,25 +30,7 @@ pytestmark = [
 ]
 
 Folder = Callable[[str], Path]
-IDS = torch.arange(4, 24).reshape(2, 10)
-MASK = torch.ones(2, 10, dtype=torch.bool)
 TARGETS = MASK & (torch.arange(10) > 4)
-LORA = ModelOptions(lora_rank=2, lora_alpha=8.0)
-
-
-def trained(model: LanguageModel) -> LanguageModel:
-    """Stands in for training: adapters and fully trained layers that differ from their start."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
-
-
-@torch.no_grad()
-def logits(model: LanguageModel) -> Tensor:
-    return token_logits(model, IDS, MASK)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from lit_rlhf.files.atomic_io import replaced_path
 from lit_rlhf.forward import stop_token_ids
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, saving
 from lit_rlhf.models.saving import replace_folder, save_model_folder
-from tests.strategies.test_checkpoint_files import largest_file
+from tests.support.full_disk import largest_file
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
 Folder = Callable[[str], Path]

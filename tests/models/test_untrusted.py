@@ -21,8 +21,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lit_rlhf import models
 from lit_rlhf.modules import PPOModule, SFTModule
 from lit_rlhf.strategies import read_state_dict
-from tests.callbacks.test_rollback import Payload
 from tests.support.engine_checkpoints import write_checkpoint_folder
+from tests.support.unpickling import Payload
 
 LOADERS: Any = [
     models.load_causal_lm,

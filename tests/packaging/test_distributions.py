@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tarfile
 import zipfile
 from email import message_from_string
@@ -12,15 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.distributions import build
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def build(project: Path, target: str, out: Path) -> Path:
-    """Build without the network, since hatchling is installed, and without touching the tree."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
-    subprocess.run(command, cwd=project, check=True, capture_output=True)
-    (built,) = out.iterdir()
-    return built
 
 
 def packages(wheel: Path) -> set[str]:

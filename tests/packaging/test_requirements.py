@@ -6,40 +6,24 @@ import ast
 import importlib.metadata
 import re
 import sys
-import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-ROOT = Path(__file__).resolve().parents[2]
-PROJECTS = {"root": ROOT / "pyproject.toml", "callbacks": ROOT / "callbacks" / "pyproject.toml"}
-
-
-def project(name: str) -> dict[str, Any]:
-    table: dict[str, Any] = tomllib.loads(PROJECTS[name].read_text(encoding="utf-8"))["project"]
-    return table
-
+from tests.support.distributions import (
+    OWN,
+    PROJECTS,
+    ROOT,
+    core_requirements,
+    project,
+    reachable,
+    requirements,
+)
 
 # extras that serve the work on the project; no package imports what only they bring in
 DEVELOPMENT = {"test", "dev"}
-OWN = {"lit-rlhf", "lit-callbacks"}  # an extra that names others
-
-
-def requirements(name: str, without: frozenset[str] = frozenset()) -> list[Requirement]:
-    table = project(name)
-    lines = list(table["dependencies"])
-    for extra, needs in table.get("optional-dependencies", {}).items():
-        lines += [] if extra in without else needs
-    return [Requirement(line) for line in lines]
-
-
-def core_requirements(name: str) -> list[Requirement]:
-    return requirements(name, frozenset(project(name).get("optional-dependencies", {})))
 
 
 def pins() -> dict[str, Version]:
@@ -113,26 +97,6 @@ def test_constraints_are_exact_pins_that_fit_every_requirement() -> None:
     versions = [pinned.get(canonicalize_name(r.name), Version("0")) for r in others]
     pairs = zip(others, versions, strict=True)
     assert [str(r) for r, version in pairs if not r.specifier.contains(version)] == []
-
-
-def reachable(seeds: list[Requirement]) -> Iterator[str]:
-    """Names of the installed distributions that `seeds` bring in, themselves included."""
-    waiting = [(seed, "") for seed in seeds]
-    seen: set[tuple[str, str]] = set()
-    while waiting:
-        requirement, extra = waiting.pop()
-        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
-            continue
-        name = canonicalize_name(requirement.name)
-        try:
-            needs = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        yield name
-        for wanted in {"", *requirement.extras}:
-            if (name, wanted) not in seen:
-                seen.add((name, wanted))
-                waiting += [(Requirement(line), wanted) for line in needs]
 
 
 FROM_TORCH = ("nvidia-", "cuda-", "triton")  # torch pins them, see constraints.txt

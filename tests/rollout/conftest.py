@@ -1,3 +1,3 @@
-from tests.models.conftest import causal_folder, family, folder
+from tests.support.model_folders import causal_folder, family, folder
 
 __all__ = ["causal_folder", "family", "folder"]

@@ -3,10 +3,7 @@
 import json
 import os
 import re
-import resource
 import zipfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from lit_rlhf.files.atomic_io import replaced_path
 from lit_rlhf.strategies import AtomicCheckpointIO, checkpoint_files, find_newest_checkpoint
 from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, checkpoint_problem, read_state_dict
 from tests.support.engine_folders import write
+from tests.support.full_disk import largest_file
 
 TENSOR = torch.arange(2000, dtype=torch.float32)  # 8000 of the 10,000 bytes of a checkpoint
 
@@ -38,17 +36,6 @@ def step_of(path: Path) -> int:
     loaded = AtomicCheckpointIO().load_checkpoint(path)
     torch.testing.assert_close(loaded, content(loaded["global_step"]), rtol=0, atol=0)
     return int(loaded["global_step"])
-
-
-@contextmanager
-def largest_file(size: int) -> Generator[None, None, None]:
-    """As on a disk with room for `size` bytes: no file can grow larger."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_saved_checkpoint_is_alone_in_its_folder_and_replaces_one_before(tmp_path: Path) -> None:

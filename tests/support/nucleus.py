@@ -1,9 +1,13 @@
 """Log-probs of a nucleus by its definition, in float64."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from lit_rlhf.rollout import RolloutBatch, SamplingOptions
+from lit_rlhf.forward import LanguageModel
+from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 
 
 def nucleus_logprobs(
@@ -20,3 +24,29 @@ def nucleus_logprobs(
     places = (order == rollouts.response_ids[..., None]).int().argmax(-1, keepdim=True)
     drawn = (nucleus / nucleus.sum(-1, keepdim=True)).gather(-1, places).squeeze(-1)
     return drawn.log()[rollouts.response_mask]
+
+
+class Nucleus:
+    """Draws from a nucleus, whatever the options say."""
+
+    calls = 0
+
+    def __init__(self, top_p: float = 0.6) -> None:
+        self.top_p = top_p
+
+    def __call__(
+        self,
+        model: LanguageModel,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        options: SamplingOptions,
+        eos_token_ids: Sequence[int],
+        pad_token_id: int,
+        seed: int,
+        batch_size: int | None = None,
+    ) -> RolloutBatch:
+        Nucleus.calls += 1
+        options = replace(options, top_p=self.top_p)
+        prompts = (prompt_ids, prompt_mask)
+        rest = (eos_token_ids, pad_token_id, seed, batch_size)
+        return generate_responses(model, *prompts, options, *rest)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from tests.support import stages
@@ -53,3 +53,17 @@ def as_engines_write_it(run: SavedRun, path: Path, ranks: int) -> Path:
         known = {f"{network}.{name}" for name in (*weights, *aliases[network])}
         state = {name: tensor for name, tensor in state.items() if name not in known}
     return write_checkpoint_folder(path, content | {"state_dict": state}, trained, ranks, aliases)
+
+
+STOPPED_AT = 3  # in the middle of an epoch
+
+
+class SaveOnce(Callback):
+    """Leaves `stopped.ckpt` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "stopped.ckpt"
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == STOPPED_AT:
+            trainer.save_checkpoint(self.path)

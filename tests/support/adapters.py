@@ -1,0 +1,31 @@
+"""Networks with LoRA adapters."""
+
+import torch
+from torch import Tensor
+
+from lit_rlhf.forward import token_logits
+from lit_rlhf.forward.networks import LanguageModel
+from lit_rlhf.models import ModelOptions
+
+IDS = torch.arange(4, 24).reshape(2, 10)
+
+
+MASK = torch.ones(2, 10, dtype=torch.bool)
+
+
+LORA = ModelOptions(lora_rank=2, lora_alpha=8.0)
+
+
+def trained(model: LanguageModel) -> LanguageModel:
+    """Stands in for training: adapters and fully trained layers that differ from their start."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model: LanguageModel) -> Tensor:
+    return token_logits(model, IDS, MASK)
