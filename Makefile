@@ -23,11 +23,23 @@ INSTALL_TORCH = $(if $(TORCH_INDEX),$(PIP_INSTALL) --no-deps --index-url $(TORCH
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= 2
 
+# Another processor rounds differently. These variables have torch and its libraries of matrix products use the
+# instructions of processors without AVX-512, and of those without AVX2.
+KERNELS_AVX2 = ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
+KERNELS_SSE4 = ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
+NUMERIC_TESTS = $(addprefix tests/,functional invariant ppo forward rollout)
+
+# A seed gives one order of the test files.
+SEED ?= 0
+SHUFFLED_TESTS = $(shell find tests -name 'test_*.py' | sort | \
+	awk -v seed=$(SEED) 'BEGIN { srand(seed) } { print rand(), $$0 }' | sort -n | cut -d ' ' -f 2)
+
 # What builds the site: MkDocs, or Zensical, which is to follow it (pip install zensical).
 ENGINE ?= mkdocs
 
 .DEFAULT_GOAL = help
-.PHONY: help install test test-all test-torch test-lowest test-newest lint docs budgets mutate faults quickstart clean
+.PHONY: help install test test-all test-kernels test-shuffled test-torch test-lowest test-newest lint docs budgets \
+	mutate faults quickstart clean
 
 help: ## list all targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -60,6 +72,14 @@ test: install ## run the tests, except those marked slow or gpu
 
 test-all: install ## run all tests but those marked gpu: before a release, about half an hour
 	$(PYTEST) -m "not gpu"
+
+test-kernels: TESTS ?= $(NUMERIC_TESTS)
+test-kernels: install ## run the numeric tests, or TESTS, with the instructions of older processors
+	$(KERNELS_AVX2) $(PYTEST) $(TESTS)
+	$(KERNELS_SSE4) $(PYTEST) $(TESTS)
+
+test-shuffled: install ## run the tests with their files in a random order: make test-shuffled SEED=7
+	$(PYTEST) --no-loadscope-reorder $(SHUFFLED_TESTS)
 
 # Another torch wants other pins, so it gets a virtual environment of its own. TRANSFORMERS, another release of that, is
 # installed last: the tests ask for a newer one, and pip only warns.

@@ -22,7 +22,7 @@ import torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-torch.set_num_threads(1)  # whatever the user has set
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a plugin may have loaded torch before
 
 # What `datasets` writes stays out of the user's cache, in processes that tests start too. It reads
 # the variable when it is imported, which no fixture comes before.

@@ -38,7 +38,7 @@ def run_on_ranks(fn: Any, world_size: int, tmp_path: Path, *args: Any, fresh: bo
 def _rank_main(rank: int, size: int, environment: Any, fn: Any, folder: Path, args: Any) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.manual_seed(0)
     group = {"rank": rank, "world_size": size, "timeout": timedelta(seconds=60)}
     distributed.init_process_group("gloo", (folder / "meeting_point").as_uri(), **group)
