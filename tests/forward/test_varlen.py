@@ -86,8 +86,9 @@ def test_half_precision_on_gpu_is_varlen(autocast: bool, monkeypatch: pytest.Mon
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         results.append(mark([logprobs.detach(), *gradients], on_device=False))
         mark(tensors, on_device=False)
+    # bf16 moves either by up to 0.022 from the result in float32, so the two by up to twice that
     for one, other in zip(*results, strict=True):
-        assert float((one - other).float().norm() / one.float().norm()) < 0.02
+        assert float((one - other).float().norm() / one.float().norm()) < 0.045
     # in both layers
     assert calls == [[0, 9, 10, 14, 26, 26]] * 2
 
