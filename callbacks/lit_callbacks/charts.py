@@ -1,24 +1,36 @@
-"""Charts for the pages: matplotlib's SVG in the colours of `page.css`."""
+"""All that charts have in common, charts of runs for a page, and a figure of runs for an image.
+
+A chart on a page is matplotlib's SVG in the colours of `page.css`. A figure is an image on white.
+"""
 
 from __future__ import annotations
 
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
+from itertools import cycle
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lit_callbacks.monitors import Level
-from lit_callbacks.panels import Panel
-from lit_callbacks.runs import Curve, LoggedVerdict, Run
+from lit_callbacks.panels import Panel, choose_panels
+from lit_callbacks.runs import Curve, LoggedVerdict, Run, read_run
 from lit_callbacks.words import format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 WIDTH = 380  # in CSS pixels, about as wide as a column of the page
+HEIGHT = 198  # in CSS pixels, as all margins
+LEFT_MARGIN = 42
+RIGHT_MARGIN = 8
+BOTTOM_MARGIN = 24
+TOP_MARGIN = 18
 COLUMNS = 400  # a longer curve is drawn by the extremes of this many columns
 AVERAGED_PARTS = 25  # the bold line averages over a 25th of the run
 MAX_DOTS = 12  # curves of up to this many values are drawn with dots
@@ -28,6 +40,7 @@ DASHES = ("-", "--", ":")  # of the first six runs, the next six, and so on
 DECADES = 1.5  # a metric that spans more of them may get a logarithmic axis
 LEVEL_COLORS = {Level.SUSPICIOUS: "suspicious-band", Level.COLLAPSED: "collapsed-band"}
 LEVEL_MARKERS = {Level.SUSPICIOUS: "^", Level.COLLAPSED: "s"}
+RASTER_DPI = 160  # resolution of the parts of an SVG that are images
 
 # Variables of `page.css`, which change with the reader's light or dark mode. matplotlib draws in
 # these colours, and `to_svg` replaces each by its variable.
@@ -45,6 +58,29 @@ COLORS = {
     "collapsed-band": "#d4202a",
 }
 
+FIGURE_COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Colours of a figure, which readers with colour blindness can tell apart (Okabe and Ito)."""
+FIGURE_STYLE: dict[Any, Any] = {  # Any: older stubs of matplotlib type the keys as str
+    "figure.dpi": 160,
+    "figure.constrained_layout.use": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "legend.frameon": False,
+}
+"""Settings of matplotlib for a figure."""
+FIGURE_KEYS = (
+    "rollout/score",
+    "rollout/gold",
+    "rollout/kl",
+    "rollout/response_length",
+    "rollout/perplexity",
+    "ppo/explained_variance",
+)
+"""Metrics that a figure of runs shows by default, as far as a run logged them."""
+FIGURE_COLUMNS = 3
+ITERATION_PREFIXES = ("rollout/", "ppo/")  # metrics that are logged once per PPO iteration
+
 
 class Svg(str):
     """An `<svg>` element; Jinja2 does not escape what has the method `__html__`."""
@@ -54,8 +90,14 @@ class Svg(str):
         return self
 
 
-def new_axes() -> Axes:
-    """Empty axes in a figure of their own.
+def new_axes(*, x_title: str = "", y_title: str = "") -> Axes:
+    """Make empty axes for a page, in a figure of their own.
+
+    Charts without titles on their axes have the same margins, so that they align on the page.
+
+    Args:
+        x_title: Title of the horizontal axis.
+        y_title: Title of the vertical axis.
 
     Raises:
         ModuleNotFoundError: If matplotlib is not installed.
@@ -66,11 +108,23 @@ def new_axes() -> Axes:
         raise ModuleNotFoundError(
             "charts are drawn with matplotlib: pip install matplotlib"
         ) from error
-    left, bottom, right, top, height = 42, 24, 8, 18, 156  # CSS pixels
-    whole = height + bottom + top
-    figure = Figure(figsize=(WIDTH / 72, whole / 72))
-    place = (left / WIDTH, bottom / whole, 1 - (left + right) / WIDTH, height / whole)
-    axes = figure.add_axes(place, frame_on=False)
+    size = (WIDTH / 72, HEIGHT / 72)
+    if x_title or y_title:
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot(frame_on=False)
+        axes.set_xlabel(x_title, size=10, color=COLORS["faint"])
+        axes.set_ylabel(y_title, size=10, color=COLORS["faint"])
+    else:
+        figure = Figure(figsize=size)
+        axes = figure.add_axes(
+            (
+                LEFT_MARGIN / WIDTH,
+                BOTTOM_MARGIN / HEIGHT,
+                1 - (LEFT_MARGIN + RIGHT_MARGIN) / WIDTH,
+                1 - (BOTTOM_MARGIN + TOP_MARGIN) / HEIGHT,
+            ),
+            frame_on=False,
+        )
     axes.grid(axis="y", color=COLORS["grid"], linewidth=1)
     axes.tick_params(length=0, labelsize=10, labelcolor=COLORS["faint"])
     axes.ticklabel_format(useOffset=False, scilimits=(-4, 5))
@@ -80,15 +134,21 @@ def new_axes() -> Axes:
 
 
 def to_svg(axes: Axes, label: str) -> Svg:
-    """The figure of some axes as an `<svg>` element, with a description for a screen reader."""
+    """Render the figure of some axes as an `<svg>` element.
+
+    Args:
+        axes: Axes of `new_axes`.
+        label: Description for a screen reader. Charts on one page need different ones.
+    """
     import matplotlib
 
-    file, figure = StringIO(), axes.get_figure(root=True)
+    file = StringIO()
+    figure = axes.get_figure(root=True)
     assert figure is not None
     # Fixed ids, so that the same runs make the same page.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing, dpi=RASTER_DPI)
     _, viewbox, drawing = re.split(
         r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', file.getvalue(), maxsplit=1
     )
@@ -104,7 +164,14 @@ def to_svg(axes: Axes, label: str) -> Svg:
 def metric_chart(
     panel: Panel, runs: Sequence[Run], verdicts: Sequence[LoggedVerdict], steps: tuple[int, int]
 ) -> Svg:
-    """The chart of one metric, see `draw_metric`."""
+    """Render the chart of one metric for a page.
+
+    Args:
+        panel: The metric.
+        runs: Runs to draw, as in `draw_metric`.
+        verdicts: Verdicts of a single run.
+        steps: First and last step of the horizontal axis.
+    """
     label = f"{panel.title} over steps {steps[0]} to {steps[1]}"
     return to_svg(draw_metric(panel, runs, verdicts, steps), label)
 
@@ -112,10 +179,16 @@ def metric_chart(
 def draw_metric(
     panel: Panel, runs: Sequence[Run], verdicts: Sequence[LoggedVerdict], steps: tuple[int, int]
 ) -> Axes:
-    """Draw one metric over all runs, from the first to the last of `steps`.
+    """Draw one metric over all runs.
 
     The levels of a single run fill the background, and its verdicts are numbered lines. Several
     runs have a mark on their curves where they became suspicious or collapsed.
+
+    Args:
+        panel: The metric. A run that did not log it is left out.
+        runs: Runs to draw, in the order of their colours.
+        verdicts: Verdicts of a single run.
+        steps: First and last step of the horizontal axis.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -129,14 +202,82 @@ def draw_metric(
         if curve is None:
             continue
         values += [p.value for piece in (curve.points, *curve.undone) for p in piece]
-        _draw_curve(axes, curve, run_style(index), shows_values=len(runs) <= FEW_RUNS)
+        draw_curve(axes, curve, run_style(index), shows_values=len(runs) <= FEW_RUNS)
         if len(runs) > 1:
             _mark_levels(axes, run, curve, COLORS[f"c{index % RUN_COLORS}"])
-    _fit_values(axes, panel, [value for value in values if math.isfinite(value)])
+    _fit_values(axes, panel, values)
     if len(runs) == 1:
         _draw_levels(axes, runs[0])
         _number_verdicts(axes, verdicts, apart=0.04 * (steps[1] - steps[0]))
     return axes
+
+
+def run_figure(runs: Mapping[str, str | Path], keys: Sequence[str] | None = None) -> Figure:
+    """Draw metrics of runs over their iterations or steps, with one panel per metric.
+
+    As in Figure 4 of arXiv 2307.04964. Thin lines are the logged values, bold ones their moving
+    average.
+
+    Args:
+        runs: Folder of each run by its name in the legend, see `lit_callbacks.read_run`.
+        keys: Metrics to draw. `None`: the metrics of `FIGURE_KEYS` that a run has.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    if not runs:
+        raise ValueError("runs: expected at least one run, got none")
+    loaded = [read_run(name, folder) for name, folder in runs.items()]
+    panels = choose_panels(loaded, _usual_figure_keys(loaded) if keys is None else keys)
+    columns = min(FIGURE_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    lines: dict[str, Line2D] = {}
+    with rc_context(FIGURE_STYLE):
+        figure = Figure(figsize=(3.3 * columns, 2.3 * rows + 0.5))
+        every_axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+        for unused in every_axes[len(panels) :]:
+            unused.set_axis_off()
+        for place, (axes, panel) in enumerate(zip(every_axes, panels, strict=False)):
+            lines |= _draw_figure_panel(axes, panel, loaded)
+            if place + columns >= len(panels):  # the lowest panel of its column
+                by_iteration = panel.key.startswith(ITERATION_PREFIXES)
+                axes.set_xlabel("PPO iteration" if by_iteration else "step")
+        names = [name for name in runs if name in lines]
+        handles = [lines[name] for name in names]
+        figure.legend(handles, names, loc="outside upper center", ncols=len(names), fontsize=11)
+    return figure
+
+
+def _usual_figure_keys(runs: Sequence[Run]) -> list[str]:
+    """The metrics of `FIGURE_KEYS` that a run logged."""
+    logged = {key for run in runs for key in run.curves}
+    usual = [key for key in FIGURE_KEYS if key in logged]
+    if not usual:
+        raise ValueError(
+            f"keys: expected metrics that a run logged ({', '.join(sorted(logged))}), got none of "
+            "the usual ones"
+        )
+    return usual
+
+
+def _draw_figure_panel(axes: Axes, panel: Panel, runs: Sequence[Run]) -> dict[str, Line2D]:
+    """Draw a metric into a figure; return the bold line of each run that has it, by name."""
+    from matplotlib.ticker import MaxNLocator
+
+    lines: dict[str, Line2D] = {}
+    values: list[float] = []
+    for color, run in zip(cycle(FIGURE_COLORS), runs, strict=False):
+        curve = run.curves.get(panel.key)
+        if curve is not None:
+            values += [point.value for point in curve.points]
+            lines[run.name] = draw_curve(axes, curve, {"color": color}, shows_values=True)
+    _fit_values(axes, panel, values)
+    axes.set_title(", ".join(filter(None, (panel.title, panel.unit))))
+    axes.tick_params(labelsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    return lines
 
 
 def run_style(index: int) -> dict[str, Any]:
@@ -151,16 +292,29 @@ def run_class(index: int) -> str:
 
 
 def moving_average(values: Sequence[float], half_width: int) -> list[float]:
-    """Means of the finite values in a centered window, which shrinks at the ends, or NaN."""
+    """Average the finite values in a centered window, which shrinks at the ends.
+
+    Args:
+        values: Values in the order of their steps.
+        half_width: Number of values on either side of the middle one.
+
+    Returns:
+        A mean for each value; NaN where a window has no finite value.
+    """
     windows = (values[max(0, i - half_width) : i + half_width + 1] for i in range(len(values)))
     finite = ([value for value in window if math.isfinite(value)] for window in windows)
     return [fmean(window) if window else math.nan for window in finite]
 
 
 def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
-    """Indices of values that look like the whole series when drawn in so many columns.
+    """Choose values that look like the whole series when they are drawn.
 
-    They are the extremes of each column and its first gap, and both ends.
+    Args:
+        values: Values in the order of their steps.
+        columns: Number of columns that the series is divided into.
+
+    Returns:
+        Indices of the extremes of each column, of its first gap, and of both ends.
     """
     n = len(values)
     if n <= 2 * columns:
@@ -175,7 +329,17 @@ def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
     return sorted(kept)
 
 
-def _draw_curve(axes: Axes, curve: Curve, style: dict[str, Any], shows_values: bool) -> None:
+def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], *, shows_values: bool) -> Line2D:
+    """Draw a curve and its moving average, which is the bold line that is returned.
+
+    Pieces that were undone are dotted, and values that are not finite are gaps with a stroke.
+
+    Args:
+        axes: Axes to draw in.
+        curve: The curve.
+        style: Arguments of matplotlib for the bold line, `color` among them.
+        shows_values: Whether the logged values are drawn as a thin line.
+    """
     for piece in curve.undone:
         kept = [piece[i] for i in thin([point.value for point in piece])]
         undone = {**style, "linestyle": (0, (1, 3)), "linewidth": 1.6}
@@ -192,14 +356,18 @@ def _draw_curve(axes: Axes, curve: Curve, style: dict[str, Any], shows_values: b
         values = moving_average(values, half_width)
     marker = "o" if len(steps) <= MAX_DOTS else None
     shown = [values[i] for i in indices]
-    axes.plot(steps, shown, linewidth=1.8, markersize=4, marker=marker, **style)
+    (bold,) = axes.plot(steps, shown, linewidth=1.8, markersize=4, marker=marker, **style)
     if broken:
         bottom = axes.get_xaxis_transform()
         axes.plot(broken, [0.03] * len(broken), "|", color=style["color"], transform=bottom)
+    return bold
 
 
 def _fit_values(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
-    low, high = min(values, default=0.0), max(values, default=1.0)
+    """Choose the scale and the limits of the vertical axis for the finite ones of some values."""
+    finite = [value for value in values if math.isfinite(value)]
+    low = min(finite, default=0.0)
+    high = max(finite, default=1.0)
     decades = _signed_log(high) - _signed_log(low)
     if panel.signed_log and decades > DECADES:
         axes.set_yscale("symlog", linthresh=1)

@@ -135,7 +135,7 @@ def _run_chat(chat: Chat) -> None:
         importlib.import_module("readline")  # input() then edits lines and keeps a history
     names = ", ".join(speaker.name for speaker in chat.speakers)
     greeting = f"A chat with {names}. /help lists the commands, Ctrl-D ends it."
-    print_text(console, greeting, NOTE_STYLE)
+    print_text(console, greeting, style=NOTE_STYLE)
     chat.run(lambda: input("\nyou: "))
     print_text(console, "")
 

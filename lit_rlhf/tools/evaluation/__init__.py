@@ -5,14 +5,14 @@
 - `lit_rlhf report reward`: `reward_report.score_pairs`, `measure_reward_model`.
 """
 
-from lit_rlhf.tools.evaluation.charts import LiveCurves as LiveCurves
-from lit_rlhf.tools.evaluation.charts import kl_figure as kl_figure
-from lit_rlhf.tools.evaluation.charts import outcome_figure as outcome_figure
-from lit_rlhf.tools.evaluation.charts import run_figure as run_figure
-from lit_rlhf.tools.evaluation.charts import save_figure as save_figure
+from lit_callbacks.charts import run_figure as run_figure
 from lit_rlhf.tools.evaluation.compare import Comparison as Comparison
 from lit_rlhf.tools.evaluation.compare import compare_policies as compare_policies
 from lit_rlhf.tools.evaluation.compare import print_comparison as print_comparison
+from lit_rlhf.tools.evaluation.figures import kl_figure as kl_figure
+from lit_rlhf.tools.evaluation.figures import outcome_figure as outcome_figure
+from lit_rlhf.tools.evaluation.figures import save_figure as save_figure
+from lit_rlhf.tools.evaluation.live_curves import LiveCurves as LiveCurves
 from lit_rlhf.tools.evaluation.responses import Responses as Responses
 from lit_rlhf.tools.evaluation.responses import read_responses as read_responses
 from lit_rlhf.tools.evaluation.sampling import Generation as Generation

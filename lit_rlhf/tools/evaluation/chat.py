@@ -165,7 +165,7 @@ class Chat:
             seed = self.seed + self.turn
             self.turn += 1
             for speaker in self.speakers:
-                print_text(self.console, f"{speaker.name}: ", NAME_STYLE, end="")
+                print_text(self.console, f"{speaker.name}: ", style=NAME_STYLE, end="")
                 note = self._reply(speaker, line.strip(), seed)
                 print_text(self.console, "")
                 if note:
@@ -203,7 +203,7 @@ class Chat:
             self._print_note(f"there is no command {command}\n{HELP}")
 
     def _print_note(self, text: str) -> None:
-        print_text(self.console, text, NOTE_STYLE)
+        print_text(self.console, text, style=NOTE_STYLE)
 
 
 def load_speakers(

@@ -171,7 +171,10 @@ class Comparison:
         """Each policy against the baseline, under each reward."""
         others = {name: report for name, report in self.policies.items() if report.outcomes}
         return [
-            (reward, {name: report.outcomes[reward] for name, report in others.items()})
+            HeadToHeads(
+                judge=reward,
+                outcomes={name: report.outcomes[reward] for name, report in others.items()},
+            )
             for reward in (self.rewards if others else ())
         ]
 
@@ -506,7 +509,7 @@ def print_comparison(comparison: Comparison) -> None:
     table = make_table(
         f"{comparison.n_prompts} prompts, {'one response' if n == 1 else f'{n} responses'} each; "
         "mean [95 % interval]",
-        *("", *comparison.policies),
+        ["", *comparison.policies],
         caption=f"KL: per response, against {comparison.baseline}",
     )
     for reward in comparison.rewards:
@@ -520,7 +523,7 @@ def print_comparison(comparison: Comparison) -> None:
     if comparison.best_of:
         chosen = next(iter(comparison.rewards))
         title = f"best of n of {comparison.baseline} by {chosen}; mean [95 % interval]"
-        table = make_table(title, "n", "KL", *comparison.rewards)
+        table = make_table(title, ["n", "KL", *comparison.rewards])
         for best in comparison.best_of:
             cells = _score_cells(best.scores.values())
             table.add_row(str(best.n), f"{best.kl:.2f}", *cells)

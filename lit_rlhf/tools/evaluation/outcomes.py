@@ -5,7 +5,7 @@ Shares have Wilson's interval, mean scores the percentile bootstrap's.
 Notation: `N` prompts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +21,18 @@ _CONFIDENCE = 0.95
 
 
 class Outcomes(NamedTuple):
-    """Rates at which a policy wins, ties and loses against the baseline on `n` prompts.
+    """Rates at which a policy wins, ties and loses against the baseline.
 
     It wins or loses where the scores differ by more than a margin. Intervals are Wilson's, 95 %.
+
+    Attributes:
+        win: Share of prompts on which the policy wins, in [0, 1].
+        tie: Share of ties.
+        lose: Share of prompts on which the policy loses.
+        win_interval: Interval of `win`.
+        tie_interval: Interval of `tie`.
+        lose_interval: Interval of `lose`.
+        n: Number of prompts.
     """
 
     win: float
@@ -35,17 +44,26 @@ class Outcomes(NamedTuple):
     n: int
 
 
-HeadToHeads = tuple[str, dict[str, Outcomes | None]]
-"""A reward or a judge's criterion, and each policy's outcomes against the baseline by it.
+class HeadToHeads(NamedTuple):
+    """Each policy against the baseline, as one reward or one criterion of a judge decides.
 
-They are `None` without a single valid verdict.
-"""
+    Attributes:
+        judge: Name of the reward or of the criterion.
+        outcomes: Rates of each policy by its name; `None` without a single valid verdict.
+    """
+
+    judge: str
+    outcomes: Mapping[str, Outcomes | None]
 
 
 class ScoreSummary(NamedTuple):
     """Mean over prompts of a policy's scores under one reward, with its 95 % bootstrap interval.
 
-    `std` is the sample standard deviation over prompts; 0 for a single prompt.
+    Attributes:
+        mean: Mean over prompts.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        std: Sample standard deviation over prompts; 0 for a single prompt.
     """
 
     mean: float
@@ -55,12 +73,18 @@ class ScoreSummary(NamedTuple):
 
 
 def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -> Outcomes:
-    """Win, tie and lose rates of one policy against another by their scores `[N]` or `[N, S]`.
+    """Compute win, tie and lose rates of one policy against another.
 
-    Scores that differ by `margin` at most are a tie. Of `S` samples, those of the same place are
-    compared, and a prompt counts as one trial of the intervals.
+    Of `S` samples, the ones at the same place are compared, and a prompt counts as one trial of the
+    intervals.
+
+    Args:
+        scores: Scores of the policy, `[N]` or `[N, S]`, finite.
+        baseline: Scores of the other policy on the same prompts, of the same shape.
+        margin: Largest difference of two scores that is a tie, at least 0.
     """
-    ours, theirs = _check_scores(scores, "scores", 2), _check_scores(baseline, "baseline", 2)
+    ours = _check_scores(scores, "scores", max_dims=2)
+    theirs = _check_scores(baseline, "baseline", max_dims=2)
     if ours.shape != theirs.shape:
         raise ValueError(
             f"baseline: expected {len(ours)} scores, one for each of scores, got {len(theirs)}"
@@ -71,17 +95,22 @@ def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -
     wins = float((difference > margin).mean(axis=1).sum())
     losses = float((difference < -margin).mean(axis=1).sum())
     ties = max(n - wins - losses, 0.0)
-    win, tie, lose = (
-        wilson_interval(count, n, confidence=_CONFIDENCE) for count in (wins, ties, losses)
+    return Outcomes(
+        win=wins / n,
+        tie=ties / n,
+        lose=losses / n,
+        win_interval=wilson_interval(wins, n, confidence=_CONFIDENCE),
+        tie_interval=wilson_interval(ties, n, confidence=_CONFIDENCE),
+        lose_interval=wilson_interval(losses, n, confidence=_CONFIDENCE),
+        n=n,
     )
-    return Outcomes(wins / n, ties / n, losses / n, win, tie, lose, n)
 
 
 def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
-    """Mean score with its 95 % percentile bootstrap interval over prompts.
+    """Average scores over prompts, with a 95 % percentile bootstrap interval.
 
-    Equal seeds resample the same prompts, so the intervals of policies on the same prompts are
-    comparable. NumPy's global generator is not used.
+    Equal values of `seed` resample the same prompts, so the intervals of policies on the same
+    prompts are comparable. NumPy's global generator is not used. `scores` has shape `[N]`.
     """
     values = _check_scores(scores, "scores")
     generator = np.random.default_rng(seed)
@@ -91,29 +120,42 @@ def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(means, [tail, 1 - tail]).tolist()
     std = values.std(ddof=1) if n > 1 else 0.0
-    return ScoreSummary(float(values.mean()), low, high, float(std))
+    return ScoreSummary(mean=float(values.mean()), low=low, high=high, std=float(std))
 
 
 def outcomes_table(judged: Sequence[HeadToHeads], baseline: str) -> Table:
-    """Build a terminal table with a row per policy and criterion, with cells like `50 [44, 56]`."""
-    title = f"against {baseline}, % of prompts [95 % interval]"
-    headings = ("by", "policy", "win", "tie", "lose", "n")
-    table = make_table(title, *headings, n_names=2, no_wrap=True)
-    rows = [(by, *one) for by, outcomes in judged for one in outcomes.items()]
-    for by, policy, result in rows:
-        cells = ["-", "-", "-", "0"]
-        if result is not None:
-            win, tie, lose, *intervals, n = result
-            shares = zip((win, tie, lose), intervals, strict=True)
-            cells = [f"{100 * s:.0f} [{100 * i.low:.0f}, {100 * i.high:.0f}]" for s, i in shares]
-            cells.append(str(n))
-        table.add_row(by, policy, *cells)
+    """Build a terminal table with a row per policy and criterion, with cells like `50 [44, 56]`.
+
+    `baseline` is the name of the policy that all others are compared with.
+    """
+    table = make_table(
+        f"against {baseline}, % of prompts [95 % interval]",
+        ["by", "policy", "win", "tie", "lose", "n"],
+        n_names=2,
+        no_wrap=True,
+    )
+    for judge, outcomes in judged:
+        for policy, result in outcomes.items():
+            if result is None:
+                cells = ["-", "-", "-", "0"]
+            else:
+                cells = [
+                    _format_rate(result.win, result.win_interval),
+                    _format_rate(result.tie, result.tie_interval),
+                    _format_rate(result.lose, result.lose_interval),
+                    str(result.n),
+                ]
+            table.add_row(judge, policy, *cells)
     return table
 
 
-def _check_scores(values: ArrayLike, name: str, dims: int = 1) -> NDArray[np.float64]:
+def _format_rate(share: float, interval: Interval) -> str:
+    return f"{100 * share:.0f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
+
+
+def _check_scores(values: ArrayLike, name: str, *, max_dims: int = 1) -> NDArray[np.float64]:
     scores = np.asarray(values, dtype=np.float64)
-    if not 1 <= scores.ndim <= dims or len(scores) == 0:
+    if not 1 <= scores.ndim <= max_dims or len(scores) == 0:
         raise ValueError(f"{name}: expected shape [N] with N >= 1, got {scores.shape}")
     if not np.isfinite(scores).all():
         raise ValueError(f"{name}: expected finite numbers, got {scores[~np.isfinite(scores)][0]}")

@@ -5,7 +5,7 @@ Results go to standard output; progress goes to standard error.
 
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -25,16 +25,27 @@ from rich.text import Text
 
 from lit_rlhf.functional import Interval
 
-NAME_STYLE, NOTE_STYLE = "bold cyan", "dim"
+NAME_STYLE = "bold cyan"
+NOTE_STYLE = "dim"
 _UNBOUNDED_WIDTH = 100_000  # characters
 
 
 def make_table(
-    title: str, *headings: str, n_names: int = 1, no_wrap: bool = False, caption: str | None = None
+    title: str,
+    headings: Sequence[str],
+    *,
+    n_names: int = 1,
+    no_wrap: bool = False,
+    caption: str | None = None,
 ) -> Table:
-    """Build a table whose first `n_names` columns hold names and the others numbers.
+    """Build a table without rows.
 
-    With `no_wrap`, a narrow terminal folds the names before the numbers.
+    Args:
+        title: Text above the table.
+        headings: Headings of the columns.
+        n_names: Number of columns with names, from the left. The others hold numbers.
+        no_wrap: Whether a narrow terminal folds the names before the numbers.
+        caption: Text below the table.
     """
     table = Table(box=box.HORIZONTALS, padding=(0, 1), title=title, caption=caption)
     for place, heading in enumerate(headings):
@@ -61,8 +72,15 @@ def print_table(table: Table) -> None:
     console.print(table)
 
 
-def print_text(console: Console, text: str, style: str = "", end: str = "\n") -> None:
-    """Print text, such as a model's response, without markup, wrapping or control characters."""
+def print_text(console: Console, text: str, *, style: str = "", end: str = "\n") -> None:
+    """Print text, such as a model's response, without markup, wrapping or control characters.
+
+    Args:
+        console: Where to print.
+        text: What to print.
+        style: Style of rich, such as `NAME_STYLE`.
+        end: What to print after the text.
+    """
     console.print(Text(remove_control_characters(text), style), end=end, soft_wrap=True)
 
 
@@ -75,9 +93,11 @@ def remove_control_characters(text: str) -> str:
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on standard error; a log file gets its final state as one line.
 
-    The function that it yields takes the number of steps just completed.
+    The bar is named `label` and is full after `total` steps. The function that it yields takes the
+    number of steps just completed.
     """
-    columns = (
+    console = Console(stderr=True)
+    with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=22),
         MofNCompleteColumn(),
@@ -85,9 +105,9 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
         TextColumn("elapsed,"),
         TimeRemainingColumn(),
         TextColumn("left"),
-    )
-    console = Console(stderr=True)  # in a notebook rich would leave an empty output
-    with Progress(*columns, console=console, disable=console.is_jupyter) as progress:
+        console=console,
+        disable=console.is_jupyter,  # in a notebook rich would leave an empty output
+    ) as progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.update(task, advance=done)
 

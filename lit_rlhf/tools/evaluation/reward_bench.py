@@ -117,8 +117,11 @@ def summarize(
 
 def _print(model: str, result: dict[str, Any]) -> None:
     mean = "-" if result["mean"] is None else f"{result['mean']:.1%}"
-    heads = ("subset", "questions", "too long", "accuracy")
-    table = make_table(f"RewardBench: {model}", *heads, caption=f"mean over subsets: {mean}")
+    table = make_table(
+        f"RewardBench: {model}",
+        ["subset", "questions", "too long", "accuracy"],
+        caption=f"mean over subsets: {mean}",
+    )
     for subset, row in result["subsets"].items():
         text = "{accuracy:.1%} [{low:.1%}, {high:.1%}]" if "low" in row else "-"
         table.add_row(subset, str(row["questions"]), str(row["left_out"]), text.format_map(row))

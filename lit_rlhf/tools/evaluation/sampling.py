@@ -311,13 +311,13 @@ def print_generation(generation: Generation) -> None:
     first_model = next(iter(generation.responses.values()))
     for start in range(0, len(first_model), n_samples):
         for message in first_model[start].prompt:
-            print_text(console, f"{message.role}: ", NAME_STYLE, end="")
+            print_text(console, f"{message.role}: ", style=NAME_STYLE, end="")
             print_text(console, message.content)
         for name, responses in generation.responses.items():
             for response in responses[start : start + n_samples]:
                 number = f" {response.sample + 1}" if n_samples > 1 else ""
-                print_text(console, f"{name}{number}: ", NAME_STYLE, end="")
+                print_text(console, f"{name}{number}: ", style=NAME_STYLE, end="")
                 print_text(console, response.response)
                 if not response.ended:
-                    print_text(console, f"(cut off at {response.length} tokens)", NOTE_STYLE)
+                    print_text(console, f"(cut off at {response.length} tokens)", style=NOTE_STYLE)
         print_text(console, "")

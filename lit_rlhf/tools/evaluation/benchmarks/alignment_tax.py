@@ -157,7 +157,7 @@ def print_benchmarks(report: BenchmarkReport) -> None:
     caption = f"Below each score: its difference from {names[0]}." if len(names) > 1 else None
     shots = "" if report.shots is None else f", {report.shots} examples before each"
     title = f"benchmarks{shots}; score ± standard error"
-    table = make_table(title, "", "questions", *names, caption=caption)
+    table = make_table(title, ["", "questions", *names], caption=caption)
     for row in report.rows:
         name = f"  {row.part}" if row.part else row.benchmark
         lower = ", lower is better" if row.higher_is_better is False else ""

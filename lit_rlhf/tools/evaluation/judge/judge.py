@@ -248,10 +248,10 @@ class Judgement:
     @property
     def head_to_heads(self) -> list[HeadToHeads]:
         """Each policy against the baseline, by each criterion."""
-        found: dict[str, dict[str, Outcomes | None]] = {}
+        by_criterion: dict[str, dict[str, Outcomes | None]] = {}
         for row in self.policies:
-            found.setdefault(row.criterion, {})[row.policy] = row.against_baseline
-        return list(found.items())
+            by_criterion.setdefault(row.criterion, {})[row.policy] = row.against_baseline
+        return [HeadToHeads(judge=name, outcomes=rates) for name, rates in by_criterion.items()]
 
     def as_dict(self) -> dict[str, Any]:
         """Convert the result to JSON types."""
@@ -322,7 +322,7 @@ def print_judgement(judgement: Judgement) -> None:
     print_table(outcomes_table(judgement.head_to_heads, judgement.baseline))
     table = make_table(
         "both orders of a pair",
-        *("by", "policy", "first, %", "second, %", "invalid"),
+        ["by", "policy", "first, %", "second, %", "invalid"],
         n_names=2,
         caption="first, second: preferred in both orders because of its position; a tie",
     )
