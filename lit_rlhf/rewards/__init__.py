@@ -10,8 +10,6 @@ from lit_rlhf.rewards.functions import CallableReward as CallableReward
 from lit_rlhf.rewards.functions import RewardError as RewardError
 from lit_rlhf.rewards.functions import RewardFunction as RewardFunction
 from lit_rlhf.rewards.judge import JudgeRule as JudgeRule
-from lit_rlhf.rewards.judge import escape_json as escape_json
-from lit_rlhf.rewards.judge import open_endpoint as open_endpoint
 from lit_rlhf.rewards.model import ModelReward as ModelReward
 from lit_rlhf.rewards.remote import RemoteScorer as RemoteScorer
 from lit_rlhf.rewards.remote import redact_url as redact_url

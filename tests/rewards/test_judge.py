@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rewards import RewardError, WeightedReward, judge, untrusted_rewards
-from lit_rlhf.rewards.judge import JudgeRule
+from lit_rlhf.rewards import RewardError, WeightedReward, untrusted_rewards
+from lit_rlhf.rewards.judge import JudgeRule, grading
 from tests.support.judge_server import Asked, Failure, judge_server
 from tests.support.reward_inputs import said
 from tests.support.tiny_models import tiny_tokenizer
@@ -32,7 +32,7 @@ def length(asked: Asked) -> str:
 
 
 def rule(url: str, **options: Any) -> JudgeRule:
-    return JudgeRule("grader", url, "It is short.", retries=0, **options)
+    return JudgeRule(model="grader", base_url=url, criterion="It is short.", retries=0, **options)
 
 
 def test_each_pair_is_graded_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -47,11 +47,11 @@ def test_each_pair_is_graded_once(caplog: pytest.LogCaptureFixture) -> None:
         assert len(server.asked) == 4
         assert server.most_at_once <= 2
     sent = sum(len(m["content"].split()) for a in server.asked for m in a.body["messages"])
-    assert reward.tokens[0] == sent + 4  # each reply is a word
+    assert reward.tokens.used == sent + 4  # each reply is a word
 
 
 def test_kept_grades_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "KEPT_GRADES", 2)
+    monkeypatch.setattr(grading, "KEPT_GRADES", 2)
     with judge_server(length) as server:
         reward = rule(server.base_url)
         for _ in range(2):
@@ -88,8 +88,10 @@ def test_texts_are_data() -> None:
         ("-3", "got '-3' at last for the response 'b'"),
         (Failure(401, "no key"), r"the judge grader at http://127.*: AuthenticationError"),
         (Failure(500), "InternalServerError"),
-        ({"choices": []}, "IndexError"),
-        ({"choices": None}, "TypeError"),
+        ({"choices": []}, "the judge grader at .* does not reply as an OpenAI-compatible endpoint"),
+        ({"choices": None}, "base_url: http://127.* does not reply as an OpenAI-compatible"),
+        ({"choices": [{"message": None}]}, "got '' at last"),
+        ({"choices": [{"message": {"content": ["7"]}}]}, "expected a whole number"),
     ],
 )
 def test_without_a_grade_the_run_ends(answer: Any, message: str) -> None:
@@ -109,7 +111,7 @@ def test_a_key_is_sent_and_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
         RewardError, match="expected OpenAI's key in the environment variable MY_KEY"
     ):
         JudgeRule("grader", api_key_variable="MY_KEY")(["a"], ["b"])
-    monkeypatch.setattr(judge, "find_spec", lambda _: None)
+    monkeypatch.setattr(grading, "find_spec", lambda _: None)
     with pytest.raises(ImportError, match="needs the openai package"):
         JudgeRule("grader")
 

@@ -15,16 +15,18 @@ from typing import Any, Literal, NamedTuple
 
 from lit_rlhf.files import write_json_lines
 from lit_rlhf.rewards import redact_url
-from lit_rlhf.tools.evaluation.judge.client import (
-    ChatMessage,
+from lit_rlhf.rewards.judge.comparing import (
     Criterion,
-    JudgeClient,
-    JudgeError,
-    JudgeOptions,
     JudgeReply,
     Question,
     question_messages,
     wording,
+)
+from lit_rlhf.tools.evaluation.judge.options import (
+    JudgeError,
+    JudgeOptions,
+    ask_judge,
+    open_judge,
 )
 from lit_rlhf.tools.evaluation.outcomes import (
     HeadToHeads,
@@ -35,7 +37,8 @@ from lit_rlhf.tools.evaluation.outcomes import (
 from lit_rlhf.tools.evaluation.output import make_table, print_table, progress_bar, to_json_types
 from lit_rlhf.tools.evaluation.responses import Responses
 
-ANSWERS_FILE, _VERDICTS_FILE = "answers.jsonl", "verdicts.jsonl"
+ANSWERS_FILE = "answers.jsonl"
+_VERDICTS_FILE = "verdicts.jsonl"
 Result = Literal["win", "tie", "lose", "invalid"]
 _POINTS = {"win": 1.0, "tie": 0.0, "lose": -1.0}
 
@@ -43,8 +46,11 @@ _POINTS = {"win": 1.0, "tie": 0.0, "lose": -1.0}
 class PairVerdict(NamedTuple):
     """The judge's verdict on a policy's answer beside the baseline's.
 
-    It is `invalid` if one of its replies, with the policy's answer as A and as B, could not be
-    read. Equal answers are not shown to the judge, so there are no replies.
+    Attributes:
+        result: Who wins; `invalid` if one of the replies could not be read.
+        policy_as_a: Reply with the policy's answer as A. `None` for equal answers, which are not
+            shown to the judge.
+        policy_as_b: Reply with the policy's answer as B.
     """
 
     result: Result
@@ -56,20 +62,25 @@ def _combine_orders(policy_as_a: JudgeReply, policy_as_b: JudgeReply) -> PairVer
     """The policy wins or loses if both replies say so. Otherwise it is a tie."""
     verdicts = (policy_as_a.verdict, policy_as_b.verdict)
     agreed: dict[Any, Result] = {("A", "B"): "win", ("B", "A"): "lose"}
-    result = "invalid" if None in verdicts else agreed.get(verdicts, "tie")
-    return PairVerdict(result, policy_as_a, policy_as_b)
+    return PairVerdict(
+        result="invalid" if None in verdicts else agreed.get(verdicts, "tie"),
+        policy_as_a=policy_as_a,
+        policy_as_b=policy_as_b,
+    )
 
 
 def verdict_rates(verdicts: Sequence[PairVerdict]) -> Outcomes | None:
-    """Win, tie and lose rates over the valid verdicts; `None` if there is none."""
+    """Compute win, tie and lose rates over the valid verdicts; `None` if there is none."""
     points = [_POINTS[verdict.result] for verdict in verdicts if verdict.result != "invalid"]
     return outcome_rates(points, [0.0] * len(points)) if points else None
 
 
 def position_bias(verdicts: Sequence[PairVerdict]) -> dict[str, float] | None:
-    """Shares of pairs in which the judge preferred the first or the second answer in both orders.
+    """Compute the shares of pairs in which the judge preferred the same place in both orders.
 
-    `None` without a pair that has two valid replies.
+    Returns:
+        Shares in [0, 1] of the `first` and of the `second` place; `None` without a pair that has
+        two valid replies.
     """
     pairs = [
         (verdict.policy_as_a.verdict, verdict.policy_as_b.verdict)
@@ -84,13 +95,14 @@ def position_bias(verdicts: Sequence[PairVerdict]) -> dict[str, float] | None:
     }
 
 
-def _question_key(messages: Sequence[ChatMessage], options: JudgeOptions) -> str:
+def _question_key(question: Question, options: JudgeOptions) -> str:
     """Hash everything that a reply depends on.
 
     The endpoint's address is left out: a local server may come back on another port.
     """
     sampling = [options.model, options.temperature, options.max_tokens, options.max_attempts]
-    parts = [list(messages), [*sampling, wording()]]
+    messages = question_messages(question, options.max_characters)
+    parts = [messages, [*sampling, wording()]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -106,16 +118,22 @@ class _ReplyCache:
         self._lock = Lock()
         content = self.path.read_bytes() if self.path.exists() else b""
         complete, _, incomplete = content.rpartition(b"\n")
-        self.replies = dict(
-            self._parse(line, number) for number, line in enumerate(complete.splitlines(), 1)
-        )
+        self.replies: dict[str, JudgeReply] = {}
+        for number, line in enumerate(complete.splitlines(), start=1):
+            self._read_line(line, number)
         self._file = self.path.open("ab")
         if incomplete:
             # else the next reply would be appended to it, and both would be lost
             self._file.truncate(len(content) - len(incomplete))
 
     def add(self, key: str, reply: JudgeReply, description: Mapping[str, Any]) -> None:
-        """Store a reply with a description for people; the line has then left the process."""
+        """Store a reply; its line has then left the process.
+
+        Args:
+            key: Hash of the question.
+            reply: The reply.
+            description: Further fields of the line, for people who read the file.
+        """
         line = json.dumps({"key": key, **description, **reply._asdict()}) + "\n"
         with self._lock:
             self.replies[key] = reply
@@ -126,10 +144,12 @@ class _ReplyCache:
         """Close the file."""
         self._file.close()
 
-    def _parse(self, line: bytes, number: int) -> tuple[str, JudgeReply]:
+    def _read_line(self, line: bytes, number: int) -> None:
+        """Take the reply in a line, which has the number `number` in the file."""
         try:
             record = json.loads(line)
-            return record["key"], JudgeReply(*(record[name] for name in JudgeReply._fields))
+            reply = JudgeReply(**{name: record[name] for name in JudgeReply._fields})
+            self.replies[record["key"]] = reply
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{self.path}:{number}: expected an answer of the judge, got {line!r:.80}; delete "
@@ -140,40 +160,47 @@ class _ReplyCache:
 class Judge(AbstractContextManager["Judge"]):
     """A judge with a cache of its replies; a context manager, which closes connections and file.
 
-    `questions` are all that were put, by key, and `asked` the keys of those that this run asked.
+    Attributes:
+        options: Options of the judge.
+        questions: All questions by key, whether this run or an earlier one asked them.
+        asked: Keys of the questions that this run asked.
     """
 
     def __init__(self, options: JudgeOptions) -> None:
         if not options.model:
             raise ValueError("judge.model: expected the name of a model, got none")
         self.options = options
-        self._client = JudgeClient(options)
+        self._endpoint = open_judge(options)
         self._cache = _ReplyCache(Path(options.folder) / ANSWERS_FILE)
         self.questions: dict[str, Question] = {}
         self.asked: set[str] = set()
 
     def __exit__(self, *error: object) -> None:
-        self._client.close()
+        self._endpoint.close()
         self._cache.close()
 
     def judge_pairs(self, pairs: Sequence[Question], label: str) -> list[PairVerdict]:
         """Judge pairs, each in both orders. Pairs of equal answers tie without a question.
 
         The policy's answer is A and the baseline's B. If the endpoint does not reply, the replies
-        received so far are kept.
+        received so far are kept. `label` names the progress bar.
         """
         different = [pair for pair in pairs if pair.answer_a != pair.answer_b]
-        replies = self._ask_all([q for pair in different for q in (pair, pair.swapped)], label)
-        both_orders = iter(zip(replies[::2], replies[1::2], strict=True))
-        return [
-            _combine_orders(*next(both_orders))
-            if pair.answer_a != pair.answer_b
-            else PairVerdict("tie", None, None)
-            for pair in pairs
-        ]
+        questions = [question for pair in different for question in (pair, pair.swapped)]
+        replies = iter(self._ask_all(questions, label))
+        verdicts = []
+        for pair in pairs:
+            if pair.answer_a == pair.answer_b:
+                verdict = PairVerdict(result="tie", policy_as_a=None, policy_as_b=None)
+            else:
+                policy_as_a = next(replies)
+                policy_as_b = next(replies)
+                verdict = _combine_orders(policy_as_a=policy_as_a, policy_as_b=policy_as_b)
+            verdicts.append(verdict)
+        return verdicts
 
     def count_questions(self) -> dict[str, int]:
-        """Number of different questions, of those that an earlier run asked, and of bad ones."""
+        """Count the different questions, the ones that an earlier run asked, and the bad ones."""
         limit = self.options.max_characters
         return {
             "questions": len(self.questions),
@@ -183,19 +210,17 @@ class Judge(AbstractContextManager["Judge"]):
         }
 
     def _ask_all(self, questions: Sequence[Question], label: str) -> list[JudgeReply]:
-        keys = [
-            _question_key(question_messages(question, self.options.max_characters), self.options)
-            for question in questions
-        ]
+        """Ask all questions without a reply in the cache; return the replies in their order."""
+        keys = [_question_key(question, self.options) for question in questions]
         by_key = dict(zip(keys, questions, strict=True))  # asks a repeated question once
         self.questions |= by_key
-        missing = [item for item in by_key.items() if item[0] not in self._cache.replies]
+        missing = [key for key in by_key if key not in self._cache.replies]
         pool = ThreadPoolExecutor(self.options.concurrency)
         try:
             with progress_bar(label, len(missing)) as progress:
                 # the first question by itself: a wrong key or address then costs one request
                 for group in (missing[:1], missing[1:]):
-                    running = [pool.submit(self._ask, *item) for item in group]
+                    running = [pool.submit(self._ask, key, by_key[key]) for key in group]
                     for done in as_completed(running):
                         self.asked.add(done.result())
                         progress(1)
@@ -211,7 +236,8 @@ class Judge(AbstractContextManager["Judge"]):
         return [self._cache.replies[key] for key in keys]
 
     def _ask(self, key: str, question: Question) -> str:
-        reply = self._client.ask(question_messages(question, self.options.max_characters))
+        """Ask a question, keep the reply, and return the key."""
+        reply = ask_judge(self._endpoint, question, self.options)
         description = {"judge": self.options.model, "criterion": question.criterion}
         self._cache.add(key, reply, description)
         return key
@@ -221,7 +247,12 @@ class Judge(AbstractContextManager["Judge"]):
 class JudgedPolicy:
     """One policy against the baseline by one criterion.
 
-    The rates leave out `invalid` prompts, those without a valid verdict.
+    Attributes:
+        policy: Name of the policy.
+        criterion: The criterion.
+        against_baseline: Rates over the prompts with a valid verdict; `None` without any.
+        invalid: Number of prompts without a valid verdict.
+        position_bias: See `position_bias`.
     """
 
     policy: str
@@ -233,9 +264,15 @@ class JudgedPolicy:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judge's comparison of policies, criterion by criterion, which is also in `file`.
+    """The judge's comparison of policies, criterion by criterion.
 
-    `base_url` has no user or password; `None` is OpenAI's. `usage` is `Judge.count_questions()`.
+    Attributes:
+        model: Name of the judge.
+        base_url: Address of the judge without user and password; `None` for OpenAI's.
+        baseline: Name of the policy that the others are compared with.
+        policies: Each other policy by each criterion.
+        usage: Numbers of questions, see `Judge.count_questions`.
+        file: JSON lines file of all verdicts.
     """
 
     model: str
@@ -259,30 +296,50 @@ class Judgement:
         return dict(to_json_types({k: v for k, v in vars(self).items() if k not in left_out}))
 
 
+class JudgedGroup(NamedTuple):
+    """What verdicts are summed up over.
+
+    Attributes:
+        criterion: What the answers are compared by.
+        policy: Name of the policy beside the baseline.
+    """
+
+    criterion: Criterion
+    policy: str
+
+
 def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
     """Let a language model compare policies with the first of them, and write its verdicts.
 
     If the judge cannot be asked, its replies so far are kept for the next run.
+
+    Args:
+        responses: Responses of two or more policies to the same prompts, the baseline first.
+        options: Options of the judge, which may not be without `model`.
     """
     baseline, *others = responses.by_policy
     if not others:
         raise ValueError(f"policies: expected two or more for the judge, got only {baseline!r}")
     if not options.criteria:
         raise ValueError("judge.criteria: expected at least one, got none")
-    of_baseline = responses.by_policy[baseline]
-    groups = [(criterion, policy) for criterion in options.criteria for policy in others]
+    groups = [JudgedGroup(criterion, policy) for criterion in options.criteria for policy in others]
     pairs = [
-        Question(criterion, *texts)
+        Question(criterion=criterion, conversation=prompt, answer_a=answer, answer_b=of_baseline)
         for criterion, policy in groups
-        for texts in zip(responses.prompts, responses.by_policy[policy], of_baseline, strict=True)
+        for prompt, answer, of_baseline in zip(
+            responses.prompts,
+            responses.by_policy[policy],
+            responses.by_policy[baseline],
+            strict=True,
+        )
     ]
     with Judge(options) as judge:
         # one call for all groups, so that they share the progress bar and the requests in parallel
         verdicts = judge.judge_pairs(pairs, f"verdicts of {options.model}")
         usage = judge.count_questions()
     n = len(responses.prompts)
-    by_group = {key: verdicts[i * n : (i + 1) * n] for i, key in enumerate(groups)}
-    policies = [policy for _, policy in groups for _ in range(n)]
+    by_group = {group: verdicts[i * n : (i + 1) * n] for i, group in enumerate(groups)}
+    policies = [group.policy for group in groups for _ in range(n)]
     file = write_json_lines(
         Path(options.folder) / _VERDICTS_FILE,
         [
@@ -304,13 +361,13 @@ def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
         baseline=baseline,
         policies=[
             JudgedPolicy(
-                policy,
-                criterion,
-                verdict_rates(group),
-                sum(verdict.result == "invalid" for verdict in group),
-                position_bias(group),
+                policy=group.policy,
+                criterion=group.criterion,
+                against_baseline=verdict_rates(of_group),
+                invalid=sum(verdict.result == "invalid" for verdict in of_group),
+                position_bias=position_bias(of_group),
             )
-            for (criterion, policy), group in by_group.items()
+            for group, of_group in by_group.items()
         ],
         usage=usage,
         file=file,

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from lit_rlhf.data import Message
-from lit_rlhf.rewards import escape_json
-from lit_rlhf.tools.evaluation import Responses
-from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
-from lit_rlhf.tools.evaluation.judge.client import (
-    JudgeError,
+from lit_rlhf.rewards.judge import escape_json
+from lit_rlhf.rewards.judge.comparing import (
     JudgeReply,
-    MalformedReplyError,
     Question,
     parse_reply,
     question_messages,
 )
+from lit_rlhf.rewards.judge.endpoint import MalformedReplyError
+from lit_rlhf.tools.evaluation import Responses
+from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from lit_rlhf.tools.evaluation.judge.judge import Judgement
+from lit_rlhf.tools.evaluation.judge.options import JudgeError
 from tests.rewards.test_remote import drip, raw_service
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins, verdict
 

@@ -1,0 +1,166 @@
+"""Options of the judge of policies, its endpoint, and what helps when it cannot be asked."""
+
+import os
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import get_args
+
+from lit_rlhf.checks import check_count, check_not_negative, check_positive
+from lit_rlhf.rewards.judge import JudgeEndpoint
+from lit_rlhf.rewards.judge.comparing import Criterion, JudgeReply, Question, compare_answers
+from lit_rlhf.rewards.judge.endpoint import NoCompletionError
+
+_MAX_ERROR = 1000  # characters of a message about an error
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """A language model as judge, behind an OpenAI-compatible endpoint that is sent all texts.
+
+    Attributes:
+        model: Name of the judge as the endpoint knows it. Default: no judge.
+        base_url: Address of the endpoint. It usually ends in /v1, for example
+            http://localhost:8000/v1. Default: OpenAI's.
+        api_key_variable: Environment variable that holds the key. Your own server often needs
+            none.
+        criteria: What answers are compared by. Each criterion is a separate request.
+        folder: Folder for answers and verdicts. A run continues with the answers that are there.
+        temperature: Sampling temperature of the judge; null leaves it to the endpoint.
+        max_tokens: Longest reply of the judge, in tokens.
+        max_characters: Longest text that the judge is shown, in characters. Longer texts are cut
+            off and counted.
+        concurrency: Number of requests at a time.
+        timeout: Seconds that a request may take, up to the end of the response.
+        max_retries: How often a failed request is repeated, with growing pauses.
+        max_attempts: How often the judge is asked for a reply that can be read. After that the
+            verdict is invalid.
+    """
+
+    model: str | None = None
+    base_url: str | None = None
+    api_key_variable: str = "OPENAI_API_KEY"
+    criteria: list[Criterion] = field(default_factory=lambda: ["helpful", "harmless"])
+    folder: str = "runs/judge"
+    temperature: float | None = 0.0
+    max_tokens: int = 1024
+    max_characters: int = 20_000
+    concurrency: int = 8
+    timeout: float = 120.0
+    max_retries: int = 6
+    max_attempts: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_characters", "concurrency", "max_attempts"):
+            check_count(f"judge.{name}", getattr(self, name))
+        check_count("judge.max_retries", self.max_retries, minimum=0)
+        check_positive("judge.timeout", self.timeout)
+        if self.temperature is not None:
+            check_not_negative("judge.temperature", self.temperature)
+        known = get_args(Criterion)
+        is_repeated = len(set(self.criteria)) < len(self.criteria)
+        if is_repeated or set(self.criteria) - set(known):
+            raise ValueError(
+                f"judge.criteria: expected some of {known}, each once, got {self.criteria}"
+            )
+
+
+class JudgeError(OSError):
+    """The judge cannot be asked; the message says why and what to do."""
+
+
+def open_judge(options: JudgeOptions) -> JudgeEndpoint:
+    """Open the endpoint of a judge, with the key in the environment."""
+    if find_spec("openai") is None:
+        raise JudgeError("a judge needs the openai package: pip install openai")
+    key = os.environ.get(options.api_key_variable)
+    if not key and options.base_url is None:
+        raise ValueError(
+            "judge.api_key_variable: expected the key of OpenAI's endpoint in the environment "
+            f"variable {options.api_key_variable}, which is not set. Set it, or give the "
+            "address of your own server as judge.base_url"
+        )
+    return JudgeEndpoint(
+        model=str(options.model),
+        base_url=options.base_url,
+        key=key,
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        timeout=options.timeout,
+        retries=options.max_retries,
+        concurrency=options.concurrency,
+    )
+
+
+def ask_judge(endpoint: JudgeEndpoint, question: Question, options: JudgeOptions) -> JudgeReply:
+    """Ask a question until the reply can be read, at most `options.max_attempts` times.
+
+    Args:
+        endpoint: The endpoint of the judge.
+        question: Two answers to compare.
+        options: Options of the judge.
+
+    Raises:
+        JudgeError: If the judge cannot be asked.
+    """
+    import openai
+
+    try:
+        return compare_answers(
+            endpoint,
+            question,
+            max_characters=options.max_characters,
+            attempts=options.max_attempts,
+        )
+    except NoCompletionError as error:
+        raise JudgeError(f"judge.base_url: {error}") from error
+    except openai.OpenAIError as error:
+        raise JudgeError(_describe(error, endpoint.address, options)) from error
+
+
+def _describe(error: Exception, address: str, options: JudgeOptions) -> str:
+    """Say what happened and what helps."""
+    text = _advise(error, options)
+    return f"the judge at {address} {text}. It said {type(error).__name__}: {error}"[:_MAX_ERROR]
+
+
+def _advise(error: Exception, options: JudgeOptions) -> str:
+    """Say what the endpoint does and what helps, as the rest of a sentence."""
+    import openai
+
+    repeated = f"after {options.max_retries} retries (judge.max_retries)"
+    if isinstance(error, openai.APIStatusError) and error.response.is_redirect:
+        return (
+            "redirects to another address, which is not followed, as the texts would go there; "
+            "give that address as judge.base_url"
+        )
+    if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+        return (
+            f"does not accept the key. Set the environment variable {options.api_key_variable} to "
+            "a valid one, or name another variable with judge.api_key_variable"
+        )
+    if isinstance(error, openai.NotFoundError):
+        return (
+            f"knows no model {options.model!r}, or the address is wrong. Check judge.model and "
+            "judge.base_url, which usually ends in /v1"
+        )
+    if isinstance(error, openai.RateLimitError):
+        return (
+            f"still limits the rate {repeated}. Lower judge.concurrency, wait, or check your quota"
+        )
+    if isinstance(error, openai.APITimeoutError):
+        return (
+            f"did not reply within {options.timeout:g} seconds {repeated}. Raise judge.timeout or "
+            "lower judge.concurrency"
+        )
+    if isinstance(error, openai.APIConnectionError):
+        return (
+            f"cannot be reached {repeated} ({error.__cause__}). Check that the server runs and "
+            "that judge.base_url is its address"
+        )
+    if isinstance(error, openai.InternalServerError):
+        return f"fails {repeated}; its log tells why"
+    return (
+        "refuses the request. If it does not support a setting, change judge.temperature (null "
+        "sends none) or judge.max_tokens; if the texts are too long for it, lower "
+        "judge.max_characters"
+    )
