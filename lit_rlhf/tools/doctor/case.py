@@ -20,10 +20,13 @@ FEW = 8  # rollouts that a check reads again where it needs no more
 
 
 class NetworkStep(NamedTuple):
-    """An update of one network, with the gradient's L2 norm before and after clipping.
+    """An update of one network.
 
-    The metrics are those before the step. `clip` is `None` without clipping, and `applied_norm` if
-    it cannot be told.
+    Attributes:
+        metrics: Metrics of the loss before the step.
+        clip: Bound of the gradient's norm; `None` without clipping.
+        norm: L2 norm of the gradient before clipping.
+        applied_norm: L2 norm of the gradient that the optimizer used; `None` if it is not known.
     """
 
     metrics: dict[str, float]
@@ -36,10 +39,20 @@ class NetworkStep(NamedTuple):
 class Case:
     """A run that is examined, which uses it up. Fields below `plan` are absent until known.
 
-    `free_memory` are bytes that the device has before the networks are on it. `estimates` are as
-    the update gets them: the policy's log-probs may come from generation, and `rescored` then has
-    those of a separate forward. `scores` are raw rewards, `[B]`; `updates` are two of each network
-    on one minibatch.
+    Attributes:
+        module: The module of the run.
+        data: The data of the run.
+        trainer: The Trainer of the examination.
+        plan: What the run's configuration asks of the machine.
+        free_memory: Bytes that the device has before the networks are on it.
+        batch: Prompts of one iteration.
+        rollouts: Responses to them.
+        estimates: Log-probs and values as the update gets them: the policy's log-probs may come
+            from generation.
+        rescored: The same from a separate forward, if the policy's come from generation.
+        scores: Raw rewards, `[B]`.
+        experience: What the updates learn from.
+        updates: Two updates of each network on one minibatch, by the network's name.
     """
 
     module: PPOModule
@@ -63,23 +76,30 @@ class Case:
 
     @property
     def n_rollouts(self) -> int:
-        """Rollouts of a rank in an iteration."""
+        """Number of rollouts of a rank in an iteration."""
         prompts = getattr(self.data, "batch_size", self.module.minibatches.minibatch_size)
         return int(prompts) * self.module.responses_per_prompt
 
     def networks(self) -> dict[str, LanguageModel]:
         """All networks by their name in messages; with LoRA there is no separate reference."""
         module = self.module
-        found = {"policy": module.policy, "reference": module.reference, "critic": module.critic}
-        found |= {f"reward model {model.path!r}": model.model for model in module.reward.models}
+        networks = {
+            "policy": module.policy,
+            "reference": module.reference,
+            "critic": module.critic,
+            **{f"reward model {model.path!r}": model.model for model in module.reward.models},
+        }
         return {
             name: network.network if isinstance(network, Offloaded) else network
-            for name, network in found.items()
+            for name, network in networks.items()
             if network is not None
         }
 
-    def tolerance(self, full: float, low: float) -> float:
-        """Largest difference due to rounding: `full` in float32 throughout, else `low`."""
+    def tolerance(self, *, full: float, low: float) -> float:
+        """Choose the largest difference that rounding explains.
+
+        It is `full` if everything is computed in float32, else `low`.
+        """
         dtypes = {p.dtype for network in self.networks().values() for p in network.parameters()}
         low_precision = (
             not dtypes <= {torch.float32, torch.float64}

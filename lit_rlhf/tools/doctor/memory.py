@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lit_rlhf.checks import check_count, check_fields
+from lit_rlhf.checks import check_count
 from lit_rlhf.forward import CHUNK_SIZE, KEPT_BYTES, LanguageModel, Offloaded, unwrap_model
 from lit_rlhf.modules import tokens_within_memory
 from lit_rlhf.rollout import default_tokens_per_forward
@@ -47,7 +47,12 @@ LEARNED_LOGIT_BYTES = 14
 class NetworkShape:
     """The shape of a decoder that policy, critic, reference and reward model share.
 
-    `kv_width` is the width of a token's keys in one layer: key-value heads times their size.
+    Attributes:
+        parameters: Number of weights.
+        layers: Number of layers.
+        hidden: Width of a token's hidden state.
+        kv_width: Width of a token's keys in one layer: key-value heads times their size.
+        vocabulary: Number of tokens in the vocabulary.
     """
 
     parameters: int
@@ -62,6 +67,7 @@ class PPOSizes:
     """The sizes of a PPO run that decide its memory, per GPU, with as many GPUs on each node.
 
     Attributes:
+        gpus: Number of GPUs on all nodes.
         prompt_tokens: Longest prompt (`data.max_prompt_length`).
         response_tokens: Longest response (`sampling.max_new_tokens`).
         rollouts: Rollouts in progress (`memory.rollout_batch_size`).
@@ -73,9 +79,10 @@ class PPOSizes:
         offload_optimizer: Whether the strategy is `multi_deepspeed_stage_2_offload`.
         offload_frozen: Whether reference and reward model are in CPU memory between uses.
         shard_frozen: Whether each GPU, or each rank's part of CPU memory, has a share of them then.
-        sharded: Whether the strategy is `fsdp2`, which shards all networks.
+        nodes: Number of nodes.
         trained_layers: Layers that are trained, from the top, while the outputs of the others are
             kept; `None` for all.
+        sharded: Whether the strategy is `fsdp2`, which shards all networks.
     """
 
     gpus: int
@@ -94,17 +101,27 @@ class PPOSizes:
     sharded: bool = False
 
     def __post_init__(self) -> None:
-        names = ("gpus", "prompt_tokens", "response_tokens", "rollouts", "rows", "scored_tokens")
-        check_fields(check_count, self, *names)
+        check_count("gpus", self.gpus)
+        check_count("prompt_tokens", self.prompt_tokens)
+        check_count("response_tokens", self.response_tokens)
+        check_count("rollouts", self.rollouts)
+        check_count("rows", self.rows)
+        check_count("scored_tokens", self.scored_tokens)
 
 
 class PPOMemory(NamedTuple):
-    """Bytes on each GPU, and in the CPU memory of each node (`cpu`).
+    """Bytes on each GPU, and in the CPU memory of each node.
 
-    `trained` (weights, master weights and moments of policy and critic) and `frozen` (reference and
-    reward model between uses) are there in all phases. `rollout` (keys and values), `scoring` (a
-    forward, logits, a visiting frozen network) and `update` (activations and logits of a
-    micro-batch) with its `gradients` are there in turn.
+    The first two stay through all phases; the phases take the others in turn.
+
+    Attributes:
+        trained: Weights, master weights and moments of policy and critic.
+        frozen: Reference and reward model between uses.
+        rollout: Keys and values.
+        scoring: A forward, logits, and a visiting frozen network.
+        update: Activations and logits of a micro-batch.
+        gradients: Gradients of one network, beside `update`.
+        cpu: CPU memory of each node.
     """
 
     trained: int
@@ -122,20 +139,36 @@ class PPOMemory(NamedTuple):
         return self.trained + self.frozen + phase
 
 
-ModelStates = tuple[int, int, int]
-"""Bytes of a trained network: weights and moments, and gradients, on each GPU; on the CPU."""
+class ModelStates(NamedTuple):
+    """Bytes of a trained network.
+
+    Attributes:
+        states: Weights and moments, on each GPU.
+        gradients: Gradients, on each GPU.
+        cpu: CPU memory of each node.
+    """
+
+    states: int
+    gradients: int
+    cpu: int
 
 
 def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
-    """Estimate the memory of PPO on four networks of one shape, under ZeRO-2 or FSDP2 in bf16."""
+    """Estimate the memory of PPO on four networks of one shape, under ZeRO-2 or FSDP2 in bf16.
+
+    `shape` is the one of each network, and `sizes` are the run's.
+    """
     weights = WEIGHT_BYTES * shape.parameters
     in_shares = sizes.shard_frozen or sizes.sharded
     kept = weights // sizes.gpus if in_shares else weights
     visits = weights if sizes.offload_frozen or in_shares else 0
     if sizes.offload_frozen and sizes.shard_frozen:
         visits += kept  # the share goes to the GPU before it is gathered
-    trained, gradients, cpu = zero2_model_states(
-        shape.parameters, sizes.gpus, sizes.offload_optimizer, sizes.nodes
+    network = zero2_model_states(
+        shape.parameters,
+        gpus=sizes.gpus,
+        offload=sizes.offload_optimizer,
+        nodes=sizes.nodes,
     )
     tokens = sizes.prompt_tokens + sizes.response_tokens
     scored = min(sizes.rollouts * sizes.response_tokens * shape.vocabulary, CHUNK_SIZE)
@@ -143,8 +176,7 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
     if sizes.micro_batch_tokens is not None:
         learned = min(learned, max(sizes.micro_batch_tokens, tokens))  # a long row is a part
     targets = min(sizes.rows * sizes.response_tokens, learned)
-    if sizes.sharded:
-        trained -= weights
+    trained = network.states - weights if sizes.sharded else network.states
     # FSDP2 gathers the policy for a rollout, and for an update its ends and two layers at a time
     ends = 2 * WEIGHT_BYTES * shape.vocabulary * shape.hidden
     layers = 2 * (weights - ends) // shape.layers
@@ -160,25 +192,30 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         + 2 * kept_states(shape, sizes)
         + LEARNED_LOGIT_BYTES * min(targets * shape.vocabulary, CHUNK_SIZE)
         + sizes.sharded * (ends + layers),
-        gradients=gradients + (2 * layers if sizes.sharded else bucket_bytes(shape.parameters)),
-        cpu=2 * cpu
+        gradients=network.gradients
+        + (2 * layers if sizes.sharded else bucket_bytes(shape.parameters)),
+        cpu=2 * network.cpu
         + (2 * sizes.gpus // sizes.nodes * pinned_bytes(kept) if sizes.offload_frozen else 0),
     )
 
 
-def zero2_model_states(parameters: int, gpus: int, offload: bool, nodes: int = 1) -> ModelStates:
-    """Estimate an engine's states for trained `parameters`, with the CPU's of each node.
+def zero2_model_states(parameters: int, *, gpus: int, offload: bool, nodes: int = 1) -> ModelStates:
+    """Estimate the states of a network under ZeRO-2.
 
-    With `offload`, gradients, master weights and moments are in CPU memory.
+    Args:
+        parameters: Number of trained weights.
+        gpus: Number of GPUs on all nodes.
+        offload: Whether gradients, master weights and moments are in CPU memory.
+        nodes: Number of nodes.
     """
     weights = WEIGHT_BYTES * parameters
     if offload:
         cpu = parameters * max(4 * gpus, 16) / nodes * CPU_BUFFER_FACTOR
-        return weights, 0, int(cpu)
-    return (
-        weights + SHARD_BYTES * parameters // gpus,
-        GRADIENT_BYTES * parameters // gpus,
-        int(parameters * 4 * gpus / nodes * CPU_BUFFER_FACTOR),
+        return ModelStates(states=weights, gradients=0, cpu=int(cpu))
+    return ModelStates(
+        states=weights + SHARD_BYTES * parameters // gpus,
+        gradients=GRADIENT_BYTES * parameters // gpus,
+        cpu=int(parameters * 4 * gpus / nodes * CPU_BUFFER_FACTOR),
     )
 
 
@@ -193,7 +230,7 @@ def bucket_bytes(parameters: int) -> int:
 
 
 def kept_states(shape: NetworkShape, sizes: PPOSizes) -> int:
-    """Bytes of what a network's layers below the trained ones give, where they are kept."""
+    """Bytes of the kept outputs of a network's layers below the trained ones."""
     tokens = sizes.rollouts * (sizes.prompt_tokens + sizes.response_tokens)
     size = WEIGHT_BYTES * shape.hidden * tokens
     return size if sizes.trained_layers is not None and size <= KEPT_BYTES else 0
@@ -217,19 +254,21 @@ def estimate_memory(case: Case) -> PPOMemory:
     bfloat16, are doubled if computation is in float32. CPU memory counts only offloaded optimizers
     and networks.
     """
-    module, plan = case.module, case.plan
+    module = case.module
+    plan = case.plan
     in_float32 = (
         case.trainer.precision in ("32-true", "64-true") and module.network.dtype == "float32"
     )
     factor = 2 if in_float32 else 1
     phases = ppo_memory(network_shape(module.policy), ppo_sizes(case))
     counted: set[int] = set()  # with LoRA, networks have frozen weights in common
-    trained = [network for network in (module.policy, module.critic) if network is not None]
-    gpu, gradients, cpu = zip(
-        *(trained_states(network, case, counted) for network in trained), strict=True
-    )
+    trained = [
+        trained_states(network, case, counted)
+        for network in (module.policy, module.critic)
+        if network is not None
+    ]
     shares = plan.ranks if plan.sharded else 1
-    # An offloaded network is not a module: what is found here is on the device.
+    # An offloaded network is not a module, so all of these are on the device.
     frozen = [
         parameter
         for network in (module.reference, module.reward)
@@ -245,28 +284,28 @@ def estimate_memory(case: Case) -> PPOMemory:
     ]
     to_cpu = module.memory.offload_frozen
     return PPOMemory(
-        trained=sum(gpu),
+        trained=sum(network.states for network in trained),
         frozen=frozen_bytes(frozen, plan.engines or plan.sharded) // shares
         + (0 if to_cpu else sum(kept)),
         rollout=factor * phases.rollout,
         scoring=factor * phases.scoring,
         update=factor * phases.update,
         # policy and critic are updated in turn
-        gradients=max(gradients),
-        cpu=(sum(cpu) if plan.offload_optimizer else 0)
+        gradients=max(network.gradients for network in trained),
+        cpu=(sum(network.cpu for network in trained) if plan.offload_optimizer else 0)
         + (plan.ranks // plan.nodes * sum(map(pinned_bytes, kept)) if to_cpu else 0),
     )
 
 
 def not_counted(network: nn.Module, counted: set[int]) -> list[nn.Parameter]:
-    """List the parameters of a network that are not in `counted`, and add their ids to it."""
-    found = [p for p in network.parameters() if id(p) not in counted]
-    counted.update(map(id, found))
-    return found
+    """List the parameters of a network whose ids are not in `counted`, and add their ids to it."""
+    parameters = [p for p in network.parameters() if id(p) not in counted]
+    counted.update(map(id, parameters))
+    return parameters
 
 
 def frozen_bytes(parameters: Iterable[nn.Parameter], engines: bool = False) -> int:
-    """Bytes of frozen weights, which engines cast to bfloat16 unless they are in 4 bits."""
+    """Bytes of frozen weights, which `engines` cast to bfloat16 unless they are in 4 bits."""
     total = 0
     for parameter in parameters:
         floating = engines and parameter.is_floating_point()
@@ -278,29 +317,39 @@ def frozen_bytes(parameters: Iterable[nn.Parameter], engines: bool = False) -> i
 
 
 def trained_states(network: LanguageModel, case: Case, counted: set[int]) -> ModelStates:
-    """Count the states of policy or critic: of ZeRO-2 under an engine, else of Adam.
+    """Count the states of policy or critic, as ZeRO-2 has them under an engine, else as Adam.
 
-    Parameters whose ids are in `counted` are left out; the others are added to it.
+    Args:
+        network: Policy or critic.
+        case: The run.
+        counted: Ids of the parameters that are left out. The others are added to it.
     """
     parameters = not_counted(network, counted)
     trained = [p for p in parameters if p.requires_grad]
     fixed = [p for p in parameters if not p.requires_grad]
     if case.plan.engines:
         count = sum(p.numel() for p in trained)
-        gpu, gradients, cpu = zero2_model_states(
-            count, case.plan.ranks, case.plan.offload_optimizer, case.plan.nodes
+        zero2 = zero2_model_states(
+            count,
+            gpus=case.plan.ranks,
+            offload=case.plan.offload_optimizer,
+            nodes=case.plan.nodes,
         )
-        return gpu + frozen_bytes(fixed, engines=True), gradients + bucket_bytes(count), cpu
+        return ModelStates(
+            states=zero2.states + frozen_bytes(fixed, engines=True),
+            gradients=zero2.gradients + bucket_bytes(count),
+            cpu=zero2.cpu,
+        )
     if case.plan.sharded:  # float32, whatever type they were loaded in
         share = 4 * sum(p.numel() for p in trained) // case.plan.ranks
         rest = 4 * sum(p.numel() for p in fixed) // case.plan.ranks
-        return 3 * share + rest, share, 0
+        return ModelStates(states=3 * share + rest, gradients=share, cpu=0)
     learned = sum(p.nbytes for p in trained)
-    return 3 * learned + frozen_bytes(fixed), learned, 0
+    return ModelStates(states=3 * learned + frozen_bytes(fixed), gradients=learned, cpu=0)
 
 
 def network_shape(policy: LanguageModel) -> NetworkShape:
-    """The policy's shape, by its transformers config."""
+    """Read the policy's shape from its transformers config."""
     config = unwrap_model(policy).config.get_text_config()
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -316,7 +365,8 @@ def network_shape(policy: LanguageModel) -> NetworkShape:
 
 def ppo_sizes(case: Case) -> PPOSizes:
     """The sizes of the run that decide its memory, at the longest prompts and responses."""
-    module, encoder = case.module, case.module.encoder
+    module = case.module
+    encoder = module.encoder
     minibatches = module.minibatches
     batch = case.n_rollouts
     positions = getattr(unwrap_model(case.module.policy).config, "max_position_embeddings", 2048)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,13 +27,34 @@ QUIET: dict[str, Any] = {
 """Settings of a Trainer that runs one batch in one process and writes nothing."""
 
 
+class StrategyChoice(NamedTuple):
+    """The strategy of a Trainer.
+
+    Attributes:
+        name: Its short name or the name of its class.
+        options: Its arguments by name, as far as the configuration gives them.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """What a configuration asks of the machine.
 
-    `ranks` are processes, each with a device; `engines` says that the strategy is multi-engine
-    DeepSpeed, and `sharded` that it is FSDP2; `substitution` says in words what the examination
-    uses instead, and is empty for nothing. The other fields are the Trainer's.
+    Attributes:
+        ranks: Number of processes on all nodes, each with a device.
+        engines: Whether the strategy is multi-engine DeepSpeed.
+        offload_optimizer: Whether the strategy keeps the optimizers' states in CPU memory.
+        limit_train_batches: The Trainer's: number or share of an epoch's batches.
+        max_time: The Trainer's, in any of its forms.
+        substitution: What the examination uses instead, in words; empty for nothing.
+        on_gpu: Whether the run is for GPUs.
+        log_every_n_steps: The Trainer's.
+        logs: Whether the Trainer has a logger.
+        nodes: Number of nodes.
+        sharded: Whether the strategy is FSDP2.
     """
 
     ranks: int = 1
@@ -50,21 +71,23 @@ class RunPlan:
 
 
 def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
-    """Read from the arguments of `Trainer`, as LightningCLI parses them, what the run needs."""
+    """Read what a run needs from the arguments of its `trainer`, as LightningCLI parses them."""
     on_gpu = trainer.get("accelerator") in ("gpu", "cuda") or (
         trainer.get("accelerator", "auto") == "auto" and torch.cuda.is_available()
     )
     devices = _count_devices(trainer.get("devices", "auto"), on_gpu)
     nodes = int(trainer.get("num_nodes") or 1)
     ranks = devices * nodes
-    name, options = _strategy_name_and_options(trainer.get("strategy", "auto"))
+    strategy = _read_strategy(trainer.get("strategy", "auto"))
+    name = strategy.name
     return RunPlan(
         ranks=ranks,
         engines=name.startswith("multi_deepspeed") or name == "MultiEngineDeepSpeedStrategy",
-        offload_optimizer=name.endswith("_offload") or bool(options.get("offload_optimizer")),
+        offload_optimizer=name.endswith("_offload")
+        or bool(strategy.options.get("offload_optimizer")),
         limit_train_batches=trainer.get("limit_train_batches"),
         max_time=trainer.get("max_time"),
-        substitution=_describe_substitution(ranks, name, on_gpu),
+        substitution=_describe_substitution(ranks=ranks, strategy=name, on_gpu=on_gpu),
         on_gpu=on_gpu,
         log_every_n_steps=trainer.get("log_every_n_steps") or 1,
         logs=trainer.get("logger") not in (False, []),
@@ -74,7 +97,7 @@ def plan_run(trainer: Mapping[str, Any]) -> RunPlan:
 
 
 def examination_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the examination's Trainer that replace those of the configuration."""
+    """Choose the arguments of the examination's Trainer that differ from `trainer`, the run's."""
     settings = dict(QUIET)
     if plan_run(trainer).on_gpu and not torch.cuda.is_available():
         settings |= {"accelerator": "cpu", "strategy": "auto"}
@@ -82,7 +105,7 @@ def examination_settings(trainer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _count_devices(devices: Any, on_gpu: bool) -> int:  # noqa: ANN401  # Lightning takes many forms
-    """Number of devices that `Trainer(devices=...)` uses on a node."""
+    """Count the devices that `Trainer(devices=...)` uses on a node."""
     available = max(torch.cuda.device_count(), 1) if on_gpu else 1
     if isinstance(devices, list):
         return len(devices)
@@ -91,19 +114,21 @@ def _count_devices(devices: Any, on_gpu: bool) -> int:  # noqa: ANN401  # Lightn
     return available if devices in ("auto", None, "-1", -1) else int(devices)
 
 
-def _strategy_name_and_options(strategy: Any) -> tuple[str, Mapping[str, Any]]:  # noqa: ANN401
-    """Name and arguments of `Trainer(strategy=...)`: a name, a class with arguments, an object."""
+def _read_strategy(strategy: Any) -> StrategyChoice:  # noqa: ANN401  # Lightning takes many forms
+    """Read `Trainer(strategy=...)`, which is a name, a class with arguments, or an object."""
     if isinstance(strategy, str):
-        return strategy, {}
+        return StrategyChoice(name=strategy, options={})
     if isinstance(strategy, Mapping) or hasattr(strategy, "class_path"):
         options = strategy.get("init_args") or {}
-        plain = options if isinstance(options, Mapping) else options.as_dict()
-        return str(strategy["class_path"]).rpartition(".")[2], plain
-    return type(strategy).__name__, {}
+        return StrategyChoice(
+            name=str(strategy["class_path"]).rpartition(".")[2],
+            options=options if isinstance(options, Mapping) else options.as_dict(),
+        )
+    return StrategyChoice(name=type(strategy).__name__, options={})
 
 
-def _describe_substitution(ranks: int, strategy: str, on_gpu: bool) -> str:
-    """What the examination uses instead of the run's GPUs and processes; empty for nothing."""
+def _describe_substitution(*, ranks: int, strategy: str, on_gpu: bool) -> str:
+    """Say what replaces the run's GPUs and processes in the examination; empty for nothing."""
     parts = []
     if on_gpu and not torch.cuda.is_available():
         parts.append(

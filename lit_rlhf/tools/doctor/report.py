@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +23,13 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check, and what to change, with the option's name; empty for nothing."""
+    """The result of a check.
+
+    Attributes:
+        status: How the check ended.
+        found: What it found, in sentences.
+        change: What to change, with the option's name; empty for nothing.
+    """
 
     status: Status
     found: str
@@ -31,38 +37,40 @@ class Finding:
 
 
 def ok(found: str) -> Finding:
-    """A check that found nothing wrong."""
+    """Report that a check found nothing wrong."""
     return Finding(Status.OK, found)
 
 
 def warning(found: str, change: str) -> Finding:
-    """A risk that does not keep the run from working."""
+    """Report a risk that does not keep the run from working."""
     return Finding(Status.WARNING, found, change)
 
 
 def failure(found: str, change: str) -> Finding:
-    """A mistake that makes the run fail, or its result worthless."""
+    """Report a mistake that makes the run fail, or its result worthless."""
     return Finding(Status.FAILURE, found, change)
 
 
 def failure_of(error: Exception) -> Finding:
-    """The failure that an exception inside a check is."""
+    """Report an exception inside a check as its failure."""
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return failure(f"{kind}{error}", "The run would end with this error: change what it names.")
 
 
 @dataclass
 class Report:
-    """The findings of all checks by name, in their order.
+    """The findings of all checks.
 
-    `substitution` says what was used instead of what the configuration asks for, if anything.
+    Attributes:
+        findings: Findings by the name of the check, in their order.
+        substitution: What was used instead of what the configuration asks for; empty for nothing.
     """
 
     findings: dict[str, Finding] = field(default_factory=dict)
     substitution: str = ""
 
     def count(self, status: Status) -> int:
-        """Number of checks with this status."""
+        """Count the checks with this status."""
         return sum(finding.status is status for finding in self.findings.values())
 
     @property
@@ -71,7 +79,7 @@ class Report:
         return self.count(Status.FAILURE) > 0
 
     def as_dict(self) -> Mapping[str, Any]:
-        """The report as plain data, for JSON."""
+        """Convert the report to plain data, for JSON."""
         return {
             "failed": self.failed,
             "substitution": self.substitution,
@@ -79,13 +87,26 @@ class Report:
         }
 
 
-_SHOWN = {
-    Status.OK: ("ok", "green", "ok"),
-    Status.WARNING: ("warn", "yellow", "warned"),
-    Status.FAILURE: ("FAIL", "bold red", "failed"),
-    Status.NOT_CHECKED: ("-", "dim", "not checked"),
+class StatusLook(NamedTuple):
+    """How a status is shown on the terminal.
+
+    Attributes:
+        word: Its word before a finding, of at most four characters.
+        style: Style of the word, for rich.
+        summary: Its word in the summary.
+    """
+
+    word: str
+    style: str
+    summary: str
+
+
+_LOOKS = {
+    Status.OK: StatusLook(word="ok", style="green", summary="ok"),
+    Status.WARNING: StatusLook(word="warn", style="yellow", summary="warned"),
+    Status.FAILURE: StatusLook(word="FAIL", style="bold red", summary="failed"),
+    Status.NOT_CHECKED: StatusLook(word="-", style="dim", summary="not checked"),
 }
-"""Word and style of each status on the terminal, and its word in the summary."""
 _MAX_WIDTH = 100  # columns; longer lines are hard to read
 
 
@@ -102,20 +123,24 @@ class Display:
         return Console(stderr=True).status(f"{text} ...")
 
     def show_finding(self, name: str, finding: Finding) -> None:
-        """Print a finding."""
-        word, style, _ = _SHOWN[finding.status]
+        """Print a finding under the name of its check."""
+        look = _LOOKS[finding.status]
         row = Table.grid(padding=(0, 2))
         row.add_column(no_wrap=True)  # before rich 14.3, padding would add to a fixed width
         row.add_column(no_wrap=True)
         row.add_column(overflow="fold")
-        row.add_row(Text(f"{word:4}", style=style), Text(f"{name:15}"), Text(finding.found))
+        row.add_row(
+            Text(f"{look.word:4}", style=look.style), Text(f"{name:15}"), Text(finding.found)
+        )
         if finding.change:
             row.add_row("", "", Text.assemble(("Change: ", "bold"), finding.change))
         self.console.print(row, width=self.width)
 
     def show_summary(self, report: Report) -> None:
         """Print the number of findings by status, and whether the run can start."""
-        counts = [f"{n} {_SHOWN[s][2]}" for s in Status if (n := report.count(s))]
+        counts = [
+            f"{n} {_LOOKS[status].summary}" for status in Status if (n := report.count(status))
+        ]
         if report.substitution:
             self.console.print()
             self.console.print(Text(report.substitution), width=self.width)

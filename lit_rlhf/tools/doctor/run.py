@@ -35,10 +35,27 @@ _NO_BATCH = failure(
 _NOT_REACHED = Finding(Status.NOT_CHECKED, "Not reached.")
 
 
-class Check(NamedTuple):
-    """A check by its name in the report, with a line about it.
+class FirstMoment(NamedTuple):
+    """Adam's running mean of the gradient of one parameter.
 
-    A field of `Case` that it `needs` is absent after an earlier failure.
+    Attributes:
+        mean: The running mean.
+        beta: Its rate of decay, beta_1.
+    """
+
+    mean: Tensor
+    beta: float
+
+
+class Check(NamedTuple):
+    """A check of a run.
+
+    Attributes:
+        name: Its name in the report.
+        about: What is checked, in a line.
+        run: The check itself.
+        needs: Field of `Case` without which it cannot run, because an earlier check failed; empty
+            for none.
     """
 
     name: str
@@ -59,12 +76,15 @@ class Check(NamedTuple):
 
 def run_iteration(case: Case) -> Finding:
     """Run one iteration by the module's own phases, and fill the case's fields."""
-    module, batch = case.module, case.batch
+    module = case.module
+    batch = case.batch
     # the draws of the run's first iteration, as in PPOModule.training_step
     seed, generator = iteration_draws(module.seed, 0, module.global_rank)
     rollouts, scored, estimates = module.score_responses(batch, seed, module.timer)
     scores = scored.total
-    case.rollouts, case.scores, case.estimates = rollouts, scores, estimates
+    case.rollouts = rollouts
+    case.scores = scores
+    case.estimates = estimates
     if rollouts.statistics is not None:
         case.rescored = module.estimate(rollouts._replace(statistics=None))
     values = {"rewards": scores, **{k: v for k, v in estimates._asdict().items() if v is not None}}
@@ -98,7 +118,9 @@ def _run_two_updates(case: Case, generator: torch.Generator) -> list[dict[str, N
 
     Where its norm is within the clip bound, the second's bound is half of it, so that it clips.
     """
-    module, experience, batch = case.module, case.experience, case.batch
+    module = case.module
+    experience = case.experience
+    batch = case.batch
     size = module.minibatches.minibatch_size
     index = next(iterate_minibatches(len(experience), size, generator)).to(module.device)
     minibatch = experience.select(index)
@@ -107,20 +129,22 @@ def _run_two_updates(case: Case, generator: torch.Generator) -> list[dict[str, N
     def update(clips: dict[str, float | None], timer: PhaseTimer) -> dict[str, NetworkStep]:
         optimizers = [optimizer for optimizer, _ in trained_networks(module)]
         for optimizer in optimizers:
-            for moment, _ in _first_moments(optimizer):
-                moment.zero_()
+            for moment in _first_moments(optimizer):
+                moment.mean.zero_()
         with timer("update", minibatch.rollouts.sequence_ids, UPDATE_MEMORY):
-            found = {}
+            results = {}
             if module.separate_critic:
-                found["critic"] = module.train_critic(minibatch, clips["critic"], "the examination")
-            found["policy"] = module.train_policy(
-                minibatch, ptx, clips["policy"], "the examination"
-            )
+                results["critic"] = module.train_critic(minibatch, clips["critic"], EXAMINATION)
+            results["policy"] = module.train_policy(minibatch, ptx, clips["policy"], EXAMINATION)
         steps = {}
         for name, optimizer in zip(NETWORKS, optimizers, strict=module.separate_critic):
-            metrics = {key: float(value) for key, value in found[name].items()}
-            norms = metrics[f"ppo/{name}_grad_norm"], _applied_gradient_norm(optimizer)
-            steps[name] = NetworkStep(metrics, clips[name], *norms)
+            metrics = {key: float(value) for key, value in results[name].items()}
+            steps[name] = NetworkStep(
+                metrics=metrics,
+                clip=clips[name],
+                norm=metrics[f"ppo/{name}_grad_norm"],
+                applied_norm=_applied_gradient_norm(optimizer),
+            )
         return steps
 
     clips = {
@@ -135,23 +159,23 @@ def _run_two_updates(case: Case, generator: torch.Generator) -> list[dict[str, N
 
 
 # Adam's first moment is a running mean of the gradients that its steps have really used, under
-# every strategy: an engine's are those of its partitions, which in one process are whole. Set to 0
-# before a step, it is (1 - beta_1) times the gradient of that step afterwards.
+# every strategy. An engine has the moments of its partitions, which are whole in one process. Set
+# to 0 before a step, the moment is (1 - beta_1) times the gradient of that step afterwards.
 
 
 def _applied_gradient_norm(optimizer: LightningOptimizer) -> float | None:
     """L2 norm of the gradient of a step from moments of 0; `None` without Adam."""
     norms = [
-        torch.linalg.vector_norm(moment, dtype=torch.float32).cpu() / (1 - beta)
-        for moment, beta in _first_moments(optimizer)
+        torch.linalg.vector_norm(moment.mean, dtype=torch.float32).cpu() / (1 - moment.beta)
+        for moment in _first_moments(optimizer)
     ]
     return float(torch.stack(norms).norm()) if norms else None
 
 
-def _first_moments(optimizer: LightningOptimizer) -> list[tuple[Tensor, float]]:
-    """Adam's running means of the gradient, each with its beta_1; none for other optimizers."""
+def _first_moments(optimizer: LightningOptimizer) -> list[FirstMoment]:
+    """List Adam's running means of the gradient; none for other optimizers."""
     return [
-        (optimizer.state[parameter]["exp_avg"], group["betas"][0])
+        FirstMoment(mean=optimizer.state[parameter]["exp_avg"], beta=group["betas"][0])
         for group in optimizer.param_groups
         for parameter in group["params"]
         # `get`, as indexing would make an empty entry, which optimizers take for an initialized one
@@ -159,7 +183,9 @@ def _first_moments(optimizer: LightningOptimizer) -> list[tuple[Tensor, float]]:
     ]
 
 
-START, START_ABOUT = "start", "models and data load, the strategy starts"
+EXAMINATION = "the examination"  # what messages about an update call it
+START = "start"
+START_ABOUT = "models and data load, the strategy starts"
 CHECKS_BEFORE = (
     Check("vocabulary", "vocabularies and special tokens of all models agree", check_vocabulary),
     Check("text contract", "reward models read text as the policy writes it", check_text_contract),
@@ -268,9 +294,13 @@ def examine(
 ) -> Report:
     """Check a PPO run before it starts. Module and Trainer cannot be used for anything else after.
 
-    The trainer has the run's strategy, precision and length, in one process, without callbacks and
-    checkpoints (see `lit_rlhf.tools.doctor.QUIET`). Without a `plan`, it is all that is asked for.
-    Findings are shown as they come on `display`, if there is one.
+    Args:
+        module: The module of the run.
+        data: The data of the run.
+        trainer: A Trainer with the run's strategy, precision and length, in one process, without
+            callbacks and checkpoints (see `lit_rlhf.tools.doctor.QUIET`).
+        plan: What the run asks of the machine. `None`: what `trainer` has.
+        display: Where findings are shown as they come; `None` for nowhere.
     """
     plan = plan or RunPlan()
     report = Report(substitution=plan.substitution)
@@ -301,7 +331,13 @@ def examine(
 
 
 def report_start_failure(error: Exception, plan: RunPlan, display: Display) -> Report:
-    """Report a run whose module, data or Trainer could not be built."""
+    """Report a run whose module, data or Trainer could not be built.
+
+    Args:
+        error: Why not.
+        plan: What the run asks of the machine.
+        display: Where the findings are shown.
+    """
     findings = {START: failure_of(error)}
     findings |= {check.name: _NOT_REACHED for check in ALL_CHECKS}
     for name, finding in findings.items():

@@ -84,7 +84,13 @@ def stream_reply(
     try:
         with seed_temporarily(seed, inner.device):
             sequences = generate_with_transformers(
-                inner, ids, torch.ones_like(ids), sampling, stop_ids, encoder.pad_token_id, streamer
+                inner,
+                prompt_ids=ids,
+                prompt_mask=torch.ones_like(ids),
+                options=sampling,
+                eos_token_ids=stop_ids,
+                pad_token_id=encoder.pad_token_id,
+                streamer=streamer,
             )
     except KeyboardInterrupt:
         # the streamer holds the last word back until it is complete; `end` flushes it

@@ -51,9 +51,9 @@ def test_model_states_are_deepspeeds_without_a_bfloat16_copy_of_the_gradients() 
 
 def test_a_node_has_memory_for_its_own_ranks() -> None:
     for offload in (True, False):
-        gpu, _, cpu = zero2_model_states(100, 16, offload, nodes=2)
-        assert cpu == zero2_model_states(100, 8, offload)[2]
-        assert gpu == zero2_model_states(100, 16, offload)[0]
+        two_nodes = zero2_model_states(100, gpus=16, offload=offload, nodes=2)
+        assert two_nodes.cpu == zero2_model_states(100, gpus=8, offload=offload).cpu
+        assert two_nodes.states == zero2_model_states(100, gpus=16, offload=offload).states
     sizes = {**SIZES, "gpus": 4, "offload_frozen": True}
     shared, alone = (ppo_memory(SHAPE, PPOSizes(**sizes, nodes=nodes)).cpu for nodes in (2, 1))
     assert shared == alone / 2
@@ -61,16 +61,16 @@ def test_a_node_has_memory_for_its_own_ranks() -> None:
 
 def test_seconds_of_the_phases_by_hand() -> None:
     sizes = PPOSizes(**{**SIZES, "rollouts": 3, "gradient_checkpointing": False})
-    seconds = ppo_seconds(SHAPE, sizes, 5, ppo_epochs=2, operations=10.0, bandwidth=100.0)
+    seconds = ppo_seconds(SHAPE, sizes, rollouts=5, ppo_epochs=2, operations=10.0, bandwidth=100.0)
     forward = 2 * 1000 * 5 * (6 + 4) / 10  # two rounds: of three rollouts, and of two
     read = 2 * 4 * 2 * 1000 + 5 * (6 + 7 + 8 + 9) * 2 * 2 * 3 * 4
     assert seconds == {
         "rollout": forward + read / 100,
-        "score": 2 * forward,
-        "estimate": forward,
+        "score": forward,  # the reward model
+        "estimate": 2 * forward,  # the reference and the critic
         "update": 2 * 2 * 3 * forward,
     }
-    again = ppo_seconds(SHAPE, PPOSizes(**SIZES), 5, operations=10.0)
+    again = ppo_seconds(SHAPE, PPOSizes(**SIZES), rollouts=5, operations=10.0)
     assert again["update"] == 2 * 4 * forward
 
 

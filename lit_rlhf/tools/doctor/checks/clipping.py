@@ -28,7 +28,7 @@ def check_clipping(case: Case) -> Finding:
                 f"It cannot be told whether gradients of the {network} are clipped: {reason}.",
                 f"Watch ppo/{network}_grad_norm against {option} in the run's first iterations.",
             )
-        if not step.applied_norm <= step.clip * (1 + case.tolerance(1e-3, 2e-2)):
+        if not step.applied_norm <= step.clip * (1 + case.tolerance(full=1e-3, low=2e-2)):
             return failure(
                 f"A gradient of norm {step.applied_norm:.3g} reached the {network}'s optimizer, "
                 f"above the bound of {step.clip:.3g} (before clipping {step.norm:.3g}): clipping "

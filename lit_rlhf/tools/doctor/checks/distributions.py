@@ -1,5 +1,7 @@
 """Checks that the distributions which PPO compares are the right ones, before the first update."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,10 +20,12 @@ _MAX_RESPONSE = 32  # response tokens of the comparison with generation's own lo
 
 def check_reference(case: Case) -> Finding:
     """Check that KL(policy, reference) is 0."""
-    estimates, mask = case.estimates, case.rollouts.response_mask
+    estimates = case.estimates
+    mask = case.rollouts.response_mask
     # k3 is positive at each token, so that differences of opposite sign do not cancel
     tokens = kl_estimate(estimates.logprobs, estimates.ref_logprobs, "k3")
-    kl, limit = float(masked_mean(tokens, mask)), case.tolerance(1e-6, 1e-2)
+    kl = float(masked_mean(tokens, mask))
+    limit = case.tolerance(full=1e-6, low=1e-2)
     if kl <= limit:
         return ok(f"KL(policy, reference) is {kl:.1e} nats per token.")
     return failure(
@@ -35,9 +39,11 @@ def check_reference(case: Case) -> Finding:
 def check_ratio(case: Case) -> Finding:
     """Check that the ratio of the first minibatch is 1."""
     metrics = case.updates[0]["policy"].metrics
-    ratio, kl = metrics["ppo/ratio"], metrics["ppo/approx_kl"]
+    ratio = metrics["ppo/ratio"]
+    kl = metrics["ppo/approx_kl"]
     # the KL sees ratios that are 1 only on average
-    if abs(ratio - 1) <= case.tolerance(1e-3, 3e-2) and kl <= case.tolerance(1e-6, 1e-2):
+    is_one = abs(ratio - 1) <= case.tolerance(full=1e-3, low=3e-2)
+    if is_one and kl <= case.tolerance(full=1e-6, low=1e-2):
         return ok(f"The ratio is {ratio:.6f} before the first update, KL of old to new {kl:.1e}.")
     changes = {
         "rollout": "The update must compute log-probs as `estimate` does: look for dropout that is "
@@ -61,12 +67,13 @@ def check_padding(case: Case) -> Finding:
     texts = case.batch.texts[:FEW]
     alone = []
     for row, text in enumerate(texts):
-        prompt, response = int(few.prompt_mask[row].sum()), int(few.lengths[row])
+        prompt = int(few.prompt_mask[row].sum())
+        response = int(few.lengths[row])
         one = few.select(slice(row, row + 1), slice(-prompt, None), slice(response))
         alone.append(_outputs_by_network(case, one, [text]))
     wide = _add_padding(few, int(case.tokenizer.pad_token_id))
     together = _outputs_by_network(case, wide, texts)
-    limit = case.tolerance(1e-3, 5e-2)
+    limit = case.tolerance(full=1e-3, low=5e-2)
     largest = {
         name: max(_mean_difference(one[name][0], values[row]) for row, one in enumerate(alone))
         for name, values in together.items()
@@ -90,7 +97,7 @@ def check_sampling(case: Case) -> Finding:
     """Check that responses come from the distribution that they are scored with."""
     # log-probs that generation computed must not be compared with themselves
     scored = case.rescored or case.estimates
-    gap, standard_errors = entropy_gap(case.rollouts, scored)
+    gap, standard_errors = measure_entropy_gap(case.rollouts, scored)
     if options := case.module.sampling.off_policy_options:
         return warning(
             f"With {', '.join(options)} samples differ from the policy that is scored: their "
@@ -114,7 +121,7 @@ def check_sampling(case: Case) -> Finding:
         if known is None
         else _mean_difference(known.logprobs[mask], scored.logprobs[mask])
     )
-    limit = case.tolerance(1e-3, 5e-2)
+    limit = case.tolerance(full=1e-3, low=5e-2)
     if not difference <= limit:
         return failure(
             "Generation gives its own tokens other log-probs than scoring does: they differ by "
@@ -128,34 +135,56 @@ def check_sampling(case: Case) -> Finding:
     )
 
 
-def entropy_gap(rollouts: RolloutBatch, estimates: TokenStatistics) -> tuple[float, float]:
-    """Average the log-probs of sampled tokens plus the entropy: 0 in expectation if sampled.
+class EntropyGap(NamedTuple):
+    """Mean of the log-probs of sampled tokens plus the entropy.
 
-    Returns the mean in nats, and in its standard errors (0 for few tokens).
+    It is 0 in expectation if the tokens were sampled from the distribution of the log-probs.
+
+    Attributes:
+        mean: The mean in nats.
+        standard_errors: The same in its standard errors; 0 for few tokens.
     """
+
+    mean: float
+    standard_errors: float
+
+
+def measure_entropy_gap(rollouts: RolloutBatch, estimates: TokenStatistics) -> EntropyGap:
+    """Compare the log-probs `estimates` of the sampled tokens with their entropy."""
     excess = (estimates.logprobs + estimates.entropy)[rollouts.response_mask].double()
     mean = float(excess.mean())
     error = float(excess.std(correction=0)) / len(excess) ** 0.5
-    return mean, mean / error if len(excess) >= _MIN_TOKENS and error > 0 else 0.0
+    is_known = len(excess) >= _MIN_TOKENS and error > 0
+    return EntropyGap(mean=mean, standard_errors=mean / error if is_known else 0.0)
 
 
 def _generation_difference(case: Case) -> float:
     """Mean difference of transformers' log-probs in generation to the scored ones, in nats."""
     module = case.module
-    ids, mask = case.batch.input_ids[:FEW], case.batch.attention_mask[:FEW]
+    ids = case.batch.input_ids[:FEW]
+    mask = case.batch.attention_mask[:FEW]
     limit = min(module.sampling.max_new_tokens, _MAX_RESPONSE)
     generated = generate_with_transformers(
         unwrap_model(module.policy),
-        *(ids, mask, module.sampling),
-        (),  # without an end all rows have one length; tokens after an EOS serve as well as others
-        int(case.tokenizer.pad_token_id),
+        prompt_ids=ids,
+        prompt_mask=mask,
+        options=module.sampling,
+        # without an end all rows have one length; tokens after an EOS serve as well as others
+        eos_token_ids=(),
+        pad_token_id=int(case.tokenizer.pad_token_id),
         max_new_tokens=limit,
         output_scores=True,
         return_dict_in_generate=True,
     )
     tokens = generated.sequences[:, ids.shape[1] :]
     all_tokens = torch.ones_like(tokens, dtype=torch.bool)
-    rollouts = RolloutBatch(ids, mask, tokens, all_tokens, torch.zeros_like(all_tokens[:, 0]))
+    rollouts = RolloutBatch(
+        prompt_ids=ids,
+        prompt_mask=mask,
+        response_ids=tokens,
+        response_mask=all_tokens,
+        terminated=torch.zeros_like(all_tokens[:, 0]),
+    )
     # transformers' scores are logits at the sampling temperature already
     logprobs = token_logprobs(torch.stack(generated.scores, dim=1), tokens)
     return _mean_difference(logprobs, module.estimate(rollouts).logprobs)
@@ -163,13 +192,14 @@ def _generation_difference(case: Case) -> float:
 
 def _add_padding(rollouts: RolloutBatch, pad_token_id: int) -> RolloutBatch:
     """The same rollouts with more columns of padding on either side."""
-    left, right = (_N_PADDING, 0), (0, _N_PADDING)
+    left = (_N_PADDING, 0)
+    right = (0, _N_PADDING)
     return RolloutBatch(
-        functional.pad(rollouts.prompt_ids, left, value=pad_token_id),
-        functional.pad(rollouts.prompt_mask, left),
-        functional.pad(rollouts.response_ids, right, value=pad_token_id),
-        functional.pad(rollouts.response_mask, right),
-        rollouts.terminated,
+        prompt_ids=functional.pad(rollouts.prompt_ids, left, value=pad_token_id),
+        prompt_mask=functional.pad(rollouts.prompt_mask, left),
+        response_ids=functional.pad(rollouts.response_ids, right, value=pad_token_id),
+        response_mask=functional.pad(rollouts.response_mask, right),
+        terminated=rollouts.terminated,
     )
 
 

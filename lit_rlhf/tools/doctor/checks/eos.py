@@ -34,7 +34,8 @@ def check_eos(case: Case) -> Finding:
 
 def _find_untrained_eos(case: Case) -> Finding | None:
     """Report responses that ended while their EOS is outside the loss."""
-    rollouts, tokenizer = case.rollouts, case.tokenizer
+    rollouts = case.rollouts
+    tokenizer = case.tokenizer
     mask = case.experience.loss_mask if hasattr(case, "experience") else rollouts.response_mask
     stop_ids = rollouts.response_ids.new_tensor(stop_token_ids(case.module.policy, tokenizer))
     trained = (torch.isin(rollouts.response_ids, stop_ids) & mask).any(1)
@@ -55,8 +56,10 @@ def _find_untrained_eos(case: Case) -> Finding | None:
 
 def _describe_ends(case: Case) -> Finding:
     """Report how many responses ended, and how probable that was."""
-    rollouts, limit = case.rollouts, case.module.sampling.max_new_tokens
-    count, cut_off = len(rollouts.terminated), int((~rollouts.terminated).sum())
+    rollouts = case.rollouts
+    limit = case.module.sampling.max_new_tokens
+    count = len(rollouts.terminated)
+    cut_off = int((~rollouts.terminated).sum())
     if cut_off == count:
         most = math.exp(float(_eos_logprobs(case, rollouts.select(slice(FEW))).max()))
         found = (
@@ -82,7 +85,7 @@ def _describe_ends(case: Case) -> Finding:
         )
     ended = rollouts.terminated
     last = (rollouts.lengths[ended] - 1).unsqueeze(1)
-    # a geometric mean, as of the examples
+    # a geometric mean, as for the examples
     sampled = math.exp(float(case.estimates.logprobs[ended].gather(1, last).mean()))
     text = f"{share}; EOS is trained, with probability {sampled:.2f} where responses end"
     if (in_data := _data_eos_probability(case)) is not None:
@@ -95,13 +98,20 @@ def _data_eos_probability(case: Case) -> float | None:
     if case.batch.ptx is None:
         return None
     ptx = case.batch.ptx
-    ids, mask = ptx.input_ids[:FEW], ptx.attention_mask[:FEW]
+    ids = ptx.input_ids[:FEW]
+    mask = ptx.attention_mask[:FEW]
     last = mask.sum(1, keepdim=True) - 1
     ended = (ids.gather(1, last) == case.tokenizer.eos_token_id)[:, 0]
     if not bool(ended.any()):
         return None
     # as rollouts: the first token is the prompt, the others are its response
-    rows = RolloutBatch(ids[:, :1], mask[:, :1], ids[:, 1:], mask[:, 1:], ended)
+    rows = RolloutBatch(
+        prompt_ids=ids[:, :1],
+        prompt_mask=mask[:, :1],
+        response_ids=ids[:, 1:],
+        response_mask=mask[:, 1:],
+        terminated=ended,
+    )
     logprobs = _eos_logprobs(case, rows).gather(1, last - 1)[ended]
     return math.exp(float(logprobs.mean()))
 

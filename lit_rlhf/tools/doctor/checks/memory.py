@@ -52,16 +52,19 @@ def check_memory(case: Case) -> Finding:
 
 
 def format_gib(count: int) -> str:
-    """Bytes in GiB."""
+    """Format bytes in GiB."""
     return f"{count / GIB:.1f}" if count >= GIB / 10 else f"{count / GIB:.3f}"
 
 
 def suggest_settings(case: Case, estimate: PPOMemory) -> str:
-    """Settings that lower the largest part of the estimate, as a sentence."""
+    """Suggest settings that lower the largest part of the `estimate`, as a sentence."""
     states = estimate.trained + estimate.frozen
     names: tuple[str, ...]
+    more: list[str] = []
     if states > estimate.peak - states:
-        names = ("memory.offload_frozen", *["memory.shard_frozen"] * (case.plan.ranks > 1))
+        names = ("memory.offload_frozen",)
+        if case.plan.ranks > 1:
+            names = (*names, "memory.shard_frozen")
         more = [
             "set memory.frozen_dtype: bfloat16",
             "set network.lora_rank: 16",
@@ -69,9 +72,9 @@ def suggest_settings(case: Case, estimate: PPOMemory) -> str:
             "use trainer.strategy multi_deepspeed_stage_2_offload on GPUs",
         ]
     elif estimate.update + estimate.gradients >= max(estimate.rollout, estimate.scoring):
-        names, more = UPDATE_MEMORY, []
+        names = UPDATE_MEMORY
     else:
-        names, more = ROLLOUT_MEMORY, []
+        names = ROLLOUT_MEMORY
     parts = [*(suggest_change(name, case.module) for name in names), *more]
     return f"What helps: {'; '.join(filter(None, parts))}."
 

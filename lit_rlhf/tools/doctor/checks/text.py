@@ -23,7 +23,8 @@ def check_vocabulary(case: Case) -> Finding:
     }
     head = unwrap_model(case.module.policy).get_output_embeddings()  # type: ignore[no-untyped-call]
     # Output layers are often padded to a round size, so a policy can emit ids that no text has.
-    largest, largest_emitted = max(tokenizer.get_vocab().values()), len(head.weight) - 1
+    largest = max(tokenizer.get_vocab().values())
+    largest_emitted = len(head.weight) - 1
     for name, count in rows.items():
         if count <= largest:
             return failure(
@@ -48,7 +49,7 @@ def check_vocabulary(case: Case) -> Finding:
 
 
 def _find_different_token(case: Case, tokenizer: PreTrainedTokenizerBase) -> Finding | None:
-    """The failure of a reward model whose special tokens are not the policy's."""
+    """Report the first reward model whose special tokens are not the policy's."""
     for model in case.module.reward.models:
         if model.own_text is not None:
             continue
@@ -57,17 +58,21 @@ def _find_different_token(case: Case, tokenizer: PreTrainedTokenizerBase) -> Fin
         except ValueError:  # it has no tokenizer: its text contract is compared
             continue
         for token in ("eos_token", "bos_token"):
-            mine, theirs = (
-                (getattr(t, token), getattr(t, f"{token}_id")) for t in (tokenizer, other)
-            )
+            mine = _describe_token(tokenizer, token)
+            theirs = _describe_token(other, token)
             if mine != theirs:
                 return failure(
-                    f"{token} is {mine[0]!r} (id {mine[1]}) for the policy and {theirs[0]!r} "
-                    f"(id {theirs[1]}) for the tokenizer of reward model {model.path!r}.",
+                    f"{token} is {mine} for the policy and {theirs} for the tokenizer of reward "
+                    f"model {model.path!r}.",
                     f"Set {token} to the same token in the tokenizers of model.model_path and of "
                     "the reward model, the one that both were trained with.",
                 )
     return None
+
+
+def _describe_token(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
+    """Text and id of a special token, such as `'</s>' (id 2)`."""
+    return f"{getattr(tokenizer, name)!r} (id {getattr(tokenizer, f'{name}_id')})"
 
 
 def check_text_contract(case: Case) -> Finding:

@@ -41,7 +41,7 @@ def check_time(case: Case) -> Finding:
         f"{format_seconds(total)} per iteration ({format_phases(seconds)}; {rate:,.0f} response "
         "tokens per second)"
     )
-    count = iterations(case)
+    count = count_iterations(case)
     if count < 1:
         return failure(
             "The run has no iteration: a rank's share of an epoch is smaller than a batch "
@@ -57,9 +57,12 @@ def check_time(case: Case) -> Finding:
         f"{pace}: {count:,.0f} iterations take about {format_seconds(total * count)}. {_ESTIMATE}"
     )
     if case.plan.on_gpu and not torch.cuda.is_available():
-        shape, sizes = network_shape(case.module.policy), ppo_sizes(case)
-        epochs = case.module.minibatches.ppo_epochs
-        counted = ppo_seconds(shape, sizes, case.n_rollouts, epochs)
+        counted = ppo_seconds(
+            network_shape(case.module.policy),
+            ppo_sizes(case),
+            rollouts=case.n_rollouts,
+            ppo_epochs=case.module.minibatches.ppo_epochs,
+        )
         whole += (
             " Counted for an A100 and the longest responses, an iteration takes "
             f"{format_seconds(sum(counted.values()))} ({format_phases(counted)})."
@@ -88,21 +91,22 @@ def check_time(case: Case) -> Finding:
 
 
 def iteration_seconds(case: Case) -> dict[str, float]:
-    """Seconds of each phase of an iteration; those of the update from one of its steps."""
-    measured, minibatches = case.module.timer.seconds, case.module.minibatches
-    updates = minibatches.updates_per_iteration(len(case.experience))
+    """Seconds of each phase of an iteration. An update's are taken from one of its steps."""
+    measured = case.module.timer.seconds
+    updates = case.module.minibatches.updates_per_iteration(len(case.experience))
     return {**measured, "update": measured["update"] * updates}
 
 
 def format_phases(seconds: Mapping[str, float]) -> str:
-    """Seconds and shares of phases as text."""
+    """Format seconds and shares of phases as text."""
     total = max(sum(seconds.values()), 1e-9)
     return ", ".join(f"{n} {format_seconds(s)} = {s / total:.0%}" for n, s in seconds.items())
 
 
-def iterations(case: Case) -> float:
-    """Number of iterations of the run by its limits; infinite without one."""
-    trainer, plan = case.trainer, case.plan
+def count_iterations(case: Case) -> float:
+    """Count the iterations of the run by its limits; infinite without one."""
+    trainer = case.trainer
+    plan = case.plan
     loader: Any = trainer.train_dataloader
     per_epoch = len(loader) // plan.ranks
     limit = plan.limit_train_batches
@@ -117,7 +121,7 @@ def iterations(case: Case) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds as a short text in a fitting unit."""
+    """Format seconds as a short text in a fitting unit."""
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 3600:
@@ -128,6 +132,7 @@ def format_seconds(seconds: float) -> str:
 def ppo_seconds(
     shape: NetworkShape,
     sizes: PPOSizes,
+    *,
     rollouts: int,
     ppo_epochs: int = 1,
     operations: float = OPERATIONS,
@@ -142,8 +147,12 @@ def ppo_seconds(
         ppo_epochs: How often each of them is learned from.
         operations: Floating-point operations per second.
         bandwidth: Bytes per second.
+
+    Returns:
+        Seconds by the name of the phase, in the order of an iteration.
     """
-    prompt, response = sizes.prompt_tokens, sizes.response_tokens
+    prompt = sizes.prompt_tokens
+    response = sizes.response_tokens
     forward = 2 * shape.parameters * rollouts * (prompt + response) / operations
     rounds = math.ceil(rollouts / sizes.rollouts)
     weights = WEIGHT_BYTES * shape.parameters * response * rounds
@@ -152,7 +161,8 @@ def ppo_seconds(
     passes = 4 if sizes.gradient_checkpointing else 3
     return {
         "rollout": forward + (weights + cache) / bandwidth,
-        "score": 2 * forward,
-        "estimate": forward,
+        "score": forward,
+        # reference and critic: the rollout has computed the policy's log-probs
+        "estimate": 2 * forward,
         "update": 2 * passes * ppo_epochs * forward,
     }

@@ -12,7 +12,7 @@ from lit_rlhf.data import PromptBatch
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.rollout.scoring import compute_values
-from lit_rlhf.tools.doctor.checks.distributions import entropy_gap
+from lit_rlhf.tools.doctor.checks.distributions import measure_entropy_gap
 from tests.support.doctor_runs import findings, module_of, not_ok, only_finding, with_experience
 
 
@@ -114,5 +114,5 @@ def test_log_probs_of_sampled_tokens_are_minus_the_entropy_on_average() -> None:
         zeros = torch.zeros(1, 100)
         after = (zeros[:, 0], zeros[:, 0])
         estimates = TokenStatistics(logprobs[tokens][None], zeros, zeros + entropy, zeros, *after)
-        gap, _ = entropy_gap(rollouts, estimates)
+        gap = measure_entropy_gap(rollouts, estimates).mean
         assert gap == pytest.approx(expected, abs=1e-6)

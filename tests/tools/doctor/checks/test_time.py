@@ -66,7 +66,7 @@ def test_iterations(max_epochs: int, max_iterations: Any, plan: RunPlan, expecte
     trainer = SimpleNamespace(train_dataloader=[None] * 4, max_epochs=max_epochs)
     module = SimpleNamespace(max_iterations=max_iterations)
     case: Any = SimpleNamespace(trainer=trainer, plan=plan, module=module)
-    assert time.iterations(case) == expected
+    assert time.count_iterations(case) == expected
 
 
 def test_times_are_for_people() -> None:
