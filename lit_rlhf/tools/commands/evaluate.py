@@ -130,13 +130,13 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     if options.benchmarks or options.choices:
         benchmark_report = run_benchmarks(
             options.policies,
-            options.benchmarks or (),
-            options.choices or (),
-            options.model_options,
-            choose_device(options.device),
-            options.benchmark_batch_size,
-            options.shots,
-            options.max_questions,
+            tasks=options.benchmarks or (),
+            choices=options.choices or (),
+            model_options=options.model_options,
+            device=choose_device(options.device),
+            batch_size=options.benchmark_batch_size,
+            shots=options.shots,
+            max_questions=options.max_questions,
         )
         print_benchmarks(benchmark_report)
         report["benchmarks"] = asdict(benchmark_report)
@@ -157,8 +157,8 @@ def _sample_and_compare(options: EvaluateOptions, prompts: DataSource) -> Compar
         prompts,
         options.rewards or {},
         options.sampling,
-        options.model_options,
-        choose_device(options.device),
+        model_options=options.model_options,
+        device=choose_device(options.device),
         batch_size=options.batch_size,
         tie_margin=options.tie_margin,
         chat_template=options.chat_template,

@@ -81,10 +81,10 @@ def generate(options: GenerateOptions) -> Generation | None:
         speakers = load_speakers(
             models,
             options.sampling,
-            options.model_options,
-            device,
-            options.chat_template,
-            options.max_prompt_length,
+            model_options=options.model_options,
+            device=device,
+            chat_template=options.chat_template,
+            max_prompt_length=options.max_prompt_length,
         )
         _run_chat(Chat(speakers, options.sampling, Console(), options.seed))
         return None
@@ -96,8 +96,8 @@ def generate(options: GenerateOptions) -> Generation | None:
         models,
         records,
         options.sampling,
-        options.model_options,
-        device,
+        model_options=options.model_options,
+        device=device,
         batch_size=options.batch_size,
         responses_per_prompt=options.responses_per_prompt,
         chat_template=options.chat_template,

@@ -95,7 +95,7 @@ def sample_preferences(
     settings_of_world = read_world(world)
     encoder = load_shared_encoder([policy])
     source = DataSource(f"{world}/prompts_train.jsonl")
-    _, prompts = encode_prompt_records(read_prompts(source), encoder)
+    prompts = encode_prompt_records(read_prompts(source), encoder).examples
     # The labellers read the rendered prompt, so it has to be the one that the world asked.
     if count_shortened(prompts):
         raise ValueError(
@@ -137,9 +137,13 @@ def sample_preferences(
                 )
             examples = list(islice(order, pairs - len(records)))
             batches = sample_batches(
-                *(lambda: model, encoder, examples, options, batch_size),
-                sampling_seeds.getrandbits(31),
-                describe,
+                lambda: model,
+                encoder,
+                examples,
+                sampling=options,
+                batch_size=batch_size,
+                seed=sampling_seeds.getrandbits(31),
+                describe=describe,
                 responses_per_prompt=2,
                 unfinished=unfinished,
                 name=f"pairs from {attempts} on",

@@ -73,9 +73,9 @@ def report_reward_model(
         pairs = score_pairs(
             model,
             sources,
-            language_model,
-            ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code),
-            choose_device(device),
+            language_model=language_model,
+            options=ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code),
+            device=choose_device(device),
             batch_size=batch_size,
             chat_template=chat_template,
             max_length=max_length,
@@ -87,7 +87,9 @@ def report_reward_model(
             raise ValueError(f"{error}; --on_bad_record skip leaves such records out") from error
         raise
     paths = {source.label: source.path for source in sources}
-    report = measure_reward_model(model, paths, pairs, mistakes, seed, rows)
+    report = measure_reward_model(
+        model, paths, pairs, n_mistakes=mistakes, seed=seed, strengths=rows
+    )
     settings: dict[str, Any] = {"max_length": max_length, "max_pairs": max_pairs, "dtype": dtype}
     print_reward_report(report)
     values = report.as_dict() | {"settings": settings}

@@ -27,11 +27,14 @@ To begin a message with a slash, put a blank before it."""
 
 
 class ChatReply(NamedTuple):
-    """A model's reply to a message.
+    """A model's reply to a message. One that did not end was interrupted or cut off.
 
-    It was ended by the model, interrupted by Ctrl-C, or cut off at `max_new_tokens`. The oldest
-    turns of the dialogue were dropped to make room, or tokens of a message that was too long by
-    itself were cut.
+    Attributes:
+        text: The reply.
+        ended: Whether the model ended it.
+        interrupted: Whether Ctrl-C ended it; else it was cut off at `max_new_tokens`.
+        dropped_turns: Number of the oldest turns that were dropped to make room.
+        cut_tokens: Number of tokens that were cut from a message that was too long by itself.
     """
 
     text: str
@@ -66,6 +69,7 @@ class _Streamer(TextStreamer):
 def stream_reply(
     model: LanguageModel,
     encoder: DialogueEncoder,
+    *,
     prompt_ids: Sequence[int],
     sampling: SamplingOptions,
     seed: int,
@@ -76,6 +80,14 @@ def stream_reply(
     The generation settings in the model's folder are ignored, as in `generate_responses`. Equal
     seeds give equal tokens on a CPU or CUDA device; the caller's random state is restored.
     KeyboardInterrupt (Ctrl-C) ends the response and is not raised again.
+
+    Args:
+        model: The model.
+        encoder: Decodes the response.
+        prompt_ids: Token ids of the prompt.
+        sampling: How the response is sampled.
+        seed: Seed of the sampling.
+        show: Takes the pieces of the response.
     """
     inner = unwrap_model(model)
     stop_ids = stop_token_ids(model, encoder.tokenizer)
@@ -95,17 +107,21 @@ def stream_reply(
     except KeyboardInterrupt:
         # the streamer holds the last word back until it is complete; `end` flushes it
         streamer.end()  # type: ignore[no-untyped-call]
-        return ChatReply(streamer.text.strip(), ended=False, interrupted=True)
+        return ChatReply(text=streamer.text.strip(), ended=False, interrupted=True)
     response = sequences[0, len(prompt_ids) :].tolist()
     ended = not set(stop_ids).isdisjoint(response)
-    return ChatReply(encoder.decode_response(response), ended, interrupted=False)
+    return ChatReply(text=encoder.decode_response(response), ended=ended, interrupted=False)
 
 
 @dataclass
 class Speaker:
-    """A model in a chat, with the whole exchanges that it remembers.
+    """A model in a chat.
 
-    The longest prompt of its encoder leaves room for a response.
+    Attributes:
+        name: Its name in the chat.
+        model: The model.
+        encoder: Encodes the dialogue; its longest prompt leaves room for a response.
+        messages: The whole exchanges that it remembers.
     """
 
     name: str
@@ -114,16 +130,28 @@ class Speaker:
     messages: list[Message] = field(default_factory=list)
 
     def reply(
-        self, content: str, sampling: SamplingOptions, seed: int, show: ShowText
+        self, content: str, *, sampling: SamplingOptions, seed: int, show: ShowText
     ) -> ChatReply:
         """Reply to a message and remember the exchange.
 
         An exchange that was interrupted before the first word is not remembered.
+
+        Args:
+            content: The user's message.
+            sampling: How the reply is sampled.
+            seed: Seed of the sampling.
+            show: Takes the pieces of the reply.
         """
         turns = [*self.messages, Message("user", content)]
         prompt = self.encoder.encode_prompt(turns)
-        ids = prompt.input_ids.tolist()
-        reply = stream_reply(self.model, self.encoder, ids, sampling, seed, show)
+        reply = stream_reply(
+            self.model,
+            self.encoder,
+            prompt_ids=prompt.input_ids.tolist(),
+            sampling=sampling,
+            seed=seed,
+            show=show,
+        )
         if reply.text or not reply.interrupted:
             # A model can spell out a control token letter by letter, or continue with the user's
             # turn. If that text were remembered, the encoder would refuse every later prompt.
@@ -136,8 +164,13 @@ class Speaker:
 class Chat:
     """A chat with one or more models.
 
-    `seed` is the next reply's; every message (`turn`) since the start or the last `/reset` adds 1.
-    All speakers use the same seed.
+    Attributes:
+        speakers: The models.
+        sampling: How replies are sampled.
+        console: Where the chat is shown.
+        seed: Seed of the first reply after the start or a `/reset`. Each further message adds 1,
+            and all speakers use the same seed.
+        turn: Number of messages since the start or the last `/reset`.
     """
 
     speakers: Sequence[Speaker]
@@ -181,11 +214,15 @@ class Chat:
         """Show a model's reply as it grows; return a note on it, which may be empty."""
         try:
             reply = speaker.reply(
-                content, self.sampling, seed, lambda text: print_text(self.console, text, end="")
+                content,
+                sampling=self.sampling,
+                seed=seed,
+                show=lambda text: print_text(self.console, text, end=""),
             )
         except EncodingError as error:
             return f"no answer: {error}"
-        notes, longest = [], speaker.encoder.max_prompt_length
+        notes = []
+        longest = speaker.encoder.max_prompt_length
         if reply.interrupted:
             notes.append("stopped")
         elif not reply.ended:
@@ -215,6 +252,7 @@ class Chat:
 def load_speakers(
     models: Sequence[str],
     sampling: SamplingOptions,
+    *,
     model_options: ModelOptions | None = None,
     device: torch.device | None = None,
     chat_template: str = "tokenizer",
@@ -222,18 +260,32 @@ def load_speakers(
 ) -> list[Speaker]:
     """Load the models of a chat; all of them stay in memory.
 
-    `max_prompt_length` is the number of tokens of dialogue that a model remembers.
+    Args:
+        models: Folders or hub ids.
+        sampling: How replies are sampled.
+        model_options: How the models are loaded.
+        device: Where they compute. `None`: on the CPU.
+        chat_template: Template of the dialogues; `tokenizer` for each model's own.
+        max_prompt_length: Longest dialogue that a model remembers, in tokens; see `load_encoder`.
     """
-    model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
+    model_options = model_options or ModelOptions()
+    device = device or torch.device("cpu")
     names = short_names(models, "models")
     # all encoders before the first weights, so that an error in the last model comes at once
     encoders = [
-        load_encoder(path, sampling, chat_template, max_prompt_length, model_options)
+        load_encoder(
+            path,
+            sampling,
+            chat_template=chat_template,
+            max_prompt_length=max_prompt_length,
+            model_options=model_options,
+        )
         for path in models
     ]
     speakers = []
     with progress_bar("loading models", len(models)) as progress:
         for name, path, encoder in zip(names, models, encoders, strict=True):
-            speakers.append(Speaker(name, load_policy(path, model_options, device), encoder))
+            model = load_policy(path, model_options, device)
+            speakers.append(Speaker(name=name, model=model, encoder=encoder))
             progress(1)
     return speakers

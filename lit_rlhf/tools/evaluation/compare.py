@@ -64,26 +64,45 @@ METRICS = (
 )
 """Metrics of a policy besides its scores: the `rollout/*` metrics of the same names."""
 
-_METRIC_ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("length, tokens", "response_length", "{:.1f}".format),
-    ("truncated", "truncation_rate", "{:.1%}".format),
-    ("commonest opening", "commonest_opening", "{:.1%}".format),
-    ("repetition", "repetition", "{:.1%}".format),
-    ("KL, nats", "kl", "{:.2f}".format),
-    ("perplexity", "perplexity", "{:.2f}".format),
-    ("distinct-2", "distinct_2", "{:.3f}".format),
+
+class MetricRow(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        label: Its name in the table.
+        metric: Name of the metric.
+        format_value: Formats the value of the metric.
+    """
+
+    label: str
+    metric: str
+    format_value: Callable[[float], str]
+
+
+_METRIC_ROWS = (
+    MetricRow("length, tokens", "response_length", "{:.1f}".format),
+    MetricRow("truncated", "truncation_rate", "{:.1%}".format),
+    MetricRow("commonest opening", "commonest_opening", "{:.1%}".format),
+    MetricRow("repetition", "repetition", "{:.1%}".format),
+    MetricRow("KL, nats", "kl", "{:.2f}".format),
+    MetricRow("perplexity", "perplexity", "{:.2f}".format),
+    MetricRow("distinct-2", "distinct_2", "{:.3f}".format),
 )
-"""Rows of the table: label, metric, and how its value is formatted."""
 
 
 @dataclass(frozen=True)
 class PolicySamples:
     """A policy's responses to `N` prompts, in the order of the prompts, with their scores.
 
-    `scores` and `kl` are float32, one for each response, `S` of them for each prompt. `kl` is the
-    k1 estimate of the KL to the reference in nats, so a single value can be negative. `metrics`
-    holds the values of `METRICS`, the share of the commonest opening and the mean share of pairs of
-    words that a response repeats.
+    Attributes:
+        responses: The responses, `S` in a row for each prompt.
+        scores: Scores of the responses by reward, `[N * S]` float32.
+        kl: k1 estimates of the KL to the reference in nats, `[N * S]` float32. A single value can
+            be negative.
+        metrics: The values of `METRICS`, the share of the commonest opening
+            (`commonest_opening`), and the mean share of pairs of words that a response repeats
+            (`repetition`).
+        samples_per_prompt: Number of responses to each prompt, `S`.
     """
 
     responses: list[SampledResponse]
@@ -113,9 +132,14 @@ class PolicySamples:
 class PolicyReport:
     """Summary of one policy.
 
-    `scores` are means over prompts, and `complete` those of responses that ended, NaN without any.
-    `outcomes` are the rates under each reward, and `differences` the scores minus the baseline's by
-    prompt; none for the baseline itself. `metrics` are those of `PolicySamples`.
+    Attributes:
+        path: Folder or hub id.
+        scores: Means over prompts, by reward.
+        outcomes: Win, tie and lose rates by reward; empty for the baseline itself.
+        metrics: The metrics of `PolicySamples`.
+        differences: Scores minus the baseline's on the same prompt, by reward; empty for the
+            baseline itself.
+        complete: Mean scores of the responses that ended, by reward; NaN without any.
     """
 
     path: str
@@ -129,8 +153,11 @@ class PolicyReport:
 class BestOf(NamedTuple):
     """The best of `n` samples of the baseline by the first reward, over all subsets.
 
-    `kl` is from the baseline in nats, `scores` are means over prompts, and `differences` are those
-    of each other policy minus them, by policy and reward.
+    Attributes:
+        n: Number of samples to choose from.
+        kl: KL of the best sample from the baseline, in nats.
+        scores: Means over prompts, by reward.
+        differences: Scores of each other policy minus these, by policy and reward.
     """
 
     n: int
@@ -143,9 +170,14 @@ class BestOf(NamedTuple):
 class Comparison:
     """Policies compared on the same prompts.
 
-    `policies` and `samples` are by policy name, the baseline first; `rewards` has the source of
-    each reward, or a rule's mapping; `shortened` counts prompts that were cut to fit; `inputs` are
-    hashes of weights, prompts and reward functions.
+    Attributes:
+        policies: Summaries by policy, the baseline first.
+        samples: Responses by policy, the baseline first.
+        rewards: Source of each reward by its name, or a rule's mapping.
+        n_prompts: Number of prompts.
+        shortened: Number of prompts that were cut to fit.
+        inputs: Hashes of weights, prompts and reward functions.
+        best_of: The best of n of the baseline for each n.
     """
 
     policies: dict[str, PolicyReport]
@@ -183,8 +215,8 @@ class Comparison:
         """The first response of all policies to each prompt as text, for a judge."""
         n = self.samples_per_prompt
         return Responses(
-            [response.prompt for response in self.samples[self.baseline].responses[::n]],
-            {
+            prompts=[response.prompt for response in self.samples[self.baseline].responses[::n]],
+            by_policy={
                 name: [response.response for response in samples.responses[::n]]
                 for name, samples in self.samples.items()
             },
@@ -232,6 +264,7 @@ def compare_policies(
     prompts: DataSource,
     rewards: Rewards,
     sampling: SamplingOptions,
+    *,
     model_options: ModelOptions | None = None,
     device: torch.device | None = None,
     batch_size: int = 32,
@@ -247,9 +280,28 @@ def compare_policies(
 ) -> Comparison:
     """Sample from several policies on the same prompts, and score and compare the responses.
 
-    The arguments are the options of `lit_rlhf evaluate`, where each is described. Rewards may also
-    be callables and loaded reward models, or be none. `responses` is a JSON lines file; until it is
-    complete, `<responses>.partial` keeps finished batches, from which the same call continues.
+    Args:
+        policies: Folders or hub ids. The first is the baseline, which the others are compared with.
+        prompts: Where the prompts are.
+        rewards: Weights by source, or sources. A source is a reward model, its folder or hub id, a
+            callable or `package.module:function`. Each reward is reported by itself, times its
+            weight. There may be none.
+        sampling: How responses are sampled.
+        model_options: How the models are loaded.
+        device: Where they compute. `None`: on the CPU.
+        batch_size: Prompts per batch. The samples depend on it.
+        tie_margin: Largest difference of scores that counts as a tie, at least 0.
+        chat_template: Template of the dialogues; `tokenizer` for the baseline's own.
+        max_prompt_length: Longest prompt in tokens; see `load_shared_encoder`.
+        max_prompts: Number of prompts, from the first; `None` for all.
+        on_bad_record: Whether a bad prompt is an `error` or left out (`skip`).
+        seed: Seed of the sampling, the same for every policy, and of the bootstrap intervals.
+        responses: JSON lines file for all responses. Until it is complete, `<responses>.partial`
+            keeps finished batches, from which the same call continues.
+        samples_per_prompt: Number of responses of each policy to each prompt. Their scores are
+            averaged.
+        best_of: Sizes for the best of n of the baseline, from 1 to `samples_per_prompt`. The first
+            reward chooses.
     """
     check_count("samples_per_prompt", samples_per_prompt)
     if best_of and not (rewards and 1 <= min(best_of) <= max(best_of) <= samples_per_prompt):
@@ -257,13 +309,19 @@ def compare_policies(
             f"best_of: expected sizes from 1 to the {samples_per_prompt} samples_per_prompt and a "
             f"reward that chooses, got {list(best_of)} with {len(plain_rewards(rewards))} rewards"
         )
-    model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
+    model_options = model_options or ModelOptions()
+    device = device or torch.device("cpu")
     check_not_negative("tie_margin", tie_margin)
     paths = dict(zip(short_names(policies, "policies"), policies, strict=True))
-    encoder = load_shared_encoder(policies, chat_template, max_prompt_length, model_options)
+    encoder = load_shared_encoder(
+        policies,
+        chat_template=chat_template,
+        max_prompt_length=max_prompt_length,
+        model_options=model_options,
+    )
     records = read_prompts(prompts, max_prompts, on_bad_record)
     encoded = encode_prompt_records(records, encoder, on_bad_record)
-    _, examples = encoded
+    examples = encoded.examples
     loaded_rewards = _load_rewards(rewards, model_options, encoder, examples, device)
     plain = plain_rewards(rewards)
     inputs = {
@@ -271,9 +329,9 @@ def compare_policies(
         "prompts": hash_prompts(examples),
         "reward_models": hash_models(list(plain)),
         **{
-            f"source of reward {name}": found
+            f"source of reward {name}": source_hash
             for name, reward in loaded_rewards.items()
-            for found in reward.hash_sources().values()
+            for source_hash in reward.hash_sources().values()
         },
     }
     settings = {
@@ -292,22 +350,28 @@ def compare_policies(
     with ProgressFile(responses, settings) as unfinished:
         for name, path in paths.items():
             samples[name] = measure_policy(
-                load_policy(path, model_options, device) if samples else reference,
-                reference,
-                encoder,
-                encoded,
-                loaded_rewards,
-                sampling,
-                batch_size,
-                seed,
-                unfinished,
-                name,
-                samples_per_prompt,
+                policy=load_policy(path, model_options, device) if samples else reference,
+                reference=reference,
+                encoder=encoder,
+                prompts=encoded,
+                rewards=loaded_rewards,
+                sampling=sampling,
+                batch_size=batch_size,
+                seed=seed,
+                unfinished=unfinished,
+                name=name,
+                samples_per_prompt=samples_per_prompt,
             )
         baseline = next(iter(samples.values()))
         comparison = Comparison(
             policies={
-                name: _summarize(paths[name], of_policy, baseline, tie_margin, seed)
+                name: _summarize(
+                    of_policy,
+                    baseline=baseline,
+                    path=paths[name],
+                    tie_margin=tie_margin,
+                    seed=seed,
+                )
                 for name, of_policy in samples.items()
             },
             samples=samples,
@@ -325,6 +389,7 @@ def compare_policies(
 
 
 def measure_policy(
+    *,
     policy: LanguageModel,
     reference: LanguageModel,
     encoder: DialogueEncoder,
@@ -339,9 +404,21 @@ def measure_policy(
 ) -> PolicySamples:
     """Sample responses to each prompt and compute their scores and their KL to the reference.
 
-    `reference` may be `policy` itself. Log-probs are taken at the temperature of the sampling. With
-    equal seeds, policies draw with the same seeds batch by batch. `unfinished` holds finished
-    batches under `name` and receives the others.
+    Log-probs are taken at the temperature of the sampling.
+
+    Args:
+        policy: The policy.
+        reference: The policy that the KL is taken to; may be `policy` itself.
+        encoder: The encoder of the prompts.
+        prompts: The prompts, at least one.
+        rewards: Rewards by name.
+        sampling: How responses are sampled.
+        batch_size: Prompts per batch.
+        seed: Seed of the sampling. With equal seeds, policies draw with the same seeds batch by
+            batch.
+        unfinished: File of finished batches, which receives each new one.
+        name: Name of the policy in that file and on the progress bar.
+        samples_per_prompt: Number of responses to each prompt.
     """
     records, examples = prompts
     if not examples:
@@ -352,18 +429,25 @@ def measure_policy(
         by_prompt = describe_responses(batch, rollouts, texts)
         return {
             "responses": [one for rows in by_prompt for one in rows],
-            **_measure_batch(policy, reference, batch, rollouts, rewards, sampling.temperature),
+            **_measure_batch(
+                policy=policy,
+                reference=reference,
+                prompts=batch,
+                rollouts=rollouts,
+                rewards=rewards,
+                temperature=sampling.temperature,
+            ),
         }
 
     sampled = sample_batches(
         lambda: policy,
         encoder,
         examples,
-        sampling,
-        batch_size,
-        seed,
-        describe,
-        samples_per_prompt,
+        sampling=sampling,
+        batch_size=batch_size,
+        seed=seed,
+        describe=describe,
+        responses_per_prompt=samples_per_prompt,
         unfinished=unfinished,
         name=name,
     )
@@ -391,7 +475,7 @@ def measure_policy(
     openings = Counter(map(opening_of, texts))
     return PolicySamples(
         responses=[
-            SampledResponse(records[row // samples_per_prompt].prompt, **responses[place])
+            SampledResponse(prompt=records[row // samples_per_prompt].prompt, **responses[place])
             for row, place in enumerate(order.tolist())
         ],
         scores={reward: torch.tensor(values)[order] for reward, values in scores.items()},
@@ -406,6 +490,7 @@ def measure_policy(
 
 
 def _measure_batch(
+    *,
     policy: LanguageModel,
     reference: LanguageModel,
     prompts: PromptBatch,
@@ -463,8 +548,9 @@ def _load_rewards(
 
 
 def _summarize(
-    path: str, samples: PolicySamples, baseline: PolicySamples, tie_margin: float, seed: int
+    samples: PolicySamples, *, baseline: PolicySamples, path: str, tie_margin: float, seed: int
 ) -> PolicyReport:
+    """Summarize a policy's samples, and compare them with the baseline's."""
     compared = {} if samples is baseline else samples.scores
     ended = torch.tensor([response.ended for response in samples.responses])
     scores = {name: samples.by_prompt(name) for name in samples.scores}
@@ -490,10 +576,10 @@ def _best_of(samples: Mapping[str, PolicySamples], n: int, seed: int) -> BestOf:
         for name in samples[baseline].scores
     }
     return BestOf(
-        n,
-        best_of_n_kl(n),
-        {name: score_summary(values, seed) for name, values in best.items()},
-        {
+        n=n,
+        kl=best_of_n_kl(n),
+        scores={name: score_summary(values, seed) for name, values in best.items()},
+        differences={
             other: {
                 name: score_summary(samples[other].by_prompt(name).double().mean(1) - values, seed)
                 for name, values in best.items()
@@ -504,8 +590,9 @@ def _best_of(samples: Mapping[str, PolicySamples], n: int, seed: int) -> BestOf:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print scores and metrics, those of the best of n, and then who wins, on standard output."""
-    n, reports = comparison.samples_per_prompt, comparison.policies.values()
+    """Print scores and metrics, scores of the best of n, and then who wins, on standard output."""
+    n = comparison.samples_per_prompt
+    reports = comparison.policies.values()
     table = make_table(
         f"{comparison.n_prompts} prompts, {'one response' if n == 1 else f'{n} responses'} each; "
         "mean [95 % interval]",

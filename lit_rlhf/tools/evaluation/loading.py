@@ -21,7 +21,13 @@ _DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they wer
 
 
 def load_policy(path: str, model_options: ModelOptions, device: torch.device) -> LanguageModel:
-    """Load a causal language model for sampling and scoring, without gradients or dropout."""
+    """Load a causal language model for sampling and scoring, without gradients or dropout.
+
+    Args:
+        path: Folder or hub id.
+        model_options: How the model is loaded.
+        device: Where it computes.
+    """
     model = freeze(load_causal_lm(path, model_options))
     nn.Module.to(model, device)  # transformers annotates its own `to` for one class only
     return model
@@ -29,14 +35,21 @@ def load_policy(path: str, model_options: ModelOptions, device: torch.device) ->
 
 def load_shared_encoder(
     policies: Sequence[str],
+    *,
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
     model_options: ModelOptions | None = None,
 ) -> DialogueEncoder:
     """Load the first policy's encoder, and check that all policies read text the same way.
 
-    By default the longest prompt is the longest sequence that the first policy was trained on if
-    its folder has a text contract, else 512 tokens. An error shows both renderings.
+    An error shows both renderings.
+
+    Args:
+        policies: Folders or hub ids.
+        chat_template: Template of the dialogues; `tokenizer` for the first policy's own.
+        max_prompt_length: Longest prompt in tokens. `None`: the longest sequence that the first
+            policy was trained on if its folder has a text contract, else 512.
+        model_options: How the models are loaded.
     """
     trust_remote_code = (model_options or ModelOptions()).trust_remote_code
     encoders: list[DialogueEncoder] = []
@@ -51,7 +64,7 @@ def load_shared_encoder(
             encoder = DialogueEncoder(tokenizer, chat_template, limit)
         except ValueError as error:
             raise ValueError(f"model {path!r}: {error}") from error
-        mismatch = None if trained is None else trained.mismatch(encoder.contract)
+        mismatch = trained.mismatch(encoder.contract) if trained is not None else None
         if mismatch is not None:
             advice = "its tokenizer was changed after its training"
             if chat_template != "tokenizer":
@@ -60,7 +73,7 @@ def load_shared_encoder(
                 f"model {path!r}: expected text as in its training (here), got other text (there); "
                 f"{advice}: {mismatch}"
             )
-        mismatch = None if not encoders else encoder.contract.mismatch(encoders[0].contract)
+        mismatch = encoder.contract.mismatch(encoders[0].contract) if encoders else None
         if mismatch is not None:
             raise ValueError(
                 f"model {path!r} (here): expected a model that reads text like the first one, "
@@ -73,15 +86,22 @@ def load_shared_encoder(
 def load_encoder(
     path: str,
     sampling: SamplingOptions,
+    *,
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
     model_options: ModelOptions | None = None,
 ) -> DialogueEncoder:
     """Load the encoder of one model, with prompts short enough to leave room for a response.
 
-    The longest prompt is at most the model's positions less `max_new_tokens`. By default it is no
-    longer than the longest sequence of the model's training if its folder has a text contract. If
-    neither is known, it is 512 tokens.
+    The longest prompt is at most the model's positions less `max_new_tokens`.
+
+    Args:
+        path: Folder or hub id of the model.
+        sampling: How responses are sampled.
+        chat_template: Template of the dialogues; `tokenizer` for the model's own.
+        max_prompt_length: Longest prompt in tokens. `None`: the longest sequence of the model's
+            training if its folder has a text contract, else its positions, else 512.
+        model_options: How the model is loaded.
     """
     positions = max_positions(path, model_options)
     room = None if positions is None else positions - sampling.max_new_tokens
@@ -94,7 +114,12 @@ def load_encoder(
     limit = max_prompt_length
     if limit is None and TextContract.find(path) is None:
         limit = _DEFAULT_PROMPT_LENGTH if room is None else room
-    encoder = load_shared_encoder([path], chat_template, limit, model_options)
+    encoder = load_shared_encoder(
+        [path],
+        chat_template=chat_template,
+        max_prompt_length=limit,
+        model_options=model_options,
+    )
     # as long as in training, unless the model's positions leave less beside the response
     encoder.max_prompt_length = min(encoder.max_length, room or encoder.max_length)
     return encoder
@@ -117,7 +142,7 @@ def choose_device(name: str) -> torch.device:
 def short_names(sources: Sequence[str], argument: str) -> list[str]:
     """Shorten paths and function names to their last part, where that tells them apart.
 
-    Errors name the argument that they come from.
+    Errors name the `argument` that the `sources` come from.
     """
     if not sources or len(set(sources)) < len(sources):
         raise ValueError(f"{argument}: expected one or more, each once, got {list(sources)}")

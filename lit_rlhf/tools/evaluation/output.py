@@ -96,8 +96,9 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     The bar is named `label` and is full after `total` steps. The function that it yields takes the
     number of steps just completed.
     """
-    console = Console(stderr=True)
-    with Progress(
+    console = Console(stderr=True)  # in a notebook rich would leave an empty output
+    progress = Progress(console=console, disable=console.is_jupyter)
+    progress.columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=22),
         MofNCompleteColumn(),
@@ -105,9 +106,8 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
         TextColumn("elapsed,"),
         TimeRemainingColumn(),
         TextColumn("left"),
-        console=console,
-        disable=console.is_jupyter,  # in a notebook rich would leave an empty output
-    ) as progress:
+    )
+    with progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.update(task, advance=done)
 

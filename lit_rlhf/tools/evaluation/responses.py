@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import NamedTuple
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.data import Location, Message, PromptRecord, RecordError, Row, parse_row, read_file
@@ -15,9 +16,13 @@ Turns = tuple[Message, ...]
 class SampledResponse:
     """One response of a policy, with the fields of a line in a file of responses.
 
-    The prompt is there as turns, before anything was dropped to make it fit, and as the policy read
-    it. `sample` numbers the responses to a prompt. The response has no special tokens; one that did
-    not end was cut off at `max_new_tokens`. Its length, in tokens, includes EOS.
+    Attributes:
+        prompt: The turns of the prompt, before any was dropped to make it fit.
+        prompt_text: The prompt as the policy read it.
+        sample: Number of the response among the ones to its prompt, from 0.
+        response: The response without special tokens.
+        ended: Whether it ended; else it was cut off at `max_new_tokens`.
+        length: Its length in tokens, EOS included.
     """
 
     prompt: Turns
@@ -30,14 +35,31 @@ class SampledResponse:
 
 @dataclass(frozen=True)
 class Responses:
-    """One response of each policy, the baseline first, to each of `N` prompts."""
+    """One response of each policy to each of `N` prompts.
+
+    Attributes:
+        prompts: The turns of each prompt.
+        by_policy: Responses in the order of the prompts, by policy, the baseline first.
+    """
 
     prompts: Sequence[Turns]
     by_policy: Mapping[str, Sequence[str]]
 
 
-_Line = tuple[Turns, str, Location]
-"""A prompt, a response to it, and where they stand in a file."""
+class ResponseLine(NamedTuple):
+    """A line in a file of responses.
+
+    Attributes:
+        policy: Name of the policy.
+        prompt: The turns of the prompt.
+        response: The response.
+        location: Where the line stands.
+    """
+
+    policy: str
+    prompt: Turns
+    response: str
+    location: Location
 
 
 def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
@@ -56,17 +78,18 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
     """
     if limit is not None:
         check_count("max_prompts", limit)
-    by_policy: dict[str, list[_Line]] = {}
+    by_policy: dict[str, list[ResponseLine]] = {}
     for path in paths:
-        of_file: dict[str, list[_Line]] = {}
+        of_file: dict[str, list[ResponseLine]] = {}
         for row in read_file(path, PurePath(path).name):
-            policy, line = _parse_line(row)
-            of_file.setdefault(policy, []).append(line)
+            line = _parse_line(row)
+            of_file.setdefault(line.policy, []).append(line)
         for policy, lines in of_file.items():
             if policy in by_policy:
                 raise ValueError(
                     f"policies: expected the responses of each policy in one file, got {policy!r} "
-                    f"in {by_policy[policy][0][-1]} and {lines[0][-1]}; rename one of the files"
+                    f"in {by_policy[policy][0].location} and {lines[0].location}; rename one of "
+                    "the files"
                 )
             by_policy[policy] = lines[:limit]
     if len(by_policy) < 2:
@@ -77,10 +100,11 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
     advice = "every policy has to respond to the same prompts in the same order"
     (baseline, first), *others = by_policy.items()
     for policy, lines in others:
-        for (expected, _, there), (prompt, _, here) in zip(first, lines, strict=False):
-            if expected != prompt:
+        for expected, line in zip(first, lines, strict=False):
+            if expected.prompt != line.prompt:
                 raise ValueError(
-                    f"{here}: expected the prompt of {there}, got another one; {advice}"
+                    f"{line.location}: expected the prompt of {expected.location}, got another "
+                    f"one; {advice}"
                 )
         if len(first) != len(lines):
             raise ValueError(
@@ -88,13 +112,15 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
                 f"has, got {len(lines)}; {advice}"
             )
     return Responses(
-        [prompt for prompt, _, _ in first],
-        {policy: [response for _, response, _ in lines] for policy, lines in by_policy.items()},
+        prompts=[line.prompt for line in first],
+        by_policy={
+            policy: [line.response for line in lines] for policy, lines in by_policy.items()
+        },
     )
 
 
-def _parse_line(row: Row | RecordError) -> tuple[str, _Line]:
-    """The name of a policy, and its line."""
+def _parse_line(row: Row | RecordError) -> ResponseLine:
+    """Parse a line, which an error names."""
     if isinstance(row, RecordError):
         raise row
     response = row.get("response")
@@ -107,4 +133,6 @@ def _parse_line(row: Row | RecordError) -> tuple[str, _Line]:
     policy = row.get("policy") if "policy" in row.fields else row.source.split(".")[0]
     if not isinstance(policy, str) or not policy:
         raise row.error("policy", "not a name", repr(policy))
-    return policy, (record.prompt, response, row.location)
+    return ResponseLine(
+        policy=policy, prompt=record.prompt, response=response, location=row.location
+    )

@@ -1,15 +1,15 @@
 """RewardBench: how often a reward model scores the best of several responses highest.
 
-Its format is of RewardBench (Lambert et al., arXiv 2403.13787; pairs) and RewardBench 2 (Malik et
-al., arXiv 2506.01937; the best of four): a `prompt`, `chosen` and `rejected`, each a text or a list
-of texts, and the `subset`.
+It reads the format of RewardBench (Lambert et al., arXiv 2403.13787; pairs) and RewardBench 2
+(Malik et al., arXiv 2506.01937; the best of four): a `prompt`, `chosen` and `rejected`, each a text
+or a list of texts, and the `subset`.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_rlhf.data import DataSource, RecordError, Row
 from lit_rlhf.files import check_outputs, code_versions, hash_model, write_text
@@ -23,6 +23,7 @@ from lit_rlhf.tools.evaluation.reward_report import score_pairs
 def run_reward_bench(
     models: list[str],
     questions: str,
+    *,
     output: str | None = None,
     max_length: int | None = None,
     device: str = "auto",
@@ -40,15 +41,20 @@ def run_reward_bench(
         dtype: Data type of all weights: float32, bfloat16 or float16.
     """
     check_outputs({"output": output}, [questions])
-    rows, subsets = read_questions(questions)
-    scoring = (ModelOptions(dtype=dtype), choose_device(device))
+    bench = read_questions(questions)
     results = {}
     for model in models:
-        pairs = score_pairs(model, [DataSource(rows)], None, *scoring, max_length=max_length)
+        pairs = score_pairs(
+            model,
+            [DataSource(bench.pairs)],
+            options=ModelOptions(dtype=dtype),
+            device=choose_device(device),
+            max_length=max_length,
+        )
         # lines of rows in memory count from 1
         places = [record.location.line - 1 for record in pairs.records]
         wins = dict(zip(places, (pairs.chosen > pairs.rejected).tolist(), strict=True))
-        results[model] = summarize(rows, subsets, wins)
+        results[model] = summarize(bench, wins)
         _print(model, results[model])
     inputs = {model: hash_model(model) for model in models}
     inputs[questions] = DataSource(questions).content_hash()
@@ -59,8 +65,21 @@ def run_reward_bench(
     return report
 
 
-def read_questions(path: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read questions as pairs, each with the number of its question, and the questions' subsets.
+class BenchQuestions(NamedTuple):
+    """The questions of a benchmark.
+
+    Attributes:
+        pairs: A pair for each right and wrong response to the same question, whose number from 0
+            is the field `question`.
+        subsets: Subset of each question.
+    """
+
+    pairs: list[dict[str, Any]]
+    subsets: list[str]
+
+
+def read_questions(path: str) -> BenchQuestions:
+    """Read the questions in the file `path` as pairs.
 
     Raises:
         RecordError: If a field is missing or has another type, with its line.
@@ -70,16 +89,19 @@ def read_questions(path: str) -> tuple[list[dict[str, Any]], list[str]]:
     for row in DataSource(path).read_rows():
         if isinstance(row, RecordError):
             raise row
-        prompt, subset = row.read_string("prompt"), row.read_string("subset")
-        texts = [_read_texts(row, side) for side in ("chosen", "rejected")]
-        if set(texts[0]) & set(texts[1]):
+        prompt = row.read_string("prompt")
+        subset = row.read_string("subset")
+        right = _read_texts(row, "chosen")
+        wrong = _read_texts(row, "rejected")
+        if set(right) & set(wrong):
             raise row.error("rejected", "a text that is chosen, too")
-        for chosen in texts[0]:
-            for rejected in texts[1]:
-                pair = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-                pairs.append({**pair, "question": len(subsets)})
+        pairs += [
+            {"prompt": prompt, "chosen": chosen, "rejected": rejected, "question": len(subsets)}
+            for chosen in right
+            for rejected in wrong
+        ]
         subsets.append(subset)
-    return pairs, subsets
+    return BenchQuestions(pairs=pairs, subsets=subsets)
 
 
 def _read_texts(row: Row, field: str) -> list[str]:
@@ -91,26 +113,33 @@ def _read_texts(row: Row, field: str) -> list[str]:
     return texts
 
 
-def summarize(
-    pairs: Sequence[dict[str, Any]], subsets: Sequence[str], wins: dict[int, bool]
-) -> dict[str, Any]:
-    """Accuracy by subset with its 95 % interval, and the mean over subsets.
+def summarize(bench: BenchQuestions, wins: Mapping[int, bool]) -> dict[str, Any]:
+    """Compute the accuracy by subset with its 95 % interval, and the mean over subsets.
 
     A question is right if every right response scores higher than every wrong one; a tie is wrong.
-    `wins` are by the place of the pair. A question with a pair that was too long is left out, and
-    so is a subset of nothing else from the mean.
+    A question with a pair that was too long is left out. A subset without any other question is
+    left out of the mean.
+
+    Args:
+        bench: The questions.
+        wins: Whether the right response scores higher, by the place of the pair. Pairs that were
+            too long are missing.
     """
-    of_question = defaultdict(list)
-    for place, pair in enumerate(pairs):
-        of_question[pair["question"]].append(wins.get(place))
+    by_question = defaultdict(list)
+    for place, pair in enumerate(bench.pairs):
+        by_question[pair["question"]].append(wins.get(place))
     rows: dict[str, dict[str, Any]] = {}
-    for subset in dict.fromkeys(subsets):
-        outcomes = [found for n, found in of_question.items() if subsets[n] == subset]
-        right = [all(found) for found in outcomes if None not in found]
+    for subset in dict.fromkeys(bench.subsets):
+        outcomes = [own for n, own in by_question.items() if bench.subsets[n] == subset]
+        right = [all(own) for own in outcomes if None not in own]
         rows[subset] = {"questions": len(right), "left_out": len(outcomes) - len(right)}
         if right:
-            low, high = wilson_interval(sum(right), len(right))
-            rows[subset] |= {"accuracy": sum(right) / len(right), "low": low, "high": high}
+            interval = wilson_interval(sum(right), len(right))
+            rows[subset] |= {
+                "accuracy": sum(right) / len(right),
+                "low": interval.low,
+                "high": interval.high,
+            }
     accuracies = [row["accuracy"] for row in rows.values() if "accuracy" in row]
     return {"subsets": rows, "mean": fmean(accuracies) if accuracies else None}
 

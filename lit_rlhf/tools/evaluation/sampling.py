@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -40,16 +40,28 @@ from lit_rlhf.tools.evaluation.responses import SampledResponse
 _log = logging.getLogger(__name__)
 
 
-EncodedPrompts = tuple[list[PromptRecord], list[PromptExample]]
-"""Prompts as they were read, and the same as token ids, whose `index` is their position."""
+class EncodedPrompts(NamedTuple):
+    """Prompts as text and as token ids.
+
+    Attributes:
+        records: Prompts as they were read.
+        examples: The same prompts as token ids. `index` is the position of a prompt.
+    """
+
+    records: list[PromptRecord]
+    examples: list[PromptExample]
 
 
 @dataclass(frozen=True)
 class Generation:
     """Responses of one or more models to the same prompts.
 
-    `models` (folder or hub id), `responses` and `shortened` (number of prompts cut to fit) are by
-    short name; `settings` are all that the responses depend on beside the seed.
+    Attributes:
+        models: Folder or hub id of each model by its short name.
+        responses: Responses in the order of the prompts, by short name.
+        shortened: Number of prompts that were cut to fit, by short name.
+        seed: Seed of the sampling.
+        settings: Everything else that the responses depend on.
     """
 
     models: dict[str, str]
@@ -75,7 +87,13 @@ class Generation:
 def read_prompts(
     source: DataSource, limit: int | None = None, on_bad_record: OnBadRecord = "error"
 ) -> list[PromptRecord]:
-    """Read prompts, or the prompts of preferences and demonstrations; `limit` takes the first."""
+    """Read prompts, or the prompts of preferences and demonstrations.
+
+    Args:
+        source: Where they are.
+        limit: Number of prompts to read, from the first; `None` reads all.
+        on_bad_record: Whether a bad record is an `error` or left out (`skip`).
+    """
     if limit is not None:
         check_count("max_prompts", limit)
     return load_records("prompt", [source], on_bad_record, limit)
@@ -84,9 +102,13 @@ def read_prompts(
 def encode_prompt_records(
     records: Sequence[PromptRecord], encoder: DialogueEncoder, on_bad_record: OnBadRecord = "error"
 ) -> EncodedPrompts:
-    """Encode prompts; those that are too long lose their oldest turns, or else their beginning.
+    """Encode prompts. One that is too long loses its oldest turns, or else its beginning.
 
-    A prompt with the text of a control token is a bad record.
+    Args:
+        records: The prompts.
+        encoder: Encodes them.
+        on_bad_record: Whether a prompt with the text of a control token is an `error` or left out
+            (`skip`).
     """
     counts = DataCounts()
     kept: list[PromptRecord] = []
@@ -100,18 +122,19 @@ def encode_prompt_records(
     if counts.dropped:
         described = describe_bad_records(counts.dropped, counts.dropped_examples)
         _log.warning("left out prompts: %s", described)
-    return kept, examples
+    return EncodedPrompts(records=kept, examples=examples)
 
 
 def count_shortened(examples: Sequence[PromptExample]) -> int:
-    """Number of prompts that lost their oldest turns or their beginning to fit."""
+    """Count the prompts that lost their oldest turns or their beginning to fit."""
     return sum(example.dropped_turns > 0 or example.cut_tokens > 0 for example in examples)
 
 
 def batch_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Divide positions into batches of similar length.
+    """Divide the positions of sequences into batches of similar length.
 
-    The longest sequences come first: if memory does not suffice, the first batch fails.
+    The longest sequences come first: if memory does not suffice, the first batch fails. `lengths`
+    are the sequences', in tokens, and each batch but the last has `batch_size` of them.
     """
     check_count("batch_size", batch_size)
     order = sorted(range(len(lengths)), key=lambda position: -lengths[position])
@@ -122,6 +145,7 @@ def sample_batches(
     load_model: Callable[[], LanguageModel],
     encoder: DialogueEncoder,
     examples: Sequence[PromptExample],
+    *,
     sampling: SamplingOptions,
     batch_size: int,
     seed: int,
@@ -132,16 +156,24 @@ def sample_batches(
 ) -> Iterator[dict[str, Any]]:
     """Sample responses to all prompts, after the batches that an interrupted command has finished.
 
-    Each batch has its own seed, derived from `seed`. Models that are given the same prompts, seed
-    and batch size draw with the same seeds.
+    Models that are given the same prompts, seed and batch size draw with the same seeds.
 
-    `load_model` is not called if all batches are finished, `describe` converts the prompts of a
-    batch and their responses, those to one prompt in adjacent rows, to JSON types, and each new
-    batch is added to the file `unfinished` under `name`.
+    Args:
+        load_model: Loads the model; not called if all batches are finished.
+        encoder: The encoder of the prompts.
+        examples: The prompts.
+        sampling: How responses are sampled.
+        batch_size: Prompts per batch.
+        seed: Seed from which each batch's own seed is derived.
+        describe: Converts the prompts of a batch and its responses to JSON types. Responses to one
+            prompt are in adjacent rows.
+        responses_per_prompt: Number of responses to each prompt.
+        unfinished: File of finished batches, which receives each new one.
+        name: Name of the model in that file.
 
     Yields:
-        For each batch the positions of its prompts as `"positions"`, and its description; of the
-        new batches those with the longest prompts first.
+        For each batch the positions of its prompts as `"positions"`, and its description. New
+        batches come with the longest prompts first.
     """
     unfinished = unfinished or ProgressFile(None, {})
     generator = torch.Generator().manual_seed(seed)
@@ -177,9 +209,16 @@ def describe_responses(
 ) -> list[list[dict[str, Any]]]:
     """Describe the responses to each prompt of a batch by the fields of `SampledResponse`.
 
-    `texts` are the decoded responses, row by row. The field `prompt` is left out.
+    Args:
+        prompts: The prompts, `B` of them.
+        rollouts: The responses, with the same number of adjacent rows for each prompt.
+        texts: The decoded responses, row by row.
+
+    Returns:
+        Fields of the responses to each prompt; all but `prompt`.
     """
-    ended, lengths = rollouts.terminated.tolist(), rollouts.lengths.tolist()
+    ended = rollouts.terminated.tolist()
+    lengths = rollouts.lengths.tolist()
     n_samples = len(texts) // len(prompts.texts)
     return [
         [
@@ -200,6 +239,7 @@ def generate_from_models(
     models: Sequence[str],
     prompts: Sequence[PromptRecord],
     sampling: SamplingOptions,
+    *,
     model_options: ModelOptions | None = None,
     device: torch.device | None = None,
     batch_size: int = 32,
@@ -212,12 +252,24 @@ def generate_from_models(
 ) -> Generation:
     """Sample responses to prompts from one or more models, one model after the other.
 
-    The arguments are the options of `lit_rlhf generate`, where each is described. A prompt that one
-    model's encoder refuses is left out for all with `on_bad_record="skip"`. Until `output`, a JSON
-    lines file, is complete, `<output>.partial` keeps finished batches, from which the same call
-    continues.
+    Args:
+        models: Folders or hub ids.
+        prompts: The prompts, at least one.
+        sampling: How responses are sampled.
+        model_options: How the models are loaded.
+        device: Where they compute. `None`: on the CPU.
+        batch_size: Prompts per batch. The samples depend on it.
+        responses_per_prompt: Number of responses of each model to each prompt.
+        chat_template: Template of the dialogues; `tokenizer` for each model's own.
+        max_prompt_length: Longest prompt in tokens; see `load_encoder`.
+        seed: Seed of the sampling, the same for every model.
+        output: JSON lines file for all responses. Until it is complete, `<output>.partial` keeps
+            finished batches, from which the same call continues.
+        on_bad_record: Whether a prompt that one model's encoder refuses is an `error` or left out
+            for all (`skip`).
     """
-    model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
+    model_options = model_options or ModelOptions()
+    device = device or torch.device("cpu")
     if not prompts:
         raise ValueError("prompts: expected at least one, got none")
     check_count("responses_per_prompt", responses_per_prompt)
@@ -225,13 +277,19 @@ def generate_from_models(
     # Encoders take seconds and weights take minutes: an error in the last model's tokenizer or in
     # a prompt has to come before the first model's weights are loaded.
     encoders = [
-        load_encoder(path, sampling, chat_template, max_prompt_length, model_options)
+        load_encoder(
+            path,
+            sampling,
+            chat_template=chat_template,
+            max_prompt_length=max_prompt_length,
+            model_options=model_options,
+        )
         for path in models
     ]
     if on_bad_record == "skip":
         for encoder in encoders:
-            prompts, _ = encode_prompt_records(prompts, encoder, on_bad_record)
-    encoded = [encode_prompt_records(prompts, encoder)[1] for encoder in encoders]
+            prompts = encode_prompt_records(prompts, encoder, on_bad_record).records
+    encoded = [encode_prompt_records(prompts, encoder).examples for encoder in encoders]
     settings = {
         **asdict(sampling),
         "responses_per_prompt": responses_per_prompt,
@@ -252,13 +310,13 @@ def generate_from_models(
                 partial(load_policy, path, model_options, device),
                 encoder,
                 of_model,
-                sampling,
-                batch_size,
-                seed,
-                partial(_describe, encoder),
-                responses_per_prompt,
-                unfinished,
-                name,
+                sampling=sampling,
+                batch_size=batch_size,
+                seed=seed,
+                describe=partial(_describe, encoder),
+                responses_per_prompt=responses_per_prompt,
+                unfinished=unfinished,
+                name=name,
             )
             by_position: dict[int, list[dict[str, Any]]] = {}
             with progress_bar(f"responses of {name}", len(prompts)) as progress:
@@ -287,19 +345,20 @@ def generate_from_models(
 def _describe(
     encoder: DialogueEncoder, prompts: PromptBatch, rollouts: RolloutBatch
 ) -> dict[str, Any]:
-    ids, mask = rollouts.response_ids.cpu(), rollouts.response_mask.cpu()
+    ids = rollouts.response_ids.cpu()
+    mask = rollouts.response_mask.cpu()
     rows = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
     texts = [encoder.decode_response(row) for row in rows]
     return {"responses": describe_responses(prompts, rollouts, texts)}
 
 
 def hash_models(models: Sequence[str]) -> dict[str, str | None]:
-    """SHA-256 of local models, by folder; `None` for a hub id."""
+    """Compute the SHA-256 of local models, by folder; `None` for a hub id."""
     return {path: hash_model(path) for path in models}
 
 
 def hash_prompts(examples: Sequence[PromptExample]) -> str:
-    """SHA-256 of prompts as a model reads them, in hexadecimal digits."""
+    """Compute the SHA-256 of prompts as a model reads them, in hexadecimal digits."""
     texts = json.dumps([example.text for example in examples])
     return hashlib.sha256(texts.encode()).hexdigest()
 

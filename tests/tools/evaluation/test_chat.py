@@ -165,7 +165,7 @@ def test_models_are_loaded_under_their_short_names(folders: Folders) -> None:
     first, second = (next(speaker.model.parameters()) for speaker in loaded)
     assert not first.requires_grad
     assert not first.equal(second)
-    answer = loaded[0].reply("hi", SAMPLING, 0, lambda text: None)
+    answer = loaded[0].reply("hi", sampling=SAMPLING, seed=0, show=lambda text: None)
     assert loaded[0].messages == [Message("user", "hi"), Message("assistant", answer.text)]
 
 
@@ -186,7 +186,9 @@ def model() -> LanguageModel:
 @pytest.mark.parametrize(("model_seed", "ended"), [(7, False), (6, True)])
 def test_pieces_are_the_response(encoder: Any, prompt: Any, model_seed: int, ended: bool) -> None:
     model, pieces = tiny_causal_lm(seed=model_seed), list[str]()
-    response = stream_reply(model, encoder, prompt, GREEDY, 0, pieces.append)
+    response = stream_reply(
+        model, encoder, prompt_ids=prompt, sampling=GREEDY, seed=0, show=pieces.append
+    )
     ids = torch.tensor([prompt])
     mask, pad = torch.ones_like(ids).bool(), encoder.pad_token_id
     batch = generate_responses(model, ids, mask, GREEDY, [EOS_ID], pad, seed=0)
@@ -202,7 +204,15 @@ def test_seed_repeats_a_response_whatever_the_folder_says(
     model: Any, encoder: Any, prompt: Any
 ) -> None:
     def text(seed: int) -> str:
-        return stream_reply(model, encoder, prompt, SAMPLED, seed, lambda piece: None).text
+        reply = stream_reply(
+            model,
+            encoder,
+            prompt_ids=prompt,
+            sampling=SAMPLED,
+            seed=seed,
+            show=lambda piece: None,
+        )
+        return reply.text
 
     state = torch.random.get_rng_state()
     first = text(3)
@@ -224,8 +234,10 @@ def test_ctrl_c_keeps_what_was_said(model: Any, encoder: Any, prompt: Any) -> No
             signal.raise_signal(signal.SIGINT)
 
     own = model.generation_config
-    response = stream_reply(model, encoder, prompt, GREEDY, 0, show)
-    whole = stream_reply(model, encoder, prompt, GREEDY, 0, lambda piece: None).text
+    response = stream_reply(model, encoder, prompt_ids=prompt, sampling=GREEDY, seed=0, show=show)
+    whole = stream_reply(
+        model, encoder, prompt_ids=prompt, sampling=GREEDY, seed=0, show=lambda piece: None
+    ).text
     assert response.interrupted
     assert not response.ended
     assert response.text == "".join(pieces).strip()

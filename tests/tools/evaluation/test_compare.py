@@ -264,7 +264,16 @@ def samples(policy: Any, encoder: Any, prompts: EncodedPrompts) -> PolicySamples
         for name, source in (("characters", CHARACTERS), ("marks", QUESTION_MARKS))
     }
     reference = tiny_causal_lm(seed=0)
-    return measure_policy(policy, reference, encoder, prompts, rewards, OPTIONS, 2, seed=5)
+    return measure_policy(
+        policy=policy,
+        reference=reference,
+        encoder=encoder,
+        prompts=prompts,
+        rewards=rewards,
+        sampling=OPTIONS,
+        batch_size=2,
+        seed=5,
+    )
 
 
 def logprob(model: PreTrainedModel, prompt: list[int], response: list[int]) -> float:
@@ -282,9 +291,16 @@ def test_metrics_are_those_of_an_unpadded_loop(
     samples: PolicySamples, policy: Any, encoder: Any, prompts: EncodedPrompts
 ) -> None:
     responses: dict[int, list[int]] = {}
-    _, examples = prompts
-    sampled = (encoder, examples, OPTIONS, 2, 5, lambda _, rollouts: {"rows": rollouts})
-    for record in sample_batches(lambda: policy, *sampled):
+    examples = prompts.examples
+    for record in sample_batches(
+        lambda: policy,
+        encoder,
+        examples,
+        sampling=OPTIONS,
+        batch_size=2,
+        seed=5,
+        describe=lambda _, rollouts: {"rows": rollouts},
+    ):
         rows = record["rows"]
         for row, position in enumerate(record["positions"]):
             responses[position] = rows.response_ids[row][rows.response_mask[row]].tolist()
@@ -333,7 +349,14 @@ def test_records_say_what_was_measured(samples: PolicySamples) -> None:
 
 def test_no_prompts_are_refused(policy: PreTrainedModel, encoder: DialogueEncoder) -> None:
     with pytest.raises(ValueError, match="prompts: expected at least one prompt"):
-        measure_policy(policy, policy, encoder, ([], []), {}, OPTIONS)
+        measure_policy(
+            policy=policy,
+            reference=policy,
+            encoder=encoder,
+            prompts=EncodedPrompts(records=[], examples=[]),
+            rewards={},
+            sampling=OPTIONS,
+        )
 
 
 def test_the_table_shows_scores_metrics_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,10 @@ def test_a_prompt_leaves_room_for_the_response(
 def test_foreign_model_takes_template_and_prompts_of_its_positions(tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm(), tiny_tokenizer(), tmp_path / "foreign")
     foreign = str(tmp_path / "foreign")
-    assert loading.load_encoder(foreign, SamplingOptions(8), "hh").max_prompt_length == 120
+    assert (
+        loading.load_encoder(foreign, SamplingOptions(8), chat_template="hh").max_prompt_length
+        == 120
+    )
     with pytest.raises(ValueError, match=r"foreign': chat_template: .*'hh', 'paper-en', 'paper-zh"):
         loading.load_encoder(foreign, FEW)
 
@@ -54,7 +57,7 @@ def test_too_long(folders: Folders, max_new_tokens: int, max_prompt_length: int 
 
 def test_a_model_is_not_shown_text_in_another_way_than_in_its_training(folders: Folders) -> None:
     with pytest.raises(ValueError, match="the chat templates differ"):
-        loading.load_encoder(folders.sft, FEW, "paper-en")
+        loading.load_encoder(folders.sft, FEW, chat_template="paper-en")
 
 
 def test_a_tokenizer_with_tokens_that_the_model_does_not_embed_is_refused(tmp_path: Path) -> None:
@@ -62,4 +65,4 @@ def test_a_tokenizer_with_tokens_that_the_model_does_not_embed_is_refused(tmp_pa
     tokenizer.add_tokens([f"<new {i}>" for i in range(VOCAB_SIZE)])
     save_model_folder(tiny_causal_lm(), tokenizer, tmp_path / "model")
     with pytest.raises(ValueError, match=r"model'.*largest id is 5.*, got 288; resize the embed"):
-        loading.load_encoder(str(tmp_path / "model"), FEW, "hh")
+        loading.load_encoder(str(tmp_path / "model"), FEW, chat_template="hh")

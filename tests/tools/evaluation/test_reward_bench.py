@@ -12,6 +12,7 @@ from lit_rlhf.data import DialogueEncoder, Message, RecordError
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_scalar_model, load_tokenizer
 from lit_rlhf.tools.evaluation.reward_bench import (
+    BenchQuestions,
     _print,
     read_questions,
     run_reward_bench,
@@ -81,16 +82,18 @@ def test_the_best_response_has_to_score_highest(
 
 
 def test_all_pairs_of_a_question_count() -> None:
-    pairs = [{"question": number} for number in (0, 0, 1, 1, 2)]
+    bench = BenchQuestions(
+        pairs=[{"question": number} for number in (0, 0, 1, 1, 2)], subsets=["a", "a", "b"]
+    )
     wins = dict(enumerate([True, True, True, False, True]))
-    found = summarize(pairs, ["a", "a", "b"], wins)
+    found = summarize(bench, wins)
     assert (found["subsets"]["a"]["accuracy"], found["mean"]) == (0.5, 0.75)
     del wins[1], wins[4]  # the pairs were too long, and so the questions
-    found = summarize(pairs, ["a", "a", "b"], wins)
+    found = summarize(bench, wins)
     assert (found["subsets"]["a"]["accuracy"], found["mean"]) == (0.0, 0.0)
     assert found["subsets"]["b"] == {"questions": 0, "left_out": 1}
     _print("model", found)
-    assert summarize(pairs, ["a", "a", "b"], {})["mean"] is None
+    assert summarize(bench, {})["mean"] is None
 
 
 @pytest.mark.parametrize(

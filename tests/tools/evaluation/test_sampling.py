@@ -3,7 +3,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -38,7 +38,7 @@ from tests.tools.conftest import Folders
 
 @pytest.fixture
 def examples(encoder: DialogueEncoder, folders: Folders) -> list[PromptExample]:
-    return encode_prompt_records(read_prompts(DataSource(folders.prompts)), encoder)[1]
+    return encode_prompt_records(read_prompts(DataSource(folders.prompts)), encoder).examples
 
 
 def test_batches_go_from_long_to_short_and_hold_each_prompt_once() -> None:
@@ -99,7 +99,7 @@ def test_prompts_that_do_not_fit_are_counted() -> None:
     encoder = DialogueEncoder(tiny_tokenizer(), "hh", max_length=16)
     long = "name three metals, please, and more"
     texts = ["a", long, f"\n\nHuman: hi\n\nAssistant: ho\n\nHuman: {long}"]
-    _, prompts = encode_prompt_records(parse_prompts(texts), encoder)
+    prompts = encode_prompt_records(parse_prompts(texts), encoder).examples
     assert [len(example.input_ids) < 16 for example in prompts] == [True, False, False]
     both = prompts[2]
     assert both.dropped_turns > 0
@@ -107,14 +107,32 @@ def test_prompts_that_do_not_fit_are_counted() -> None:
     assert count_shortened(prompts) == 2  # a prompt that lost turns and its beginning counts once
 
 
-def sampled(*arguments: Any, **options: Any) -> list[tuple[list[int], PromptBatch, RolloutBatch]]:
-    records = sample_batches(*arguments, lambda *batch: {"batch": batch}, **options)
-    return [(record["positions"], *record["batch"]) for record in records]
+class SampledBatch(NamedTuple):
+    positions: list[int]
+    prompts: PromptBatch
+    rollouts: RolloutBatch
+
+
+def sample_all(
+    encoder: DialogueEncoder, examples: list[PromptExample], batch_size: int, n_responses: int = 1
+) -> list[SampledBatch]:
+    model = tiny_causal_lm()
+    records = sample_batches(
+        lambda: model,
+        encoder,
+        examples,
+        sampling=SamplingOptions(max_new_tokens=8),
+        batch_size=batch_size,
+        seed=0,
+        describe=lambda prompts, rollouts: {"prompts": prompts, "rollouts": rollouts},
+        responses_per_prompt=n_responses,
+    )
+    return [SampledBatch(**record) for record in records]
 
 
 def test_responses_side_by_side(encoder: DialogueEncoder, examples: list[PromptExample]) -> None:
-    model, options = tiny_causal_lm(), SamplingOptions(max_new_tokens=8)
-    batches = sampled(lambda: model, encoder, examples, options, 3, 0, responses_per_prompt=2)
+    batches = sample_all(encoder, examples, batch_size=3, n_responses=2)
+    assert {len(batch.positions) for batch in batches[:-1]} == {3}
     for positions, prompts, rollouts in batches:
         rows = rollouts.prompt_ids
         assert torch.equal(rows[0::2], prompts.input_ids)
@@ -123,8 +141,8 @@ def test_responses_side_by_side(encoder: DialogueEncoder, examples: list[PromptE
         assert not torch.equal(rollouts.response_ids[0::2], rollouts.response_ids[1::2])
     assert sorted(p for positions, *_ in batches for p in positions) == list(range(len(examples)))
     # batches draw from seeds of their own
-    (*_, first), (*_, second) = sampled(lambda: model, encoder, [examples[0]] * 2, options, 1, 0)
-    assert not torch.equal(first.response_ids, second.response_ids)
+    first, second = sample_all(encoder, [examples[0]] * 2, batch_size=1)
+    assert not torch.equal(first.rollouts.response_ids, second.rollouts.response_ids)
 
 
 FEW = SamplingOptions(max_new_tokens=6, temperature=0.8, top_p=0.9, repetition_penalty=1.1)

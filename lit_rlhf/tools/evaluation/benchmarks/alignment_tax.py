@@ -25,8 +25,12 @@ from lit_rlhf.tools.evaluation.output import make_table, print_table
 class BenchmarkScore:
     """One model's score on a benchmark, and the difference from the first model's.
 
-    The standard error of the difference is taken question by question for a score that is a mean
-    over questions, otherwise as for two independent scores. `None`: there is none.
+    Attributes:
+        value: The score.
+        stderr: Its standard error; `None` if the benchmark has none.
+        difference: The score minus the first model's; `None` for the first model.
+        difference_stderr: Standard error of the difference: question by question for a score that
+            is a mean over questions, otherwise as for two independent scores.
     """
 
     value: float
@@ -39,8 +43,14 @@ class BenchmarkScore:
 class BenchmarkRow:
     """Scores of all models on one benchmark by one metric.
 
-    `part` is a sub-task or subject, "" for the whole; `cut` counts questions whose beginning did
-    not fit into some model; `higher_is_better` is `None` if the benchmark does not say.
+    Attributes:
+        benchmark: Name of the benchmark.
+        part: A sub-task or subject; "" for the whole.
+        metric: Name of the metric.
+        questions: Number of questions.
+        higher_is_better: Whether a higher score is better; `None` if the benchmark does not say.
+        cut: Largest number of questions whose beginning did not fit into a model.
+        scores: Scores by model.
     """
 
     benchmark: str
@@ -54,10 +64,12 @@ class BenchmarkRow:
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """Scores of models on benchmarks, each benchmark followed by its parts.
+    """Scores of models on benchmarks.
 
-    `models` are folders or hub ids by name, the baseline first; without `shots`, a benchmark has
-    its own number of examples.
+    Attributes:
+        models: Folders or hub ids by name, the baseline first.
+        rows: Each benchmark followed by its parts.
+        shots: Number of examples before each question; `None` for each benchmark's own number.
     """
 
     models: dict[str, str]
@@ -67,6 +79,7 @@ class BenchmarkReport:
 
 def run_benchmarks(
     models: Sequence[str],
+    *,
     tasks: Sequence[str] = (),
     choices: Sequence[str] = (),
     model_options: ModelOptions | None = None,
@@ -77,8 +90,17 @@ def run_benchmarks(
 ) -> BenchmarkReport:
     """Run benchmarks on several models and compare them with the first.
 
-    The models read the texts as the benchmarks write them, without a chat template. The arguments
-    are the options of `lit_rlhf evaluate`, where each is described; `tasks` are its `--benchmarks`.
+    The models read the texts as the benchmarks write them, without a chat template.
+
+    Args:
+        models: Folders or hub ids, the baseline first.
+        tasks: Tasks, groups or tags of lm-evaluation-harness.
+        choices: Files of multiple-choice questions, see `read_questions`.
+        model_options: How the models are loaded.
+        device: Where they compute. `None`: on the CPU.
+        batch_size: Texts per forward.
+        shots: Examples before each question. `None`: each benchmark's own number, none for choices.
+        max_questions: Number of questions of each task, from the first; `None` for all.
     """
     if not tasks and not choices:
         raise ValueError("benchmarks, choices: expected at least one of them, got none")
@@ -96,17 +118,24 @@ def run_benchmarks(
             )
     names = short_names(models, "policies")
     manager = find_tasks(tasks) if tasks else None
-    model_options, device = model_options or ModelOptions(), device or torch.device("cpu")
+    model_options = model_options or ModelOptions()
+    device = device or torch.device("cpu")
     results: dict[str, dict[str, list[TaskResult]]] = {}
     for name, path in zip(names, models, strict=True):
         model = load_harness_model(path, model_options, device, batch_size)
         results[name] = {}
         if manager is not None:
-            results[name] |= run_harness_tasks(model, tasks, manager, shots, max_questions)
+            results[name] |= run_harness_tasks(
+                model, tasks, manager=manager, shots=shots, limit=max_questions
+            )
         if questions:
-            results[name] |= run_choice_tasks(model, questions, shots, max_questions)
+            results[name] |= run_choice_tasks(model, questions, shots=shots, limit=max_questions)
         del model  # frees its memory before the next one is loaded
-    return BenchmarkReport(dict(zip(names, models, strict=True)), compare_results(results), shots)
+    return BenchmarkReport(
+        models=dict(zip(names, models, strict=True)),
+        rows=compare_results(results),
+        shots=shots,
+    )
 
 
 def compare_results(
@@ -137,18 +166,24 @@ def compare_results(
 
 
 def _score(result: TaskResult, baseline: TaskResult | None, metric: str) -> BenchmarkScore:
-    value, stderr = result.values[metric]
+    own = result.values[metric]
     if baseline is None:
-        return BenchmarkScore(value, stderr)
-    base, base_stderr = baseline.values[metric]
-    ours, theirs = result.by_question.get(metric), baseline.by_question.get(metric)
+        return BenchmarkScore(value=own.value, stderr=own.stderr)
+    base = baseline.values[metric]
+    ours = result.by_question.get(metric)
+    theirs = baseline.by_question.get(metric)
     if ours is not None and theirs is not None:
         error = mean_stderr([a - b for a, b in zip(ours, theirs, strict=True)])
-    elif stderr is not None and base_stderr is not None:
-        error = math.hypot(stderr, base_stderr)
+    elif own.stderr is not None and base.stderr is not None:
+        error = math.hypot(own.stderr, base.stderr)
     else:
         error = None
-    return BenchmarkScore(value, stderr, value - base, error)
+    return BenchmarkScore(
+        value=own.value,
+        stderr=own.stderr,
+        difference=own.value - base.value,
+        difference_stderr=error,
+    )
 
 
 def print_benchmarks(report: BenchmarkReport) -> None:

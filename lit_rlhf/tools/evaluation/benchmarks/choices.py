@@ -12,16 +12,17 @@ _CHINESE = re.compile("[\u4e00-\u9fff]")
 
 
 def read_questions(path: str) -> list[dict[str, Any]]:
-    """Read multiple-choice questions from a file, one record each.
-
-    Returns each question's `text`, as MMLU and C-Eval ask it, the `letters` that the model chooses
-    among, the index of the right one as `answer`, and the `subject`, perhaps empty.
+    """Read multiple-choice questions from the file `path`, one record each.
 
     A record has the fields `question`, `choices` (a list of texts), `answer` (a letter, or an index
     from 0) and optionally `subject`.
 
     The file may be `.jsonl`, `.json` or `.parquet`, or one of these with `.gz`. An error names the
     line and the field.
+
+    Returns:
+        For each question its `text`, as MMLU and C-Eval ask it, the `letters` that the model
+        chooses among, the index of the right one as `answer`, and the `subject`, perhaps empty.
     """
     questions = []
     for row in read_file(path):

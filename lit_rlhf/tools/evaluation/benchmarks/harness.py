@@ -26,15 +26,32 @@ _NO_HARNESS = (
 )
 
 
-class TaskResult(NamedTuple):
-    """One model's result on a task, sub-task, group or subject; "" is the `part` of the whole.
+class MetricValue(NamedTuple):
+    """A score by one metric.
 
-    `values` are score and standard error by metric. `by_question` has the scores of a metric that
-    is a mean over questions. `cut` questions had a beginning that did not fit into the model.
+    Attributes:
+        value: The score.
+        stderr: Its standard error; `None` if the task has none.
+    """
+
+    value: float
+    stderr: float | None
+
+
+class TaskResult(NamedTuple):
+    """One model's result on a task, sub-task, group or subject.
+
+    Attributes:
+        part: The sub-task or subject; "" for the whole.
+        values: Scores by metric.
+        by_question: Scores of each question, by metric, where the score is their mean.
+        questions: Number of questions.
+        higher_is_better: Whether a higher score is better, by metric.
+        cut: Number of questions whose beginning did not fit into the model.
     """
 
     part: str
-    values: dict[str, tuple[float, float | None]]
+    values: dict[str, MetricValue]
     by_question: dict[str, list[float]]
     questions: int
     higher_is_better: dict[str, bool]
@@ -58,7 +75,14 @@ def find_tasks(tasks: Sequence[str]) -> TaskManager:
 def load_harness_model(
     path: str, model_options: ModelOptions, device: torch.device, batch_size: int
 ) -> HFLM:
-    """Load a model for the harness, with the project's own loader: from safetensors only."""
+    """Load a model for the harness, with the project's own loader: from safetensors only.
+
+    Args:
+        path: Folder or hub id.
+        model_options: How the model is loaded.
+        device: Where it computes.
+        batch_size: Texts per forward.
+    """
     with _quiet_harness():
         from lm_eval.models.huggingface import HFLM
 
@@ -68,13 +92,26 @@ def load_harness_model(
 
 
 def run_harness_tasks(
-    model: HFLM, tasks: Sequence[str], manager: TaskManager, shots: int | None, limit: int | None
+    model: HFLM,
+    tasks: Sequence[str],
+    *,
+    manager: TaskManager,
+    shots: int | None,
+    limit: int | None,
 ) -> dict[str, list[TaskResult]]:
-    """Run tasks, groups or tags; a task's result is followed by those of its sub-tasks.
+    """Run tasks, groups or tags. A tag is replaced by its tasks.
 
-    A tag is replaced by its tasks.
+    Args:
+        model: The model.
+        tasks: Names of tasks, groups or tags.
+        manager: The harness's index of tasks.
+        shots: Examples before each question; `None` for each task's own number.
+        limit: Number of questions of each task, from the first; `None` for all.
+
+    Returns:
+        Results by task, each followed by the results of its sub-tasks.
     """
-    results = _run(model, list(tasks), manager, shots, limit)
+    results = _run(model, list(tasks), manager=manager, shots=shots, limit=limit)
     members: Mapping[str, Sequence[str]] = results["group_subtasks"]
     nested = {child for children in members.values() for child in children}
     return {
@@ -90,33 +127,49 @@ def run_harness_tasks(
 def run_choice_tasks(
     model: HFLM,
     questions: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
     shots: int | None,
     limit: int | None,
 ) -> dict[str, list[TaskResult]]:
-    """Ask the questions of files by name; the results of several subjects follow a file's own."""
+    """Ask multiple-choice questions from files.
+
+    Args:
+        model: The model.
+        questions: Questions of `read_questions` by the name of their file.
+        shots: Examples before each question; `None` for none.
+        limit: Number of questions of each file, from the first; `None` for all.
+
+    Returns:
+        Results by file, each followed by the results of its subjects if there are several.
+    """
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_defaults=False)
-    found = {}
+    results_by_file = {}
     for name, of_file in questions.items():
-        results = _run(model, [choice_task(name, of_file)], manager, shots, limit)
+        results = _run(
+            model, [choice_task(name, of_file)], manager=manager, shots=shots, limit=limit
+        )
         by_subject: dict[str, list[dict[str, Any]]] = {}
         for sample in results["samples"][name]:
             by_subject.setdefault(sample["doc"]["subject"], []).append(sample)
-        parts = [_subject_result(model, *subject) for subject in by_subject.items()]
+        parts = [
+            _subject_result(model, subject, samples) for subject, samples in by_subject.items()
+        ]
         whole = _read_result(model, results, name, part="")
-        found[name] = [whole, *(parts if len(parts) > 1 else ())]
-    return found
+        results_by_file[name] = [whole, *(parts if len(parts) > 1 else ())]
+    return results_by_file
 
 
 def mean_stderr(values: Sequence[float]) -> float | None:
-    """Standard error of a mean; `None` for a single value."""
+    """Compute the standard error of a mean of `values`; `None` for a single one."""
     return math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
 
 
 def _run(
     model: HFLM,
     tasks: Sequence[str | dict[str, Any]],
+    *,
     manager: TaskManager,
     shots: int | None,
     limit: int | None,
@@ -158,26 +211,29 @@ def _read_result(model: HFLM, results: Mapping[str, Any], name: str, part: str) 
     measured = results["results"][name]
     # a metric's key is `metric,filter`, its standard error's is `metric_stderr,filter`
     values = {
-        key: (float(value), _to_number(measured.get(key.replace(",", "_stderr,", 1))))
+        key: MetricValue(
+            value=float(value),
+            stderr=_to_number(measured.get(key.replace(",", "_stderr,", 1))),
+        )
         for key, value in measured.items()
         if "," in key and "_stderr," not in key and _to_number(value) is not None
     }
     by_question = {}
-    for key, (value, _) in values.items():
+    for key, score in values.items():
         metric, _, filtered = key.partition(",")
         scores = [_to_number(s.get(metric)) for s in samples if s["filter"] == filtered]
-        known = [score for score in scores if score is not None]
+        known = [number for number in scores if number is not None]
         # Only a score that is the plain mean over all questions can be compared question by
         # question. A group may weigh its tasks equally, and perplexity is not a mean.
         if len(known) == len(scores) > 0 and math.isclose(
-            math.fsum(known) / len(known), value, rel_tol=1e-9, abs_tol=1e-9
+            math.fsum(known) / len(known), score.value, rel_tol=1e-9, abs_tol=1e-9
         ):
             by_question[key] = known
     # a question has one sample for each filter
     unique = {(sample["doc_hash"], sample["prompt_hash"]): sample for sample in samples}
     return TaskResult(
         part=part,
-        values={key.removesuffix(",none"): pair for key, pair in values.items()},
+        values={key.removesuffix(",none"): score for key, score in values.items()},
         by_question={key.removesuffix(",none"): scores for key, scores in by_question.items()},
         questions=sum(results["n-samples"][leaf]["effective"] for leaf in leaves),
         higher_is_better=results["higher_is_better"].get(name, {}),
@@ -189,7 +245,9 @@ def _subject_result(model: HFLM, subject: str, samples: Sequence[Mapping[str, An
     correct = [float(sample["acc"]) for sample in samples]
     return TaskResult(
         part=subject or "no subject",
-        values={"acc": (math.fsum(correct) / len(correct), mean_stderr(correct))},
+        values={
+            "acc": MetricValue(value=math.fsum(correct) / len(correct), stderr=mean_stderr(correct))
+        },
         by_question={"acc": correct},
         questions=len(correct),
         higher_is_better={"acc": True},
@@ -198,7 +256,7 @@ def _subject_result(model: HFLM, subject: str, samples: Sequence[Mapping[str, An
 
 
 def _is_cut(model: HFLM, sample: Mapping[str, Any]) -> bool:
-    """Whether the longest text of a question is longer than what the model reads."""
+    """Whether the longest text of a question is longer than the model's context."""
     texts = [
         "".join(arguments)
         for arguments in sample["arguments"]

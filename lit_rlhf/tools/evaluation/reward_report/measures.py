@@ -32,8 +32,13 @@ Flags = NDArray[np.bool_]
 class Accuracy(NamedTuple):
     """Share of pairs in which the chosen response scores higher; a tie is a miss.
 
-    `low` to `high` is its 95 % interval (Wilson), `margin` the mean difference of the scores, and
-    `longer` the share of pairs in which the chosen response is longer; equal lengths count half.
+    Attributes:
+        pairs: Number of pairs.
+        accuracy: The share, in [0, 1].
+        low: Lower end of its 95 % interval (Wilson).
+        high: Upper end of the interval.
+        margin: Mean difference of the scores.
+        longer: Share of pairs in which the chosen response is longer; equal lengths count half.
     """
 
     pairs: int
@@ -45,9 +50,12 @@ class Accuracy(NamedTuple):
 
 
 class LengthBucket(NamedTuple):
-    """Accuracy on the pairs whose length difference in tokens is from `low` to `high`.
+    """Accuracy on the pairs of a range of length differences, chosen minus rejected, in tokens.
 
-    The difference is chosen minus rejected; `None` is no bound.
+    Attributes:
+        low: Smallest difference; `None` for no bound.
+        high: Largest difference; `None` for no bound.
+        accuracy: Accuracy on these pairs.
     """
 
     low: int | None
@@ -67,8 +75,12 @@ class LengthBucket(NamedTuple):
 class ReliabilityBin(NamedTuple):
     """The pairs in which the model is about equally confident, and how often people agreed.
 
-    `confidence` is the mean probability that the model gives to the response it prefers; `low` to
-    `high` is the 95 % interval of the accuracy (Wilson).
+    Attributes:
+        pairs: Number of pairs.
+        confidence: Mean probability that the model gives to the response it prefers, in [0.5, 1].
+        accuracy: Share of pairs in which people preferred the same response.
+        low: Lower end of the 95 % interval of the accuracy (Wilson).
+        high: Upper end of the interval.
     """
 
     pairs: int
@@ -79,14 +91,17 @@ class ReliabilityBin(NamedTuple):
 
 
 def accuracy(differences: Floats, length_differences: Integers) -> Accuracy:
-    """Accuracy of the scores with its interval, and of preferring the longer response."""
+    """Compute the accuracy of the scores with its interval, and of preferring longer responses.
+
+    `differences` of the scores and `length_differences` in tokens have shape `[N]`.
+    """
     right = int((differences > 0).sum())
-    low, high = wilson_interval(right, len(differences))
+    interval = wilson_interval(right, len(differences))
     return Accuracy(
         pairs=len(differences),
         accuracy=right / len(differences),
-        low=low,
-        high=high,
+        low=interval.low,
+        high=interval.high,
         margin=float(differences.mean()),
         longer=float(longer_is_right(length_differences).mean()),
     )
@@ -98,9 +113,10 @@ def longer_is_right(length_differences: Integers) -> Floats:
 
 
 def length_buckets(differences: Floats, length_differences: Integers) -> list[LengthBucket]:
-    """Accuracy by length difference: terciles of its size on either side of 0, and equal lengths.
+    """Compute accuracy by length difference: terciles of its size on either side of 0, and 0.
 
-    Buckets are those that are not empty, from the shortest to the longest chosen response.
+    `differences` of the scores and `length_differences` in tokens have shape `[N]`. Empty buckets
+    are left out; the others go from the shortest to the longest chosen response.
     """
     sizes = np.abs(length_differences[length_differences != 0])
     near, far = np.quantile(sizes, [1 / 3, 2 / 3]).astype(int) if len(sizes) else (1, 1)
@@ -117,13 +133,18 @@ def length_buckets(differences: Floats, length_differences: Integers) -> list[Le
         if high is not None:
             inside &= length_differences <= high
         if inside.any():
-            found = accuracy(differences[inside], length_differences[inside])
-            buckets.append(LengthBucket(low, high, found))
+            buckets.append(
+                LengthBucket(
+                    low=low,
+                    high=high,
+                    accuracy=accuracy(differences[inside], length_differences[inside]),
+                )
+            )
     return buckets
 
 
 def reliability(differences: Floats) -> list[ReliabilityBin]:
-    """Accuracy by confidence, in bins of equal width; empty bins are left out."""
+    """Compute accuracy by confidence, in bins of equal width; empty bins are left out."""
     confidence = _confidence(differences)
     right = differences > 0
     # A confidence of 1 belongs to the last bin.
@@ -131,16 +152,23 @@ def reliability(differences: Floats) -> list[ReliabilityBin]:
     bins = []
     for number in np.unique(place):
         inside = place == number
-        hits, pairs = int(right[inside].sum()), int(inside.sum())
-        low, high = wilson_interval(hits, pairs)
+        hits = int(right[inside].sum())
+        pairs = int(inside.sum())
+        interval = wilson_interval(hits, pairs)
         bins.append(
-            ReliabilityBin(pairs, float(confidence[inside].mean()), hits / pairs, low, high)
+            ReliabilityBin(
+                pairs=pairs,
+                confidence=float(confidence[inside].mean()),
+                accuracy=hits / pairs,
+                low=interval.low,
+                high=interval.high,
+            )
         )
     return bins
 
 
 def calibration_error(differences: Floats) -> float:
-    """Expected calibration error: mean distance of confidence and accuracy over the same bins."""
+    """Compute the mean distance of confidence and accuracy over the same bins (ECE)."""
     error = binary_calibration_error(
         torch.from_numpy(_confidence(differences)),
         torch.from_numpy((differences > 0).astype(np.int64)),
@@ -150,9 +178,13 @@ def calibration_error(differences: Floats) -> float:
 
 
 def histogram(differences: Floats, sources: Sequence[str]) -> dict[str, Any]:
-    """Numbers of pairs by difference: `counts` of bars `[K]` by source, between `edges` `[K + 1]`.
+    """Count pairs by difference, in about 40 bars of a round width.
 
-    About 40 bars have a round width; the first and the last include the pairs beyond them.
+    `differences` `[N]` are of pairs from the `sources` `[N]`. The first and the last bar include
+    the pairs beyond them.
+
+    Returns:
+        `counts` of bars `[K]` by source, between `edges` `[K + 1]`.
     """
     # A single outlier must not squeeze all other pairs into a few bars.
     reach = float(np.quantile(np.abs(differences), 0.995)) or 1.0
@@ -171,7 +203,7 @@ def histogram(differences: Floats, sources: Sequence[str]) -> dict[str, Any]:
 
 
 def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> dict[str, float | None]:
-    """Pearson and Spearman correlation of two quantities; `None` if one does not vary."""
+    """Compute the Pearson and Spearman correlation of `a` and `b`; `None` if one does not vary."""
     x, y = (torch.from_numpy(np.asarray(values, dtype=np.float64)) for values in (a, b))
     # torchmetrics warns of constant input and returns NaN.
     if len(x) < 2 or bool((x == x[0]).all()) or bool((y == y[0]).all()):
@@ -191,7 +223,7 @@ def _round_up(width: float) -> float:
 
 
 def read_strengths(path: str) -> list[dict[str, Any]]:
-    """Read a file of `lit_rlhf reward strength`: its rows, with the prompt as turns.
+    """Read the rows in a file of `lit_rlhf reward strength`, with the prompt as turns.
 
     Raises:
         RecordError: If a line is no pair, or has no strength.
@@ -204,25 +236,39 @@ def read_strengths(path: str) -> list[dict[str, Any]]:
         assert isinstance(record, PreferenceRecord)  # for mypy: the kind that was asked for
         if not isinstance(row.get("strength"), float):
             raise row.error("strength", "not a number of `lit_rlhf reward strength`")
-        place = {"source": record.source, "location": str(record.location)}
-        rows.append({**place, **row.fields, "prompt": [*map(asdict, record.prompt)]})
+        rows.append(
+            {
+                "source": record.source,
+                "location": str(record.location),
+                **row.fields,
+                "prompt": [asdict(turn) for turn in record.prompt],
+            }
+        )
     return rows
 
 
 def strength_by_source(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Number of pairs, mean strength, and the share of negative ones, by source."""
-    found = {}
+    """Summarize rows of `read_strengths` by source.
+
+    Returns:
+        By source the number of `pairs`, the `mean` strength, and the share of `negative` ones.
+    """
+    by_source = {}
     for source in dict.fromkeys(row["source"] for row in rows):
         own = np.array([row["strength"] for row in rows if row["source"] == source])
-        negative = float((own < 0).mean())
-        found[source] = {"pairs": len(own), "mean": float(own.mean()), "negative": negative}
-    return found
+        by_source[source] = {
+            "pairs": len(own),
+            "mean": float(own.mean()),
+            "negative": float((own < 0).mean()),
+        }
+    return by_source
 
 
 def describe_strengths(rows: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """Strengths by source, their histogram, and the pairs below 0, the weakest first.
+    """Summarize rows of `read_strengths`: by source, as a histogram, and the pairs below 0.
 
-    Those are the pairs whose label the models contradict, at most `limit` of them.
+    A strength below 0 says that the models contradict the label. At most `limit` of these pairs
+    are listed, the weakest first.
     """
     doubtful = [row for row in rows if row["strength"] < 0]
     return {
@@ -237,27 +283,34 @@ def describe_strengths(rows: Sequence[Mapping[str, Any]], limit: int) -> dict[st
 
 @dataclass(frozen=True)
 class RewardReport:
-    """Measurements of a reward model on preference data.
-
-    Intervals are 95 %. Pairs are `skipped` if they cannot be read, `left_out` if a response is too
-    long without its prompt (both by reason), and `shortened` to fit. Accuracy is over all pairs, by
-    source and by length difference.
+    """Measurements of a reward model on preference data. Intervals are 95 %.
 
     Attributes:
+        model: Folder or hub id of the reward model.
+        sources: Path of each source by its name.
+        accuracy: Accuracy over all pairs.
+        by_source: Accuracy by source.
+        by_length: Accuracy by length difference.
         length_baseline: `longer` or `shorter`: the length rule that is right more often.
         gain: Accuracy of the model minus that of the length rule (bootstrap over pairs).
         pairwise_loss: Mean loss of Eq. 1 in nats, without margins.
+        chosen_scores: Mean score of the chosen responses.
+        rejected_scores: Mean score of the rejected responses.
         histogram: Histogram of the differences (Figure 2 of arXiv 2307.04964).
         reliability: Accuracy by confidence.
+        calibration_error: Expected calibration error.
         difference_by_length: Correlation of score and length differences, over pairs.
         score_by_length: Correlation of scores and lengths, over all responses.
-        perplexity: Of the chosen responses, under the `reward model` and the `language model`:
-            over the tokens of `all` pairs, and `by_source`.
+        perplexity: Perplexity of the chosen responses under the `reward model` and the
+            `language model`, over the tokens of `all` pairs and `by_source`.
         lm_head: Folder of the output layer on the model's trunk.
         mistakes: The pairs in which the rejected response scores highest above the chosen one, the
             worst first. Lengths are in tokens, EOS counted; `probability` is the model's that
             people prefer the rejected response.
         n_mistakes: Number of all mistakes, including ties.
+        skipped: Number of pairs that cannot be read, by reason.
+        left_out: Number of pairs with a response that is too long without its prompt, by reason.
+        shortened: Number of pairs that were cut to fit.
         differences: Score differences of all pairs; not in the JSON file.
         length_differences: Length differences of all pairs; not in the JSON file.
         strengths: Strengths in a file of `lit_rlhf reward strength`, see `describe_strengths`;
@@ -300,15 +353,20 @@ def measure_reward_model(
     model: str,
     sources: dict[str, str],
     pairs: ScoredPairs,
+    *,
     n_mistakes: int = 10,
     seed: int = 0,
     strengths: Sequence[Mapping[str, Any]] = (),
 ) -> RewardReport:
-    """Measure a reward model by its scores of preference pairs, at least one.
+    """Measure a reward model by its scores of preference pairs.
 
-    `model` and the path of each of `sources` by name are for the report; `n_mistakes` limits the
-    mistakes and the weak pairs to show; `seed` is the bootstrap's. `strengths` are the rows of
-    `read_strengths`, of these pairs or of others.
+    Args:
+        model: Folder or hub id of the model, for the report.
+        sources: Path of each source by its name, for the report.
+        pairs: Scores of at least one pair.
+        n_mistakes: Largest number of mistakes, and of pairs below strength 0, to show.
+        seed: Seed of the bootstrap.
+        strengths: Rows of `read_strengths` about these pairs or others.
     """
     check_count("mistakes", n_mistakes, minimum=0)
     differences = pairs.chosen - pairs.rejected
@@ -357,7 +415,9 @@ def measure_reward_model(
 
 
 def _perplexities(pairs: ScoredPairs, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    by_name, tokens = np.array(names), pairs.chosen_lengths
+    """Compute the perplexity of the chosen responses under each language model."""
+    by_name = np.array(names)
+    tokens = pairs.chosen_lengths
 
     def perplexity(logprobs: Floats, rows: Flags) -> float:
         loss = -logprobs[rows].sum() / tokens[rows].sum()

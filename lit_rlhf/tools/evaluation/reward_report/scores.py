@@ -6,7 +6,7 @@ Notation: `N` pairs.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,17 +47,74 @@ from lit_rlhf.tools.evaluation.sampling import batch_by_length
 
 _TRUNK = "reward model"
 LANGUAGE_MODEL = "language model"
-_LanguageHead: TypeAlias = tuple[LanguageModel, nn.Module]  # a trunk and its output layer
+
+
+class LanguageHead(NamedTuple):
+    """A language model as its two parts.
+
+    Attributes:
+        trunk: The layers below the output layer.
+        lm_head: The output layer.
+    """
+
+    trunk: LanguageModel
+    lm_head: nn.Module
+
+
+class LoadedHeads(NamedTuple):
+    """The language models that read the chosen responses.
+
+    Attributes:
+        by_name: Each of them by its name in the report.
+        folder: Folder of the output layer on the reward model's trunk; empty without one.
+    """
+
+    by_name: dict[str, LanguageHead]
+    folder: str
+
+
+class EncodedPair(NamedTuple):
+    """A preference pair as text and as token ids.
+
+    Attributes:
+        record: The pair as it was read.
+        example: The same as token ids.
+    """
+
+    record: PreferenceRecord
+    example: PreferenceExample
+
+
+class PairScores(NamedTuple):
+    """What the models say about `N` pairs.
+
+    Attributes:
+        chosen: Scores of the chosen responses, `[N]`.
+        rejected: Scores of the rejected responses, `[N]`.
+        logprobs: Sums of the log-probs of each chosen response in nats, `[N]`, by language model.
+    """
+
+    chosen: NDArray[np.float64]
+    rejected: NDArray[np.float64]
+    logprobs: dict[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """Pairs with the scores of their responses, whose lengths are in tokens with EOS; `[N]` each.
+    """Preference pairs with the scores of their responses.
 
-    `logprobs` are the sums of each chosen response's log-probs in nats under the reward model's
-    trunk and under the language model that it started from; empty without an output layer, whose
-    folder is `lm_head`. Pairs were `skipped` that could not be read and `left_out` that do not fit
-    the longest sequence (by reason), and `shortened` if their prompt lost turns or its beginning.
+    Attributes:
+        records: The pairs, `N` of them.
+        chosen: Scores of the chosen responses, `[N]`.
+        rejected: Scores of the rejected responses, `[N]`.
+        chosen_lengths: Lengths of the chosen responses in tokens, EOS included, `[N]`.
+        rejected_lengths: Lengths of the rejected responses, `[N]`.
+        logprobs: Sums of each chosen response's log-probs in nats, `[N]`, under the reward model's
+            trunk and under the language model that it started from; empty without an output layer.
+        lm_head: Folder of the output layer on the reward model's trunk; empty without one.
+        skipped: Number of pairs that could not be read, by reason.
+        left_out: Number of pairs that do not fit the longest sequence, by reason.
+        shortened: Number of pairs whose prompt lost turns or its beginning.
     """
 
     records: Sequence[PreferenceRecord]
@@ -75,6 +132,7 @@ class ScoredPairs:
 def score_pairs(
     model: str,
     sources: Sequence[DataSource],
+    *,
     language_model: str | None = None,
     options: ModelOptions | None = None,
     device: torch.device | None = None,
@@ -86,17 +144,33 @@ def score_pairs(
 ) -> ScoredPairs:
     """Score preference pairs with a reward model.
 
-    The arguments are the options of `lit_rlhf report reward`, where each is described.
+    Args:
+        model: Folder or hub id of the reward model.
+        sources: Where the pairs are.
+        language_model: Folder or hub id of the language model that the reward model started from,
+            to compare their perplexities.
+        options: How the models are loaded.
+        device: Where they compute. `None`: on the CPU.
+        batch_size: Pairs per batch.
+        chat_template: Template of the dialogues; `tokenizer` for the reward model's own.
+        max_length: Longest dialogue in tokens. `None`: as in the model's training, or 512.
+        max_pairs: Number of pairs of each source, from the first; `None` for all.
+        on_bad_record: Whether a bad pair is an `error` or left out (`skip`).
     """
     if max_pairs is not None:
         check_count("max_pairs", max_pairs)
-    options, device = options or ModelOptions(), device or torch.device("cpu")
-    folders = [model] if language_model is None else [model, language_model]
-    encoder = load_shared_encoder(folders, chat_template, max_length, options)
+    options = options or ModelOptions()
+    device = device or torch.device("cpu")
+    encoder = load_shared_encoder(
+        [model] if language_model is None else [model, language_model],
+        chat_template=chat_template,
+        max_prompt_length=max_length,
+        model_options=options,
+    )
     counts = DataCounts()
     loaded = load_records("preference", sources, on_bad_record, counts=counts)
     counts.log_read()
-    pairs = _encode(loaded, max_pairs, encoder, counts, on_bad_record)
+    pairs = _encode(loaded, encoder, limit=max_pairs, counts=counts, on_bad_record=on_bad_record)
     if not pairs:
         raise ValueError(
             f"preferences: expected pairs of at most {encoder.max_length} tokens (max_length), got "
@@ -104,25 +178,35 @@ def score_pairs(
         )
     scorer = freeze(load_scalar_model(model, options))
     nn.Module.to(scorer, device)  # transformers 5 types its own `to` for a single model class
-    heads, lm_head = _load_heads(scorer, model, language_model, options, device)
-    scores, logprobs = _score(
-        scorer, heads, [example for _, example in pairs], encoder, batch_size, device
+    heads = _load_heads(
+        scorer, model=model, language_model=language_model, options=options, device=device
     )
-    records = [record for record, _ in pairs]
-    bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
+    records = [pair.record for pair in pairs]
+    examples = [pair.example for pair in pairs]
+    scores = _score(
+        scorer,
+        heads.by_name,
+        examples,
+        pad_token_id=encoder.pad_token_id,
+        batch_size=batch_size,
+        device=device,
+    )
+    bad = np.flatnonzero(~(np.isfinite(scores.chosen) & np.isfinite(scores.rejected)))
     if len(bad):
+        first = bad[0]
         raise ValueError(
-            f"model {model!r}: expected finite scores, got {scores[bad[0]].tolist()} for the pair "
-            f"of {records[bad[0]].location}; {len(bad)} of {len(scores)} pairs have one"
+            f"model {model!r}: expected finite scores, got "
+            f"{[float(scores.chosen[first]), float(scores.rejected[first])]} for the pair of "
+            f"{records[first].location}; {len(bad)} of {len(records)} pairs have one"
         )
     return ScoredPairs(
         records=records,
-        chosen=scores[:, 0],
-        rejected=scores[:, 1],
-        chosen_lengths=np.array([int(e.chosen.completion_mask.sum()) for _, e in pairs]),
-        rejected_lengths=np.array([int(e.rejected.completion_mask.sum()) for _, e in pairs]),
-        logprobs=logprobs,
-        lm_head=lm_head,
+        chosen=scores.chosen,
+        rejected=scores.rejected,
+        chosen_lengths=np.array([int(e.chosen.completion_mask.sum()) for e in examples]),
+        rejected_lengths=np.array([int(e.rejected.completion_mask.sum()) for e in examples]),
+        logprobs=scores.logprobs,
+        lm_head=heads.folder,
         skipped=counts.skipped,
         left_out=counts.dropped,
         shortened=counts.shortened + counts.cut_prompts,
@@ -131,12 +215,13 @@ def score_pairs(
 
 def _encode(
     records: Sequence[PreferenceRecord],
-    limit: int | None,
     encoder: DialogueEncoder,
+    *,
+    limit: int | None,
     counts: DataCounts,
     on_bad_record: OnBadRecord,
-) -> list[tuple[PreferenceRecord, PreferenceExample]]:
-    """Encode the first `limit` pairs of each source; keep those that fit, with their records."""
+) -> list[EncodedPair]:
+    """Encode the first `limit` pairs of each source, and leave out the pairs that do not fit."""
     seen: Counter[str] = Counter()
     first = []
     for record in records:
@@ -151,24 +236,28 @@ def _encode(
         return [example]
 
     examples = encode_records(first, encode, counts, on_bad_record)
-    return list(zip(kept, examples, strict=True))
+    return [
+        EncodedPair(record=record, example=example)
+        for record, example in zip(kept, examples, strict=True)
+    ]
 
 
 def _load_heads(
     scorer: LanguageModel,
+    *,
     model: str,
     language_model: str | None,
     options: ModelOptions,
     device: torch.device,
-) -> tuple[dict[str, _LanguageHead], str]:
-    """Load the output layers by name; also returns the folder of the one on the scorer's trunk."""
-    heads: dict[str, _LanguageHead] = {}
+) -> LoadedHeads:
+    """Load the output layers of the scorer's trunk and of the language model."""
+    heads: dict[str, LanguageHead] = {}
     own = read_lm_head(model)
     if own is not None:
         own = own.to(device=device, dtype=options.torch_dtype)
-        heads[_TRUNK] = (scorer, own.requires_grad_(False))
+        heads[_TRUNK] = LanguageHead(trunk=scorer, lm_head=own.requires_grad_(False))
     if language_model is None:
-        return heads, model if own is not None else ""
+        return LoadedHeads(by_name=heads, folder=model if own is not None else "")
     head = load_lm_head(language_model, options).to(device).requires_grad_(False)
     if own is None:
         # Reward modelling keeps the trunk a language model (Eq. 2), which reads with any output
@@ -179,35 +268,38 @@ def _load_heads(
                 "language_model: expected the one that the reward model started from, with a "
                 f"hidden size of {width}, got {head.in_features} in {language_model!r}"
             )
-        heads[_TRUNK] = (scorer, head)
-    heads[LANGUAGE_MODEL] = (load_policy(language_model, options, device), head)
-    return heads, model if own is not None else language_model
+        heads[_TRUNK] = LanguageHead(trunk=scorer, lm_head=head)
+    heads[LANGUAGE_MODEL] = LanguageHead(
+        trunk=load_policy(language_model, options, device), lm_head=head
+    )
+    return LoadedHeads(by_name=heads, folder=model if own is not None else language_model)
 
 
 @torch.no_grad()
 def _score(
     scorer: LanguageModel,
-    heads: Mapping[str, _LanguageHead],
+    heads: Mapping[str, LanguageHead],
     examples: Sequence[PreferenceExample],
-    encoder: DialogueEncoder,
+    *,
+    pad_token_id: int,
     batch_size: int,
     device: torch.device,
-) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Compute the scores `[N, 2]`, and the log-probs `[N]` of the chosen responses by head."""
-    scores = np.zeros((len(examples), 2))
+) -> PairScores:
+    """Compute the scores of the responses, and the log-probs of the chosen ones."""
+    chosen_scores = np.zeros(len(examples))
+    rejected_scores = np.zeros(len(examples))
     logprobs = {name: np.zeros(len(examples)) for name in heads}
     lengths = [len(e.chosen.input_ids) + len(e.rejected.input_ids) for e in examples]
     with progress_bar("pairs scored", len(examples)) as progress:
         for rows in batch_by_length(lengths, batch_size):
-            batch = collate_preferences([examples[row] for row in rows], encoder.pad_token_id)
-            chosen, rejected = (
-                TokenBatch(*(part.to(device) for part in side))
-                for side in (batch.chosen, batch.rejected)
-            )
+            batch = collate_preferences([examples[row] for row in rows], pad_token_id)
+            chosen = TokenBatch(*(part.to(device) for part in batch.chosen))
+            rejected = TokenBatch(*(part.to(device) for part in batch.rejected))
             hidden = hidden_states(scorer, chosen.input_ids, chosen.attention_mask)
-            of_chosen = scores_from_hidden(scorer, hidden, chosen.attention_mask)
-            of_rejected = sequence_scores(scorer, rejected.input_ids, rejected.attention_mask)
-            scores[rows] = torch.stack([of_chosen, of_rejected], dim=1).tolist()
+            chosen_scores[rows] = scores_from_hidden(scorer, hidden, chosen.attention_mask).tolist()
+            rejected_scores[rows] = sequence_scores(
+                scorer, rejected.input_ids, rejected.attention_mask
+            ).tolist()
             for name, (trunk, lm_head) in heads.items():
                 # The forward for the scores serves the log-probs of the same trunk.
                 states = (
@@ -215,8 +307,9 @@ def _score(
                     if trunk is scorer
                     else hidden_states(trunk, chosen.input_ids, chosen.attention_mask)
                 )
-                targets = (states, chosen.input_ids, chosen.completion_mask)
-                found = target_logprobs_from_hidden(trunk, lm_head, *targets)
-                logprobs[name][rows] = found.double().sum(dim=1).tolist()
+                token_logprobs = target_logprobs_from_hidden(
+                    trunk, lm_head, states, chosen.input_ids, chosen.completion_mask
+                )
+                logprobs[name][rows] = token_logprobs.double().sum(dim=1).tolist()
             progress(len(rows))
-    return scores, logprobs
+    return PairScores(chosen=chosen_scores, rejected=rejected_scores, logprobs=logprobs)

@@ -11,7 +11,7 @@ import torch
 from lit_rlhf.models import load_causal_lm, load_tokenizer
 from lit_rlhf.tools.evaluation.benchmarks import run_benchmarks
 from lit_rlhf.tools.evaluation.benchmarks.alignment_tax import BenchmarkScore, compare_results
-from lit_rlhf.tools.evaluation.benchmarks.harness import TaskResult
+from lit_rlhf.tools.evaluation.benchmarks.harness import MetricValue, TaskResult
 from tests.support.evaluation_folders import write_lines
 from tests.tools.conftest import Folders
 from tests.tools.evaluation.benchmarks.test_choices import RECORDS
@@ -99,7 +99,14 @@ def test_missing_extra_is_named(folders: Folders, questions: str, monkeypatch: A
 
 def answers(value: float, stderr: float | None, questions: list[float] | None) -> TaskResult:
     by_question = {} if questions is None else {"acc": questions}
-    return TaskResult("", {"acc": (value, stderr)}, by_question, 4, {"acc": True}, 0)
+    return TaskResult(
+        part="",
+        values={"acc": MetricValue(value=value, stderr=stderr)},
+        by_question=by_question,
+        questions=4,
+        higher_is_better={"acc": True},
+        cut=0,
+    )
 
 
 def test_differences_are_paired_where_questions_can_be() -> None:

@@ -100,13 +100,13 @@ def test_the_trunk_is_read_with_the_output_layer_it_was_trained_with(root: Path)
     of_b = math.exp(-sum(expected[3:]) / sum(tokens[3:]))
     assert found["by_source"]["b"] == pytest.approx(of_b)
     # a language model that is read along does not lend its own
-    beside = score_pairs(str(root / "trained"), sources(root), str(root / "sft"))
+    beside = score_pairs(str(root / "trained"), sources(root), language_model=str(root / "sft"))
     assert pairs.lm_head == beside.lm_head == str(root / "trained")
     assert beside.logprobs["reward model"] != pytest.approx(beside.logprobs["language model"])
 
 
 def test_a_language_model_is_read_along_and_lends_its_output_layer(root: Path) -> None:
-    pairs = score_pairs(str(root / "reward"), sources(root), str(root / "sft"))
+    pairs = score_pairs(str(root / "reward"), sources(root), language_model=str(root / "sft"))
     # the trunks of both are equal here
     head = load_causal_lm(root / "sft").get_output_embeddings()
     expected = expected_logprobs(root, "reward", head)
@@ -148,4 +148,4 @@ def test_a_score_that_is_not_finite_is_named(root: Path, tmp_path: Path) -> None
 def test_a_language_model_of_another_text_is_refused(root: Path, tmp_path: Path) -> None:
     other = write_policy(tmp_path / "other", template="paper-en")
     with pytest.raises(ValueError, match="the chat templates differ"):
-        score_pairs(str(root / "reward"), sources(root), other)
+        score_pairs(str(root / "reward"), sources(root), language_model=other)
