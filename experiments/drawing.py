@@ -6,21 +6,16 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLE: dict[Any, Any] = {  # Any: older stubs of matplotlib type the keys as str
-    "figure.constrained_layout.use": True,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.labelsize": 9,
-    "legend.frameon": False,
-}
+from lit_callbacks.charts import FIGURE_COLORS, FIGURE_STYLE
+
+COLORS = FIGURE_COLORS
+STYLE = FIGURE_STYLE
 TITLES = {
     "score": "reward model's score, above SFT's",
     "gold": "gold reward",

@@ -61,7 +61,6 @@ COLORS = {
 FIGURE_COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours of a figure, which readers with colour blindness can tell apart (Okabe and Ito)."""
 FIGURE_STYLE: dict[Any, Any] = {  # Any: older stubs of matplotlib type the keys as str
-    "figure.dpi": 160,
     "figure.constrained_layout.use": True,
     "axes.titlelocation": "left",
     "axes.titlesize": 10,
@@ -69,6 +68,7 @@ FIGURE_STYLE: dict[Any, Any] = {  # Any: older stubs of matplotlib type the keys
     "legend.frameon": False,
 }
 """Settings of matplotlib for a figure."""
+FIGURE_DPI = 160
 FIGURE_KEYS = (
     "rollout/score",
     "rollout/gold",
@@ -233,7 +233,7 @@ def run_figure(runs: Mapping[str, str | Path], keys: Sequence[str] | None = None
     rows = math.ceil(len(panels) / columns)
     lines: dict[str, Line2D] = {}
     with rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=(3.3 * columns, 2.3 * rows + 0.5))
+        figure = Figure(figsize=(3.3 * columns, 2.3 * rows + 0.5), dpi=FIGURE_DPI)
         every_axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
         for unused in every_axes[len(panels) :]:
             unused.set_axis_off()

@@ -220,9 +220,7 @@ def measure_foundation(
         trial: Whether a few pairs are enough.
     """
     from lit_rlhf.data import DataSource
-    from lit_rlhf.models import ModelOptions
     from lit_rlhf.tools.commands.lab import sample_preferences
-    from lit_rlhf.tools.evaluation.loading import choose_device
     from lit_rlhf.tools.evaluation.reward_report import score_pairs
 
     pairs = root / "world" / "preferences_test.jsonl"
@@ -232,7 +230,7 @@ def measure_foundation(
         policy, test_seed = str(root / "sft"), seed + 1_000_000
         sample_preferences(policy, f"{root}/world", str(pairs), size, test_seed)
     model, sources = str(root / "reward"), [DataSource(str(pairs))]
-    scored = score_pairs(model, sources, None, ModelOptions(), choose_device("cpu"))
+    scored = score_pairs(model, sources)
     differences = scored.chosen - scored.rejected
     limit = float(np.abs(differences).max()) + 1e-6
     edges = np.linspace(-limit, limit, BINS + 1)

@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_callbacks.charts import FIGURE_COLORS, FIGURE_STYLE
+from lit_callbacks.charts import FIGURE_COLORS, FIGURE_DPI, FIGURE_STYLE
 from lit_rlhf.tools.evaluation.outcomes import HeadToHeads, Outcomes, ScoreSummary
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def outcome_figure(judged: Sequence[HeadToHeads], baseline: str) -> Figure:
         raise ValueError("chart: expected verdicts of a reward or a judge to draw, got none")
     heights = [len(by_judge.outcomes) for by_judge in judged]
     with rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=(6.6, 0.9 + 0.45 * sum(heights) + 0.4 * len(heights)))
+        height = 0.9 + 0.45 * sum(heights) + 0.4 * len(heights)
+        figure = Figure(figsize=(6.6, height), dpi=FIGURE_DPI)
         panels = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)
         for axes, by_judge in zip(panels[:, 0], judged, strict=True):
             _draw_judge(axes, by_judge.judge, by_judge.outcomes)
@@ -70,7 +71,7 @@ def kl_figure(comparison: Comparison) -> Figure:
 
     rewards = list(comparison.rewards)
     with rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=(0.6 + 3.4 * len(rewards), 3.2))
+        figure = Figure(figsize=(0.6 + 3.4 * len(rewards), 3.2), dpi=FIGURE_DPI)
         panels = figure.subplots(1, len(rewards), squeeze=False)[0]
         for axes, reward in zip(panels, rewards, strict=True):
             for color, (name, report) in zip(cycle(FIGURE_COLORS), comparison.policies.items()):
