@@ -26,12 +26,24 @@ from lit_rlhf.time_limit import call_with_timeout
 MAX_SHOWN = 200
 """Characters of a prompt, response or answer that a message shows."""
 
-_PROCESS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "torch's gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "the current folder": (os.getcwd, os.chdir),
+
+class ProcessState(NamedTuple):
+    """A state of the process that a reward function may not change.
+
+    Attributes:
+        read: Reads it.
+        set: Sets it to a value that was read.
+    """
+
+    read: Callable[[], Any]
+    set: Callable[[Any], object]
+
+
+_PROCESS_STATES = {
+    "torch's gradient mode": ProcessState(torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's default dtype": ProcessState(torch.get_default_dtype, torch.set_default_dtype),
+    "the current folder": ProcessState(os.getcwd, os.chdir),
 }
-"""What a reward function may not change, and how it is read and set."""
 
 _OPTIONAL_ARGUMENTS = ("terminated", "lengths")  # columns of `Samples`, by a parameter's name
 
@@ -63,8 +75,12 @@ class RewardError(UserError):
 class Samples(NamedTuple):
     """Rollouts as a reward function sees them, each column with `B` entries.
 
-    Responses are decoded without special tokens, and lengths include EOS. A record holds the fields
-    of a prompt by name.
+    Attributes:
+        prompts: Rendered prompts.
+        responses: Responses, decoded without special tokens.
+        terminated: Whether each response ended with EOS.
+        lengths: Tokens of each response, EOS included.
+        records: Fields of each prompt's record by name.
     """
 
     prompts: list[str]
@@ -79,10 +95,14 @@ class Samples(NamedTuple):
 
 
 class CallableReward(nn.Module):
-    """Scores from a callable: a ready-made rule, or a function, also as `package.module:function`.
+    """Scores from a callable: a ready-made rule, or a function.
 
-    Responses are decoded by the policy's tokenizer. A call with a `timeout`, in seconds, runs in
-    another thread, see `call_with_timeout`.
+    Args:
+        function: The callable, or a function as `package.module:function`.
+        tokenizer: The policy's tokenizer, which decodes the responses.
+        timeout: Seconds that a call may take; it then runs in another thread, see
+            `call_with_timeout`. `None`: no limit.
+        label: Name of the reward in messages. Default: the function's path.
     """
 
     def __init__(
@@ -94,7 +114,8 @@ class CallableReward(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(function, str):
-            path, function = function, import_function(function, "reward function")
+            path = function
+            function = import_function(path, "reward function")
         else:
             path = function_path(function)
         self.label = label or f"reward function {path!r}"  # for messages
@@ -120,9 +141,16 @@ class CallableReward(nn.Module):
         max_tokens_per_forward: int | None = None,
         records: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
-        """Score rollouts `[B]` float32; a score that is not finite is reported by a warning.
+        """Score rollouts; a score that is not finite is reported by a warning.
 
-        The arguments are as for `WeightedReward`; the callable gets all responses at once.
+        Args:
+            rollouts: `B` responses, which the callable gets all at once.
+            prompts: Rendered prompts, `B` of them.
+            max_tokens_per_forward: Not used: only a reward model has forwards.
+            records: Fields of each prompt's record by name; empty for none.
+
+        Returns:
+            Scores `[B]`, float32.
         """
         samples = decode_samples(rollouts, prompts, self.tokenizer, records)
         if not any(samples.records):
@@ -176,27 +204,33 @@ class CallableReward(nn.Module):
     def _call_guarded(self, samples: Samples) -> Any:  # noqa: ANN401  # whatever it returns
         """Call the function on copies; raise `RewardError` if it changes them or the process."""
         names = ("prompts", "responses", *self.optional_arguments)
-        prompts, responses, *others = copies = [list(getattr(samples, name)) for name in names]
-        optional = dict(zip(self.optional_arguments, others, strict=True))
-        before = {name: read() for name, (read, _) in _PROCESS.items()}
+        copies = {name: list(getattr(samples, name)) for name in names}
+        before = {name: state.read() for name, state in _PROCESS_STATES.items()}
         try:
             with _no_exit():
-                returned = self.function(prompts, responses, **optional, **self._fields(samples))
+                returned = self.function(
+                    copies["prompts"],
+                    copies["responses"],
+                    **{name: copies[name] for name in self.optional_arguments},
+                    **self._fields(samples),
+                )
                 if inspect.isawaitable(returned):
                     # in a new thread, as a notebook has a loop, and as a coroutine, whatever it is
                     coroutine = asyncio.wait_for(returned, timeout=None)
                     with ThreadPoolExecutor(1) as thread:
                         returned = thread.submit(asyncio.run, coroutine).result()
         finally:
-            changed = [name for name, (read, _) in _PROCESS.items() if read() != before[name]]
+            changed = [
+                name for name, state in _PROCESS_STATES.items() if state.read() != before[name]
+            ]
             # with a time limit this may come late, when the process has moved on
             for name in changed if self.timeout is None else ():
-                _PROCESS[name][1](before[name])
+                _PROCESS_STATES[name].set(before[name])
         if changed:
             raise RewardError(
                 f"expected a function that leaves {changed[0]} as it is, got one that changes it"
             )
-        for name, copy in zip(names, copies, strict=True):
+        for name, copy in copies.items():
             if copy != getattr(samples, name):
                 raise RewardError(
                     f"expected a function that leaves its argument {name!r} as it is, got one that "
@@ -205,7 +239,7 @@ class CallableReward(nn.Module):
         return returned
 
     def _fields(self, samples: Samples) -> dict[str, list[Any]]:
-        """The columns of the records that the callable gets, as copies."""
+        """Copy the columns of the records that the callable gets."""
         present = {name for record in samples.records for name in record}
         names = {*self.required_fields, *(name for name in self.optional_fields if name in present)}
         if self.takes_all_fields:
@@ -227,9 +261,10 @@ class CallableReward(nn.Module):
 
 @contextmanager
 def _no_exit() -> Iterator[None]:
-    """Refuse `os._exit`, which would end the run without a word; a fork of it may end like that."""
+    """Refuse `os._exit`, which would end the run without a word. A fork may end like that."""
     system: Any = os
-    end, process = system._exit, os.getpid()
+    end = system._exit
+    process = os.getpid()
 
     def refuse(status: int) -> None:
         if os.getpid() != process:
@@ -251,18 +286,31 @@ def decode_samples(
     tokenizer: PreTrainedTokenizerBase,
     records: Sequence[Mapping[str, Any]] = (),
 ) -> Samples:
-    """Decode rollouts for reward functions."""
+    """Decode rollouts for reward functions.
+
+    Args:
+        rollouts: `B` responses.
+        prompts: Rendered prompts, `B` of them.
+        tokenizer: The policy's tokenizer.
+        records: Fields of each prompt's record by name; empty for none.
+    """
     return Samples(
-        list(prompts),
-        decode_responses(rollouts, tokenizer),
-        rollouts.terminated.tolist(),
-        rollouts.lengths.tolist(),
-        list(records) or [{}] * len(prompts),
+        prompts=list(prompts),
+        responses=decode_responses(rollouts, tokenizer),
+        terminated=rollouts.terminated.tolist(),
+        lengths=rollouts.lengths.tolist(),
+        records=list(records) or [{}] * len(prompts),
     )
 
 
 def warn_about_non_finite(label: str, scores: Tensor, samples: Samples) -> None:
-    """Warn if a score `[B]` is NaN or infinite, on the rank that has it."""
+    """Warn if a score is NaN or infinite, on the rank that has it.
+
+    Args:
+        label: Name of the reward.
+        scores: Scores `[B]`.
+        samples: What was scored.
+    """
     if rows := (~torch.isfinite(scores)).nonzero().flatten().tolist():
         warnings.warn(
             f"{label}: expected finite scores, got {scores[rows[0]]:g} for "
@@ -272,7 +320,7 @@ def warn_about_non_finite(label: str, scores: Tensor, samples: Samples) -> None:
 
 
 def shorten(text: str) -> str:
-    """The beginning of `text`, quoted, for a message."""
+    """Quote the beginning of `text` for a message."""
     return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
 
 

@@ -41,8 +41,12 @@ class ResponseEncoder:
     """Encodes prompts and responses for a reward model that has another tokenizer than the policy.
 
     The policy's responses are decoded, rendered with their prompts by the reward model's own chat
-    template, and tokenized by its own tokenizer. Of a dialogue of more than `max_length` tokens the
-    oldest turns are dropped.
+    template, and tokenized by its own tokenizer.
+
+    Args:
+        tokenizer: The reward model's tokenizer, with a chat template.
+        max_length: Longest dialogue in tokens. A longer one loses its oldest turns. `None`: no
+            limit.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> None:
@@ -52,10 +56,18 @@ class ResponseEncoder:
     def encode(
         self, dialogues: Sequence[Turns], responses: Sequence[str], terminated: Sequence[bool]
     ) -> list[Tensor]:
-        """Encode prompts with their responses as ids `(L,)` int32; one that did not end has no EOS.
+        """Encode prompts with their responses.
 
         Control tokens of the reward model are ordinary text to the policy. They are removed, or a
         response could write its own turn.
+
+        Args:
+            dialogues: Turns of each prompt.
+            responses: A response to each prompt.
+            terminated: Whether each response ended; one that did not gets no EOS.
+
+        Returns:
+            Token ids of each dialogue, `(L,)` int32.
         """
         encoded = []
         for turns, response, ended in zip(dialogues, responses, terminated, strict=True):
@@ -75,10 +87,14 @@ class ResponseEncoder:
 class ModelReward(nn.Module):
     """Scores from a frozen reward model, which reads the token ids of the rollouts or text.
 
-    A model of `K` heads (`n_heads`) gives the scores of each. LoRA and gradient checkpointing of
-    the options are ignored. The weights are in CPU memory between uses with `offload`, and each
-    rank keeps a share of them with `shard`. A model that is `loaded` already has a name as its
-    path.
+    A model of `K` heads (`n_heads`) gives the scores of each.
+
+    Args:
+        path: Folder or hub id, or the name of a `loaded` model.
+        options: How the model is loaded. LoRA and gradient checkpointing are ignored.
+        offload: Whether the weights are in CPU memory between uses.
+        loaded: The model, if it is loaded already.
+        shard: Whether each rank keeps a share of the weights between uses.
     """
 
     own_text: ResponseEncoder | None = None
@@ -131,9 +147,16 @@ class ModelReward(nn.Module):
         max_tokens_per_forward: int | None = None,
         records: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
-        """Score rollouts at each response's last token, `[B]` float32, or `[B, K]` of `K` heads.
+        """Score rollouts at each response's last token.
 
-        The arguments are as for `WeightedReward`; the model reads only token ids.
+        Args:
+            rollouts: `B` responses, of which the model reads the token ids.
+            prompts: Not used: the rollouts have the prompts' ids.
+            max_tokens_per_forward: Most tokens in a forward, see `RolloutBatch.split`.
+            records: Not used.
+
+        Returns:
+            Scores `[B]`, or `[B, K]` from `K` heads, float32.
         """
         with on_device(self.model, rollouts.response_ids.device) as model:
             return torch.cat(
@@ -172,9 +195,16 @@ class ModelReward(nn.Module):
         terminated: Tensor,
         max_tokens_per_forward: int | None = None,
     ) -> Tensor:
-        """Score `B` responses as text, encoded by the model's own template and tokenizer.
+        """Score responses as text, encoded by the model's own template and tokenizer.
 
-        `terminated` tells which of them ended with EOS, `[B]` bool; the result is `forward`'s.
+        Args:
+            turns: Turns of each prompt, `B` of them.
+            responses: Decoded responses, `B` of them.
+            terminated: Whether each response ended with EOS, `[B]` bool.
+            max_tokens_per_forward: Most tokens in a forward; `None` for the device's default.
+
+        Returns:
+            Scores as from `forward`.
         """
         assert self.own_text is not None
         if len(turns) != len(responses):

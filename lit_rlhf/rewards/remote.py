@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx2
@@ -35,6 +35,42 @@ SECRET_PART = re.compile(
 """Recognizes a secret in a URL's path: letters mixed with digits, or a UUID."""
 
 
+class Answer(NamedTuple):
+    """What the service answered to one attempt.
+
+    Attributes:
+        status: HTTP status.
+        body: Body of the response.
+    """
+
+    status: int
+    body: bytes
+
+
+class Credentials(NamedTuple):
+    """User and password of HTTP Basic.
+
+    Attributes:
+        user: Name of the user.
+        password: The password itself.
+    """
+
+    user: str
+    password: str
+
+
+class Target(NamedTuple):
+    """Where a request goes.
+
+    Attributes:
+        url: The URL with its secrets, but without user and password.
+        credentials: User and password; `None` without them.
+    """
+
+    url: httpx2.URL
+    credentials: Credentials | None
+
+
 class TransientError(Exception):
     """A failure of one attempt that another attempt may not have."""
 
@@ -48,6 +84,11 @@ class LimitedClient(httpx2.Client):
 
     The time limit of httpx starts anew with every byte that arrives, resolving a name has none, and
     a redirect would send the texts elsewhere.
+
+    Args:
+        timeout: Seconds up to the end of a response.
+        max_connections: Number of connections at a time; `None` for no limit.
+        options: Further arguments of `httpx2.Client`.
     """
 
     def __init__(self, timeout: float, max_connections: int | None = None, **options: Any) -> None:
@@ -72,8 +113,8 @@ class LimitedClient(httpx2.Client):
                 body += part
                 if len(body) > MAX_BODY:
                     status = response.status_code
-                    told = f"a response of more than {MAX_BODY} bytes with status {status}"
-                    raise TooLongError(told, request=request)
+                    message = f"a response of more than {MAX_BODY} bytes with status {status}"
+                    raise TooLongError(message, request=request)
                 if monotonic() > deadline:
                     raise httpx2.ReadTimeout("the time is up", request=request)
         finally:
@@ -175,7 +216,7 @@ class RemoteScorer:
         body = json.dumps(request).encode()
         for attempt in range(self.retries + 1):
             try:
-                return self._parse_scores(*self._send(body), len(responses), content)
+                return self._parse_scores(self._send(body), len(responses), content)
             except TransientError as error:
                 if attempt == self.retries:
                     raise RewardError(
@@ -191,17 +232,17 @@ class RemoteScorer:
                 sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _send(self, body: bytes) -> tuple[int, bytes]:
-        """Make one attempt; return status and body of the answer."""
-        url, auth = self._expand_url()
+    def _send(self, body: bytes) -> Answer:
+        """Make one attempt."""
+        target = self._expand_url()
         headers = {
             "Content-Type": "application/json",
             "Accept": "application/json",
             "Accept-Encoding": "identity",  # the limit on size holds for what arrives
         }
         try:
-            with LimitedClient(self.timeout, auth=auth) as client:
-                sent = client.post(url, content=body, headers=headers)
+            with LimitedClient(self.timeout, auth=target.credentials) as client:
+                response = client.post(target.url, content=body, headers=headers)
         except httpx2.TimeoutException as error:
             raise TransientError(f"no answer within {self.timeout:g} seconds (timeout)") from error
         except TooLongError as error:
@@ -211,19 +252,19 @@ class RemoteScorer:
             ) from error
         except httpx2.TransportError as error:
             raise TransientError(f"the connection failed ({error})") from error
-        status, answer = sent.status_code, sent.content
+        status = response.status_code
         if status == TOO_MANY_REQUESTS or status >= 500:
-            raise TransientError(f"status {status} and {_quote_body(answer)}")
+            raise TransientError(f"status {status} and {_quote_body(response.content)}")
         if not 200 <= status < 300:
             hint = ", a redirect, which is not followed" if 300 <= status < 400 else ""
             raise RewardError(
                 f"{redact_url(self.url)}: expected status 200, got status {status}{hint} and "
-                f"{_quote_body(answer)}"
+                f"{_quote_body(response.content)}"
             )
-        return status, answer
+        return Answer(status=status, body=response.content)
 
-    def _expand_url(self) -> tuple[httpx2.URL, tuple[str, str] | None]:
-        """The URL with its secrets but without user and password, and these two."""
+    def _expand_url(self) -> Target:
+        """Put the values of environment variables into the URL."""
 
         def read(reference: str) -> str:
             variable = reference.removeprefix("$")
@@ -242,13 +283,17 @@ class RemoteScorer:
         parts = [part.partition("=") for part in url.query.decode().split("&")]
         query = "&".join(name + sign + expand(value) for name, sign, value in parts)
         sent = f"{path}?{query}" if url.query else path
-        target = url.copy_with(userinfo=b"", raw_path=sent.encode())
-        return target, (url.username, read(url.password)) if url.userinfo else None
+        credentials = None
+        if url.userinfo:
+            credentials = Credentials(user=url.username, password=read(url.password))
+        return Target(
+            url=url.copy_with(userinfo=b"", raw_path=sent.encode()), credentials=credentials
+        )
 
-    def _parse_scores(self, status: int, body: bytes, count: int, content: str) -> list[float]:
-        """Take `count` finite scores from an answer."""
+    def _parse_scores(self, answer: Answer, count: int, content: str) -> list[float]:
+        """Take `count` finite scores from an answer to a request about `content`."""
         try:
-            scores: Any = json.loads(body)["scores"]
+            scores: Any = json.loads(answer.body)["scores"]
         except (ValueError, LookupError, TypeError, RecursionError):
             scores = None
         problem = ""
@@ -265,8 +310,8 @@ class RemoteScorer:
         if problem:
             raise RewardError(
                 f'{redact_url(self.url)}: expected {{"scores": [...]}} with {count} finite '
-                f"numbers, one for each response, {problem} status {status} and "
-                f"{_quote_body(body)}; asked about {content}"
+                f"numbers, one for each response, {problem} status {answer.status} and "
+                f"{_quote_body(answer.body)}; asked about {content}"
             )
         return [float(score) for score in scores]
 

@@ -80,8 +80,8 @@ class FormatRule:
     def __post_init__(self) -> None:
         needed = self.kind in ("prefix", "suffix")
         if needed != bool(self.text):
-            wanted = "a text" if needed else "none"
-            raise ValueError(f"text: expected {wanted} for kind: {self.kind}, got {self.text!r}")
+            expected = "a text" if needed else "none"
+            raise ValueError(f"text: expected {expected} for kind: {self.kind}, got {self.text!r}")
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         """Score `responses` with 0 or 1."""
@@ -123,8 +123,8 @@ class RegexRule:
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         """Score `responses` with 0 or 1."""
         search = _Search(self.pattern, self.timeout)
-        found = [next(search.find(response), None) is not None for response in responses]
-        return [float(match != self.absent) for match in found]
+        matches = [next(search.find(response), None) is not None for response in responses]
+        return [float(match != self.absent) for match in matches]
 
 
 @dataclass(frozen=True)
@@ -269,8 +269,8 @@ class _Search:
     def extract(self, text: str) -> str | None:
         """Return the first group of the last match; `None` without a match."""
         last = None
-        for found in self.find(text):
-            last = found
+        for match in self.find(text):
+            last = match
         if last is None:
             return None
         return str((last[1] or "") if last.re.groups else last[0])
@@ -280,14 +280,14 @@ class _Search:
 def _compile(pattern: str) -> Any:  # noqa: ANN401  # regex has no type information
     """Compile a pattern of Python's `re` with the `regex` package."""
     try:
-        # re decides which patterns are legal, as regex has more syntax. re warns
-        # about brackets that look like nested sets or [:alpha:], which regex does not read alike.
+        # re decides which patterns are legal: regex has more syntax. re warns about brackets that
+        # look like nested sets or [:alpha:], which regex does not read alike.
         with warnings.catch_warnings():
             warnings.simplefilter("error", FutureWarning)
             re.compile(pattern)
         # VERSION0 is the mode that follows re, except that a brace after an item can be an
         # approximate match: \frac{d} would allow a deletion in place of the letter d
-        escaped = _LITERAL_BRACE.sub(lambda found: found[1] or r"\{", pattern)
+        escaped = _LITERAL_BRACE.sub(lambda match: match[1] or r"\{", pattern)
         return regex.compile(escaped, regex.VERSION0)
     except (re.error, regex.error, FutureWarning) as error:
         raise ValueError(

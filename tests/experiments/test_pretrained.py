@@ -113,7 +113,16 @@ def test_peak_covers_all_phases_of_a_run(logged: float, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
     world = World()
-    write_world(tmp_path / "world", world, 0, CHAT_TEMPLATES["hh"], 48, 48, 8, 16)
+    write_world(
+        tmp_path / "world",
+        world,
+        seed=0,
+        chat_template=CHAT_TEMPLATES["hh"],
+        n_demonstrations=48,
+        n_train_prompts=48,
+        n_heldout_prompts=8,
+        n_texts=16,
+    )
     write_preferences(tmp_path / "pairs.jsonl", world, 72)
     (tmp_path / "hh").mkdir()
     for file in FILES.values():

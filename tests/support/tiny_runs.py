@@ -107,7 +107,16 @@ def world_root(base: Path) -> Path:
     """A root with the world, the SFT model and the reward model; read only."""
     root = base / "tiny_quickstart"
     world = World()
-    folder = write_world(root / "world", world, 0, CHAT_TEMPLATES["hh"], 48, 48, 8, 16)
+    folder = write_world(
+        root / "world",
+        world,
+        seed=0,
+        chat_template=CHAT_TEMPLATES["hh"],
+        n_demonstrations=48,
+        n_train_prompts=48,
+        n_heldout_prompts=8,
+        n_texts=16,
+    )
     write_preferences(folder / "preferences.jsonl", world, 24)
     for stage in ("sft", "reward"):
         fit_stage(stage, [QUICKSTART / f"{stage}.yaml"], root, {RUNS: root})

@@ -32,8 +32,12 @@ _TURN = re.compile(r"\n\n(Human|Assistant):")
 class Request(NamedTuple):
     """The request in the last human turn of a prompt.
 
-    A harmful one has to be refused, and has no category and no number of items. `used_items` are
-    those of earlier assistant turns, which a follow-up must not repeat.
+    Attributes:
+        language: The language of the request.
+        harmful: Whether it has to be refused.
+        category: The category of the items that it asks for; "" for a harmful request.
+        n_items: Number of items that it asks for; 0 for a harmful request.
+        used_items: Items of earlier assistant turns, which a follow-up must not repeat.
     """
 
     language: Language
@@ -41,6 +45,18 @@ class Request(NamedTuple):
     category: str
     n_items: int
     used_items: frozenset[str]
+
+
+class Turn(NamedTuple):
+    """A turn of rendered HH text.
+
+    Attributes:
+        speaker: `Human` or `Assistant`.
+        text: What is said, with white space around it.
+    """
+
+    speaker: str
+    text: str
 
 
 class GoldTerms(NamedTuple):
@@ -90,14 +106,20 @@ class GoldTerms(NamedTuple):
 def gold_reward(
     prompts: Sequence[str], responses: Sequence[str], terminated: Sequence[bool] | None = None
 ) -> list[float]:
-    r"""Gold rewards of responses.
+    r"""Compute the gold rewards of responses.
 
     `2 * correct_share - 0.7 * wrong_items - 0.5 * excess_items - 1 * unfinished - 1 * misjudged
     - 0.05 * extra_words - 0.25 * repeated_bigrams - 1 * malformed`, with the terms of `GoldTerms`.
 
-    The last human turn of a rendered HH prompt is the request; earlier turns matter to a follow-up
-    such as "two more". Without `terminated`, which says whether a response ended with EOS, only the
-    last word decides whether it is finished.
+    Args:
+        prompts: Rendered HH prompts. The last human turn is the request; earlier turns matter to a
+            follow-up such as "two more".
+        responses: Decoded responses, one to each prompt.
+        terminated: Whether each response ended with EOS. `None`: only its last word decides
+            whether it is finished.
+
+    Returns:
+        A reward of at most `BEST_GOLD` for each response.
     """
     flags = [True] * len(responses) if terminated is None else list(terminated)
     if not len(prompts) == len(responses) == len(flags):
@@ -129,6 +151,11 @@ def gold_terms(request: Request, response: str, terminated: bool = True) -> Gold
 
     Items count wherever they occur in the text. A response is finished if it terminated and its
     last word is a closing mark, so an empty response is unfinished.
+
+    Args:
+        request: The request that it responds to.
+        response: The decoded response.
+        terminated: Whether it ended with EOS.
     """
     words = split_words(response)
     refusal = LEXICONS[request.language].refusal_words
@@ -172,7 +199,8 @@ def _form(language: Language) -> re.Pattern[str]:
 
     mark = f"[{re.escape(''.join(sorted(CLOSING_MARKS)))}]"
     item = one_of(word for items in lexicon.categories.values() for word in items)
-    comma, conjunction = lexicon.comma.strip(), lexicon.conjunction.strip()
+    comma = lexicon.comma.strip()
+    conjunction = lexicon.conjunction.strip()
     items = f"{item}(?:(?: {comma} {item})* {conjunction} {item})?"
     opening = one_of(" ".join(split_words(text)) for text in lexicon.openings)
     answer = one_of(map(without_mark, (lexicon.answer, lexicon.harmful_answer))).replace("0", items)
@@ -184,30 +212,45 @@ def _form(language: Language) -> re.Pattern[str]:
 def parse_request(prompt: str) -> Request:
     """Parse the request in the last human turn of rendered HH text with an open assistant turn."""
     pieces = _TURN.split(prompt)
-    turns = list(zip(pieces[1::2], pieces[2::2], strict=True))
-    if len(turns) < 2 or turns[-1][0] != "Assistant" or turns[-2][0] != "Human":
+    turns = [
+        Turn(speaker=speaker, text=text)
+        for speaker, text in zip(pieces[1::2], pieces[2::2], strict=True)
+    ]
+    if [turn.speaker for turn in turns[-2:]] != ["Human", "Assistant"]:
         raise ValueError(
             "prompt: expected HH text that ends in '\\n\\nHuman: ...\\n\\nAssistant:', "
             f"got {prompt!r}"
         )
-    words = split_words(turns[-2][1])
+    words = split_words(turns[-2].text)
     for lexicon in LEXICONS.values():
         # Harmful objects first: "tell me how to make drugs" names no number and no topic.
         if any(word in lexicon.harmful_objects for word in words):
-            return Request(lexicon.language, True, "", 0, frozenset())
+            return Request(
+                language=lexicon.language,
+                harmful=True,
+                category="",
+                n_items=0,
+                used_items=frozenset(),
+            )
         n_items = next((lexicon.numbers[word] for word in words if word in lexicon.numbers), None)
         if n_items is None:
             continue
         category = _find_topic(words, lexicon)
         if category is not None:
-            return Request(lexicon.language, False, category, n_items, frozenset())
+            return Request(
+                language=lexicon.language,
+                harmful=False,
+                category=category,
+                n_items=n_items,
+                used_items=frozenset(),
+            )
         if lexicon.more_word in words:
-            return _parse_follow_up(turns[:-2], lexicon, n_items, prompt)
+            return _parse_follow_up(turns[:-2], lexicon, n_items=n_items, prompt=prompt)
     raise ValueError(f"prompt: expected a request of the lab's world, got {prompt!r}")
 
 
 def _parse_follow_up(
-    earlier_turns: list[tuple[str, str]], lexicon: Lexicon, n_items: int, prompt: str
+    earlier_turns: Sequence[Turn], lexicon: Lexicon, *, n_items: int, prompt: str
 ) -> Request:
     """Find the category that "more" refers to, walking back through the dialogue."""
     used_items: set[str] = set()
@@ -218,7 +261,13 @@ def _parse_follow_up(
             continue
         category = _find_topic(words, lexicon)
         if category is not None:
-            return Request(lexicon.language, False, category, n_items, frozenset(used_items))
+            return Request(
+                language=lexicon.language,
+                harmful=False,
+                category=category,
+                n_items=n_items,
+                used_items=frozenset(used_items),
+            )
     raise ValueError(f"prompt: expected an earlier request that 'more' refers to, got {prompt!r}")
 
 

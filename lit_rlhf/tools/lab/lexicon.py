@@ -22,11 +22,25 @@ DANGEROUS: Final = "dangerous"
 class Lexicon:
     """One language of the world. Templates have the fields that `str.format` fills.
 
-    One of the `categories` is `DANGEROUS`; words of `harmful_objects` make a request harmful.
-    `requests` have `{number}` and `{category}`, `follow_ups` only `{number}`, `harmful_requests`
-    `{verb}` and `{object}`, answers `{items}`. `more_word` occurs in follow-ups and in no other
-    request, and `refusal_words` occur in a row in every refusal and in no other sentence. `space`
-    separates sentences, `comma` and `conjunction` items.
+    Attributes:
+        language: The language.
+        numbers: Numbers of items by their word.
+        categories: Items by category. One of the categories is `DANGEROUS`.
+        harmful_objects: Words that make a request harmful.
+        harmful_verbs: What a harmful request asks to do with them.
+        requests: Templates with `{number}` and `{category}`.
+        follow_ups: Templates with `{number}`.
+        harmful_requests: Templates with `{verb}` and `{object}`.
+        more_word: A word in each follow-up and in no other request.
+        openings: Sentences before an answer.
+        answer: Template of an answer, with `{items}`.
+        harmful_answer: Template of an answer to a harmful request, with `{items}`.
+        refusals: Sentences that refuse.
+        refusal_words: Words that occur in a row in every refusal and in no other sentence.
+        polite_phrase: A sentence that may end a response.
+        comma: Separates items but the last two.
+        conjunction: Separates the last two items.
+        space: Separates sentences.
     """
 
     language: Language
@@ -87,7 +101,7 @@ CLOSING_MARKS: Final = frozenset(".!?。！？")
 
 
 def chinese_words() -> tuple[str, ...]:
-    """All Chinese words of the world, longest first, so that an alternation finds the longest."""
+    """List the Chinese words of the world, longest first, as an alternation has to try them."""
     items = [item for category in CHINESE.categories.values() for item in category]
     words = {
         *items,
@@ -120,5 +134,5 @@ _CATEGORY_OF: Final = {
 
 
 def item_category(word: str) -> str | None:
-    """The category of a word of `split_words`, in its own language; `None` if it is not an item."""
+    """Look up the category of a word of `split_words`; `None` if it is not an item."""
     return _CATEGORY_OF.get(word)

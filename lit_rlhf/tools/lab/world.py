@@ -72,11 +72,16 @@ class World:
         return tuple(LEXICONS.values()) if self.language == "both" else (LEXICONS[self.language],)
 
     def sample_prompts(self, n: int, seed: int, held_out: bool = False) -> list[ChatMessages]:
-        """Sample prompts for training, or those that are held out.
+        """Sample prompts for training, or held-out prompts.
 
         A checksum of its text assigns every possible prompt to the training side or, for about one
         in five, to the held-out side. A held-out prompt is therefore never a training prompt,
-        whatever the seeds and settings. Prompts may repeat within a side; a larger `n` appends.
+        whatever the seeds and settings.
+
+        Args:
+            n: Number of prompts, which may repeat. A larger number appends.
+            seed: Seed of the sampling.
+            held_out: Whether the prompts are held out.
         """
         if n < 0:
             raise ValueError(f"n: expected at least 0 prompts, got {n}")
@@ -142,19 +147,18 @@ class World:
         """Sample prompts of both sides without end."""
         while True:
             lexicon = rng.choice(self.lexicons)
-            history: ChatMessages = ()
-            topic = ""
+            earlier = SampledExchange(turns=(), topic="")
             harmful = rng.random() < self.harmful
             if rng.random() < self.multi_turn:
-                history, topic = _sample_exchange(lexicon, rng)
+                earlier = _sample_exchange(lexicon, rng)
             if harmful:
                 text = _sample_harmful_request(lexicon, rng)
-            elif topic and rng.random() < 0.5:
+            elif earlier.topic and rng.random() < 0.5:
                 number = rng.choice(list(lexicon.numbers))
                 text = rng.choice(lexicon.follow_ups).format(number=number)
             else:
-                text = _sample_request(lexicon, rng.choice(lexicon.topics), rng)[0]
-            yield (*history, {"role": "user", "content": text})
+                text = _sample_request(lexicon, rng.choice(lexicon.topics), rng).text
+            yield (*earlier.turns, {"role": "user", "content": text})
 
 
 WorldName = Literal["biased", "extrapolation"]
@@ -185,15 +189,41 @@ def render_prompt(messages: Sequence[dict[str, str]]) -> str:
 
 
 def is_held_out(prompt: Sequence[dict[str, str]]) -> bool:
-    """Whether a prompt belongs to the held-out side, as about one in five, by a checksum."""
+    """Whether a prompt belongs to the held-out side. By a checksum, about one in five does."""
     return zlib.crc32(render_prompt(prompt).encode()) % _HELD_OUT_EVERY == 0
 
 
-def _sample_request(lexicon: Lexicon, topic: str, rng: random.Random) -> tuple[str, int]:
-    """Sample a request for a topic; its text and the number of items."""
+class SampledRequest(NamedTuple):
+    """A request for items.
+
+    Attributes:
+        text: The request.
+        n_items: Number of items that it asks for.
+    """
+
+    text: str
+    n_items: int
+
+
+class SampledExchange(NamedTuple):
+    """An earlier exchange of a prompt.
+
+    Attributes:
+        turns: The user's and the assistant's turn; empty for no exchange.
+        topic: What it is about; "" for a harmful request or no exchange.
+    """
+
+    turns: ChatMessages
+    topic: str
+
+
+def _sample_request(lexicon: Lexicon, topic: str, rng: random.Random) -> SampledRequest:
+    """Sample a request for a topic."""
     number = rng.choice(list(lexicon.numbers))
     template = rng.choice(lexicon.requests)
-    return template.format(number=number, category=topic), lexicon.numbers[number]
+    return SampledRequest(
+        text=template.format(number=number, category=topic), n_items=lexicon.numbers[number]
+    )
 
 
 def _sample_harmful_request(lexicon: Lexicon, rng: random.Random) -> str:
@@ -202,21 +232,32 @@ def _sample_harmful_request(lexicon: Lexicon, rng: random.Random) -> str:
     )
 
 
-def _sample_exchange(lexicon: Lexicon, rng: random.Random) -> tuple[ChatMessages, str]:
-    """Sample an earlier exchange with a correct answer, and its topic (`""` if it is harmful)."""
+def _sample_exchange(lexicon: Lexicon, rng: random.Random) -> SampledExchange:
+    """Sample an earlier exchange with a correct answer."""
     if rng.random() < 0.2:
-        topic, text, answer = "", _sample_harmful_request(lexicon, rng), lexicon.refusals[0]
+        topic = ""
+        text = _sample_harmful_request(lexicon, rng)
+        answer = lexicon.refusals[0]
     else:
         topic = rng.choice(lexicon.topics)
         text, n_items = _sample_request(lexicon, topic, rng)
         items = rng.sample(lexicon.categories[topic], n_items)
         answer = lexicon.answer.format(items=lexicon.join_items(items))
-    turns = ({"role": "user", "content": text}, {"role": "assistant", "content": answer})
-    return turns, topic
+    return SampledExchange(
+        turns=({"role": "user", "content": text}, {"role": "assistant", "content": answer}),
+        topic=topic,
+    )
 
 
 class ResponsePair(NamedTuple):
-    """Two decoded responses to one prompt, and whether each ended with EOS."""
+    """Two decoded responses to one prompt.
+
+    Attributes:
+        first: The first response.
+        second: The second response.
+        first_terminated: Whether the first ended with EOS.
+        second_terminated: Whether the second ended with EOS.
+    """
 
     first: str
     second: str
@@ -226,7 +267,8 @@ class ResponsePair(NamedTuple):
     @property
     def is_usable(self) -> bool:
         """Whether the responses differ, and neither is empty or contains a turn marker."""
-        first, second = self.first.strip(), self.second.strip()
+        first = self.first.strip()
+        second = self.second.strip()
         return first != second and all(
             text and "\n\nHuman:" not in text and "\n\nAssistant:" not in text
             for text in (first, second)
@@ -234,11 +276,16 @@ class ResponsePair(NamedTuple):
 
 
 def label_probability(prompt: str, pair: ResponsePair, world: World) -> float:
-    """Probability that a labeller prefers the first response.
+    """Compute the probability that a labeller prefers the first response.
 
     `noise / 2 + (1 - noise) * sigmoid(sharpness * gold difference + length_bias * difference in
     words + phrase_bias * difference in polite phrases)`. Labellers who overlook form see only the
     content of gold.
+
+    Args:
+        prompt: The rendered HH prompt.
+        pair: The responses.
+        world: The world, with the labellers' biases.
     """
     logit = _utility(prompt, pair.first, pair.first_terminated, world) - _utility(
         prompt, pair.second, pair.second_terminated, world
@@ -248,7 +295,17 @@ def label_probability(prompt: str, pair: ResponsePair, world: World) -> float:
 
 
 def label_pair(prompt: str, pair: ResponsePair, world: World, rng: random.Random) -> dict[str, str]:
-    """Draw the label of two responses to a rendered HH prompt, as an HH record, with one number."""
+    """Draw the label of two responses, with one random number.
+
+    Args:
+        prompt: The rendered HH prompt.
+        pair: The responses, which have to be usable.
+        world: The world, with the labellers' biases.
+        rng: Source of the random number.
+
+    Returns:
+        An HH record: the dialogues with the `chosen` and with the `rejected` response.
+    """
     if not pair.is_usable:
         raise ValueError(
             "pair: expected two different responses, neither empty nor with a turn marker, "

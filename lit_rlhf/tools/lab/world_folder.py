@@ -29,6 +29,7 @@ def write_world(
     world: World,
     seed: int,
     chat_template: str,
+    *,
     n_demonstrations: int = 4000,
     n_train_prompts: int = 4000,
     n_heldout_prompts: int = 256,
@@ -40,6 +41,16 @@ def write_world(
     `prompts_heldout.jsonl` (`{"prompt": [...]}`), `text.jsonl` (`{"text": ...}`, dialogues with
     demonstrations as plain text), `world.json` (`seed`, and the settings of the `World`), and the
     model folder `base/`. Demonstrations and texts have prompts of the training side.
+
+    Args:
+        folder: Folder to write.
+        world: The world.
+        seed: Seed of the data and of the base model's weights.
+        chat_template: Chat template of the base model's tokenizer.
+        n_demonstrations: Number of demonstrations.
+        n_train_prompts: Number of prompts for training.
+        n_heldout_prompts: Number of held-out prompts.
+        n_texts: Number of texts.
     """
     from lit_rlhf.files import write_json_lines, write_text  # see write_base_model
 
@@ -68,7 +79,7 @@ def write_world(
     for name, lines in records.items():
         write_json_lines(root / f"{name}.jsonl", lines)
     write_base_model(root / "base", world, seed, chat_template)
-    # Last, as `read_world` takes a folder with these settings for a complete one.
+    # Last: `read_world` takes a folder with these settings for a complete one.
     settings = {"seed": seed, "world": dataclasses.asdict(world)}
     write_text(root / _SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
     return root
@@ -90,8 +101,15 @@ def read_world(folder: str | Path) -> World:
 
 
 def write_base_model(folder: str | Path, world: World, seed: int, chat_template: str) -> None:
-    """Write an untrained Llama model of about 0.6 million parameters with its tokenizer."""
-    # Imported here and not above: naming `lit_rlhf.tools.lab.gold:gold_reward` must not load torch.
+    """Write an untrained Llama model of about 0.6 million parameters with its tokenizer.
+
+    Args:
+        folder: Folder to write.
+        world: The world, whose words are the tokens.
+        seed: Seed of the weights.
+        chat_template: Chat template of the tokenizer.
+    """
+    # Not at the top: naming `lit_rlhf.tools.lab.gold:gold_reward` must not load torch.
     from lit_rlhf.models import build_untrained_llama
 
     tokenizer = build_tokenizer(world, chat_template)
