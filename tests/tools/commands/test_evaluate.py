@@ -3,11 +3,13 @@ import math
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from lit_rlhf.files import write_manifest
 from lit_rlhf.tools.commands.evaluate import COMMAND
+from lit_rlhf.tools.evaluation.benchmarks import harness
 from tests.support.evaluation_folders import (
     CHARACTERS,
     QUESTIONS,
@@ -74,6 +76,17 @@ def test_benchmarks_stand_alone_and_after_a_comparison(
     report = json.loads((tmp_path / "report.json").read_text("utf-8"))
     assert list(report["policies"]) == ["sft", "ppo"]
     assert report["benchmarks"]["rows"][0]["questions"] == 1
+
+
+def test_shots_and_max_questions_reach_the_benchmarks(folders: Folders, tmp_path: Path) -> None:
+    record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
+    questions = write_lines(tmp_path / "q.jsonl", [record] * 5)
+    limits = ("--shots", "1", "--max_questions", "3", "--benchmark_batch_size", "2")
+    with patch.object(harness, "_run", wraps=harness._run) as run:
+        result = main(["--policies", folders.sft, "--choices", questions, *limits])
+    assert result["benchmarks"]["shots"] == 1
+    assert [row["questions"] for row in result["benchmarks"]["rows"]] == [3]
+    assert run.call_args.args[0].batch_size == 2
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_group_is_a_row_over_all_questions_with_its_parts_below(
     folders: Folders, few_tasks: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(datasets, "load_dataset", no_hub)
-    report = run_benchmarks([folders.sft, folders.ppo], ["mmlu_social_sciences"], shots=1)
+    report = run_benchmarks([folders.sft, folders.ppo], tasks=["mmlu_social_sciences"], shots=1)
     whole, *parts = report.rows
     assert (whole.benchmark, whole.part, whole.questions) == ("mmlu_social_sciences", "", 24)
     assert {row.part.startswith("mmlu_") for row in parts} == {True}
@@ -58,10 +58,19 @@ def test_a_group_is_a_row_over_all_questions_with_its_parts_below(
     assert f"{found.difference:+.3f} ± {found.difference_stderr:.3f}" in printed
 
 
+def test_tasks_are_limited_to_the_first_questions_with_the_shots_before_each(
+    folders: Folders, few_tasks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "load_dataset", no_hub)
+    report = run_benchmarks([folders.sft], tasks=["mmlu_anatomy"], shots=2, max_questions=1)
+    assert report.shots == 2
+    assert [row.questions for row in report.rows] == [1]
+
+
 def test_offline(folders: Folders, few_tasks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise ConnectionError("Couldn't reach 'cais/mmlu' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
     with pytest.raises(ValueError, match=r"cais/mmlu.*\(--choices\) needs no download"):
-        run_benchmarks([folders.sft], ["mmlu_anatomy"])
+        run_benchmarks([folders.sft], tasks=["mmlu_anatomy"])
