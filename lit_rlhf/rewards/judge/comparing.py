@@ -105,7 +105,7 @@ def compare_answers(
 def question_messages(question: Question, max_characters: int) -> list[ChatMessage]:
     """Build the messages that ask a question.
 
-    Texts longer than `max_characters` are cut off, and the judge is told how much is missing.
+    Texts longer than `max_characters` are cut off, and the judge reads how much is missing.
     """
     data = escape_json(
         {

@@ -3,8 +3,8 @@
 Weights, master weights and moments stay through all phases. What a phase takes on top is freed at
 its end: keys and values in the rollout, a visiting frozen network and the forward's tensors in
 scoring, gradients and activations in the update. Policy and critic are updated in turn, so the
-gradients of one of them are there at a time. DeepSpeed's own estimate counts those of each engine
-all the time, and a bfloat16 copy of them that DeepSpeed 0.19.8 does not make.
+gradients of one of them are there at a time. DeepSpeed's own estimate counts the gradients of each
+engine all the time, and a bfloat16 copy of them that DeepSpeed 0.19.8 does not make.
 
 Activations have the form of Korthikanti et al., "Reducing Activation Recomputation in Large
 Transformer Models" (2022), Table 2, without the attention matrix, which `sdpa` never holds. Their
@@ -160,10 +160,10 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
     """
     weights = WEIGHT_BYTES * shape.parameters
     in_shares = sizes.shard_frozen or sizes.sharded
-    kept = weights // sizes.gpus if in_shares else weights
+    resident = weights // sizes.gpus if in_shares else weights
     visits = weights if sizes.offload_frozen or in_shares else 0
     if sizes.offload_frozen and sizes.shard_frozen:
-        visits += kept  # the share goes to the GPU before it is gathered
+        visits += resident  # the share goes to the GPU before it is gathered
     network = zero2_model_states(
         shape.parameters,
         gpus=sizes.gpus,
@@ -182,7 +182,7 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
     layers = 2 * (weights - ends) // shape.layers
     return PPOMemory(
         trained=2 * trained,
-        frozen=0 if sizes.offload_frozen else 2 * kept,
+        frozen=0 if sizes.offload_frozen else 2 * resident,
         rollout=2 * WEIGHT_BYTES * shape.layers * shape.kv_width * tokens * sizes.rollouts
         + sizes.sharded * weights,
         scoring=FORWARD_BYTES * shape.hidden * sizes.scored_tokens
@@ -195,7 +195,7 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         gradients=network.gradients
         + (2 * layers if sizes.sharded else bucket_bytes(shape.parameters)),
         cpu=2 * network.cpu
-        + (2 * sizes.gpus // sizes.nodes * pinned_bytes(kept) if sizes.offload_frozen else 0),
+        + (2 * sizes.gpus // sizes.nodes * pinned_bytes(resident) if sizes.offload_frozen else 0),
     )
 
 
@@ -277,7 +277,7 @@ def estimate_memory(case: Case) -> PPOMemory:
     ]
     visitors = [module.reference, *(model.model for model in module.reward.models)]
     sharing = plan.ranks if module.memory.shard_frozen else 1
-    kept = [
+    offloaded = [
         sum(tensor.nbytes for tensor in network.network.parameters()) // sharing
         for network in visitors
         if isinstance(network, Offloaded)
@@ -286,14 +286,14 @@ def estimate_memory(case: Case) -> PPOMemory:
     return PPOMemory(
         trained=sum(network.states for network in trained),
         frozen=frozen_bytes(frozen, plan.engines or plan.sharded) // shares
-        + (0 if to_cpu else sum(kept)),
+        + (0 if to_cpu else sum(offloaded)),
         rollout=factor * phases.rollout,
         scoring=factor * phases.scoring,
         update=factor * phases.update,
         # policy and critic are updated in turn
         gradients=max(network.gradients for network in trained),
         cpu=(sum(network.cpu for network in trained) if plan.offload_optimizer else 0)
-        + (plan.ranks // plan.nodes * sum(map(pinned_bytes, kept)) if to_cpu else 0),
+        + (plan.ranks // plan.nodes * sum(map(pinned_bytes, offloaded)) if to_cpu else 0),
     )
 
 

@@ -66,8 +66,9 @@ class Check(NamedTuple):
     def find(self, case: Case) -> Finding:
         """Run the check. An exception inside it is a failure."""
         if self.needs and not hasattr(case, self.needs):
-            found = f"There are no {self.needs}: see the failures above."
-            return Finding(Status.NOT_CHECKED, found)
+            return Finding(
+                Status.NOT_CHECKED, f"There are no {self.needs}: see the failures above."
+            )
         try:
             return self.run(case)
         except Exception as error:  # any kind, from the user's models, data and functions

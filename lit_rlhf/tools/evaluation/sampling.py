@@ -111,18 +111,18 @@ def encode_prompt_records(
             (`skip`).
     """
     counts = DataCounts()
-    kept: list[PromptRecord] = []
+    encoded: list[PromptRecord] = []
 
     def encode(record: PromptRecord) -> list[PromptExample]:
         example = encoder.encode_prompt(record.prompt)
-        kept.append(record)
-        return [example._replace(index=len(kept) - 1, fields=record.fields)]
+        encoded.append(record)
+        return [example._replace(index=len(encoded) - 1, fields=record.fields)]
 
     examples = encode_records(records, encode, counts, on_bad_record)
     if counts.dropped:
         described = describe_bad_records(counts.dropped, counts.dropped_examples)
         _log.warning("left out prompts: %s", described)
-    return EncodedPrompts(records=kept, examples=examples)
+    return EncodedPrompts(records=encoded, examples=examples)
 
 
 def count_shortened(examples: Sequence[PromptExample]) -> int:

@@ -149,10 +149,20 @@ def test_activations_next_to_the_tensors_of_a_llama(
         target_logprobs(model, ids, mask, targets).sum().backward()
 
     monkeypatch.setattr("lit_rlhf.forward.outputs.CPU_CHUNK_SIZE", CHUNK_SIZE)
-    places = (1, TOKENS, TOKENS, ROWS, ROWS, None, 2 * TOKENS * ROWS)
-    sizes = PPOSizes(*places, gradient_checkpointing=checkpointing)
+    sizes = PPOSizes(
+        gpus=1,
+        prompt_tokens=TOKENS,
+        response_tokens=TOKENS,
+        rollouts=ROWS,
+        rows=ROWS,
+        scored_tokens=2 * TOKENS * ROWS,
+        gradient_checkpointing=checkpointing,
+    )
     logits = SCORED_LOGIT_BYTES * ROWS * TOKENS * vocabulary
-    expected = ppo_memory(NetworkShape(1, layers, hidden, hidden, vocabulary), sizes)
+    shape = NetworkShape(
+        parameters=1, layers=layers, hidden=hidden, kv_width=hidden, vocabulary=vocabulary
+    )
+    expected = ppo_memory(shape, sizes)
     assert peak(model, update) == pytest.approx(expected.update, rel=0.2)
     # the layers' tensors are gone when the logits are computed
     layers_or_logits = max(expected.scoring - logits, logits)

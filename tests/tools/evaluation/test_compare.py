@@ -362,18 +362,43 @@ def test_no_prompts_are_refused(policy: PreTrainedModel, encoder: DialogueEncode
 def test_the_table_shows_scores_metrics_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
     metrics = dict.fromkeys((*METRICS, "commonest_opening", "repetition"), 0.0)
     metrics |= {"response_length": 12.345, "truncation_rate": 0.125, "distinct_2": 0.4567}
-    sft = PolicyReport("runs/sft", {"gold": ScoreSummary(0.5, 0.4, 0.6, 1.0)}, {}, metrics)
-    shares = (Interval(0.44, 0.56), Interval(0.2, 0.31), Interval(0.2, 0.3))
-    outcomes = {"gold": Outcomes(0.5, 0.25, 0.25, *shares, 256)}
-    ppo = PolicyReport("runs/ppo", {"gold": ScoreSummary(1.25, 1.0, 1.5, 1.0)}, outcomes, metrics)
-    print_comparison(Comparison({"sft": sft, "ppo": ppo}, {}, {"gold": "a:gold"}, 256, 0))
+    sft = PolicyReport(
+        path="runs/sft",
+        scores={"gold": ScoreSummary(mean=0.5, low=0.4, high=0.6, std=1.0)},
+        outcomes={},
+        metrics=metrics,
+    )
+    outcomes = Outcomes(
+        win=0.5,
+        tie=0.2,
+        lose=0.3,
+        win_interval=Interval(0.44, 0.56),
+        tie_interval=Interval(0.15, 0.26),
+        lose_interval=Interval(0.25, 0.35),
+        n=256,
+    )
+    ppo = PolicyReport(
+        path="runs/ppo",
+        scores={"gold": ScoreSummary(mean=1.25, low=1.0, high=1.5, std=1.0)},
+        outcomes={"gold": outcomes},
+        metrics=metrics,
+    )
+    print_comparison(
+        Comparison(
+            policies={"sft": sft, "ppo": ppo},
+            samples={},
+            rewards={"gold": "a:gold"},
+            n_prompts=256,
+            shortened=0,
+        )
+    )
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert ["sft", "ppo"] in lines
     assert ["gold", "0.50 [0.40, 0.60]", "1.25 [1.00, 1.50]"] in lines
     assert ["length, tokens", "12.3", "12.3"] in lines
     assert ["truncated", "12.5%", "12.5%"] in lines
     assert ["distinct-2", "0.457", "0.457"] in lines
-    assert ["gold", "ppo", "50 [44, 56]", "25 [20, 31]", "25 [20, 30]", "256"] in lines
+    assert ["gold", "ppo", "50 [44, 56]", "20 [15, 26]", "30 [25, 35]", "256"] in lines
 
 
 def test_best_of_n(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

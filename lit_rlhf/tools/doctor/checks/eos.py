@@ -62,19 +62,19 @@ def _describe_ends(case: Case) -> Finding:
     cut_off = int((~rollouts.terminated).sum())
     if cut_off == count:
         most = math.exp(float(_eos_logprobs(case, rollouts.select(slice(FEW))).max()))
-        found = (
+        observation = (
             f"None of {count} responses ended within {limit} tokens; EOS had a probability of at "
             f"most {most:.1e}."
         )
         if most < _UNREACHABLE:
             return failure(
-                f"{found} The policy cannot end a response.",
+                f"{observation} The policy cannot end a response.",
                 "Use as model.model_path a model whose SFT responses ended with EOS "
                 f"({case.tokenizer.eos_token!r}), or set the tokenizer's eos_token to what they "
                 "ended with.",
             )
         return warning(
-            found, f"Raise model.sampling.max_new_tokens (now {limit}), or train SFT longer."
+            observation, f"Raise model.sampling.max_new_tokens (now {limit}), or train SFT longer."
         )
     share = f"{cut_off / count:.0%} of {count} responses were cut off at {limit} tokens"
     if cut_off / count > _MOST:

@@ -36,9 +36,9 @@ def check_memory(case: Case) -> Finding:
             f"{total}; there is no GPU here to compare it with.",
             "Run the doctor on the machine of the run, or compare it with your GPU's memory.",
         )
-    found = f"{total}; {format_gib(case.free_memory)} GiB are free"
+    comparison = f"{total}; {format_gib(case.free_memory)} GiB are free"
     if estimate.peak > case.free_memory:
-        return failure(f"{found}.", suggest_settings(case, estimate))
+        return failure(f"{comparison}.", suggest_settings(case, estimate))
     if case.plan.on_gpu and estimate.cpu > (free_cpu := free_cpu_memory()):
         return failure(
             f"About {format_gib(estimate.cpu)} GiB of CPU memory; {format_gib(free_cpu)} GiB are "
@@ -47,8 +47,8 @@ def check_memory(case: Case) -> Finding:
         )
     if estimate.peak > TIGHT * case.free_memory:
         change = suggest_settings(case, estimate)
-        return warning(f"{found}, and fragmentation takes some.", change)
-    return ok(f"{found}.")
+        return warning(f"{comparison}, and fragmentation takes some.", change)
+    return ok(f"{comparison}.")
 
 
 def format_gib(count: int) -> str:

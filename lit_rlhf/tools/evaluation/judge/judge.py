@@ -183,7 +183,7 @@ class Judge(AbstractContextManager["Judge"]):
         """Judge pairs, each in both orders. Pairs of equal answers tie without a question.
 
         The policy's answer is A and the baseline's B. If the endpoint does not reply, the replies
-        received so far are kept. `label` names the progress bar.
+        received so far stay in the file. `label` names the progress bar.
         """
         different = [pair for pair in pairs if pair.answer_a != pair.answer_b]
         questions = [question for pair in different for question in (pair, pair.swapped)]
@@ -230,8 +230,8 @@ class Judge(AbstractContextManager["Judge"]):
                 "command continues from there"
             ) from error
         finally:
-            # after an error: requests in progress are awaited and their replies kept, as they are
-            # paid for; the others are not sent
+            # After an error, requests in progress are awaited and their replies stored, since they
+            # are paid for. The others are not sent.
             pool.shutdown(cancel_futures=True)
         return [self._cache.replies[key] for key in keys]
 
@@ -311,7 +311,7 @@ class JudgedGroup(NamedTuple):
 def judge_policies(responses: Responses, options: JudgeOptions) -> Judgement:
     """Let a language model compare policies with the first of them, and write its verdicts.
 
-    If the judge cannot be asked, its replies so far are kept for the next run.
+    If the judge cannot be asked, its replies so far stay in the file for the next run.
 
     Args:
         responses: Responses of two or more policies to the same prompts, the baseline first.

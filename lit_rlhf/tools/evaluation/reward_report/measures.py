@@ -1,7 +1,7 @@
 """Accuracy, length bias and calibration of a reward model, and the report that has them all.
 
 Numpy arrays `[N]` have one entry for each of `N` pairs. The difference of a pair is the score of
-its chosen response minus that of its rejected one; the model is right where it is above 0.
+its chosen response minus the score of its rejected one; the model is right where it is above 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -292,7 +292,7 @@ class RewardReport:
         by_source: Accuracy by source.
         by_length: Accuracy by length difference.
         length_baseline: `longer` or `shorter`: the length rule that is right more often.
-        gain: Accuracy of the model minus that of the length rule (bootstrap over pairs).
+        gain: Accuracy of the model minus the accuracy of the length rule (bootstrap over pairs).
         pairwise_loss: Mean loss of Eq. 1 in nats, without margins.
         chosen_scores: Mean score of the chosen responses.
         rejected_scores: Mean score of the rejected responses.

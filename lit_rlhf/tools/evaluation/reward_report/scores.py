@@ -228,17 +228,17 @@ def _encode(
         seen[record.source] += 1
         if limit is None or seen[record.source] <= limit:
             first.append(record)
-    kept = []
+    encoded = []
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
         example = encoder.encode_pair(record.prompt, chosen=record.chosen, rejected=record.rejected)
-        kept.append(record)
+        encoded.append(record)
         return [example]
 
     examples = encode_records(first, encode, counts, on_bad_record)
     return [
         EncodedPair(record=record, example=example)
-        for record, example in zip(kept, examples, strict=True)
+        for record, example in zip(encoded, examples, strict=True)
     ]
 
 

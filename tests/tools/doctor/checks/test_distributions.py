@@ -112,7 +112,13 @@ def test_log_probs_of_sampled_tokens_are_minus_the_entropy_on_average() -> None:
         mask = torch.ones(1, 100, dtype=torch.bool)
         rollouts = RolloutBatch(tokens[None], mask, tokens[None], mask, mask[:, 0])
         zeros = torch.zeros(1, 100)
-        after = (zeros[:, 0], zeros[:, 0])
-        estimates = TokenStatistics(logprobs[tokens][None], zeros, zeros + entropy, zeros, *after)
+        estimates = TokenStatistics(
+            logprobs=logprobs[tokens][None],
+            ref_logprobs=zeros,
+            entropy=zeros + entropy,
+            values=zeros,
+            next_values=zeros[:, 0],
+            ref_prompt_entropy=zeros[:, 0],
+        )
         gap = measure_entropy_gap(rollouts, estimates).mean
         assert gap == pytest.approx(expected, abs=1e-6)

@@ -28,9 +28,13 @@ NASTY = '<script>alert("&\'")</script>'
 
 
 def record(number: int, source: str = "helpful", text: str = "") -> PreferenceRecord:
-    prompt = (Message("user", f"question {number} {text}"),)
-    answers = (f"good {number} {text}", f"bad {number} {text}")
-    return PreferenceRecord(prompt, *answers, source, location=f"{source}.jsonl:{number}")
+    return PreferenceRecord(
+        prompt=(Message("user", f"question {number} {text}"),),
+        chosen=f"good {number} {text}",
+        rejected=f"bad {number} {text}",
+        source=source,
+        location=f"{source}.jsonl:{number}",
+    )
 
 
 def pairs(text: str = "", sources: tuple[str, str] = ("helpful", "harmless")) -> ScoredPairs:
