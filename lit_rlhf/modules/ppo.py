@@ -257,7 +257,7 @@ class PPOModule(PPO, StageModule):
             disable_dropout(critic)
         gold = None
         if gold_reward is not None:
-            gold = CallableReward(gold_reward, self.tokenizer, reward_timeout)
+            gold = CallableReward(gold_reward, self.tokenizer, timeout=reward_timeout)
         scored_by = (reward, self.tokenizer, gold)
         networks = PPONetworks(policy, reference, critic, *scored_by, sampler or generate_responses)
         self.assemble(networks, options)

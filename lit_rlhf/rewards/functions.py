@@ -109,6 +109,7 @@ class CallableReward(nn.Module):
         self,
         function: str | Callable[..., Any],
         tokenizer: PreTrainedTokenizerBase,
+        *,
         timeout: float | None = None,
         label: str = "",
     ) -> None:

@@ -106,6 +106,7 @@ class ModelReward(nn.Module):
         self,
         path: str,
         options: ModelOptions,
+        *,
         offload: bool = False,
         loaded: LanguageModel | None = None,
         shard: bool = False,

@@ -177,7 +177,9 @@ class WeightedReward(nn.Module):
                 self.functions.append(model)
             else:
                 label = f"reward {spec.name!r} (rule: {spec.rule})" if spec.rule else ""
-                self.functions.append(CallableReward(spec.source, tokenizer, timeout, label))
+                self.functions.append(
+                    CallableReward(spec.source, tokenizer, timeout=timeout, label=label)
+                )
             self._n_members.append(n_members)
         if ensemble != "sum" and sum(self._n_members) < 2:
             raise ValueError(

@@ -100,7 +100,7 @@ def test_non_finite_scores_pass(rollouts: RolloutBatch, name: str, number: str, 
 @pytest.mark.parametrize("timeout", [None, 60.0])
 def test_error_is_shown_with_the_sample(rollouts: RolloutBatch, timeout: float | None) -> None:
     def fails_on(text: str, prompts: Sequence[str] = PROMPTS) -> str:
-        reward = CallableReward(f"{FUNCTIONS}:fails_on_{text}", tiny_tokenizer(), timeout)
+        reward = CallableReward(f"{FUNCTIONS}:fails_on_{text}", tiny_tokenizer(), timeout=timeout)
         with pytest.raises(RuntimeError) as error:
             reward(rollouts, prompts, None)
         assert isinstance(error.value.__cause__, KeyError)
@@ -147,7 +147,7 @@ def test_function_with_side_effects_is_refused(
     rollouts: RolloutBatch, name: str, message: str, timeout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(".")  # and back at the end
-    reward = CallableReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout)
+    reward = CallableReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout=timeout)
     with torch.set_grad_enabled(name != "turns_gradients_on"):
         before = torch.is_grad_enabled()
         if name == "turns_gradients_on" and timeout is not None:
