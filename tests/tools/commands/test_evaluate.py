@@ -79,8 +79,11 @@ def test_benchmarks_stand_alone_and_after_a_comparison(
 
 
 def test_shots_and_max_questions_reach_the_benchmarks(folders: Folders, tmp_path: Path) -> None:
-    record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
-    questions = write_lines(tmp_path / "q.jsonl", [record] * 5)
+    records = [
+        {"question": f"One and {number}?", "choices": ["one", "two"], "answer": "B"}
+        for number in range(5)
+    ]
+    questions = write_lines(tmp_path / "q.jsonl", records)
     limits = ("--shots", "1", "--max_questions", "3", "--benchmark_batch_size", "2")
     with patch.object(harness, "_run", wraps=harness._run) as run:
         result = main(["--policies", folders.sft, "--choices", questions, *limits])

@@ -1,6 +1,6 @@
 import io
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -34,8 +34,16 @@ class Fed:
         self.prompts: list[str] = []
         self.seeds: list[int] = []
 
-    def __call__(self, *arguments: Any) -> ChatReply:
-        _, encoder, prompt_ids, _, seed, show = arguments
+    def __call__(
+        self,
+        model: LanguageModel,
+        encoder: DialogueEncoder,
+        *,
+        prompt_ids: Sequence[int],
+        sampling: SamplingOptions,
+        seed: int,
+        show: Callable[[str], None],
+    ) -> ChatReply:
         self.prompts.append(encoder.tokenizer.decode(prompt_ids))
         self.seeds.append(seed)
         response = next(self.responses, "ok")
