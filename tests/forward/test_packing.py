@@ -33,17 +33,20 @@ def padded(trunk: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
 def test_states_and_gradients_are_those_of_the_padded_rectangle(family: str, left: bool) -> None:
     model, plain = optimized_causal_lm(family), tiny_causal_lm(family)
     assert forward_plan(model).packed
+    model.double()
+    plain.double()
     ids, mask = ragged(left)
     rows = mask.any(1)  # transformers has no say of a row without tokens
     states, expected = hidden_states(model, ids, mask), padded(plain.base_model, ids, mask)
-    torch.testing.assert_close(states[mask], expected[mask], rtol=1e-5, atol=1e-5)
+    # norms still compute in float32, and may round the other way: by 2e-7 in Gemma's gradients
+    torch.testing.assert_close(states[mask], expected[mask], rtol=2e-6, atol=2e-6)
     weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
     (states[rows] * weights[rows])[mask[rows]].sum().backward()
     (expected[rows] * weights[rows])[mask[rows]].sum().backward()
     for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
         if other.grad is not None:
             largest = float(other.grad.abs().max())
-            assert float((one.grad - other.grad).abs().max()) <= 1e-5 * max(largest, 1.0), name
+            assert float((one.grad - other.grad).abs().max()) <= 2e-6 * max(largest, 1.0), name
 
 
 def test_groups_hold_rows_of_similar_length_and_every_token_once() -> None:

@@ -134,8 +134,9 @@ def test_gradients_are_whole(roots: dict[str, Path], family: str, options: dict[
             loss = module.policy_loss(part, tokens)[0] + module.critic_loss(part, tokens)[0]
         found = gradients(module, loss)
         assert found.keys() == plain.keys()
-        for name, gradient in plain.items():  # log-probs and values are float32
-            assert (found[name] - gradient).norm() <= 1e-6 * gradient.norm() + 1e-12, name
+        # log-probs are float32: from 4 nats on, one unit in the last place is 4.8e-7
+        for name, gradient in plain.items():
+            assert (found[name] - gradient).norm() <= 5e-6 * gradient.norm() + 1e-12, name
         ours.append(found)
     for name, gradient in ours[0].items():
         assert (ours[1][name] - gradient).norm() <= 1e-12 * gradient.norm() + 1e-15, name
