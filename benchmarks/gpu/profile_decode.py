@@ -93,7 +93,9 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
     def sample(max_new_tokens: int) -> None:
         options = SamplingOptions(max_new_tokens=max_new_tokens)
         mask = torch.ones_like(prompt_ids, dtype=torch.bool)
-        generate_responses(model, prompt_ids, mask, options, [], 0, seed=0)
+        generate_responses(
+            model, prompt_ids, mask, options, eos_token_ids=[], pad_token_id=0, seed=0
+        )
 
     # the short one has the prefill, the warm-up and the capture
     short, long = N_SHORT, N_SHORT + steps

@@ -125,7 +125,9 @@ def compare_replay(device: torch.device) -> float:
     def sample() -> Tensor:
         options = SamplingOptions(max_new_tokens=40)
         # every eighth token ends a response, so that the number of rows changes
-        return generate_responses(model, ids, mask, options, range(8), 0, 3, 4).response_ids
+        return generate_responses(
+            model, ids, mask, options, eos_token_ids=range(8), pad_token_id=0, seed=3, batch_size=4
+        ).response_ids
 
     replayed = sample()
     with patch("lit_rlhf.rollout.graphs.capture_graph", side_effect=RuntimeError("to compare")):

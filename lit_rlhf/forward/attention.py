@@ -33,14 +33,21 @@ MAX_BATCHED_LENGTH = 64
 """Longest rows that are trained on a CPU by two batched matmuls, not by torch's own attention."""
 
 _FLASH_CAPABILITY = (8, 0)  # oldest CUDA devices that flash attention runs on: Ampere
-MAX_HEAD_SIZE, HEAD_SIZE_MULTIPLE = 256, 8  # that flash attention knows
+MAX_HEAD_SIZE = 256
+HEAD_SIZE_MULTIPLE = 8
+"""Sizes of heads that flash attention takes: multiples up to a largest one."""
 
 
 class AttentionInputs(NamedTuple):
-    """Queries `[S, A, N, D]`, and keys and values `[S, K, C, D]`, of an attention layer.
+    """What an attention layer gets.
 
-    The factor of the scores (`scale`) is `1 / sqrt(D)` for `None`. A token attends to itself and to
-    `window - 1` tokens before it; `None` is all. Attention weights have a `dropout` probability.
+    Attributes:
+        query: `[S, A, N, D]`.
+        key: `[S, K, C, D]`.
+        value: `[S, K, C, D]`.
+        scale: Factor of the scores; `None`: `1 / sqrt(D)`.
+        dropout: Dropout probability of the attention weights, in [0, 1).
+        window: Tokens that a token attends to, itself included; `None`: all before it.
     """
 
     query: Tensor
@@ -65,15 +72,34 @@ def attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    *,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     layout: AttentionLayout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in transformers' signature: the layout's, or without one `BASE_ATTENTION`."""
+    """Attention in transformers' signature: the layout's, or without one `BASE_ATTENTION`.
+
+    Args:
+        module: The attention layer.
+        query: Queries, `[S, A, N, D]`.
+        key: Keys, `[S, K, C, D]`.
+        value: Values, `[S, K, C, D]`.
+        attention_mask: Mask of the base implementation; a layout does not read it.
+        dropout: Dropout probability of the attention weights, in [0, 1).
+        scaling: Factor of the scores; `None`: `1 / sqrt(D)`.
+        sliding_window: Tokens that a token attends to, itself included; `None`: all before it.
+        layout: How tokens attend to each other, if the forward was called with one.
+        **kwargs: Further arguments of the base implementation.
+
+    Returns:
+        The output, `[S, N, A, D]`, and no attention weights.
+    """
     if layout is not None:
-        inputs = AttentionInputs(query, key, value, scaling, dropout, sliding_window)
+        inputs = AttentionInputs(
+            query, key, value, scale=scaling, dropout=dropout, window=sliding_window
+        )
         return _attend(layout, module, inputs), None
     kwargs |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
     base = ALL_ATTENTION_FUNCTIONS[BASE_ATTENTION]
@@ -108,7 +134,14 @@ def attention_implementation(model: PreTrainedModel) -> str | None:
 def run_with_layout(
     trunk: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, layout: AttentionLayout
 ) -> Tensor:
-    """Final hidden states `[S, N, H]` of a decoder, whose attention layers follow `layout`."""
+    """Final hidden states `[S, N, H]` of a decoder whose attention layers follow a layout.
+
+    Args:
+        trunk: The decoder, with this module's attention.
+        input_ids: Token ids, `[S, N]` long.
+        position_ids: Positions of the tokens in their sequences, `[S, N]` long.
+        layout: How the tokens attend to each other.
+    """
     # transformers takes a mask of four dimensions as ready made. The layout does not read it; it
     # only keeps the decoder from building a quadratic mask.
     ready_made = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=input_ids.device)
@@ -164,7 +197,9 @@ def _batched_attention(inputs: AttentionInputs) -> Tensor:
 def _fused_attention(inputs: AttentionInputs) -> Tensor:
     """`causal_attention` by one of torch's kernels."""
     query, key, value, scale, dropout, window = inputs
-    length, dtype, on_cpu = query.shape[2], value.dtype, query.device.type == "cpu"
+    length = query.shape[2]
+    dtype = value.dtype
+    on_cpu = query.device.type == "cpu"
     # On a CPU, the backward of scaled_dot_product_attention is several times slower in bfloat16
     # than in float32.
     upcast = on_cpu and dtype.itemsize < 4 and torch.is_grad_enabled()
@@ -222,14 +257,25 @@ def _causal_bias(length: int, window: int, dtype: torch.dtype) -> Tensor:
 
 
 def causal_mask(length: int, window: int, device: torch.device) -> Tensor:
-    """True where a token attends to itself or an earlier one in its window, `[length, length]`."""
+    """True where a token attends to itself or an earlier one in its window, `[length, length]`.
+
+    Args:
+        length: Tokens of a row.
+        window: Tokens that a token attends to, itself included.
+        device: Where the mask is made.
+    """
     positions = torch.arange(length, device=device)
     distance = positions[:, None] - positions[None, :]
     return (distance >= 0) & (distance < window)
 
 
 class RowOffsets(NamedTuple):
-    """Where rows begin among tokens that lie back to back, `[n+1]` int32, and their end."""
+    """Where rows are among tokens that lie back to back.
+
+    Attributes:
+        offsets: Where each row begins, and where the last one ends, `[n+1]` int32.
+        longest: Tokens of the longest row.
+    """
 
     offsets: Tensor
     longest: int
@@ -256,10 +302,18 @@ def varlen_attention(
 ) -> Tensor:
     """Causal attention within each row, whose last query is at its last key, in one CUDA kernel.
 
-    It needs neither padding nor a mask nor a call per length, see `_find_kernel`, and has no
-    dropout. The states are by token, not by head: `query` `[N, A, D]`, `key` and `value`
-    `[C, K, D]`; the result is `[N, A, D]`, in the dtype of the values. `n_keys` are the keys that
-    each row has in its room, `[n]` int32, without gradients; `None` if they fill it.
+    It needs neither padding nor a mask nor a call per length, see `_find_kernel`.
+
+    Args:
+        inputs: States by token, not by head: queries `[N, A, D]`, keys and values `[C, K, D]`.
+            Their dropout is ignored.
+        queries: Where the queries of each row are.
+        keys: Where the room for the keys of each row is.
+        n_keys: Keys that each row has in its room, `[n]` int32, without gradients; `None` if they
+            fill it.
+
+    Returns:
+        Outputs `[N, A, D]` in the dtype of the values.
     """
     query, key, value, scale, _, window = inputs
     kernel = _find_kernel()
@@ -269,13 +323,13 @@ def varlen_attention(
     # flash attention then takes the heads that share a key together
     after = -1 if window is None and queries.longest == 1 else 0
     output: Tensor = kernel(
-        query.to(value.dtype),  # under autocast, rotary embeddings leave float32
-        key.to(value.dtype),
-        value,
-        queries.offsets,
-        keys.offsets,
-        queries.longest,
-        keys.longest,
+        query=query.to(value.dtype),  # under autocast, rotary embeddings leave float32
+        key=key.to(value.dtype),
+        value=value,
+        cu_seq_q=queries.offsets,
+        cu_seq_k=keys.offsets,
+        max_q=queries.longest,
+        max_k=keys.longest,
         scale=scale,
         window_size=(before, after),
         enable_gqa=True,
@@ -305,6 +359,7 @@ def _find_kernel() -> Callable[..., Any] | None:
 
 
 def flash_attention_rows(
+    *,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -312,17 +367,38 @@ def flash_attention_rows(
     cu_seq_k: Tensor,
     max_q: int,
     max_k: int,
-    *,
     scale: float | None,
     window_size: tuple[int, int],
     enable_gqa: bool,
     seqused_k: Tensor | None,
 ) -> Tensor:
-    """`torch.nn.attention.varlen.varlen_attn`, by its operator, which needs no `enable_gqa`."""
+    """`torch.nn.attention.varlen.varlen_attn`, by its operator.
+
+    Args:
+        query: Queries by token, `[N, A, D]`.
+        key: Keys by token, `[C, K, D]`.
+        value: Values by token, `[C, K, D]`.
+        cu_seq_q: Where the queries of each row begin and the last end, `[n+1]` int32.
+        cu_seq_k: Where the room for the keys of each row begins and the last ends, `[n+1]` int32.
+        max_q: Queries of the longest row.
+        max_k: Room of the longest row.
+        scale: Factor of the scores; `None`: `1 / sqrt(D)`.
+        window_size: Tokens before and after a query that it attends to; -1: all.
+        enable_gqa: Ignored: the operator shares keys among heads by itself.
+        seqused_k: Keys that each row has in its room, `[n]` int32; `None` if they fill it.
+    """
     before, after = window_size
     output: Tensor = torch.ops.aten._flash_attention_forward(
-        *(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k),
-        *(0.0, window_size == (-1, 0), False),  # dropout, causal, no debug mask
+        query=query,
+        key=key,
+        value=value,
+        cum_seq_q=cu_seq_q,
+        cum_seq_k=cu_seq_k,
+        max_q=max_q,
+        max_k=max_k,
+        dropout_p=0.0,
+        is_causal=window_size == (-1, 0),
+        return_debug_mask=False,
         scale=scale,
         window_size_left=before,
         window_size_right=after,

@@ -25,7 +25,8 @@ TOKEN_MULTIPLE = 64
 ROW_MULTIPLE = 8
 """Decoding steps read a multiple of this many rows where oneDNN multiplies."""
 
-FEW_ROWS, MANY_ROWS = 8, 16
+FEW_ROWS = 8
+MANY_ROWS = 16
 """MKL multiplies 16 rows by a large float32 weight in less time than 8 to 15 of them.
 
 12 rows of 576 numbers by a head of 49,152 tokens take 44 ms, and 16 rows 24 ms (one thread, Xeon).
@@ -70,6 +71,14 @@ class _OneDNNMatmul(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ANN401
+        """`_multiply`, which keeps `input` and `weight` in `ctx`.
+
+        Args:
+            ctx: torch's store between forward and backward.
+            input: Rows, `[..., K]` float32.
+            weight: `[N, K]` float32.
+            bias: `[N]` float32, or `None`.
+        """
         ctx.save_for_backward(input, weight)
         return _multiply(input, weight, bias)
 
@@ -91,7 +100,9 @@ def _multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     # torch has no switch for the matmul library. The public way to oneDNN, an input in oneDNN's
     # memory layout, copies every input, output and gradient, and keeps the copies of the inputs for
     # the backward. This operator, which torch.compile emits, reads tensors as they are.
-    output: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(
+        input, weight, bias, attr="none", scalars=[], algorithm=""
+    )
     return output
 
 

@@ -105,7 +105,13 @@ class LowerStates:
 
 @contextmanager
 def start_above(trunk: PreTrainedModel, n_layers: int, states: Tensor) -> Iterator[None]:
-    """Let the first `n_layers` layers give `states` without computing."""
+    """Let the first layers of a trunk give known states inside the context, without computing.
+
+    Args:
+        trunk: The trunk.
+        n_layers: Number of layers, from the bottom.
+        states: What they give, in the shape of the forward, `[..., H]`.
+    """
     lower = list(decoder_layers(trunk)[:n_layers])
     before = [vars(layer).get("forward") for layer in lower]
     for layer in lower:

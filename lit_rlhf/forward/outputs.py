@@ -13,6 +13,7 @@ tokens to predict. Each follows a real token, so column 0 has none.
 
 import inspect
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +46,15 @@ def hidden_states(
 ) -> Tensor:
     """Final hidden states of the trunk, `[B, L, H]`, packed where the model's plan says so.
 
-    `lower`, `[B, L, H]`, is what the layers below the trained ones give, see `LowerStates`; `None`
-    computes it.
+    Args:
+        model: A language model or a scalar model.
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool.
+        lower: Outputs of the layers below the trained ones, `[B, L, H]`, see `LowerStates`. `None`
+            computes them.
     """
-    trunk, plan = trunk_of(model), forward_plan(model)
+    trunk = trunk_of(model)
+    plan = forward_plan(model)
     if plan.packed:
         return packed_states(
             trunk,
@@ -63,7 +69,13 @@ def hidden_states(
 
 
 def token_logits(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Next-token logits of a causal language model, `[B, L, V]`, in its dtype."""
+    """Next-token logits of a causal language model, `[B, L, V]`, in its dtype.
+
+    Args:
+        model: A language model.
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool.
+    """
     inner = unwrap_model(model)
     logits: Tensor = inner(**_arguments(inner, input_ids, mask)).logits
     return logits
@@ -72,7 +84,14 @@ def token_logits(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tenso
 def response_logits(
     model: LanguageModel, input_ids: Tensor, mask: Tensor, response_length: int
 ) -> Tensor:
-    """Logits `[B, T, V]` that predict each of the last `T` of `P+T` tokens."""
+    """Logits `[B, T, V]` that predict each of the last `T` of `P+T` tokens.
+
+    Args:
+        model: A language model.
+        input_ids: Prompts followed by responses, `[B, P+T]` long.
+        mask: Real tokens, `[B, P+T]` bool.
+        response_length: `T`, from 1 to `P+T-1`.
+    """
     _check_response_length(response_length, input_ids)
     inner = unwrap_model(model)
     arguments = _arguments(inner, input_ids, mask)
@@ -84,10 +103,13 @@ def response_logits(
 
 
 def logits_from_hidden(model: LanguageModel, lm_head: nn.Module, hidden: Tensor) -> Tensor:
-    """Next-token logits `[..., V]` of an output layer on hidden states `[..., H]`.
+    """Next-token logits `[..., V]` of an output layer on hidden states.
 
-    The config of the model that computed them says what follows: soft-capping in Gemma 2, scaling
-    in Cohere and Granite.
+    Args:
+        model: The model that computed the hidden states. Its config says what follows the layer:
+            soft-capping in Gemma 2, scaling in Cohere and Granite.
+        lm_head: The output layer.
+        hidden: Hidden states, `[..., H]`.
     """
     config = unwrap_model(model).config
     logits: Tensor = lm_head(hidden)
@@ -106,12 +128,22 @@ def map_target_logits(
     mask: Tensor,
     target_mask: Tensor,
     function: LogitsFunction,
+    *,
     hidden: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Apply a function to the logits that predict the target tokens: `[B, L]` each, 0 elsewhere.
+    """Apply a function to the logits that predict the target tokens.
 
-    It is called once for each chunk, and in training again in the backward. `hidden` are the
-    `hidden_states` of a model with chunked logits, if they are there already.
+    Args:
+        model: A language model.
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool.
+        target_mask: Tokens to predict, `[B, L]` bool. Each follows a real token.
+        function: Called once for each chunk of logits, and in training again in the backward.
+        hidden: The `hidden_states`, `[B, L, H]`, if they are there already. Only a model with
+            chunked logits uses them.
+
+    Returns:
+        The outputs of the function, `[B, L]` each, 0 at other tokens.
     """
     check_tensors(mask.shape, target_mask=target_mask)
     if bool(target_mask[:, 0].any()) or bool((target_mask[:, 1:] & ~mask[:, :-1]).any()):
@@ -122,7 +154,9 @@ def map_target_logits(
         lm_head = unwrap_model(model).get_output_embeddings()  # type: ignore[no-untyped-call]
         if hidden is None:
             hidden = hidden_states(model, input_ids, mask)
-        return _map_in_chunks(model, lm_head, hidden, input_ids, target_mask, function)
+        targets = Targets(hidden[shift_to_predictors(target_mask)], input_ids[target_mask])
+        outputs = _map_in_chunks(model, lm_head, targets, function)
+        return _to_rectangle(outputs, target_mask)
     # all logits exist here: a model whose plan has no chunked logits may change them in its forward
     logits = token_logits(model, input_ids, mask)[shift_to_predictors(target_mask)]
     outputs = function(logits.unsqueeze(0), input_ids[target_mask].unsqueeze(0))
@@ -132,47 +166,73 @@ def map_target_logits(
 def target_logprobs(
     model: LanguageModel, input_ids: Tensor, mask: Tensor, target_mask: Tensor
 ) -> Tensor:
-    """Log-probs of the target tokens, `[B, L]` float32, nats; 0 elsewhere."""
+    """Log-probs of the target tokens, `[B, L]` float32, nats; 0 elsewhere.
+
+    Args:
+        model: A language model.
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool.
+        target_mask: Tokens to predict, `[B, L]` bool. Each follows a real token.
+    """
     return map_target_logits(model, input_ids, mask, target_mask, _logprobs_in_tuple)[0]
 
 
 def target_logprobs_from_hidden(
     model: LanguageModel, lm_head: nn.Module, hidden: Tensor, input_ids: Tensor, target_mask: Tensor
 ) -> Tensor:
-    """`target_logprobs` from hidden states `[B, L, H]`, see `logits_from_hidden`."""
-    return _map_in_chunks(model, lm_head, hidden, input_ids, target_mask, _logprobs_in_tuple)[0]
+    """`target_logprobs` from hidden states that are there already.
+
+    Args:
+        model: The model that computed the hidden states, see `logits_from_hidden`.
+        lm_head: The output layer.
+        hidden: Hidden states, `[B, L, H]`.
+        input_ids: Token ids, `[B, L]` long.
+        target_mask: Tokens to predict, `[B, L]` bool. Each follows a real token.
+    """
+    targets = Targets(hidden[shift_to_predictors(target_mask)], input_ids[target_mask])
+    outputs = _map_in_chunks(model, lm_head, targets, _logprobs_in_tuple)
+    return _to_rectangle(outputs, target_mask)[0]
 
 
 def _logprobs_in_tuple(logits: Tensor, token_ids: Tensor) -> tuple[Tensor]:
     return (token_logprobs(logits, token_ids),)
 
 
-def _map_in_chunks(
-    model: LanguageModel,
-    lm_head: nn.Module,
-    hidden: Tensor,
-    input_ids: Tensor,
-    target_mask: Tensor,
-    function: LogitsFunction,
-) -> tuple[Tensor, ...]:
-    def map_chunk(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        logits = logits_from_hidden(model, lm_head, states.unsqueeze(0))
-        return function(logits, tokens.unsqueeze(0))
+class Targets(NamedTuple):
+    """`n` tokens to predict, of all rows.
 
-    tokens, states = input_ids[target_mask], hidden[shift_to_predictors(target_mask)]
+    Attributes:
+        states: The hidden states that predict them, `[n, H]`.
+        token_ids: The tokens, `[n]` long.
+    """
+
+    states: Tensor
+    token_ids: Tensor
+
+
+def _map_in_chunks(
+    model: LanguageModel, lm_head: nn.Module, targets: Targets, function: LogitsFunction
+) -> tuple[Tensor, ...]:
+    """Outputs of a function of the targets' logits, `[1, n]` each."""
+
+    def map_chunk(states: Tensor, token_ids: Tensor) -> tuple[Tensor, ...]:
+        logits = logits_from_hidden(model, lm_head, states.unsqueeze(0))
+        return function(logits, token_ids.unsqueeze(0))
+
     training = torch.is_grad_enabled()
-    on_cpu = states.device.type == "cpu"
+    on_cpu = targets.states.device.type == "cpu"
     n_logits = CPU_CHUNK_SIZE if on_cpu and not training else CHUNK_SIZE
     size = max(n_logits // unwrap_model(model).config.vocab_size, 1)
-    if len(tokens) <= size:
-        return _to_rectangle(map_chunk(states, tokens), target_mask)
+    if len(targets.token_ids) <= size:
+        return map_chunk(targets.states, targets.token_ids)
     # autograd would keep the logits of every chunk for the backward, so they are recomputed there
     chunks = [
-        checkpoint(map_chunk, *chunk, use_reentrant=False) if training else map_chunk(*chunk)
-        for chunk in zip(torch.split(states, size), torch.split(tokens, size), strict=True)
+        checkpoint(map_chunk, states, ids, use_reentrant=False)
+        if training
+        else map_chunk(states, ids)
+        for states, ids in zip(*(torch.split(tensor, size) for tensor in targets), strict=True)
     ]
-    outputs = tuple(torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
-    return _to_rectangle(outputs, target_mask)
+    return tuple(torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
 
 
 def _to_rectangle(outputs: tuple[Tensor, ...], target_mask: Tensor) -> tuple[Tensor, ...]:
@@ -185,7 +245,14 @@ def _to_rectangle(outputs: tuple[Tensor, ...], target_mask: Tensor) -> tuple[Ten
 def token_values(
     model: LanguageModel, input_ids: Tensor, mask: Tensor, lower: Tensor | None = None
 ) -> Tensor:
-    """V of the state after each token, `[B, L]` float32; `lower` is as for `hidden_states`."""
+    """V of the state after each token, `[B, L]` float32.
+
+    Args:
+        model: A scalar model.
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool.
+        lower: Outputs of the layers below the trained ones, as for `hidden_states`.
+    """
     return _apply_scalar_head(model, hidden_states(model, input_ids, mask, lower))
 
 
@@ -194,13 +261,21 @@ def response_values(
     input_ids: Tensor,
     mask: Tensor,
     response_length: int,
+    *,
     lower: Tensor | None = None,
     hidden: Tensor | None = None,
 ) -> Tensor:
     """V(s_t) for each of the last `T` of `P+T` tokens, `[B, T]` float32, read before the token.
 
     V(s_{T+1}), of the state after the response, is in `token_values` at the response's last token.
-    `hidden` are the `hidden_states`, if they are there already, and `lower` is as for them.
+
+    Args:
+        model: A scalar model.
+        input_ids: Prompts followed by responses, `[B, P+T]` long.
+        mask: Real tokens, `[B, P+T]` bool.
+        response_length: `T`, from 1 to `P+T-1`.
+        lower: Outputs of the layers below the trained ones, as for `hidden_states`.
+        hidden: The `hidden_states`, `[B, P+T, H]`, if they are there already.
     """
     _check_response_length(response_length, input_ids)
     # the last column is no state before a token, so it need not be computed
@@ -213,7 +288,13 @@ def response_values(
 
 
 def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Tensor:
-    """`sequence_scores` from hidden states `[B, L, H]` that are there already."""
+    """`sequence_scores` from hidden states that are there already.
+
+    Args:
+        model: A scalar model.
+        hidden: Hidden states, `[B, L, H]`.
+        mask: Real tokens, `[B, L]` bool, at least one in each row.
+    """
     check_tensors(hidden.shape[:2], mask=mask)
     if not bool(mask.any(dim=1).all()):
         raise ValueError("mask: expected at least one True in each row, got a row without any")
@@ -224,7 +305,13 @@ def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Te
 
 
 def sequence_scores(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """Score of each sequence: the output at its last real token, `[B]` or `[B, K]` float32."""
+    """Score of each sequence: the output at its last real token, `[B]` or `[B, K]` float32.
+
+    Args:
+        model: A scalar model with one head or `K` heads.
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool, at least one in each row.
+    """
     return scores_from_hidden(model, hidden_states(model, input_ids, mask), mask)
 
 

@@ -8,7 +8,7 @@ places in the padded groups, `H` hidden size.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,30 @@ from lit_rlhf.forward.lower import start_above
 _MIN_LENGTH_RATIO = 0.75  # of the shortest row of a group to its longest
 
 
-class RowGroups:
-    """Rows that lie back to back, in groups of similar length, by the `lengths` of rows.
+class GroupSize(NamedTuple):
+    """Size of a group of rows.
 
-    `groups` are rows and width, with `P` tokens in all once each row is padded. `gather_indices` is
-    the token at each place of them, `[P]`, which padding repeats from its row's end, and
-    `token_places` the place of each token, `[N]`.
+    Attributes:
+        n_rows: Number of rows.
+        width: Tokens of the longest row, to which the others are padded.
+    """
+
+    n_rows: int
+    width: int
+
+
+class RowGroups:
+    """Rows that lie back to back, in groups of similar length.
+
+    Args:
+        lengths: Tokens of each row, in their order; some may be 0.
+        device: Where attention is computed.
+
+    Attributes:
+        groups: Size of each group; `P` places in all.
+        gather_indices: The token at each place, `[P]` long. Padding repeats the last token of its
+            row.
+        token_places: The place of each token, `[N]` long.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
@@ -42,8 +60,8 @@ class RowGroups:
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
         token_places = torch.empty(int(sizes.sum()), dtype=torch.long)
-        self.groups: list[tuple[int, int]] = []
-        gathered: list[Tensor] = []
+        self.groups: list[GroupSize] = []
+        indices_by_group: list[Tensor] = []
         n_places = 0
         by_length: list[list[int]] = []
         for row in order:  # from long to short, until one is too short for its group
@@ -59,12 +77,13 @@ class RowGroups:
             real = columns < size
             places = torch.arange(n_places, n_places + indices.numel()).view_as(indices)
             token_places[indices[real]] = places[real]
-            self.groups.append((len(rows), width))
-            gathered.append(indices.flatten())
+            self.groups.append(GroupSize(len(rows), width))
+            indices_by_group.append(indices.flatten())
             n_places += indices.numel()
         # one transfer to the device for both
-        joined = torch.cat([*gathered, token_places]).to(device, non_blocking=True)
-        self.gather_indices, self.token_places = joined[:n_places], joined[n_places:]
+        joined = torch.cat([*indices_by_group, token_places]).to(device, non_blocking=True)
+        self.gather_indices = joined[:n_places]
+        self.token_places = joined[n_places:]
 
     def attend(self, inputs: AttentionInputs) -> Tensor:
         """Attention of each row within itself, group by group, `[N, A * D]`."""
@@ -85,9 +104,15 @@ class RowGroups:
 
 
 class PackedLayout:
-    """`N` tokens of rows that lie back to back, some perhaps empty.
+    """`N` tokens of rows that lie back to back.
 
-    `position_ids` are tokens' positions in their row, `[1, N]`; `rows` is where rows begin.
+    Args:
+        lengths: Tokens of each row; some may be 0.
+        device: Where the forward is computed.
+
+    Attributes:
+        position_ids: Positions of the tokens in their rows, `[1, N]` long.
+        rows: Where the rows begin.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
@@ -122,20 +147,27 @@ def packed_states(
     trunk: PreTrainedModel,
     input_ids: Tensor,
     mask: Tensor,
+    *,
     padding: PadToMultiple = NO_PADDING,
     n_lower: int = 0,
     lower: Tensor | None = None,
 ) -> Tensor:
     """Final hidden states of a trunk, `[B, L, H]`, computed for the real tokens only; 0 at padding.
 
-    Its attention takes layouts, see `optimize_forward`. Real tokens are next to each other in each
-    row, and their number is padded. The first `n_lower` layers give `lower`, `[B, L, H]`, if given.
+    Args:
+        trunk: A trunk whose attention takes layouts, see `optimize_forward`.
+        input_ids: Token ids, `[B, L]` long.
+        mask: Real tokens, `[B, L]` bool; next to each other in each row.
+        padding: How the number of tokens is padded.
+        n_lower: Number of layers, from the bottom, that give `lower`.
+        lower: What these layers give, `[B, L, H]`; `None` computes it.
     """
     check_tensors(2, input_ids=input_ids, mask=mask)
     device = input_ids.device
     real = mask.cpu()  # the only wait for the device
     indices = real.flatten().nonzero().squeeze(1)
-    lengths, n_tokens = real.sum(1).tolist(), len(indices)
+    lengths = real.sum(1).tolist()
+    n_tokens = len(indices)
     # the padding is one more row, of any token
     dtype = matmul_dtype(next(trunk.parameters()))
     n_padding = padding.n_padding(n_tokens, device, dtype)
@@ -154,11 +186,16 @@ def packed_states(
 
 
 def _gather(states: Tensor, indices: Tensor, places: Tensor | None = None) -> Tensor:
-    """Rows of `states` `[N, ...]` at indices `[M]` long, `[M, ...]`, with a backward that copies.
+    """Select rows, `[M, ...]`, with a backward that copies.
 
-    torch's own backward of `index_select` adds gradients up (`index_add`), as it cannot know which
-    indices are distinct. That costs more, and on a GPU it adds in no fixed order. Indices are
-    distinct unless `places`, `[N]`, say where each row is not padding, which nobody reads.
+    torch's own backward of `index_select` adds gradients up (`index_add`), because it cannot know
+    which indices are distinct. That costs more, and on a GPU it adds in no fixed order.
+
+    Args:
+        states: Rows, `[N, ...]`.
+        indices: Which rows, `[M]` long. They are distinct unless `places` are given.
+        places: Where among the `M` each row is, `[N]` long; other places are padding, whose
+            gradient is dropped.
     """
     rows: Tensor = _Gather.apply(states, indices, places)  # type: ignore[no-untyped-call]
     return rows
@@ -167,6 +204,14 @@ def _gather(states: Tensor, indices: Tensor, places: Tensor | None = None) -> Te
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, indices: Tensor, places: Tensor | None) -> Tensor:  # noqa: ANN401
+        """`index_select`; the arguments are as for `_gather`.
+
+        Args:
+            ctx: torch's store between forward and backward.
+            states: Rows, `[N, ...]`.
+            indices: Which rows, `[M]` long.
+            places: Where among the `M` each row is, `[N]` long, or `None`.
+        """
         ctx.save_for_backward(indices, places)
         ctx.n_rows = len(states)
         return states.index_select(0, indices)

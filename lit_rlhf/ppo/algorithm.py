@@ -183,13 +183,13 @@ class PPO(FixedDtypeBuffers):
         named["prompt_length"] = rollouts.prompt_mask.sum(1)
         named["ref_prompt_entropy"] = estimates.ref_prompt_entropy
         metrics.update(
-            estimates.logprobs,
-            estimates.ref_logprobs,
-            estimates.entropy,
-            rollouts.response_mask,
-            rollouts.response_ids,
-            rollouts.terminated,
-            named,
+            logprobs=estimates.logprobs,
+            ref_logprobs=estimates.ref_logprobs,
+            entropy=estimates.entropy,
+            response_mask=rollouts.response_mask,
+            response_ids=rollouts.response_ids,
+            terminated=rollouts.terminated,
+            scores=named,
         )
         return metrics
 
@@ -352,7 +352,7 @@ class PPO(FixedDtypeBuffers):
         rollouts, mask = experience.rollouts, experience.loss_mask
         ids, real, lower = rollouts.sequence_ids, rollouts.sequence_mask, experience.critic_lower
         assert self.critic is not None
-        values = response_values(self.critic, ids, real, mask.shape[1], lower, hidden)
+        values = response_values(self.critic, ids, real, mask.shape[1], lower=lower, hidden=hidden)
         loss, clip_fraction = F.value_loss(
             values=values,
             old_values=experience.old_values,
@@ -392,7 +392,7 @@ class PPO(FixedDtypeBuffers):
             return (F.token_logprobs(logits, ids, temperature),)
 
         targets = rollouts.to_sequence_mask(mask)
-        logprobs, *entropy = map_target_logits(self.policy, ids, real, targets, read, hidden)
+        logprobs, *entropy = map_target_logits(self.policy, ids, real, targets, read, hidden=hidden)
         # The last T columns of a sequence are its response.
         logprobs = logprobs[:, -mask.shape[1] :]
         terms = self.policy_objective(logprobs, experience, tokens)

@@ -13,7 +13,8 @@ from torch import Tensor
 from lit_rlhf.checks import check_count
 
 # a forward without gradients of this many tokens keeps the device busy and still fits its memory
-CPU_TOKENS_PER_FORWARD, GPU_TOKENS_PER_FORWARD = 2048, 16384
+CPU_TOKENS_PER_FORWARD = 2048
+GPU_TOKENS_PER_FORWARD = 16384
 
 
 def default_tokens_per_forward(device: torch.device) -> int:
@@ -23,20 +24,25 @@ def default_tokens_per_forward(device: torch.device) -> int:
 
 def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[slice]:
     """Split rows of `lengths` tokens into consecutive parts of at most `max_tokens`, or one row."""
-    start, tokens = 0, 0
+    start = 0
+    tokens = 0
     for row, length in enumerate(lengths):
         if row > start and tokens + length > max_tokens:
             yield slice(start, row)
-            start, tokens = row, 0
+            start = row
+            tokens = 0
         tokens += length
     yield slice(start, len(lengths))
 
 
 class PolicyStatistics(NamedTuple):
-    """Log-probs and entropies of responses under a policy.
+    """Log-probs and entropies of responses under a policy, at one temperature.
 
-    `logprobs` and `entropy` (of the distribution that each token was sampled from, at
-    `temperature`) are `[B, T]` float32, nats; 0 outside the response mask.
+    Attributes:
+        logprobs: `[B, T]` float32, nats; 0 outside the response mask.
+        entropy: Entropy of the distribution over each token, `[B, T]` float32, nats; 0 outside the
+            response mask.
+        temperature: Temperature of the distributions.
     """
 
     logprobs: Tensor
@@ -47,12 +53,19 @@ class PolicyStatistics(NamedTuple):
 class RolloutBatch(NamedTuple):
     """`B` prompts with one sampled response each.
 
-    Prompts are `[B, P]`, long, padded on the left, and responses `[B, T]`, padded on the right. The
-    response mask is a prefix of each row with at least one token, EOS included. A response that is
-    not `terminated` (`[B]` bool) by EOS was cut off at the length limit. `statistics` are under the
-    policy that sampled; `None` where sampling computed them less precisely than a separate forward.
-    `sampler_logprobs` are those of the distribution that the tokens were drawn from, `[B, T]` nats,
-    0 outside the response mask; `None` where it was the policy itself, or is not known.
+    Attributes:
+        prompt_ids: Prompts, `[B, P]` long, padded on the left.
+        prompt_mask: Tokens of the prompts, `[B, P]` bool.
+        response_ids: Responses, `[B, T]` long, padded on the right.
+        response_mask: Tokens of the responses, EOS included, `[B, T]` bool: a prefix of each row
+            with at least one token.
+        terminated: Whether a response ended by EOS, `[B]` bool. Others were cut off at the length
+            limit.
+        statistics: Statistics under the policy that sampled; `None` where sampling computed them
+            less precisely than a separate forward.
+        sampler_logprobs: Log-probs of the distribution that the tokens were drawn from, `[B, T]`
+            nats, 0 outside the response mask; `None` where it was the policy itself, or is not
+            known.
     """
 
     prompt_ids: Tensor
@@ -89,9 +102,11 @@ class RolloutBatch(NamedTuple):
         return self.statistics
 
     def split(self, max_tokens_per_forward: int | None = None) -> Iterator["RolloutBatch"]:
-        """Split into consecutive samples of at most so many real tokens (or one sample) each.
+        """Split into parts of consecutive samples, without statistics.
 
-        `None` takes 2048 on a CPU and 16384 on a GPU. The parts have no statistics.
+        Args:
+            max_tokens_per_forward: Real tokens of a part, at most; a part has one sample at least.
+                `None` takes 2048 on a CPU and 16384 on a GPU.
         """
         limit = max_tokens_per_forward
         if limit is None:
@@ -103,16 +118,34 @@ class RolloutBatch(NamedTuple):
     def select(
         self, rows: slice | Tensor, prompt: slice = slice(None), response: slice = slice(None)
     ) -> "RolloutBatch":
-        """Select the samples at `rows` and columns of prompt and response, without statistics."""
-        prompts = self.prompt_ids[rows, prompt], self.prompt_mask[rows, prompt]
-        responses = self.response_ids[rows, response], self.response_mask[rows, response]
-        return RolloutBatch(*prompts, *responses, self.terminated[rows])
+        """Select samples, and columns of them, without statistics.
+
+        Args:
+            rows: The samples, as a slice or `[n]` long.
+            prompt: Columns of the prompts.
+            response: Columns of the responses.
+        """
+        return RolloutBatch(
+            prompt_ids=self.prompt_ids[rows, prompt],
+            prompt_mask=self.prompt_mask[rows, prompt],
+            response_ids=self.response_ids[rows, response],
+            response_mask=self.response_mask[rows, response],
+            terminated=self.terminated[rows],
+        )
 
 
-OF_SEQUENCES = ("policy_lower", "critic_lower")
-OF_TOKENS: tuple[str, ...] = ("old_logprobs", "old_values", "advantages", "returns", "loss_mask")
-OF_TOKENS += ("ref_logprobs", "importance")
-"""Fields of `Experience` that are `[B, P+T, H]` and `[B, T]`, if they are there."""
+SEQUENCE_FIELDS = ("policy_lower", "critic_lower")
+"""Fields of `Experience` that are `[B, P+T, H]`, if they are there."""
+TOKEN_FIELDS = (
+    "old_logprobs",
+    "old_values",
+    "advantages",
+    "returns",
+    "loss_mask",
+    "ref_logprobs",
+    "importance",
+)
+"""Fields of `Experience` that are `[B, T]`, if they are there."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +189,14 @@ class Experience:
         rows = self.rollouts.select(index)
         first = int(rows.prompt_mask.any(0).int().argmax())  # prompts are padded on the left
         length = max(int(rows.lengths.max()), 1)
-        of_tokens, of_sequence = slice(length), slice(first, rows.prompt_ids.shape[1] + length)
+        response_columns = slice(length)
+        sequence_columns = slice(first, rows.prompt_ids.shape[1] + length)
         parts: dict[str, Tensor] = {}
-        for name in OF_TOKENS + OF_SEQUENCES:
+        for name in TOKEN_FIELDS + SEQUENCE_FIELDS:
             if (values := getattr(self, name)) is not None:
-                parts[name] = values[index, of_sequence if name in OF_SEQUENCES else of_tokens]
-        rollouts = rows.select(slice(None), slice(first, None), of_tokens)
+                columns = sequence_columns if name in SEQUENCE_FIELDS else response_columns
+                parts[name] = values[index, columns]
+        rollouts = rows.select(slice(None), prompt=slice(first, None), response=response_columns)
         weights = None if self.weights is None else self.weights[index]
         return replace(self, rollouts=rollouts, weights=weights, **parts)
 
@@ -179,7 +214,13 @@ def check_minibatch_size(n_samples: int, size: int) -> None:
 
 
 def iterate_minibatches(n_samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Iterate over the samples of a rank once, in random minibatches of indices `[size]`."""
+    """Iterate over the samples of a rank once, in random minibatches of indices `[size]`.
+
+    Args:
+        n_samples: Number of samples of the rank.
+        size: Samples of a minibatch; a divisor of `n_samples`.
+        generator: Draws the order.
+    """
     check_minibatch_size(n_samples, size)
     order = torch.randperm(n_samples, generator=generator)
     for start in range(0, n_samples, size):

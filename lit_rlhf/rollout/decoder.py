@@ -8,6 +8,7 @@ slots, `n` sequences in progress, `C` capacity of a slot in tokens, `K` key-valu
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +39,25 @@ from lit_rlhf.rollout.sampling import SamplingOptions, sample_tokens
 _ADMISSION_SHARE = 4
 """Prompts are admitted once one slot in this many is free: a prefill of several costs less each."""
 
-CPU_RELEASE_INTERVAL, GPU_RELEASE_INTERVAL = 1, 8
+CPU_RELEASE_INTERVAL = 1
+GPU_RELEASE_INTERVAL = 8
 """Steps between two looks at which sequences have ended; each look waits for the device."""
+
+
+class DecodedResponses(NamedTuple):
+    """What `Decoder` sampled, without meaning after the first EOS of a response.
+
+    Attributes:
+        token_ids: `[B, T]` long.
+        statistics: Under softmax(logits / temperature), whatever the sampling options left out.
+            `None` in less than float32, where a separate forward gives other numbers.
+        sampler_logprobs: Log-probs of the distribution that the tokens were drawn from, `[B, T]`
+            nats; `None` where it is the policy's.
+    """
+
+    token_ids: Tensor
+    statistics: PolicyStatistics | None
+    sampler_logprobs: Tensor | None
 
 
 class Decoder:
@@ -52,8 +70,16 @@ class Decoder:
 
     Sequences in progress occupy the first `n` slots without a gap, in the same order in the cache
     and in every tensor of the state. A step computes with as many rows as there are sequences or,
-    as a CUDA graph, with the next power of two. The arguments are as for `generate_responses`;
-    the plan of the model has chunked logits.
+    as a CUDA graph, with the next power of two.
+
+    Args:
+        model: A language model whose plan has chunked logits.
+        prompt_ids: Prompts, `[B, P]` long, padded on the left.
+        prompt_mask: Tokens of the prompts, `[B, P]` bool.
+        options: How tokens are sampled.
+        eos_token_ids: Tokens that end a response.
+        seed: Seed of the random numbers.
+        n_slots: Sequences in progress at a time, at most.
     """
 
     def __init__(
@@ -62,11 +88,13 @@ class Decoder:
         prompt_ids: Tensor,
         prompt_mask: Tensor,
         options: SamplingOptions,
+        *,
         eos_token_ids: Sequence[int],
         seed: int,
         n_slots: int,
     ) -> None:
-        device, n_samples = prompt_ids.device, len(prompt_ids)
+        device = prompt_ids.device
+        n_samples = len(prompt_ids)
         self.model = unwrap_model(model)
         self.trunk = trunk_of(model)
         self.head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -128,13 +156,8 @@ class Decoder:
         return n + self.row_padding.n_padding(n, self.sequences.device, self.matmul_dtype)
 
     @torch.no_grad()
-    def run(self) -> tuple[Tensor, PolicyStatistics | None, Tensor | None]:
-        """Sample all responses, in evaluation mode.
-
-        Returns ids `[B, T]`, without meaning after a response's first EOS; statistics under
-        softmax(logits / temperature), whatever the sampling options left out: `None` in less than
-        float32, where a separate forward gives other numbers; and the log-probs of `sample_tokens`.
-        """
+    def run(self) -> DecodedResponses:
+        """Sample all responses, in evaluation mode."""
         device = self.lengths.device.type
         with (
             eval_mode(self.model),
@@ -151,16 +174,25 @@ class Decoder:
         # graphs refer to this decoder: it would outlive the rollout, and with it the cache
         self.graphs = None
         longest = self.options.max_new_tokens
-        statistics = PolicyStatistics(
-            self.logprobs[:-1, :longest], self.entropy[:-1, :longest], self.options.temperature
+        statistics = sampler_logprobs = None
+        if self.statistics_are_exact:
+            statistics = PolicyStatistics(
+                logprobs=self.logprobs[:-1, :longest],
+                entropy=self.entropy[:-1, :longest],
+                temperature=self.options.temperature,
+            )
+        if self.sampler_logprobs is not None:
+            sampler_logprobs = self.sampler_logprobs[:-1, :longest]
+        return DecodedResponses(
+            token_ids=self.sequences[:-1, self.prompt_width : self.prompt_width + longest],
+            statistics=statistics,
+            sampler_logprobs=sampler_logprobs,
         )
-        responses = self.sequences[:-1, self.prompt_width : self.prompt_width + longest]
-        drawn = None if self.sampler_logprobs is None else self.sampler_logprobs[:-1, :longest]
-        return responses, statistics if self.statistics_are_exact else None, drawn
 
     def admit(self, n_free: int) -> None:
         """Give every free slot to a waiting prompt, and sample the first tokens."""
-        samples, self.waiting = self.waiting[:n_free], self.waiting[n_free:]
+        samples = self.waiting[:n_free]
+        self.waiting = self.waiting[n_free:]
         lengths = [len(self.prompts[sample]) for sample in samples]
         # a forward of many long prompts would need more memory than scoring does
         max_tokens = default_tokens_per_forward(self.lengths.device)
@@ -218,30 +250,38 @@ class Decoder:
         self.lengths[:n] += 1
 
     def sample(self, hidden: Tensor, slots: slice) -> None:
-        """Sample the next tokens of `slots` from hidden states `[m, H]`; later rows are padding."""
-        samples, places = self.samples[slots], self.n_sampled[slots]
+        """Sample the next tokens of some slots.
+
+        Args:
+            hidden: Hidden states of the slots' last tokens, `[m, H]`, and then of padding.
+            slots: The slots.
+        """
+        samples = self.samples[slots]
+        columns = self.n_sampled[slots]
         # the head multiplies the padding too, for the same reason as the trunk
         logits = logits_from_hidden(self.model, self.head, hidden)[: len(samples)]
         # only the repetition penalty looks at the tokens so far; else spare the gather
         penalized = self.options.repetition_penalty != 1
         seen = self.sequences[samples if penalized else samples[:0]]
-        tokens, drawn = sample_tokens(
+        sampled = sample_tokens(
             logits,
-            self.uniforms[samples, places.clamp(max=self.options.max_new_tokens)],
+            self.uniforms[samples, columns.clamp(max=self.options.max_new_tokens)],
             self.options,
-            self.eos_token_ids,
-            seen,
-            places,
+            eos_token_ids=self.eos_token_ids,
+            seen=seen,
+            n_new=columns,
         )
-        self.sequences[samples, self.prompt_width + places] = tokens
-        if self.sampler_logprobs is not None and drawn is not None:
-            self.sampler_logprobs[samples, places] = drawn
+        tokens = sampled.token_ids
+        self.sequences[samples, self.prompt_width + columns] = tokens
+        if self.sampler_logprobs is not None and sampled.logprobs is not None:
+            self.sampler_logprobs[samples, columns] = sampled.logprobs
         self.statistics_are_exact &= logits.dtype == torch.float32
         if self.statistics_are_exact:
             logprobs, entropy = token_logprobs_and_entropy(
                 logits[None], tokens[None], self.options.temperature
             )
-            self.logprobs[samples, places], self.entropy[samples, places] = logprobs[0], entropy[0]
+            self.logprobs[samples, columns] = logprobs[0]
+            self.entropy[samples, columns] = entropy[0]
         self.last_tokens[slots] = tokens
         self.n_sampled[slots] += 1
         # not torch.isin, which waits for the device where there are many EOS tokens
@@ -271,6 +311,18 @@ class Decoder:
             numbers[n_left:] = self.n_samples if numbers is self.samples else 0
 
 
+class KeysAndValues(NamedTuple):
+    """Cache of one attention layer.
+
+    Attributes:
+        keys: `[S, C, K, D]`.
+        values: `[S, C, K, D]`.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
 class KVCache:
     """Keys and values of up to `n_slots` sequences, each at its own length of up to `capacity`.
 
@@ -284,14 +336,19 @@ class KVCache:
         self.varlen_obstacle = ""  # why `varlen_attention` cannot read all layers, if so
         # keys and values `[S, C, K, D]` by attention module: a layout learns nothing else of the
         # layer that it is called from
-        self._layers: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[nn.Module, KeysAndValues] = {}
 
     def write(
         self, module: nn.Module, key: Tensor, value: Tensor, slots: Tensor, columns: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Write keys and values `[m, K, D]` of `m` tokens, and return all of the layer.
+    ) -> KeysAndValues:
+        """Write the keys and values of `m` tokens, and return all of the layer.
 
-        `slots` and `columns` say where, `[m]` long: a column is a position in the sequence.
+        Args:
+            module: The attention layer.
+            key: Keys, `[m, K, D]`.
+            value: Values, `[m, K, D]`.
+            slots: Slot of each token, `[m]` long.
+            columns: Position of each token in its sequence, `[m]` long.
         """
         if module not in self._layers:
             # allocated at the first write, when shape and dtype are known. Under autocast, rotary
@@ -300,18 +357,28 @@ class KVCache:
             if obstacle := varlen_obstacle(value):
                 # kernels that multiply one head at a time, whose keys lie next to each other
                 self.varlen_obstacle = obstacle
-                shape, order = (self.n_slots, n_heads, self.capacity, size), (0, 2, 1, 3)
+                shape = (self.n_slots, n_heads, self.capacity, size)
+                order = (0, 2, 1, 3)
             else:
-                shape, order = (self.n_slots, self.capacity, n_heads, size), (0, 1, 2, 3)
-            keys, values = (value.new_zeros(shape).permute(order) for _ in range(2))
-            self._layers[module] = (keys, values)
-        keys, values = self._layers[module]
-        keys[slots, columns] = key.to(value.dtype)
-        values[slots, columns] = value
-        return keys, values
+                shape = (self.n_slots, self.capacity, n_heads, size)
+                order = (0, 1, 2, 3)
+            self._layers[module] = KeysAndValues(
+                keys=value.new_zeros(shape).permute(order),
+                values=value.new_zeros(shape).permute(order),
+            )
+        layer = self._layers[module]
+        layer.keys[slots, columns] = key.to(value.dtype)
+        layer.values[slots, columns] = value
+        return layer
 
     def move(self, sources: list[int], targets: list[int], width: int) -> None:
-        """Copy sequences of up to `width` tokens from slots to other slots."""
+        """Copy sequences from slots to other slots.
+
+        Args:
+            sources: Slots to copy from.
+            targets: Slots to copy to, one for each source.
+            width: Tokens of the longest of all sequences.
+        """
         for layer in self._layers.values():
             for buffer in layer:
                 for source, target in zip(sources, targets, strict=True):
@@ -358,14 +425,20 @@ class _DecodeLayout:
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Attention of each token to its sequence so far, see `AttentionLayout`; `N` is 1."""
-        key, value = inputs.key[:, :, 0], inputs.value[:, :, 0]
-        written = self.cache.write(module, key, value, self.slots, self.columns)
-        keys, values = (buffer[: len(self.slots)] for buffer in written)
+        value = inputs.value[:, :, 0]
+        layer = self.cache.write(module, inputs.key[:, :, 0], value, self.slots, self.columns)
+        keys, values = (buffer[: len(self.slots)] for buffer in layer)
         if not varlen_obstacle(value):
             by_token = inputs._replace(
                 query=inputs.query[:, :, 0], key=keys.flatten(0, 1), value=values.flatten(0, 1)
             )
-            return varlen_attention(by_token, *self._rows).unsqueeze(1)
+            output = varlen_attention(
+                by_token,
+                queries=self._query_rows,
+                keys=self._key_rows,
+                n_keys=self._n_keys,
+            )
+            return output.unsqueeze(1)
         keys, values = (buffer[:, : self.width].transpose(1, 2) for buffer in (keys, values))
         cached = inputs._replace(key=keys, value=values)
         window = inputs.window
@@ -378,12 +451,21 @@ class _DecodeLayout:
         return cached_attention(cached, self._masks[window]).transpose(1, 2)
 
     @cached_property
-    def _rows(self) -> tuple[RowOffsets, RowOffsets, Tensor]:
-        """One query per row, the slots that hold its keys, and the number of them."""
+    def _query_rows(self) -> RowOffsets:
+        """Rows of one query each."""
         offsets = torch.arange(len(self.slots) + 1, dtype=torch.int32, device=self.cache.device)
+        return RowOffsets(offsets, longest=1)
+
+    @cached_property
+    def _key_rows(self) -> RowOffsets:
+        """The slots, which hold the keys of each row."""
         capacity = self.cache.capacity
-        slots = RowOffsets(offsets * capacity, capacity)
-        return RowOffsets(offsets, 1), slots, self.columns.int() + 1
+        return RowOffsets(self._query_rows.offsets * capacity, longest=capacity)
+
+    @cached_property
+    def _n_keys(self) -> Tensor:
+        """Keys of each row in its slot, the new one included."""
+        return self.columns.int() + 1
 
 
 @contextmanager

@@ -26,8 +26,8 @@ class Sampler(Protocol):
     """Samples one response to each prompt from the policy as it is at the call.
 
     A sampler with weights of its own takes over the policy's first. It sets
-    `RolloutBatch.sampler_logprobs`, by which PPO measures how far it is from the policy, and
-    corrects for that.
+    `RolloutBatch.sampler_logprobs`. PPO measures with them how far the sampler is from the policy,
+    and corrects for that.
     """
 
     def __call__(
@@ -36,6 +36,7 @@ class Sampler(Protocol):
         prompt_ids: Tensor,
         prompt_mask: Tensor,
         options: SamplingOptions,
+        *,
         eos_token_ids: Sequence[int],
         pad_token_id: int,
         seed: int,
@@ -50,6 +51,7 @@ def generate_responses(
     prompt_ids: Tensor,
     prompt_mask: Tensor,
     options: SamplingOptions,
+    *,
     eos_token_ids: Sequence[int],
     pad_token_id: int,
     seed: int,
@@ -57,36 +59,62 @@ def generate_responses(
 ) -> RolloutBatch:
     """Sample a response to each prompt, in evaluation mode.
 
-    The generation config of the model's folder is ignored: tokens come from softmax(logits /
-    temperature) unless `options` says otherwise. Prompts are `[B, P]`, padded on the left. A
-    response ends at the first of the EOS tokens, if there are any; the padding token may be one of
-    them. The global random state is left as it was. At most `batch_size` sequences, or all, are in
-    progress at a time.
+    Args:
+        model: A language model, the policy.
+        prompt_ids: Prompts, `[B, P]` long, padded on the left.
+        prompt_mask: Tokens of the prompts, `[B, P]` bool.
+        options: How tokens are sampled. The generation config of the model's folder is ignored:
+            tokens come from softmax(logits / temperature) unless the options say otherwise.
+        eos_token_ids: Tokens of which the first ends a response; may be empty.
+        pad_token_id: Padding of the responses; may be one of the EOS tokens.
+        seed: Seed of all random numbers. The global random state is left as it was.
+        batch_size: Sequences in progress at a time, at most; `None`: all.
     """
     inner = unwrap_model(model)
     check_prompts(inner, prompt_ids, prompt_mask, options)
     batch_size = len(prompt_ids) if batch_size is None else batch_size
     check_count("batch_size", batch_size)
-    sampling = (prompt_ids, prompt_mask, options, eos_token_ids, seed, batch_size)
+    statistics = sampler_logprobs = None
     with gathered(model), adapters_merged(model):
         if forward_plan(model).chunked_logits:
-            responses, statistics, drawn = Decoder(model, *sampling).run()
+            decoder = Decoder(
+                model,
+                prompt_ids,
+                prompt_mask,
+                options,
+                eos_token_ids=eos_token_ids,
+                seed=seed,
+                n_slots=batch_size,
+            )
+            decoded = decoder.run()
+            responses = decoded.token_ids
+            statistics = decoded.statistics
+            sampler_logprobs = decoded.sampler_logprobs
         else:
-            statistics = drawn = None
-            responses = _sample_with_transformers(inner, *sampling, pad_token_id)
+            responses = _sample_with_transformers(
+                inner,
+                prompt_ids,
+                prompt_mask,
+                options,
+                eos_token_ids=eos_token_ids,
+                pad_token_id=pad_token_id,
+                seed=seed,
+                batch_size=batch_size,
+            )
     # The mask counts EOS tokens and never compares with the padding token, which may be EOS: a
     # token belongs to the response if no EOS precedes it.
     is_eos = torch.isin(responses, responses.new_tensor(list(eos_token_ids)))
     response_mask = (is_eos.cumsum(dim=1) - is_eos.long()) == 0
     width = int(response_mask.sum(dim=1).max())
-    responses, response_mask = responses[:, :width], response_mask[:, :width]
+    responses = responses[:, :width]
+    response_mask = response_mask[:, :width]
     if statistics is not None:
         statistics = statistics._replace(
             logprobs=statistics.logprobs[:, :width].masked_fill(~response_mask, 0.0),
             entropy=statistics.entropy[:, :width].masked_fill(~response_mask, 0.0),
         )
-    if drawn is not None:
-        drawn = drawn[:, :width].masked_fill(~response_mask, 0.0)
+    if sampler_logprobs is not None:
+        sampler_logprobs = sampler_logprobs[:, :width].masked_fill(~response_mask, 0.0)
     return RolloutBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
@@ -94,7 +122,7 @@ def generate_responses(
         response_mask=response_mask,
         terminated=is_eos.any(dim=1),
         statistics=statistics,
-        sampler_logprobs=drawn,
+        sampler_logprobs=sampler_logprobs,
     )
 
 
@@ -103,19 +131,24 @@ def _sample_with_transformers(
     prompt_ids: Tensor,
     prompt_mask: Tensor,
     options: SamplingOptions,
+    *,
     eos_token_ids: Sequence[int],
+    pad_token_id: int,
     seed: int,
     batch_size: int,
-    pad_token_id: int,
 ) -> Tensor:
     """Sample by transformers' `generate`, for architectures that `Decoder` does not support."""
     parts = []
     with seed_temporarily(seed, prompt_ids.device):
         for start in range(0, len(prompt_ids), batch_size):
             rows = slice(start, start + batch_size)
-            prompts = (prompt_ids[rows], prompt_mask[rows])
             sequences = generate_with_transformers(
-                model, *prompts, options, eos_token_ids, pad_token_id
+                model,
+                prompt_ids[rows],
+                prompt_mask[rows],
+                options,
+                eos_token_ids=eos_token_ids,
+                pad_token_id=pad_token_id,
             )
             parts.append(sequences[:, prompt_ids.shape[1] :])
     width = max(part.shape[1] for part in parts)
@@ -129,6 +162,7 @@ def generate_with_transformers(
     prompt_ids: Tensor,
     prompt_mask: Tensor,
     options: SamplingOptions,
+    *,
     eos_token_ids: Sequence[int],
     pad_token_id: int,
     streamer: BaseStreamer | None = None,
@@ -139,6 +173,16 @@ def generate_with_transformers(
     It fills what these leave open from the model's generation config, which came with its folder
     (`top_k`, `suppress_tokens`, ...) and would change the sampling distribution: an empty one is in
     its place meanwhile.
+
+    Args:
+        model: The transformers model.
+        prompt_ids: Prompts, `[B, P]` long, padded on the left.
+        prompt_mask: Tokens of the prompts, `[B, P]` bool.
+        options: How tokens are sampled.
+        eos_token_ids: Tokens of which the first ends a response; may be empty.
+        pad_token_id: Padding of the responses.
+        streamer: Gets the tokens as they come.
+        **settings: Further settings of a `GenerationConfig`.
     """
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         **options.generation_kwargs()
@@ -208,7 +252,14 @@ def seed_temporarily(seed: int, device: torch.device) -> Iterator[None]:
 def check_prompts(
     model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, options: SamplingOptions
 ) -> None:
-    """Raise ValueError unless prompts are padded on the left and responses fit the model."""
+    """Raise ValueError unless prompts are padded on the left and responses fit the model.
+
+    Args:
+        model: The model, whose number of positions is the limit.
+        prompt_ids: Prompts, `[B, P]` long.
+        prompt_mask: Tokens of the prompts, `[B, P]` bool.
+        options: Of which `max_new_tokens` is read.
+    """
     check_tensors(2, prompt_ids=prompt_ids, prompt_mask=prompt_mask)
     if 0 in prompt_ids.shape:
         raise ValueError(

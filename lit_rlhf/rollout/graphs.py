@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -78,13 +78,14 @@ class RowGraphs:
     def _capture(self, n_rows: int) -> None:
         """Capture the function, which does not run it, and replay it."""
         try:
-            replay, self._pool = capture_graph(partial(self.function, n_rows), self._pool)
+            graph = capture_graph(partial(self.function, n_rows), self._pool)
         except RuntimeError as error:
             self._give_up(n_rows, error)
         else:
             tell_once(self.network, "decodes with CUDA graphs")
-            self._next[n_rows] = replay
-            replay()
+            self._pool = graph.pool
+            self._next[n_rows] = graph.replay
+            graph.replay()
 
     def _give_up(self, n_rows: int, error: RuntimeError) -> None:
         """Call the function from now on."""
@@ -120,11 +121,27 @@ def tell_once(network: nn.Module, how: str) -> None:
         rank_zero_info(f"{type(network).__name__}: {how}")
 
 
-def capture_graph(function: Callable[[], None], pool: Any) -> tuple[Callable[[], None], Any]:  # noqa: ANN401
-    """Capture a function as a CUDA graph; return how to replay it, and the pool of its memory.
+class CapturedGraph(NamedTuple):
+    """A CUDA graph of a function.
 
-    `pool` is the memory of an earlier graph to share, as the two never run at once.
+    Attributes:
+        replay: Runs the kernels of the function again.
+        pool: torch's name of the memory that the graph uses.
+    """
+
+    replay: Callable[[], None]
+    pool: Any
+
+
+def capture_graph(function: Callable[[], None], pool: Any) -> CapturedGraph:  # noqa: ANN401
+    """Capture a function as a CUDA graph, which does not run it.
+
     `torch.cuda.graph` would empty torch's cache each time, which the update then fills again.
+
+    Args:
+        function: What to capture.
+        pool: Memory of an earlier graph to share, because the two never run at once; `None`: new
+            memory.
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -141,7 +158,7 @@ def capture_graph(function: Callable[[], None], pool: Any) -> tuple[Callable[[],
                 graph.capture_end()
             raise
         graph.capture_end()
-    return graph.replay, graph.pool()
+    return CapturedGraph(graph.replay, graph.pool())
 
 
 @cache

@@ -46,6 +46,7 @@ class RolloutMetrics:
 
     def update(
         self,
+        *,
         logprobs: Tensor,
         ref_logprobs: Tensor,
         entropy: Tensor,
@@ -54,9 +55,17 @@ class RolloutMetrics:
         terminated: Tensor,
         scores: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add a batch of responses of this rank, see `TokenStatistics` and `RolloutBatch`.
+        """Add a batch of responses of this rank.
 
-        The mean of each of `scores`, `[B]` by the same names in every batch, is `rollout/<name>`.
+        Args:
+            logprobs: Log-probs under the policy, `[B, T]` nats.
+            ref_logprobs: Log-probs under the reference, `[B, T]` nats.
+            entropy: Entropies of the policy's distributions, `[B, T]` nats.
+            response_mask: Tokens of the responses, `[B, T]` bool.
+            response_ids: The tokens, `[B, T]` long.
+            terminated: Whether a response ended by EOS, `[B]` bool.
+            scores: Scores of the responses, `[B]`, by the same names in every batch. The mean of
+                each is the metric `rollout/<name>`.
         """
         # the distinct bigrams of each response, [m, 3] with the row that it is in
         rows = torch.arange(len(response_ids), device=response_ids.device)[:, None]
@@ -99,7 +108,8 @@ class RolloutMetrics:
         # one reduction for all sums
         totals = global_sum(torch.stack(list(self._sums.values())))
         sums = dict(zip(self._sums, totals.unbind(), strict=True))
-        n, n_tokens = sums["responses"], sums["tokens"].clamp(min=1)
+        n = sums["responses"]
+        n_tokens = sums["tokens"].clamp(min=1)
         n_distinct = len(torch.unique(all_gather_rows(self._bigrams), dim=0))
         openings = all_gather_rows(torch.cat(self._openings))
         commonest = torch.unique(openings, dim=0, return_counts=True)[1].max()

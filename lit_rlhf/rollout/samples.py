@@ -30,6 +30,12 @@ def build_response_records(
     A record has `response` (text without special tokens), `score`, `kl` (nats to the reference,
     estimator k1, so it can be negative), `length` (tokens, EOS included) and `truncated` (cut off
     at the length limit).
+
+    Args:
+        rollouts: Prompts and responses.
+        scores: Raw rewards, `[B]`.
+        statistics: Log-probs of the responses.
+        tokenizer: Decodes the responses.
     """
     kl = kl_estimate(statistics.logprobs, statistics.ref_logprobs).sum(1)
     return [

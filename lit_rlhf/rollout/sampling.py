@@ -4,7 +4,7 @@ Notation: `n` sequences, `L` tokens of a sequence so far, `V` vocabulary.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,21 +82,40 @@ class SamplingOptions:
         return settings
 
 
+class SampledTokens(NamedTuple):
+    """The next token of each sequence.
+
+    Attributes:
+        token_ids: The tokens, `[n]` long.
+        logprobs: Their log-probs in the distribution that they were drawn from, `[n]` nats; `None`
+            where it is the policy's, and where the most probable token was taken.
+    """
+
+    token_ids: Tensor
+    logprobs: Tensor | None
+
+
 def sample_tokens(
     logits: Tensor,
     uniforms: Tensor,
     options: SamplingOptions,
+    *,
     eos_token_ids: Tensor,
     seen: Tensor,
     n_new: Tensor,
-) -> tuple[Tensor, Tensor | None]:
+) -> SampledTokens:
     """Sample the next token of each sequence, from the distribution of transformers' `generate`.
 
-    The token is the first at which the cumulative probability of `logits` `[n, V]` exceeds the
-    sequence's number in `uniforms` (`[n]` float64, in [0, 1)). So it depends on nothing else, and
-    takes one random number, where `torch.multinomial` draws `V`. `seen` are the tokens so far for
-    the repetition penalty, `[n, L]`, and `n_new` their number in the response, `[n]`. With the
-    tokens come their log-probs in that distribution, `[n]` nats, unless it is the policy's.
+    The token is the first at which the cumulative probability exceeds the sequence's random number.
+    So it depends on nothing else, and takes one random number, where `torch.multinomial` draws `V`.
+
+    Args:
+        logits: The policy's logits, `[n, V]`.
+        uniforms: A random number for each sequence, `[n]` float64 in [0, 1).
+        options: What the distribution is.
+        eos_token_ids: Tokens that end a response, `[m]` long.
+        seen: Tokens of the sequence so far, `[n, L]` long; read by the repetition penalty only.
+        n_new: Tokens of the response so far, `[n]` long.
     """
     scores = logits.float()
     if options.repetition_penalty != 1:
@@ -107,7 +126,7 @@ def sample_tokens(
         without_eos = scores.index_fill(1, eos_token_ids, -torch.inf)
         scores = torch.where(too_early[:, None], without_eos, scores)
     if not options.do_sample:
-        return scores.argmax(-1), None
+        return SampledTokens(scores.argmax(-1), logprobs=None)
     # the order of transformers: penalties first, then temperature, top-k and top-p
     scores = tempered_logits(scores.unsqueeze(0), options.temperature).squeeze(0)
     if options.top_k > 0:
@@ -121,5 +140,6 @@ def sample_tokens(
     # out of range only if a logit is NaN, which the training step reports
     tokens = tokens.clamp(max=scores.shape[1] - 1)
     if not options.off_policy_options:
-        return tokens, None
-    return tokens, scores.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+        return SampledTokens(tokens, logprobs=None)
+    logprobs = scores.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
+    return SampledTokens(tokens, logprobs)

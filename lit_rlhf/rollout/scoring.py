@@ -28,16 +28,20 @@ from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 
 
 class TokenStatistics(NamedTuple):
-    """Log-probs, entropies and values of responses before an update; 0 outside the response mask.
+    """Log-probs, entropies and values of responses before an update.
 
-    They are float32, `[B, T]` at the sampling temperature in nats (`values`: the critic's V(s_t),
-    read before token t; 0 without a critic) but for these:
+    Tensors are float32. Those of tokens, `[B, T]`, are 0 outside the response mask. Log-probs and
+    entropies are at the sampling temperature, in nats.
 
     Attributes:
+        logprobs: Log-probs under the policy, `[B, T]`.
+        ref_logprobs: Log-probs under the reference, `[B, T]`.
+        entropy: Entropies of the policy's distributions, `[B, T]`.
+        values: The critic's V(s_t), read before token t, `[B, T]`; 0 without a critic.
         next_values: V(s_{T+1}), read at each response's last token, `[B]`: an estimate of what
             would follow a response that was cut off. It has no meaning for one that ended.
         ref_prompt_entropy: Entropy of the reference's distribution over the first response token,
-            `[B]`, nats: a statistic of the prompt, which no policy changes.
+            `[B]`: a statistic of the prompt, which no policy changes.
         policy_lower: What the policy's layers below the trained ones give for the sequences,
             `[B, P+T, H]`; `None` where the update computes it.
         critic_lower: The same of the critic.
@@ -53,47 +57,79 @@ class TokenStatistics(NamedTuple):
     critic_lower: Tensor | None = None
 
 
+class ResponseValues(NamedTuple):
+    """The critic's values of responses, float32.
+
+    Attributes:
+        values: V(s_t), read before token t, `[B, T]`; 0 outside the response mask.
+        next_values: V(s_{T+1}), read at each response's last token, `[B]`.
+    """
+
+    values: Tensor
+    next_values: Tensor
+
+
 def score_rollouts(
     policy: LanguageModel,
     reference: LanguageModel | Offloaded | None,
     critic: LanguageModel | None,
     rollouts: RolloutBatch,
+    *,
     temperature: float = 1.0,
     max_tokens_per_forward: int | None = None,
 ) -> TokenStatistics:
     """Compute the log-probs, entropies and values that an update needs.
 
-    The policy's log-probs and entropies are reused from sampling where the rollouts have them.
-    Without a reference, it is the policy with its LoRA adapters off. The critic is a scalar model,
-    and `max_tokens_per_forward` limits real tokens, see `RolloutBatch.split`.
+    Args:
+        policy: The policy. Its log-probs and entropies are reused from sampling where the rollouts
+            have them.
+        reference: The reference; `None`: the policy with its LoRA adapters off.
+        critic: A scalar model; `None`: values are 0.
+        rollouts: Prompts and responses.
+        temperature: Temperature that the responses were sampled at, positive.
+        max_tokens_per_forward: Real tokens of a forward, at most, see `RolloutBatch.split`.
     """
-    limit, mask = max_tokens_per_forward, rollouts.sequence_mask
+    mask = rollouts.sequence_mask
     shares_trunk = critic is not None and trunk_of(critic) is trunk_of(policy)
     policy_lower = None if shares_trunk else LowerStates.of(policy, mask)  # it is the critic's
     critic_lower = None if critic is None else LowerStates.of(critic, mask)
+    reference_lower = None
     statistics = rollouts.statistics_at(temperature)
-    of_reference = None
     if statistics is None:
-        statistics = compute_policy_statistics(policy, rollouts, temperature, limit, policy_lower)
+        statistics = compute_policy_statistics(
+            policy,
+            rollouts,
+            temperature=temperature,
+            max_tokens_per_forward=max_tokens_per_forward,
+            lower=policy_lower,
+        )
     elif policy_lower and (reference is None or has_lower_layers_of(reference, policy)):
-        of_reference = policy_lower
+        reference_lower = policy_lower
     if critic is None:
-        values = torch.zeros_like(statistics.logprobs)
-        next_values = values.new_zeros(len(values))
+        values = ResponseValues(
+            values=torch.zeros_like(statistics.logprobs),
+            next_values=statistics.logprobs.new_zeros(len(statistics.logprobs)),
+        )
     else:
         with gathered(policy if shares_trunk else critic):
-            values, next_values = compute_values(critic, rollouts, limit, critic_lower)
-    ref = compute_reference_statistics(
-        policy, reference, rollouts, temperature, limit, of_reference
+            values = compute_values(critic, rollouts, max_tokens_per_forward, critic_lower)
+    reference_statistics = compute_reference_statistics(
+        policy,
+        reference,
+        rollouts,
+        temperature=temperature,
+        max_tokens_per_forward=max_tokens_per_forward,
+        lower=reference_lower,
     )
     return TokenStatistics(
-        statistics.logprobs,
-        ref.logprobs,
-        statistics.entropy,
-        values,
-        next_values,
-        ref.entropy[:, 0],
-        *(None if lower is None else lower.states() for lower in (policy_lower, critic_lower)),
+        logprobs=statistics.logprobs,
+        ref_logprobs=reference_statistics.logprobs,
+        entropy=statistics.entropy,
+        values=values.values,
+        next_values=values.next_values,
+        ref_prompt_entropy=reference_statistics.entropy[:, 0],
+        policy_lower=None if policy_lower is None else policy_lower.states(),
+        critic_lower=None if critic_lower is None else critic_lower.states(),
     )
 
 
@@ -105,42 +141,68 @@ def compute_policy_statistics(
     max_tokens_per_forward: int | None = None,
     lower: LowerStates | None = None,
 ) -> PolicyStatistics:
-    """Compute log-probs and entropies of the responses under a policy; `lower` keeps its states."""
+    """Compute log-probs and entropies of the responses under a policy.
+
+    Args:
+        model: The policy.
+        rollouts: Prompts and responses.
+        temperature: Temperature of the distributions, positive.
+        max_tokens_per_forward: Real tokens of a forward, at most, see `RolloutBatch.split`.
+        lower: Keeps what the model's lower layers give.
+    """
     length = rollouts.response_ids.shape[1]
     parts = []
     with eval_mode(model):
         for part in rollouts.split(max_tokens_per_forward):
-            targets = part.to_sequence_mask(part.response_mask)
             with lower.recording(model, part.sequence_mask) if lower else nullcontext():
-                computed = map_target_logits(
+                logprobs, entropy = map_target_logits(
                     model,
                     part.sequence_ids,
                     part.sequence_mask,
-                    targets,
+                    part.to_sequence_mask(part.response_mask),
                     lambda logits, ids: token_logprobs_and_entropy(logits, ids, temperature),
                 )
-            parts.append(computed)
-    logprobs, entropy = (torch.cat(of)[:, -length:] for of in zip(*parts, strict=True))
-    return PolicyStatistics(logprobs, entropy, temperature)
+            parts.append(PolicyStatistics(logprobs, entropy, temperature))
+    return PolicyStatistics(
+        logprobs=torch.cat([part.logprobs for part in parts])[:, -length:],
+        entropy=torch.cat([part.entropy for part in parts])[:, -length:],
+        temperature=temperature,
+    )
 
 
 def compute_reference_statistics(
     policy: LanguageModel,
     reference: LanguageModel | Offloaded | None,
     rollouts: RolloutBatch,
+    *,
     temperature: float = 1.0,
     max_tokens_per_forward: int | None = None,
     lower: LowerStates | None = None,
 ) -> PolicyStatistics:
     """Compute log-probs and entropies of the responses under the reference.
 
-    An offloaded reference is on the rollouts' device during the forward. `None` takes the policy
-    with its LoRA adapters off.
+    Args:
+        policy: The policy.
+        reference: The reference. An offloaded one is on the rollouts' device during the forward.
+            `None`: the policy with its LoRA adapters off.
+        rollouts: Prompts and responses.
+        temperature: Temperature of the distributions, positive.
+        max_tokens_per_forward: Real tokens of a forward, at most, see `RolloutBatch.split`.
+        lower: Keeps what the reference's lower layers give.
     """
-    arguments = (rollouts, temperature, max_tokens_per_forward, lower)
+
+    def compute(model: LanguageModel) -> PolicyStatistics:
+        return compute_policy_statistics(
+            model,
+            rollouts,
+            temperature=temperature,
+            max_tokens_per_forward=max_tokens_per_forward,
+            lower=lower,
+        )
+
     if reference is not None:
         with on_device(reference, rollouts.response_ids.device) as network:
-            return compute_policy_statistics(network, *arguments)
+            return compute(network)
     if not isinstance(policy, PeftModel):
         raise ValueError(
             "reference: expected a model, or None for a policy with LoRA adapters, got None and a "
@@ -148,7 +210,7 @@ def compute_reference_statistics(
         )
     # gathered while adapters require gradients: what it is then decides on how they are reduced
     with gathered(policy), policy.disable_adapter():
-        return compute_policy_statistics(policy, *arguments)
+        return compute(policy)
 
 
 @torch.no_grad()
@@ -157,8 +219,15 @@ def compute_values(
     rollouts: RolloutBatch,
     max_tokens_per_forward: int | None = None,
     lower: LowerStates | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute `values` and `next_values` of `TokenStatistics`."""
+) -> ResponseValues:
+    """Compute the critic's values of the responses.
+
+    Args:
+        model: The critic, a scalar model.
+        rollouts: Prompts and responses.
+        max_tokens_per_forward: Real tokens of a forward, at most, see `RolloutBatch.split`.
+        lower: Keeps what the model's lower layers give.
+    """
     length = rollouts.response_ids.shape[1]
     parts = []
     with eval_mode(model):
@@ -170,5 +239,7 @@ def compute_values(
     # value is V(s_{t+1}). So the columns before the last are read before each token, and the value
     # at column `length of the response` follows its last token.
     after_tokens = torch.cat(parts)
-    next_values = after_tokens.gather(1, rollouts.lengths.unsqueeze(1)).squeeze(1)
-    return after_tokens[:, :-1].masked_fill(~rollouts.response_mask, 0.0), next_values
+    return ResponseValues(
+        values=after_tokens[:, :-1].masked_fill(~rollouts.response_mask, 0.0),
+        next_values=after_tokens.gather(1, rollouts.lengths.unsqueeze(1)).squeeze(1),
+    )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import torch
@@ -29,7 +29,16 @@ from lit_rlhf.stats import fail_together
 PARALLEL_REQUESTS = 64
 
 
-Completion = tuple[Sequence[int], Sequence[float]]  # tokens up to an EOS token, and their log-probs
+class Completion(NamedTuple):
+    """A response of vLLM.
+
+    Attributes:
+        token_ids: Tokens up to an EOS token, which is included.
+        logprobs: Their log-probs in the distribution that they were drawn from, nats.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
 
 
 class _VLLM(ABC):
@@ -41,6 +50,7 @@ class _VLLM(ABC):
         prompt_ids: Tensor,
         prompt_mask: Tensor,
         options: SamplingOptions,
+        *,
         eos_token_ids: Sequence[int],
         pad_token_id: int,
         seed: int,
@@ -62,42 +72,53 @@ class _VLLM(ABC):
             "top_k": options.top_k,
             "repetition_penalty": options.repetition_penalty,
             "stop_token_ids": list(eos_token_ids),
-            "ignore_eos": True,  # that of the model's folder
-            "logprobs": 0,  # of the token that was drawn, and of no other
+            "ignore_eos": True,  # the EOS token of the model's folder
+            "logprobs": 0,  # for the token that was drawn only
         }
-        # one for each response: equal prompts would have equal responses
+        # a seed for each response: equal prompts would have equal responses
         generator = torch.Generator().manual_seed(seed)
         seeds = torch.randint(2**31, (len(prompts),), generator=generator).tolist()
         completions = self.complete(model, prompts, [settings | {"seed": s} for s in seeds])
-        terminated = [bool(ids) and ids[-1] in eos_token_ids for ids, _ in completions]
-        for (ids, logprobs), ended in zip(completions, terminated, strict=True):
-            whole = ended or len(ids) == options.max_new_tokens
-            if not whole or len(ids) != len(logprobs):
+        terminated = []
+        for completion in completions:
+            ids = completion.token_ids
+            logprobs = completion.logprobs
+            ended = bool(ids) and ids[-1] in eos_token_ids
+            terminated.append(ended)
+            is_whole = ended or len(ids) == options.max_new_tokens
+            if not is_whole or len(ids) != len(logprobs):
                 raise RuntimeError(
                     "sampler: expected responses that end by one of the EOS tokens "
                     f"{list(eos_token_ids)} or have {options.max_new_tokens} tokens, with as many "
                     f"log-probs, got {len(logprobs)} log-probs of the tokens {list(ids)}"
                 )
         device = prompt_ids.device
-        tokens, drawn = (
-            [torch.tensor(of, device=device) for of in column]
-            for column in zip(*completions, strict=True)
-        )
+        tokens = [torch.tensor(one.token_ids, device=device) for one in completions]
+        sampler_logprobs = None
+        if options.do_sample:
+            rows = [torch.tensor(one.logprobs, device=device) for one in completions]
+            sampler_logprobs = pad_sequence(rows, batch_first=True)
         lengths = torch.tensor([len(ids) for ids in tokens], device=device)
         return RolloutBatch(
-            prompt_ids,
-            prompt_mask,
-            pad_sequence(tokens, batch_first=True, padding_value=pad_token_id),
-            torch.arange(int(lengths.max()), device=device) < lengths[:, None],
-            torch.tensor(terminated, device=device),
-            sampler_logprobs=pad_sequence(drawn, batch_first=True) if options.do_sample else None,
+            prompt_ids=prompt_ids,
+            prompt_mask=prompt_mask,
+            response_ids=pad_sequence(tokens, batch_first=True, padding_value=pad_token_id),
+            response_mask=torch.arange(int(lengths.max()), device=device) < lengths[:, None],
+            terminated=torch.tensor(terminated, device=device),
+            sampler_logprobs=sampler_logprobs,
         )
 
     @abstractmethod
     def complete(
         self, model: LanguageModel, prompts: list[list[int]], settings: list[dict[str, Any]]
     ) -> list[Completion]:
-        """Hand the weights over, and sample by the settings of each prompt."""
+        """Hand the weights over, and sample by the settings of each prompt.
+
+        Args:
+            model: The policy.
+            prompts: Token ids of each prompt.
+            settings: Sampling parameters of each prompt, by vLLM's names.
+        """
 
 
 class VLLMSampler(_VLLM):
@@ -117,7 +138,13 @@ class VLLMSampler(_VLLM):
     def complete(
         self, model: LanguageModel, prompts: list[list[int]], settings: list[dict[str, Any]]
     ) -> list[Completion]:
-        """Hand the weights over, and sample by the settings of each prompt."""
+        """Hand the weights over, and sample by the settings of each prompt.
+
+        Args:
+            model: The policy.
+            prompts: Token ids of each prompt.
+            settings: Sampling parameters of each prompt, by vLLM's names.
+        """
         from vllm import SamplingParams  # not installed with lit_rlhf
 
         llm = self._llm = self._llm or self._build_engine(model)
@@ -127,14 +154,17 @@ class VLLMSampler(_VLLM):
         self.hand_over(model)
         if sleeps:
             llm.wake_up(tags=["kv_cache"])
-        llm.reset_prefix_cache()  # of the weights before
+        llm.reset_prefix_cache()  # it is from the weights before
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
-        asked = [SamplingParams(**of_prompt, detokenize=False) for of_prompt in settings]
-        completions: list[Completion] = []
-        for request in llm.generate(inputs, asked, use_tqdm=False):
-            ids, at = request.outputs[0].token_ids, request.outputs[0].logprobs
-            drawn = [of[token].logprob for token, of in zip(ids, at, strict=True)]
-            completions.append((ids, drawn))
+        parameters = [SamplingParams(**values, detokenize=False) for values in settings]
+        completions = []
+        for request in llm.generate(inputs, parameters, use_tqdm=False):
+            output = request.outputs[0]
+            logprobs = [
+                by_token[token].logprob
+                for token, by_token in zip(output.token_ids, output.logprobs, strict=True)
+            ]
+            completions.append(Completion(output.token_ids, logprobs))
         if sleeps:
             llm.sleep(level=2)  # the weights are handed over again before the next
         return completions
@@ -168,7 +198,7 @@ class VLLMSampler(_VLLM):
 class VLLMServerSampler(_VLLM):
     """Samples with a vLLM server, for the prompts of all ranks.
 
-    Its environment is its own. Rank 0 writes the weights to a folder that the server reads.
+    The server may run in its own environment. Rank 0 writes the weights to a folder that it reads.
 
     Args:
         url: Address of the server, such as `http://127.0.0.1:8000`.
@@ -190,16 +220,22 @@ class VLLMServerSampler(_VLLM):
     def complete(
         self, model: LanguageModel, prompts: list[list[int]], settings: list[dict[str, Any]]
     ) -> list[Completion]:
-        """Hand the weights over, and sample by the settings of each prompt."""
+        """Hand the weights over, and sample by the settings of each prompt.
+
+        Args:
+            model: The policy.
+            prompts: Token ids of each prompt.
+            settings: Sampling parameters of each prompt, by vLLM's names.
+        """
         with fail_together("hand the weights over to vLLM"):
             if not distributed.is_initialized() or distributed.get_rank() == 0:
                 self.hand_over(model)
         name = self._ask("GET", "/v1/models")["data"][0]["id"]
 
-        def ask(prompt: list[int], of_prompt: dict[str, Any]) -> Completion:
-            body = {"model": name, "prompt": prompt, "return_token_ids": True, **of_prompt}
+        def ask(prompt: list[int], parameters: dict[str, Any]) -> Completion:
+            body = {"model": name, "prompt": prompt, "return_token_ids": True, **parameters}
             choice = self._ask("POST", "/v1/completions", body)["choices"][0]
-            return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            return Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"])
 
         with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
             return list(pool.map(ask, prompts, settings))

@@ -183,7 +183,16 @@ def test_padding_rows_of_a_decoding_step_change_nothing(family: str) -> None:
         lambda _, inputs, __: read.extend([len(inputs[0])] if inputs[0].shape[1] == 1 else [])
     )
     for n_slots in (6, 2):
-        rollouts = generate_responses(model, ids, mask, greedy, EOS, PAD_ID, 0, n_slots)
+        rollouts = generate_responses(
+            model,
+            ids,
+            mask,
+            greedy,
+            eos_token_ids=EOS,
+            pad_token_id=PAD_ID,
+            seed=0,
+            batch_size=n_slots,
+        )
         assert torch.equal(rollouts.response_ids, expected[:, : rollouts.response_ids.shape[1]])
     assert set(read) == {8}
 

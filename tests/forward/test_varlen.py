@@ -145,7 +145,9 @@ def test_real_operator(kernel: str, window: int | None, monkeypatch: pytest.Monk
     shapes = ((sum(LENGTHS), n_heads, 64) for n_heads in (8, 2, 2))
     query, key, value = (torch.empty(shape, requires_grad=True, **meta) for shape in shapes)
     rows = PackedLayout(LENGTHS, torch.device("meta")).rows
-    output = varlen_attention(AttentionInputs(query, key, value, 0.5, 0.0, window), rows, rows)
+    output = varlen_attention(
+        AttentionInputs(query, key, value, scale=0.5, dropout=0.0, window=window), rows, rows
+    )
     assert output.shape == query.shape
     if kernel == "operator":  # what the backward masks with, as unsigned numbers
         saved: Any = output.grad_fn
@@ -159,5 +161,5 @@ def test_real_operator(kernel: str, window: int | None, monkeypatch: pytest.Monk
     used = torch.empty(3, dtype=torch.int32, device="meta")
     one, cached = (torch.empty((n, h, 64), **meta) for n, h in ((3, 8), (150, 2)))  # type: ignore[call-overload]
     with torch.no_grad():
-        step = AttentionInputs(one, cached, cached, None, 0.0, window)
+        step = AttentionInputs(one, cached, cached, scale=None, dropout=0.0, window=window)
         assert varlen_attention(step, slots._replace(longest=1), slots, used).shape == one.shape

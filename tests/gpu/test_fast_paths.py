@@ -28,9 +28,20 @@ def test_responses_match_the_cpu(family: str, n_slots: int) -> None:
     ids, mask = prompts()
     options = SamplingOptions(max_new_tokens=30, do_sample=False)
     model = optimized_causal_lm(family)
-    expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 0, 6)
+    expected = generate_responses(
+        model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=0, batch_size=6
+    )
     model = optimized_causal_lm(family).cuda()
-    rollouts = generate_responses(model, ids.cuda(), mask.cuda(), options, EOS, PAD_ID, 0, n_slots)
+    rollouts = generate_responses(
+        model,
+        ids.cuda(),
+        mask.cuda(),
+        options,
+        eos_token_ids=EOS,
+        pad_token_id=PAD_ID,
+        seed=0,
+        batch_size=n_slots,
+    )
     assert torch.equal(rollouts.response_ids.cpu(), expected.response_ids)
     scored = compute_policy_statistics(model, rollouts)
     torch.testing.assert_close(rollouts.statistics.logprobs, scored.logprobs, rtol=1e-4, atol=1e-4)
@@ -65,7 +76,7 @@ def test_grouped_heads_in_float32_hold_no_matrix_of_scores() -> None:
     query, key, value = (torch.randn(shape, generator=generator).cuda() for shape in shapes)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    causal_attention(AttentionInputs(query, key, value, None, 0.0, None))
+    causal_attention(AttentionInputs(query, key, value, scale=None, dropout=0.0, window=None))
     used = torch.cuda.max_memory_allocated() - before
     # the scores of all heads would take eight of these matrices
     assert used < 4 * 4096 * 4096 * 4

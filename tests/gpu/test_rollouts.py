@@ -34,7 +34,9 @@ def test_step_that_waits_falls_back_and_leaves_the_device_usable(seen: bool) -> 
     ids = torch.randint(4, 288, (4, 9), device=CUDA)
     mask = torch.ones_like(ids, dtype=torch.bool)
     options = SamplingOptions(max_new_tokens=20)
-    expected = generate_responses(model, ids, mask, options, [EOS_ID], PAD_ID, 3)
+    expected = generate_responses(
+        model, ids, mask, options, eos_token_ids=[EOS_ID], pad_token_id=PAD_ID, seed=3
+    )
     assert model.base_model not in graphs._NOT_CAPTURABLE
 
     def wait(*_: object) -> None:
@@ -44,7 +46,9 @@ def test_step_that_waits_falls_back_and_leaves_the_device_usable(seen: bool) -> 
     if seen:
         graphs._NEVER_WAITS.discard(model.base_model)
     stream = torch.cuda.current_stream()
-    rollouts = generate_responses(model, ids, mask, options, [EOS_ID], PAD_ID, 3)
+    rollouts = generate_responses(
+        model, ids, mask, options, eos_token_ids=[EOS_ID], pad_token_id=PAD_ID, seed=3
+    )
     assert model.base_model in graphs._NOT_CAPTURABLE
     assert torch.cuda.current_stream() == stream
     assert torch.equal(rollouts.response_ids, expected.response_ids)
@@ -58,9 +62,13 @@ def test_weights_that_changed_are_seen_by_the_next_graphs(precision: torch.dtype
     mask = torch.ones_like(ids, dtype=torch.bool)
     options = SamplingOptions(max_new_tokens=20, do_sample=False)
     with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.float32):
-        before = generate_responses(model, ids, mask, options, [], PAD_ID, 0).response_ids
+        before = generate_responses(
+            model, ids, mask, options, eos_token_ids=[], pad_token_id=PAD_ID, seed=0
+        ).response_ids
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(-parameter)
-        after = generate_responses(model, ids, mask, options, [], PAD_ID, 0).response_ids
+        after = generate_responses(
+            model, ids, mask, options, eos_token_ids=[], pad_token_id=PAD_ID, seed=0
+        ).response_ids
     assert not torch.equal(before, after)

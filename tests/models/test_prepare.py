@@ -177,7 +177,16 @@ def test_a_compiled_model_is_the_same_model(folder: Path, backend: str) -> None:
     ids, mask, _ = batch(12)
     options = SamplingOptions(max_new_tokens=8)
     one_rollout, other_rollout = (
-        generate_responses(network, ids.flip(1), mask.flip(1), options, [EOS_ID], PAD_ID, 0, 2)
+        generate_responses(
+            network,
+            ids.flip(1),
+            mask.flip(1),
+            options,
+            eos_token_ids=[EOS_ID],
+            pad_token_id=PAD_ID,
+            seed=0,
+            batch_size=2,
+        )
         for network in (plain, model)
     )
     assert torch.equal(one_rollout.response_ids, other_rollout.response_ids)

@@ -196,7 +196,15 @@ def audited_rollout(policy: LanguageModel) -> PretendCuda:
     mark_module(policy)
     options = SamplingOptions(max_new_tokens=12)
     with auditing(count_kernels=True) as audit:
-        generate_responses(policy, *mark([ids, mask]), options, [EOS_ID], PAD_ID, 0, 2)
+        generate_responses(
+            policy,
+            *mark([ids, mask]),
+            options,
+            eos_token_ids=[EOS_ID],
+            pad_token_id=PAD_ID,
+            seed=0,
+            batch_size=2,
+        )
     return audit
 
 

@@ -12,9 +12,14 @@ def batch() -> RolloutBatch:
     prompt_mask = torch.tensor([[True, True], [False, True], [True, True]])
     response_mask = torch.arange(3) < torch.tensor([3, 1, 2])[:, None]
     numbers = torch.arange(9.0).view(3, 3)
-    prompts = (torch.arange(6).view(3, 2), prompt_mask)
-    responses = (torch.arange(10, 19).view(3, 3), response_mask, torch.tensor([False, True, True]))
-    return RolloutBatch(*prompts, *responses, PolicyStatistics(-numbers, numbers, 0.7))
+    return RolloutBatch(
+        prompt_ids=torch.arange(6).view(3, 2),
+        prompt_mask=prompt_mask,
+        response_ids=torch.arange(10, 19).view(3, 3),
+        response_mask=response_mask,
+        terminated=torch.tensor([False, True, True]),
+        statistics=PolicyStatistics(-numbers, numbers, temperature=0.7),
+    )
 
 
 def test_sequences_are_prompts_followed_by_responses() -> None:

@@ -11,10 +11,15 @@ def buffer() -> Experience:
     prompt_mask = torch.tensor([[0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 1, 1]]).bool()
     response_mask = torch.arange(5) < torch.tensor([5, 2, 1])[:, None]
     numbers = torch.arange(15.0).view(3, 5)
-    prompts = (torch.arange(12).view(3, 4), prompt_mask)
-    responses = (torch.arange(15).view(3, 5), response_mask, torch.tensor([False, True, True]))
+    rollouts = RolloutBatch(
+        prompt_ids=torch.arange(12).view(3, 4),
+        prompt_mask=prompt_mask,
+        response_ids=torch.arange(15).view(3, 5),
+        response_mask=response_mask,
+        terminated=torch.tensor([False, True, True]),
+    )
     return Experience(
-        RolloutBatch(*prompts, *responses),
+        rollouts,
         old_logprobs=numbers,
         old_values=numbers + 100,
         advantages=numbers + 200,

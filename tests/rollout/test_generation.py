@@ -55,13 +55,23 @@ def with_logit(token: int, bias: float, build: Build = optimized_causal_lm) -> P
 def sampled(
     model: LanguageModel,
     options: SamplingOptions = OPTIONS,
+    *,
     seed: int = 0,
     pad: int = PAD_ID,
     eos: tuple[int, ...] = (EOS_ID,),
     batch_size: int | None = None,
 ) -> RolloutBatch:
     ids, mask = prompts()
-    return generate_responses(model, ids, mask, options, eos, pad, seed, batch_size)
+    return generate_responses(
+        model,
+        ids,
+        mask,
+        options,
+        eos_token_ids=eos,
+        pad_token_id=pad,
+        seed=seed,
+        batch_size=batch_size,
+    )
 
 
 def test_tokens_depend_on_the_seed_and_not_on_the_global_generator(family: str) -> None:
@@ -153,7 +163,15 @@ IDS, MASK = prompts()
 )
 def test_invalid_prompts_are_named(ids: Tensor, mask: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        generate_responses(optimized_causal_lm(), ids, mask, OPTIONS, [EOS_ID], PAD_ID, seed=0)
+        generate_responses(
+            optimized_causal_lm(),
+            ids,
+            mask,
+            OPTIONS,
+            eos_token_ids=[EOS_ID],
+            pad_token_id=PAD_ID,
+            seed=0,
+        )
 
 
 def test_invalid_sizes_are_named() -> None:
@@ -200,7 +218,9 @@ def samples(
     options = SamplingOptions(max_new_tokens=n_tokens, temperature=temperature)
     # no token ends a response, so all outcomes have the same length
     mask = torch.ones_like(prompt, dtype=torch.bool)
-    return generate_responses(model, prompt, mask, options, (), 0, seed=0).response_ids
+    return generate_responses(
+        model, prompt, mask, options, eos_token_ids=(), pad_token_id=0, seed=0
+    ).response_ids
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.6])

@@ -26,17 +26,17 @@ class Captures:
         self.captured: list[int] = []
         self.replayed: list[int] = []
 
-    def capture(self, function: Any, pool: Any) -> tuple[Any, Any]:
+    def capture(self, function: Any, pool: Any) -> graphs.CapturedGraph:
         (n_rows,) = function.args
         assert (pool is None) == (not self.captured)
         self.captured.append(n_rows)
-        replay, pool = recorded_graph.capture_graph(function, pool)
+        graph = recorded_graph.capture_graph(function, pool)
 
         def counted() -> None:
             self.replayed.append(n_rows)
-            replay()
+            graph.replay()
 
-        return counted, pool
+        return graph._replace(replay=counted)
 
 
 @pytest.fixture
@@ -57,7 +57,16 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
 
 def sample(family: str, options: SamplingOptions, n_slots: int) -> RolloutBatch:
     model, (ids, mask) = optimized_causal_lm(family), prompts()
-    return generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, n_slots)
+    return generate_responses(
+        model,
+        ids,
+        mask,
+        options,
+        eos_token_ids=EOS,
+        pad_token_id=PAD_ID,
+        seed=3,
+        batch_size=n_slots,
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +104,16 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             captures.captured.clear()
-            expected = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
+            expected = generate_responses(
+                model,
+                ids,
+                mask,
+                options,
+                eos_token_ids=EOS,
+                pad_token_id=PAD_ID,
+                seed=3,
+                batch_size=4,
+            )
     told = [line for line in caplog.messages if "graphs" in line]
     assert told == ["LlamaModel: decodes with CUDA graphs"]
     caplog.clear()
@@ -111,7 +129,16 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
     model.base_model.layers[0].register_forward_hook(wait)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            rollouts = generate_responses(model, ids, mask, options, EOS, PAD_ID, 3, 4)
+            rollouts = generate_responses(
+                model,
+                ids,
+                mask,
+                options,
+                eos_token_ids=EOS,
+                pad_token_id=PAD_ID,
+                seed=3,
+                batch_size=4,
+            )
             assert torch.equal(rollouts.response_ids, expected.response_ids)
     assert (captures.captured, captures.replayed) == ([] if found else [4], [])
     lines = [line for line in caplog.messages if "CUDA graphs" in line]
@@ -127,9 +154,9 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
 def test_size_is_captured_after_call_without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, int]] = []
 
-    def capture(function: Any, pool: Any) -> tuple[Any, Any]:
+    def capture(function: Any, pool: Any) -> graphs.CapturedGraph:
         events.append(("capture", function.args[0]))
-        return lambda: events.append(("replay", function.args[0])), pool
+        return graphs.CapturedGraph(lambda: events.append(("replay", function.args[0])), pool)
 
     monkeypatch.setattr(graphs, "capture_graph", capture)
     monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
@@ -172,15 +199,15 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, free: int) -> list[object]:
 @pytest.mark.parametrize("free", [8 << 30, 1 << 30])
 def test_capture_leaves_cache_of_torch_as_it_is(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = fake_cuda(monkeypatch, free)
-    replay, pool = graphs.capture_graph(partial(calls.append, "function"), None)
-    replay()
+    graph = graphs.capture_graph(partial(calls.append, "function"), None)
+    graph.replay()
     emptied = [] if free > graphs.CAPTURE_MEMORY else ["empty_cache"]
     assert calls == [
         *("synchronize", *emptied, "stream", "new pool", "thread_local", "function", "end"),
         *("restored", "replay"),
     ]
     calls.clear()
-    graphs.capture_graph(lambda: None, pool)
+    graphs.capture_graph(lambda: None, graph.pool)
     assert "its pool" in calls
 
 

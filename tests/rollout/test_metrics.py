@@ -81,7 +81,14 @@ def test_commonest_opening_is_counted_over_batches() -> None:
     for rows in ([[1, 2, 3, 4, 5], [1, 2, 3, 4, 9]], [[1, 2, 3, 4, 7], [1, 2, 3, 0, 0]]):
         ids = torch.tensor(rows)
         zeros, ended = torch.zeros(ids.shape), torch.ones(2, dtype=torch.bool)
-        metrics.update(zeros, zeros, zeros, ids > 0, ids, ended)
+        metrics.update(
+            logprobs=zeros,
+            ref_logprobs=zeros,
+            entropy=zeros,
+            response_mask=ids > 0,
+            response_ids=ids,
+            terminated=ended,
+        )
     # three of four begin with 1 2 3 4; the fourth ends after 1 2 3
     computed = metrics.compute()
     assert float(computed["rollout/opening_share"]) == 0.75
@@ -91,5 +98,12 @@ def test_commonest_opening_is_counted_over_batches() -> None:
 def test_responses_of_one_token_repeat_nothing() -> None:
     metrics, one = rollout.RolloutMetrics(), torch.zeros(2, 1)
     ids = torch.tensor([[4], [5]])
-    metrics.update(one, one, one, ids > 0, ids, torch.ones(2, dtype=torch.bool))
+    metrics.update(
+        logprobs=one,
+        ref_logprobs=one,
+        entropy=one,
+        response_mask=ids > 0,
+        response_ids=ids,
+        terminated=torch.ones(2, dtype=torch.bool),
+    )
     assert float(metrics.compute()["rollout/repeated_2"]) == 0.0

@@ -21,14 +21,16 @@ def shares(options: SamplingOptions, seen: list[int], n_new: int = 0) -> list[fl
     uniforms = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     logits, before = PROBABILITIES.log().expand(n, 4), torch.tensor(seen).expand(n, len(seen))
     counts, eos = torch.full((n,), n_new), torch.tensor([0])
-    tokens, drawn = sample_tokens(logits, uniforms, options, eos, before, counts)
-    if drawn is not None:  # the log-prob of each token is the log of how often it comes
+    tokens, logprobs = sample_tokens(
+        logits, uniforms, options, eos_token_ids=eos, seen=before, n_new=counts
+    )
+    if logprobs is not None:  # the log-prob of each token is the log of how often it comes
         for token in tokens.unique():
-            assert drawn[tokens == token].exp().tolist() == pytest.approx(
+            assert logprobs[tokens == token].exp().tolist() == pytest.approx(
                 (tokens == token).double().mean().expand(int((tokens == token).sum())).tolist(),
                 abs=1e-3,
             )
-    assert (drawn is None) == (not options.do_sample or not options.off_policy_options)
+    assert (logprobs is None) == (not options.do_sample or not options.off_policy_options)
     return [round(float((tokens == token).double().mean()), 3) for token in range(4)]
 
 
@@ -93,7 +95,9 @@ def draws(logits: Tensor, uniform: float, **options: Any) -> list[int]:
     before = torch.zeros(len(logits), 1, dtype=torch.long)
     uniforms, none = torch.full((len(logits),), uniform, dtype=torch.float64), before[:0, 0]
     own = SamplingOptions(max_new_tokens=1, **options)
-    return sample_tokens(logits, uniforms, own, none, before, before[:, 0])[0].tolist()
+    return sample_tokens(
+        logits, uniforms, own, eos_token_ids=none, seen=before, n_new=before[:, 0]
+    )[0].tolist()
 
 
 @pytest.mark.parametrize(

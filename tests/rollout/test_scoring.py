@@ -31,7 +31,9 @@ def rollouts_of(model: PreTrainedModel, pad: int = PAD_ID) -> RolloutBatch:
     ids, mask = prompts()
     ids = ids.masked_fill(~mask, pad)
     options = SamplingOptions(max_new_tokens=8, temperature=TEMPERATURE)
-    rollouts = generate_responses(model, ids, mask, options, (), pad, seed=0)
+    rollouts = generate_responses(
+        model, ids, mask, options, eos_token_ids=(), pad_token_id=pad, seed=0
+    )
     response_ids, lengths = rollouts.response_ids.clone(), torch.tensor([8, 3, 1, 5])
     response_mask = torch.arange(8) < lengths[:, None]
     response_ids[1, 2] = response_ids[2, 0] = EOS_ID
@@ -53,7 +55,9 @@ def distributions(model: PreTrainedModel, rollouts: RolloutBatch, row: int, t: i
 def test_logprobs_and_entropy_are_each_steps(family: str, pad: int, max_tokens: int | None) -> None:
     model = optimized_causal_lm(family)
     rollouts = rollouts_of(model, pad)
-    statistics = compute_policy_statistics(model, rollouts, TEMPERATURE, max_tokens)
+    statistics = compute_policy_statistics(
+        model, rollouts, temperature=TEMPERATURE, max_tokens_per_forward=max_tokens
+    )
     logprobs, entropy = torch.zeros(4, 8), torch.zeros(4, 8)
     for row, length in enumerate(rollouts.lengths.tolist()):
         for t in range(length):
@@ -67,8 +71,8 @@ def test_logprobs_and_entropy_are_each_steps(family: str, pad: int, max_tokens: 
 def test_dropout_and_gradients_are_off() -> None:
     noisy, plain = noisy_causal_lm().train(), optimized_causal_lm("gpt2")
     rollouts = rollouts_of(noisy)
-    logprobs = compute_policy_statistics(noisy, rollouts, TEMPERATURE).logprobs
-    expected = compute_policy_statistics(plain, rollouts, TEMPERATURE).logprobs
+    logprobs = compute_policy_statistics(noisy, rollouts, temperature=TEMPERATURE).logprobs
+    expected = compute_policy_statistics(plain, rollouts, temperature=TEMPERATURE).logprobs
     assert torch.equal(logprobs, expected)
     assert not logprobs.requires_grad
     assert noisy.training
@@ -108,10 +112,10 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
     policy, reference = optimized_causal_lm(seed=1), optimized_causal_lm(seed=2)
     critic = load_scalar_model(folder, head_seed=3)
     estimates = score_rollouts(policy, reference, critic, rollouts, temperature=0.7)
-    statistics = compute_policy_statistics(policy, rollouts, 0.7)
+    statistics = compute_policy_statistics(policy, rollouts, temperature=0.7)
     assert torch.equal(estimates.logprobs, statistics.logprobs)
     assert torch.equal(estimates.entropy, statistics.entropy)
-    expected = compute_policy_statistics(reference, rollouts, 0.7).logprobs
+    expected = compute_policy_statistics(reference, rollouts, temperature=0.7).logprobs
     assert torch.equal(estimates.ref_logprobs, expected)
     # the first response token is predicted from the prompt: no other policy's response changes it
     again = rollouts._replace(response_ids=rollouts.response_ids.roll(1, dims=0), statistics=None)
@@ -148,10 +152,10 @@ def test_statistics_are_reused_at_equal_temperature(folder: Path, rollouts: Roll
     policy, critic = optimized_causal_lm(seed=1), load_scalar_model(folder, head_seed=0)
     known = PolicyStatistics(torch.full((2, 4), -7.0), torch.full((2, 4), 5.0), TEMPERATURE)
     sampled = rollouts._replace(statistics=known)
-    reused = score_rollouts(policy, policy, critic, sampled, TEMPERATURE)
+    reused = score_rollouts(policy, policy, critic, sampled, temperature=TEMPERATURE)
     assert torch.equal(reused.logprobs, known.logprobs)
     assert torch.equal(reused.entropy, known.entropy)
-    computed = score_rollouts(policy, policy, critic, sampled, 1.0)
-    expected = compute_policy_statistics(policy, rollouts, 1.0)
+    computed = score_rollouts(policy, policy, critic, sampled, temperature=1.0)
+    expected = compute_policy_statistics(policy, rollouts, temperature=1.0)
     assert torch.equal(computed.logprobs, expected.logprobs)
     assert torch.equal(computed.entropy, expected.entropy)

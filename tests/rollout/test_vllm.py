@@ -41,7 +41,7 @@ ASKED = {
 
 
 def sample(sampler: Any, model: LanguageModel, seed: int = 3) -> Any:
-    return sampler(model, IDS, MASK, OPTIONS, [EOS_ID], 9, seed)
+    return sampler(model, IDS, MASK, OPTIONS, eos_token_ids=[EOS_ID], pad_token_id=9, seed=seed)
 
 
 def policy(folder: Path, **options: Any) -> LanguageModel:
@@ -133,7 +133,9 @@ def test_vllm_is_given_the_policy_and_its_samples_become_rollouts(
     sample(sampler, model)
     assert [params["seed"] for params in calls[-1][2]] == seeds
     options = replace(OPTIONS, do_sample=False)  # the likeliest tokens, without log-probs
-    rollouts = sampler(model, IDS, MASK, options, [EOS_ID], PAD_ID, 0)
+    rollouts = sampler(
+        model, IDS, MASK, options, eos_token_ids=[EOS_ID], pad_token_id=PAD_ID, seed=0
+    )
     assert calls[-1][2][0]["temperature"] == 0.0
     assert rollouts.sampler_logprobs is None
 
@@ -143,7 +145,9 @@ def test_what_vllm_cannot_sample_for_is_refused(
 ) -> None:
     model = policy(tmp_path / "policy")
     with pytest.raises(ValueError, match="padded on the left"):
-        VLLMSampler()(model, IDS, MASK.flip(1), OPTIONS, [EOS_ID], PAD_ID, 0)
+        VLLMSampler()(
+            model, IDS, MASK.flip(1), OPTIONS, eos_token_ids=[EOS_ID], pad_token_id=PAD_ID, seed=0
+        )
     monkeypatch.setattr("lit_rlhf.rollout.vllm.is_sharded", lambda network: True)
     with pytest.raises(ValueError, match=r"expected a strategy .* got a sharded policy"):
         sample(VLLMSampler(), model)
@@ -294,7 +298,9 @@ def test_vllm_itself_follows_the_policy(tmp_path: Path, monkeypatch: pytest.Monk
     sampler = VLLMSampler(engine)
     options = SamplingOptions(max_new_tokens=8, temperature=0.7, top_p=0.9)
     for seed in range(2):
-        rollouts = sampler(model, IDS, MASK, options, [EOS_ID], PAD_ID, seed)
+        rollouts = sampler(
+            model, IDS, MASK, options, eos_token_ids=[EOS_ID], pad_token_id=PAD_ID, seed=seed
+        )
         drawn = rollouts.sampler_logprobs[rollouts.response_mask].double()
         torch.testing.assert_close(
             drawn, nucleus_logprobs(model, rollouts, options), atol=1e-4, rtol=0

@@ -40,13 +40,20 @@ class Nucleus:
         prompt_ids: Tensor,
         prompt_mask: Tensor,
         options: SamplingOptions,
+        *,
         eos_token_ids: Sequence[int],
         pad_token_id: int,
         seed: int,
         batch_size: int | None = None,
     ) -> RolloutBatch:
         Nucleus.calls += 1
-        options = replace(options, top_p=self.top_p)
-        prompts = (prompt_ids, prompt_mask)
-        rest = (eos_token_ids, pad_token_id, seed, batch_size)
-        return generate_responses(model, *prompts, options, *rest)
+        return generate_responses(
+            model,
+            prompt_ids,
+            prompt_mask,
+            replace(options, top_p=self.top_p),
+            eos_token_ids=eos_token_ids,
+            pad_token_id=pad_token_id,
+            seed=seed,
+            batch_size=batch_size,
+        )

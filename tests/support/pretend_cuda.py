@@ -33,6 +33,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lit_rlhf.rollout.graphs import CapturedGraph
 from tests.support.host_tensors import COLLECTIVES
 from tests.support.varlen_reference import reference_varlen_attn
 
@@ -320,14 +321,14 @@ class PretendCuda(TorchFunctionMode):
         if self.waits.get(self.phase, {}) != before:
             raise RuntimeError("called a synchronizing CUDA operation")
 
-    def _capture_graph(self, function: Callable[[], None], _: Any) -> tuple[Any, None]:
+    def _capture_graph(self, function: Callable[[], None], _: Any) -> CapturedGraph:
         """A graph that computes by calling the function, under another name."""
 
         def replay() -> None:
             with self.named("replay"):
                 function()
 
-        return replay, None
+        return CapturedGraph(replay, pool=None)
 
     def _in_mode(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The mode is off while it handles a function, but the backward calls Python again."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from lit_rlhf.rollout.graphs import CapturedGraph
 from tests.support.varlen_reference import reference_varlen_attn
 
 READS = ("_local_scalar_dense", "nonzero", "_unique2", "masked_select")
@@ -65,11 +66,11 @@ class RecordedGraph(TorchDispatchMode):
                     old.copy_(new)
 
 
-def capture_graph(function: Callable[[], None], pool: Any) -> tuple[Callable[[], None], Any]:
+def capture_graph(function: Callable[[], None], pool: Any) -> CapturedGraph:
     """In place of `lit_rlhf.rollout.graphs.capture_graph`."""
     with RecordedGraph() as graph:
         function()
-    return graph.replay, "pool"
+    return CapturedGraph(graph.replay, pool="pool")
 
 
 class _RefuseReads(TorchDispatchMode):

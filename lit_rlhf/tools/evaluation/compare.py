@@ -503,12 +503,12 @@ def _measure_batch(
     prompts = prompts.select([p for p in range(len(prompts.texts)) for _ in range(n_samples)])
     statistics = rollouts.statistics_at(temperature)
     if statistics is None:
-        statistics = compute_policy_statistics(policy, rollouts, temperature)
+        statistics = compute_policy_statistics(policy, rollouts, temperature=temperature)
     # not a second forward for the baseline: its KL to itself has to be exactly 0
     ref_logprobs = (
         statistics.logprobs
         if reference is policy
-        else compute_policy_statistics(reference, rollouts, temperature).logprobs
+        else compute_policy_statistics(reference, rollouts, temperature=temperature).logprobs
     )
     tensors = {
         "logprobs": statistics.logprobs,

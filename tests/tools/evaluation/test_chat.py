@@ -199,7 +199,9 @@ def test_pieces_are_the_response(encoder: Any, prompt: Any, model_seed: int, end
     )
     ids = torch.tensor([prompt])
     mask, pad = torch.ones_like(ids).bool(), encoder.pad_token_id
-    batch = generate_responses(model, ids, mask, GREEDY, [EOS_ID], pad, seed=0)
+    batch = generate_responses(
+        model, ids, mask, GREEDY, eos_token_ids=[EOS_ID], pad_token_id=pad, seed=0
+    )
     assert response.text == encoder.decode_response(batch.response_ids[0].tolist())
     assert response.ended == bool(batch.terminated[0]) == ended
     assert not response.interrupted
