@@ -78,7 +78,9 @@ def build_module(job: Job) -> PPOModule:
         network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
         sampling=SamplingOptions(max_new_tokens=work.response),
         # no accumulation, as TRL has none
-        minibatches=MinibatchOptions(work.minibatch, micro_batch_size=work.minibatch),
+        minibatches=MinibatchOptions(
+            minibatch_size=work.minibatch, micro_batch_size=work.minibatch
+        ),
         seed=work.seed,
         **MODULE_ARGUMENTS,
     )
