@@ -31,6 +31,7 @@ from benchmarks.speed.workload import SIZES, Mode, Precision, Size, Workload
 
 
 def ppo_iteration(
+    *,
     output: str | None = None,
     peer_python: str | None = None,
     size: Size = "5m",
@@ -80,11 +81,11 @@ def ppo_iteration(
     compare_sides(
         jobs,
         sides,
-        rounds,
-        wait,
-        quiet_cores,
-        output or default_output("ppo_iteration", device),
-        size,
+        rounds=rounds,
+        wait=wait,
+        quiet_cores=quiet_cores,
+        output=output or default_output("ppo_iteration", device),
+        size=size,
     )
 
 

@@ -170,7 +170,9 @@ def scaling(
         jobs = {labels: job.in_folder(Path(folder) / labels[0]) for labels, job in cases.items()}
         for job in jobs.values():
             save_networks(job.work, Path(job.folder), precision)
-        ceilings, turns = run_in_turns(jobs, sides, rounds, wait, quiet_cores, kept)
+        ceilings, turns = run_in_turns(
+            jobs, sides, rounds=rounds, wait=wait, cores=quiet_cores, kept=kept
+        )
         of_work: dict[Workload, dict[str, Any]] = {}
         for labels, runs in turns.items():
             job = jobs[labels[:2]]

@@ -24,6 +24,7 @@ from benchmarks.speed.workload import SIZES, Precision, Size, Workload
 
 
 def sft_reward(
+    *,
     output: str | None = None,
     peer_python: str | None = None,
     size: Size = "5m",
@@ -76,7 +77,13 @@ def sft_reward(
         for stage, precision in product(stages, precisions)
     }
     compare_sides(
-        jobs, sides, rounds, wait, quiet_cores, output or default_output("sft_reward", device), size
+        jobs,
+        sides,
+        rounds=rounds,
+        wait=wait,
+        quiet_cores=quiet_cores,
+        output=output or default_output("sft_reward", device),
+        size=size,
     )
 
 

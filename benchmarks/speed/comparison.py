@@ -180,6 +180,7 @@ def take_turn(side: Side, job: Job, wait: float, cores: float = QUIET_CORES) -> 
 def run_in_turns(
     cases: Mapping[Labels, Job],
     sides: Sequence[Side],
+    *,
     rounds: int,
     wait: float,
     cores: float,
@@ -252,6 +253,7 @@ def best_ceilings(first: dict[str, Any], second: dict[str, Any]) -> dict[str, An
 def compare_sides(
     jobs: Mapping[Labels, Job],
     sides: Sequence[Side],
+    *,
     rounds: int,
     wait: float,
     quiet_cores: float,
@@ -276,7 +278,9 @@ def compare_sides(
         }
         for job in {job.precision: job for job in placed.values()}.values():
             save_networks(job.work, Path(job.folder), job.precision, job.device)
-        ceilings, turns = run_in_turns(placed, sides, rounds, wait, quiet_cores, kept)
+        ceilings, turns = run_in_turns(
+            placed, sides, rounds=rounds, wait=wait, cores=quiet_cores, kept=kept
+        )
         runs = [
             [label_run(run, labels, jobs[labels[:2]]) for run in of_side]
             for labels, of_side in turns.items()

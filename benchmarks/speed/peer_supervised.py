@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
 from datasets import Dataset
@@ -26,7 +26,17 @@ from benchmarks.speed.job import Job, Laps
 from benchmarks.speed.peer_trl import PACKAGES
 from benchmarks.speed.workload import DTYPES, completions, prompts
 
-Lengths = tuple[list[int], list[int]]
+
+class Lengths(NamedTuple):
+    """Tokens of the sequences of a step.
+
+    Attributes:
+        prompts: Of each sequence's prompt.
+        responses: Of each sequence's response.
+    """
+
+    prompts: list[int]
+    responses: list[int]
 
 
 class LapCallback(TrainerCallback):
@@ -73,7 +83,7 @@ def sft(job: Job, laps: Laps) -> SFTTrainer:
     rows, lengths = [], []
     data = zip(prompts(job.work, job.steps), completions(job.work, job.steps, 1), strict=True)
     for questions, answers in data:
-        lengths.append(([len(q) for q in questions], [len(a[0]) for a in answers]))
+        lengths.append(Lengths([len(q) for q in questions], [len(a[0]) for a in answers]))
         rows += [
             {
                 "input_ids": [*question.tolist(), *answer.tolist()],
@@ -97,7 +107,7 @@ def reward(job: Job, laps: Laps) -> RewardTrainer:
     data = zip(prompts(job.work, job.steps), completions(job.work, job.steps, 2), strict=True)
     for questions, pairs in data:
         lengths.append(
-            (
+            Lengths(
                 [len(q) for q in questions] * 2,
                 [len(pair[side]) for side in (0, 1) for pair in pairs],
             )
