@@ -49,8 +49,9 @@ def ppo_iteration(
     """Measure all sides in turn, print the tables and write the results.
 
     Args:
-        output: Path of the results, without `.md` and `.json`; `None`: `ppo_iteration` in the
-            folder of this processor or GPU in `benchmarks/results`.
+        output: Path of the results, without `.md` and `.json`; `None`: `ppo_iteration`
+            with the size, unless that is `5m`, in the folder of this processor or GPU in
+            `benchmarks/results`.
         peer_python: Interpreter of an environment with TRL 1.12.
         size: Networks, batch and lengths.
         device: Device of all sides.
@@ -84,7 +85,7 @@ def ppo_iteration(
         rounds=rounds,
         wait=wait,
         quiet_cores=quiet_cores,
-        output=output or default_output("ppo_iteration", device),
+        output=output or default_output("ppo_iteration", device=device, size=size),
         size=size,
     )
 

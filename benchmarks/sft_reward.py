@@ -43,8 +43,9 @@ def sft_reward(
     """Measure all sides in turn, print the tables and write the results.
 
     Args:
-        output: Path of the results, without `.md` and `.json`; `None`: `sft_reward` in the
-            folder of this processor or GPU in `benchmarks/results`.
+        output: Path of the results, without `.md` and `.json`; `None`: `sft_reward`
+            with the size, unless that is `5m`, in the folder of this processor or GPU in
+            `benchmarks/results`.
         peer_python: Interpreter of an environment with TRL 1.12.
         size: Networks and lengths.
         device: Device of all sides.
@@ -82,7 +83,7 @@ def sft_reward(
         rounds=rounds,
         wait=wait,
         quiet_cores=quiet_cores,
-        output=output or default_output("sft_reward", device),
+        output=output or default_output("sft_reward", device=device, size=size),
         size=size,
     )
 

@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.speed.flops import generation_bytes, stage_flops
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES, device_name, folder_name
+from benchmarks.speed.workload import Size
 from experiments.results_file import table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,14 +31,16 @@ Labels = tuple[str, ...]
 """Case (of PPO a mode, else a stage), precision, and where it is known the side."""
 
 
-def default_output(name: str, device: str) -> str:
+def default_output(name: str, device: str, size: Size) -> str:
     """Path of a benchmark's results without a suffix, in a folder of this processor or GPU.
 
     Args:
         name: Name of the benchmark.
         device: `cpu` or `cuda`.
+        size: Size of networks and batches, which is part of the file's name unless it is `5m`.
     """
-    return str(RESULTS / folder_name(device_name(device)) / name)
+    file = name if size == "5m" else f"{name}_{size}"
+    return str(RESULTS / folder_name(device_name(device)) / file)
 
 
 # Figures
