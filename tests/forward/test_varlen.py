@@ -58,9 +58,9 @@ def test_values_and_gradients_are_those_of_groups(
 def test_half_precision_on_gpu_is_varlen(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[int]] = []
 
-    def counted(audit: PretendCuda, *args: Tensor, **kwargs: object) -> Tensor:
-        calls.append(args[3].cpu().tolist())
-        return kernel(audit, *args, **kwargs)
+    def counted(audit: PretendCuda, *, cu_seq_q: Tensor, **kwargs: Any) -> Tensor:
+        calls.append(cu_seq_q.cpu().tolist())
+        return kernel(audit, cu_seq_q=cu_seq_q, **kwargs)
 
     kernel = PretendCuda._varlen_attn
     monkeypatch.setattr(PretendCuda, "_varlen_attn", counted)
