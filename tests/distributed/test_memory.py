@@ -58,9 +58,22 @@ def test_each_phase_takes_its_estimate(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     root = write_models(write_data(tmp_path), CONFIG)
     for parameters, peaks in run_on_ranks(on_a_rank, RANKS, tmp_path, root, tmp_path / "run"):
-        shape = NetworkShape(parameters, LAYERS, HIDDEN, HIDDEN, VOCAB_SIZE)
-        scored = ROWS * (PROMPT + RESPONSE)
-        estimate = ppo_memory(shape, PPOSizes(RANKS, PROMPT, RESPONSE, ROWS, ROWS, None, scored))
+        shape = NetworkShape(
+            parameters=parameters,
+            layers=LAYERS,
+            hidden=HIDDEN,
+            kv_width=HIDDEN,
+            vocabulary=VOCAB_SIZE,
+        )
+        sizes = PPOSizes(
+            gpus=RANKS,
+            prompt_tokens=PROMPT,
+            response_tokens=RESPONSE,
+            rollouts=ROWS,
+            rows=ROWS,
+            scored_tokens=ROWS * (PROMPT + RESPONSE),
+        )
+        estimate = ppo_memory(shape, sizes)
         states = estimate.trained + estimate.frozen
         bucket = 2 * parameters  # one, as reduction on a CPU does not overlap
         assert peaks["rollout"] == pytest.approx(states + estimate.rollout, rel=0.05)

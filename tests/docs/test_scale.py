@@ -65,7 +65,15 @@ def rows() -> Iterator[str]:
     for size in [*LAYOUTS][:3]:
         network = shape(size)
         for name, setting in SETTINGS.items():
-            memory = ppo_memory(network, PPOSizes(8, 1536, 512, 16, 4, **setting))
+            sizes = PPOSizes(
+                gpus=8,
+                prompt_tokens=1536,
+                response_tokens=512,
+                rollouts=16,
+                rows=4,
+                **setting,
+            )
+            memory = ppo_memory(network, sizes)
             shown = [*cells(memory), f"{memory.cpu / 2**30:.0f}"]
             yield f"| {size} | {name} | {' | '.join(shown)} |"
 
@@ -81,7 +89,15 @@ def test_memory_table_of_fsdp2_agrees_with_the_estimate() -> None:
     for line in re.findall(r"^\| \d+B \| \d+ \|.*", text, re.MULTILINE):
         size, gpus, rows, *shown = line.strip("| ").split(" | ")
         rollouts, tokens = map(int, rows.split(", "))
-        sizes = PPOSizes(int(gpus), 1536, 512, rollouts, 4, tokens, sharded=True)
+        sizes = PPOSizes(
+            gpus=int(gpus),
+            prompt_tokens=1536,
+            response_tokens=512,
+            rollouts=rollouts,
+            rows=4,
+            micro_batch_tokens=tokens,
+            sharded=True,
+        )
         assert shown == cells(ppo_memory(shape(size), sizes))
 
 
@@ -103,7 +119,16 @@ def fake_ranks() -> Iterator[Callable[[int], DeviceMesh]]:
 @pytest.mark.parametrize(("size", "n_ranks"), [("13B", 8), ("34B", 16)])
 def test_fsdp2_keeps_the_estimated_bytes(size: str, n_ranks: int, fake_ranks: Any) -> None:
     mesh, network = fake_ranks(n_ranks), shape(size)
-    expected = ppo_memory(network, PPOSizes(n_ranks, 1536, 512, 4, 4, 4096, sharded=True))
+    sizes = PPOSizes(
+        gpus=n_ranks,
+        prompt_tokens=1536,
+        response_tokens=512,
+        rollouts=4,
+        rows=4,
+        micro_batch_tokens=4096,
+        sharded=True,
+    )
+    expected = ppo_memory(network, sizes)
 
     def kept(tensors: Iterable[Any]) -> int:
         return sum(t.to_local().nbytes for t in tensors if isinstance(t, DTensor))

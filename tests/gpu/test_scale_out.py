@@ -116,8 +116,19 @@ def test_ten_iterations_of_a_billion_weights_and_their_peak_next_to_the_estimate
     assert all(math.isfinite(v) for metrics in found["metrics"] for v in metrics.values())
     kept = {"offload_frozen": offload, "offload_optimizer": strategy == STRATEGIES[1]}
     scored = ROWS * (LONGEST + RESPONSE)
-    sizes = PPOSizes(1, LONGEST, RESPONSE, ROWS, ROWS // 2, scored_tokens=scored, **kept)
-    estimate = ppo_memory(NetworkShape(found["parameters"], 22, 2048, 256, 32000), sizes).peak
+    sizes = PPOSizes(
+        gpus=1,
+        prompt_tokens=LONGEST,
+        response_tokens=RESPONSE,
+        rollouts=ROWS,
+        rows=ROWS // 2,
+        scored_tokens=scored,
+        **kept,
+    )
+    shape = NetworkShape(
+        parameters=found["parameters"], layers=22, hidden=2048, kv_width=256, vocabulary=32000
+    )
+    estimate = ppo_memory(shape, sizes).peak
     record_property("peak_bytes", found["peak"])
     record_property("estimated_bytes", estimate)
     print(f"{strategy}, {offload=}: {found['peak'] / 1e9:.1f} GB, estimate {estimate / 1e9:.1f} GB")

@@ -43,7 +43,7 @@ LEARNED_LOGIT_BYTES = 14
 """Bytes of a logit in the update: in bfloat16, its log-softmax in float32, and two gradients."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NetworkShape:
     """The shape of a decoder that policy, critic, reference and reward model share.
 
@@ -62,7 +62,7 @@ class NetworkShape:
     vocabulary: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PPOSizes:
     """The sizes of a PPO run that decide its memory, per GPU, with as many GPUs on each node.
 

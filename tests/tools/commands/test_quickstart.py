@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -81,6 +82,36 @@ def test_quickstart_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "rollout/kl" in (root / "report.html").read_text("utf-8")
     last = capsys.readouterr().out.strip().split("\n\n")[-1]
     assert last.replace("\n", " ") == read_outcome(report).sentence()
+
+
+def test_outcome_takes_each_of_nine_numbers_from_its_place_in_the_report() -> None:
+    def rewards(gold: float, std: float, score: float, well_formed: float) -> dict[str, Any]:
+        return {
+            "rewards": {
+                "gold_reward": {"mean": gold, "std": std},
+                "reward": {"mean": score, "std": -1.0},
+                "well_formed": {"mean": well_formed, "std": -1.0},
+            }
+        }
+
+    evaluation = {
+        "policies": {
+            "sft": rewards(gold=1.0, std=2.0, score=-1.0, well_formed=7.0),
+            "ppo_vanilla": rewards(gold=3.0, std=-1.0, score=5.0, well_formed=8.0),
+            "ppo_max": rewards(gold=4.0, std=-1.0, score=6.0, well_formed=9.0),
+        }
+    }
+    assert read_outcome(evaluation)._asdict() == {
+        "sft_gold": 1.0,
+        "sft_std": 2.0,
+        "vanilla_gold": 3.0,
+        "max_gold": 4.0,
+        "vanilla_score": 5.0,
+        "max_score": 6.0,
+        "sft_well_formed": 7.0,
+        "vanilla_well_formed": 8.0,
+        "max_well_formed": 9.0,
+    }
 
 
 EXPECTED = Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9)
