@@ -35,7 +35,7 @@ SECRET_PART = re.compile(
 """Recognizes a secret in a URL's path: letters mixed with digits, or a UUID."""
 
 
-class Answer(NamedTuple):
+class ServiceAnswer(NamedTuple):
     """What the service answered to one attempt.
 
     Attributes:
@@ -232,7 +232,7 @@ class RemoteScorer:
                 sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _send(self, body: bytes) -> Answer:
+    def _send(self, body: bytes) -> ServiceAnswer:
         """Make one attempt."""
         target = self._expand_url()
         headers = {
@@ -261,7 +261,7 @@ class RemoteScorer:
                 f"{redact_url(self.url)}: expected status 200, got status {status}{hint} and "
                 f"{_quote_body(response.content)}"
             )
-        return Answer(status=status, body=response.content)
+        return ServiceAnswer(status=status, body=response.content)
 
     def _expand_url(self) -> Target:
         """Put the values of environment variables into the URL."""
@@ -290,7 +290,7 @@ class RemoteScorer:
             url=url.copy_with(userinfo=b"", raw_path=sent.encode()), credentials=credentials
         )
 
-    def _parse_scores(self, answer: Answer, count: int, content: str) -> list[float]:
+    def _parse_scores(self, answer: ServiceAnswer, count: int, content: str) -> list[float]:
         """Take `count` finite scores from an answer to a request about `content`."""
         try:
             scores: Any = json.loads(answer.body)["scores"]

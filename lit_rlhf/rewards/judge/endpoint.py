@@ -48,7 +48,7 @@ class Completion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer(Generic[Value]):
+class ReadReply(Generic[Value]):
     """A reply that was read, after others that could not be read.
 
     Attributes:
@@ -127,7 +127,7 @@ class JudgeEndpoint:
         ask_again: Callable[[str, str], Sequence[ChatMessage]],
         attempts: int,
         schema: Mapping[str, Any] | None = None,
-    ) -> Answer[Value]:
+    ) -> ReadReply[Value]:
         """Ask a question until the reply can be read.
 
         Args:
@@ -149,14 +149,14 @@ class JudgeEndpoint:
         for _ in range(attempts):
             completion = self._complete(sent, schema)
             try:
-                return Answer(parse(completion.text), malformed)
+                return ReadReply(value=parse(completion.text), malformed=malformed)
             except MalformedReplyError as error:
                 problem = str(error)
                 if completion.is_cut_off:
                     problem = f"it was cut off after {self.max_tokens} tokens"
                 malformed.append(completion.text)
                 sent = [*messages, *ask_again(completion.text, problem)]
-        return Answer(None, malformed, problem)
+        return ReadReply(value=None, malformed=malformed, problem=problem)
 
     def _complete(
         self, messages: Sequence[ChatMessage], schema: Mapping[str, Any] | None
