@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 WIDTH = 380  # in CSS pixels, about as wide as a column of the page
-HEIGHT = 198  # in CSS pixels, as all margins
+HEIGHT = 198  # the same unit, also for the margins
 LEFT_MARGIN = 42
 RIGHT_MARGIN = 8
 BOTTOM_MARGIN = 24
@@ -34,9 +34,9 @@ TOP_MARGIN = 18
 COLUMNS = 400  # a longer curve is drawn by the extremes of this many columns
 AVERAGED_PARTS = 25  # the bold line averages over a 25th of the run
 MAX_DOTS = 12  # curves of up to this many values are drawn with dots
-FEW_RUNS = 6  # of more runs only the means are drawn
+FEW_RUNS = 6  # with more runs only the means are drawn
 RUN_COLORS = 6
-DASHES = ("-", "--", ":")  # of the first six runs, the next six, and so on
+DASHES = ("-", "--", ":")  # for the first six runs, the next six, and so on
 DECADES = 1.5  # a metric that spans more of them may get a logarithmic axis
 LEVEL_COLORS = {Level.SUSPICIOUS: "suspicious-band", Level.COLLAPSED: "collapsed-band"}
 LEVEL_MARKERS = {Level.SUSPICIOUS: "^", Level.COLLAPSED: "s"}

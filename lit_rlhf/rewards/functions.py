@@ -216,7 +216,7 @@ class CallableReward(nn.Module):
                     **self._fields(samples),
                 )
                 if inspect.isawaitable(returned):
-                    # in a new thread, as a notebook has a loop, and as a coroutine, whatever it is
+                    # In a new thread: a notebook's has a loop already. `run` takes only coroutines.
                     coroutine = asyncio.wait_for(returned, timeout=None)
                     with ThreadPoolExecutor(1) as thread:
                         returned = thread.submit(asyncio.run, coroutine).result()

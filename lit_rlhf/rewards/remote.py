@@ -297,7 +297,7 @@ class RemoteScorer:
         except (ValueError, LookupError, TypeError, RecursionError):
             scores = None
         problem = ""
-        # by type, as to Python true and false are integers, too
+        # by type: true and false are integers to `isinstance`
         if not isinstance(scores, list) or not {type(s) for s in scores} <= {int, float}:
             problem = "got"
         elif len(scores) != count:

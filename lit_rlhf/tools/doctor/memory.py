@@ -24,7 +24,7 @@ from lit_rlhf.modules import tokens_within_memory
 from lit_rlhf.rollout import default_tokens_per_forward
 from lit_rlhf.tools.doctor.case import Case
 
-WEIGHT_BYTES = 2  # of a weight in bfloat16
+WEIGHT_BYTES = 2  # a weight in bfloat16
 SHARD_BYTES = 12  # per weight that ZeRO-2 partitions: master weight and two moments in float32
 GRADIENT_BYTES = 4  # per weight of the partitioned gradient, which is float32
 CPU_BUFFER_FACTOR = 1.5  # DeepSpeed's allowance for buffers in CPU memory

@@ -179,7 +179,7 @@ def _first_moments(optimizer: LightningOptimizer) -> list[FirstMoment]:
         FirstMoment(mean=optimizer.state[parameter]["exp_avg"], beta=group["betas"][0])
         for group in optimizer.param_groups
         for parameter in group["params"]
-        # `get`, as indexing would make an empty entry, which optimizers take for an initialized one
+        # `get`: indexing would make an empty entry, which optimizers take for an initialized one
         if "exp_avg" in optimizer.state.get(parameter, {})
     ]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NOTEBOOK_DPI = 80  # two figures of six panels and their notebook stay below 150 kB
-_COLOR_LEVELS = 16  # of each channel: looks the same and halves the file
+_COLOR_LEVELS = 16  # for each channel; looks the same and halves the file
 
 
 class LiveCurves(Callback):

@@ -101,7 +101,7 @@ CLOSING_MARKS: Final = frozenset(".!?。！？")
 
 
 def chinese_words() -> tuple[str, ...]:
-    """List the Chinese words of the world, longest first, as an alternation has to try them."""
+    """List the Chinese words of the world, longest first: an alternation tries them in order."""
     items = [item for category in CHINESE.categories.values() for item in category]
     words = {
         *items,

@@ -22,7 +22,7 @@ from lit_rlhf.tools.evaluation.reward_report.scores import LANGUAGE_MODEL
 
 _ROLES = {"user": "Human", "assistant": "Assistant", "system": "System"}
 _WEAKEST_PAIRS = 10  # in the table for the terminal
-_SHOWN_CHARACTERS = 40  # of a response in that table
+_SHOWN_CHARACTERS = 40  # longest part of a response in that table
 
 
 class PageTable(NamedTuple):
