@@ -130,7 +130,7 @@ def test_the_time_limit_is_that_of_all_responses_together(monkeypatch: pytest.Mo
 
 def test_the_time_limit_of_all_functions_holds_for_a_catastrophic_pattern_too() -> None:
     rule = RegexRule(CATASTROPHIC, timeout=1.0)
-    reward = CallableReward(rule, tiny_tokenizer(), 0.1, "the rule")
+    reward = CallableReward(rule, tiny_tokenizer(), timeout=0.1, label="the rule")
     with pytest.raises(TimeoutError, match=r"the rule: no scores after 0\.1 seconds"):
         reward(said([ENDLESS]), ["p"], None)
 
