@@ -11,6 +11,7 @@ from typing import Self
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 
 from lit_rlhf.functional import Moments, masked_moments, merged_moments
 
@@ -173,6 +174,16 @@ def world_size() -> int:
         1
     """
     return distributed.get_world_size() if _is_distributed() else 1
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor; any other tensor as it is.
+
+    Examples:
+        >>> local_part(torch.ones(2)).tolist()
+        [1.0, 1.0]
+    """
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _is_distributed() -> bool:

@@ -25,7 +25,7 @@ from benchmarks.speed.job import Job
 from benchmarks.speed.machine import device_name
 from benchmarks.speed.ours import build_loader, build_module, build_trainer
 from benchmarks.speed.workload import SIZES, Mode, Precision, Size, Workload, save_networks
-from lit_rlhf.modules.phases import PhaseTimer
+from lit_rlhf.modules.phase_timer import PhaseTimer
 
 
 class PhaseProfile(NamedTuple):

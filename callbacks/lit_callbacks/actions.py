@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from inspect import isdatadescriptor
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -312,7 +313,8 @@ class _Place(NamedTuple):
 
 def _find_coefficient(module: LightningModule, name: str) -> _Place:
     group, _, field = name.rpartition(".")
-    options = {key: v for key, v in vars(module).items() if is_dataclass(v)}
+    attributes = {**_handed_on(module), **vars(module)}
+    options = {key: value for key, value in attributes.items() if is_dataclass(value)}
     if group in options and field in {f.name for f in fields(options[group])}:
         return _Place(options[group], field)
     if hasattr(module, name):
@@ -320,11 +322,23 @@ def _find_coefficient(module: LightningModule, name: str) -> _Place:
     hparams: MutableMapping[str, Any] = module.hparams
     if name in hparams:
         return _Place(hparams, name)
-    known = {key: v for key, v in vars(module).items() if not key.startswith("_")} | dict(hparams)
+    known = {key: v for key, v in attributes.items() if not key.startswith("_")} | dict(hparams)
     known |= {f"{k}.{f.name}": getattr(v, f.name) for k, v in options.items() for f in fields(v)}
     numbers = {key for key, value in known.items() if isinstance(value, float)}
-    numbers |= {key for key, value in module.named_buffers(recurse=False) if value.numel() == 1}
+    tensors = {**attributes, **dict(module.named_buffers(recurse=False))}.items()
+    numbers |= {k for k, v in tensors if isinstance(v, torch.Tensor) and v.numel() == 1}
     raise ValueError(
         f"name: expected a coefficient of {type(module).__name__}, got {name!r}; "
         f"it has {', '.join(sorted(numbers)) or 'none'}"
     )
+
+
+def _handed_on(module: LightningModule) -> dict[str, Any]:
+    """Attributes that a module's class hands on to a part of the module, by descriptors."""
+    names = {
+        name
+        for cls in type(module).__mro__
+        for name, value in vars(cls).items()
+        if isdatadescriptor(value) and not isinstance(value, property) and name[0] != "_"
+    }
+    return {name: getattr(module, name) for name in sorted(names)}

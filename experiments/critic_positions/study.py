@@ -32,6 +32,7 @@ from experiments.results_file import read_run, read_runs, write_run
 from lit_rlhf.files import write_text
 from lit_rlhf.functional import gae
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.ppo import PPO
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.tools.commands.quickstart import Quickstart
 
@@ -46,15 +47,17 @@ LEAST: Final = 50
 """Responses that have to reach a position."""
 
 
-class WatchedPPO(PPOModule):
-    """PPO that keeps returns and values of its training, and writes them beside its model."""
+class WatchedPPO(PPO):
+    """PPO that keeps returns and values of its training."""
+
+    kept: list[list[Tensor]]
 
     def experience(
         self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
     ) -> Experience:
         """Keep the returns, values and response mask of an iteration, `[B, POSITIONS]` each."""
         if not hasattr(self, "kept"):
-            self.kept: list[list[Tensor]] = []
+            self.kept = []
         mask = rollouts.response_mask
         returns = gae(torch.zeros_like(rewards), rewards, mask, lam=1.0).advantages
         tensors = (returns, estimates.values, mask.float())
@@ -63,11 +66,20 @@ class WatchedPPO(PPOModule):
         self.kept.append([x[:, :POSITIONS] for x in padded])
         return super().experience(rollouts, rewards, estimates)
 
+
+class WatchedModule(PPOModule):
+    """A run of `WatchedPPO` that writes what it kept beside its model."""
+
+    ppo_class = WatchedPPO
+    ppo: WatchedPPO
+
     def on_fit_end(self) -> None:
         """Write the measures of all phases."""
         super().on_fit_end()
         phases = {
-            name: measure(*(torch.cat(parts) for parts in zip(*self.kept[slice(*of)], strict=True)))
+            name: measure(
+                *(torch.cat(parts) for parts in zip(*self.ppo.kept[slice(*of)], strict=True))
+            )
             for name, of in PHASES.items()
         }
         write_text(f"{self.output_dir}/positions.json", json.dumps(phases))
@@ -105,7 +117,7 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
     root = Plan(foundations_by_name()[estimators.FOUNDATION], seed, Path(output_dir)).root
     name = f"watched_{arm}"
     configs: list[str | Path] = ["ppo_max.yaml", *estimators.arm_overlays(root, arm)]
-    options = ("--model", "experiments.critic_positions.study.WatchedPPO", "--name", name)
+    options = ("--model", "experiments.critic_positions.study.WatchedModule", "--name", name)
     Quickstart(root, seed, overwrite=True).fit_ppo(configs, *options)
     found = json.loads((root / name / "positions.json").read_text("utf-8"))
     write_run(RESULTS, f"{arm}-seed_{seed}", found)

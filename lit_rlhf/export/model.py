@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.files import code_versions, write_manifest
+from lit_rlhf.finite import require_finite_weights
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models import (
     HeadFormat,
@@ -22,7 +23,6 @@ from lit_rlhf.models import (
     save_adapter_folder,
     save_model_folder,
 )
-from lit_rlhf.modules import require_finite_weights
 
 NetworkName = Literal["policy", "critic", "reward", "model"]
 BESIDE = "beside the scalar model."  # prefix of the weights of `ExportableModel.lm_head`

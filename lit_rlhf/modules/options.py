@@ -15,7 +15,6 @@ from transformers import SchedulerType
 
 from lit_rlhf.checks import (
     check_choice,
-    check_count,
     check_fields,
     check_not_negative,
     check_number,
@@ -67,52 +66,3 @@ class OptimizerOptions:
             check_number(name, beta, "a number in [0, 1)", lambda value: 0 <= value < 1)
         check_fields(check_unit_interval, self, "warmup_ratio", "min_lr_ratio")
         check_choice("lr_scheduler", self.lr_scheduler, SCHEDULES)
-
-
-@dataclass(frozen=True)
-class MinibatchOptions:
-    """How an iteration's rollouts become updates.
-
-    Attributes:
-        ppo_epochs: Passes over the rollouts of an iteration.
-        minibatch_size: Rollouts per update and rank.
-        micro_batch_size: Most rollouts per forward and backward; `None`: no limit. The gradient
-            does not depend on it.
-        micro_batch_tokens: Most tokens, without padding, per forward and backward; `None`: no
-            limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A longer
-            rollout is computed by itself. The gradient does not depend on it.
-    """
-
-    ppo_epochs: int = 1
-    minibatch_size: int = 32
-    micro_batch_size: int | None = None
-    micro_batch_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(check_count, self, *vars(self))
-
-    def updates_per_iteration(self, n_rollouts: int) -> int:
-        """Updates of a network in an iteration with `n_rollouts` rollouts on this rank."""
-        return self.ppo_epochs * max(n_rollouts // self.minibatch_size, 1)
-
-
-@dataclass(frozen=True)
-class CriticPretrainingOptions:
-    """The phase at the start of PPO that trains only the critic (Section 5.3.3).
-
-    It takes the place of the critic's warm-up. The default is as long as that warm-up would be in
-    the paper: a tenth of 1000 updates, at four per iteration.
-
-    Attributes:
-        iterations: Longest length of the phase; 0: there is none.
-        target_value_loss: The phase ends once `ppo/value_loss` of an iteration is at most this;
-            `None`: after its iterations. The targets of the loss contain the critic's own values,
-            so that with `lam` < 1 the loss on long responses is small from the start, whatever the
-            critic knows. See `ppo/explained_variance` before you set it.
-    """
-
-    iterations: int = 25
-    target_value_loss: float | None = None
-
-    def __post_init__(self) -> None:
-        check_count("iterations", self.iterations, 0)

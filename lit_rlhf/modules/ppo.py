@@ -1,119 +1,150 @@
 """PPO-max under a Trainer: optimizers, logging and checkpoints around `lit_rlhf.ppo.PPO`.
 
-`PPOModule.training_step` is one iteration of Algorithm 1 of arXiv 2307.04964. Its phases are the
-methods of `PPO`, and `update`, which steps the optimizers.
+`PPOModule.training_step` is one iteration of Algorithm 1 of arXiv 2307.04964.
 
 Notation: `B` responses, `T` tokens of the longest response.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from lit_callbacks import log_text
 from lit_rlhf.checks import check_count, check_positive
-from lit_rlhf.data import PromptBatch, PromptDataModule, TokenBatch, encode_prompts
-from lit_rlhf.forward import (
-    LanguageModel,
-    Offloaded,
-    call,
-    disable_dropout,
-    scalar_head_of,
-    share_lower_layers,
-)
-from lit_rlhf.functional import explained_variance, informative_groups
-from lit_rlhf.models import ModelOptions, load_causal_lm, separate_weights
-from lit_rlhf.modules.finished import is_dry_run, model_card
+from lit_rlhf.data import PromptBatch, PromptDataModule, encode_prompts
+from lit_rlhf.finite import NotFiniteError, join_names
+from lit_rlhf.forward import scalar_head_of
+from lit_rlhf.models import ModelOptions, separate_weights
 from lit_rlhf.modules.option_names import merge_options
-from lit_rlhf.modules.options import CriticPretrainingOptions, MinibatchOptions, OptimizerOptions
-from lit_rlhf.modules.phases import PhaseTimer
-from lit_rlhf.modules.resuming import fill_buffers, weights_checksum
+from lit_rlhf.modules.options import OptimizerOptions
+from lit_rlhf.modules.phase_timer import PhaseTimer
+from lit_rlhf.modules.ppo_checks import (
+    check_on_policy_sampling,
+    is_trial,
+    warn_about_options,
+)
+from lit_rlhf.modules.resume import fill_buffers, weights_checksum
 from lit_rlhf.modules.schedules import build_schedule, training_batch_size
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule, evaluation_prefix
-from lit_rlhf.modules.updates import (
-    Share,
-    find_non_finite,
-    join_names,
-    slice_batch,
-    split_batch,
-    step_schedule,
-    trained_networks,
-    weight_sums,
-)
+from lit_rlhf.modules.updates import GuardedStepper
 from lit_rlhf.ppo import (
     PPO,
+    UPDATE_MEMORY,
     AdvantageOptions,
+    Collected,
     CriticInit,
+    CriticPretrainingOptions,
     MemoryOptions,
+    MinibatchOptions,
+    NetworkName,
     PPOLossOptions,
-    PPONetworks,
     PPOOptions,
     RewardShapingOptions,
-    check_groups,
+    check_options,
     critic_source,
-    load_critic,
-    load_reference,
+    iteration_draws,
+    load_networks,
 )
 from lit_rlhf.rewards import (
-    CallableReward,
     RewardObject,
     Rewards,
-    Scores,
-    WeightedReward,
     plain_rewards,
     reward_key,
     untrusted_rewards,
 )
 from lit_rlhf.rollout import (
-    Experience,
-    RolloutBatch,
     RolloutMetrics,
     Sampler,
     SamplingOptions,
-    TokenStatistics,
     build_response_records,
     check_minibatch_size,
     format_sample_table,
-    generate_responses,
-    iterate_minibatches,
 )
-from lit_rlhf.stats import (
-    global_denominator,
-    global_masked_moments,
-    global_means,
-    global_sum,
-    world_size,
-)
+from lit_rlhf.stats import global_means
+
+ValueT = TypeVar("ValueT")
 
 # metrics beside the ones of `RolloutMetrics` that an iteration logs even if it is skipped
 OF_AN_ITERATION = ("rollout/score", "rollout/reward")
 FROZEN = ("reference.", "reward.functions.")  # keys of the state dict that checkpoints leave out
-# what to change when a phase runs out of memory
-ROLLOUT_MEMORY = ("memory.rollout_batch_size", "sampling.max_new_tokens")
-SCORING_MEMORY = ("memory.max_tokens_per_forward", "sampling.max_new_tokens")
-UPDATE_MEMORY = (
-    "minibatches.micro_batch_size",
-    "minibatches.micro_batch_tokens",
-    "sampling.max_new_tokens",
-    "network.gradient_checkpointing",
-)
+OWN_STATE = "ppo."
+"""Prefix of the algorithm's own state, which checkpoints hold without it."""
 
 
-class PPOModule(PPO, StageModule):
-    """One iteration of PPO-max per `training_step`: rollout, score, estimate, shape, update.
+class OfAlgorithm(Generic[ValueT]):
+    """An attribute of a `PPOModule` that is its algorithm's, of the same name.
 
-    Each phase is a method of that name; override one to change it. The defaults are PPO-max with
-    the paper's values, as far as it states them (`docs/recipe.md`); the overlays in
-    `configs/ablations` switch its tricks one by one.
+    So callbacks and users find options and coefficients at the module, and what they set there has
+    an effect.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, module: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, module: "PPOModule", owner: type) -> ValueT: ...
+
+    def __get__(self, module: "PPOModule | None", owner: type) -> Self | ValueT:
+        return self if module is None else cast(ValueT, getattr(module.ppo, self.name))
+
+    def __set__(self, module: "PPOModule", value: ValueT) -> None:
+        setattr(module.ppo, self.name, value)
+
+
+@dataclass
+class IterationRecord:
+    """What an iteration draws with, and what is known of it in the end.
+
+    Attributes:
+        rollout_seed: Seed of its rollouts on this rank.
+        generator: Generator of its minibatches.
+        stepper: Steps the networks.
+        metrics: Metrics to log, by key, 0-dim; NaN where the iteration does not get that far.
+        scores: Scores of its responses, `[B]`; NaN until they are known.
+        lengths: Tokens of its responses, `[B]`; 0 until they are known.
+    """
+
+    rollout_seed: int
+    generator: torch.Generator
+    stepper: GuardedStepper
+    metrics: dict[str, Tensor]
+    scores: Tensor
+    lengths: Tensor
+
+    def add(self, collected: Collected, measured: RolloutMetrics) -> None:
+        """Take note of the responses."""
+        self.scores = collected.scores.total
+        self.lengths = collected.rollouts.lengths
+        self.metrics |= measured.compute()
+
+
+class PPOModule(StageModule):
+    """One iteration of PPO-max per `training_step`. The algorithm is `ppo`, a `lit_rlhf.ppo.PPO`.
+
+    The defaults are PPO-max with the paper's values, as far as it states them (`docs/recipe.md`);
+    the overlays in `configs/ablations` switch its tricks one by one.
+
+    To change a phase, override a method of `PPO` and name that class as `ppo_class`.
+
+    Attributes:
+        ppo_class: Class of the algorithm.
+        ppo: The algorithm. Its options and coefficients are attributes of the module, too.
+        policy: The network that is trained. The networks are those of `ppo.networks`; they are
+            attributes of the module, so that a Trainer moves them and checkpoints hold them.
+        reference: The frozen SFT model, if it is a network of its own.
+        critic: The network of the values, if the estimator of advantages uses one.
+        reward: The weighted sum of rewards.
 
     Args:
         model_path: Folder or hub id of the SFT model: the policy's start and the reference.
@@ -152,22 +183,45 @@ class PPOModule(PPO, StageModule):
         sampled_texts: Held-out prompts whose responses are logged as text at validation.
         seed: Seed of rollouts and minibatches. The draws of an iteration depend only on it, the
             iteration and the rank, so a resumed run repeats them.
-        max_skipped_in_a_row: Updates of a network in a row that may be skipped, as a number is not
-            finite, until training stops.
+        max_skipped_in_a_row: Number of updates of a network in a row, skipped because a number is
+            not finite, at which training stops.
     """
 
     stage = "ppo"
+    trained_names = ("policy", "critic")
     progress_metrics = ("rollout/score", "rollout/kl", "rollout/response_length")
     object_arguments = ("rewards", "gold_reward", "sampler")
-    iteration: Tensor
-    ppo_step: Tensor
-    pretraining_done: Tensor
-    pretraining_length: Tensor
+    ppo_class: ClassVar[type[PPO]] = PPO
+    ppo: PPO
+
+    sampling = OfAlgorithm[SamplingOptions]()
+    reward_shaping = OfAlgorithm[RewardShapingOptions]()
+    advantages = OfAlgorithm[AdvantageOptions]()
+    loss = OfAlgorithm[PPOLossOptions]()
+    minibatches = OfAlgorithm[MinibatchOptions]()
+    critic_pretraining = OfAlgorithm[CriticPretrainingOptions]()
+    memory = OfAlgorithm[MemoryOptions]()
+    responses_per_prompt = OfAlgorithm[int]()
+    kl_coef = OfAlgorithm[Tensor]()
+    iteration = OfAlgorithm[Tensor]()
+    ppo_step = OfAlgorithm[Tensor]()
+
+    def __init_subclass__(cls) -> None:
+        """Refuse phases of the algorithm, which would have no effect here."""
+        super().__init_subclass__()
+        phases = {name for name, value in vars(PPO).items() if callable(value)}
+        misplaced = sorted(name for name in phases - {*dir(PPOModule)} if name in vars(cls))
+        if misplaced:
+            raise TypeError(
+                f"{cls.__name__}.{misplaced[0]}: expected on a subclass of lit_rlhf.ppo.PPO, which "
+                f"is the ppo_class of {cls.__name__}: the phases of an iteration are methods of PPO"
+            )
 
     def __init__(
         self,
         model_path: str,
         rewards: Rewards,
+        *,
         gold_reward: str | RewardObject | None = None,
         reward_timeout: float | None = None,
         critic_init: CriticInit | str = "reward",
@@ -195,75 +249,67 @@ class PPOModule(PPO, StageModule):
             check_positive("reward_timeout", reward_timeout)
         if max_iterations is not None:
             check_count("max_iterations", max_iterations)
-        # Past `PPO`, which takes the networks that are loaded below. It has to be a `super`, by
-        # which Lightning finds the arguments of constructors.
-        super(PPO, self).__init__(model_path, output_dir, network, max_skipped_in_a_row)
+        super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
         cls = type(self)
         gold_key = None if gold_reward is None else reward_key(gold_reward)
         self.save_hyperparameters({"rewards": plain_rewards(rewards), "gold_reward": gold_key})
-        self.max_iterations = max_iterations
-        self.minibatches = merge_options(cls, "minibatches", minibatches)
         self.policy_optimizer = merge_options(cls, "policy_optimizer", policy_optimizer)
         self.critic_optimizer = merge_options(cls, "critic_optimizer", critic_optimizer)
-        self.critic_pretraining = merge_options(cls, "critic_pretraining", critic_pretraining)
+        self.max_iterations = max_iterations
         self.sampled_texts = sampled_texts
         self.seed = seed
         self.critic_init = critic_init
-        advantages = merge_options(cls, "advantages", advantages)
-        if not advantages.uses_critic:
-            self.critic_pretraining = CriticPretrainingOptions(iterations=0)
-        elif critic_init == "shared" and self.critic_pretraining.iterations:
-            raise ValueError(
-                "critic_pretraining.iterations: expected 0 with critic_init: shared, got "
-                f"{self.critic_pretraining.iterations}: the critic's trunk is the policy's"
-            )
         options = PPOOptions(
-            merge_options(cls, "sampling", sampling),
-            merge_options(cls, "reward_shaping", reward_shaping),
-            advantages,
-            merge_options(cls, "loss", loss),
-            merge_options(cls, "memory", memory),
-            responses_per_prompt,
+            sampling=merge_options(cls, "sampling", sampling),
+            reward_shaping=merge_options(cls, "reward_shaping", reward_shaping),
+            advantages=merge_options(cls, "advantages", advantages),
+            loss=merge_options(cls, "loss", loss),
+            minibatches=merge_options(cls, "minibatches", minibatches),
+            critic_pretraining=merge_options(cls, "critic_pretraining", critic_pretraining),
+            memory=merge_options(cls, "memory", memory),
+            responses_per_prompt=responses_per_prompt,
         )
-        check_groups(options)
+        # before the networks are loaded, which takes a while
+        check_options(options, shares_trunk=critic_init == "shared")
         check_on_policy_sampling(options.sampling)
-        # Without dropout, rollout, scoring and update compute the log-probs of one policy, and
-        # the first ratio is 1.
-        policy = disable_dropout(load_causal_lm(model_path, self.network))
-        warn_about_options(options, policy.config.vocab_size)
-        offload, shard = options.memory.offload_frozen, options.memory.shard_frozen
-        frozen = replace(
-            self.network,
-            dtype=options.memory.frozen_dtype or self.network.dtype,
-            # the scales of 4-bit weights do not come and go with them
-            load_in_4bit=self.network.load_in_4bit and not (offload or shard),
-        )
-        reference = load_reference(model_path, frozen, offload, shard)
-        if reference is not None and not isinstance(reference, Offloaded):
-            share_lower_layers(reference, policy)
-        ensemble = options.reward_shaping.ensemble
-        reward = WeightedReward(
+        networks = load_networks(
+            model_path,
             rewards,
-            frozen,
-            self.tokenizer,
-            timeout=reward_timeout,
-            offload=offload,
-            shard=shard,
-            ensemble=ensemble,
+            options=options,
+            network=self.network,
+            tokenizer=self.tokenizer,
+            critic_init=critic_init,
+            seed=seed,
+            gold_reward=gold_reward,
+            reward_timeout=reward_timeout,
+            sampler=sampler,
         )
-        critic = None
-        if advantages.uses_critic:
-            critic = load_critic(critic_init, model_path, policy, reward.models, self.network, seed)
-            disable_dropout(critic)
-        gold = None
-        if gold_reward is not None:
-            gold = CallableReward(gold_reward, self.tokenizer, timeout=reward_timeout)
-        scored_by = (reward, self.tokenizer, gold)
-        networks = PPONetworks(policy, reference, critic, *scored_by, sampler or generate_responses)
-        self.assemble(networks, options)
+        warn_about_options(options, networks.policy.config.vocab_size)
+        self.ppo = self.ppo_class(networks, options)
+        self._register_networks()
+        self._note_inputs()
         self._evaluation: RolloutMetrics | None = None
+        # torch declares no types for these two
+        self.register_state_dict_post_hook(_drop_own_prefix)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_add_own_prefix)  # type: ignore[no-untyped-call]
+
+    def _register_networks(self) -> None:
+        """Make the networks children of the module, by the names that checkpoints have."""
+        networks = self.ppo.networks
+        self.policy = networks.policy
+        self.reference = networks.reference
+        self.reward = networks.reward
+        if self.ppo.shares_trunk:
+            # its weights are the policy's, so that they are moved, trained and saved with them
+            object.__setattr__(self, "critic", networks.critic)
+        else:
+            self.critic = networks.critic
+        self.gold = networks.gold
+
+    def _note_inputs(self) -> None:
+        """Note what the run starts from, with checksums of folders that may be written anew."""
         self.inputs["rewards"] = [model.path for model in self.reward.models]
-        # Of folders that may be written anew; now, since a strategy may cast the weights later.
+        # now, since a strategy may cast the weights later
         self.input_checksums["weights of the reward models"] = [
             weights_checksum(model.model) for model in self.reward.models
         ]
@@ -271,12 +317,6 @@ class PPOModule(PPO, StageModule):
             self.input_checksums["sources of the reward functions"] = sources
         if self.reference is not None:
             self.input_checksums["weights of the reference"] = weights_checksum(self.reference)
-        # Buffers, so that checkpoints hold them.
-        self.register_buffer("iteration", torch.zeros((), dtype=torch.long))
-        self.register_buffer("ppo_step", torch.zeros((), dtype=torch.long))
-        no_pretraining = torch.tensor(self.critic_pretraining.iterations == 0)
-        self.register_buffer("pretraining_done", no_pretraining)
-        self.register_buffer("pretraining_length", torch.zeros((), dtype=torch.long))
 
     @classmethod
     def trusted_arguments(
@@ -305,12 +345,13 @@ class PPOModule(PPO, StageModule):
             if self.encoder is not None:
                 source.check_contract(self.encoder.contract)
         if isinstance(self.datamodule, PromptDataModule):
-            of_prompts = {p: of for p, of in self.datamodule.examples.items() if p != "ptx"}
-            for part, examples in of_prompts.items():
+            for part, examples in self.datamodule.examples.items():
+                if part == "ptx":
+                    continue
                 available = {name for example in examples for name in example.fields}
                 self.reward.check_fields(available, f"the {part} records")
-                if self.gold is not None:
-                    self.gold.check_fields(available, f"the {part} records")
+                if self.ppo.networks.gold is not None:
+                    self.ppo.networks.gold.check_fields(available, f"the {part} records")
         if stage == "fit" and self.trainer.max_steps != -1 and not is_trial(self.trainer):
             raise ValueError(
                 f"trainer.max_steps: expected -1 (off), got {self.trainer.max_steps}: it would "
@@ -318,14 +359,15 @@ class PPOModule(PPO, StageModule):
                 "model.max_iterations, the number of PPO iterations"
             )
         if stage == "fit" and isinstance(self.datamodule, PromptDataModule):
-            n_prompts, learned = self.datamodule.batch_size, self.advantages.learned_prompts
-            if learned is not None and learned > n_prompts:
+            n_prompts = self.datamodule.batch_size
+            n_learned = self.advantages.learned_prompts
+            if n_learned is not None and n_learned > n_prompts:
                 raise ValueError(
                     f"advantages.learned_prompts: expected at most data.batch_size={n_prompts}, "
-                    f"got {learned}"
+                    f"got {n_learned}"
                 )
-            rollouts = self.count_learned(n_prompts * self.responses_per_prompt)
-            check_minibatch_size(rollouts, self.minibatches.minibatch_size)
+            n_rollouts = self.ppo.count_learned(n_prompts * self.responses_per_prompt)
+            check_minibatch_size(n_rollouts, self.minibatches.minibatch_size)
 
     def on_train_start(self) -> None:
         """Tell of a missing ptx loss; stop at once if a checkpoint is at the end of the run."""
@@ -338,216 +380,104 @@ class PPOModule(PPO, StageModule):
 
     def stop_after_last_iteration(self) -> None:
         """Ask the trainer to stop once `max_iterations` are done."""
-        if self.max_iterations is not None and int(self.iteration) >= self.max_iterations:
+        if self.max_iterations is not None and int(self.ppo.iteration) >= self.max_iterations:
             self.trainer.should_stop = True
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
         """One PPO iteration; returns the scores and lengths of the responses for callbacks."""
-        batch = self.repeat_prompts(batch)
-        scores = torch.full((len(batch.texts),), torch.nan, device=self.device)
-        lengths = torch.zeros_like(scores)
-        metrics = dict.fromkeys((*RolloutMetrics.KEYS, *OF_AN_ITERATION), scores[0])
-        metrics["ppo/kl_coef"] = self.kl_coef.clone()
+        prompts = self.ppo.repeat_prompts(batch)
+        with self.run_iteration(len(prompts.texts)) as record:
+            self.ppo.require_finite_policy()
+            collected = self.ppo.collect(prompts, record.rollout_seed, self.timer)
+            record.add(collected, self.ppo.measure(collected))
+            lesson = self.ppo.learn_from(collected)
+            record.metrics |= lesson.metrics
+            self.ppo.adapt_kl_coef(
+                kl=float(record.metrics["rollout/kl"]),
+                n_rollouts=int(record.metrics["rollout/responses"]),
+            )
+            with self.timer("update", collected.rollouts.sequence_shape, UPDATE_MEMORY):
+                record.metrics |= self.ppo.update(
+                    lesson.experience, record.stepper, record.generator, prompts.ptx
+                )
+        return {"scores": record.scores, "response_lengths": record.lengths}
+
+    @contextmanager
+    def run_iteration(self, n_responses: int) -> Iterator[IterationRecord]:
+        """Count and log the iteration inside, which ends early where a number is not finite.
+
+        Args:
+            n_responses: Responses of the iteration on this rank.
+        """
+        ppo = self.ppo
+        unknown = torch.full((n_responses,), torch.nan, device=self.device)
+        metrics = dict.fromkeys((*RolloutMetrics.KEYS, *OF_AN_ITERATION), unknown[0])
+        metrics["ppo/kl_coef"] = ppo.kl_coef.clone()
         trained = "policy"
         if self.critic is not None:
-            trained, metrics["ppo/explained_variance"] = "policy and critic", scores[0]
+            trained = "policy and critic"
+            metrics["ppo/explained_variance"] = unknown[0]
+        draws = iteration_draws(seed=self.seed, iteration=int(ppo.iteration), rank=self.global_rank)
+        record = IterationRecord(
+            rollout_seed=draws.rollout_seed,
+            generator=draws.generator,
+            stepper=self.make_stepper(self.place()),
+            metrics=metrics,
+            scores=unknown,
+            lengths=torch.zeros_like(unknown),
+        )
         with self.guard.iteration(self.trainer, trained, self.place()):
-            self.guard.require_finite(weight_sums(self.policy, "the policy"))
-            seed, generator = iteration_draws(self.seed, int(self.iteration), self.global_rank)
-            rollouts, scored, estimates = self.score_responses(batch, seed, self.timer)
-            scores = scored.total
-            lengths = rollouts.lengths
-            metrics |= self.measure(batch, rollouts, scored, estimates).compute()
-            self.guard.require_finite(
-                {
-                    "rewards": scores,
-                    "log-probs of the policy": estimates.logprobs,
-                    "log-probs of the reference": estimates.ref_logprobs,
-                    "values of the critic": estimates.values,
-                }
-            )
-            # Only iterations that are learned from count in the running moments of rewards.
-            self.reward.commit_moments(scored)
-            rewards = self.shape_rewards(rollouts, scored, estimates)
-            experience = self.experience(rollouts, rewards, estimates)
-            metrics |= self.measure_experience(rewards, scores, experience)
-            experience = self.select_prompts(experience, scores)
-            if not self.in_critic_pretraining():  # during it, the KL cannot follow the coefficient
-                self.adapt_kl_coef(float(metrics["rollout/kl"]), len(scores) * world_size())
-            with self.timer("update", rollouts.sequence_ids, UPDATE_MEMORY):
-                metrics |= self.update(experience, batch.ptx, generator)
-        if self.guard.skipped:  # the learning rates follow the plan all the same
-            learned = self.count_learned(len(scores))
-            self.step_schedules(self.minibatches.updates_per_iteration(learned))
-        self.end_iteration(metrics, lengths)
-        return {"scores": scores, "response_lengths": lengths}
+            yield record
+        if self.guard.skipped:
+            # the learning rates follow the plan all the same
+            n_learned = ppo.count_learned(n_responses)
+            for _ in range(self.minibatches.updates_per_iteration(n_learned)):
+                record.stepper.end_minibatch(trains_policy=not ppo.in_critic_pretraining())
+            ppo.iteration += 1
+        self._log_iteration(record)
+
+    def _log_iteration(self, record: IterationRecord) -> None:
+        """Log the metrics of an iteration, averaged over ranks."""
+        metrics = {
+            **record.metrics,
+            **self.timer.pop_metrics(int(record.lengths.sum())),
+            "ppo/skipped_updates": self.guard.pop_count(),
+        }
+        self.log_dict(global_means(metrics, self.device), batch_size=len(record.lengths))
+        # the x axis of loggers: Lightning's global step counts the steps of both optimizers
+        self.log("step", self.ppo.iteration.float())
+        self.stop_after_last_iteration()
 
     def place(self) -> str:
         """The iteration, for messages."""
-        return f"iteration {int(self.iteration) + 1}"
+        return f"iteration {int(self.ppo.iteration) + 1}"
 
-    def score_responses(
-        self, batch: PromptBatch, seed: int, timer: PhaseTimer | None = None
-    ) -> tuple[RolloutBatch, Scores, TokenStatistics]:
-        """The first three phases: sample responses, score them, and estimate log-probs and values.
+    def make_stepper(
+        self, place: str, grad_clips: Mapping[NetworkName, float | None] | None = None
+    ) -> GuardedStepper:
+        """What steps the networks of an iteration.
 
-        Without a timer, they are not part of a training step.
+        Args:
+            place: Where in the run, for messages.
+            grad_clips: Largest gradient norm by network; `None`: those of the options.
         """
-        timer = timer or PhaseTimer(self)
-        with timer("rollout", batch.input_ids, ROLLOUT_MEMORY):
-            rollouts = self.rollout(batch, seed)
-        with timer("score", rollouts.sequence_ids, SCORING_MEMORY):
-            scores = self.score(rollouts, batch)
-        with timer("estimate", rollouts.sequence_ids, SCORING_MEMORY):
-            estimates = self.estimate(rollouts)
-        return rollouts, scores, estimates
-
-    def measure_experience(
-        self, rewards: Tensor, scores: Tensor, experience: Experience
-    ) -> dict[str, Tensor]:
-        """Metrics of rewards and returns; warns if there is no token to learn from on any rank."""
-        if self.advantages.truncation == "mask" and not global_sum(experience.loss_mask.sum()):
-            rank_zero_warn(
-                "advantages.truncation: mask leaves nothing to learn from, as all responses of an "
-                f"iteration ran to sampling.max_new_tokens={self.sampling.max_new_tokens}: raise "
-                "it, or use truncation: terminal with a reward_shaping.missing_eos_penalty"
-            )
-        count = global_denominator(len(rewards), self.device)
-        metrics = {"rollout/reward": rewards.sum() / count}
-        if self.responses_per_prompt > 1:
-            learned = experience.loss_mask.any(1)
-            informative = informative_groups(scores, self.responses_per_prompt, learned)
-            metrics["rollout/informative_share"] = informative.float().mean()
-        if self.critic is not None:
-            mask = experience.rollouts.response_mask
-            metrics["ppo/explained_variance"] = explained_variance(
-                experience.old_values, experience.returns, mask, moments=global_masked_moments
-            )
-        return metrics
-
-    def end_iteration(self, metrics: dict[str, Tensor], lengths: Tensor) -> None:
-        """Count the iteration and log its metrics, averaged over ranks."""
-        metrics |= self.timer.pop_metrics(int(lengths.sum()))
-        metrics["ppo/skipped_updates"] = self.guard.pop_count()
-        self.iteration += 1
-        self.log_dict(global_means(metrics, self.device), batch_size=len(lengths))
-        # the x axis of loggers: Lightning's global step counts the steps of both optimizers
-        self.log("step", self.iteration.float())
-        self.stop_after_last_iteration()
-
-    def update(
-        self, experience: Experience, ptx: TokenBatch | None, generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """Train the critic and, after critic pre-training, the policy on an iteration's experience.
-
-        `ptx` are as many sequences for the language-model loss. Metrics `ppo/*` are means over
-        minibatches; NaN where all were skipped.
-        """
-        pretraining = self.in_critic_pretraining()
-        size = self.minibatches.minibatch_size
-        history: list[dict[str, Tensor]] = []
-        for _ in range(self.minibatches.ppo_epochs):
-            for index in iterate_minibatches(len(experience), size, generator):
-                index = index.to(self.device)  # once: each field would copy it, and wait
-                minibatch = experience.select(index)
-                texts = None if ptx is None else TokenBatch(*(field[index] for field in ptx))
-                place = f"{self.place()}, minibatch {len(history) + 1}"
-                metrics = {}
-                if self.separate_critic:
-                    metrics = self.train_critic(minibatch, self.critic_optimizer.grad_clip, place)
-                if not pretraining:
-                    clip = self.policy_optimizer.grad_clip
-                    metrics |= self.train_policy(minibatch, texts, clip, place)
-                self.step_schedules()
-                history.append(metrics)
-        # Skipped updates have NaN for all metrics.
-        means = {key: torch.stack([m[key] for m in history]).nanmean() for key in history[0]}
-        if pretraining:
-            # over all ranks: they have to agree on when the phase ends
-            self.watch_critic_pretraining(float(global_means(means, self.device)["ppo/value_loss"]))
-        else:
-            means["ppo/ratio_first"] = history[0]["ppo/ratio"]
-        return means
-
-    def train_critic(
-        self, minibatch: Experience, max_norm: float | None, place: str
-    ) -> dict[str, Tensor]:
-        """Make one update of the critic; its metrics are NaN if the update was skipped."""
-        # All micro-batches divide by the tokens of the whole minibatch on all ranks, so that a long
-        # response weighs as much as in one large batch.
-        tokens = global_denominator(minibatch.loss_mask.sum(), self.device)
-        critic = cast(LanguageModel, self.critic)
-        shares = (
-            (weight, *call(critic, self.critic_loss, part, tokens))
-            for part, weight in self.split_experience(minibatch)
+        if grad_clips is None:
+            grad_clips = {
+                "policy": self.policy_optimizer.grad_clip,
+                "critic": self.critic_optimizer.grad_clip,
+            }
+        return GuardedStepper(
+            self.trained_networks(),
+            module=self,
+            guard=self.guard,
+            grad_clips=grad_clips,
+            place=place,
         )
-        return self.update_network("critic", shares, max_norm, place)
-
-    def train_policy(
-        self, minibatch: Experience, ptx: TokenBatch | None, max_norm: float | None, place: str
-    ) -> dict[str, Tensor]:
-        """Make one update of the policy, on rollouts and `ptx`, as many sequences of text.
-
-        It is the critic's update as well if both share a trunk.
-        """
-        loss_of = self.joint_loss if self.shares_trunk else self.policy_loss
-        tokens = global_denominator(minibatch.loss_mask.sum(), self.device)
-
-        def shares() -> Iterator[Share]:
-            for part, weight in self.split_experience(self.reparameterize_advantages(minibatch)):
-                yield weight, *call(self.policy, loss_of, part, tokens)
-            # Its gradient is added to PPO's before the one step (Eq. 17).
-            if ptx is not None and self.loss.ptx_coef > 0:
-                text_tokens = global_denominator(ptx.completion_mask.sum(), self.device)
-                for rows, weight in self.micro_batches(ptx.attention_mask.sum(1)):
-                    loss = call(self.policy, self.ptx_loss, slice_batch(ptx, rows), text_tokens)
-                    yield weight, self.loss.ptx_coef * loss, {"ppo/ptx_loss": loss}
-
-        return self.update_network("policy", shares(), max_norm, place)
-
-    def update_network(
-        self, name: str, shares: Iterable[Share], max_norm: float | None, place: str
-    ) -> dict[str, Tensor]:
-        """Accumulate a network's gradient over micro-batches, and make one step with it."""
-        policy, *critic = trained_networks(self)
-        optimizer, _ = policy if name == "policy" else critic[0]
-        metrics, norm, applied = self.guard.update(
-            self, f"the {name}", optimizer, shares, max_norm, place
-        )
-        self.ppo_step += int(applied and name == "policy")
-        metrics[f"ppo/{name}_grad_norm"] = norm
-        return metrics if applied else dict.fromkeys(metrics, torch.full_like(norm, torch.nan))
-
-    def split_experience(self, minibatch: Experience) -> Iterator[tuple[Experience, float]]:
-        """Split a minibatch into micro-batches with weights, each cut to its longest sequence."""
-        index = torch.arange(len(minibatch), device=self.device)
-        for rows, weight in self.micro_batches(minibatch.rollouts.sequence_mask.sum(1)):
-            yield minibatch.select(index[rows]), weight
-
-    def micro_batches(self, lengths: Tensor) -> list[tuple[slice, float]]:
-        """The micro-batches of rows with `lengths` `[B]` real tokens, by the module's options."""
-        options = self.minibatches
-        # the critic may be another network, but its trunk has the policy's size
-        return split_batch(
-            self.policy, lengths, options.micro_batch_size, options.micro_batch_tokens
-        )
-
-    def in_critic_pretraining(self) -> bool:
-        """Whether this iteration trains only the critic."""
-        return not bool(self.pretraining_done)
-
-    def watch_critic_pretraining(self, value_loss: float) -> None:
-        """End critic pre-training after its iterations, or once the value loss is low enough."""
-        target = self.critic_pretraining.target_value_loss
-        enough = int(self.iteration) + 1 >= self.critic_pretraining.iterations
-        if enough or (target is not None and value_loss <= target):
-            self.pretraining_done.fill_(True)
-            self.pretraining_length.fill_(int(self.iteration) + 1)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One AdamW and schedule for the policy, and one for a critic with a trunk of its own."""
         policy = self.build_optimizer(self.policy, self.policy_optimizer)
-        if self.critic is not None and self.shares_trunk:
+        if self.critic is not None and self.ppo.shares_trunk:
             # the head is new, and so may need a larger learning rate than the trunk
             head = list(scalar_head_of(self.critic).parameters())
             for group in policy.param_groups:
@@ -567,18 +497,18 @@ class PPOModule(PPO, StageModule):
             )
 
         def critic_updates(iterations: float = iterations) -> float:
-            rollouts = training_batch_size(self.trainer) * self.responses_per_prompt
-            rollouts = self.count_learned(rollouts)
-            return iterations * self.minibatches.updates_per_iteration(rollouts)
+            n_rollouts = training_batch_size(self.trainer) * self.responses_per_prompt
+            n_learned = self.ppo.count_learned(n_rollouts)
+            return iterations * self.minibatches.updates_per_iteration(n_learned)
 
         def policy_updates() -> float:
             # those that pre-training took, or may take until it has ended
-            done = bool(self.pretraining_done)
-            phase = int(self.pretraining_length) if done else pretraining
+            in_pretraining = self.ppo.in_critic_pretraining()
+            phase = pretraining if in_pretraining else int(self.ppo.pretraining_length)
             return critic_updates(max(iterations - phase, 1))
 
         schedule = build_schedule(policy, self.policy_optimizer, policy_updates)
-        if self.critic is None or self.shares_trunk:
+        if not self.ppo.separate_critic or self.critic is None:
             return [policy], [schedule]
         critic = self.build_optimizer(self.critic, self.critic_optimizer)
         return [policy, critic], [
@@ -589,40 +519,36 @@ class PPOModule(PPO, StageModule):
             ),
         ]
 
-    def step_schedules(self, n_updates: int = 1) -> None:
-        """Step the learning rates by updates, the policy's after critic pre-training only."""
-        (_, of_policy), *critic = trained_networks(self)
-        for _ in range(n_updates):
-            for _, schedule in critic:
-                step_schedule(schedule)
-            if not self.in_critic_pretraining():
-                step_schedule(of_policy)
-
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Generate and score responses to held-out prompts, with the same draws each time."""
         if batch_idx == 0:
-            found = find_non_finite(weight_sums(self.policy, "the policy"))
-            self._evaluation = None if found else RolloutMetrics()
-            if found:
-                rank_zero_warn(f"no responses for evaluation: non-finite: {join_names(found)}")
+            self._evaluation = RolloutMetrics()
+            try:
+                self.ppo.require_finite_policy()
+            except NotFiniteError as error:
+                self._evaluation = None
+                names = join_names(error.names)
+                rank_zero_warn(f"no responses for evaluation: non-finite: {names}")
         if self._evaluation is None:
             return
-        rollouts, scores, estimates = self.score_responses(batch, self.seed + batch_idx)
-        self.measure(batch, rollouts, scores, estimates, self._evaluation)
+        collected = self.ppo.collect(batch, self.seed + batch_idx, PhaseTimer(self))
+        self.ppo.measure(collected, self._evaluation)
         if batch_idx == 0:
-            records = build_response_records(rollouts, scores.total, estimates, self.tokenizer)
+            records = build_response_records(
+                collected.rollouts, collected.scores.total, collected.estimates, self.tokenizer
+            )
             n_rows = self.sampled_texts
             table = format_sample_table(batch.texts[:n_rows], records[:n_rows])
             name = f"{evaluation_prefix(self.trainer)}samples"
-            log_text(self.trainer, name, table, int(self.iteration))
+            log_text(self.trainer, name, table, int(self.ppo.iteration))
 
     def evaluation_metrics(self) -> dict[str, Tensor]:
         """`rollout/*` of all responses; NaN if the policy could not be sampled from."""
-        # The logger's x axis; Lightning's own count of batches is one behind at validation. It is
-        # not averaged over ranks, as it would be cut to an integer after rounding.
-        self.log("step", self.iteration.float())
+        # The logger's x axis; Lightning's own count of batches is one behind at validation. Do not
+        # average it over ranks: that would cut it to an integer after rounding.
+        self.log("step", self.ppo.iteration.float())
         if self._evaluation is None:
-            # instead of the last known values, by which a checkpoint might be kept
+            # not the last known values: a checkpoint might be judged by them
             nan = torch.tensor(torch.nan, device=self.device)
             return dict.fromkeys((*RolloutMetrics.KEYS, "rollout/score"), nan)
         return self._evaluation.compute()
@@ -645,12 +571,14 @@ class PPOModule(PPO, StageModule):
         """Sample one response per prompt of a batch; see `sample` for the records."""
         needed = [getattr(function, "required_fields", ()) for function in self.reward.functions]
         if any(needed) and not any(batch.fields):
-            rollouts = self.rollout(batch, seed)
+            rollouts = self.ppo.rollout(batch, seed)
             scores = torch.full((len(batch.texts),), torch.nan, device=self.device)
-            estimates = self.estimate(rollouts)
+            estimates = self.ppo.estimate(rollouts)
         else:
-            rollouts, scored, estimates = self.score_responses(batch, seed)
-            scores = scored.total
+            collected = self.ppo.collect(batch, seed, PhaseTimer(self))
+            rollouts = collected.rollouts
+            scores = collected.scores.total
+            estimates = collected.estimates
         return build_response_records(rollouts, scores, estimates, self.tokenizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -682,59 +610,26 @@ class PPOModule(PPO, StageModule):
             return
         models = [model.path for model in self.reward.models]
         source = critic_source(self.critic_init, self.model_path, models)
-        card = replace(model_card(self), stage="critic", base_model=source)
+        card = replace(self.model_card(), stage="critic", base_model=source)
         self.write_network(self.critic, folder / "critic", card=card)
 
 
-def iteration_draws(seed: int, iteration: int, rank: int) -> tuple[int, torch.Generator]:
-    """Seed of an iteration's rollouts on a rank, and generator of its minibatches.
-
-    They depend on nothing else, so that a run that resumes from a checkpoint draws the same.
-    """
-    # Three small numbers to one: large primes keep neighbouring iterations and ranks apart.
-    mixed = seed * 1_000_003 + iteration * 7_919 + rank * 104_729
-    generator = torch.Generator().manual_seed(mixed % 2**64)
-    return int(torch.randint(2**31, (), generator=generator)), generator
+def _drop_own_prefix(
+    module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Mapping[str, Any]
+) -> None:
+    """Name the algorithm's own state as checkpoints have it: `kl_coef`, not `ppo.kl_coef`."""
+    for key in [key for key in state if key.startswith(prefix + OWN_STATE)]:
+        state[prefix + key.removeprefix(prefix + OWN_STATE)] = state.pop(key)
 
 
-def is_trial(trainer: Trainer) -> bool:
-    """Whether this is a trial of `fast_dev_run` or the Tuner, which set `max_steps` for it."""
-    return is_dry_run(trainer) or isinstance(trainer.logger, DummyLogger)
-
-
-def check_on_policy_sampling(sampling: SamplingOptions) -> None:
-    """Refuse greedy responses, and warn of samples that do not come from the policy as scored."""
-    if not sampling.do_sample:
-        raise ValueError(
-            "sampling.do_sample: expected true, got false: PPO learns from samples of the policy, "
-            "and a greedy response is not a sample"
-        )
-    off_policy = [f"{name}={getattr(sampling, name)}" for name in sampling.off_policy_options]
-    if off_policy:
-        rank_zero_warn(
-            f"{', '.join(off_policy)}: rollouts are sampled from a changed distribution. Weights "
-            "(loss.importance_cap) correct the tokens that it draws; about those that it never "
-            "draws nothing is learned. Leave these options of sampling at their defaults."
-        )
-
-
-def warn_about_options(options: PPOOptions, vocab_size: int) -> None:
-    """Warn about an estimator without KL's gradient, and a bound on entropy that never acts."""
-    shaping, loss = options.reward_shaping, options.loss
-    if shaping.kl_estimator != "k1" and shaping.kl_coef > 0:
-        rank_zero_warn(
-            f"reward_shaping.kl_estimator={shaping.kl_estimator}: as a reward it does not penalize "
-            "KL. The policy gradient weighs log-probs with the estimate, and only with k1 this is "
-            "the gradient of KL(policy || reference). With k2 and k3 it is about 0 near the "
-            "reference. Use k1 in rewards."
-        )
-    clip, largest = loss.entropy_clip, math.log(vocab_size)
-    if loss.entropy_coef > 0 and clip is not None and clip >= largest:
-        rank_zero_warn(
-            f"loss.entropy_clip={clip}: the entropy of a token is at most {largest:.1f} nats (the "
-            f"log of {vocab_size} tokens), so that the bound never acts. It is per token: lower it "
-            "to about the entropy of the SFT model (`rollout/entropy`)."
-        )
+def _add_own_prefix(
+    module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object
+) -> None:
+    """The reverse of `_drop_own_prefix`, before a state dict is loaded."""
+    assert isinstance(module, PPOModule)
+    for name in module.ppo.state_dict():
+        if prefix + name in state:
+            state[prefix + OWN_STATE + name] = state.pop(prefix + name)
 
 
 def generation_settings(temperature: float) -> dict[str, Any]:

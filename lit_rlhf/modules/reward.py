@@ -2,18 +2,19 @@
 
 import zlib
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torchmetrics.functional.classification import binary_calibration_error
 
 from lit_rlhf.checks import check_count, check_fields, check_not_negative, check_number
-from lit_rlhf.data import PreferenceBatch, TokenBatch
+from lit_rlhf.data import PreferenceBatch, PreferenceDataModule, TokenBatch
 from lit_rlhf.forward import (
     LanguageModel,
     call,
@@ -28,13 +29,28 @@ from lit_rlhf.functional import (
     preference_probability,
     reward_model_loss,
 )
+from lit_rlhf.micro_batches import LossShare, MicroBatch, slice_batch, split_batch
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
-from lit_rlhf.modules.meta import check_meta, meta_weights
+from lit_rlhf.modules.meta_rm import check_meta_rate, difference_shares, meta_weights
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
-from lit_rlhf.modules.updates import Share, slice_batch, split_batch
 from lit_rlhf.stats import all_gather_rows, global_denominator, global_sum
+from lit_rlhf.strategies import backward
+
+
+class ComparedPairs(NamedTuple):
+    """What a reward model says of pairs of responses.
+
+    Attributes:
+        metrics: Share of the pairs in the means of a step, by key, 0-dim; they add up over
+            micro-batches.
+        differences: Scores (the heads' means) of the chosen less the rejected responses, `[B]`,
+            without a graph.
+    """
+
+    metrics: dict[str, Tensor]
+    differences: Tensor
 
 
 class RewardModule(StageModule):
@@ -66,7 +82,7 @@ class RewardModule(StageModule):
         heads: Number of scalar heads, whose mean is the score. A reward model to go on with has as
             many; with 1 its heads become their mean.
         meta_rate: The rate eta of MetaRM with the pairs of `data.meta_sources`, by which weights
-            are moved before the loss is computed, see `lit_rlhf.modules.meta`; 0 is off.
+            are moved before the loss is computed, see `lit_rlhf.modules.meta_rm`; 0 is off.
     """
 
     stage = "reward"
@@ -76,6 +92,7 @@ class RewardModule(StageModule):
         self,
         model_path: str,
         output_dir: str | None = None,
+        *,
         lm_coef: float = 1.0,
         label_smoothing: float = 0.0,
         center_coef: float = 0.0,
@@ -90,13 +107,15 @@ class RewardModule(StageModule):
     ) -> None:
         check_not_negative("lm_coef", lm_coef)
         super().__init__(model_path, output_dir, network, max_skipped_in_a_row)
-        self.lm_coef, self.meta_rate = lm_coef, meta_rate
+        self.lm_coef = lm_coef
+        self.meta_rate = meta_rate
         check_not_negative("center_coef", center_coef)
         check_not_negative("meta_rate", meta_rate)
         check_number(
             "label_smoothing", label_smoothing, "a number in [0, 0.5)", lambda e: 0 <= e < 0.5
         )
-        self.label_smoothing, self.center_coef = label_smoothing, center_coef
+        self.label_smoothing = label_smoothing
+        self.center_coef = center_coef
         self.optimizer = merge_options(type(self), "optimizer", optimizer)
         self.micro_batch_size = micro_batch_size
         self.micro_batch_tokens = micro_batch_tokens
@@ -122,15 +141,16 @@ class RewardModule(StageModule):
         """The output layer of the language-model loss; `None` if there is no such loss."""
         return self.networks["lm_head"] if self.lm_coef > 0 else None
 
-    def forward(
-        self, batch: PreferenceBatch, pairs: Tensor, tokens: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Share of a micro-batch in the means over all `pairs` and chosen `tokens` of a step.
+    def forward(self, batch: PreferenceBatch, pairs: Tensor, tokens: Tensor) -> ComparedPairs:
+        """Compare the responses of a micro-batch.
 
-        Returns metrics, 0-dim, which add up over micro-batches, and the differences of the scores
-        (the heads' means), chosen minus rejected, `[B]` without a graph.
+        Args:
+            batch: The micro-batch, `B` pairs.
+            pairs: Pairs of the whole batch, see `global_denominator`, 0-dim.
+            tokens: Tokens of its chosen responses, likewise.
         """
-        chosen, rejected = batch.chosen, batch.rejected
+        chosen = batch.chosen
+        rejected = batch.rejected
         # One forward for both sides: packed, the padding of the shorter side costs nothing.
         n_rows, length = chosen.input_ids.shape
         width = max(length, rejected.input_ids.shape[1])
@@ -174,25 +194,64 @@ class RewardModule(StageModule):
         metrics["reward/loss"] = reward_model_loss(
             metrics["reward/pairwise_loss"], lm_loss, lm_coef=self.lm_coef
         )
-        return metrics, (chosen_scores - rejected_scores).detach().view(n_rows, -1).mean(1)
+        differences = (chosen_scores - rejected_scores).detach().view(n_rows, -1).mean(1)
+        return ComparedPairs(metrics, differences)
+
+    def meta_weights(
+        self, n_pairs: int, batch_idx: int
+    ) -> AbstractContextManager[dict[str, Tensor]]:
+        """The weights that a batch learns at: with a `meta_rate`, MetaRM's.
+
+        The context gives this rank's share of the metric `reward/difference_loss`, if there is one.
+        """
+        data = self.datamodule
+        if not self.meta_rate or not isinstance(data, PreferenceDataModule):
+            return nullcontext({})
+        pairs = data.draw_meta_pairs(n_pairs, self.current_epoch, batch_idx)
+        batch = move_data_to_device(pairs, self.device)
+        lengths = batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
+        optimizer = self.trained_networks()["model"].optimizer
+        shares = difference_shares(
+            self.model,
+            batch,
+            self.micro_batches(lengths),
+            pairs=global_denominator(n_pairs, self.device),
+        )
+        return meta_weights(
+            shares, self.meta_rate, optimizer, lambda loss: backward(self, loss, optimizer)
+        )
+
+    def micro_batches(self, lengths: Tensor) -> list[MicroBatch]:
+        """The micro-batches of pairs with `lengths` `[B]` real tokens, by the options."""
+        return split_batch(
+            self.model,
+            lengths,
+            max_rows=self.micro_batch_size,
+            max_tokens=self.micro_batch_tokens,
+        )
 
     def training_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
         """One update on a batch of pairs; returns the loss over all ranks, for callbacks."""
         pairs = global_denominator(len(batch.margin), self.device)
         tokens = global_denominator(batch.chosen.completion_mask.sum(), self.device)
         lengths = batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
-        limits = (self.micro_batch_size, self.micro_batch_tokens)
 
-        def shares() -> Generator[Share, None, None]:
-            with meta_weights(self, len(batch.margin), batch_idx) as meta:
-                for rows, weight in split_batch(self.model, lengths, *limits):
-                    metrics, _ = call(self.model, self, slice_batch(batch, rows), pairs, tokens)
-                    yield weight, metrics["reward/loss"], metrics | meta
+        def shares() -> Generator[LossShare, None, None]:
+            with self.meta_weights(len(batch.margin), batch_idx) as meta:
+                for rows, weight in self.micro_batches(lengths):
+                    part = slice_batch(batch, rows)
+                    metrics = call(self.model, self, part, pairs, tokens).metrics | meta
+                    yield LossShare(metrics["reward/loss"], metrics).scaled(weight)
                     meta = {}
 
-        clip, ids = self.optimizer.grad_clip, batch.chosen.input_ids
         with closing(shares()) as parts:  # an error leaves no moved weights behind
-            means = self.supervised_update(parts, clip, ids, lengths, batch_idx)
+            means = self.supervised_update(
+                parts,
+                max_norm=self.optimizer.grad_clip,
+                shape=batch.chosen.input_ids.shape,
+                n_tokens=int(lengths.sum()),
+                batch_idx=batch_idx,
+            )
         self.log_dict(means, batch_size=len(batch.margin))
         return means["reward/loss"]
 
@@ -201,19 +260,23 @@ class RewardModule(StageModule):
         one = torch.ones((), device=self.device)
         tokens = batch.chosen.completion_mask.sum()
         with gathered(self.networks):
-            sums, differences = self(batch, one, one)
+            compared: ComparedPairs = self(batch, one, one)
+        sums = compared.metrics
         # There is no language-model loss without the output layer.
         lm_loss = sums.get("reward/lm_loss", torch.zeros_like(one))
         # float64, also in a module of bfloat16 weights: the sums of a set lose no batch
         values = [sums["reward/pairwise_loss"], lm_loss, tokens]
         self._sums.append(torch.stack([value.detach().double() for value in values]))
-        self._pairs.append(torch.stack([differences.double(), batch.source.double()], dim=1))
+        self._pairs.append(
+            torch.stack([compared.differences.double(), batch.source.double()], dim=1)
+        )
 
     def evaluation_metrics(self) -> dict[str, Tensor]:
         """Losses, accuracy (and by source), margin and calibration error."""
         pairwise_loss, lm_loss, tokens = global_sum(torch.stack(self._sums).sum(0)).unbind()
         differences, sources = all_gather_rows(torch.cat(self._pairs)).unbind(1)
-        self._sums, self._pairs = [], []
+        self._sums = []
+        self._pairs = []
         hits = differences > 0
         metrics = {
             "reward/pairwise_loss": pairwise_loss / len(differences),
@@ -237,7 +300,14 @@ class RewardModule(StageModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW over trunk, scalar head and language-model head."""
-        check_meta(self)
+        data = self.datamodule
+        meta_sources = data.meta_sources if isinstance(data, PreferenceDataModule) else []
+        check_meta_rate(
+            self.meta_rate,
+            len(meta_sources),
+            strategy=self.trainer.strategy,
+            weights=self.parameters(),
+        )
         optimizer = self.build_optimizer(self.networks, self.optimizer)
         return [optimizer], [self.build_schedule(optimizer, self.optimizer)]
 
@@ -253,6 +323,6 @@ def learning_heads(batch: TokenBatch, heads: int) -> Tensor:
     """
     is_prompt = batch.attention_mask & (batch.completion_mask.cumsum(1) == 0)
     rows = zip(batch.input_ids.cpu(), is_prompt.cpu(), strict=True)
-    sums = [zlib.crc32(ids[kept].numpy().tobytes()) for ids, kept in rows]
+    sums = [zlib.crc32(ids[mask].numpy().tobytes()) for ids, mask in rows]
     folds = torch.tensor(sums, device=batch.input_ids.device) % heads
     return folds.unsqueeze(1) != torch.arange(heads, device=folds.device)

@@ -20,7 +20,14 @@ from lit_rlhf.modules.options import OptimizerOptions
 
 
 def learning_rate_factor(options: OptimizerOptions, update: int, total: int, warmup: int) -> float:
-    """Learning rate of an update (from 0) of `total` ones, as a share of the peak."""
+    """Learning rate of an update, as a share of the peak.
+
+    Args:
+        options: The schedule.
+        update: Number of the update, from 0; one after the last has the rate of the last.
+        total: Number of updates of the run.
+        warmup: Number of updates of the warm-up.
+    """
     update = min(update, total - 1)  # later ones have the rate of the last
     if update < warmup:
         return (update + 1) / warmup
@@ -33,10 +40,14 @@ def build_schedule(
     total: Callable[[], float],
     warmup_ratio: float | None = None,
 ) -> LambdaLR:
-    """The learning-rate schedule of an optimizer over `total()` planned updates.
+    """The learning-rate schedule of an optimizer.
 
-    The length of the warm-up follows from the first result of `total`, and the rest of the schedule
-    follows later results, too.
+    Args:
+        optimizer: The optimizer.
+        options: The schedule.
+        total: Gives the number of planned updates. The length of the warm-up follows from its first
+            result, and the rest of the schedule follows later results, too.
+        warmup_ratio: Share of the updates in the warm-up; `None`: that of the options.
     """
     name = options.lr_scheduler
     if name == "constant":

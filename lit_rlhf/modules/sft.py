@@ -11,11 +11,11 @@ from lit_rlhf.checks import check_count, check_fields
 from lit_rlhf.data import TokenBatch
 from lit_rlhf.forward import call, gathered, map_target_logits
 from lit_rlhf.functional import language_model_loss, masked_sum, token_logprobs
+from lit_rlhf.micro_batches import LossShare, slice_batch, split_batch
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule
-from lit_rlhf.modules.updates import Share, slice_batch, split_batch
 from lit_rlhf.stats import global_denominator, global_sum
 
 
@@ -43,6 +43,7 @@ class SFTModule(StageModule):
         self,
         model_path: str,
         output_dir: str | None = None,
+        *,
         optimizer: OptimizerOptions = OptimizerOptions(
             learning_rate=9.5e-6, lr_scheduler="cosine_with_min_lr", warmup_ratio=0.0
         ),
@@ -79,15 +80,25 @@ class SFTModule(StageModule):
         """One update on a batch; returns the loss over all ranks, for callbacks."""
         denominator = global_denominator(batch.completion_mask.sum(), self.device)
         lengths = batch.attention_mask.sum(1)
-        limits = (self.micro_batch_size, self.micro_batch_tokens)
 
-        def shares() -> Iterator[Share]:
-            for rows, weight in split_batch(self.model, lengths, *limits):
+        def shares() -> Iterator[LossShare]:
+            parts = split_batch(
+                self.model,
+                lengths,
+                max_rows=self.micro_batch_size,
+                max_tokens=self.micro_batch_tokens,
+            )
+            for rows, weight in parts:
                 metrics = call(self.model, self, slice_batch(batch, rows), denominator)
-                yield weight, metrics["sft/loss"], metrics
+                yield LossShare(metrics["sft/loss"], metrics).scaled(weight)
 
-        clip = self.optimizer.grad_clip
-        means = self.supervised_update(shares(), clip, batch.input_ids, lengths, batch_idx)
+        means = self.supervised_update(
+            shares(),
+            max_norm=self.optimizer.grad_clip,
+            shape=batch.input_ids.shape,
+            n_tokens=int(lengths.sum()),
+            batch_idx=batch_idx,
+        )
         # exp of the loss over all ranks, which is not the mean of the ranks' perplexities
         means["sft/perplexity"] = means["sft/loss"].exp()
         self.log_dict(means, batch_size=len(batch.input_ids))

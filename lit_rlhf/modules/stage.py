@@ -6,7 +6,7 @@ from typing import IO, Any, ClassVar, Self
 
 import torch
 from lightning.fabric.utilities import AttributeDict
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
-from lit_callbacks import Collapse
-from lit_rlhf.data import DialogueEncoder
+from lit_rlhf.finite import require_finite_weights
 from lit_rlhf.forward import LanguageModel, has_bfloat16, is_sharded, unwrap_model
+from lit_rlhf.micro_batches import LossShare
 from lit_rlhf.models import (
     ModelCardInfo,
     ModelOptions,
@@ -27,22 +27,22 @@ from lit_rlhf.models import (
     merged_state_dict,
     save_model_folder,
 )
-from lit_rlhf.modules.finished import (
+from lit_rlhf.modules.finished_model import model_card, save_finished
+from lit_rlhf.modules.option_names import check_names, merge_options, plain_arguments
+from lit_rlhf.modules.options import OptimizerOptions
+from lit_rlhf.modules.phase_timer import PhaseTimer
+from lit_rlhf.modules.resume import Resume
+from lit_rlhf.modules.run_folders import (
     RunFolders,
     check_finished_dir,
     is_dry_run,
     log_folder,
-    model_card,
 )
-from lit_rlhf.modules.option_names import check_names, merge_options, plain_arguments
-from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.phases import PhaseTimer
-from lit_rlhf.modules.resuming import Resume
+from lit_rlhf.modules.run_state import RunState
 from lit_rlhf.modules.schedules import build_schedule
 from lit_rlhf.modules.updates import (
-    Share,
+    TrainedNetwork,
     UpdateGuard,
-    require_finite_weights,
     step_schedule,
     trained_networks,
 )
@@ -60,14 +60,10 @@ SUPERVISED_MEMORY = (
 MAX_SKIPPED_IN_A_ROW = 5
 
 
-class StageModule(FixedDtypeBuffers, LightningModule):
+class StageModule(FixedDtypeBuffers, RunState):
     """A stage that starts from a Hugging Face folder and leaves one for the next stage.
 
-    Attributes:
-        allow_changes: Resume even from a checkpoint of a run with other data, models or precision;
-            set it before the fit. The settings that count are in `docs/resume.md`.
-        inputs: Folders or hub ids of the models that the stage starts from, by option.
-        input_checksums: Checksums of what the run reads besides its data, by names for messages.
+    `RunState` describes its attributes.
 
     Args:
         model_path: Local folder or hub id of the model that the stage starts from.
@@ -77,7 +73,8 @@ class StageModule(FixedDtypeBuffers, LightningModule):
             not finite, at which training stops.
     """
 
-    stage: ClassVar[str]
+    trained_names: ClassVar[Sequence[str]] = ("model",)
+    """Names of the networks that are trained, in the order of `configure_optimizers`."""
     progress_metrics: ClassVar[Sequence[str]] = ()
     """Metrics that the command line's progress bar shows by default."""
     object_arguments: ClassVar[tuple[str, ...]] = ()
@@ -103,7 +100,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         self.model_path = model_path
         self.output_dir = output_dir
         self.inputs = {"model_path": [model_path]}
-        self.input_checksums: dict[str, object] = {}
+        self.input_checksums = {}
         self.network = merge_options(type(self), "network", network)
         if self.network.load_in_4bit and self.network.lora_rank == 0:
             raise ValueError(
@@ -114,9 +111,10 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         self.timer = PhaseTimer(self)
         self.folders = RunFolders()
         self.allow_changes = False
-        self.command: str | None = None
+        self.command = None
         self.resume = Resume()
-        self.collapse: Collapse | None = None  # what ended the run
+        self.collapse = None
+        self.has_trained = False
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             model_path, trust_remote_code=self.network.trust_remote_code
         )
@@ -153,7 +151,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         Args:
             checkpoint_path: File, URL or binary stream.
             map_location: Where tensors go, as for `torch.load`.
-            hparams_file: Not supported, as checkpoints hold their arguments.
+            hparams_file: Not supported: checkpoints hold their arguments.
             strict: Whether missing and unexpected weights are errors; `None`: as the module says.
             weights_only: False unpickles the file, which can run code from it.
             **options: Arguments of the class.
@@ -220,29 +218,46 @@ class StageModule(FixedDtypeBuffers, LightningModule):
         total = float(self.trainer.estimated_stepping_batches)
         return build_schedule(optimizer, options, lambda: total)
 
+    def trained_networks(self) -> dict[str, TrainedNetwork]:
+        """Optimizer and schedule of each trained network, by its name, during a fit."""
+        return trained_networks(self, self.trained_names)
+
     def supervised_update(
         self,
-        shares: Iterable[Share],
+        shares: Iterable[LossShare],
+        *,
         max_norm: float | None,
-        input_ids: Tensor,
-        lengths: Tensor,
+        shape: Sequence[int],
+        n_tokens: int,
         batch_idx: int,
     ) -> dict[str, Tensor]:
-        """Update the only network on a batch of `lengths` real tokens; return metrics over ranks.
+        """Update the only network on a batch; return metrics over ranks.
 
-        A message about memory names the settings of `SUPERVISED_MEMORY` for `input_ids`.
+        Args:
+            shares: The micro-batches' shares in the loss.
+            max_norm: Largest norm of the gradient; `None`: no clipping.
+            shape: Sequences and tokens of each in the batch, for a message about memory.
+            n_tokens: Tokens of the batch on this rank, without padding.
+            batch_idx: Number of the batch in its epoch, from 0.
         """
-        ((optimizer, schedule),) = trained_networks(self)
-        place = f"epoch {self.current_epoch}, batch {batch_idx}"
-        with self.timer("update", input_ids, SUPERVISED_MEMORY):
-            totals, norm, _ = self.guard.update(
-                self, "the model", optimizer, shares, max_norm, place
+        (network,) = self.trained_networks().values()
+        with self.timer("update", shape, SUPERVISED_MEMORY):
+            update = self.guard.update(
+                self,
+                network.optimizer,
+                shares,
+                max_norm=max_norm,
+                network="the model",
+                place=f"epoch {self.current_epoch}, batch {batch_idx}",
             )
-        step_schedule(schedule)
-        totals[f"{self.stage}/grad_norm"] = norm
-        totals[f"{self.stage}/skipped_updates"] = self.guard.pop_count()
-        totals |= self.timer.pop_metrics(int(lengths.sum()), "tokens")
-        return global_means(totals, self.device)
+        step_schedule(network.schedule)
+        metrics = {
+            **update.metrics,
+            f"{self.stage}/grad_norm": update.grad_norm,
+            f"{self.stage}/skipped_updates": self.guard.pop_count(),
+            **self.timer.pop_metrics(n_tokens, "tokens"),
+        }
+        return global_means(metrics, self.device)
 
     def evaluation_metrics(self) -> dict[str, Tensor]:
         """Metrics of all batches and ranks since the start of the set, equal on all ranks."""
@@ -278,7 +293,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Callbacks that lock the run's folders, save the finished model and resume."""
-        self.resume.trained = False  # Lightning calls this first; the fit before may have failed
+        self.has_trained = False  # Lightning calls this first; the fit before may have failed
         return [self.folders, self.resume]
 
     def prepare_data(self) -> None:
@@ -309,25 +324,19 @@ class StageModule(FixedDtypeBuffers, LightningModule):
             _check_trained_weights(optimizer, names)
 
     @property
-    def datamodule(self) -> LightningDataModule | None:
-        """The run's datamodule, if it has one. Lightning does not declare its attribute."""
-        return getattr(self.trainer, "datamodule", None)
-
-    @property
-    def encoder(self) -> DialogueEncoder | None:
-        """The encoder of the run's datamodule; `None` for a datamodule without one."""
-        return getattr(self.datamodule, "encoder", None)
-
-    @property
     def finished_dir(self) -> Path:
         """Folder of the finished model."""
         if self.output_dir is not None:
             return Path(self.output_dir)
         return log_folder(self.trainer) / "model"
 
-    def write_finished(self, folder: Path) -> None:
-        """Write the finished networks to an empty folder, with `write_network`, on all ranks."""
-        raise NotImplementedError
+    def save_finished(self) -> None:
+        """Save the finished networks to `finished_dir`, on rank 0 and all at once."""
+        save_finished(self, self.resume, self.folders)
+
+    def model_card(self) -> ModelCardInfo:
+        """The model card of the run: its options, data and final metrics."""
+        return model_card(self, self.resume, self.folders)
 
     def write_network(
         self,
@@ -339,9 +348,14 @@ class StageModule(FixedDtypeBuffers, LightningModule):
     ) -> None:
         """Write a network as a Hugging Face folder, with adapters merged.
 
-        By default `generation_config.json` is the starting model's, and the card the run's.
-        `lm_head` is an output layer that was trained beside a scalar model. Every rank calls it,
-        since a sharded network is gathered, and rank 0 writes.
+        Every rank calls it, since a sharded network is gathered, and rank 0 writes.
+
+        Args:
+            model: The network.
+            folder: An empty folder.
+            generation: Settings of `generation_config.json`; `None`: the starting model's.
+            lm_head: An output layer that was trained beside a scalar model.
+            card: The model card; `None`: the run's.
         """
         state = None
         if is_sharded(model):
@@ -354,7 +368,7 @@ class StageModule(FixedDtypeBuffers, LightningModule):
                     self.tokenizer if self.encoder is None else self.encoder.tokenizer,
                     folder,
                     contract=None if self.encoder is None else self.encoder.contract,
-                    card=card or model_card(self),
+                    card=card or self.model_card(),
                     generation=generation,
                     lm_head=head,
                     state=state,
@@ -403,7 +417,10 @@ def _check_trained_weights(optimizer: Optimizer, names: Mapping[int, str]) -> No
 
     `names` are the parameters' by their `id`.
     """
-    n_movable, n_weights, network, learning_rate = 0, 0, "", 0.0
+    n_movable = 0
+    n_weights = 0
+    network = ""
+    learning_rate = 0.0
     for group in optimizer.param_groups:
         # Schedules keep the learning rate of the options here, and may start a warm-up at 0.
         group_rate = float(group.get("initial_lr", group["lr"]))
@@ -419,7 +436,8 @@ def _check_trained_weights(optimizer: Optimizer, names: Mapping[int, str]) -> No
             if parameter.dtype == torch.bfloat16:
                 n_movable += count_movable(parameter, group_rate)
                 n_weights += parameter.numel()
-                network, learning_rate = name.partition(".")[0], group_rate
+                network = name.partition(".")[0]
+                learning_rate = group_rate
     if n_weights:
         rank_zero_warn(
             f"{network}: a step at a learning rate of {learning_rate:g} can change {n_movable:,} "

@@ -6,35 +6,25 @@ skipped on all ranks instead; a run that skips too many in a row ends with an er
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
-from transformers.pytorch_utils import Conv1D
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.errors import UserError
-from lit_rlhf.forward import LanguageModel, trunk_of, unwrap_model
-from lit_rlhf.rollout import split_by_tokens
-from lit_rlhf.stats import global_max, global_sum, world_size
-from lit_rlhf.strategies import backward, clipped_step, local_part
+from lit_rlhf.finite import NotFiniteError, find_non_finite, join_names
+from lit_rlhf.micro_batches import LossShare, NetworkUpdate, accumulate
+from lit_rlhf.ppo import NetworkName
+from lit_rlhf.strategies import backward, clipped_step
 
-_MAX_NAMES = 4  # of quantities in a message
 HELP = "a lower learning rate or clip norm, float32 weights, or a look at data and rewards."
-
-ACTIVATION_BYTES = 2**30
-"""Most that the activations of a micro-batch may take on a CPU where no size is set: 1 GiB."""
-
-BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
-
-Share = tuple[float, Tensor, Mapping[str, Tensor]]
-"""A micro-batch: the factor of its loss and metrics, its loss, 0-dim, and its metrics."""
 
 
 class TooManySkippedUpdates(UserError):
@@ -45,16 +35,35 @@ class TooManySkippedUpdates(UserError):
     """
 
 
-class _NotFiniteError(Exception):
-    """Named numbers of an iteration are not finite; only `UpdateGuard.iteration` sees it."""
+class TrainedNetwork(NamedTuple):
+    """What steps a network.
+
+    Attributes:
+        optimizer: Its optimizer.
+        schedule: The schedule of its learning rate.
+    """
+
+    optimizer: LightningOptimizer
+    schedule: LRScheduler
 
 
-def trained_networks(module: LightningModule) -> list[tuple[LightningOptimizer, LRScheduler]]:
-    """Each network's optimizer and schedule, in the order of `configure_optimizers`."""
-    optimizers, schedules = module.optimizers(), cast(Any, module.lr_schedulers())
+def trained_networks(module: LightningModule, names: Sequence[str]) -> dict[str, TrainedNetwork]:
+    """The optimizer and schedule of each trained network, by its name.
+
+    Args:
+        module: A module in a fit.
+        names: Names of the networks, in the order of `configure_optimizers`. There may be fewer
+            networks: PPO has no critic with some estimators.
+    """
+    optimizers = module.optimizers()
+    schedules = cast(Any, module.lr_schedulers())
     if not isinstance(optimizers, list):
-        return [(optimizers, schedules)]
-    return list(zip(optimizers, schedules, strict=True))
+        return {names[0]: TrainedNetwork(optimizers, schedules)}
+    trained = [
+        TrainedNetwork(optimizer, schedule)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True)
+    ]
+    return dict(zip(names, trained, strict=False))
 
 
 def step_schedule(schedule: LRScheduler) -> None:
@@ -69,8 +78,13 @@ class UpdateGuard:
     """Makes updates, skips those in which a number is not finite, and counts these.
 
     Every rank has to call its methods at the same points, since ranks agree on what is skipped.
-    `skipped` says whether the last iteration ended early, as a number was not finite. Training
-    stops at `max_in_a_row` skipped updates of a network in a row.
+
+    Attributes:
+        skipped: Whether the last iteration ended early because a number was not finite.
+        in_a_row: Skipped updates in a row up to now, by network.
+
+    Args:
+        max_in_a_row: Skipped updates of a network in a row at which training stops.
     """
 
     def __init__(self, max_in_a_row: int) -> None:
@@ -83,55 +97,53 @@ class UpdateGuard:
     def update(
         self,
         module: LightningModule,
-        network: str,
         optimizer: LightningOptimizer,
-        shares: Iterable[Share],
+        shares: Iterable[LossShare],
+        *,
         max_norm: float | None,
+        network: str,
         place: str,
-    ) -> tuple[dict[str, Tensor], Tensor, bool]:
+    ) -> NetworkUpdate:
         """Clip and step, or skip the step where a loss or the gradient norm is not finite.
 
-        Returns summed metrics, the gradient norm before clipping, and whether a step was made.
-
-        Gradients and metrics of the `shares` add up; losses are the metrics whose key ends with
-        `loss`. Messages say what is updated (`network`) and where in the run (`place`).
+        Args:
+            module: The module in whose fit this is.
+            optimizer: The network's optimizer.
+            shares: The micro-batches' shares in the loss.
+            max_norm: Largest norm of the gradient; `None`: no clipping.
+            network: What is updated, for messages.
+            place: Where in the run, for messages.
         """
-        totals: dict[str, Tensor] = {}
-        for factor, loss, metrics in shares:
-            backward(module, factor * loss, optimizer)
-            for key, value in metrics.items():
-                share = factor * value.detach()
-                totals[key] = totals[key] + share if key in totals else share
+        totals = accumulate(shares, lambda loss: backward(module, loss, optimizer))
         losses = {key: value for key, value in totals.items() if key.endswith("loss")}
-        if found := find_non_finite(losses):
+        not_finite = find_non_finite(losses)
+        if not_finite:
             # else its gradient would be added to the next update's
             optimizer.zero_grad()
             norm = torch.full((), torch.nan, device=next(iter(losses.values())).device)
             applied = False
         else:
             norm, applied = clipped_step(optimizer, max_norm)
-            found = [] if applied else ["its gradient norm"]
-        self._count_update(module.trainer, network, found, place)
-        return totals, norm, applied
+            not_finite = [] if applied else ["its gradient norm"]
+        self._count_update(module.trainer, network, not_finite, place)
+        return NetworkUpdate(metrics=totals, grad_norm=norm, applied=applied)
 
     @contextmanager
     def iteration(self, trainer: Trainer, networks: str, place: str) -> Iterator[None]:
-        """Run an iteration, and leave the block where `require_finite` finds NaN.
+        """Run an iteration, and leave the block where it raises NotFiniteError.
 
-        Messages name the `networks` that are not updated then, and the `place` in the run.
+        Args:
+            trainer: The trainer of the fit.
+            networks: What is not updated then, for messages.
+            place: Where in the run, for messages.
         """
-        found: list[str] = []
+        not_finite: list[str] = []
         try:
             yield
-        except _NotFiniteError as error:
-            found = list(error.args)
-        self.skipped = bool(found)
-        self._count_update(trainer, networks, found, place)
-
-    def require_finite(self, quantities: Mapping[str, Tensor]) -> None:
-        """End the iteration unless these named tensors are finite on all ranks."""
-        if found := find_non_finite(quantities):
-            raise _NotFiniteError(*found)
+        except NotFiniteError as error:
+            not_finite = error.names
+        self.skipped = bool(not_finite)
+        self._count_update(trainer, networks, not_finite, place)
 
     def check_end(self, trainer: Trainer) -> None:
         """Refuse to end a run well whose last update of a network was skipped."""
@@ -168,38 +180,59 @@ class UpdateGuard:
         )
 
 
-def weight_sums(network: nn.Module, name: str) -> dict[str, Tensor]:
-    """Sum of each weight of a network; it is finite only if all numbers of the weight are."""
-    # Unlike `isfinite`, a sum takes no memory.
-    return {
-        f"weights of {name} ({key})": local_part(weight.detach()).sum(dtype=torch.float32)
-        for key, weight in network.named_parameters()
-    }
+class GuardedStepper:
+    """Steps the networks of a module for `lit_rlhf.ppo.PPO`, with their learning rates.
 
+    Args:
+        networks: What steps each network.
+        module: The module in whose fit this is.
+        guard: Makes the updates.
+        grad_clips: Largest gradient norm by network; `None`: no clipping.
+        place: Where in the run, for messages.
+    """
 
-def find_non_finite(quantities: Mapping[str, Tensor]) -> list[str]:
-    """Names of the quantities that hold NaN or infinity on any rank, the same on all ranks."""
-    flags = torch.stack([~torch.isfinite(value).all() for value in quantities.values()])
-    counts, n_ranks = global_sum(flags.int()).tolist(), world_size()
-    return [
-        name if n_ranks == 1 else f"{name} (on {count} of {n_ranks} ranks)"
-        for name, count in zip(quantities, counts, strict=True)
-        if count
-    ]
+    def __init__(
+        self,
+        networks: Mapping[str, TrainedNetwork],
+        *,
+        module: LightningModule,
+        guard: UpdateGuard,
+        grad_clips: Mapping[NetworkName, float | None],
+        place: str,
+    ) -> None:
+        self.networks = networks
+        self.module = module
+        self.guard = guard
+        self.grad_clips = grad_clips
+        self.place = place
+        self.n_minibatches = 0
 
+    def update(self, network: NetworkName, shares: Iterable[LossShare]) -> NetworkUpdate:
+        """Clip and step, or skip the step where a number is not finite, see `UpdateGuard.update`.
 
-def join_names(names: Sequence[str]) -> str:
-    """The first names, and the number of the others: all weights may be NaN at once."""
-    others = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {others} more" if others > 0 else "")
-
-
-def require_finite_weights(module: nn.Module, name: str, where: str) -> None:
-    """Refuse weights that are not finite, on all ranks; messages say `where` they come from."""
-    if found := find_non_finite(weight_sums(module, name)):
-        raise ValueError(
-            f"{where}: expected finite numbers, got NaN or infinity in {join_names(found)}"
+        Args:
+            network: Which network.
+            shares: The micro-batches' shares in its loss.
+        """
+        return self.guard.update(
+            self.module,
+            self.networks[network].optimizer,
+            shares,
+            max_norm=self.grad_clips[network],
+            network=f"the {network}",
+            place=f"{self.place}, minibatch {self.n_minibatches + 1}",
         )
+
+    def end_minibatch(self, trains_policy: bool) -> None:
+        """Step the learning rates, the policy's only where it is trained.
+
+        Args:
+            trains_policy: Whether the policy was trained on the minibatch.
+        """
+        self.n_minibatches += 1
+        for name, network in self.networks.items():
+            if name != "policy" or trains_policy:
+                step_schedule(network.schedule)
 
 
 def _advise(trainer: Trainer) -> str:
@@ -218,76 +251,3 @@ def find_last_saved(callbacks: Iterable[Any]) -> str | None:
     ]
     existing = [path for path in saved if path.exists()]
     return str(max(existing, key=lambda path: path.stat().st_mtime)) if existing else None
-
-
-def slice_batch(batch: BatchT, rows: slice) -> BatchT:
-    """Rows of a NamedTuple of tensors, lists and nested NamedTuples; `None` stays `None`."""
-
-    def cut(field: Any) -> Any:  # noqa: ANN401  # whatever a batch holds
-        if isinstance(field, tuple):
-            return slice_batch(field, rows)
-        return None if field is None else field[rows]
-
-    return type(batch)(*map(cut, batch))
-
-
-def split_rows(lengths: Tensor, max_rows: int | None, max_tokens: int | None) -> Iterator[slice]:
-    """Split rows of `lengths` `[B]` real tokens into consecutive parts within the given limits.
-
-    A longer row than `max_tokens` is a part by itself.
-
-    Examples:
-        >>> import torch
-        >>> [(part.start, part.stop) for part in split_rows(torch.tensor([3, 3, 3, 9]), None, 6)]
-        [(0, 2), (2, 3), (3, 4)]
-    """
-    whole = slice(0, len(lengths))
-    parts = [whole] if max_tokens is None else split_by_tokens(lengths.tolist(), max_tokens)
-    for part in parts:
-        size = max_rows or part.stop - part.start
-        for start in range(part.start, part.stop, size):
-            yield slice(start, min(start + size, part.stop))
-
-
-def split_batch(
-    model: LanguageModel, lengths: Tensor, max_rows: int | None, max_tokens: int | None
-) -> list[tuple[slice, float]]:
-    """Split this rank's batch, with `lengths` `[B]`, into the same number of parts on every rank.
-
-    A part is rows, and the factor of their loss: 1, or 0 for rows that a rank takes again, as it
-    has none left. Every backward may wait for the other ranks, but ranks differ in tokens, and in
-    the dynamic batches of Section 4.2 in rows. Without any limit, a CPU takes as many tokens as fit
-    into `ACTIVATION_BYTES`.
-    """
-    if max_rows is None and max_tokens is None and lengths.device.type == "cpu":
-        max_tokens = tokens_within_memory(model)
-    parts = [(rows, 1.0) for rows in split_rows(lengths, max_rows, max_tokens)]
-    if max_rows is not None or max_tokens is not None:
-        most = global_max(len(parts))
-        parts += [(parts[0][0], 0.0)] * (most - len(parts))
-    return parts
-
-
-def tokens_within_memory(model: LanguageModel) -> int:
-    """Number of tokens whose activations take about `ACTIVATION_BYTES` in `model`, at least 1."""
-    return max(ACTIVATION_BYTES // activation_bytes(model), 1)
-
-
-def activation_bytes(model: LanguageModel) -> int:
-    """About what a token's activations take until the backward, in bytes.
-
-    A layer keeps the inputs and outputs of its matmuls, and half as much again for norms, rotary
-    positions and the activation function: measured on Llamas in float32. GPT-2 keeps twice that, as
-    its activation function is written out in several operations. With gradient checkpointing there
-    are the inputs of the layers, and one layer in full.
-    """
-    network = unwrap_model(model)
-    with suppress(ValueError):  # without its own trunk it computes all logits: they count
-        network = trunk_of(model)
-    matmuls = [m for m in network.modules() if isinstance(m, nn.Linear | Conv1D)]
-    widths = 1.5 * sum(sum(m.weight.shape) for m in matmuls)
-    config = network.config.get_text_config()
-    if any(getattr(module, "gradient_checkpointing", False) for module in network.modules()):
-        n_layers = config.num_hidden_layers
-        widths = widths / n_layers + n_layers * config.hidden_size
-    return int(widths * next(network.parameters()).itemsize)

@@ -260,22 +260,95 @@ class MemoryOptions:
         check_fields(check_count, self, "rollout_batch_size", "max_tokens_per_forward")
 
 
+@dataclass(frozen=True)
+class MinibatchOptions:
+    """How an iteration's rollouts become updates.
+
+    Attributes:
+        ppo_epochs: Passes over the rollouts of an iteration.
+        minibatch_size: Rollouts per update and rank.
+        micro_batch_size: Most rollouts per forward and backward; `None`: no limit. The gradient
+            does not depend on it.
+        micro_batch_tokens: Most tokens, without padding, per forward and backward; `None`: no
+            limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A longer
+            rollout is computed by itself. The gradient does not depend on it.
+    """
+
+    ppo_epochs: int = 1
+    minibatch_size: int = 32
+    micro_batch_size: int | None = None
+    micro_batch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(check_count, self, *vars(self))
+
+    def updates_per_iteration(self, n_rollouts: int) -> int:
+        """Updates of a network in an iteration that learns from `n_rollouts` rollouts of a rank."""
+        return self.ppo_epochs * max(n_rollouts // self.minibatch_size, 1)
+
+
+@dataclass(frozen=True)
+class CriticPretrainingOptions:
+    """The phase at the start of PPO that trains only the critic (Section 5.3.3).
+
+    It takes the place of the critic's warm-up. The default is as long as that warm-up would be in
+    the paper: a tenth of 1000 updates, at four per iteration.
+
+    Attributes:
+        iterations: Longest length of the phase; 0: there is none.
+        target_value_loss: The phase ends once `ppo/value_loss` of an iteration is at most this;
+            `None`: after its iterations. The targets of the loss contain the critic's own values,
+            so that with `lam` < 1 the loss on long responses is small from the start, whatever the
+            critic knows. See `ppo/explained_variance` before you set it.
+    """
+
+    iterations: int = 25
+    target_value_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("iterations", self.iterations, 0)
+
+
 class PPOOptions(NamedTuple):
-    """All options of `PPO`. The defaults are PPO-max with the paper's values."""
+    """All options of `PPO`. The defaults are PPO-max with the paper's values.
+
+    Attributes:
+        sampling: How responses are sampled.
+        reward_shaping: From scores to the rewards of tokens.
+        advantages: Generalized advantage estimation, or an estimator without a critic.
+        loss: The losses of policy and critic.
+        minibatches: How an iteration's rollouts become updates.
+        critic_pretraining: The phase at the start that trains only the critic.
+        memory: Bounds on the memory outside the update.
+        responses_per_prompt: Responses to each prompt of an iteration.
+    """
 
     sampling: SamplingOptions = SamplingOptions(max_new_tokens=512)
     reward_shaping: RewardShapingOptions = RewardShapingOptions()
     advantages: AdvantageOptions = AdvantageOptions()
     loss: PPOLossOptions = PPOLossOptions()
+    minibatches: MinibatchOptions = MinibatchOptions()
+    critic_pretraining: CriticPretrainingOptions = CriticPretrainingOptions()
     memory: MemoryOptions = MemoryOptions()
     responses_per_prompt: int = 1
 
 
-def check_groups(options: PPOOptions) -> None:
-    """Raise ValueError where responses are compared and a prompt gets only one."""
-    n, estimator = options.responses_per_prompt, options.advantages.estimator
-    if options.advantages.compares_responses and n < 2:
+def check_options(options: PPOOptions, shares_trunk: bool) -> None:
+    """Raise ValueError where options of several groups do not fit together.
+
+    Args:
+        options: The options.
+        shares_trunk: Whether the critic's trunk is the policy's, if there is a critic.
+    """
+    estimator = options.advantages.estimator
+    if options.advantages.compares_responses and options.responses_per_prompt < 2:
         raise ValueError(
             f"responses_per_prompt: expected at least 2 with advantages.estimator: {estimator}, "
-            f"which compares the responses to a prompt, got {n}"
+            f"which compares the responses to a prompt, got {options.responses_per_prompt}"
+        )
+    iterations = options.critic_pretraining.iterations
+    if options.advantages.uses_critic and shares_trunk and iterations:
+        raise ValueError(
+            "critic_pretraining.iterations: expected 0 with critic_init: shared, got "
+            f"{iterations}: the critic's trunk is the policy's"
         )

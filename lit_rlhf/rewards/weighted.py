@@ -419,13 +419,13 @@ def untrusted_rewards(rewards: Mapping[str, float | Mapping[str, Any]]) -> list[
     These are functions of other packages, which are imported and called, servers, which get all
     prompts and responses, and Python objects, which it does not hold.
     """
-    found = []
+    untrusted = []
     for key, value in rewards.items():
         rule = value.get("rule") if isinstance(value, Mapping) else None
         foreign = rule is None and is_function_path(key) and key not in OWN_FUNCTIONS
         if foreign or rule in ("http", "judge") or key.startswith("<"):
-            found.append(key)
-    return found
+            untrusted.append(key)
+    return untrusted
 
 
 def shorten_names(keys: Sequence[str], unchanged: Sequence[str] = ()) -> dict[str, str]:

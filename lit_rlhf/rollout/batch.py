@@ -87,6 +87,11 @@ class RolloutBatch(NamedTuple):
         return torch.cat([self.prompt_mask, self.response_mask], dim=1)
 
     @property
+    def sequence_shape(self) -> tuple[int, int]:
+        """Number of sequences and tokens of each, `(B, P+T)`."""
+        return len(self.prompt_ids), self.prompt_ids.shape[1] + self.response_ids.shape[1]
+
+    @property
     def lengths(self) -> Tensor:
         """Tokens of each response, EOS included, `[B]` long."""
         return self.response_mask.sum(dim=1)

@@ -28,7 +28,6 @@ from lit_rlhf.strategies.multi_engine import register_strategies
 from lit_rlhf.strategies.optimization import average_gradients as average_gradients
 from lit_rlhf.strategies.optimization import backward as backward
 from lit_rlhf.strategies.optimization import clipped_step as clipped_step
-from lit_rlhf.strategies.optimization import local_part as local_part
 from lit_rlhf.strategies.sharded import ShardedStrategy as ShardedStrategy
 
 register_strategies()

@@ -132,11 +132,6 @@ def _network_parameters(optimizer: LightningOptimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def average_gradients(parameters: Sequence[Tensor]) -> None:
     """Average the gradients of some parameters over ranks, in place and in large buckets.
 

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from lit_rlhf.checks import check_choice
 from lit_rlhf.forward import CALL, call, decoder_layers, is_language_model, trunk_of
+from lit_rlhf.stats import local_part
 from lit_rlhf.strategies.engine_shards import (
     MASTER_WEIGHTS,
     ShardReader,
@@ -35,7 +36,6 @@ from lit_rlhf.strategies.folder_checkpoints import (
     full_tensor,
     optimized_networks,
 )
-from lit_rlhf.strategies.optimization import local_part
 
 PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16}
 """Type that weights are gathered in, by the Trainer's precision; `None`: the one they have."""

@@ -92,9 +92,9 @@ def test_script_trains_what_trls_does(folder: Path) -> None:
     assert isinstance(module, PPOModule)
     assert isinstance(trainer, Trainer)
     assert isinstance(names["data"], PromptDataModule)
-    assert int(module.iteration) == 2
+    assert int(module.ppo.iteration) == 2
     # two epochs of one minibatch in each iteration, at rates that fall to a quarter of the first
-    assert int(module.ppo_step) == 4
+    assert int(module.ppo.ppo_step) == 4
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(3e-6 / 4)
     # prompts are TRL's: the ids of apply_chat_template
     example = names["data"].examples["train"][0]

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_rlhf import micro_batches
 from lit_rlhf.forward import LanguageModel, hidden_states
-from lit_rlhf.modules import updates
+from lit_rlhf.micro_batches import MicroBatch
 from tests.support.stages import StepRecorder, fitted
 from tests.support.trajectories import assert_same_trajectory, stage_run, trajectory
 
@@ -31,7 +32,7 @@ def test_a_batch_with_much_to_keep_is_split_without_being_asked(
 
     for place in ("modules.reward", "forward.outputs"):
         monkeypatch.setattr(f"lit_rlhf.{place}.hidden_states", forward)
-    monkeypatch.setattr(updates, "ACTIVATION_BYTES", 1)
+    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 1)
     parts = run(tmp_path / "parts")
 
     assert set(rows) == {2 if stage == "reward" else 1}  # a pair is two rows
@@ -44,17 +45,17 @@ def test_uneven_micro_batches_count_their_own_rows_and_tokens(
     root: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: dict[int | None, list[int]] = {}  # of the last update, by the limit of rows or tokens
-    split = updates.split_batch
+    split = micro_batches.split_batch
 
     def watched(
         model: LanguageModel, lengths: Tensor, max_rows: int | None, max_tokens: int | None
-    ) -> list[tuple[slice, float]]:
+    ) -> list[MicroBatch]:
         parts = split(model, lengths, max_rows, max_tokens)
         sizes[max_rows or max_tokens] = [rows.stop - rows.start for rows, _ in parts]
         return parts
 
-    for user in ("sft", "reward", "ppo"):
-        monkeypatch.setattr(f"lit_rlhf.modules.{user}.split_batch", watched)
+    for user in ("modules.sft", "modules.reward", "ppo.algorithm"):
+        monkeypatch.setattr(f"lit_rlhf.{user}.split_batch", watched)
     whole, *others = (StepRecorder() for _ in range(3))
     limits: list[dict[str, int]] = [{}, {"micro_batch_size": 3}, {"micro_batch_tokens": TOKENS}]
     for recorder, limit in zip((whole, *others), limits, strict=True):

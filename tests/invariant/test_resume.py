@@ -24,7 +24,7 @@ from lit_callbacks import AdjustLearningRate, ResumeCheckpoint, Verdict
 from lit_rlhf.data import DemonstrationDataModule, PreferenceDataModule, PromptDataModule
 from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule, option_names
-from lit_rlhf.modules.resuming import CHANGES, REMARKS, Change, change_of
+from lit_rlhf.modules.resume import CHANGES, REMARKS, Change, change_of
 from lit_rlhf.strategies import find_newest_checkpoint
 from tests.support.saved_runs import STOPPED_AT, SaveOnce
 from tests.support.stages import (
@@ -262,7 +262,7 @@ def test_configured_kl_wins(dropout_root: Path, tmp_path: Path, stopped: dict[st
     saved = float(torch.load(stopped["ppo"], weights_only=True)["state_dict"]["kl_coef"])
     assert saved != 0.05
     seen: list[float] = []
-    start = LambdaCallback(on_train_batch_start=lambda _, m, *__: seen.append(float(m.kl_coef)))
+    start = LambdaCallback(on_train_batch_start=lambda _, m, *__: seen.append(float(m.ppo.kl_coef)))
     for kl_coef, expected in ((0.05, saved), (0.2, 0.2)):
         module, data = ppo(dropout_root, **{"reward_shaping.kl_coef": kl_coef})
         seen.clear()
@@ -339,7 +339,7 @@ def test_other_content_of_the_same_files_is_refused(
     weights = ["weights of the reward models", "sources of the reward functions"]
     assert changed == [*weights, "weights of the reference", "training examples"]
     resumed = fitted_ppo(tmp_path, tmp_path, rewards, allow_changes=True, ckpt_path=path)
-    assert int(resumed.iteration) == 5
+    assert int(resumed.ppo.iteration) == 5
 
 
 def test_allowed_reward_changes_start_moments_anew(dropout_root: Path, tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_buffer_that_an_older_checkpoint_lacks_starts_anew(
     with caplog.at_level("INFO"):
         fitted(resumed, data, tmp_path, max_epochs=1, ckpt_path=path)
     assert "written without ppo_step: starting from 0" in caplog.text
-    assert 0 < int(resumed.ppo_step) < int(module.ppo_step)
+    assert 0 < int(resumed.ppo.ppo_step) < int(module.ppo.ppo_step)
 
 
 def test_unused_settings(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

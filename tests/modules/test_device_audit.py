@@ -18,7 +18,7 @@ from torch import Tensor, distributed
 from lit_rlhf.forward import LanguageModel, disable_dropout
 from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules import PPOModule
-from lit_rlhf.modules.phases import PhaseTimer
+from lit_rlhf.modules.phase_timer import PhaseTimer
 from lit_rlhf.modules.stage import StageModule
 from lit_rlhf.modules.updates import UpdateGuard
 from lit_rlhf.rollout import SamplingOptions, generate_responses
@@ -196,9 +196,11 @@ def audited_rollout(policy: LanguageModel) -> PretendCuda:
     mark_module(policy)
     options = SamplingOptions(max_new_tokens=12)
     with auditing(count_kernels=True) as audit:
+        marked_ids, marked_mask = mark([ids, mask])
         generate_responses(
             policy,
-            *mark([ids, mask]),
+            marked_ids,
+            marked_mask,
             options,
             eos_token_ids=[EOS_ID],
             pad_token_id=PAD_ID,

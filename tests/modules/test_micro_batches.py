@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from lit_rlhf import micro_batches
 from lit_rlhf.data import PreferenceBatch, TokenBatch
 from lit_rlhf.forward import hidden_states
+from lit_rlhf.micro_batches import (
+    activation_bytes,
+    slice_batch,
+    split_rows,
+    tokens_within_memory,
+)
 from lit_rlhf.models.prepare import checkpoint_activations
-from lit_rlhf.modules import MinibatchOptions, RewardModule, SFTModule, updates
-from lit_rlhf.modules.updates import activation_bytes, slice_batch, split_rows, tokens_within_memory
+from lit_rlhf.modules import MinibatchOptions, RewardModule, SFTModule
 from tests.support.tiny_models import optimized_causal_lm, tiny_causal_lm
 
 
@@ -80,7 +86,7 @@ def test_activations_depend_on_checkpointing_and_trunk(monkeypatch: pytest.Monke
 
 def test_tokens_are_as_many_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     model = optimized_causal_lm()
-    monkeypatch.setattr(updates, "ACTIVATION_BYTES", 100 * activation_bytes(model))
+    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 100 * activation_bytes(model))
     assert tokens_within_memory(model) == 100
-    monkeypatch.setattr(updates, "ACTIVATION_BYTES", 1)
+    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 1)
     assert tokens_within_memory(model) == 1

@@ -142,12 +142,12 @@ def test_missing_ptx_source(root: Path, tmp_path: Path, caplog: pytest.LogCaptur
 def test_max_iterations_is_the_length_of_the_run(root: Path, tmp_path: Path) -> None:
     module = PPOModule(**ppo_options(root, max_iterations=3))
     run = fitted(module, prompts(root, batch_size=4), tmp_path, max_epochs=-1)
-    assert int(module.iteration) == 3
+    assert int(module.ppo.iteration) == 3
     run.save_checkpoint(tmp_path / "end.ckpt")
     again = PPOModule(**ppo_options(root, max_iterations=3))
     end = {"ckpt_path": tmp_path / "end.ckpt"}
     fitted(again, prompts(root, batch_size=4), tmp_path, max_epochs=-1, **end)
-    assert int(again.iteration) == 3  # and not one more
+    assert int(again.ppo.iteration) == 3  # and not one more
 
 
 def test_lightnings_max_steps_is_refused_with_advice(root: Path, tmp_path: Path) -> None:

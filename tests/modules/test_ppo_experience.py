@@ -12,16 +12,17 @@ from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import response_values
-from lit_rlhf.modules import PPOModule, iteration_draws
-from lit_rlhf.modules import ppo as ppo_file
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.ppo import PPO, Collected, iteration_draws
 from lit_rlhf.rewards import Scores
-from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
+from lit_rlhf.rollout import Experience, RolloutBatch, RolloutMetrics, TokenStatistics
 from tests.support.stages import (
     first_batch,
     fitted,
     nested,
     ppo_options,
     prompts,
+    with_algorithm,
     write_data,
     write_models,
 )
@@ -45,8 +46,13 @@ def rollouts_of(batch: PromptBatch, terminated: list[bool], lengths: list[int]) 
     for row, (ended, length) in enumerate(zip(terminated, lengths, strict=True)):
         if ended:
             ids[row, length - 1] = 2
-    prompts = (batch.input_ids[:n], batch.attention_mask[:n])
-    return RolloutBatch(*prompts, ids.masked_fill(~mask, 0), mask, torch.tensor(terminated))
+    return RolloutBatch(
+        prompt_ids=batch.input_ids[:n],
+        prompt_mask=batch.attention_mask[:n],
+        response_ids=ids.masked_fill(~mask, 0),
+        response_mask=mask,
+        terminated=torch.tensor(terminated),
+    )
 
 
 def estimates_of(rollouts: RolloutBatch) -> TokenStatistics:
@@ -58,13 +64,19 @@ def estimates_of(rollouts: RolloutBatch) -> TokenStatistics:
         return torch.randn(shape, generator=generator).masked_fill(~mask, 0.0)
 
     after = torch.randn(shape[0], generator=generator)
-    logprobs = (-numbers().abs(), -numbers().abs())
-    return TokenStatistics(*logprobs, numbers().abs(), numbers(), after, after)
+    return TokenStatistics(
+        logprobs=-numbers().abs(),
+        ref_logprobs=-numbers().abs(),
+        entropy=numbers().abs(),
+        values=numbers(),
+        next_values=after,
+        ref_prompt_entropy=after,
+    )
 
 
 def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> None:
     module = PPOModule(**ppo_options(root))
-    one, again, other = (module.rollout(batch, seed=seed) for seed in (1, 1, 2))
+    one, again, other = (module.ppo.rollout(batch, seed=seed) for seed in (1, 1, 2))
     for field, same in zip(one[:5], again[:5], strict=True):
         assert torch.equal(field, same)
     assert not torch.equal(one.response_ids[:, :1], other.response_ids[:, :1])
@@ -73,7 +85,7 @@ def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> 
 def test_an_update_learns_from_prompts_with_unlike_scores(root: Path, tmp_path: Path) -> None:
     learned: list[Experience] = []
 
-    class Scored(PPOModule):
+    class Scored(PPO):
         def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Scores:
             self.prompt_ids = batch.input_ids
             # two responses to each of eight prompts, alike but for the fourth and the seventh
@@ -89,13 +101,13 @@ def test_an_update_learns_from_prompts_with_unlike_scores(root: Path, tmp_path: 
         "minibatches": {"minibatch_size": 1, "ppo_epochs": 1},
         "policy_optimizer": {"lr_scheduler": "linear"},
     }
-    module = Scored(**ppo_options(root, **options))
+    module = with_algorithm(Scored)(**ppo_options(root, **options))
     run = fitted(module, prompts(root, ptx=True), tmp_path)
-    ids, width = module.prompt_ids[[6, 7, 12, 13]], learned[0].rollouts.prompt_ids.shape[1]
+    ids, width = module.ppo.prompt_ids[[6, 7, 12, 13]], learned[0].rollouts.prompt_ids.shape[1]
     assert torch.equal(learned[0].rollouts.prompt_ids, ids[:, -width:])
     assert float(run.callback_metrics["rollout/informative_share"]) == 2 / 8
     # four updates, one of warm-up and 3, 2 and 1 thirds of the rate
-    assert int(module.ppo_step) == 4
+    assert int(module.ppo.ppo_step) == 4
     assert run.lr_scheduler_configs[0].scheduler.get_last_lr()[0] == pytest.approx(1e-3 / 3)
     module = PPOModule(**ppo_options(root, **nested(options, {"advantages.learned_prompts": 9})))
     with pytest.raises(ValueError, match=r"learned_prompts: expected at most data.batch_size=8"):
@@ -104,15 +116,15 @@ def test_an_update_learns_from_prompts_with_unlike_scores(root: Path, tmp_path: 
 
 def test_draws_depend_on_seed_iteration_and_rank() -> None:
     places = [(s, i, r) for s in range(3) for i in range(20) for r in range(8)]
-    draws = {place: iteration_draws(*place)[0] for place in places}
+    draws = {place: iteration_draws(*place).rollout_seed for place in places}
     assert len(set(draws.values())) == len(places)
-    assert iteration_draws(1, 2, 3)[0] == draws[1, 2, 3]
+    assert iteration_draws(1, 2, 3).rollout_seed == draws[1, 2, 3]
 
 
 def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_path: Path) -> None:
     returned, made = [], []
 
-    class Watched(PPOModule):
+    class Watched(PPO):
         def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
             rollouts = super().rollout(batch, seed)
             if self.training:
@@ -121,7 +133,8 @@ def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_p
 
     outputs = LambdaCallback(on_train_batch_end=lambda _, __, found, *___: returned.append(found))
     options = {"rewards": {"tests.support.reward_functions:ended": 2.0}, "critic_init": "policy"}
-    fitted(Watched(**ppo_options(root, **options)), prompts(root), tmp_path, callbacks=[outputs])
+    module = with_algorithm(Watched)(**ppo_options(root, **options))
+    fitted(module, prompts(root), tmp_path, callbacks=[outputs])
     for found, rollouts in zip(returned, made, strict=True):
         assert found["response_lengths"].tolist() == rollouts.response_mask.sum(1).tolist()
         assert found["scores"].tolist() == (4.0 * rollouts.terminated - 2.0).tolist()
@@ -133,7 +146,9 @@ def test_ratio_is_taken_against_rollout_policy_or_reference(root: Path, batch: P
     old = {"rollout": estimates.logprobs, "reference": estimates.ref_logprobs}
     for old_policy, expected in old.items():
         module = PPOModule(**ppo_options(root, loss={"old_policy": old_policy}))
-        assert torch.equal(module.experience(rollouts, rewards, estimates).old_logprobs, expected)
+        assert torch.equal(
+            module.ppo.experience(rollouts, rewards, estimates).old_logprobs, expected
+        )
 
 
 @pytest.mark.parametrize(
@@ -153,10 +168,10 @@ def test_scores_are_reparameterized_by_the_moments_of_the_whole_stream(
     module = PPOModule(**ppo_options(root, reward_shaping=shaping))
     if normalization:  # a single response has a reward
         one = PPOModule(**ppo_options(root, reward_shaping=shaping))
-        assert one.reparameterize(torch.tensor([3.0])).tolist() == [0.0]
+        assert one.ppo.reparameterize(torch.tensor([3.0])).tolist() == [0.0]
     seen = [1.0, 4.0, -2.0, 7.0, 0.5]
-    module.reparameterize(torch.tensor(seen[:3]))
-    actual = module.reparameterize(torch.tensor(seen[3:])).tolist()
+    module.ppo.reparameterize(torch.tensor(seen[:3]))
+    actual = module.ppo.reparameterize(torch.tensor(seen[3:])).tolist()
     mean = sum(seen) / 5
     std = (sum((x - mean) ** 2 for x in seen) / 5) ** 0.5
     for got, score in zip(actual, seen[3:], strict=True):
@@ -164,18 +179,18 @@ def test_scores_are_reparameterized_by_the_moments_of_the_whole_stream(
         if clip is not None:
             expected = min(max(expected, -clip), clip)
         assert got == pytest.approx(expected, rel=1e-6)
-    assert float(module.score_moments.count) == 5
+    assert float(module.ppo.score_moments.count) == 5
 
 
 def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) -> None:
     rollouts, module = rollouts_of(batch, [True] * 4, [1] * 4), PPOModule(**ppo_options(root))
-    estimates, four = module.estimate(rollouts), batch.select(range(4))
-    scores = module.score(rollouts, four)
-    metrics = module.measure(four, rollouts, scores, estimates).compute()
-    rewards = module.shape_rewards(rollouts, scores, estimates)
-    experience = module.experience(rollouts, rewards, estimates)
-    policy, _ = module.policy_loss(experience, torch.tensor(4.0))
-    critic, _ = module.critic_loss(experience, torch.tensor(4.0))
+    estimates, four = module.ppo.estimate(rollouts), batch.select(range(4))
+    scores = module.ppo.score(rollouts, four)
+    metrics = module.ppo.measure(Collected(four, rollouts, scores, estimates)).compute()
+    rewards = module.ppo.shape_rewards(rollouts, scores, estimates)
+    experience = module.ppo.experience(rollouts, rewards, estimates)
+    policy, _ = module.ppo.policy_loss(experience, torch.tensor(4.0))
+    critic, _ = module.ppo.critic_loss(experience, torch.tensor(4.0))
     assert torch.isfinite(torch.stack([policy, critic, *metrics.values()])).all()
     assert float(metrics["rollout/response_length"]) == 1.0
 
@@ -188,7 +203,7 @@ def test_coefficient_waits_for_training(pretraining: int, root: Path, tmp_path: 
     told = pytest.warns(UserWarning, match="the policy is not trained")
     with told if pretraining else nullcontext():
         fitted(module, prompts(root), tmp_path, limit_train_batches=1, max_epochs=1)
-    assert (float(module.kl_coef) == 0.2) == bool(pretraining)
+    assert (float(module.ppo.kl_coef) == 0.2) == bool(pretraining)
 
 
 def test_the_coefficient_of_the_iteration_is_logged_and_kl_of_a_response_moves_it(
@@ -209,10 +224,12 @@ def test_the_coefficient_of_the_iteration_is_logged_and_kl_of_a_response_moves_i
     module, logged = run(kl_target=target, kl_horizon=100)
     assert logged["rollout/kl"] == fixed["rollout/kl"]
     assert logged["ppo/kl_coef"] == pytest.approx(0.2)
-    assert float(module.kl_coef) == pytest.approx(0.2 * (1 + 0.2 * 8 / 100), rel=1e-6)
-    monkeypatch.setattr(ppo_file, "world_size", lambda: 3)
+    assert float(module.ppo.kl_coef) == pytest.approx(0.2 * (1 + 0.2 * 8 / 100), rel=1e-6)
+    compute = RolloutMetrics.compute
+    on_three_ranks = {"rollout/responses": torch.tensor(24.0)}
+    monkeypatch.setattr(RolloutMetrics, "compute", lambda self: compute(self) | on_three_ranks)
     module, _ = run(kl_target=target, kl_horizon=100)
-    assert float(module.kl_coef) == pytest.approx(0.2 * (1 + 0.2 * 24 / 100), rel=1e-6)
+    assert float(module.ppo.kl_coef) == pytest.approx(0.2 * (1 + 0.2 * 24 / 100), rel=1e-6)
 
 
 @pytest.mark.parametrize("coef", [0.0, 0.1])
@@ -226,22 +243,25 @@ def test_the_critic_has_no_dropout(tmp_path: Path) -> None:
     folder = write_models(write_data(tmp_path), with_dropout("gpt2"))
     module = PPOModule(**ppo_options(folder)).train()
     rollouts = rollouts_of(first_batch(prompts(folder), folder), [True, False], [3, 2])
-    rows = (rollouts.sequence_ids, rollouts.sequence_mask, 3)
-    one, other = (response_values(module.critic, *rows) for _ in range(2))
+    one, other = (
+        response_values(module.critic, rollouts.sequence_ids, rollouts.sequence_mask, 3)
+        for _ in range(2)
+    )
     assert torch.equal(one[rollouts.response_mask], other[rollouts.response_mask])
 
 
 def test_iterations_draw_anew_and_validations_alike(root: Path, tmp_path: Path) -> None:
     seeds, iterations = [], []
 
-    class Watched(PPOModule):
+    class Watched(PPO):
         def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
             (iterations if self.training else seeds).append(seed)
             return super().rollout(batch, seed)
 
-    module = Watched(**ppo_options(root, seed=5, minibatches={"minibatch_size": 4}))
+    options = ppo_options(root, seed=5, minibatches={"minibatch_size": 4})
+    module = with_algorithm(Watched)(**options)
     fitted(module, prompts(root, batch_size=4), tmp_path, max_epochs=2, limit_val_batches=2)
-    assert (int(module.iteration), len(set(iterations)), len(seeds)) == (4, 4, 4)
+    assert (int(module.ppo.iteration), len(set(iterations)), len(seeds)) == (4, 4, 4)
     assert seeds[0] != seeds[1]
     assert seeds[:2] == seeds[2:]
 
@@ -261,7 +281,7 @@ def test_each_objective_is_its_sum_over_tokens_by_the_denominator(
     rollouts = rollouts_of(batch, [True, False], [4, 3])
     estimates, rewards = estimates_of(rollouts), torch.randn(2, 4)
     module = PPOModule(**ppo_options(root, loss={"policy_objective": objective, **options}))
-    experience = module.experience(rollouts, rewards, estimates)
+    experience = module.ppo.experience(rollouts, rewards, estimates)
     logprobs = estimates.logprobs + torch.linspace(-0.9, 0.9, 8).view(2, 4)
     total = 0.0
     for row, t in rollouts.response_mask.nonzero().tolist():
@@ -274,5 +294,5 @@ def test_each_objective_is_its_sum_over_tokens_by_the_denominator(
         if objective == "kl_penalty":
             loss += 0.7 * (ratio - 1 - (new - old))
         total += loss
-    output = module.policy_objective(logprobs, experience, torch.tensor(50.0))
+    output = module.ppo.policy_objective(logprobs, experience, torch.tensor(50.0))
     assert float(output.loss) == pytest.approx(total / 50, rel=1e-5)

@@ -6,20 +6,28 @@ from typing import Any
 import pytest
 
 from lit_rlhf.data import PromptBatch
-from lit_rlhf.modules import PPOModule, trained_networks
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.ppo import PPO
 from lit_rlhf.rollout import RolloutBatch
 from tests.support.stages import fitted, ppo_options, prompts
 
 N = 3
 
 
-class Kept(PPOModule):
+class KeptPPO(PPO):
     """Keeps prompts, rollouts and ptx examples of its iterations."""
 
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
         rollouts = super().rollout(batch, seed)
         self.seen = [*getattr(self, "seen", []), (batch, rollouts)]
         return rollouts
+
+
+class Kept(PPOModule):
+    """A run of which all iterations are kept."""
+
+    ppo_class = KeptPPO
+    ppo: KeptPPO
 
 
 def stage(root: Path, **options: Any) -> Kept:
@@ -33,16 +41,16 @@ def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_pat
     whole = stage(root, **options)
     run = fitted(whole, prompts(root, ptx=True, batch_size=4), tmp_path)
 
-    (batch, rollouts), _ = whole.seen
+    (batch, rollouts), _ = whole.ppo.seen
     assert len(set(batch.texts)) == 4
     assert batch.texts == [text for text in batch.texts[::N] for _ in range(N)]
     assert len(batch.ptx.input_ids) == 4 * N
-    assert len(rollouts.response_ids) == int(whole.score_moments.count) / 2 == 4 * N
+    assert len(rollouts.response_ids) == int(whole.ppo.score_moments.count) / 2 == 4 * N
     for row in range(0, 4 * N, N):
         assert len({tuple(ids.tolist()) for ids in rollouts.response_ids[row : row + N]}) > 1
     # two iterations of six minibatches and two epochs
-    assert int(whole.ppo_step) == 2 * 6 * 2
-    (_, schedule), _ = trained_networks(whole)
+    assert int(whole.ppo.ppo_step) == 2 * 6 * 2
+    schedule = whole.trained_networks()["policy"].schedule
     assert schedule.get_last_lr()[0] == pytest.approx(0.0, abs=1e-3 / 20)
     assert "rollout/kl" in run.callback_metrics
 
@@ -50,7 +58,7 @@ def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_pat
 def test_a_held_out_prompt_gets_one_response(root: Path, tmp_path: Path) -> None:
     module = stage(root)
     fitted(module, prompts(root), tmp_path, limit_val_batches=1)
-    assert [len(batch.texts) for batch, _ in module.seen] == [8 * N, 8]
+    assert [len(batch.texts) for batch, _ in module.ppo.seen] == [8 * N, 8]
 
 
 def test_minibatches_divide_all_responses_of_an_iteration(root: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_rlhf.data import DataSource, PromptBatch, PromptDataModule, read_file
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.ppo import PPO
 from tests.support import reward_functions, stages
 from tests.support.docs_blocks import ROOT, blocks
 from tests.support.faulty_stages import FaultyEstimates
@@ -76,7 +77,7 @@ def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_p
     stages.fitted(stage, stages.prompts(root, batch_size=2), tmp_path)
     (moments,) = stage.reward.moments.values()
     # of four iterations, one was skipped
-    assert float(moments.count) == float(stage.score_moments.count) == 6.0
+    assert float(moments.count) == float(stage.ppo.score_moments.count) == 6.0
 
 
 def test_validation_learns_nothing(root: Path, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Pat
     known, said = {"rule": "contains", "field": "answer"}, {"rule": "regex", "pattern": "a"}
     options = {"rewards": {EQUALS: 1.0, "known": known, "said": said}, "gold_reward": EQUALS}
     stage = PPOModule(**stages.ppo_options(root, critic_init="policy", **options))
-    with patch.object(PPOModule, "score", autospec=True, side_effect=PPOModule.score) as score:
+    with patch.object(PPO, "score", autospec=True, side_effect=PPO.score) as score:
         run = stages.fitted(stage, answered(root, answer=list("abcdefgh")), tmp_path)
     batch: PromptBatch = score.call_args.args[2]
     seen = [(fields["question"], fields["answer"]) for fields in batch.fields]
@@ -157,11 +158,11 @@ def test_results_of_gsm8k_are_verified(
     answers = [str(fields["answer"]) for fields in batch.fields]
     assert "#### 18" in answers[0]
     wrong = [answer + "0" for answer in answers]
-    assert stage.score(said(answers), batch).total.tolist() == [1.5] * 8
-    assert stage.score(said(wrong), batch).total.tolist() == [0.0] * 8
+    assert stage.ppo.score(said(answers), batch).total.tolist() == [1.5] * 8
+    assert stage.ppo.score(said(wrong), batch).total.tolist() == [0.0] * 8
     # the result alone, without the form that the rule asks for
     alone = [answer.rpartition("#### ")[2] for answer in answers]
-    assert stage.score(said(alone), batch).total.tolist() == [1.0] * 8
+    assert stage.ppo.score(said(alone), batch).total.tolist() == [1.0] * 8
 
 
 CELL = """
@@ -199,7 +200,7 @@ def test_a_function_of_a_notebook_is_a_reward(root: Path, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"rewards: the checkpoint names __main__:brevity, .* ob"):
         PPOModule.load_from_checkpoint(seen.path)
     loaded = PPOModule.load_from_checkpoint(seen.path, rewards=brevity, gold_reward=brevity)
-    assert int(loaded.iteration) == 2
+    assert int(loaded.ppo.iteration) == 2
 
 
 def test_a_model_without_a_folder_cannot_start_the_critic(root: Path) -> None:
@@ -222,7 +223,7 @@ def test_failure_of_a_function_ends_the_run(root: Path, tmp_path: Path, monkeypa
         stages.fitted(broken, data, tmp_path)
     told = "fails_from_the_third_call' raised ConnectionError: .* Called with prompt '.*Human: "
     assert re.search(told, str(error.value))
-    assert int(broken.iteration) == 2
+    assert int(broken.ppo.iteration) == 2
     assert not (tmp_path / "model").exists()
 
 

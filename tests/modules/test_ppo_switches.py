@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.ppo import PPO
 from lit_rlhf.rewards import Scores
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.support.stages import causal_lm, copied, encoder_of, fitted, ppo_options, prompts
@@ -84,16 +85,10 @@ SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
 ]
 
 
-class Recorded(PPOModule):
-    """Records its first iteration; its policy is a little off its reference from the start."""
+class RecordedPPO(PPO):
+    """Records its first iteration."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.record: Record = {}
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for parameter in self.policy.parameters():
-                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    record: Record
 
     def rollout(self, *arguments: Any, **options: Any) -> RolloutBatch:
         rollouts = super().rollout(*arguments, **options)
@@ -121,10 +116,25 @@ class Recorded(PPOModule):
             self.record[name] = getattr(experience, name)
         return experience
 
+
+class Recorded(PPOModule):
+    """Records its first iteration; its policy is a little off its reference from the start."""
+
+    ppo_class = RecordedPPO
+    ppo: RecordedPPO
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.ppo.record = {}
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in self.policy.parameters():
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+
     def on_train_batch_end(self, *_: object) -> None:
         for name, network in (("policy", self.policy), ("critic", self.critic)):
-            self.record[name] = torch.cat([w.flatten() for w in copied(network).values()])
-        self.record["kl_coef_after"] = self.kl_coef.clone()
+            self.ppo.record[name] = torch.cat([w.flatten() for w in copied(network).values()])
+        self.ppo.record["kl_coef_after"] = self.ppo.kl_coef.clone()
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +151,7 @@ def recorded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorder:
             options["model_path"] = str(other)
         module = Recorded(**options)
         fitted(module, prompts(root, ptx=True), tmp_path_factory.mktemp("run"))
-        return module.record
+        return module.ppo.record
 
     return lambda options: run(tuple(sorted((BASE | options).items())))
 

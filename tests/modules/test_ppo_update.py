@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_rlhf.modules import LossShare, PPOModule
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.ppo import PPO, LossShare
 from lit_rlhf.rollout import Experience, RolloutBatch
 from tests.support.stages import (
     StepRecorder,
@@ -24,23 +25,33 @@ from tests.support.stages import (
 from tests.support.tiny_models import with_dropout
 
 
-class Recording(PPOModule):
+class RecordingPPO(PPO):
     """Keeps what each minibatch's first policy loss reported, and the iterations' metrics."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.policy_losses: list[dict[str, float]] = []
-        self.updates: list[dict[str, float]] = []
+    policy_losses: list[dict[str, float]]
+    updates: list[dict[str, float]]
 
     def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-        loss, metrics = super().policy_loss(experience, tokens)
-        self.policy_losses.append({key: float(v.detach()) for key, v in metrics.items()})
-        return loss, metrics
+        share = super().policy_loss(experience, tokens)
+        self.policy_losses.append({key: float(v.detach()) for key, v in share.metrics.items()})
+        return share
 
     def update(self, *arguments: Any) -> dict[str, Tensor]:
         means = super().update(*arguments)
         self.updates.append({key: float(value) for key, value in means.items()})
         return means
+
+
+class Recording(PPOModule):
+    """A run of `RecordingPPO`."""
+
+    ppo_class = RecordingPPO
+    ppo: RecordingPPO
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.ppo.policy_losses = []
+        self.ppo.updates = []
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama", "opt"])
@@ -57,7 +68,7 @@ ADAPTED |= {"network.gradient_checkpointing": True}
 def test_first_ratio_is_one(dropout_root: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     module = Recording(**ppo_options(dropout_root, **options))
     logged = fitted(module, prompts(dropout_root), tmp_path).callback_metrics
-    first, later = module.policy_losses[0], module.policy_losses[-1]
+    first, later = module.ppo.policy_losses[0], module.ppo.policy_losses[-1]
     assert first["ppo/ratio"] == pytest.approx(1.0, abs=1e-5)
     # exp(x) - 1 - x of every token's log ratio x: not an average that cancels
     assert first["ppo/approx_kl"] < 1e-9
@@ -77,7 +88,7 @@ def test_critic_pretraining_keeps_the_policy_and_ends(root: Path, tmp_path: Path
             policies.append(copied(module.policy))
             critics.append(copied(module.critic))
             states.append(len(trainer.optimizers[0].state))
-            steps.append(int(module.ppo_step))
+            steps.append(int(module.ppo.ppo_step))
 
     watch = Watch()
     fitted(module, prompts(root, batch_size=4), tmp_path, max_epochs=2, callbacks=[watch])
@@ -90,8 +101,8 @@ def test_critic_pretraining_keeps_the_policy_and_ends(root: Path, tmp_path: Path
     assert distance(critics[1], critics[0]) > 0
     assert len(watch.steps["critic"]) == 8
     # what is not trained is not reported
-    assert "ppo/policy_loss" not in module.updates[0]
-    assert "ppo/policy_loss" in module.updates[2]
+    assert "ppo/policy_loss" not in module.ppo.updates[0]
+    assert "ppo/policy_loss" in module.ppo.updates[2]
 
 
 def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> None:
@@ -103,25 +114,30 @@ def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> 
         return module
 
     slow = run(None)
-    assert [("ppo/policy_loss" in update) for update in slow.updates] == [False] * 4 + [True]
-    losses = [update["ppo/value_loss"] for update in slow.updates]
+    assert [("ppo/policy_loss" in update) for update in slow.ppo.updates] == [False] * 4 + [True]
+    losses = [update["ppo/value_loss"] for update in slow.ppo.updates]
     assert losses[2] < min(losses[:2])
     quick = run(losses[2])  # at most the target is enough
-    assert [("ppo/policy_loss" in update) for update in quick.updates] == [False] * 3 + [True] * 2
+    assert [("ppo/policy_loss" in update) for update in quick.ppo.updates] == [False] * 3 + [
+        True
+    ] * 2
 
 
 def test_iteration_without_anything_to_learn_from_moves_nothing(root: Path, tmp_path: Path) -> None:
-    class NothingEnds(Recording):
+    class NothingEnds(RecordingPPO):
         def rollout(self, *arguments: Any, **options: Any) -> RolloutBatch:
             rollouts = super().rollout(*arguments, **options)
             return rollouts._replace(terminated=torch.zeros_like(rollouts.terminated))
 
-    module = NothingEnds(**ppo_options(root, advantages={"truncation": "mask"}))
+    class Unending(Recording):
+        ppo_class = NothingEnds
+
+    module = Unending(**ppo_options(root, advantages={"truncation": "mask"}))
     start = copied(module.policy)
     with pytest.warns(UserWarning, match="truncation: mask leaves nothing to learn from, as all"):
         run = fitted(module, prompts(root), tmp_path)
     assert_equal_states(copied(module.policy), start)
-    (update,) = module.updates
+    (update,) = module.ppo.updates
     assert all(torch.isfinite(torch.tensor(value)) for value in update.values()), update
     assert all(torch.isfinite(value) for value in run.callback_metrics.values())
 
@@ -129,7 +145,7 @@ def test_iteration_without_anything_to_learn_from_moves_nothing(root: Path, tmp_
 def test_rollouts_are_divided(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = PPOModule(**ppo_options(root, minibatches={"minibatch_size": 3, "ppo_epochs": 2}))
     rollout = Mock(side_effect=AssertionError("refused only after a rollout"))
-    monkeypatch.setattr(module, "rollout", rollout)
+    monkeypatch.setattr(module.ppo, "rollout", rollout)
     with pytest.raises(ValueError, match=r"minibatch_size: expected a divisor of the 8 rollouts"):
         fitted(module, prompts(root), tmp_path)
     # a loader's last batch may be shorter than a minibatch

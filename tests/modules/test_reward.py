@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from lit_rlhf.data import DialogueEncoder, Message, PreferenceBatch
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, read_lm_head
 from lit_rlhf.modules import RewardModule
-from lit_rlhf.modules.meta import check_meta
+from lit_rlhf.modules.meta_rm import check_meta_rate
 from lit_rlhf.rewards import ModelReward
 from lit_rlhf.rollout import RolloutBatch
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, ShardedStrategy
@@ -155,9 +154,13 @@ def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(roo
         said = encoder.encode_dialogue([Message("user", question), Message("assistant", answer)])
         prompt = prompted.input_ids[row][prompted.attention_mask[row]]
         response = said.input_ids.long()[len(prompt) :]
-        asked = (prompted.input_ids[row : row + 1], prompted.attention_mask[row : row + 1])
-        answered = (response.unsqueeze(0), torch.ones(1, len(response), dtype=torch.bool))
-        rollouts = RolloutBatch(*asked, *answered, torch.tensor([True]))
+        rollouts = RolloutBatch(
+            prompt_ids=prompted.input_ids[row : row + 1],
+            prompt_mask=prompted.attention_mask[row : row + 1],
+            response_ids=response.unsqueeze(0),
+            response_mask=torch.ones(1, len(response), dtype=torch.bool),
+            terminated=torch.tensor([True]),
+        )
         ids = rollouts.sequence_ids[rollouts.sequence_mask]
         chosen = preferred.chosen.input_ids[row][preferred.chosen.attention_mask[row]]
         assert ids.tolist() == chosen.tolist()
@@ -283,10 +286,10 @@ def test_draws_follow_the_place_in_the_run(root: Path) -> None:
     ],
 )
 def test_what_cannot_be_exact_is_refused(
-    root: Path, rate: float, n_sources: int, strategy: Any, dtype: torch.dtype, message: str
+    rate: float, n_sources: int, strategy: Any, dtype: torch.dtype, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        check(root, rate, n_sources, strategy, dtype)
+        check(rate, n_sources, strategy, dtype)
 
 
 @pytest.mark.parametrize(
@@ -298,14 +301,11 @@ def test_what_cannot_be_exact_is_refused(
     ],
 )
 def test_what_is_exact_or_has_no_rate_is_accepted(
-    root: Path, rate: float, strategy: Any, dtype: torch.dtype
+    rate: float, strategy: Any, dtype: torch.dtype
 ) -> None:
-    check(root, rate, int(rate > 0), strategy, dtype)
+    check(rate, int(rate > 0), strategy, dtype)
 
 
-def check(root: Path, rate: float, n_sources: int, strategy: Any, dtype: torch.dtype) -> None:
-    run = SimpleNamespace(strategy=strategy.__new__(strategy))
-    data = stages.preferences(root, meta_sources=stages.source(root, "preferences") * n_sources)
-    weights = torch.nn.Linear(1, 1, dtype=dtype)
-    fields = {"meta_rate": rate, "datamodule": data, "trainer": run}
-    check_meta(SimpleNamespace(**fields, parameters=weights.parameters))  # type: ignore[arg-type]
+def check(rate: float, n_sources: int, strategy: Any, dtype: torch.dtype) -> None:
+    weights = torch.nn.Linear(1, 1, dtype=dtype).parameters()
+    check_meta_rate(rate, n_sources, strategy=strategy.__new__(strategy), weights=weights)

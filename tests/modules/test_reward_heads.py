@@ -13,9 +13,9 @@ from transformers import AutoModelForSequenceClassification
 
 from lit_rlhf.export import load_checkpoint_model, load_folder_model
 from lit_rlhf.forward import count_heads, scalar_head_of, sequence_scores, unwrap_model
+from lit_rlhf.micro_batches import slice_batch
 from lit_rlhf.models import ModelOptions, load_scalar_model
 from lit_rlhf.modules import PPOModule, RewardModule
-from lit_rlhf.modules.updates import slice_batch
 from lit_rlhf.rewards import ModelReward
 from tests.support import stages
 from tests.support.saved_runs import saved_run
@@ -68,7 +68,7 @@ def test_each_head_leaves_out_the_pairs_of_another_fold(root: Path, n_heads: int
     for row, fold in enumerate(folds):
         model.zero_grad()
         part = slice_batch(batch, slice(row, row + 1))
-        model(part, torch.tensor(1.0), torch.tensor(1.0))[0]["reward/loss"].backward()
+        model(part, torch.tensor(1.0), torch.tensor(1.0)).metrics["reward/loss"].backward()
         trained = model.model.score.weight.grad.any(1).tolist()
         assert trained == [head != fold for head in range(n_heads)]
 

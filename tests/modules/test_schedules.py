@@ -121,7 +121,7 @@ def test_a_resumed_schedule_knows_when_pretraining_ended(root: Path, tmp_path: P
 
     class Save(Rates):
         def on_train_batch_end(self, trainer: Trainer, module: Any, *_: object) -> None:
-            if int(module.iteration) == 3:
+            if int(module.ppo.iteration) == 3:
                 trainer.save_checkpoint(tmp_path / "third.ckpt")
 
     whole, rest = Save(), Rates()
@@ -130,4 +130,4 @@ def test_a_resumed_schedule_knows_when_pretraining_ended(root: Path, tmp_path: P
     module, third = PPOModule(**options), {"ckpt_path": tmp_path / "third.ckpt"}
     stages.fitted(module, data, tmp_path, max_epochs=-1, callbacks=[rest], **third)
     assert whole.rates["policy"] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
-    assert (rest.rates["policy"], int(module.iteration)) == (whole.rates["policy"][2:], 5)
+    assert (rest.rates["policy"], int(module.ppo.iteration)) == (whole.rates["policy"][2:], 5)

@@ -19,8 +19,7 @@ from torch import Tensor, distributed
 from lit_callbacks import CollapseDetector, Monitor
 from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules import OptimizerOptions, PPOModule, SFTModule
-from lit_rlhf.modules.finished import model_card
-from lit_rlhf.modules.resuming import random_state, restore_random_state
+from lit_rlhf.modules.resume import random_state, restore_random_state
 from lit_rlhf.modules.stage import count_movable
 from lit_rlhf.stats import global_means
 from tests.support.host_tensors import COLLECTIVES
@@ -142,9 +141,9 @@ def test_metrics_of_model_are_neither_detectors_nor_machines(root: Path, tmp_pat
     run = fitted(module, demonstrations(root), tmp_path, callbacks=[detector])
     assert float(run.callback_metrics["monitor/level"]) == 0.0
     assert "time/update" in run.callback_metrics
-    assert "sft/loss" in model_card(module).metrics
+    assert "sft/loss" in module.model_card().metrics
     left_out = ("monitor/", "time/", "memory/", "throughput/")
-    assert [key for key in model_card(module).metrics if key.startswith(left_out)] == []
+    assert [key for key in module.model_card().metrics if key.startswith(left_out)] == []
 
 
 # --- the dtype of weights

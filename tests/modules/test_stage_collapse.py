@@ -1,5 +1,6 @@
 """A run that a detector ends leaves the last healthy weights, and says so."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_callbacks import CollapseEarlyStopping, Monitor
+from lit_callbacks.actions import read_coefficient, write_coefficient
 from lit_rlhf.files import read_manifest
 from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules import PPOModule, SFTModule
@@ -78,3 +80,18 @@ def test_without_healthy_weights_no_model_is_left(root: Path, tmp_path: Path) ->
     with pytest.warns(UserWarning, match="no healthy weights were kept: .*out is not written"):
         fitted(module, data, tmp_path, callbacks=callbacks)
     assert not (tmp_path / "out").exists()
+
+
+def test_coefficients_and_options_set_at_the_module_act_in_the_algorithm(root: Path) -> None:
+    module = PPOModule(**ppo_options(root, loss={"entropy_coef": 0.1}))
+    for name, value in (("kl_coef", 0.25), ("loss.entropy_coef", 0.5)):
+        write_coefficient(module, name, value)
+        assert read_coefficient(module, name) == value
+    assert (float(module.ppo.kl_coef), module.ppo.loss.entropy_coef) == (0.25, 0.5)
+    assert float(module.state_dict()["kl_coef"]) == 0.25
+    module.sampling = replace(module.sampling, temperature=0.5)
+    assert module.ppo.sampling.temperature == 0.5
+    with pytest.raises(
+        ValueError, match=r"name: expected a coefficient .* kl_coef, .*loss\.entropy_coef"
+    ):
+        read_coefficient(module, "kl_ceof")

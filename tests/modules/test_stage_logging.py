@@ -49,8 +49,12 @@ def keys_of(events: EventAccumulator, *groups: str) -> set[str]:
     return {key for key in events.Tags()["scalars"] if key.startswith(groups)}
 
 
+ITERATION = ("rollout/", "ppo/", "time/", "memory/", "throughput/")
+"""Groups of the metrics of an iteration."""
+
+
 def test_ppo_logs_every_key_at_every_iteration(ppo_events: EventAccumulator) -> None:
-    keys = keys_of(ppo_events, "rollout/", "ppo/", "time/", "memory/", "throughput/")
+    keys = keys_of(ppo_events, *ITERATION)
     assert keys > POLICY
     for key in keys:
         assert steps(ppo_events, key) == ([2, 3, 4] if key in POLICY else [1, 2, 3, 4]), key

@@ -71,6 +71,7 @@ def test_weights_below_adapters_are_held_once(root: Path, tmp_path: Path, init: 
         assert all(".lora_" in name or ".score." in name for name in own)
         if separate:
             module.critic = copy.deepcopy(module.critic)
+            module.ppo.networks = module.ppo.networks._replace(critic=module.critic)
         run = stages.fitted(module, data, tmp_path / str(separate))
         run.save_checkpoint(tmp_path / f"{separate}.ckpt")
         runs.append(stages.copied(module))
@@ -126,7 +127,7 @@ def test_bf16_mixed_follows_fp32(root: Path, tmp_path: Path, name: str) -> None:
         losses.append(float(run.callback_metrics[LOSSES[name]]))
         assert all(p.dtype == torch.float32 for p in module.parameters())
         if isinstance(module, PPOModule):
-            assert module.score_moments.count.dtype == torch.float64
+            assert module.ppo.score_moments.count.dtype == torch.float64
             assert float(run.callback_metrics["ppo/ratio_first"]) == pytest.approx(1.0, abs=0.02)
     # rollouts of bf16 are other draws: PPO's loss is of the same size only
     assert losses[1] == pytest.approx(losses[0], rel=0.5 if name == "ppo" else 0.02)
@@ -147,17 +148,17 @@ def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
 def test_true_bf16_rounds_weights_and_no_state_of_ppo(root: Path, tmp_path: Path) -> None:
     shaping = {"kl_coef": 0.1, "kl_target": 0.5, "kl_horizon": 10_000}
     module = PPOModule(**stages.ppo_options(root, reward_shaping=shaping))
-    module.iteration.fill_(256)  # bf16 goes on with 258
+    module.ppo.iteration.fill_(256)  # bf16 goes on with 258
     run = stages.fitted(module, stages.prompts(root), tmp_path, precision="bf16-true")
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
-    assert int(module.iteration) == 257
+    assert int(module.ppo.iteration) == 257
     # eight rollouts move it by at most 20 % * 8 / 10,000; the next number of bf16 is 0.5 % away
-    assert 1e-12 < abs(float(module.kl_coef) / 0.1 - 1) < 0.2 * 8 / 10_000 + 1e-12
+    assert 1e-12 < abs(float(module.ppo.kl_coef) / 0.1 - 1) < 0.2 * 8 / 10_000 + 1e-12
 
     run.save_checkpoint(tmp_path / "ppo.ckpt")
     again = PPOModule.load_from_checkpoint(tmp_path / "ppo.ckpt", weights_only=True)
     assert again.state_dict()["kl_coef"].dtype == torch.float64
-    assert float(again.kl_coef) == float(module.kl_coef)
+    assert float(again.ppo.kl_coef) == float(module.ppo.kl_coef)
 
 
 def test_half_precision_with_a_loss_scale_is_refused(root: Path, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 
 from lit_callbacks import CollapseDetector, Level, ResumeCheckpoint
+from lit_rlhf.finite import join_names, require_finite
 from lit_rlhf.modules import PPOModule, SFTModule
-from lit_rlhf.modules.updates import TooManySkippedUpdates, UpdateGuard, find_last_saved, join_names
+from lit_rlhf.modules.updates import TooManySkippedUpdates, UpdateGuard, find_last_saved
 from tests.support.faulty_stages import KINDS, Course, FaultyEstimates, FaultyPPO, faulty_stage
 from tests.support.stages import (
     ADAM_EPS,
@@ -90,13 +91,13 @@ def test_fault_of_one(root: Path, tmp_path: Path, network: str, other: str, kind
     steps: list[dict[str, Any]] = []
 
     class Watched(UpdateGuard):
-        def update(self, module: Any, name: str, *arguments: Any) -> Any:
+        def update(self, module: Any, *arguments: Any, **options: Any) -> Any:
             model = getattr(module, network)
             before = {k: v.clone() for k, v in model.state_dict().items()}
-            result = super().update(module, name, *arguments)
+            result = super().update(module, *arguments, **options)
             after = {k: v.clone() for k, v in model.state_dict().items()}
-            if name == f"the {network}":
-                steps.append({"place": arguments[-1], "moved": distance(after, before)})
+            if options["network"] == f"the {network}":
+                steps.append({"place": options["place"], "moved": distance(after, before)})
             return result
 
     data = {"batch_size": 4}
@@ -302,7 +303,7 @@ def test_an_update_that_goes_through_ends_the_row_of_its_network_alone(tmp_path:
 
     def update(network: str, quantities: dict[str, torch.Tensor]) -> bool:
         with guard.iteration(run, network, "here"):
-            guard.require_finite(quantities)
+            require_finite(quantities)
         return not guard.skipped
 
     def skip(network: str) -> None:

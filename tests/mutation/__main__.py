@@ -44,7 +44,7 @@ PPO = (
     "tests/modules/test_ppo_switches.py",
     "tests/modules/test_updates.py",
     "tests/modules/test_schedules.py",
-    "tests/modules/test_phases.py",
+    "tests/modules/test_phase_timer.py",
     "tests/invariant/test_reference_iteration.py",
     "tests/invariant/test_micro_batches.py",
 )
@@ -66,12 +66,12 @@ FUNCTIONS = {
     "lit_rlhf/ppo/algorithm.py": (
         *("PPO.shape_rewards", "PPO.reparameterize", "PPO.experience", "PPO.adapt_kl_coef"),
         *("PPO.reparameterize_advantages", "PPO.critic_loss", "PPO.policy_loss", "PPO.ptx_loss"),
-        "PPO.policy_objective",
+        *("PPO.policy_objective", "PPO.learn_from", "PPO.update", "PPO.train_critic"),
+        *("PPO.train_policy", "PPO.split_experience", "PPO.watch_critic_pretraining"),
+        "PPO.generalized_advantages",
     ),
     "lit_rlhf/modules/ppo.py": (
-        *("PPOModule.training_step", "PPOModule.update", "PPOModule.train_critic"),
-        *("PPOModule.train_policy", "PPOModule.update_network", "PPOModule.split_experience"),
-        *("PPOModule.watch_critic_pretraining", "PPOModule.step_schedules"),
+        *("PPOModule.training_step", "PPOModule.run_iteration", "PPOModule.make_stepper"),
     ),
 }
 """The functions that are changed, where these are not all of a module."""

@@ -11,7 +11,14 @@ from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import freeze, optimize_forward
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.models.heads import build_scalar_model
-from lit_rlhf.ppo import PPO, AdvantageOptions, PPONetworks, PPOOptions, RewardShapingOptions
+from lit_rlhf.ppo import (
+    PPO,
+    AdvantageOptions,
+    Collected,
+    PPONetworks,
+    PPOOptions,
+    RewardShapingOptions,
+)
 from lit_rlhf.rewards import Scores, WeightedReward
 from lit_rlhf.rollout import Experience, RolloutBatch, SamplingOptions
 from tests.support.tiny_models import (
@@ -66,8 +73,8 @@ def test_phases_run_without_a_trainer(ppo: PPO, prompts: PromptBatch) -> None:
     tokens = experience.loss_mask.sum()
     loss, metrics = ppo.policy_loss(experience, tokens)
     assert float(metrics["ppo/ratio"]) == pytest.approx(1.0, abs=1e-5)
-    (loss + ppo.critic_loss(experience, tokens)[0]).backward()
-    for network in (ppo.policy, ppo.critic):
+    (loss + ppo.critic_loss(experience, tokens).loss).backward()
+    for network in (ppo.networks.policy, ppo.networks.critic):
         assert any(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
 
 
@@ -78,9 +85,8 @@ def test_spread_costs(ppo: PPO, prompts: PromptBatch) -> None:
     ppo.reward_shaping = replace(ppo.reward_shaping, kl_coef=0.0, spread_coef=2.0)
     rewards = ppo.shape_rewards(rollouts, scores, ppo.estimate(rollouts))
     assert rewards.sum(1).tolist() == pytest.approx([3.0 - 2.0, -9.0 - 2.0], abs=1e-5)
-    networks = PPONetworks(ppo.policy, ppo.reference, ppo.critic, ppo.reward, ppo.tokenizer)
     with pytest.raises(ValueError, match=r"spread_coef=2\.0: expected at least two reward models"):
-        PPO(networks, PPOOptions(reward_shaping=ppo.reward_shaping))
+        PPO(ppo.networks, PPOOptions(reward_shaping=ppo.reward_shaping))
 
 
 def test_long_responses_are_penalized_gradually(ppo: PPO, prompts: PromptBatch) -> None:
@@ -141,13 +147,13 @@ def test_prompts_with_unlike_scores_are_learned_from_first(ppo: PPO, prompts: Pr
 
 
 def test_a_critic_comes_with_the_estimator_that_uses_it(ppo: PPO) -> None:
-    networks = PPONetworks(ppo.policy, ppo.reference, None, ppo.reward, ppo.tokenizer)
+    networks = ppo.networks._replace(critic=None)
     with pytest.raises(ValueError, match=r"networks\.critic: expected a critic with .*: gae"):
         PPO(networks)
     free = PPOOptions(advantages=AdvantageOptions(estimator="rloo"), responses_per_prompt=2)
-    assert PPO(networks, free).critic is None
+    assert PPO(networks, free).networks.critic is None
     with pytest.raises(ValueError, match=r"networks\.critic: expected no critic with .*: rloo"):
-        PPO(networks._replace(critic=ppo.critic), free)
+        PPO(ppo.networks, free)
 
 
 def test_override_of_a_phase_acts(ppo: PPO, prompts: PromptBatch) -> None:
@@ -177,9 +183,11 @@ def test_score_in_two_parts_logs_what_one_call_logs(ppo: PPO, prompts: PromptBat
     mask = torch.tensor([[True] * LENGTH, [True] + [False] * (LENGTH - 1)])
     rollouts = rollouts._replace(response_mask=mask)
     estimates = ppo.estimate(rollouts)
-    whole = ppo.measure(prompts, rollouts, ppo.score(rollouts, prompts), estimates).compute()
+    once = Collected(prompts, rollouts, ppo.score(rollouts, prompts), estimates)
+    whole = ppo.measure(once).compute()
     ppo.__class__ = Halved
-    halves = ppo.measure(prompts, rollouts, ppo.score(rollouts, prompts), estimates).compute()
+    twice = once._replace(scores=ppo.score(rollouts, prompts))
+    halves = ppo.measure(twice).compute()
     assert halves == whole
     # the last part alone would be 1
     assert float(halves["rollout/score/count_tokens"]) == (LENGTH + 1) / 2
@@ -188,7 +196,7 @@ def test_score_in_two_parts_logs_what_one_call_logs(ppo: PPO, prompts: PromptBat
 def test_rollouts_stop_at_every_stop_token_of_a_chat_model(ppo: PPO, prompts: PromptBatch) -> None:
     other = int(ppo.rollout(prompts, seed=1).response_ids[0, 0])
     assert other != EOS_ID
-    ppo.policy.generation_config = GenerationConfig(eos_token_id=[EOS_ID, other])
+    ppo.networks.policy.generation_config = GenerationConfig(eos_token_id=[EOS_ID, other])
     stopped = ppo.rollout(prompts, seed=1)
     assert stopped.response_mask[0].sum() == 1
     assert bool(stopped.terminated[0])
@@ -204,9 +212,14 @@ def sampled_elsewhere(drawn: torch.Tensor) -> Any:
     def sample(model: Any, ids: torch.Tensor, mask: torch.Tensor, *_: Any, **__: Any) -> Any:
         n = len(drawn)
         ones = torch.ones(n, 1, dtype=torch.bool)
-        prompts = ids[:1].expand(n, -1), mask[:1].expand(n, -1)
-        tokens = torch.arange(n)[:, None]
-        return RolloutBatch(*prompts, tokens, ones, ones[:, 0], None, drawn[:, None])
+        return RolloutBatch(
+            prompt_ids=ids[:1].expand(n, -1),
+            prompt_mask=mask[:1].expand(n, -1),
+            response_ids=torch.arange(n)[:, None],
+            response_mask=ones,
+            terminated=ones[:, 0],
+            sampler_logprobs=drawn[:, None],
+        )
 
     return sample
 
@@ -218,7 +231,7 @@ def test_importance_restores_the_gradient_of_the_policy(
     # all tokens, each weighted by how often the sampler draws it: an expectation without noise
     generator = torch.Generator().manual_seed(0)
     other = torch.randn(VOCAB_SIZE, generator=generator).log_softmax(0)
-    ppo.sampler = sampled_elsewhere(other)
+    ppo.networks = ppo.networks._replace(sampler=sampled_elsewhere(other))
     ppo.loss = replace(ppo.loss, importance_cap=cap)
     rollouts = ppo.rollout(prompts, seed=0)
     estimates = ppo.estimate(rollouts)
@@ -228,9 +241,11 @@ def test_importance_restores_the_gradient_of_the_policy(
 
     def gradient(weights: torch.Tensor, experience: Experience) -> torch.Tensor:
         weighted = replace(experience, advantages=rewards * weights[:, None])
-        ppo.policy.zero_grad()
-        ppo.policy_loss(ppo.reparameterize_advantages(weighted), tokens)[0].backward()
-        return torch.cat([p.grad.flatten() for p in ppo.policy.parameters() if p.grad is not None])
+        ppo.networks.policy.zero_grad()
+        ppo.policy_loss(ppo.reparameterize_advantages(weighted), tokens).loss.backward()
+        return torch.cat(
+            [p.grad.flatten() for p in ppo.networks.policy.parameters() if p.grad is not None]
+        )
 
     own = estimates.logprobs[:, 0].exp()
     on_policy = gradient(own, replace(experience, importance=None))
@@ -238,7 +253,7 @@ def test_importance_restores_the_gradient_of_the_policy(
     error = float((off_policy - on_policy).norm() / on_policy.norm())
     assert error < 1e-5 if cap else error > 0.1
     kl = float(
-        ppo.measure(prompts, rollouts, Scores(rewards[:, 0]), estimates).compute()[
+        ppo.measure(Collected(prompts, rollouts, Scores(rewards[:, 0]), estimates)).compute()[
             "rollout/sampler_kl"
         ]
     )

@@ -1,6 +1,7 @@
 """The networks that PPO starts from."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,12 @@ from tests.support.stages import write_models
 def test_head_of_a_new_critic_depends_on_the_seed(init: CriticInit, tmp_path: Path) -> None:
     path = str(write_models(tmp_path) / "policy")
     policy = load_causal_lm(path)
-    critics = [load_critic(init, path, policy, [], ModelOptions(), seed) for seed in (1, 1, 2)]
+    critics = [
+        load_critic(
+            init, model_path=path, policy=policy, rewards=[], options=ModelOptions(), seed=seed
+        )
+        for seed in (1, 1, 2)
+    ]
     heads = [scalar_head_of(critic).get_parameter("weight") for critic in critics]
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
@@ -23,12 +29,19 @@ def test_head_of_a_new_critic_depends_on_the_seed(init: CriticInit, tmp_path: Pa
 
 def test_a_critic_of_an_earlier_run_and_one_of_other_tokens(tmp_path: Path) -> None:
     path, folder = str(write_models(tmp_path) / "policy"), tmp_path / "reward"
-    policy, options = load_causal_lm(path), ModelOptions()
-    critic = load_critic(str(folder), path, policy, [], options, 1)
+    policy = load_causal_lm(path)
+    given: dict[str, Any] = {
+        "model_path": path,
+        "policy": policy,
+        "rewards": [],
+        "options": ModelOptions(),
+        "seed": 1,
+    }
+    critic = load_critic(str(folder), **given)
     for name, weight in load_scalar_model(folder).state_dict().items():
         assert torch.equal(critic.state_dict()[name], weight)
     policy.config.vocab_size += 1
     with pytest.raises(ValueError, match=r"critic_init: expected a critic of .*reward' of \d+"):
-        load_critic(str(folder), path, policy, [], options, 1)
+        load_critic(str(folder), **given)
     with pytest.raises(ValueError, match=r"critic_init: .* or a folder that exists, got 'no'"):
-        load_critic("no", path, policy, [], options, 1)
+        load_critic("no", **given)

@@ -50,11 +50,11 @@ def module_of(root: Path, **options: Any) -> PPOModule:
 def experienced(module: PPOModule, root: Path) -> Experience:
     """Scored rollouts, with advantages and returns that are not zero."""
     batch = stages.first_batch(prompts(root), root)
-    rollouts = module.rollout(batch, seed=3)
+    rollouts = module.ppo.rollout(batch, seed=3)
     scores = Scores(torch.linspace(-1, 1, len(batch.texts), dtype=torch.float64))
-    estimates = module.estimate(rollouts)
-    rewards = module.shape_rewards(rollouts, scores, estimates)
-    return module.experience(rollouts, rewards, estimates).select(torch.tensor([5, 0, 2]))
+    estimates = module.ppo.estimate(rollouts)
+    rewards = module.ppo.shape_rewards(rollouts, scores, estimates)
+    return module.ppo.experience(rollouts, rewards, estimates).select(torch.tensor([5, 0, 2]))
 
 
 def gradients(module: PPOModule, loss: Tensor) -> dict[str, Tensor]:
@@ -117,21 +117,22 @@ def test_gradients_are_whole(roots: dict[str, Path], family: str, options: dict[
     n_lower = LAYERS - 1 if module.network.trained_layers else 0
     assert forward.forward_plan(module.policy).lower_layers == n_lower
     # float64 is scored by a forward of its own, and the critic's are the policy's where shared
-    expected = [n_lower > 0 and not module.shares_trunk, n_lower > 0]
+    expected = [n_lower > 0 and not module.ppo.shares_trunk, n_lower > 0]
     assert [states is not None for states in kept] == expected
     module.train()
     policy, critic = plain_losses(module, experience, tokens)
-    coef = module.loss.value_coef if module.shares_trunk else 1.0
+    coef = module.loss.value_coef if module.ppo.shares_trunk else 1.0
     plain = gradients(module, policy + coef * critic)
     assert not any(".layers.0." in name or ".h.0." in name for name in plain) or not n_lower
     ours = []
     for part in (experience, replace(experience, policy_lower=None, critic_lower=None)):
-        if module.shares_trunk:
-            loss, metrics = module.joint_loss(part, tokens)
+        if module.ppo.shares_trunk:
+            loss, metrics = module.ppo.joint_loss(part, tokens)
             assert metrics["ppo/policy_loss"].item() == pytest.approx(policy.item())
             assert metrics["ppo/value_loss"].item() == pytest.approx(critic.item())
         else:
-            loss = module.policy_loss(part, tokens)[0] + module.critic_loss(part, tokens)[0]
+            loss = module.ppo.policy_loss(part, tokens).loss
+            loss = loss + module.ppo.critic_loss(part, tokens).loss
         found = gradients(module, loss)
         assert found.keys() == plain.keys()
         # log-probs are float32: from 4 nats on, one unit in the last place is 4.8e-7
@@ -225,7 +226,7 @@ def test_doctor_approves(roots: dict[str, Path], tmp_path: Path, options: dict[s
     }
     case = doctor_runs.case_of(root, tmp_path, **options)
     module = case.module
-    networks = [module.policy, *([] if module.shares_trunk else [module.critic])]
+    networks = [module.policy, *([] if module.ppo.shares_trunk else [module.critic])]
     n_weights = sum(p.numel() for network in networks for p in network.parameters())
     n_trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     # without an engine, each trained weight has two moments

@@ -10,11 +10,12 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.ppo import PPO
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.tools.doctor import QUIET, Finding, Report, examine
 from lit_rlhf.tools.doctor.case import Case
 from lit_rlhf.tools.doctor.plan import RunPlan
-from tests.support.stages import ppo_options, prompts, trainer
+from tests.support.stages import ppo_options, prompts, trainer, with_algorithm
 
 CHECKS = {
     *("start", "vocabulary", "text contract", "memory", "iteration", "reference"),
@@ -22,9 +23,9 @@ CHECKS = {
 }
 
 
-def module_of(root: Path, kind: type[PPOModule] = PPOModule, **options: Any) -> PPOModule:
+def module_of(root: Path, kind: type[PPO] = PPO, **options: Any) -> PPOModule:
     """A module on the folder's models, whose responses mostly end."""
-    return kind(**ppo_options(root, sampling={"max_new_tokens": 24}, **options))
+    return with_algorithm(kind)(**ppo_options(root, sampling={"max_new_tokens": 24}, **options))
 
 
 def case_of(root: Path, folder: Path, plan: RunPlan | None = None, **options: Any) -> Case:
@@ -57,10 +58,10 @@ def only_finding(report: Report, check: str, status: str) -> Finding:
     return report.findings[check]
 
 
-def with_experience(change: Callable[[Experience], dict[str, Tensor]]) -> type[PPOModule]:
-    """A module whose experience has other fields than it should."""
+def with_experience(change: Callable[[Experience], dict[str, Tensor]]) -> type[PPO]:
+    """An algorithm whose experience has other fields than it should."""
 
-    class Changed(PPOModule):
+    class Changed(PPO):
         def experience(
             self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
         ) -> Experience:

@@ -14,22 +14,20 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
-from lit_rlhf.modules import LossShare, PPOModule
+from lit_rlhf.ppo import PPO, LossShare
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
-from tests.support.stages import fitted, ppo_options, prompts
+from tests.support.stages import fitted, ppo_options, prompts, with_algorithm
 
 TIMEOUT = timedelta(seconds=15)
 
 
-class Dying(PPOModule):
+class Dying(PPO):
     """Rank 1 ends before the last backward of its second iteration, which rank 0 waits in."""
 
-    def __init__(self, end: str, **options: Any) -> None:
-        super().__init__(**options)
-        self.end = end
+    end: str
 
     def critic_loss(self, *arguments: Any) -> LossShare:
-        if self.global_rank == 1 and int(self.iteration) == 1:
+        if torch.distributed.get_rank() == 1 and int(self.iteration) == 1:
             if self.end == "dies":
                 os._exit(13)
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -44,7 +42,9 @@ def main() -> None:
     if name == "ddp":
         strategy = DDPStrategy(find_unused_parameters=True, timeout=TIMEOUT)
     root = Path(folder)
-    module = Dying(end, **ppo_options(root, minibatches={"minibatch_size": 4, "ppo_epochs": 1}))
+    Dying.end = end
+    minibatches = {"minibatch_size": 4, "ppo_epochs": 1}
+    module = with_algorithm(Dying)(**ppo_options(root, minibatches=minibatches))
     ranks: dict[str, Any] = {"devices": 2, "use_distributed_sampler": False}
     data = prompts(root, batch_size=4)
     fitted(module, data, root / name, max_epochs=4, strategy=strategy, **ranks)

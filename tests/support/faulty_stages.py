@@ -9,7 +9,8 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor
 
-from lit_rlhf.modules import LossShare, PPOModule, RewardModule, SFTModule
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.ppo import PPO, LossShare
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from tests.support.stages import ADAM_EPS, copied, demonstrations, nested, preferences
 
@@ -36,9 +37,10 @@ class Faulty:
 
     def forward(self, *arguments: Any) -> Any:
         result = super().forward(*arguments)  # type: ignore[misc]
-        shares, key = (
-            (result, "sft/loss") if isinstance(result, dict) else (result[0], "reward/loss")
-        )
+        if isinstance(result, dict):
+            shares, key = result, "sft/loss"
+        else:
+            shares, key = result.metrics, "reward/loss"
         if self.batches in self.at:
             shares[key] = broken(shares[key], self.kind)
         self.batches += 1
@@ -53,13 +55,13 @@ class FaultyReward(Faulty, RewardModule):
     """Of reward modelling."""
 
 
-class FaultyPPO(PPOModule):
+class FaultyLosses(PPO):
     """A network's loss has a fault in its updates `at`, which count from 0 over the whole run."""
 
-    def __init__(self, at: Collection[int], broken: str, kind: str, **options: Any) -> None:
-        super().__init__(**options)
-        self.at, self.broken, self.kind = at, broken, kind
-        self.updates = {"policy": 0, "critic": 0}
+    at: Collection[int]
+    broken: str
+    kind: str
+    updates: dict[str, int]
 
     def faulty(self, network: str, loss: Tensor) -> Tensor:
         count = self.updates[network]
@@ -67,28 +69,53 @@ class FaultyPPO(PPOModule):
         return broken(loss, self.kind) if network == self.broken and count in self.at else loss
 
     def critic_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-        loss, metrics = super().critic_loss(experience, tokens)
-        loss = self.faulty("critic", loss)
-        return loss, metrics | {"ppo/value_loss": loss}
+        share = super().critic_loss(experience, tokens)
+        loss = self.faulty("critic", share.loss)
+        return LossShare(loss, {**share.metrics, "ppo/value_loss": loss})
 
     def policy_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-        loss, metrics = super().policy_loss(experience, tokens)
-        loss = self.faulty("policy", loss)
-        return loss, metrics | {"ppo/policy_loss": loss}
+        share = super().policy_loss(experience, tokens)
+        loss = self.faulty("policy", share.loss)
+        return LossShare(loss, {**share.metrics, "ppo/policy_loss": loss})
 
 
-class FaultyEstimates(PPOModule):
+class FaultyPPO(PPOModule):
+    """A run of `FaultyLosses`."""
+
+    ppo_class = FaultyLosses
+    ppo: FaultyLosses
+
+    def __init__(self, at: Collection[int], broken: str, kind: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.ppo.at = at
+        self.ppo.broken = broken
+        self.ppo.kind = kind
+        self.ppo.updates = {"policy": 0, "critic": 0}
+
+
+class NanEstimates(PPO):
     """One field of the estimates is NaN for one token in the iterations `at`."""
 
-    def __init__(self, at: Collection[int], field: str, **options: Any) -> None:
-        super().__init__(**options)
-        self.at, self.field = at, field
+    at: Collection[int]
+    field: str
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         estimates = super().estimate(rollouts)
         if int(self.iteration) in self.at:
             getattr(estimates, self.field)[1, 0] = torch.nan
         return estimates
+
+
+class FaultyEstimates(PPOModule):
+    """A run of `NanEstimates`."""
+
+    ppo_class = NanEstimates
+    ppo: NanEstimates
+
+    def __init__(self, at: Collection[int], field: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.ppo.at = at
+        self.ppo.field = field
 
 
 class Course(Callback):

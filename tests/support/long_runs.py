@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from lit_rlhf.strategies import local_part
+from lit_rlhf.stats import local_part
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer
 from tests.support.rank_runs import RANKS, STRATEGIES, strategy
 from tests.support.stages import copied, fitted
@@ -98,7 +98,7 @@ def _policy_and_optimizer(trainer: Trainer, module: Any) -> list[Any]:
     schedule = trainer.lr_scheduler_configs[0].scheduler.state_dict()
     state = [dict(optimizer.state.get(p, {})) for p in parameters]
     rates = {key: value for key, value in schedule.items() if key != "lr_lambdas"}
-    found = [dict(module.policy.state_dict()), parameters, state, rates, int(module.ppo_step)]
+    found = [dict(module.policy.state_dict()), parameters, state, rates, int(module.ppo.ppo_step)]
     return tree_map(lambda v: local_part(v) if isinstance(v, Tensor) else v, found)
 
 

@@ -28,6 +28,7 @@ from tests.support.trajectories import (
     SAMPLES,
     Logged,
     Scripted,
+    ScriptedPPO,
     Trajectory,
     trajectory,
     validated,
@@ -53,12 +54,12 @@ def strategy(name: str) -> DDPStrategy:
     return MultiEngineDeepSpeedStrategy(stage=2)
 
 
-class UnlikeLosses(Scripted):
+class UnlikeLosses(ScriptedPPO):
     """Reports a value loss of 0 on rank 0 and of 8 on rank 1."""
 
     def train_critic(self, *arguments: Any) -> dict[str, Tensor]:
         totals = super().train_critic(*arguments)
-        return totals | {"ppo/value_loss": torch.tensor(8.0 * self.global_rank)}
+        return totals | {"ppo/value_loss": torch.tensor(8.0 * torch.distributed.get_rank())}
 
 
 class Batches(Callback):
@@ -186,8 +187,9 @@ def traffic(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
 def pretraining(root: Path, folder: Path, shared: dict[str, Any]) -> list[bool]:
     """Whether the critic is still in pre-training after each of three iterations."""
     phase, states = {"iterations": 3, "target_value_loss": 1.0}, list[bool]()
-    module = UnlikeLosses(**stages.ppo_options(root, critic_pretraining=phase))
-    ends = {"on_train_batch_end": lambda *_: states.append(module.in_critic_pretraining())}
+    options = stages.ppo_options(root, critic_pretraining=phase)
+    module = stages.with_algorithm(UnlikeLosses)(**options)
+    ends = {"on_train_batch_end": lambda *_: states.append(module.ppo.in_critic_pretraining())}
     options = {"max_epochs": 3, "callbacks": [LambdaCallback(**ends)], **shared}
     options["strategy"] = strategy("ddp")
     stages.fitted(module, stages.prompts(root, batch_size=4), folder / "pretraining", **options)

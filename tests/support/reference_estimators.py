@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from lit_rlhf.modules import PPOModule
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
 from tests.support.reference_iteration import (
     AdamW,
@@ -27,7 +28,7 @@ from tests.support.stages import (
     ppo_options,
     prompts,
 )
-from tests.support.trajectories import Scripted
+from tests.support.trajectories import ScriptedPPO
 
 GROUP, LONGEST, TEMPERATURE, NO_EOS = 3, 6, 0.7, 0.3
 POLICY = {"learning_rate": 2e-3, "weight_decay": 0.5, "grad_clip": 0.5, "eps": ADAM_EPS}
@@ -61,7 +62,7 @@ class Step(NamedTuple):
     networks: set[str]
 
 
-class Grouped(Scripted):
+class GroupedPPO(ScriptedPPO):
     """Unlike responses to a prompt, of 1 to 6 tokens; one or two of each three end."""
 
     def rollout(self, batch: Any, seed: int) -> Any:
@@ -72,6 +73,13 @@ class Grouped(Scripted):
             for ids, real, said, own, ended in zip(*rollouts[:5], strict=True)
         ]
         return rollouts
+
+
+class Grouped(PPOModule):
+    """A run of `GroupedPPO`."""
+
+    ppo_class = GroupedPPO
+    ppo: GroupedPPO
 
 
 def run_step(
@@ -99,7 +107,7 @@ def run_step(
     data = prompts(root, batch_size=8 // n_ranks)
     run = fitted(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
     return Step(
-        module.samples,
+        module.ppo.samples,
         start,
         copied(module.policy),
         recorder.steps.get("policy", []),

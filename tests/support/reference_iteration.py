@@ -18,7 +18,7 @@ from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, full_tensor
 from tests.support.stages import ADAM_EPS, StepRecorder, fitted, ppo_options, prompts
-from tests.support.trajectories import Scripted
+from tests.support.trajectories import ScriptedPPO
 
 TRUNCATIONS = ("terminal", "bootstrap", "mask")
 TEMPERATURE = 0.7
@@ -76,13 +76,11 @@ class Expected(NamedTuple):
 # --- the iteration of the module
 
 
-class Recorded(Scripted):
+class RecordedPPO(ScriptedPPO):
     """Keeps the samples, and which of them are in each minibatch."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.samples: list[Sample] = []
-        self.order: list[list[int]] = []
+    samples: list[Sample]
+    order: list[list[int]]
 
     def rollout(self, batch: Any, seed: int) -> Any:
         rollouts = super().rollout(batch, seed)
@@ -98,6 +96,18 @@ class Recorded(Scripted):
         rows = zip(rollouts.prompt_ids, rollouts.prompt_mask, strict=True)
         self.order.append([asked.index(tuple(ids[mask].tolist())) for ids, mask in rows])
         return super().train_critic(minibatch, *arguments)
+
+
+class Recorded(PPOModule):
+    """A run that is recorded."""
+
+    ppo_class = RecordedPPO
+    ppo: RecordedPPO
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.ppo.samples = []
+        self.ppo.order = []
 
 
 def build_module(root: Path, truncation: str, n_ranks: int = 1) -> Recorded:
@@ -116,7 +126,7 @@ def build_module(root: Path, truncation: str, n_ranks: int = 1) -> Recorded:
         "memory": {"shard_frozen": n_ranks > 1},
     }
     module = Recorded(**ppo_options(root, **options))
-    module.kl_coef.fill_(SHAPING["kl_coef"])  # as the adaptive controller moves it
+    module.ppo.kl_coef.fill_(SHAPING["kl_coef"])  # as the adaptive controller moves it
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in module.policy.parameters():
@@ -134,7 +144,9 @@ def run_iteration(
     engines = isinstance(trainer.get("strategy"), MultiEngineDeepSpeedStrategy)
     run = fitted(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
     logged = {key: float(value) for key, value in run.callback_metrics.items()}
-    return Iteration(module.samples, module.order, start, states(module), recorder.steps, logged)
+    return Iteration(
+        module.ppo.samples, module.ppo.order, start, states(module), recorder.steps, logged
+    )
 
 
 def states(module: PPOModule) -> dict[str, dict[str, Tensor]]:

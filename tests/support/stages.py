@@ -21,6 +21,7 @@ from lit_rlhf.data import DataSource, DialogueEncoder, PromptDataModule, RecordD
 from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataModule
 from lit_rlhf.models import load_scalar_model, load_tokenizer, save_model_folder
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.ppo import PPO
 from lit_rlhf.strategies import full_tensor
 from tests.support import scripted
 from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
@@ -118,6 +119,11 @@ def stage(name: str, root: Path, batch_size: int = 4, **options: Any) -> tuple[A
     kind, data = {"sft": (SFTModule, demonstrations), "reward": (RewardModule, preferences)}[name]
     arguments = nested({"optimizer.eps": ADAM_EPS}, options)
     return kind(str(root / "policy"), **arguments), data(root, batch_size=batch_size)
+
+
+def with_algorithm(ppo_class: type[PPO]) -> type[PPOModule]:
+    """The class of a `PPOModule` with another algorithm."""
+    return type(f"{ppo_class.__name__}Module", (PPOModule,), {"ppo_class": ppo_class})
 
 
 def first_batch(data: RecordDataModule, root: Path) -> Any:

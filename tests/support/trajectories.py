@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
+from lit_rlhf.ppo import PPO
 from lit_rlhf.rollout import RolloutBatch
 from tests.support.stages import (
     ADAM_EPS,
@@ -40,7 +41,7 @@ class Trajectory(NamedTuple):
     state: dict[str, Tensor]
 
 
-class Scripted(PPOModule):
+class ScriptedPPO(PPO):
     """Responses of 1 to 6 tokens that depend on the prompt and the iteration alone.
 
     Sampled ones depend on which prompts are sampled together.
@@ -48,7 +49,7 @@ class Scripted(PPOModule):
 
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
         n = len(batch.index)
-        ids = torch.full((n, 6), self.tokenizer.pad_token_id)
+        ids = torch.full((n, 6), self.networks.tokenizer.pad_token_id)
         mask = torch.zeros(n, 6, dtype=torch.bool)
         for row, prompt in enumerate(batch.index.tolist()):
             generator = torch.Generator().manual_seed(100 * int(self.iteration) + prompt)
@@ -58,8 +59,19 @@ class Scripted(PPOModule):
             if prompt % 2:
                 ids[row, length - 1] = EOS_ID
         device = batch.input_ids.device
-        response = (ids.to(device), mask.to(device), (batch.index % 2 == 1).to(device))
-        return RolloutBatch(batch.input_ids, batch.attention_mask, *response)
+        return RolloutBatch(
+            prompt_ids=batch.input_ids,
+            prompt_mask=batch.attention_mask,
+            response_ids=ids.to(device),
+            response_mask=mask.to(device),
+            terminated=(batch.index % 2 == 1).to(device),
+        )
+
+
+class Scripted(PPOModule):
+    """PPO on scripted responses."""
+
+    ppo_class = ScriptedPPO
 
 
 class Logged(Callback):

@@ -11,10 +11,11 @@ from transformers import PreTrainedTokenizerBase
 from lit_rlhf.data import PromptBatch
 from lit_rlhf.forward import LanguageModel, Offloaded
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.ppo import NetworkName
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.tools.doctor.plan import RunPlan
 
-NETWORKS = ("policy", "critic")
+NETWORKS: tuple[NetworkName, ...] = ("policy", "critic")
 """The networks that PPO trains, in the order of the module's optimizers."""
 FEW = 8  # rollouts that a check reads again where it needs no more
 
@@ -66,7 +67,7 @@ class Case:
     rescored: TokenStatistics | None = None
     scores: Tensor = field(init=False)
     experience: Experience = field(init=False)
-    updates: list[dict[str, NetworkStep]] = field(init=False)
+    updates: list[dict[NetworkName, NetworkStep]] = field(init=False)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

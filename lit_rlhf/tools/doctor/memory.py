@@ -20,7 +20,7 @@ from torch import nn
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.forward import CHUNK_SIZE, KEPT_BYTES, LanguageModel, Offloaded, unwrap_model
-from lit_rlhf.modules import tokens_within_memory
+from lit_rlhf.micro_batches import tokens_within_memory
 from lit_rlhf.rollout import default_tokens_per_forward
 from lit_rlhf.tools.doctor.case import Case
 

@@ -11,7 +11,8 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from lit_rlhf.data import PromptBatch, RecordDataModule, TokenBatch
-from lit_rlhf.modules import UPDATE_MEMORY, PhaseTimer, PPOModule, iteration_draws, trained_networks
+from lit_rlhf.modules import PhaseTimer, PPOModule
+from lit_rlhf.ppo import UPDATE_MEMORY, NetworkName, iteration_draws
 from lit_rlhf.rollout import iterate_minibatches
 from lit_rlhf.tools.doctor.case import NETWORKS, Case, NetworkStep
 from lit_rlhf.tools.doctor.checks.clipping import check_clipping
@@ -80,14 +81,16 @@ def run_iteration(case: Case) -> Finding:
     module = case.module
     batch = case.batch
     # the draws of the run's first iteration, as in PPOModule.training_step
-    seed, generator = iteration_draws(module.seed, 0, module.global_rank)
-    rollouts, scored, estimates = module.score_responses(batch, seed, module.timer)
-    scores = scored.total
+    draws = iteration_draws(module.seed, 0, module.global_rank)
+    collected = module.ppo.collect(batch, draws.rollout_seed, module.timer)
+    rollouts = collected.rollouts
+    scores = collected.scores.total
+    estimates = collected.estimates
     case.rollouts = rollouts
     case.scores = scores
     case.estimates = estimates
     if rollouts.statistics is not None:
-        case.rescored = module.estimate(rollouts._replace(statistics=None))
+        case.rescored = module.ppo.estimate(rollouts._replace(statistics=None))
     values = {"rewards": scores, **{k: v for k, v in estimates._asdict().items() if v is not None}}
     if names := [name for name, value in values.items() if not bool(value.isfinite().all())]:
         return failure(
@@ -95,10 +98,8 @@ def run_iteration(case: Case) -> Finding:
             "Look at the model or reward function that they come from; float32 "
             "(model.network.dtype) helps where numbers overflow.",
         )
-    rewards = module.shape_rewards(rollouts, scored, estimates)
-    experience = module.experience(rollouts, rewards, estimates)
-    case.experience = module.select_prompts(experience, scores)
-    updates = _run_two_updates(case, generator)
+    case.experience = module.ppo.learn_from(collected).experience
+    updates = _run_two_updates(case, draws.generator)
     steps = [step for update in updates for step in update.values()]
     if names := sorted({k for step in steps for k, v in step.metrics.items() if v != v}):
         return failure(
@@ -114,7 +115,9 @@ def run_iteration(case: Case) -> Finding:
     )
 
 
-def _run_two_updates(case: Case, generator: torch.Generator) -> list[dict[str, NetworkStep]]:
+def _run_two_updates(
+    case: Case, generator: torch.Generator
+) -> list[dict[NetworkName, NetworkStep]]:
     """Update both networks twice on the first minibatch; the first allocates optimizers' state.
 
     Where its norm is within the clip bound, the second's bound is half of it, so that it clips.
@@ -127,19 +130,26 @@ def _run_two_updates(case: Case, generator: torch.Generator) -> list[dict[str, N
     minibatch = experience.select(index)
     ptx = None if batch.ptx is None else TokenBatch(*(field[index] for field in batch.ptx))
 
-    def update(clips: dict[str, float | None], timer: PhaseTimer) -> dict[str, NetworkStep]:
-        optimizers = [optimizer for optimizer, _ in trained_networks(module)]
-        for optimizer in optimizers:
+    def update(
+        clips: dict[NetworkName, float | None], timer: PhaseTimer
+    ) -> dict[NetworkName, NetworkStep]:
+        optimizers = {
+            name: network.optimizer
+            for name in NETWORKS
+            if (network := module.trained_networks().get(name)) is not None
+        }
+        for optimizer in optimizers.values():
             for moment in _first_moments(optimizer):
                 moment.mean.zero_()
-        with timer("update", minibatch.rollouts.sequence_ids, UPDATE_MEMORY):
-            results = {}
-            if module.separate_critic:
-                results["critic"] = module.train_critic(minibatch, clips["critic"], EXAMINATION)
-            results["policy"] = module.train_policy(minibatch, ptx, clips["policy"], EXAMINATION)
-        steps = {}
-        for name, optimizer in zip(NETWORKS, optimizers, strict=module.separate_critic):
-            metrics = {key: float(value) for key, value in results[name].items()}
+        stepper = module.make_stepper(EXAMINATION, clips)
+        metrics_of: dict[NetworkName, dict[str, Tensor]] = {}
+        with timer("update", minibatch.rollouts.sequence_shape, UPDATE_MEMORY):
+            if module.ppo.separate_critic:
+                metrics_of["critic"] = module.ppo.train_critic(minibatch, stepper)
+            metrics_of["policy"] = module.ppo.train_policy(minibatch, ptx, stepper)
+        steps: dict[NetworkName, NetworkStep] = {}
+        for name, optimizer in optimizers.items():
+            metrics = {key: float(value) for key, value in metrics_of[name].items()}
             steps[name] = NetworkStep(
                 metrics=metrics,
                 clip=clips[name],
@@ -148,7 +158,7 @@ def _run_two_updates(case: Case, generator: torch.Generator) -> list[dict[str, N
             )
         return steps
 
-    clips = {
+    clips: dict[NetworkName, float | None] = {
         "policy": module.policy_optimizer.grad_clip,
         "critic": module.critic_optimizer.grad_clip,
     }
@@ -265,7 +275,7 @@ class Examination(LightningModule):
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Run the checks on one batch, and end the fit."""
-        self.case.batch = self.case.module.repeat_prompts(batch)
+        self.case.batch = self.case.module.ppo.repeat_prompts(batch)
         for check in CHECKS_DURING:
             self.run_check(check)
         self.case.trainer.should_stop = True

@@ -187,7 +187,7 @@ def _generation_difference(case: Case) -> float:
     )
     # transformers' scores are logits at the sampling temperature already
     logprobs = token_logprobs(torch.stack(generated.scores, dim=1), tokens)
-    return _mean_difference(logprobs, module.estimate(rollouts).logprobs)
+    return _mean_difference(logprobs, module.ppo.estimate(rollouts).logprobs)
 
 
 def _add_padding(rollouts: RolloutBatch, pad_token_id: int) -> RolloutBatch:
@@ -208,7 +208,7 @@ def _outputs_by_network(
 ) -> dict[str, list[Tensor]]:
     """Log-probs, values or score of each rollout, without padding, by network."""
     module = case.module
-    estimates = module.estimate(rollouts)
+    estimates = module.ppo.estimate(rollouts)
     masks = rollouts.response_mask
 
     def rows(values: Tensor) -> list[Tensor]:

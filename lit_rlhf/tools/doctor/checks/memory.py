@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from lit_rlhf.forward import resident_bytes
-from lit_rlhf.modules import ROLLOUT_MEMORY, UPDATE_MEMORY, suggest_change
+from lit_rlhf.modules import suggest_change
+from lit_rlhf.ppo import ROLLOUT_MEMORY, UPDATE_MEMORY
 from lit_rlhf.tools.doctor.case import Case
 from lit_rlhf.tools.doctor.memory import PPOMemory, estimate_memory
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning

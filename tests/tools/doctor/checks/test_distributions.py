@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
-from lit_rlhf.modules import PPOModule
+from lit_rlhf.ppo import PPO
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.rollout.scoring import compute_values
 from lit_rlhf.tools.doctor.checks.distributions import measure_entropy_gap
@@ -30,7 +30,7 @@ OtherLogprobs = with_experience(lambda made: {"old_logprobs": made.old_logprobs 
 """The ratio is taken against other log-probs than the policy's."""
 
 
-class OtherUpdate(PPOModule):
+class OtherUpdate(PPO):
     """The same in a phase further on, which the doctor runs as it is overridden."""
 
     def train_policy(self, minibatch: Experience, *arguments: Any) -> dict[str, Tensor]:
@@ -44,16 +44,16 @@ def noisy(made: Experience) -> dict[str, Tensor]:
     return {"old_logprobs": made.old_logprobs + 0.01 * signs}
 
 
-class CountsPadding(PPOModule):
+class CountsPadding(PPO):
     """Its critic attends to the padding of prompts."""
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         everything = rollouts._replace(prompt_mask=torch.ones_like(rollouts.prompt_mask))
-        values, _ = compute_values(self.critic, everything)
+        values, _ = compute_values(self.networks.critic, everything)
         return super().estimate(rollouts)._replace(values=values)
 
 
-class Cooler(PPOModule):
+class Cooler(PPO):
     """Samples at another temperature than it scores."""
 
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lit_rlhf.modules import PPOModule, updates
+from lit_rlhf.modules import updates
+from lit_rlhf.ppo import PPO
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.strategies import clipped_step
 from tests.support.doctor_runs import findings, module_of, not_ok, only_finding
@@ -37,7 +38,7 @@ def test_a_policy_that_cannot_end(tmp_path: Path) -> None:
 
 def test_most_responses_cut_off_is_a_warning(root: Path, tmp_path: Path) -> None:
     module = module_of(root)
-    module.sampling = replace(module.sampling, max_new_tokens=2)
+    module.ppo.sampling = replace(module.sampling, max_new_tokens=2)
     finding = only_finding(findings(root, tmp_path, module), "EOS", "warning")
     assert "Raise model.sampling.max_new_tokens (now 2)" in finding.change
 
@@ -58,22 +59,20 @@ def test_responses_end_at_every_eos_of_the_models_folder(own_root: Path, tmp_pat
     assert report.findings["EOS"].found.startswith("0% of")
 
 
-class MasksByPadding(PPOModule):
+class MasksByPadding(PPO):
     """Takes every padding id for padding, EOS too where it pads."""
 
     def experience(
         self, rollouts: RolloutBatch, rewards: Tensor, estimates: TokenStatistics
     ) -> Experience:
         made = super().experience(rollouts, rewards, estimates)
-        real = rollouts.response_ids != self.tokenizer.pad_token_id
+        real = rollouts.response_ids != self.networks.tokenizer.pad_token_id
         return replace(made, loss_mask=made.loss_mask & real)
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"), [(PPOModule, {}), (MasksByPadding, {"EOS": "failure"})]
-)
+@pytest.mark.parametrize(("kind", "expected"), [(PPO, {}), (MasksByPadding, {"EOS": "failure"})])
 def test_padding_with_eos(
-    pad_is_eos_root: Path, tmp_path: Path, kind: type[PPOModule], expected: dict[str, str]
+    pad_is_eos_root: Path, tmp_path: Path, kind: type[PPO], expected: dict[str, str]
 ) -> None:
     report = findings(pad_is_eos_root, tmp_path, module_of(pad_is_eos_root, kind))
     assert not_ok(report) == expected

@@ -1,41 +1,34 @@
-"""The folders that a run writes to, and its finished model: its card, and which weights it has."""
-
-from __future__ import annotations
+"""The folders that a run writes to: locked while it runs, checked before and during it."""
 
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import distributed
 
-from lit_callbacks import default_checkpoint_dir, find_collapse
-from lit_rlhf.data import DataSource, RecordDataModule
-from lit_rlhf.files import FolderLocks, hash_files, hash_model, lock_path, write_manifest
-from lit_rlhf.models import ModelCardInfo, check_replaceable, replace_folder
-from lit_rlhf.modules.option_names import dotted_arguments
-from lit_rlhf.modules.resuming import last_metrics
-from lit_rlhf.modules.updates import require_finite_weights
-from lit_rlhf.stats import fail_together
-
-if TYPE_CHECKING:
-    from lit_rlhf.modules.stage import StageModule
+from lit_callbacks import default_checkpoint_dir
+from lit_rlhf.files import FolderLocks, hash_files, hash_model, lock_path
+from lit_rlhf.models import check_replaceable
+from lit_rlhf.modules.run_state import RunState
 
 
 class RunFolders(Callback):
-    """Locks the folders that a run writes to, until it ends, and saves the finished model.
+    """Locks the folders that a run writes to, until it ends, and has the finished model saved.
 
     A callback, since a LightningModule does not hear of exceptions.
+
+    Attributes:
+        hashes: Hashes of the models that the run starts from, by names for their card.
     """
 
     def __init__(self) -> None:
         self._locks = FolderLocks()
         self._training = False
-        self.hashes: dict[str, Any] = {}  # of the models that the run starts from
-        self._weights: dict[Path, Any] = {}  # hashes of their files
+        self.hashes: dict[str, Any] = {}
+        self._weights: dict[Path, Any] = {}  # hashes of the models' files
 
     def lock(self, trainer: Trainer, finished: Path) -> None:
         """Lock the folders of the finished model, of logs and of checkpoints."""
@@ -43,16 +36,22 @@ class RunFolders(Callback):
         self._locks.acquire([finished, *folders_during(trainer)])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that all ranks see the folders of the run and of its models, and hash these."""
+        """Check that all ranks see the folders of the run and of its models, and hash these.
+
+        Args:
+            trainer: The trainer of the run.
+            pl_module: Its module.
+            stage: What Lightning sets up for.
+        """
         if stage != "fit" or is_dry_run(trainer):
             return
-        module = cast("StageModule", pl_module)
+        module = cast(RunState, pl_module)
         if trainer.world_size > 1:
             check_shared_folders(trainer, module.finished_dir, module.inputs)
-        if trainer.is_global_zero:  # now, as another run may replace them meanwhile
+        if trainer.is_global_zero:  # now: another run may replace them meanwhile
             paths = sorted({path for paths in module.inputs.values() for path in paths})
             hashes = {f"SHA-256 of {Path(path).name}": hash_model(path) for path in paths}
-            self.hashes = {name: found for name, found in hashes.items() if found}
+            self.hashes = {name: digest for name, digest in hashes.items() if digest}
             files = (file.resolve() for path in paths for file in Path(path).glob("*.safetensors"))
             self._weights = {file: hash_files(file) for file in files}
 
@@ -61,7 +60,7 @@ class RunFolders(Callback):
 
         Frozen weights on a CPU change with their file, but not if another one takes its name.
         """
-        maps = Path("/proc/self/maps")  # of Linux
+        maps = Path("/proc/self/maps")  # only Linux has it
         mapped = maps.read_text("utf-8") if maps.exists() else ""
         for file, expected in self._weights.items():
             if f" {file}\n" in mapped and hash_files(file) != expected:
@@ -82,19 +81,31 @@ class RunFolders(Callback):
         too, but not for a run that resumes from its very end, where a kill came between the last
         step and the saving.
         """
-        module = cast("StageModule", pl_module)
-        ended = module.resume.trained or trainer.ckpt_path is not None
+        module = cast(RunState, pl_module)
+        ended = module.has_trained or trainer.ckpt_path is not None
         if ended and not is_dry_run(trainer):
-            save_finished(module)
+            module.save_finished()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Release the locks."""
+        """Release the locks.
+
+        Args:
+            trainer: The trainer of the run.
+            pl_module: Its module.
+            stage: What Lightning was set up for.
+        """
         self._locks.release()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Release the locks, and leave the mark of an interrupted run if it has trained."""
+        """Release the locks, and leave the mark of an interrupted run if it has trained.
+
+        Args:
+            trainer: The trainer of the run.
+            pl_module: Its module.
+            exception: What ended the run.
+        """
         if self._training:
             self._locks.interrupt()
         else:
@@ -106,16 +117,20 @@ def check_finished_dir(
 ) -> None:
     """Check that a finished model can be saved, and that the run starts from finished ones.
 
-    `inputs` are folders or hub ids of the models that the run starts from, by option. The folder
-    will be replaced, so it may not contain one of them, a folder that the run writes to while it
-    trains, or content that no stage has saved.
+    The folder will be replaced, so it may not contain a model that the run starts from, a folder
+    that it writes to while it trains, or content that no stage has saved.
+
+    Args:
+        trainer: The trainer of the run.
+        finished: Folder of the finished model.
+        inputs: Folders or hub ids of the models that the run starts from, by option.
     """
-    kept = {f"{name} ({path})": Path(path) for name, paths in inputs.items() for path in paths}
-    kept |= {f"the run's own folder {path}": path for path in folders_during(trainer)}
+    must_stay = {f"{name} ({path})": Path(path) for name, paths in inputs.items() for path in paths}
+    must_stay |= {f"the run's own folder {path}": path for path in folders_during(trainer)}
     with suppress(FileNotFoundError):
         finished.stat()  # fails for a link to itself, and below a file
     target = finished.resolve()
-    for name, path in kept.items():
+    for name, path in must_stay.items():
         if target in (path.resolve(), *path.resolve().parents):
             raise ValueError(
                 f"output_dir: expected a folder for the finished model only, got {finished}, "
@@ -141,6 +156,11 @@ def check_shared_folders(
 ) -> None:
     """Check on every rank that it sees what rank 0 sees in the folders of a run that is locked.
 
+    Args:
+        trainer: The trainer of the run.
+        finished: Folder of the finished model.
+        inputs: Folders or hub ids of the models that the run starts from, by option.
+
     Raises:
         ValueError: On all ranks, with the hosts and folders that differ.
     """
@@ -155,8 +175,10 @@ def check_shared_folders(
     differing = [path for path in seen if seen[path] != expected[path]]
     by_rank: list[Any] = [None] * trainer.world_size
     distributed.all_gather_object(by_rank, (host, differing))
-    if found := {name: paths for name, paths in by_rank if paths}:
-        listed = "; ".join(f"host {name}: {', '.join(paths)}" for name, paths in found.items())
+    if differing_by_host := {name: paths for name, paths in by_rank if paths}:
+        listed = "; ".join(
+            f"host {name}: {', '.join(paths)}" for name, paths in differing_by_host.items()
+        )
         raise ValueError(
             "model_path, output_dir, trainer: expected folders with the same files on all nodes, "
             f"on a file system that they share, got others than on host {first} of rank 0 "
@@ -201,77 +223,3 @@ def log_folder(trainer: Trainer) -> Path:
 def is_dry_run(trainer: Trainer) -> bool:
     """Whether `fast_dev_run` only tries the code out. Lightning does not declare its attribute."""
     return bool(getattr(trainer, "fast_dev_run", False))
-
-
-def save_finished(module: StageModule) -> None:
-    """Save the finished networks to `module.finished_dir`, on rank 0 and all at once.
-
-    If a detector has ended the run, the last healthy weights are saved, and the card says so;
-    without healthy weights nothing is.
-    """
-    folder, trainer = module.finished_dir, module.trainer
-    if unused := module.resume.unused_changes():
-        rank_zero_info(
-            f"{module.stage}: no batch was left to train, so that {', '.join(unused)} had no effect"
-        )
-    module.collapse = find_collapse(trainer)
-    if module.collapse is not None:
-        if module.collapse.checkpoint is None:
-            rank_zero_warn(
-                f"{module.stage}: stopped as {module.collapse.verdict.level.word}, and no healthy "
-                f"weights were kept: {folder} is not written. With "
-                "trainer.enable_checkpointing: true, StopTraining keeps them"
-            )
-            return
-        content = trainer.strategy.load_checkpoint(module.collapse.checkpoint, weights_only=True)
-        module.on_load_checkpoint(content)  # with the metrics for the card
-        trainer.strategy.load_model_state_dict(content, strict=module.strict_loading)
-    else:
-        module.guard.check_end(trainer)
-    require_finite_weights(module, module.stage, str(folder))
-    # the other ranks only take part in gathering networks, and write nothing
-    target = replace_folder(folder) if trainer.is_global_zero else nullcontext(folder)
-    action = f"save the model to {folder}"
-    with fail_together(action), ExitStack() as stack:
-        with fail_together(action):  # before any rank waits for another's weights
-            if not all(weight.requires_grad for weight in module.parameters()):
-                module.folders.check_mapped()
-            partial = stack.enter_context(target)
-        module.write_finished(partial)
-        if module.collapse is None and trainer.is_global_zero:
-            write_manifest(partial, {"command": module.command})
-    rank_zero_info(f"{module.stage}: saved the model to {folder}")
-
-
-def model_card(module: StageModule) -> ModelCardInfo:
-    """The model card of a run: its options, data and final metrics."""
-    collapse, saved, ended = module.collapse, module.resume.saved_metrics, None
-    if collapse is not None:
-        ended = {
-            "verdict": collapse.verdict.level.word,
-            "reasons": collapse.verdict.sentence,
-            "stopped_at_step": collapse.verdict.step,
-            "weights_of_step": collapse.healthy_step,
-        }
-    # Settings that differ from the checkpoint's had no effect if no batch was left to train.
-    unused = module.resume.unused_changes()
-    of_others = any(name.startswith("data.") for name in unused)
-    sources = [] if of_others else training_sources(module.datamodule)
-    return ModelCardInfo(
-        stage=module.stage,
-        base_model=module.model_path,
-        config={**dotted_arguments(module.hparams), **unused},
-        metrics=last_metrics(module.trainer, saved) if collapse is None else saved,
-        inputs=module.folders.hashes | module.resume.checksums(module),
-        updates=module.trainer.global_step if collapse is None else None,
-        collapse=ended,
-        datasets=[source.path for source in sources if source.is_remote],
-        files=[source.label for source in sources if not source.is_remote],
-    )
-
-
-def training_sources(datamodule: LightningDataModule | None) -> list[DataSource]:
-    """Training data of a datamodule; empty for a user's class, whose data are not known."""
-    if not isinstance(datamodule, RecordDataModule):
-        return []
-    return [s for part, of in datamodule.sources.items() if part not in ("val", "test") for s in of]

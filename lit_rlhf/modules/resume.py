@@ -5,8 +5,6 @@ data and Trainer, with checksums of what its files held, under `SETTINGS_KEY`. A
 compares its own with them. `CHANGES` says of each setting what a change means.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import zlib
@@ -15,18 +13,16 @@ from dataclasses import asdict
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from lit_callbacks import count_resumed_epoch
 from lit_rlhf.data import DataSource, RecordDataModule
@@ -34,10 +30,8 @@ from lit_rlhf.files import code_versions
 from lit_rlhf.forward import LanguageModel, Offloaded
 from lit_rlhf.modules.option_names import dotted_arguments, option_groups, option_names
 from lit_rlhf.modules.options import OptimizerOptions
-from lit_rlhf.modules.updates import trained_networks
-
-if TYPE_CHECKING:
-    from lit_rlhf.modules.stage import StageModule
+from lit_rlhf.modules.run_state import RunState, last_metrics
+from lit_rlhf.modules.updates import TrainedNetwork
 
 # keys of a checkpoint
 SETTINGS_KEY = "resume_settings"
@@ -45,10 +39,20 @@ CONTRACT_KEY = "text_contract"
 METRICS_KEY = "last_metrics"
 VERSIONS_KEY = "versions"
 RUN_KEY = "run"
-MACHINE_METRICS = ("time/", "memory/", "throughput/")  # of the machine, not of the model
-VALUES_PER_TENSOR = 64  # of a frozen network, for its checksum
-Configured = tuple[list[dict[str, Any]], list[float]]
-"""Settings of an optimizer's groups, and its schedule's peak learning rates, as configured."""
+VALUES_PER_TENSOR = 64
+"""Values that the checksum of a frozen network takes of each of its tensors."""
+
+
+class ConfiguredOptimizer(NamedTuple):
+    """What is configured of an optimizer and its schedule.
+
+    Attributes:
+        groups: Settings of each parameter group.
+        peak_rates: The schedule's peak learning rate of each group.
+    """
+
+    groups: list[dict[str, Any]]
+    peak_rates: list[float]
 
 
 class Change(Enum):
@@ -85,19 +89,28 @@ def change_of(name: str) -> Change | None:
 def describe_run(
     trainer: Trainer, data: LightningDataModule | None, checksums: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Settings of data and Trainer, and checksums of inputs and examples, as plain data."""
+    """Settings of data and Trainer, and checksums of inputs and examples, as plain data.
+
+    Args:
+        trainer: The trainer of the run.
+        data: Its datamodule, if it has one.
+        checksums: Checksums of its inputs, by name.
+    """
     settings = {"trainer.precision": str(trainer.precision), **checksums}
     if not isinstance(data, RecordDataModule):
         return settings
     options = {name: data_option(data, name) for name in option_names(type(data))}
-    size, ranks = options.pop("batch_size", None), trainer.world_size
-    batches = (
-        {"number of ranks": ranks}
-        if size is None or options.get("tokens_per_batch") is not None
-        else {"batch size on all ranks": size * ranks}
+    batch_size = options.pop("batch_size", None)
+    if batch_size is None or options.get("tokens_per_batch") is not None:
+        batches = {"number of ranks": trainer.world_size}
+    else:
+        batches = {"batch size on all ranks": batch_size * trainer.world_size}
+    # Never all at once: examples of the cache are in memory only while they are read.
+    examples = chain.from_iterable(
+        part_examples
+        for part, part_examples in data.examples.items()
+        if part not in ("val", "test")
     )
-    # never all at once: those of the cache are in memory only while they are read
-    examples = chain(*(of for part, of in data.examples.items() if part not in ("val", "test")))
     named = {f"data.{name}": value for name, value in options.items()}
     return {**settings, **named, **batches, "training examples": checksum(tensors_in(examples))}
 
@@ -131,7 +144,7 @@ def checksum(tensors: Iterable[Tensor]) -> int:
 
 
 def weights_checksum(network: LanguageModel | Offloaded) -> int:
-    """CRC-32 of a sample of each tensor of a network, as all of a large one would take minutes."""
+    """CRC-32 of a sample of each tensor of a network: all of a large one would take minutes."""
     model = network.network if isinstance(network, Offloaded) else network
     sample = []
     for tensor in model.state_dict().values():
@@ -146,8 +159,13 @@ def find_changes(
 ) -> dict[str, tuple[Any, Any]]:
     """Values in a checkpoint and now of the settings that differ, in the checkpoint's order.
 
-    Settings that either lacks are left out: those of other versions, and all but the options in a
-    checkpoint that holds no more. `settings` are those of `describe_run` now.
+    Skips settings of other versions. An old checkpoint holds only options; then only these are
+    compared.
+
+    Args:
+        module: The module of the run.
+        checkpoint: The checkpoint.
+        settings: Settings of the run now, see `describe_run`.
     """
     options = checkpoint.get(module.CHECKPOINT_HYPER_PARAMS_KEY, {})
     saved = plain({**dotted_arguments(options), **checkpoint.get(SETTINGS_KEY, {})})
@@ -171,14 +189,20 @@ def describe_changes(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
 
 
 def check_changes(changes: Mapping[str, tuple[Any, Any]], allowed: bool, writer: str) -> None:
-    """Refuse changes that make a run another one, unless they only need consent and have it."""
-    told = describe_changes(changes)
-    if impossible := [told[name] for name in changes if change_of(name) is Change.REFUSED]:
+    """Refuse changes that make a run another one, unless they only need consent and have it.
+
+    Args:
+        changes: Values in the checkpoint and now, by setting.
+        allowed: Whether there is consent.
+        writer: The version that wrote the checkpoint.
+    """
+    described = describe_changes(changes)
+    if impossible := [described[name] for name in changes if change_of(name) is Change.REFUSED]:
         raise ChangedRunError(
             "the checkpoint's weights do not fit the configured network; expected the settings of "
             f"the checkpoint, got {'; '.join(impossible)}"
         )
-    others = [told[name] for name in changes if change_of(name) is Change.NEEDS_CONSENT]
+    others = [described[name] for name in changes if change_of(name) is Change.NEEDS_CONSENT]
     if others and not allowed:
         listed = "".join(f"\n  {change}" for change in others)
         raise ChangedRunError(
@@ -193,16 +217,17 @@ class Resume(Callback):
     """Keeps in checkpoints what an exact resume needs, and restores it.
 
     A callback for the hooks of a fit; `state` and `load` are called by the module, whose weights
-    are loaded before a callback sees a checkpoint. `trained` says that the current fit has begun to
-    train, and `saved_metrics` are the last ones of the checkpoint that was loaded.
+    are loaded before a callback sees a checkpoint.
+
+    Attributes:
+        saved_metrics: The last metrics of the checkpoint that was loaded.
     """
 
     def __init__(self) -> None:
-        self.trained = False
         self.saved_metrics: dict[str, float] = {}
-        self._settings: dict[str, Any] | None = None  # of this run, for its checkpoints
+        self._settings: dict[str, Any] | None = None  # the run's, for its checkpoints
         self._changes: dict[str, tuple[Any, Any]] = {}  # since the checkpoint
-        self._configured: list[Configured] = []
+        self._configured: list[ConfiguredOptimizer] = []
         self._random_state: dict[str, Any] = {}
         self._loader_states: list[dict[str, Any]] = []
 
@@ -210,7 +235,7 @@ class Resume(Callback):
         """Dotted names of the settings that differ from the checkpoint's."""
         return set(self._changes)
 
-    def state(self, module: StageModule) -> dict[str, Any]:
+    def state(self, module: RunState) -> dict[str, Any]:
         """Random generators, text contract, settings and last metrics for a checkpoint."""
         contract = None if module.encoder is None else asdict(module.encoder.contract)
         return {
@@ -222,7 +247,7 @@ class Resume(Callback):
             **({} if contract is None else {CONTRACT_KEY: contract}),
         }
 
-    def load(self, module: StageModule, checkpoint: Mapping[str, Any]) -> None:
+    def load(self, module: RunState, checkpoint: Mapping[str, Any]) -> None:
         """Keep the random state and the position in the data until training starts.
 
         Refuses a checkpoint of another run, unless `module.allow_changes` is on.
@@ -245,7 +270,7 @@ class Resume(Callback):
         fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
         self._loader_states = fit_loop.get("state_dict", {}).get("combined_loader", [])
 
-    def _is_resuming(self, module: StageModule) -> bool:
+    def _is_resuming(self, module: RunState) -> bool:
         """Whether a checkpoint is loaded in order to resume a fit.
 
         `load_from_checkpoint`, evaluation, callbacks and the Tuner load one, too.
@@ -254,9 +279,9 @@ class Resume(Callback):
             trainer = module.trainer
         except RuntimeError:  # there is none
             return False
-        return trainer.state.fn == TrainerFn.FITTING and not self.trained
+        return trainer.state.fn == TrainerFn.FITTING and not module.has_trained
 
-    def _run_settings(self, module: StageModule) -> dict[str, Any]:
+    def _run_settings(self, module: RunState) -> dict[str, Any]:
         """Settings of data and Trainer that a run which resumes is compared with, as plain data."""
         trainer = module.trainer
         settings = self._settings or describe_run(
@@ -266,22 +291,25 @@ class Resume(Callback):
         self._settings = settings if trainer.state.fn == TrainerFn.FITTING else None
         return settings
 
-    def checksums(self, module: StageModule) -> dict[str, Any]:
+    def checksums(self, module: RunState) -> dict[str, Any]:
         """Checksums of what the run reads, by name."""
-        kept = {*module.input_checksums, "training examples"}
+        names = {*module.input_checksums, "training examples"}
         settings = self._run_settings(module)
-        return {name: value for name, value in settings.items() if name in kept}
+        return {name: value for name, value in settings.items() if name in names}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the configured learning rates, which a checkpoint's state replaces later."""
-        self.trained = False  # the trials of a Tuner end before this hook
-        self._settings = None  # of an earlier fit
+        cast(RunState, pl_module).has_trained = False  # trials of a Tuner end before this hook
+        self._settings = None  # an earlier fit's
         self._configured = [
-            (
-                [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
-                [float(rate) for rate in schedule.base_lrs],
+            ConfiguredOptimizer(
+                groups=[
+                    {key: value for key, value in group.items() if key != "params"}
+                    for group in network.optimizer.param_groups
+                ],
+                peak_rates=[float(rate) for rate in network.schedule.base_lrs],
             )
-            for optimizer, schedule in trained_networks(pl_module)
+            for network in cast(RunState, pl_module).trained_networks().values()
         ]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -294,10 +322,12 @@ class Resume(Callback):
         if len(self._loader_states) == 1 and hasattr(loader, "load_state_dict"):
             loader.load_state_dict(self._loader_states[0])
         count_resumed_epoch(trainer)
-        self._apply_changes(cast("StageModule", pl_module))
+        module = cast(RunState, pl_module)
+        self._apply_changes(module)
         restore_random_state(self._random_state, pl_module.device)
-        self._loader_states, self._random_state = [], {}
-        self.trained = True
+        self._loader_states = []
+        self._random_state = {}
+        module.has_trained = True
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the random state: rewards may draw from it, and a resumed run may not validate."""
@@ -310,7 +340,14 @@ class Resume(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Tell of the changes, which have an effect from the first batch."""
+        """Tell of the changes, which have an effect from the first batch.
+
+        Args:
+            trainer: The trainer of the run.
+            pl_module: Its module.
+            batch: The batch.
+            batch_idx: Its number.
+        """
         for change in describe_changes(self._changes).values():
             rank_zero_info(f"resumed with another value, {change}")
         self._changes = {}
@@ -319,7 +356,7 @@ class Resume(Callback):
         """Values in the checkpoint of settings that differ, as long as no batch was trained."""
         return {name: saved for name, (saved, _) in self._changes.items()}
 
-    def _apply_changes(self, module: StageModule) -> None:
+    def _apply_changes(self, module: RunState) -> None:
         """Put configured values in place of those that a checkpoint has restored.
 
         Options that the module reads from its attributes are the configured ones anyway.
@@ -330,36 +367,29 @@ class Resume(Callback):
             for name, default in option_groups(type(module)).items()
             if isinstance(default, OptimizerOptions)
         ]
-        trained = trained_networks(module)
+        trained = [*module.trained_networks().values()]
         # a critic on the policy's trunk has no own optimizer
         networks = zip(groups[: len(trained)], trained, self._configured, strict=True)
-        for group, (optimizer, schedule), configured in networks:
+        for group, network, configured in networks:
             fields = {name.removeprefix(f"{group}.") for name in names if name.startswith(group)}
             if fields:
-                apply_optimizer_settings(optimizer, schedule, configured, fields)
+                apply_optimizer_settings(network, configured, fields)
 
 
-def run_id(module: StageModule) -> str:
+def run_id(module: RunState) -> str:
     """Identity of a run among others in a folder of checkpoints: its folder for the model."""
     return str(module.finished_dir.resolve())
 
 
-def last_metrics(trainer: Trainer, saved: Mapping[str, float]) -> dict[str, float]:
-    """The last value of each logged metric, or else the one in a checkpoint (`saved`)."""
-    logged = {
-        key: float(value)
-        for key, value in trainer.callback_metrics.items()
-        if torch.is_tensor(value) and value.numel() == 1 and "/" in key
-        # those of callbacks, and those that a resumed run cannot repeat
-        if not key.startswith(("monitor/", *MACHINE_METRICS))
-    }
-    return {**saved, **logged}
-
-
 def fill_buffers(module: nn.Module, saved: dict[str, Any]) -> dict[str, Any]:
     """Add buffers that an older version's state dict lacks, with their start values."""
-    buffers = dict(module.named_buffers())
-    added = {k: v for k, v in module.state_dict().items() if k in buffers and k not in saved}
+    # by identity, since a module may save them under other names
+    buffers = {id(buffer) for buffer in module.buffers()}
+    added = {
+        name: value.detach()
+        for name, value in module.state_dict(keep_vars=True).items()
+        if id(value) in buffers and name not in saved
+    }
     if added:
         rank_zero_info(
             f"the checkpoint was written without {', '.join(added)}: starting from "
@@ -369,25 +399,28 @@ def fill_buffers(module: nn.Module, saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def apply_optimizer_settings(
-    optimizer: Optimizer | LightningOptimizer,
-    schedule: LRScheduler,
-    configured: Configured,
-    fields: set[str],
+    network: TrainedNetwork, configured: ConfiguredOptimizer, fields: set[str]
 ) -> None:
     """Set what is configured, after a checkpoint's state has replaced it.
 
     The schedule stays at its position. Peak learning rates that a callback has lowered are kept
-    unless `learning_rate` is among the `fields` of `OptimizerOptions` that have changed.
+    unless `learning_rate` has changed.
+
+    Args:
+        network: What steps the network, with the checkpoint's state.
+        configured: What is configured of it.
+        fields: Fields of `OptimizerOptions` that have changed.
     """
+    optimizer = network.optimizer
+    schedule = network.schedule
     rates = {"lr", "initial_lr"}
-    groups, base_lrs = configured
-    for group, settings in zip(optimizer.param_groups, groups, strict=True):
+    for group, settings in zip(optimizer.param_groups, configured.groups, strict=True):
         group |= {key: value for key, value in settings.items() if key not in rates}
         if "learning_rate" in fields:
             group["initial_lr"] = settings["initial_lr"]
     if not isinstance(schedule, LambdaLR):  # a subclass may build any
         return
-    bases = base_lrs if "learning_rate" in fields else schedule.base_lrs
+    bases = configured.peak_rates if "learning_rate" in fields else schedule.base_lrs
     factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
     lrs = [base * factor for base, factor in zip(bases, factors, strict=True)]
     schedule.load_state_dict({**schedule.state_dict(), "base_lrs": [*bases], "_last_lr": lrs})

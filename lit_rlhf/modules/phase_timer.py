@@ -15,8 +15,8 @@ from torch import Tensor
 from lit_rlhf.errors import is_out_of_memory
 
 GIB = 2**30
-CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-# Messages of errors that are plain RuntimeErrors: of the CPU's allocator, of CUDA's libraries.
+CLEAR_REFS = Path("/proc/self/clear_refs")
+STATUS = Path("/proc/self/status")
 
 
 class PhaseTimer:
@@ -31,11 +31,15 @@ class PhaseTimer:
         self.peaks: dict[str, int] = {}
 
     @contextmanager
-    def __call__(self, phase: str, ids: Tensor, settings: Sequence[str]) -> Iterator[None]:
-        """Time the block, which is not nested in another, as `phase` on sequences `[B, L]`.
+    def __call__(self, phase: str, shape: Sequence[int], settings: Sequence[str]) -> Iterator[None]:
+        """Time the block, which is not nested in another.
 
-        Running out of memory says how many these are, and which `settings` to change: dotted names
-        of the module's options, or of settings elsewhere in a configuration.
+        Args:
+            phase: Name of the phase that the block is.
+            shape: Sequences and tokens of each that it works on, `(B, L)`, for a message about
+                memory.
+            settings: What to change if memory runs out: dotted names of the module's options, or
+                of settings elsewhere in a configuration.
         """
         device = self.module.device
         reset_peak(device)
@@ -47,14 +51,18 @@ class PhaseTimer:
                 raise
             changes = filter(None, (suggest_change(name, self.module) for name in settings))
             raise torch.OutOfMemoryError(
-                f"{phase}: out of memory with {ids.shape[0]} sequences of {ids.shape[1]} tokens on "
+                f"{phase}: out of memory with {shape[0]} sequences of {shape[1]} tokens on "
                 f"this rank. What helps: {', or '.join(changes)}. The allocator said: {error}"
             ) from error
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now(device) - start
         self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(device))
 
     def pop_metrics(self, tokens: int, kind: str = "response_tokens") -> dict[str, Tensor]:
-        """Metrics since the last call, 0-dim, with a throughput of so many tokens of a kind.
+        """Metrics since the last call, 0-dim.
+
+        Args:
+            tokens: Tokens that were worked on since then, for the throughput.
+            kind: What kind of tokens they are.
 
         `time/<phase>` and `time/iteration` are in seconds, `memory/<phase>` in GiB.
         """
@@ -65,7 +73,8 @@ class PhaseTimer:
         metrics["time/iteration"] = total
         metrics |= {f"memory/{phase}": peak / GIB for phase, peak in self.peaks.items()}
         metrics[f"throughput/{kind}_per_second"] = tokens / max(total, 1e-9)
-        self.seconds, self.peaks = {}, {}
+        self.seconds = {}
+        self.peaks = {}
         return {key: torch.tensor(value) for key, value in metrics.items()}
 
 

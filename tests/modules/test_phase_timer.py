@@ -7,8 +7,9 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 
-from lit_rlhf.modules import PPOModule, RewardModule, SFTModule, phases
-from lit_rlhf.modules.phases import GIB, PhaseTimer
+from lit_rlhf.modules import PPOModule, RewardModule, SFTModule, phase_timer
+from lit_rlhf.modules.phase_timer import GIB, PhaseTimer
+from lit_rlhf.ppo import PPO
 from tests.support.stages import demonstrations, fitted, ppo_options, preferences, prompts
 
 ADVICE: dict[str, tuple[str, tuple[str, ...]]] = {  # the method that fails, and what helps
@@ -24,7 +25,7 @@ ADVICE: dict[str, tuple[str, tuple[str, ...]]] = {  # the method that fails, and
         ),
     ),
 }
-IDS = torch.zeros(2, 3)
+SHAPE = (2, 3)
 
 
 def timer_of_cpu() -> PhaseTimer:
@@ -33,11 +34,11 @@ def timer_of_cpu() -> PhaseTimer:
 
 def test_phases_add_up_and_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, peaks = iter([0.0, 2.0, 10.0, 11.0, 20.0, 24.0]), iter([3 * GIB, GIB, 2 * GIB])
-    monkeypatch.setattr(phases.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(phases, "peak_bytes", lambda device: next(peaks))
+    monkeypatch.setattr(phase_timer.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(phase_timer, "peak_bytes", lambda device: next(peaks))
     timer = timer_of_cpu()
     for phase in ("rollout", "update", "rollout"):
-        with timer(phase, IDS, []):
+        with timer(phase, SHAPE, []):
             pass
     assert {key: float(value) for key, value in timer.pop_metrics(14).items()} == {
         "time/rollout": 6.0,
@@ -50,15 +51,15 @@ def test_phases_add_up_and_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timer.pop_metrics(0, "tokens") == {}
 
 
-@pytest.mark.skipif(not phases.STATUS.exists(), reason="only Linux tells the peak of a phase")
+@pytest.mark.skipif(not phase_timer.STATUS.exists(), reason="only Linux tells the peak of a phase")
 def test_a_phases_peak_holds_what_was_freed_in_it_and_not_what_came_before() -> None:
     timer, size = timer_of_cpu(), 64 * 2**20
-    with timer("small", IDS, []):
+    with timer("small", SHAPE, []):
         pass
-    with timer("large", IDS, []):
+    with timer("large", SHAPE, []):
         block = torch.ones(size // 4)
         del block
-    with timer("after", IDS, []):
+    with timer("after", SHAPE, []):
         pass
     peaks = timer.peaks
     assert peaks["large"] - peaks["small"] == pytest.approx(size, rel=0.2)
@@ -67,13 +68,13 @@ def test_a_phases_peak_holds_what_was_freed_in_it_and_not_what_came_before() -> 
 
 def test_unreset_mark_gives_processs_peak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpu = torch.device("cpu")
-    if phases.STATUS.exists():
-        monkeypatch.setattr(phases, "CLEAR_REFS", tmp_path)  # a folder cannot be written
-        phases.reset_peak(cpu)
-        assert phases.peak_bytes(cpu) > 2**20
-    monkeypatch.setattr(phases, "STATUS", tmp_path / "no status here")
-    phases.reset_peak(cpu)
-    assert 2**20 < phases.peak_bytes(cpu) < 2**45
+    if phase_timer.STATUS.exists():
+        monkeypatch.setattr(phase_timer, "CLEAR_REFS", tmp_path)  # a folder cannot be written
+        phase_timer.reset_peak(cpu)
+        assert phase_timer.peak_bytes(cpu) > 2**20
+    monkeypatch.setattr(phase_timer, "STATUS", tmp_path / "no status here")
+    phase_timer.reset_peak(cpu)
+    assert 2**20 < phase_timer.peak_bytes(cpu) < 2**45
 
 
 def test_the_phases_that_hints_speak_of_are_those_of_ppo(root: Path, tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_ppos_phases_are_named_with_their_sizes_and_settings(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     method, advice = ADVICE[phase]
-    monkeypatch.setattr(PPOModule, method, too_much)
+    monkeypatch.setattr(PPO, method, too_much)
     module = PPOModule(**ppo_options(root, memory={"rollout_batch_size": 4}))
     with pytest.raises(torch.OutOfMemoryError) as error:
         fitted(module, prompts(root), tmp_path)
@@ -132,11 +133,11 @@ def test_an_update_of_the_other_stages_is_named_too(
 )
 def test_every_kind_of_memory_error_is_recognized(error: Exception) -> None:
     told = pytest.raises(torch.OutOfMemoryError, match=r"score: .* 2 sequences of 3 tokens")
-    with told, timer_of_cpu()("score", IDS, ["x"]):
+    with told, timer_of_cpu()("score", SHAPE, ["x"]):
         raise error
 
 
 def test_other_errors_are_left_as_they_are() -> None:
     refused = pytest.raises(RuntimeError, match=r"^shapes do not fit$")
-    with refused, timer_of_cpu()("score", IDS, ["x"]):
+    with refused, timer_of_cpu()("score", SHAPE, ["x"]):
         raise RuntimeError("shapes do not fit")

@@ -17,7 +17,7 @@ from lightning.pytorch.tuner import Tuner
 from lit_rlhf.data import DataSource, PromptDataModule, TextContract
 from lit_rlhf.files import hash_model, read_manifest
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from lit_rlhf.modules.finished import training_sources
+from lit_rlhf.modules.finished_model import training_sources
 from tests.support.stages import (
     content,
     demonstrations,

@@ -1,0 +1,110 @@
+"""The finished model of a run: which weights it has, and its card."""
+
+from contextlib import ExitStack, nullcontext
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from lit_callbacks import find_collapse
+from lit_rlhf.data import DataSource, RecordDataModule
+from lit_rlhf.files import write_manifest
+from lit_rlhf.finite import require_finite_weights
+from lit_rlhf.models import ModelCardInfo, replace_folder
+from lit_rlhf.modules.option_names import dotted_arguments
+from lit_rlhf.modules.resume import Resume
+from lit_rlhf.modules.run_folders import RunFolders
+from lit_rlhf.modules.run_state import RunState, last_metrics
+from lit_rlhf.stats import fail_together
+
+
+def save_finished(module: RunState, resume: Resume, folders: RunFolders) -> None:
+    """Save the finished networks to `module.finished_dir`, on rank 0 and all at once.
+
+    If a detector has ended the run, the last healthy weights are saved, and the card says so;
+    without healthy weights nothing is.
+
+    Args:
+        module: The module of the run.
+        resume: What it resumed from.
+        folders: Its folders.
+    """
+    folder = module.finished_dir
+    trainer = module.trainer
+    if unused := resume.unused_changes():
+        rank_zero_info(
+            f"{module.stage}: no batch was left to train, so that {', '.join(unused)} had no effect"
+        )
+    module.collapse = find_collapse(trainer)
+    if module.collapse is not None:
+        if module.collapse.checkpoint is None:
+            rank_zero_warn(
+                f"{module.stage}: stopped as {module.collapse.verdict.level.word}, and no healthy "
+                f"weights were kept: {folder} is not written. With "
+                "trainer.enable_checkpointing: true, StopTraining keeps them"
+            )
+            return
+        content = trainer.strategy.load_checkpoint(module.collapse.checkpoint, weights_only=True)
+        module.on_load_checkpoint(content)  # with the metrics for the card
+        trainer.strategy.load_model_state_dict(content, strict=module.strict_loading)
+    else:
+        module.guard.check_end(trainer)
+    require_finite_weights(module, module.stage, str(folder))
+    # the other ranks only take part in gathering networks, and write nothing
+    target = replace_folder(folder) if trainer.is_global_zero else nullcontext(folder)
+    action = f"save the model to {folder}"
+    with fail_together(action), ExitStack() as stack:
+        with fail_together(action):  # before any rank waits for another's weights
+            if not all(weight.requires_grad for weight in module.parameters()):
+                folders.check_mapped()
+            partial = stack.enter_context(target)
+        module.write_finished(partial)
+        if module.collapse is None and trainer.is_global_zero:
+            write_manifest(partial, {"command": module.command})
+    rank_zero_info(f"{module.stage}: saved the model to {folder}")
+
+
+def model_card(module: RunState, resume: Resume, folders: RunFolders) -> ModelCardInfo:
+    """The model card of a run: its options, data and final metrics.
+
+    Args:
+        module: The module of the run.
+        resume: What it resumed from.
+        folders: Its folders.
+    """
+    collapse = module.collapse
+    saved = resume.saved_metrics
+    ended = None
+    if collapse is not None:
+        ended = {
+            "verdict": collapse.verdict.level.word,
+            "reasons": collapse.verdict.sentence,
+            "stopped_at_step": collapse.verdict.step,
+            "weights_of_step": collapse.healthy_step,
+        }
+    # Settings that differ from the checkpoint's had no effect if no batch was left to train.
+    unused = resume.unused_changes()
+    of_others = any(name.startswith("data.") for name in unused)
+    sources = [] if of_others else training_sources(module.datamodule)
+    return ModelCardInfo(
+        stage=module.stage,
+        base_model=module.model_path,
+        config={**dotted_arguments(module.hparams), **unused},
+        metrics=last_metrics(module.trainer, saved) if collapse is None else saved,
+        inputs=folders.hashes | resume.checksums(module),
+        updates=module.trainer.global_step if collapse is None else None,
+        collapse=ended,
+        datasets=[source.path for source in sources if source.is_remote],
+        files=[source.label for source in sources if not source.is_remote],
+    )
+
+
+def training_sources(datamodule: LightningDataModule | None) -> list[DataSource]:
+    """Training data of a datamodule; empty for a user's class, whose data are not known."""
+    if not isinstance(datamodule, RecordDataModule):
+        return []
+    return [
+        source
+        for part, sources in datamodule.sources.items()
+        if part not in ("val", "test")
+        for source in sources
+    ]
