@@ -17,7 +17,7 @@ from tests.support.ranks import run_on_ranks
 pytestmark = pytest.mark.slow
 
 ITERATIONS = 20
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # the weights move by 2e-6 when the first ones move by a unit in the last place
 
 
 class Runs(NamedTuple):
@@ -41,11 +41,12 @@ def test_losses_and_all_else_that_is_logged_follow(runs: Runs, strategy: str) ->
     assert len(runs.alone.metrics) == ITERATIONS
     for rank in runs.ranks:
         for one, other in zip(rank[strategy].metrics, runs.alone.metrics, strict=True):
-            # the absolute part: whitened advantages, of size 1, cancel to a policy loss near zero
+            # the absolute part: whitened advantages, of size 1, cancel to a policy loss near zero,
+            # and the KL sums up to six differences of log-probs, each rounded by up to 5e-7
             unlike = {
                 key: (one[key], value)
                 for key, value in other.items()
-                if one[key] != pytest.approx(value, rel=TOLERANCE, abs=1e-6)
+                if one[key] != pytest.approx(value, rel=TOLERANCE, abs=3e-6)
             }
             assert unlike == {}
     losses = {key for key in runs.alone.metrics[-1] if key.endswith("_loss")}
