@@ -16,7 +16,7 @@ from lit_rlhf.forward.cpu import OneDNNLinear as OneDNNLinear
 from lit_rlhf.forward.cpu import has_bfloat16 as has_bfloat16
 from lit_rlhf.forward.cpu import matmul_dtype as matmul_dtype
 from lit_rlhf.forward.cpu import resident_bytes as resident_bytes
-from lit_rlhf.forward.lower import KEPT_BYTES as KEPT_BYTES
+from lit_rlhf.forward.lower import MAX_LOWER_BYTES as MAX_LOWER_BYTES
 from lit_rlhf.forward.lower import LowerStates as LowerStates
 from lit_rlhf.forward.lower import decoder_layers as decoder_layers
 from lit_rlhf.forward.lower import freeze_lower_layers as freeze_lower_layers

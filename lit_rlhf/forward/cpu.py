@@ -35,8 +35,8 @@ MANY_ROWS = 16
 LARGE_WEIGHT = 2**22
 """Numbers in the largest weight of a network from which these rows are padded."""
 
-KEPT_KERNELS = 128
-"""Compiled kernels of oneDNN that are kept, of each kind."""
+MAX_CACHED_KERNELS = 128
+"""Compiled kernels that each cache of oneDNN holds."""
 
 OWN_PAGES = Path("/proc/self/statm")
 CPU_INFO = Path("/proc/cpuinfo")
@@ -106,7 +106,7 @@ def _multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return output
 
 
-def limit_kept_kernels() -> None:
+def limit_cached_kernels() -> None:
     """Let a process keep fewer kernels of oneDNN, unless its environment says how many.
 
     oneDNN and torch's binding keep 1,024 each, of up to half a MiB. A run meets new sizes of
@@ -114,7 +114,7 @@ def limit_kept_kernels() -> None:
     read their limit at their first matmul; neither has a public function for it.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, str(KEPT_KERNELS))
+        os.environ.setdefault(name, str(MAX_CACHED_KERNELS))
 
 
 def use_onednn_matmul(network: nn.Module) -> None:
@@ -140,9 +140,9 @@ def mkl_is_slow() -> bool:
 class PadToMultiple:
     """Pads the size of a forward to a multiple where oneDNN multiplies, so that sizes recur.
 
-    oneDNN compiles a kernel for each shape of a matmul, which takes half a millisecond, and keeps
-    `KEPT_KERNELS` of them. It multiplies on CPUs in less than float32, and in float32 in networks
-    that `use_onednn_matmul`, from `min_float32_size` on.
+    oneDNN compiles a kernel for each shape of a matmul, which takes half a millisecond, and caches
+    `MAX_CACHED_KERNELS` of them. It multiplies on CPUs in less than float32, and in networks that
+    `use_onednn_matmul` in float32 too, from `min_float32_size` on.
 
     Attributes:
         multiple: Sizes of forwards that oneDNN computes are padded to it; 1 pads nothing.

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from lit_rlhf.forward.networks import LanguageModel, Offloaded, forward_plan, trunk_of, unwrap_model
 
-KEPT_BYTES = 2**30
-"""Most bytes of outputs that are kept of a network; the update computes more of them again."""
+MAX_LOWER_BYTES = 2**30
+"""Largest outputs of a network that are kept, in bytes. The update computes larger ones again."""
 
 
 def decoder_layers(trunk: PreTrainedModel) -> nn.ModuleList:
@@ -46,7 +46,7 @@ def freeze_lower_layers(model: PreTrainedModel, n_trained: int) -> list[str]:
     with torch.enable_grad():
         trunk(input_ids=torch.zeros((1, 2), dtype=torch.long, device=model.device))
     hook.remove()
-    # the leaves of the graph are found without a backward, which would take memory
+    # walk the graph to its leaves: a backward would take memory
     nodes = [inputs[0].grad_fn]
     seen = set(nodes)
     for node in nodes:
@@ -79,10 +79,15 @@ class LowerStates:
 
     @classmethod
     def of(cls, model: LanguageModel, mask: Tensor) -> "LowerStates | None":
-        """For rows with the real tokens `mask`, `[B, L]`; `None` if nothing is to be kept."""
+        """A keeper for forwards of a model, or `None` if it computes all layers in the update.
+
+        Args:
+            model: The model, whose plan says how many layers are below the trained ones.
+            mask: Real tokens of all rows, `[B, L]` bool.
+        """
         n_layers = forward_plan(model).lower_layers
         width = next(model.parameters()).itemsize * trunk_of(model).config.hidden_size
-        return cls(n_layers) if n_layers and mask.numel() * width <= KEPT_BYTES else None
+        return cls(n_layers) if n_layers and mask.numel() * width <= MAX_LOWER_BYTES else None
 
     @contextmanager
     def recording(self, model: LanguageModel, mask: Tensor) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from peft import PeftModel
@@ -21,9 +21,16 @@ LanguageModel: TypeAlias = PreTrainedModel | PeftModel
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 ResultT = TypeVar("ResultT")
 
-# their common base is private
-_OF_MAPS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
-DROPOUT_LAYERS = (nn.Dropout, nn.AlphaDropout, *_OF_MAPS)
+DROPOUT_LAYERS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+"""All dropout layers of torch; their common base is private."""
+
 PLAN_ATTRIBUTE = "_lit_rlhf_forward_plan"
 """Where a network keeps its `ForwardPlan`; deep copies and pickles keep it too."""
 
@@ -81,10 +88,12 @@ def stop_token_ids(
     """
     config = unwrap_model(model).generation_config
     ids = None if config is None else config.eos_token_id
-    found = {i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None}
-    if not all(isinstance(i, int) for i in found):
+    stop_ids = {i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None}
+    if not all(isinstance(i, int) for i in stop_ids):
         raise ValueError(f"path: expected ids of tokens in eos_token_id of a model, got {ids!r}")
-    return sorted(found if tokenizer is None else found | {int(tokenizer.eos_token_id)})
+    if tokenizer is not None:
+        stop_ids.add(int(tokenizer.eos_token_id))
+    return sorted(stop_ids)
 
 
 def freeze(model: ModuleT) -> ModuleT:
@@ -202,7 +211,22 @@ def forward_plan(model: LanguageModel) -> ForwardPlan:
     return plan if isinstance(plan, ForwardPlan) else ForwardPlan()
 
 
-_ALIGNMENT = 256  # bytes between the starts of tensors in a buffer, as kernels want it
+_ALIGNMENT = 256
+"""Tensors in a buffer begin at multiples of this many bytes, which kernels need."""
+
+
+class _BufferPlace(NamedTuple):
+    """Where a tensor lies in the buffer of its network.
+
+    Attributes:
+        tensor: The parameter or buffer.
+        shape: Its shape.
+        start: Its first byte in the buffer.
+    """
+
+    tensor: Tensor
+    shape: torch.Size
+    start: int
 
 
 class Offloaded:
@@ -221,8 +245,7 @@ class Offloaded:
         self.network = freeze(network).cpu()
         self._to_cpu = to_cpu
         self._shard = shard
-        # a parameter or buffer, its shape, and its first byte in the buffer of the whole network
-        self._places: list[tuple[Tensor, torch.Size, int]] = []
+        self._places: list[_BufferPlace] = []
         self._share = torch.empty(0)
         self._n_ranks = 1  # that have a share
 
@@ -247,7 +270,7 @@ class Offloaded:
         n_bytes = 0
         places = []
         for tensor in (*self.network.parameters(), *self.network.buffers()):
-            places.append((tensor, tensor.shape, n_bytes))
+            places.append(_BufferPlace(tensor, tensor.shape, start=n_bytes))
             n_bytes += _round_up(tensor.numel() * tensor.itemsize, _ALIGNMENT)
         self._n_ranks = world_size() if self._shard else 1
         rank = distributed.get_rank() if self._n_ranks > 1 else 0

@@ -19,7 +19,7 @@ from lit_rlhf.forward.cpu import (
     ROW_MULTIPLE,
     TOKEN_MULTIPLE,
     PadToMultiple,
-    limit_kept_kernels,
+    limit_cached_kernels,
     mkl_is_slow,
     use_onednn_matmul,
 )
@@ -67,7 +67,7 @@ def optimize_forward(model: ModuleT) -> ModuleT:
     Raises:
         UnusableNetworkError: If the network computes NaN or infinity for all tokens of a probe.
     """
-    limit_kept_kernels()
+    limit_cached_kernels()
     onednn_matmul = mkl_is_slow()
     if onednn_matmul:
         use_onednn_matmul(model)

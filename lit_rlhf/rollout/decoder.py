@@ -33,7 +33,7 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.rollout.batch import PolicyStatistics, default_tokens_per_forward, split_by_tokens
-from lit_rlhf.rollout.graphs import RowGraphs, tell_once
+from lit_rlhf.rollout.graphs import RowGraphs, log_once
 from lit_rlhf.rollout.sampling import SamplingOptions, sample_tokens
 
 _ADMISSION_SHARE = 4
@@ -141,14 +141,17 @@ class Decoder:
         # Tokens in the cache of the sequences in progress: what the host knows without waiting for
         # the device. There are as many sequences as numbers here.
         self.host_lengths: list[int] = []
-        # The state by slot, `[S]`, changed in place only, as CUDA graphs require: the samples,
+        # The state of the slots, `[S]` each. CUDA graphs require that it changes in place only. A
+        # free slot has these values.
+        # The sample in the slot:
         self.samples = torch.full((n_rows,), n_samples, device=device)
-        # their tokens in the cache,
+        # Tokens in the cache:
         self.lengths = torch.zeros_like(self.samples)
-        # the tokens sampled so far, and the last of them, which is not in the cache yet,
+        # Tokens sampled so far:
         self.n_sampled = torch.zeros_like(self.samples)
+        # The last of them, which is not in the cache yet:
         self.last_tokens = torch.zeros_like(self.samples)
-        # and whether that one ended the response. A free slot has the numbers given here.
+        # Whether it ended the response:
         self.ended = torch.zeros_like(self.samples, dtype=torch.bool)
 
     def _pad_rows(self, n: int) -> int:
@@ -217,7 +220,7 @@ class Decoder:
         if self.graphs is None and not self.cache.varlen_obstacle:
             self.graphs = RowGraphs(self._decode, self.trunk)
         elif self.graphs is None and self.lengths.device.type == "cuda":
-            tell_once(
+            log_once(
                 self.trunk,
                 f"decodes without varlen_attn and CUDA graphs, as {self.cache.varlen_obstacle}",
             )
@@ -296,8 +299,8 @@ class Decoder:
         n_left = ended.count(False)
         if n_left == len(ended):
             return
-        # of the n_left first slots, those of ended sequences take the sequences beyond them: the
-        # fewest copies of cached keys and values that leave no gap
+        # Sequences beyond the first n_left slots move to slots whose sequences have ended. This
+        # copies the fewest keys and values that leaves no gap.
         gaps = [slot for slot in range(n_left) if ended[slot]]
         movers = [slot for slot in range(n_left, len(ended)) if not ended[slot]]
         order = list(range(n_left))

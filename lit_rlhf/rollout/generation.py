@@ -231,7 +231,7 @@ def _merge_into_copies(model: PeftModel, weights: list[nn.Parameter]) -> Iterato
         model.merge_adapter()
         yield
     finally:
-        model.unmerge_adapter()  # of the copies, which it changes by rounding
+        model.unmerge_adapter()  # it changes the copies by rounding
         for weight, home in zip(weights, homes, strict=True):
             weight.data = home
 

@@ -17,7 +17,7 @@ _NEVER_WAITS: WeakSet[nn.Module] = WeakSet()
 _NOT_CAPTURABLE: WeakSet[nn.Module] = WeakSet()
 """Networks of which a call waited, or a capture failed."""
 
-_TOLD: WeakSet[nn.Module] = WeakSet()
+_LOGGED: WeakSet[nn.Module] = WeakSet()
 """Networks of which the log says how they decode."""
 
 CAPTURE_MEMORY = 2**31
@@ -82,7 +82,7 @@ class RowGraphs:
         except RuntimeError as error:
             self._give_up(n_rows, error)
         else:
-            tell_once(self.network, "decodes with CUDA graphs")
+            log_once(self.network, "decodes with CUDA graphs")
             self._pool = graph.pool
             self._next[n_rows] = graph.replay
             graph.replay()
@@ -90,8 +90,8 @@ class RowGraphs:
     def _give_up(self, n_rows: int, error: RuntimeError) -> None:
         """Call the function from now on."""
         _NOT_CAPTURABLE.add(self.network)
-        _TOLD.discard(self.network)
-        tell_once(
+        _LOGGED.discard(self.network)
+        log_once(
             self.network,
             "decodes without CUDA graphs, as a step that may not wait for the device raised "
             f"{str(error).splitlines()[0]!r}",
@@ -114,10 +114,10 @@ def refuse_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def tell_once(network: nn.Module, how: str) -> None:
+def log_once(network: nn.Module, how: str) -> None:
     """Log how a network decodes, unless the log says it already."""
-    if network not in _TOLD:
-        _TOLD.add(network)
+    if network not in _LOGGED:
+        _LOGGED.add(network)
         rank_zero_info(f"{type(network).__name__}: {how}")
 
 

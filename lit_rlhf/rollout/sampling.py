@@ -18,7 +18,7 @@ from lit_rlhf.functional import tempered_logits
 class SamplingOptions:
     """How responses are sampled; by default from softmax(logits), the policy itself.
 
-    The temperature belongs to the policy, as log-probs are scored with the same one. `top_p`,
+    The temperature belongs to the policy: log-probs are scored with the same one. `top_p`,
     `top_k`, `repetition_penalty` and `min_new_tokens` make the samples off-policy: the samples then
     come from another distribution than the one that PPO's ratio is taken against.
 
@@ -69,7 +69,7 @@ class SamplingOptions:
     def generation_kwargs(self) -> dict[str, Any]:
         """The options as arguments of transformers' `GenerationConfig`.
 
-        Every option that acts is spelled out, as transformers fills in the others from its own
+        Every option that acts is spelled out: transformers fills in the others from its own
         defaults (50 for `top_k`).
         """
         settings = asdict(self)
@@ -133,7 +133,7 @@ def sample_tokens(
         scores = TopKLogitsWarper(min(options.top_k, scores.shape[1]))(seen, scores)
     if options.top_p < 1:
         scores = TopPLogitsWarper(options.top_p)(seen, scores)
-    # float64, as a float32 sum over a large vocabulary loses the weight of its rare tokens
+    # a float32 sum over a large vocabulary would lose the weight of its rare tokens
     cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
     targets = uniforms[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, targets, right=True).squeeze(1)

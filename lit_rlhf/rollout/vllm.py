@@ -171,7 +171,7 @@ class VLLMSampler(_VLLM):
 
     def hand_over(self, model: LanguageModel) -> None:
         """Give vLLM the weights of the policy."""
-        # by the names in the state dict, as both names of tied weights have to be handed over
+        # by the names in the state dict: both names of tied weights have to be handed over
         weights = merged_state_dict(model).items()
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
 
@@ -185,7 +185,7 @@ class VLLMSampler(_VLLM):
             "load_format": "dummy",  # the weights are handed over
             "dtype": str(policy.dtype).removeprefix("torch."),
             "skip_tokenizer_init": True,
-            # of the distribution that tokens are drawn from: after temperature, top-p and the like
+            # log-probs after temperature, top-p and the like
             "logprobs_mode": "processed_logprobs",
             "enable_sleep_mode": on_gpu,
             "seed": 0,

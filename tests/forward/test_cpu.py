@@ -202,7 +202,7 @@ def test_onednn_keeps_a_limited_number_of_kernels(monkeypatch: pytest.MonkeyPatc
     for name in names:
         monkeypatch.delenv(name, raising=False)
     optimize_forward(nn.Linear(2, 2))
-    assert [os.environ[name] for name in names] == [str(cpu.KEPT_KERNELS)] * 2
+    assert [os.environ[name] for name in names] == [str(cpu.MAX_CACHED_KERNELS)] * 2
 
 
 def test_sizes_are_padded_where_onednn_multiplies() -> None:

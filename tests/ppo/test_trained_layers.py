@@ -148,7 +148,7 @@ def test_only_the_top_layers_move_and_what_is_kept_changes_nothing(
 ) -> None:
     root, ends = roots["llama"], []
     for kept in (True, False):
-        monkeypatch.setattr(forward.lower, "KEPT_BYTES", 2**30 if kept else 0)
+        monkeypatch.setattr(forward.lower, "MAX_LOWER_BYTES", 2**30 if kept else 0)
         module = module_of(root, **{"minibatches.micro_batch_size": 3})
         before = copied(module)
         fitted(module, prompts(root), tmp_path / str(kept))

@@ -51,7 +51,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
     yield counted
-    for networks in (graphs._NOT_CAPTURABLE, graphs._NEVER_WAITS, graphs._TOLD):
+    for networks in (graphs._NOT_CAPTURABLE, graphs._NEVER_WAITS, graphs._LOGGED):
         networks.clear()
 
 

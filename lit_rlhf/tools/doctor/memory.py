@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from lit_rlhf.checks import check_count
-from lit_rlhf.forward import CHUNK_SIZE, KEPT_BYTES, LanguageModel, Offloaded, unwrap_model
+from lit_rlhf.forward import CHUNK_SIZE, MAX_LOWER_BYTES, LanguageModel, Offloaded, unwrap_model
 from lit_rlhf.micro_batches import tokens_within_memory
 from lit_rlhf.rollout import default_tokens_per_forward
 from lit_rlhf.tools.doctor.case import Case
@@ -233,7 +233,7 @@ def kept_states(shape: NetworkShape, sizes: PPOSizes) -> int:
     """Bytes of the kept outputs of a network's layers below the trained ones."""
     tokens = sizes.rollouts * (sizes.prompt_tokens + sizes.response_tokens)
     size = WEIGHT_BYTES * shape.hidden * tokens
-    return size if sizes.trained_layers is not None and size <= KEPT_BYTES else 0
+    return size if sizes.trained_layers is not None and size <= MAX_LOWER_BYTES else 0
 
 
 def layer_activations(shape: NetworkShape, sizes: PPOSizes) -> int:
