@@ -50,6 +50,12 @@ def test_each_pair_is_graded_once(caplog: pytest.LogCaptureFixture) -> None:
     assert reward.tokens.used == sent + 4  # each reply is a word
 
 
+def test_longest_reply_is_the_rules_own() -> None:
+    with judge_server(length) as server:
+        rule(server.base_url, max_tokens=5, concurrency=2)(["a"], ["b"])
+    assert server.asked[0].body["max_completion_tokens"] == 5
+
+
 def test_kept_grades_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grading, "KEPT_GRADES", 2)
     with judge_server(length) as server:

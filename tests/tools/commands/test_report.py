@@ -41,7 +41,17 @@ def test_strengths_of_a_file_are_on_the_page(folders: Folders, tmp_path: Path) -
     (weak,) = found["weakest"]
     assert weak["prompt"] == [{"role": "user", "content": "hi"}]
     assert weak["location"].endswith("strengths.jsonl:1")
+    assert main([*argv, "--mistakes", "0", "--seed", "3"]).strengths["weakest"] == []
     assert "field 'strength': not a number" in refusal(main, [*argv[:-1], pairs])
+
+
+def test_longest_dialogue_and_number_of_pairs_reach_the_report(
+    folders: Folders, tmp_path: Path
+) -> None:
+    pairs = write_lines(tmp_path / "pairs.jsonl", PAIRS)
+    argv = ["reward", "--model", folders.reward, "--preferences", pairs, "--device", "cpu"]
+    argv += ["--output", str(tmp_path / "out"), "--max_length", "48", "--max_pairs", "1"]
+    assert main(argv).accuracy.pairs == 1
 
 
 def test_bad_pairs_are_placed(folders: Folders, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from lit_rlhf.forward import cpu
 from lit_rlhf.tools.doctor.checks import memory
-from lit_rlhf.tools.doctor.memory import PPOMemory, estimate_memory
+from lit_rlhf.tools.doctor.memory import PPOMemory, estimate_memory, ppo_sizes
 from lit_rlhf.tools.doctor.plan import RunPlan
 from tests.support.doctor_runs import case_of, findings, module_of, not_ok, only_finding
 
@@ -24,6 +24,22 @@ def estimated(*arguments: Any, **options: Any) -> tuple[int, int, PPOMemory]:
     """Numbers in the policy and in the critic, and the estimate."""
     case = case_of(*arguments, **options)
     return size(case.module.policy), size(case.module.critic), estimate_memory(case)
+
+
+def test_sizes_of_a_run_come_each_from_its_own_setting(root: Path, tmp_path: Path) -> None:
+    case = case_of(
+        root,
+        tmp_path,
+        plan=RunPlan(ranks=6, nodes=2),
+        memory={"rollout_batch_size": 3, "max_tokens_per_forward": 500},
+        minibatches={"micro_batch_size": 2, "micro_batch_tokens": 70},
+    )
+    sizes = ppo_sizes(case)
+    assert (sizes.gpus, sizes.nodes) == (6, 2)
+    positions = case.module.policy.config.max_position_embeddings
+    assert (sizes.prompt_tokens, sizes.response_tokens) == (positions, 24)
+    assert (sizes.rollouts, sizes.rows) == (3, 2)
+    assert (sizes.micro_batch_tokens, sizes.scored_tokens) == (70, 500)
 
 
 def test_too_little_memory(root: Path, tmp_path: Path) -> None:

@@ -27,8 +27,12 @@ def test_ends(root: Path, tmp_path: Path, plan: Any, trainer: Any, status: str, 
 
 
 def test_a_run_for_gpus_that_are_not_there_is_counted(root: Path, tmp_path: Path) -> None:
-    with patch("torch.cuda.is_available", return_value=False):
+    with (
+        patch("torch.cuda.is_available", return_value=False),
+        patch.object(time, "ppo_seconds", wraps=time.ppo_seconds) as count_seconds,
+    ):
         report = findings(root, tmp_path, plan=RunPlan(on_gpu=True))
+    assert count_seconds.call_args.kwargs == {"rollouts": 8, "ppo_epochs": 2}
     counted = re.search(r"for an A100 .* takes .* s \((.*)\)\.", report.findings["time"].found)
     assert counted is not None
     assert sum(map(int, re.findall(r"(\d+)%", counted[1]))) == pytest.approx(100, abs=2)
