@@ -17,32 +17,49 @@ import torch
 
 from lit_callbacks.words import format_number
 
-OPENING = 2  # words that make an opening
-LATEST = 0.25  # share of the steps, at the start and at the end, that are compared
+OPENING_WORDS = 2
+"""Number of words that make an opening."""
+COMPARED_SHARE = 0.25
+"""Share of the steps, at the start and at the end, that are compared."""
 PARTS = {
     "truncated": ("fewer cut-off responses", "more cut-off responses"),
     "length": ("shorter responses", "longer responses"),
     "opening": ("rarer use of the commonest opening", "the commonest opening"),
     "repetition": ("less repetition", "repetition"),
 }
-"""What a fall and a rise of each property is called."""
+"""Words for a fall and a rise of each property."""
+
+
+class Change(NamedTuple):
+    """Means of a property at both ends of a run.
+
+    Attributes:
+        first: Mean over the responses of the first steps.
+        last: Mean over the responses of the last steps.
+    """
+
+    first: float
+    last: float
 
 
 class Gain(NamedTuple):
-    """A rise `total` of the mean score, and the `parts` that properties explain, in its units.
+    """A rise of the mean score, and what explains it.
 
-    `changes` are each property's means in the first steps and in the last, and `opening` the
-    commonest one of the last.
+    Attributes:
+        total: The rise, in units of the score.
+        parts: What each property explains of it, in units of the score.
+        changes: How each property has changed.
+        opening: The commonest opening in the last steps.
     """
 
     total: float
     parts: dict[str, float]
-    changes: dict[str, tuple[float, float]]
+    changes: dict[str, Change]
     opening: str
 
     @property
     def rest(self) -> float:
-        """What the properties do not explain."""
+        """What the properties do not explain, in units of the score."""
         return self.total - sum(self.parts.values())
 
     def sentence(self) -> str:
@@ -52,14 +69,15 @@ class Gain(NamedTuple):
         shares = sorted(
             ((part / self.total, name) for name, part in self.parts.items()), reverse=True
         )
-        told = []
+        explained = []
         for share, name in shares:
-            first, last = self.changes[name]
             if share >= 0.05:
-                words = PARTS[name][last > first]
+                words = PARTS[name][self.changes[name].last > self.changes[name].first]
                 words += f" ({self.opening!r})" if name == "opening" else ""
-                told.append(f"{share:.0%} is {words}")
-        known = ", ".join(told).replace("%", " %") or "nothing of it is length, form or opening"
+                explained.append(f"{share:.0%} is {words}")
+        known = (
+            ", ".join(explained).replace("%", " %") or "nothing of it is length, form or opening"
+        )
         rest = f"{self.rest / self.total:.0%}".replace("%", " %")
         return f"of the gain of {format_number(self.total)}, {known}; {rest} remains"
 
@@ -79,15 +97,19 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
     The score is regressed on the properties of the responses, with an intercept for each step, so
     that a common trend explains nothing. A property explains its worth times its change.
 
-    The samples have `step`, `response` (a text) and `score`, and perhaps `length` and `truncated`;
-    a property that one lacks is left out. Fewer than two steps, or too few responses for the
-    properties, are a ValueError.
+    Args:
+        samples: Responses with `step`, `response` (a text) and `score`, and perhaps `length` and
+            `truncated`. A property that any of them lacks is left out.
+
+    Raises:
+        ValueError: For fewer than two steps, or too few responses for the properties.
     """
     steps = sorted({int(sample["step"]) for sample in samples})
     if len(steps) < 2:
         raise ValueError(f"samples: expected responses of at least two steps, got {len(steps)}")
-    count = max(1, round(LATEST * len(steps)))
-    first, last = set(steps[:count]), set(steps[-count:])
+    count = max(1, round(COMPARED_SHARE * len(steps)))
+    first = set(steps[:count])
+    last = set(steps[-count:])
     openings = Counter(opening_of(s["response"]) for s in samples if s["step"] in last)
     opening = openings.most_common(1)[0][0]
     columns = {
@@ -104,28 +126,38 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
         )
     rows = [*columns.values(), [float(s["score"]) for s in samples]]
     values = torch.tensor(rows, dtype=torch.float64)
-    of_step = torch.tensor([int(s["step"]) for s in samples])
-    ends = [values[:, torch.isin(of_step, torch.tensor([*c]))].mean(1) for c in (first, last)]
+    sample_steps = torch.tensor([int(s["step"]) for s in samples])
+    first_means = values[:, torch.isin(sample_steps, torch.tensor([*first]))].mean(1)
+    last_means = values[:, torch.isin(sample_steps, torch.tensor([*last]))].mean(1)
+    # subtracting each step's means is the same as an intercept for each step
     for step in steps:
-        values[:, of_step == step] -= values[:, of_step == step].mean(1, keepdim=True)
-    # the least of all solutions, where a property does not vary or two are alike
+        at_step = sample_steps == step
+        values[:, at_step] -= values[:, at_step].mean(1, keepdim=True)
+    # "gelsd" gives the solution with the least norm where a property does not vary or two are alike
     solved = torch.linalg.lstsq(values[:-1].T, values[-1:].T, rcond=1e-9, driver="gelsd")
     worth = solved.solution[:, 0].tolist()
-    changes = {name: (float(ends[0][n]), float(ends[1][n])) for n, name in enumerate(columns)}
+    changes = {
+        name: Change(float(first_means[n]), float(last_means[n])) for n, name in enumerate(columns)
+    }
     parts = {
-        name: (changes[name][1] - changes[name][0]) * each
+        name: (changes[name].last - changes[name].first) * each
         for name, each in zip(columns, worth, strict=True)
     }
-    return Gain(float(ends[1][-1] - ends[0][-1]), parts, changes, " ".join(opening))
+    return Gain(
+        total=float(last_means[-1] - first_means[-1]),
+        parts=parts,
+        changes=changes,
+        opening=" ".join(opening),
+    )
 
 
 def opening_of(text: str) -> tuple[str, ...]:
     """The first words of a text, in lower case."""
-    return tuple(text.lower().split()[:OPENING])
+    return tuple(text.lower().split()[:OPENING_WORDS])
 
 
 def repetition_of(text: str) -> float:
-    """Share of the pairs of words that the text already had."""
+    """Share of a text's pairs of neighbouring words that repeat an earlier pair, in [0, 1)."""
     words = text.lower().split()
     pairs = list(pairwise(words))
     return 1 - len(set(pairs)) / len(pairs) if pairs else 0.0

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lit_callbacks.detector import CollapseDetector
-from lit_callbacks.monitors import Level
+from lit_callbacks.monitors import Level, Range
 
 
 class HealthyCheckpoint(ModelCheckpoint):
@@ -37,7 +37,7 @@ class HealthyCheckpoint(ModelCheckpoint):
         monitor: Key of the logged metric that the best is chosen by; see also `mode`.
         bounds: Lower and upper bound by key of a logged metric, `None` for no bound, for example
             `{"rollout/kl": [None, 20.0]}`.
-        **checkpoint_options: Of Lightning's `ModelCheckpoint`.
+        **checkpoint_options: Options of Lightning's `ModelCheckpoint`.
     """
 
     def __init__(
@@ -58,11 +58,16 @@ class HealthyCheckpoint(ModelCheckpoint):
         self.bounds = {key: _parse_bounds(key, pair) for key, pair in (bounds or {}).items()}
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Whether to save: the run is healthy, and the metric among the best. All ranks agree."""
+        """Whether to save: the run is healthy and the metric among the best. All ranks agree.
+
+        Args:
+            trainer: The Trainer.
+            current: Last logged value of the metric, 0-dim; `None` if it was not logged.
+        """
         if current is None:
             return False
         reason = self._reason_to_skip(trainer, current)
-        # Without `sync_dist` metrics differ between ranks: a single refusal is enough.
+        # without `sync_dist` metrics differ between ranks: a single refusal is enough
         if not trainer.strategy.reduce_boolean_decision(reason is None):
             if self.verbose:
                 rank_zero_info(f"not kept: {reason or 'another rank has a reason not to'}")
@@ -71,15 +76,15 @@ class HealthyCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state, without paths outside of its folder."""
-        # `ModelCheckpoint` deletes files in time that the state names, and follows `..` in a path
+        # `ModelCheckpoint` will delete files that the state names, and it follows `..` in a path
         folder = Path(str(self.dirpath)).resolve()
-        named = [
+        paths = [
             *state_dict.get("best_k_models", {}),
             state_dict.get("kth_best_model_path", ""),
             state_dict.get("last_model_path", ""),
         ]
-        if any(path and folder not in Path(path).resolve().parents for path in named):
-            # as of another folder: `ModelCheckpoint` then takes none of them, with a warning
+        if any(path and folder not in Path(path).resolve().parents for path in paths):
+            # `ModelCheckpoint` warns and takes no path from the state of another folder
             state_dict = {**state_dict, "dirpath": None}
         super().load_state_dict(state_dict)
 
@@ -93,24 +98,24 @@ class HealthyCheckpoint(ModelCheckpoint):
             )
         if not torch.isfinite(torch.as_tensor(current)):
             return f"{self.monitor} is {float(current)}"
-        for key, (low, high) in self.bounds.items():
+        for key, bounds in self.bounds.items():
             value = float(logged[key])
-            if not (math.isfinite(value) and low <= value <= high):
-                return f"{key} is {value:g}, not within [{low:g}, {high:g}]"
+            if not (math.isfinite(value) and bounds.low <= value <= bounds.high):
+                return f"{key} is {value:g}, not within [{bounds.low:g}, {bounds.high:g}]"
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set, but not declared
             if isinstance(callback, CollapseDetector):
-                level, sentence, _ = callback.verdict
-                if level > Level.HEALTHY:
-                    return f"{level.word}: {sentence}"
+                verdict = callback.verdict
+                if verdict.level > Level.HEALTHY:
+                    return f"{verdict.level.word}: {verdict.sentence}"
         return None
 
 
-def _parse_bounds(key: str, pair: list[float | None]) -> tuple[float, float]:
+def _parse_bounds(key: str, pair: list[float | None]) -> Range:
     if isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_bound, pair)):
         low = -math.inf if pair[0] is None else float(pair[0])
         high = math.inf if pair[1] is None else float(pair[1])
         if low <= high:  # false if either is NaN
-            return low, high
+            return Range(low, high)
     raise ValueError(f"bounds[{key!r}]: expected [low, high] with low <= high, got {pair!r}")
 
 

@@ -15,7 +15,11 @@ from lit_callbacks.watch import Watch
 
 
 def read_logged_steps(log: str | Path) -> dict[int, dict[str, float]]:
-    """Read the scalars of a run by step and key, in ascending steps, see `read_run`."""
+    """Read the scalars of a run by step and key, in ascending steps.
+
+    Args:
+        log: A log, see `read_run`.
+    """
     return logged_steps(read_run("run", log))
 
 
@@ -33,11 +37,22 @@ def replay_steps(
     monitors: Sequence[Monitor] | None = None,
     votes: int = 2,
 ) -> list[tuple[int, Verdict]]:
-    """Judge logged steps as `CollapseDetector` judges them during the run: a verdict by step.
+    """Judge logged steps as `CollapseDetector` judges them during the run.
 
-    Steps without any watched metric are skipped, and so are default monitors without theirs; a
-    metric of a given monitor that is in no step is a ValueError. A monitor of a tensor needs the
-    metrics that a detector logged about it.
+    Steps without any watched metric are skipped. A monitor of a tensor needs the metrics that a
+    detector logged about it.
+
+    Args:
+        steps: Scalars of the run by step and key, in ascending steps.
+        monitors: The monitors; by default one per signal, without those whose metrics are not in
+            the log.
+        votes: Number of different signals that make a collapse, at least 1.
+
+    Returns:
+        Each judged step and its verdict.
+
+    Raises:
+        ValueError: If a metric of a given monitor is in no step.
     """
     watch = Watch(monitors, votes)
     replayed = []
@@ -60,7 +75,16 @@ def replay_steps(
 def replay_run(
     log: str, monitors: Sequence[Monitor] | None = None, votes: int = 2
 ) -> list[tuple[int, Verdict]]:
-    """Judge a log, as `read_logged_steps` and `replay_steps` do."""
+    """Judge a log as `CollapseDetector` judges a run, see `replay_steps`.
+
+    Args:
+        log: A log, see `read_run`.
+        monitors: The monitors; by default one per signal.
+        votes: Number of different signals that make a collapse, at least 1.
+
+    Returns:
+        Each judged step and its verdict.
+    """
     return replay_steps(read_logged_steps(log), monitors, votes)
 
 
@@ -71,18 +95,22 @@ def watch_logs(
     responses: int = 0,
     follow: float = 0.0,
 ) -> dict[str, Level]:
-    """Judge logs and print every change of a verdict; returns the highest level of each.
+    """Judge logs and print every change of a verdict.
 
     Args:
-        logs: See `read_run`.
+        logs: Logs, see `read_run`.
         names: Names of metrics by the monitors' keys, besides those that are recognized.
-        votes: Number of different signals that make a collapse.
-        responses: Number of responses of a step, if the log does not have it.
+        votes: Number of different signals that make a collapse, at least 1.
+        responses: Number of responses of a step; 0 reads it from the log.
         follow: Seconds between two looks for new steps, until Ctrl-C; 0 reads the logs once. The
             newest step is judged when the next one is there.
+
+    Returns:
+        The highest level of each log.
     """
     watches = {log: Watch(votes=votes, responses=responses) for log in logs}
-    judged, highest = dict.fromkeys(logs, 0), dict.fromkeys(logs, Level.HEALTHY)
+    judged = dict.fromkeys(logs, 0)  # number of steps
+    highest = dict.fromkeys(logs, Level.HEALTHY)
     while True:
         for log, watch in watches.items():
             try:
@@ -95,12 +123,13 @@ def watch_logs(
                 if not watch.reads(scalars):
                     continue
                 before = watch.verdict.level
-                level, sentence, _ = watch.step(scalars)
-                highest[log] = max(highest[log], level)
+                verdict = watch.step(scalars)
+                highest[log] = max(highest[log], verdict.level)
                 for note in watch.notes:
                     print(f"{log} step {step}: {note}", flush=True)
-                if level is not before:
-                    print(f"{log} step {step}: {level.word}: {sentence}", flush=True)
+                if verdict.level is not before:
+                    text = f"{verdict.level.word}: {verdict.sentence}"
+                    print(f"{log} step {step}: {text}", flush=True)
             if not follow and not watch.verdict.step:
                 logged = sorted({key for scalars in steps.values() for key in scalars})
                 wanted = dict.fromkeys(key for m in watch.monitors for key in m.keys)
@@ -115,7 +144,8 @@ def watch_logs(
         except KeyboardInterrupt:
             break
     for log, watch in watches.items():
-        level, sentence, count = watch.verdict
-        worst = "" if highest[log] <= level else f", {highest[log].word} before"
-        print(f"{log}: {level.word} after {count} steps{worst}: {sentence}")
+        verdict = watch.verdict
+        worst = "" if highest[log] <= verdict.level else f", {highest[log].word} before"
+        judgement = f"{verdict.level.word} after {verdict.step} steps{worst}"
+        print(f"{log}: {judgement}: {verdict.sentence}")
     return highest

@@ -1,12 +1,15 @@
-"""How other trainers call the metrics that the monitors watch."""
+"""Names of the metrics that the monitors watch in the logs of other trainers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-KL, PER_TOKEN = "rollout/kl", "rollout/kl_per_token"
-LENGTH, TRUNCATED = "rollout/response_length", "rollout/truncation_rate"
-ENTROPY, SPREAD = "rollout/entropy", "monitor/scores_std"
+KL = "rollout/kl"
+PER_TOKEN = "rollout/kl_per_token"
+LENGTH = "rollout/response_length"
+TRUNCATED = "rollout/truncation_rate"
+ENTROPY = "rollout/entropy"
+SPREAD = "monitor/scores_std"
 
 VERL = {
     LENGTH: "response_length/mean",
@@ -44,12 +47,19 @@ NAMES: dict[str, dict[str, str]] = {
 
 
 def find_names(logged: Iterable[str]) -> dict[str, str]:
-    """Names of the watched metrics in a log, from the trainer that it has most names of.
+    """Find the names of the watched metrics in a log.
 
-    They are by the monitors' keys. Trackers may put `train/` before a name.
+    The log is taken for the one of the trainer with the most matching names. Trackers may put
+    `train/` before a name.
+
+    Args:
+        logged: Names of the metrics in the log.
+
+    Returns:
+        Names by the monitors' keys; empty if no trainer's names match.
     """
     known = set(logged)
-    found = [
+    candidates = [
         {
             key: prefix + name
             for key, name in table.items()
@@ -58,4 +68,4 @@ def find_names(logged: Iterable[str]) -> dict[str, str]:
         for table in NAMES.values()
         for prefix in ("", "train/")
     ]
-    return max(found, key=len)
+    return max(candidates, key=len)

@@ -19,24 +19,30 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 
 from lit_callbacks.runs import RECORDS_FILE
 
-# Lightning shows this branch of loggers in the terminal.
+# Lightning shows this branch of loggers in the terminal
 _terminal = logging.getLogger("lightning.pytorch.lit_callbacks")
 
 
 @contextmanager
 def name_file(path: str | Path) -> Iterator[None]:
-    """Name a file in the errors of writing it; the error of a full disk does not by itself."""
+    """Name a file in the errors of writing it. The error of a full disk has no name by itself."""
     try:
         yield
     except OSError as error:
-        # an error without a number is not one of the operating system
+        # only errors of the operating system have a number
         if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def say(trainer: Trainer, line: str, level: int = logging.INFO) -> None:
-    """Say a line in the terminal, on rank 0 only: above the progress bar, or in Lightning's log."""
+    """Write a line to the terminal, on rank 0 only: above the progress bar, or in Lightning's log.
+
+    Args:
+        trainer: The Trainer.
+        line: The line.
+        level: Level of the line in Lightning's log, from `logging`.
+    """
     bar = trainer.progress_bar_callback
     if not trainer.is_global_zero:
         return
@@ -51,7 +57,7 @@ def logger_step(trainer: Trainer) -> int:
 
     This is the last value that the module logged as `step`, or else the count of optimizer steps.
     """
-    # Rounded, as the mean over validation batches may come out as 2.9999998.
+    # round: the mean over validation batches may come out as 2.9999998
     return round(float(trainer.callback_metrics.get("step", trainer.global_step)))
 
 
@@ -67,7 +73,14 @@ def metrics_step(trainer: Trainer) -> int:
 
 
 def log_note(trainer: Trainer, key: str, text: str, step: int) -> None:
-    """Log a short text, see `log_text`; a `CSVLogger` gets it as a cell of its `metrics.csv`."""
+    """Log a short text, see `log_text`. A `CSVLogger` gets it as a cell of its `metrics.csv`.
+
+    Args:
+        trainer: The Trainer.
+        key: Key of the text.
+        text: The text, Markdown.
+        step: Its x value, see `logger_step`.
+    """
     log_text(trainer, key, text, step, as_cell=True)
 
 
@@ -77,8 +90,15 @@ def log_text(trainer: Trainer, key: str, text: str, step: int, as_cell: bool = F
     TensorBoard has texts of its own. Weights & Biases gets a table with one row, and MLflow the
     artifact `<key>/<step>.md`. For all other loggers it becomes a line of `log.jsonl` in the folder
     of their log: an object with `time`, `step`, `key` and `text`. Trackers are told apart by their
-    methods, so that another project's logger with the same methods is served alike. The text is
-    Markdown, and its x value `step`, see `logger_step`.
+    methods, so that another project's logger with the same methods works too.
+
+    Args:
+        trainer: The Trainer.
+        key: Key of the text.
+        text: The text, Markdown.
+        step: Its x value, see `logger_step`.
+        as_cell: Whether a `CSVLogger` gets the text as a cell of its `metrics.csv`, and not as a
+            line of `log.jsonl`.
     """
     folders = set()
     for logger in trainer.loggers if trainer.is_global_zero else ():
@@ -104,7 +124,14 @@ def log_text(trainer: Trainer, key: str, text: str, step: int, as_cell: bool = F
 
 
 def log_histogram(trainer: Trainer, key: str, values: Sequence[float], step: int) -> None:
-    """Log a histogram of the finite values to TensorBoard, on rank 0 only."""
+    """Log a histogram of the finite values to TensorBoard, on rank 0 only.
+
+    Args:
+        trainer: The Trainer.
+        key: Key of the histogram.
+        values: Its values.
+        step: Its x value, see `logger_step`.
+    """
     finite = [value for value in values if math.isfinite(value)]  # its writer fails on others
     for logger in trainer.loggers if trainer.is_global_zero and finite else ():
         experiment: Any = getattr(logger, "experiment", None)

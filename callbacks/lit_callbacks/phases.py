@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -19,7 +19,14 @@ COLUMNS = ("phase", "total", "share", "mean, s", "slowest, s", "peak, GiB")
 
 @dataclass
 class Phase:
-    """Seconds of all steps of a phase and of the slowest one, and its peak memory in GiB."""
+    """Time and memory of a phase.
+
+    Attributes:
+        seconds: Time of all of its steps.
+        slowest: Seconds of its slowest step.
+        steps: Number of its steps.
+        peak: Peak memory in GiB; `None` if not known.
+    """
 
     seconds: float = 0.0
     slowest: float = 0.0
@@ -27,22 +34,39 @@ class Phase:
     peak: float | None = None
 
     def add(self, seconds: float) -> None:
-        """Add a step."""
+        """Add a step that took some seconds."""
         self.seconds += seconds
         self.slowest = max(self.slowest, seconds)
         self.steps += 1
 
 
+class Work(NamedTuple):
+    """What was done at a rate.
+
+    Attributes:
+        amount: Units of work, for instance tokens.
+        seconds: Time in which they were done.
+    """
+
+    amount: float
+    seconds: float
+
+
 class PhaseSummary(Callback):
     """Prints the time and memory of each phase at the end of fit.
 
-    It reads the metrics that the module logs at each training batch: the seconds of a phase under
-    the prefix `time`, its peak memory in GiB under `memory`, and any rate under `throughput`, each
-    followed by a name; `total` is the key of a step's time in all its phases. It measures the
-    validation within fit itself, and the remaining time: data loading, logging, checkpoints.
+    It reads the metrics that the module logs at each training batch. The name of a phase or rate
+    follows the prefix of its key. The callback itself measures the validation within fit, and the
+    remaining time: data loading, logging, checkpoints.
 
     The table goes to standard error and to every logger as the text `phases`, on rank 0. A resumed
     fit is measured from its resumption.
+
+    Args:
+        time: Prefix of the seconds of a phase.
+        memory: Prefix of its peak memory, GiB.
+        throughput: Prefix of a rate, units per second.
+        total: Key of the seconds of a step in all of its phases.
     """
 
     def __init__(
@@ -52,20 +76,25 @@ class PhaseSummary(Callback):
         throughput: str = "throughput/",
         total: str = "time/iteration",
     ) -> None:
-        self.time, self.memory, self.throughput, self.total = time, memory, throughput, total
+        self.time = time
+        self.memory = memory
+        self.throughput = throughput
+        self.total = total
         self.phases: dict[str, Phase] = {}
         """Phases by name, in the order in which they were first logged."""
         self.seconds = 0.0
         self.batches = 0
         self._reader = StepReader()
-        self._work: dict[str, tuple[float, float]] = {}
+        self._work: dict[str, Work] = {}  # by name of the rate
         self._started: float | None = None
         self._validation = Phase()
         self._validation_started: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self.phases, self._work, self._validation = {}, {}, Phase()
+        self.phases = {}
+        self._work = {}
+        self._validation = Phase()
         self.batches = 0
         self._reader = StepReader()
         self._reader.read_new_scalars(trainer)  # skips the metrics of an earlier fit
@@ -89,28 +118,30 @@ class PhaseSummary(Callback):
             self._add_metrics(self._reader.read_new_scalars(trainer))
 
     def _add_metrics(self, scalars: Mapping[str, float]) -> None:
-        # Weighted by the steps' times, the mean of a rate is the total work over the total time.
-        weight = scalars.get(self.total, 1.0)
+        # the mean rate is the total work over the total time
+        seconds = scalars.get(self.total, 1.0)
         for key, value in scalars.items():
             if key.startswith(self.time) and key != self.total:
                 self.phases.setdefault(key.removeprefix(self.time), Phase()).add(value)
             elif key.startswith(self.memory):
                 phase = self.phases.setdefault(key.removeprefix(self.memory), Phase())
                 phase.peak = max(phase.peak or 0.0, value)
-            elif key.startswith(self.throughput) and weight > 0:
-                work, time = self._work.get(name := key.removeprefix(self.throughput), (0.0, 0.0))
-                self._work[name] = work + value * weight, time + weight
+            elif key.startswith(self.throughput) and seconds > 0:
+                name = key.removeprefix(self.throughput)
+                before = self._work.get(name, Work(0.0, 0.0))
+                self._work[name] = Work(before.amount + value * seconds, before.seconds + seconds)
 
     @property
     def rates(self) -> dict[str, float]:
         """Throughput by name, averaged over the time of the steps."""
-        return {name: work / time for name, (work, time) in self._work.items()}
+        return {name: work.amount / work.seconds for name, work in self._work.items()}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock and sum up."""
         if self._started is None:
             return
-        self.seconds, self._started = monotonic() - self._started, None
+        self.seconds = monotonic() - self._started
+        self._started = None
         if self._validation.steps:
             self.phases["validation"] = self._validation
         known = sum(phase.seconds for phase in self.phases.values())

@@ -16,19 +16,29 @@ from lightning.pytorch.callbacks import ProgressBar
 
 from lit_callbacks.words import format_duration, format_number, shorten_keys
 
-MAX_BAR = 22  # characters; the numbers matter more than the bar
+MAX_BAR = 22
+"""Largest width of the bar in characters: the numbers matter more than the bar."""
 MIN_BAR = 8
+"""Smallest width of the bar in characters."""
 
 
 @dataclass
 class Progress:
-    """Progress of a loop in batches, `first` of which were done before this process began it."""
+    """Progress of a loop.
+
+    Attributes:
+        label: Name of the loop on the line.
+        started: Time at which this process began it, in seconds of the monotonic clock.
+        first: Number of batches that were done before.
+        done: Number of batches that are done.
+        total: Number of all batches; `None` if unknown.
+    """
 
     label: str
-    started: float  # clock time, in seconds
+    started: float
     first: int = 0
     done: int = 0
-    total: int | None = None  # None if unknown
+    total: int | None = None
 
     def is_complete(self) -> bool:
         """Whether all batches of a known total are done."""
@@ -57,7 +67,8 @@ class StageProgressBar(ProgressBar):
         stage: Name of the stage, the first word of the line.
         metrics: Keys of logged metrics, for example `["rollout/kl", "rollout/reward"]`. The line
             shows the latest value of each; during fit `-` stands for one not logged yet.
-        refresh_rate: Number of batches between two redraws in a terminal; 0 shows nothing at all.
+        refresh_rate: Number of batches between two redraws in a terminal, at least 0; 0 shows
+            nothing at all.
     """
 
     def __init__(
@@ -85,7 +96,13 @@ class StageProgressBar(ProgressBar):
         return self._enabled and self.refresh_rate > 0 and self._on_rank_zero
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Note whether this process is rank 0, which writes."""
+        """Note whether this process is rank 0, which writes.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            stage: `fit`, `validate`, `test` or `predict`.
+        """
         super().setup(trainer, pl_module, stage)
         self._on_rank_zero = trainer.is_global_zero
 
@@ -120,7 +137,7 @@ class StageProgressBar(ProgressBar):
             self._show(self._fit)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Clear the line after the last batch, as Lightning then says why the fit ends."""
+        """Clear the line after the last batch: Lightning then says why the fit ends."""
         if self._fit is not None and self._fit.is_complete():
             self._end_line("\r\x1b[K")
 
@@ -133,7 +150,13 @@ class StageProgressBar(ProgressBar):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Move below the line, so that the traceback starts on its own line."""
+        """Move below the line, so that the traceback starts on its own line.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            exception: The exception that ends the run.
+        """
         self._end_line("\n")
         self._fit = self._evaluation = None
 
@@ -193,19 +216,21 @@ class StageProgressBar(ProgressBar):
             self._print_line(text)
 
     def _text(self, progress: Progress, finished: bool = False) -> str:
-        head, fraction = f"{progress.label} {progress.done}", None
+        head = f"{progress.label} {progress.done}"
+        fraction = None
         if progress.total is not None:
             fraction = progress.done / max(1, progress.total)
             head += f"/{progress.total} {fraction:.0%}"
-        passed, new = monotonic() - progress.started, progress.done - progress.first
+        passed = monotonic() - progress.started
+        new = progress.done - progress.first
         parts = [f"{format_duration(passed)} elapsed"]
         if progress.total is not None and new and not finished:
             # at the mean speed so far
             parts.append(f"{format_duration(passed / new * (progress.total - progress.done))} left")
         if progress is self._fit and self._evaluation is not None:
             inner = self._evaluation
-            of_total = "" if inner.total is None else f"/{inner.total}"
-            parts.append(f"{inner.label} {inner.done}{of_total}")
+            total = "" if inner.total is None else f"/{inner.total}"
+            parts.append(f"{inner.label} {inner.done}{total}")
         logged = self.trainer.callback_metrics
         for key, name in zip(self.metrics, shorten_keys(self.metrics), strict=True):
             if key in logged or self._fit is not None:
@@ -219,7 +244,7 @@ class StageProgressBar(ProgressBar):
         if fraction is not None and width >= MIN_BAR:
             head += f" [{'#' * int(fraction * (width - 2)):.<{width - 2}}]"
         while len(parts) > 1 and len(f"{head} {', '.join(parts)}") > columns - 1:
-            parts.pop()  # rather than cut a word or a number
+            parts.pop()  # a whole part, so that no word or number is cut
         return f"{head} {', '.join(parts)}"
 
     def _print_line(self, text: str) -> None:
@@ -234,7 +259,8 @@ class StageProgressBar(ProgressBar):
         self._line = line
         self._guarded = [sys.stderr, *([sys.stdout] if sys.stdout.isatty() else [])]
         for stream in self._guarded:
-            # hides the method of the class, for logging handlers that hold the stream, too
+            # An attribute of the stream hides the method of its class. Replacing `sys.stderr` would
+            # miss logging handlers that already hold the stream.
             vars(stream)["write"] = partial(self._write_above, stream)
 
     def _write_above(self, stream: TextIO, text: str) -> int:
@@ -258,11 +284,12 @@ class StageProgressBar(ProgressBar):
 
 def _total_batches(trainer: Trainer, pl_module: LightningModule) -> float:
     """Number of batches of the fit, infinite if unknown."""
-    per_epoch, total = trainer.num_training_batches, math.inf
+    per_epoch = trainer.num_training_batches
+    total = math.inf
     if trainer.max_steps >= 0 and not pl_module.automatic_optimization:
-        return math.inf  # how many optimizer steps a batch makes is not known
+        return math.inf  # a batch may make any number of optimizer steps
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        # Counted from this epoch's start: epochs of dynamic batches differ in length.
+        # count from this epoch's start: epochs of dynamic batches differ in length
         before = trainer.fit_loop.total_batch_idx - trainer.fit_loop.batch_idx
         total = before + (trainer.max_epochs - trainer.current_epoch) * per_epoch
     if trainer.max_steps >= 0:

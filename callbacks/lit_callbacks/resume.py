@@ -25,9 +25,11 @@ SIGNALS = {
     signal.SIGHUP: "SIGHUP",  # of a terminal that is closed
     signal.SIGINT: "Ctrl-C",
 }
-EXIT_STATUS = 128 + signal.SIGTERM  # status that a shell reports for a process ended by SIGTERM
-OWN_NAME = re.compile(r"batch=\d+(-v\d+)?\.ckpt")
+EXIT_STATUS = 128 + signal.SIGTERM
+"""Status that a shell reports for a process that SIGTERM ended."""
 INTERRUPTED_STATUS = 128 + signal.SIGINT
+"""Status that a shell reports for a process that Ctrl-C ended."""
+OWN_NAME = re.compile(r"batch=\d+(-v\d+)?\.ckpt")
 INTERRUPTED = (
     "\nCtrl-C: the run ends after this batch, with a checkpoint. Press it again to end the run at "
     "once, without one.\n"
@@ -35,19 +37,22 @@ INTERRUPTED = (
 
 
 class ResumeCheckpoint(Checkpoint):
-    """Saves a checkpoint every so many batches or minutes, and at SIGTERM, SIGHUP and Ctrl-C.
+    """Saves a checkpoint at regular intervals, and at SIGTERM, SIGHUP and Ctrl-C.
 
     At a signal, the current batch or validation is finished, then a checkpoint is saved and the
-    process exits with status 143, or 130 after Ctrl-C. Of several processes, at least one has to
-    receive it. A second Ctrl-C ends the run at once, as Lightning does, without a checkpoint.
+    process exits with status 143, or 130 after Ctrl-C. It is enough that one of several processes
+    receives the signal. A second Ctrl-C ends the run at once, without a checkpoint, like in
+    Lightning.
 
     It counts batches under manual optimization too, and names its checkpoints `batch=N.ckpt`.
 
     Args:
-        every_n_batches: Number of training batches (PPO iterations) between two checkpoints.
-        every_n_minutes: Time after which the next batch ends with a checkpoint.
+        every_n_batches: Number of training batches (PPO iterations) between two checkpoints, at
+            least 1; `None` for no limit.
         keep: Number of its checkpoints to keep; at least 2, in case the newest is damaged.
-        dirpath: Folder of the checkpoints; by default that of Lightning's `ModelCheckpoint`.
+        dirpath: Folder of the checkpoints; by default the folder of Lightning's `ModelCheckpoint`.
+        every_n_minutes: Minutes since the last checkpoint after which a batch ends with the next,
+            positive; `None` for no limit.
     """
 
     def __init__(
@@ -66,7 +71,8 @@ class ResumeCheckpoint(Checkpoint):
             )
         if keep < 2:
             raise ValueError(f"keep: expected at least 2, got {keep}")
-        self.every_n_batches, self.every_n_minutes = every_n_batches, every_n_minutes
+        self.every_n_batches = every_n_batches
+        self.every_n_minutes = every_n_minutes
         self.keep = keep
         self.dirpath = dirpath
         self._names: list[str] = []
@@ -82,26 +88,38 @@ class ResumeCheckpoint(Checkpoint):
         return str(Path(str(self.dirpath)) / self._names[-1]) if self._names else ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Choose the folder, the same on all ranks."""
+        """Choose the folder, the same on all ranks.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            stage: `fit`, `validate`, `test` or `predict`.
+        """
         dirpath = self.dirpath or str(default_checkpoint_dir(trainer))
         self.dirpath = trainer.strategy.broadcast(dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace the handlers of signals; Lightning's communicates between ranks from within."""
+        """Replace the handlers of signals.
+
+        Lightning's own handler communicates between ranks while it runs, in the middle of a batch.
+        """
         count_resumed_epoch(trainer)
-        resumed, folder = trainer.ckpt_path, Path(str(self.dirpath))
-        # The names of a checkpoint from elsewhere are not those of this folder.
+        resumed = trainer.ckpt_path
+        folder = Path(str(self.dirpath))
+        # a checkpoint from another folder names files of that folder
         if resumed is not None and Path(resumed).parent.resolve() != folder.resolve():
             self._names = []
-        self._remove_old(trainer)  # left by a run that was killed between a save and its removals
+        # the previous run may have been killed between a save and its removals
+        self._remove_old(trainer)
         self._received = signal.SIGTERM if trainer.received_sigterm else None
         self._exit_status = None
-        self._saved_batches, self._saved_at = 0, time.monotonic()
-        # Python sets signal handlers in the main thread only.
+        self._saved_batches = 0
+        self._saved_at = time.monotonic()
+        # Python sets signal handlers in the main thread only
         if threading.current_thread() is not threading.main_thread():
             return
         replaced = [signal.SIGTERM]
-        # A process in the background ignores SIGINT, and a program may have a handler of its own.
+        # a process in the background ignores SIGINT, and a program may have its own handler
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             replaced.append(signal.SIGINT)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` ignores it
@@ -110,12 +128,12 @@ class ResumeCheckpoint(Checkpoint):
             self._previous_handlers[received] = signal.signal(received, self._handle_signal)
 
     def _handle_signal(self, signum: int, frame: FrameType | None) -> None:
-        # Saving here would interrupt a batch; the next hook on which all ranks agree does it.
+        # saving here would interrupt a batch: the next hook on which all ranks agree does it
         self._received = signal.Signals(signum)
         if signum == signal.SIGINT:
-            # The second one is Python's KeyboardInterrupt.
+            # the second Ctrl-C raises Python's KeyboardInterrupt
             signal.signal(signal.SIGINT, self._previous_handlers.pop(signal.SIGINT))
-            # `print` fails if the signal came while it was printing.
+            # `print` fails if the signal has interrupted another `print`
             with suppress(OSError):
                 rank_zero_only(os.write)(2, INTERRUPTED.encode())
 
@@ -125,7 +143,7 @@ class ResumeCheckpoint(Checkpoint):
         if self.every_n_batches is not None and n_batches % self.every_n_batches == 0:
             self._save(trainer)
         agree = trainer.strategy.reduce_boolean_decision
-        # the clocks of the ranks differ, so that all follow the first that finds the time over
+        # the ranks' clocks differ: all ranks save as soon as the time is over on one of them
         if agree(self._received is not None or self._is_time(), all=False):
             self._save_at_signal(trainer)
             self._save(trainer)
@@ -147,8 +165,8 @@ class ResumeCheckpoint(Checkpoint):
         if self._exit_status is not None:
             raise SIGTERMException(EXIT_STATUS)
 
-    # A batch's metrics are logged after `on_train_batch_end`. The run therefore ends in whichever
-    # of these hooks comes next.
+    # A batch's metrics are logged after `on_train_batch_end`. So the run ends in the next of these
+    # hooks.
     on_train_batch_start = on_validation_start = _end_at_signal  # type: ignore[assignment]
     on_train_epoch_end = _end_at_signal  # type: ignore[assignment]
 
@@ -156,7 +174,7 @@ class ResumeCheckpoint(Checkpoint):
         agree = trainer.strategy.reduce_boolean_decision
         if not agree(self._received is not None, all=False):
             return
-        # All ranks end with the same status, although only one may have received the signal.
+        # all ranks end with the same status, although perhaps only one has received the signal
         interrupted = agree(self._received == signal.SIGINT, all=False)
         self._exit_status = INTERRUPTED_STATUS if interrupted else EXIT_STATUS
         self._save(trainer)
@@ -166,18 +184,20 @@ class ResumeCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         n_batches = trainer.fit_loop.total_batch_idx + 1
-        # Lightning sets `fast_dev_run` without declaring it.
+        # Lightning sets `fast_dev_run` without declaring it
         if self._saved_batches == n_batches or getattr(trainer, "fast_dev_run", False):
             return
         folder = Path(str(self.dirpath))
-        name, version = f"batch={n_batches}.ckpt", 0
+        name = f"batch={n_batches}.ckpt"
+        version = 0
         while (folder / name).exists():
             version += 1
             name = f"batch={n_batches}-v{version}.ckpt"
-        # Added before saving, so that a resumed run knows the checkpoint that it resumed from.
+        # add the name before saving, so that a resumed run knows the checkpoint it resumed from
         self._names.append(trainer.strategy.broadcast(name))
         trainer.save_checkpoint(folder / self._names[-1], weights_only=False)
-        self._saved_batches, self._saved_at = n_batches, time.monotonic()
+        self._saved_batches = n_batches
+        self._saved_at = time.monotonic()
         self._remove_old(trainer)
 
     def _remove_old(self, trainer: Trainer) -> None:
@@ -192,9 +212,15 @@ class ResumeCheckpoint(Checkpoint):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restore the previous handlers, and set an exit status other than that of success."""
+        """Restore the previous handlers, and set an exit status that is not success.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            exception: The exception that ends the run.
+        """
         self._restore_handlers()
-        # Lightning raises its own SIGTERMException without a status, which exits with 0.
+        # Lightning raises its own SIGTERMException without a status, which exits with 0
         if isinstance(exception, SIGTERMException) and exception.code is None:
             exception.code = EXIT_STATUS
 
@@ -209,8 +235,8 @@ class ResumeCheckpoint(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the checkpoints of the run that is resumed."""
-        # they are deleted in time, so names that it would not give itself, paths above all, are
-        # not taken from a checkpoint
+        # The callback will delete these files. A forged checkpoint could name any path, so take
+        # only names that the callback gives itself.
         self._names = [name for name in state_dict["names"] if OWN_NAME.fullmatch(name)]
 
 

@@ -25,7 +25,8 @@ LEVEL_KEY = "monitor/level"
 VERDICT_KEY = "monitor/verdict"
 STEPS = ("step", "global_step", "iteration", "train/global_step", "training/global_step", "_step")
 """Names under which logs have their x axis."""
-_EVENT_FILES, _TABLE = "events.out.tfevents.*", "metrics.csv"
+_EVENT_FILES = "events.out.tfevents.*"
+_TABLE = "metrics.csv"
 
 _HEAD = re.compile(r"\*\*([\w ]+)\*\* at (?:\w+ )?\S+")
 _LEVELS = {level.word: level for level in Level}
@@ -36,9 +37,13 @@ class EmptyLogError(ValueError):
 
 
 class Point(NamedTuple):
-    """One logged value, which may be NaN or infinite, at a wall-clock time in seconds.
+    """One logged value.
 
-    Only event files have times. Other records have that of the file, a microsecond apart.
+    Attributes:
+        time: Wall-clock time in seconds. Only event files have times. Records of other files get
+            the time of the file, one microsecond apart.
+        step: Its x value.
+        value: The value, which may be NaN or infinite.
     """
 
     time: float
@@ -48,9 +53,12 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over a run: the values that count, in ascending steps, and pieces that were undone.
+    """A metric over a run.
 
-    These were logged before the run went back to an earlier step, resumed or rolled back.
+    Attributes:
+        points: The values that count, in ascending steps.
+        undone: Pieces that were logged before the run went back to an earlier step, because it was
+            resumed or rolled back.
     """
 
     points: list[Point]
@@ -58,7 +66,15 @@ class Curve:
 
 
 class LoggedVerdict(NamedTuple):
-    """A verdict that the detector wrote to the log; its `level` is `None` if the text has none."""
+    """A verdict that the detector wrote to the log.
+
+    Attributes:
+        time: Wall-clock time in seconds, see `Point`.
+        step: Its x value.
+        level: Level of the run; `None` if the text has none.
+        sentence: Reasons in plain words.
+        actions: What actions did, in words.
+    """
 
     time: float
     step: int
@@ -67,15 +83,32 @@ class LoggedVerdict(NamedTuple):
     actions: tuple[str, ...]
 
 
-Span = tuple[int, int, Level]
-"""The first step of a level, the step at which it ended, and the level."""
+class Span(NamedTuple):
+    """Steps with the same level.
+
+    Attributes:
+        start: First step of the level.
+        end: Step at which it ended.
+        level: The level.
+    """
+
+    start: int
+    end: int
+    level: Level
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run; `spans` are empty if nothing judged it.
+    """One run.
 
-    `judged_afterwards` says that the verdicts were not written by a detector in the run.
+    Attributes:
+        name: Name of the run.
+        folder: Path of its log.
+        curves: Metrics by key.
+        verdicts: Verdicts in order of time.
+        spans: Levels from one change to the next; empty if nothing has judged the run.
+        judged_afterwards: Whether the verdicts come from monitors that read the log, and not from a
+            detector in the run.
     """
 
     name: str
@@ -88,13 +121,13 @@ class Run:
     @property
     def level(self) -> Level | None:
         """Level at the end; `None` if no detector ran."""
-        return self.spans[-1][-1] if self.spans else None
+        return self.spans[-1].level if self.spans else None
 
     @property
     def worst(self) -> Level:
         """The highest level of the run, including pieces that were undone."""
         logged = [verdict.level for verdict in self.verdicts if verdict.level is not None]
-        return max([Level.HEALTHY, *logged, *(level for _, _, level in self.spans)])
+        return max([Level.HEALTHY, *logged, *(span.level for span in self.spans)])
 
     @property
     def reason(self) -> LoggedVerdict | None:
@@ -114,23 +147,29 @@ def read_run(name: str, log: str | Path) -> Run:
 
     Raises:
         ModuleNotFoundError: If the package that reads such a log is not installed.
-        ValueError: If there is no log that can be read or several; `EmptyLogError` without numbers.
+        ValueError: If there is no readable log or there are several.
+        EmptyLogError: If the log has no numbers yet.
     """
-    folder, (scalars, verdicts) = _read_log(Path(log))
-    curves = {key: _build_curve(points) for key, points in sorted(scalars.items())}
+    read = _read_log(Path(log))
+    curves = {key: _build_curve(points) for key, points in sorted(read.scalars.items())}
     if not curves:
         raise EmptyLogError(f"runs: expected a run with scalars, got {log} without any")
-    # A logger that takes no texts has them in the file of records.
-    verdicts = verdicts or _read_texts(folder / RECORDS_FILE)
+    # verdicts of a logger that takes no texts are in the file of records
+    verdicts = read.verdicts or _read_texts(read.folder / RECORDS_FILE)
     verdicts.sort(key=lambda verdict: verdict.time)
-    levels = scalars.get(LEVEL_KEY, [])
-    return Run(name, str(log), curves, verdicts, build_spans(log, levels, verdicts))
+    spans = build_spans(log, read.scalars.get(LEVEL_KEY, []), verdicts)
+    return Run(name=name, folder=str(log), curves=curves, verdicts=verdicts, spans=spans)
 
 
 def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Folder of each run by its name: the folder's own, after its parents where two are alike.
+    """Name runs by the names of their folders, with parent folders where two names are alike.
 
-    A folder with several runs below it stands for all of them, unless it has a name.
+    Args:
+        runs: Folders of runs, or folders by name. A folder with several runs below it stands for
+            all of them, unless it is given by name.
+
+    Returns:
+        Folders by name.
     """
     if isinstance(runs, str):
         raise ValueError(f"runs: expected a list of folders, got the string {runs!r}")
@@ -141,7 +180,8 @@ def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     folders = [str(log) for run in runs for log in _each_log(run)]
     if len(set(folders)) < len(folders):
         raise ValueError(f"runs: expected each folder once, got {', '.join(folders)}")
-    names, paths = {}, [Path(folder).resolve().parts for folder in folders]
+    names = {}
+    paths = [Path(folder).resolve().parts for folder in folders]
     for folder, parts in zip(folders, paths, strict=True):
         tails = (parts[-n:] for n in range(1, len(parts) + 1))
         alone = (tail for tail in tails if [p[-len(tail) :] for p in paths].count(tail) == 1)
@@ -157,7 +197,13 @@ def _each_log(folder: str) -> list[str | Path]:
 def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     """Parse a text of `monitor/verdict`: `**level** at step x`, the sentence, lines of `- action`.
 
-    A long sentence is followed by `> ` and all of it. A first line of another form belongs to it.
+    If the sentence is shortened, a line of `> ` and the whole sentence follows. A first line of
+    another form is taken as part of the sentence.
+
+    Args:
+        time: Wall-clock time of the text, seconds.
+        step: Its x value.
+        text: The text.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     head = _HEAD.fullmatch(lines[0]) if lines else None
@@ -170,12 +216,22 @@ def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     return LoggedVerdict(time, step, level, sentence, actions)
 
 
-_Log = tuple[dict[str, list[Point]], list[LoggedVerdict]]
-"""The scalars of a log by key, and its verdicts, in order of time."""
+class _Log(NamedTuple):
+    """The content of a log.
+
+    Attributes:
+        folder: Folder that the log lies in.
+        scalars: Logged values by key, in order of time.
+        verdicts: Verdicts in order of time.
+    """
+
+    folder: Path
+    scalars: dict[str, list[Point]]
+    verdicts: list[LoggedVerdict]
 
 
 def find_logs(folder: str | Path) -> list[Path]:
-    """Folders with event files, or else with tables: the folder itself, or all below it."""
+    """Find folders with event files, or else with tables: the folder itself, or all below it."""
     for pattern in (_EVENT_FILES, _TABLE):
         folders = {path.parent for path in Path(folder).rglob(pattern)}
         if folders:
@@ -183,16 +239,16 @@ def find_logs(folder: str | Path) -> list[Path]:
     return []
 
 
-def _read_log(path: Path) -> tuple[Path, _Log]:
-    """The only log at a path, and the folder that it lies in."""
+def _read_log(path: Path) -> _Log:
+    """Read the only log at a path."""
     folders = find_logs(path)
     if len(folders) > 1:
         names = ", ".join(map(str, folders))
         raise ValueError(f"run: expected the log of one run, got {path} with {names}")
     if folders:
-        has_events = any(folders[0].glob(_EVENT_FILES))
-        table = folders[0] / _TABLE
-        return folders[0], _read_event_files(folders[0]) if has_events else _read_records(table)
+        if any(folders[0].glob(_EVENT_FILES)):
+            return _read_event_files(folders[0])
+        return _read_records(folders[0] / _TABLE)
     kinds = ("*.wandb", "trainer_state.json", "*.jsonl", "*.csv")
     files = [path] if path.is_file() else [f for kind in kinds for f in sorted(path.rglob(kind))]
     if not files or files[0].suffix not in _READERS:
@@ -200,7 +256,7 @@ def _read_log(path: Path) -> tuple[Path, _Log]:
             "log: expected a folder with TensorBoard's event files or a table, or a file "
             f"{', '.join(_READERS)}, got {path}"
         )
-    return files[0].parent, _read_records(files[0])
+    return _read_records(files[0])
 
 
 def _read_event_files(folder: Path) -> _Log:
@@ -212,7 +268,7 @@ def _read_event_files(folder: Path) -> _Log:
         raise ModuleNotFoundError(
             "TensorBoard's event files are read with tensorboard: pip install tensorboard"
         ) from error
-    # 0 keeps all values; by default the accumulator samples long series.
+    # 0 keeps all values; by default the accumulator samples long series
     log = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     log.Reload()
     scalars = {
@@ -220,7 +276,7 @@ def _read_event_files(folder: Path) -> _Log:
         for key in log.Tags()["scalars"]
     }
     for points in scalars.values():
-        # Files are read in order of name, which may be another one.
+        # the files are read in order of their names, which may not be the order of time
         points.sort(key=lambda point: point.time)
     tag = f"{VERDICT_KEY}/text_summary"  # TensorBoard's writers add the suffix to text
     texts = log.Tensors(tag) if tag in log.Tags()["tensors"] else []
@@ -228,22 +284,24 @@ def _read_event_files(folder: Path) -> _Log:
     for event in texts:
         text = event.tensor_proto.string_val[0].decode("utf-8", "replace")
         verdicts.append(parse_verdict(event.wall_time, event.step, text))
-    return scalars, verdicts
+    return _Log(folder, scalars, verdicts)
 
 
 def _read_records(file: Path) -> _Log:
-    """The records of a file, of which a `CSVLogger` writes several for a step."""
+    """Read the records of a file. There may be several for a step, as from a `CSVLogger`."""
     scalars: dict[str, list[Point]] = {}
-    verdicts, written = [], file.stat().st_mtime
+    verdicts = []
+    written = file.stat().st_mtime
     for place, record in enumerate(_READERS[file.suffix](file)):
         numbers = {key: n for key, v in record.items() if (n := _number(v)) is not None}
         axis = next((name for name in STEPS if name in numbers), "")
-        time, step = written + 1e-6 * place, int(numbers.pop(axis, place))
+        time = written + 1e-6 * place
+        step = int(numbers.pop(axis, place))
         for key, number in numbers.items():
             scalars.setdefault(key, []).append(Point(time, step, number))
         if text := record.get(VERDICT_KEY):
             verdicts.append(parse_verdict(time, step, str(text)))
-    return scalars, verdicts
+    return _Log(file.parent, scalars, verdicts)
 
 
 def _number(value: object) -> float | None:
@@ -300,12 +358,14 @@ def _read_blocks(data: bytes, header: int = 7, size: int = 32768) -> Iterator[by
     A block has parts of records, each behind its checksum (4 bytes), length (2) and kind (1): a
     whole one, or the first, a middle or the last part of one.
     """
-    place, record = header, b""
+    place = header
+    record = b""
     while place + 7 <= len(data):
         if size - place % size < 7:  # the rest of a block is too short for a part
             place += size - place % size
             continue
-        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        length = int.from_bytes(data[place + 4 : place + 6], "little")
+        kind = data[place + 6]
         part = data[place + 7 : place + 7 + length]
         if kind == 0 or len(part) < length:  # still being written
             return
@@ -327,20 +387,23 @@ def _read_texts(path: Path) -> list[LoggedVerdict]:
         for line in lines:
             with suppress(ValueError):  # a run that was killed may leave half a line
                 records.append(json.loads(line))
-    told = [record for record in records if record.get("key") == VERDICT_KEY]
-    return [parse_verdict(record["time"], record["step"], record["text"]) for record in told]
+    return [
+        parse_verdict(record["time"], record["step"], record["text"])
+        for record in records
+        if record.get("key") == VERDICT_KEY
+    ]
 
 
 def _build_curve(points: Iterable[Point]) -> Curve:
     curve = Curve([], [])
     for point in points:
         undone: list[Point] = []
-        # A step that is not above the last one means that the run went back to it.
+        # a step that is not above the last one means that the run went back to it
         while curve.points and curve.points[-1].step >= point.step:
             undone.append(curve.points.pop())
-        # A step that was only logged again is replaced, without an undone piece.
+        # a step that was only logged again is replaced, without an undone piece
         if undone and undone[0].step > point.step:
-            # The last common value belongs to the piece too, so that it is drawn from there.
+            # the last common value belongs to the piece too, so that it is drawn from there
             curve.undone.append([*curve.points[-1:], *reversed(undone)])
         curve.points.append(point)
     return curve
@@ -349,18 +412,26 @@ def _build_curve(points: Iterable[Point]) -> Curve:
 def build_spans(
     folder: str | Path, levels: Sequence[Point], verdicts: Sequence[LoggedVerdict]
 ) -> list[Span]:
-    """Levels from one change to the next, from logged levels and verdicts."""
+    """Find the levels of a run from one change to the next.
+
+    Args:
+        folder: Path of the log, for the error.
+        levels: Logged levels, as numbers.
+        verdicts: Logged verdicts.
+
+    Raises:
+        ValueError: If a logged level is none of `Level`.
+    """
     unknown = [point.value for point in levels if point.value not in list(Level)]
     if unknown:
         raise ValueError(f"{LEVEL_KEY}: expected -1, 0, 1 or 2, got {unknown[0]} in {folder}")
-    # A verdict may be newer than the last level, as loggers may skip steps.
-    told = [Point(v.time, v.step, v.level) for v in verdicts if v.level is not None]
-    known = _build_curve(sorted([*levels, *told], key=lambda point: point.time)).points
+    # loggers may skip steps, so a verdict may be newer than the last level
+    judged = [Point(v.time, v.step, v.level) for v in verdicts if v.level is not None]
+    known = _build_curve(sorted([*levels, *judged], key=lambda point: point.time)).points
     spans: list[Span] = []
     for value, group in groupby(known, key=lambda point: point.value):
         steps = [point.step for point in group]
         if spans:
-            start, _, level = spans.pop()
-            spans.append((start, steps[0], level))
-        spans.append((steps[0], steps[-1], Level(int(value))))
+            spans.append(spans.pop()._replace(end=steps[0]))
+        spans.append(Span(steps[0], steps[-1], Level(int(value))))
     return spans

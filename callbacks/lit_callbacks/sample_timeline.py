@@ -20,9 +20,12 @@ from lit_callbacks.output import escape_markdown, log_text, logger_step, name_fi
 from lit_callbacks.runs import LEVEL_KEY
 from lit_callbacks.words import format_number
 
-Sample = dict[str, Any]  # values: str, float, int or bool
-OWN_KEYS = ("step", "prompt_index", "prompt")  # keys of a line that a sample must not have
-SPEAKERS = {"user": "Human", "assistant": "Assistant"}  # speakers of a chat by role
+Sample = dict[str, Any]
+"""A response and what is known of it; the values are str, float, int or bool."""
+OWN_KEYS = ("step", "prompt_index", "prompt")
+"""Keys of a line that a sample must not have."""
+SPEAKERS = {"user": "Human", "assistant": "Assistant"}
+"""Names of the speakers in a prompt by their roles in a chat."""
 
 
 class SampleTimeline(Callback):
@@ -30,7 +33,7 @@ class SampleTimeline(Callback):
 
     The module has a method `sample(prompts: list[str]) -> list[dict[str, str | float | int |
     bool]]` that returns one record for each prompt, with at least `response`; other entries
-    (score, KL, length...) are shown as they come. It is called before the first batch, every
+    (score, KL, length...) are shown unchanged. It is called before the first batch, every
     `every_n_batches` training batches, when a `CollapseDetector` before this callback has changed
     its level, and at the end of fit, on every rank, in evaluation mode and without gradients. The
     training modes and the random state of torch, NumPy and Python are restored.
@@ -46,10 +49,11 @@ class SampleTimeline(Callback):
     Args:
         prompts: Texts, or the path of a file: `.jsonl` with a field `prompt` (a text or the turns
             of a chat), or any other with one prompt per line.
-        every_n_batches: Number of training batches between two samples, counted over all epochs.
+        every_n_batches: Number of training batches between two samples, counted over all epochs, at
+            least 1.
         method: Name of the module's method.
         file: The file of JSON lines; by default `samples.jsonl` in the trainer's `log_dir`.
-        n_prompts: Number of prompts to read from a file; a list is used as a whole.
+        n_prompts: Number of prompts to read from a file, at least 1; a list is used as a whole.
     """
 
     def __init__(
@@ -71,7 +75,13 @@ class SampleTimeline(Callback):
         self._level: float | None = None  # the latest level of a detector
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that the module has the method."""
+        """Check that the module has the method.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            stage: `fit`, `validate`, `test` or `predict`.
+        """
         if stage == "fit" and not callable(getattr(pl_module, self.method, None)):
             raise ValueError(
                 f"method: expected {type(pl_module).__name__} to have a method {self.method!r} "
@@ -81,13 +91,14 @@ class SampleTimeline(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop the lines newer than the checkpoint; sample once unless the fit is resumed."""
-        path, is_new = self._path(trainer), trainer.fit_loop.total_batch_idx < 0
+        path = self._path(trainer)
+        is_new = trainer.fit_loop.total_batch_idx < 0
         if is_new:
             self._sampled = None
         if _is_writer(trainer):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The checkpoint of a run without this callback does not say which lines are newer: a
-            # resumed fit then keeps them all.
+            # the checkpoint of a run without this callback does not say which lines are newer, so a
+            # resumed fit keeps them all
             newest = -math.inf if is_new else math.inf
             _keep_lines(path, newest if self._sampled is None else self._sampled)
         if is_new:
@@ -116,9 +127,9 @@ class SampleTimeline(Callback):
     def _sample(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         if step == self._sampled:
             return
-        # `log_dir` communicates between ranks, so it is read before the other ranks return.
+        # `log_dir` communicates between ranks, so read it before the other ranks return
         path = self._path(trainer)
-        # Reading the GPUs' random state would initialize CUDA in a fit that does not use it.
+        # reading the GPUs' random state would initialize CUDA in a fit that does not use it
         with _evaluating(pl_module), isolate_rng(include_cuda=pl_module.device.type == "cuda"):
             returned = getattr(pl_module, self.method)(list(self.prompts))
         samples = _check_samples(
@@ -147,7 +158,7 @@ def _is_writer(trainer: Trainer) -> bool:
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; each submodule's mode is restored afterwards."""
-    # One by one: `module.train()` would also switch submodules that were in evaluation mode.
+    # `module.train()` at the end would also switch submodules that were in evaluation mode
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -164,7 +175,8 @@ def _check_samples(returned: object, prompts: Sequence[str], method: str) -> lis
         raise ValueError(f"{method}: expected a list of {len(prompts)} records, got {got:.100}")
     for index, record in enumerate(returned):
         if not isinstance(record, dict) or not isinstance(record.get("response"), str):
-            expected, got = "a dict with the text 'response'", repr(record)
+            expected = "a dict with the text 'response'"
+            got = repr(record)
         elif bad := {
             key: value
             for key, value in record.items()
@@ -195,7 +207,7 @@ def _keep_lines(path: Path, newest: float) -> None:
                     f"{path}:{number}: expected a line of a timeline, a JSON object with the "
                     f"number 'step', got {line!r:.100}"
                 ) from error
-    # A rename is atomic: whenever this is interrupted, either file is there as a whole.
+    # a rename is atomic: at any interruption one of the files is complete
     temporary = path.with_name(path.name + ".new")
     with name_file(path):
         temporary.write_text("".join(kept), "utf-8")
@@ -213,10 +225,14 @@ def _table(prompt: str, sample: Sample) -> str:
 
 
 def load_prompts(prompts: Sequence[str] | str, n_prompts: int) -> list[str]:
-    r"""Read the fixed prompts of a timeline: texts, or the first of a file, see `SampleTimeline`.
+    r"""Read the fixed prompts of a timeline.
 
     Turns of a chat are `{"role": ..., "content": ...}`. A chat of one turn is that turn's text; a
     longer one becomes `\n\nHuman: ...\n\nAssistant: ...\n\nHuman: ...`. Blank lines are skipped.
+
+    Args:
+        prompts: Texts, or the path of a file, see `SampleTimeline`.
+        n_prompts: Number of prompts to read from a file, at least 1.
     """
     if n_prompts < 1:
         raise ValueError(f"n_prompts: expected at least 1, got {n_prompts}")

@@ -26,10 +26,10 @@ class WatchCallback:
     is an interval of the log. The level is kept as `monitor/level` in the Trainer's `log_history`.
 
     Args:
-        watch: Monitors and verdict; by default those of `Watch()`.
-        names: Names of the metrics by the monitors' keys; by default those of TRL, OpenRLHF and
-            verl are recognized.
-        stop: Level at which training ends, `suspicious` or `collapsed`; `None`: it is only told.
+        watch: Monitors and verdict; by default `Watch()`.
+        names: Names of the metrics by the monitors' keys; by default the names of TRL, OpenRLHF
+            and verl are recognized.
+        stop: Level at which training ends, `suspicious` or `collapsed`; `None` only reports.
     """
 
     def __init__(
@@ -57,12 +57,24 @@ class WatchCallback:
         logs: dict[str, Any] | None = None,
         **_: object,
     ) -> object:
-        """Judge the metrics, if the log has any that is watched."""
+        """Judge the metrics, if the log has any that is watched.
+
+        Args:
+            args: The Trainer's arguments.
+            state: The Trainer's state, a `TrainerState`.
+            control: Its `TrainerControl`, which can stop training.
+            logs: The logged metrics by name.
+            **_: What else the Trainer passes.
+
+        Returns:
+            `control`.
+        """
         metrics = {key: float(v) for key, v in (logs or {}).items() if isinstance(v, Real)}
         names = find_names(metrics) if self.names is None else self.names
-        before, self.watch.names = self.watch.verdict.level, names
+        before = self.watch.verdict.level
+        self.watch.names = names
         if not self.watch.reads(metrics):
-            return control  # of an evaluation, or the summary at the end
+            return control  # the metrics of an evaluation, or the summary at the end
         verdict = self.watch.step(metrics)
         if state.log_history:
             state.log_history[-1]["monitor/level"] = int(verdict.level)
@@ -70,7 +82,10 @@ class WatchCallback:
             for note in self.watch.notes:
                 logger.warning(note)
             if verdict.level is not before:
-                logger.warning(f"{verdict.level.word} at step {state.global_step}: {verdict[1]}")
+                logger.warning(
+                    f"{verdict.level.word} at step {state.global_step}: {verdict.sentence}"
+                )
         if self.stop is not None and verdict.level >= self.stop and self.stopped_by is None:
-            self.stopped_by, control.should_training_stop = verdict, True
+            self.stopped_by = verdict
+            control.should_training_stop = True
         return control

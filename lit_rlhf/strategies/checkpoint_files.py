@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
@@ -57,8 +57,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write `checkpoint` to `path`. It is on disk when the method returns."""
-        if is_remote(path) or storage_options is not None:  # which Lightning refuses
+        """Write a checkpoint. It is on disk when the method returns.
+
+        Args:
+            checkpoint: The content.
+            path: Path of the file, or a URL.
+            storage_options: Options of Lightning's `TorchCheckpointIO`.
+        """
+        if is_remote(path) or storage_options is not None:  # Lightning refuses options
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         path = Path(path)
@@ -83,7 +89,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Callable[[Any, str], Any] | None = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read the checkpoint at `path`, as plain data unless `weights_only` is False."""
+        """Read a checkpoint: a file, or a folder of a strategy that partitions weights.
+
+        Args:
+            path: Path of the checkpoint, or a URL.
+            map_location: Where to put tensors, see `torch.load`; only for files.
+            weights_only: Whether to read plain data only; `None` means True.
+
+        Raises:
+            FileNotFoundError: If there is no such checkpoint.
+            ValueError: If it is damaged.
+        """
         weights_only = weights_only is not False
         if is_remote(path):
             return super().load_checkpoint(path, map_location, weights_only)
@@ -106,7 +122,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def use_atomic_checkpoints(trainer: Trainer) -> None:
     """Replace Lightning's default checkpoint plugin by `AtomicCheckpointIO`.
 
-    A plugin that the user chose, and a strategy that has its own way of writing, are kept.
+    It keeps a plugin that the user chose, and a strategy that has its own way of writing.
     """
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
@@ -137,7 +153,8 @@ def file_problem(path: Path) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             if any(member.compress_type for member in archive.infolist()):
-                return "is compressed, as no checkpoint is"  # to unpack it may take hours
+                # no checkpoint is compressed, and unpacking a forged one may take hours
+                return "is compressed, as no checkpoint is"
             damaged = archive.testzip()
     except Exception as error:  # damaged bytes can raise almost anything inside zipfile
         return f"is damaged or cut off: {error}"
@@ -162,8 +179,15 @@ def folder_problem(path: Path) -> str | None:
 def content_problem(path: Path, share: int = 0, n_shares: int = 1) -> str | None:
     """Say what is wrong with a checkpoint folder, by the CRC-32 of its files.
 
-    `folder_problem` comes first. Ranks divide the reading into `n_shares`; this one reads `share`,
-    from 0.
+    Call `folder_problem` first. Ranks can divide the reading among them.
+
+    Args:
+        path: Path of the folder.
+        share: Which share of the files to read, from 0.
+        n_shares: Number of shares.
+
+    Returns:
+        The problem in words; `None` if these files are intact.
     """
     files = read_folder_manifest(path)["files"]
     for name in sorted(files)[share::n_shares]:
@@ -180,8 +204,11 @@ def finish_folder(
 ) -> None:
     """Write the manifest of a complete `partial_path(path)` and rename that folder to `path`.
 
-    It says what the checkpoint was `made` of. Files without a checksum, CRC-32 by relative name,
-    are forced to disk and read here.
+    Args:
+        path: Path of the checkpoint.
+        engines: Layouts of the engines' shards by network.
+        checksums: CRC-32 of files by relative name. Other files are forced to disk and read here.
+        made: What the checkpoint was made of, see `PROVENANCE`.
     """
     partial = partial_path(path)
     files = {}
@@ -199,7 +226,7 @@ def finish_folder(
         "engines": {name: asdict(layout) for name, layout in engines.items()},
     }
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, default=str), encoding="utf-8")
-    for name in files:  # safetensors lets nobody else read its files, whatever the umask
+    for name in files:  # safetensors ignores the umask and lets nobody else read its files
         (partial / name).chmod((partial / MANIFEST).stat().st_mode)
     fsync(partial / MANIFEST)
     fsync(partial)
@@ -207,7 +234,12 @@ def finish_folder(
 
 
 def read_folder_manifest(path: Path) -> dict[str, Any]:
-    """Read the manifest of a checkpoint folder; its ValueErrors are endings of a sentence."""
+    """Read the manifest of a checkpoint folder.
+
+    Raises:
+        ValueError: With the problem in words that can end a sentence, if there is no manifest or
+            it is damaged.
+    """
     manifest = read_manifest(path)
     if manifest.get("format") == FORMAT:
         return manifest
@@ -251,32 +283,36 @@ def read_whole_folder(path: Path, weights_only: bool = True) -> dict[str, Any]:
 
 
 def find_newest_checkpoint(*folders: str | Path) -> Path | None:
-    """The checkpoint in `folders` that is furthest into its run; `None` without any.
+    """Find the checkpoint that is furthest into its run; `None` without any.
 
     One that cannot be read comes before all others. Checkpoints whose replacement was interrupted
-    are restored first. It warns if another checkpoint was written later, as copies may be and those
-    of a run that went back.
+    are restored first. It warns if another checkpoint was written later: it may be a copy, or from
+    a run that went back.
+
+    Args:
+        *folders: Folders to look in.
     """
-    found = list_checkpoints(*folders)
-    if not found:
+    checkpoints = list_checkpoints(*folders)
+    if not checkpoints:
         return None
-    latest = max(found, key=_recency)
-    if batches_of(latest) < batches_of(found[0]):
+    furthest = checkpoints[0]
+    latest = max(checkpoints, key=_recency)
+    if batches_of(latest) < batches_of(furthest):
         rank_zero_warn(
-            f"{latest} was written after {found[0]}, which is further into the run and so counts "
+            f"{latest} was written after {furthest}, which is further into the run and so counts "
             "as the newest checkpoint; name another one with --ckpt_path"
         )
-    return found[0]
+    return furthest
 
 
 def list_checkpoints(*folders: str | Path) -> list[Path]:
     """Restore interrupted replacements in `folders`; return all checkpoints, furthest first."""
-    found = []
+    checkpoints: list[Path] = []
     for folder in map(Path, folders):
         for replaced in folder.glob(f".*.ckpt.{REPLACED}"):
             undo_interrupted_replacement(replaced.with_name(replaced.name[1 : -len(REPLACED) - 1]))
-        found += [path for path in folder.glob("*.ckpt") if _dated_file(path).is_file()]
-    return sorted(found, key=lambda path: (batches_of(path), _recency(path)), reverse=True)
+        checkpoints += [path for path in folder.glob("*.ckpt") if _dated_file(path).is_file()]
+    return sorted(checkpoints, key=lambda path: (batches_of(path), _recency(path)), reverse=True)
 
 
 def batches_of(path: Path) -> float:
@@ -296,10 +332,21 @@ def _dated_file(path: Path) -> Path:
     return path / MANIFEST if path.is_dir() else path
 
 
-def _recency(path: Path) -> tuple[int, list[int]]:
-    """Sort key: time of writing, then the numbers in the name, as file times may be coarse."""
+class _Recency(NamedTuple):
+    """Sort key of checkpoints by the time of writing.
+
+    Attributes:
+        time: Time of writing in nanoseconds, which may be coarse.
+        numbers: Numbers in the name, which tell checkpoints of the same time apart.
+    """
+
+    time: int
+    numbers: list[int]
+
+
+def _recency(path: Path) -> _Recency:
     numbers = [int(number) for number in re.findall(r"\d+", path.name)]
-    return _dated_file(path).stat().st_mtime_ns, numbers
+    return _Recency(_dated_file(path).stat().st_mtime_ns, numbers)
 
 
 def damaged_checkpoint_error(path: Path, problem: str) -> ValueError:
@@ -318,8 +365,11 @@ def damaged_checkpoint_error(path: Path, problem: str) -> ValueError:
 class SavedCheckpoint:
     """A checkpoint on disk: a file, or a folder of the multi-engine strategy.
 
-    `content` is Lightning's as plain data, its tensors mapped from the file. In a folder its
-    `state_dict` lacks what the engines train, by network.
+    Attributes:
+        path: Path of the checkpoint.
+        content: Lightning's state as plain data, with tensors mapped from the file. In a folder its
+            `state_dict` lacks the weights that the engines train.
+        engines: Layouts of the engines' shards by network; empty for a file.
     """
 
     path: Path
@@ -334,7 +384,12 @@ class SavedCheckpoint:
         )
 
     def state_dict(self, network: str | None = None) -> dict[str, Tensor]:
-        """The weights of one network, or of all, as a state dict; engines' are float32 masters."""
+        """Weights as a state dict. Weights that an engine trains are its float32 masters.
+
+        Args:
+            network: Name of a network, for its weights by their names in it; `None` for all
+                weights, by their names in the module.
+        """
         if network is not None and network not in self.networks:
             raise ValueError(f"network: expected one of {self.networks}, got {network!r}")
         state = dict(self.content["state_dict"])
@@ -366,8 +421,15 @@ def read_state_dict(path: str | Path, network: str | None = None) -> dict[str, T
 def read_lightning_state(path: str | Path) -> dict[str, Any]:
     """Lightning's part of a checkpoint as plain data, with tensors mapped from the file.
 
-    Fast, as nothing is verified: damaged tensors are not noticed. A file with more than tensors and
-    plain data, which could run code when it is loaded, is refused.
+    It is fast because nothing is verified: damaged tensors are not noticed.
+
+    Args:
+        path: Path of a checkpoint, a file or a folder.
+
+    Raises:
+        FileNotFoundError: If there is no such checkpoint.
+        ValueError: If it cannot be read, is no checkpoint of Lightning's, or holds more than
+            tensors and plain data: these could run code when they are loaded.
     """
     path = Path(path)
     if not path.exists():

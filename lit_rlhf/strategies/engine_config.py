@@ -40,12 +40,12 @@ def validate_stage(stage: int) -> int:
 
 
 def validate_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a user's DeepSpeed keys if the strategy and the module leave them to users."""
+    """Return a user's DeepSpeed keys, and refuse keys that the strategy or the module decides."""
     for key in config:
         if key in OWNED_KEYS:
             raise ValueError(f"config: key {key!r} is not accepted: {OWNED_KEYS[key]}")
     if "stage" in config.get("zero_optimization", {}):
-        # the other settings depend on it, and would be those of another stage
+        # the strategy's other settings depend on the stage
         raise ValueError(
             "config: key 'stage' of 'zero_optimization' is not accepted: pass stage to the strategy"
         )
@@ -53,7 +53,12 @@ def validate_overrides(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def deep_merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `overrides`, which win. Nested mappings are merged key by key."""
+    """Merge two mappings; nested ones are merged key by key.
+
+    Args:
+        base: One mapping.
+        overrides: The other, which wins.
+    """
     result = dict(base)
     for key, value in overrides.items():
         old = result.get(key)
@@ -64,6 +69,7 @@ def deep_merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
 
 
 def engine_config(
+    *,
     stage: int,
     offload_optimizer: bool,
     dtype: torch.dtype,
@@ -71,33 +77,39 @@ def engine_config(
     numel: int,
     overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration of an engine that trains `numel` weights of a type.
+    """DeepSpeed's configuration of an engine.
 
-    `overrides` are a user's keys. Offloaded master weights and moments, always float32, are in CPU
-    memory, and step there.
+    Args:
+        stage: ZeRO stage, 1 or 2.
+        offload_optimizer: Whether master weights and moments are in CPU memory, and step there.
+            They are always float32.
+        dtype: Type of the network's weights, float32 or bfloat16.
+        device_type: `cuda` or `cpu`.
+        numel: Number of weights that the engine trains.
+        overrides: A user's keys, which win.
     """
     zero: dict[str, Any] = {
         "stage": stage,
         # DeepSpeed 0.19.8 refuses it at stage 1 without managed gradient accumulation
         "overlap_comm": stage == 2 and device_type == "cuda",
         "contiguous_gradients": True,
-        # Allocated whole in each backward, so no larger than the network needs. Lightning's own
-        # DeepSpeed strategy has the 200 million elements, too.
+        # Each backward allocates a whole bucket, so make it no larger than the network needs. The
+        # 200 million elements are the default of Lightning's own DeepSpeed strategy.
         "reduce_bucket_size": min(max(numel, 1), 200_000_000),
         "allgather_bucket_size": 200_000_000,
     }
     if offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device_type == "cuda"}
     config: dict[str, Any] = {
-        # DeepSpeed insists on a batch size, which only its throughput log uses.
+        # DeepSpeed insists on a batch size, but only its throughput log uses it
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        # Since 0.19.8: any number of backwards, and every `step` is a real one. Before, an engine
-        # counted backwards and stepped at multiples of `gradient_accumulation_steps`.
+        # Since 0.19.8 an engine takes any number of backwards, and every `step` is a real one.
+        # Before, it counted backwards and stepped at multiples of `gradient_accumulation_steps`.
         "managed_gradient_accumulation": False,
         "gradient_clipping": 0.0,  # off; `EngineOptimizer.clip_next_step` sets it for each step
-        "zero_allow_untested_optimizer": True,  # else ZeRO takes Adam and a few others only
-        # Without this, offloading insists on DeepSpeedCPUAdam, which is compiled at run time.
+        "zero_allow_untested_optimizer": True,  # otherwise ZeRO takes only Adam and a few others
+        # otherwise offloading insists on DeepSpeedCPUAdam, which is compiled at run time
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero,
         # the throughput timer would synchronize the device in every forward

@@ -8,7 +8,7 @@ remarks on DeepSpeed are about version 0.19.8.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from lightning.fabric.utilities.types import Steppable
@@ -30,11 +30,16 @@ class EngineOptimizer(Optimizer):
 
     Lightning wraps each optimizer in a `LightningOptimizer` that inherits this class but has none
     of its state, so a method may run on such a wrapper: methods that Lightning or users call read
-    attributes of `self` and set none. `name` is the network's attribute of the module.
+    attributes of `self` and set none.
+
+    Args:
+        name: Name of the network, an attribute of the module.
+        engine: The network's engine.
+        optimizer: The optimizer that the engine was built with.
     """
 
     def __init__(self, name: str, engine: DeepSpeedEngine, optimizer: Optimizer) -> None:
-        # Without super().__init__(), which would make groups and state of its own.
+        # `super().__init__()` would make its own groups and state
         self.name = name
         self.engine = engine
         self.optimizer = optimizer
@@ -68,17 +73,18 @@ class EngineOptimizer(Optimizer):
         zero.zero_grad()  # stage 1 has its sums here
         zero.all_grad_tensors.clear()  # stage 2 in float32
         zero.averaged_gradients.clear()  # stage 2 in bfloat16
-        # Backwards since the last step, from 0. At 0 or below, offloading overwrites its sums.
+        # the number of the last backward since the step, from 0; at 0 or below, offloading
+        # overwrites its sums
         zero.micro_step_id = -1
         zero.ready_for_gradients = False  # else stage 1 does not count the next backward
         if zero.cpu_offload:
             zero.reset_cpu_buffers()  # waits for copies that are under way
-            # Parameters with sums in CPU memory. Those that the next backward does not reach would
-            # step with the old ones.
+            # these parameters have sums in CPU memory: one that the next backward does not reach
+            # would step with its old sum
             zero._offload_accumulated_param_ids.clear()
 
     def clip_next_step(self, max_norm: float | None) -> None:
-        """Clip the gradient of the next step to an L2 norm of at most `max_norm`."""
+        """Clip the gradient of the next step to an L2 norm; `None` for no clipping."""
         self.engine.optimizer.clip_grad = 0.0 if max_norm is None else float(max_norm)
 
     @property
@@ -102,12 +108,25 @@ class EngineOptimizer(Optimizer):
         }
 
 
-def group_states(optimizer: EngineOptimizer) -> list[tuple[Tensor, dict[str, Any]]]:
-    """This rank's flat float32 partition and its optimizer state, for each parameter group."""
+class GroupState(NamedTuple):
+    """What a rank keeps of a parameter group.
+
+    Attributes:
+        master: The rank's flat partition of the master weights, float32.
+        state: Its optimizer state by name.
+    """
+
+    master: Tensor
+    state: dict[str, Any]
+
+
+def group_states(optimizer: EngineOptimizer) -> list[GroupState]:
+    """What this rank keeps of each parameter group."""
     groups = optimizer.optimizer.param_groups
     state = optimizer.optimizer.state
-    # `get`, as indexing would make an empty entry, which optimizers take for an initialized state
-    return [(group["params"][0], state.get(group["params"][0], {})) for group in groups]
+    # Do not index `state`: that would make an empty entry, which optimizers take for an initialized
+    # state.
+    return [GroupState(group["params"][0], state.get(group["params"][0], {})) for group in groups]
 
 
 def is_partitioned(value: object, master: Tensor) -> bool:
@@ -119,9 +138,13 @@ def ignore_gradients(engine: DeepSpeedEngine, ignore: bool) -> None:
     """Switch an engine's gradient hooks off or on, around another engine's backward.
 
     ZeRO hooks the gradient accumulation of each parameter. The hook runs whenever a graph goes
-    through the parameter, even if that does not require a gradient, and then finds none and fails.
-    `DeepSpeedEngine.coalesce_grad_reduction` sets the same switch, but cannot be called:
-    it needs `managed_gradient_accumulation`.
+    through the parameter, even if the parameter does not require a gradient. Then it finds none and
+    fails. `DeepSpeedEngine.coalesce_grad_reduction` sets the same switch, but it needs
+    `managed_gradient_accumulation`.
+
+    Args:
+        engine: The engine.
+        ignore: Whether to switch its hooks off.
     """
     engine.optimizer._coalesce_grad_reduction = ignore
 
@@ -148,11 +171,19 @@ class EnginePrecision(DeepSpeedPrecision):
         *args: object,
         **kwargs: object,
     ) -> None:
-        """Accumulate the gradient of `tensor` in the engine of `optimizer`."""
+        """Accumulate a gradient in the engine of an optimizer.
+
+        Args:
+            tensor: The loss, 0-dim.
+            model: The module.
+            optimizer: The optimizer whose engine accumulates.
+            *args: Positional arguments of the engine's `backward`.
+            **kwargs: Keyword arguments of the engine's `backward`.
+        """
         engine = _engine_of(optimizer)
-        # `step` leaves this at True. An engine's own forward would set it back, but networks are
-        # called directly here. At True, CPU offload takes each backward for the last one before a
-        # step, and loses gradients of networks that are larger than a bucket.
+        # `step` leaves this switch at True. An engine's own forward would set it back, but networks
+        # are called directly here. At True, CPU offload takes each backward for the last one before
+        # a step, and loses gradients of networks that are larger than a bucket.
         engine.optimizer.set_gradient_accumulation_boundary(False)
         engine.backward(tensor, *args, **kwargs)
 
@@ -163,7 +194,17 @@ class EnginePrecision(DeepSpeedPrecision):
         closure: Callable[[], object],
         **kwargs: object,
     ) -> object:
-        """Run Lightning's hooks and `optimizer.step(closure)`, not a step of `model`."""
+        """Run Lightning's hooks and `optimizer.step(closure)`, not a step of `model`.
+
+        Args:
+            optimizer: The optimizer.
+            model: The module.
+            closure: Run before the step.
+            **kwargs: Options of the step.
+
+        Returns:
+            What the closure returned.
+        """
         return Precision.optimizer_step(self, optimizer, model=model, closure=closure, **kwargs)
 
     def clip_gradients(
@@ -172,7 +213,13 @@ class EnginePrecision(DeepSpeedPrecision):
         clip_val: int | float = 0.0,
         gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
     ) -> None:
-        """Have the next step clip by the network's norm, for `LightningModule.clip_gradients`."""
+        """Let the next step clip by the network's norm, for `LightningModule.clip_gradients`.
+
+        Args:
+            optimizer: The optimizer of an engine.
+            clip_val: Largest L2 norm; 0 for no clipping.
+            gradient_clip_algorithm: Only `norm` is supported.
+        """
         if gradient_clip_algorithm != GradClipAlgorithmType.NORM:
             raise ValueError(
                 f"gradient_clip_algorithm: expected 'norm', got {gradient_clip_algorithm!r}"

@@ -39,20 +39,39 @@ FOLDER_KEY = "lit_rlhf_checkpoint_folder"
 
 
 class FolderCheckpoints(DDPStrategy):
-    """Writes and reads checkpoint folders; `layouts` are of each trained network, by name."""
+    """Writes and reads checkpoint folders.
+
+    Attributes:
+        layouts: Layouts of the shards by name of the trained network.
+    """
 
     layouts: dict[str, EngineLayout]
 
     def partitions(
         self, network: str, optimizer: Optimizer, with_moments: bool
     ) -> dict[str, Tensor]:
-        """This rank's flat partitions of a network's weights and moments, see `engine_shards`."""
+        """This rank's flat partitions of a network, see `engine_shards`.
+
+        Args:
+            network: Name of the network.
+            optimizer: Its optimizer.
+            with_moments: Whether to include moments.
+
+        Returns:
+            Partitions by group and `weights` or a moment's name, such as `0.weights`.
+        """
         raise NotImplementedError
 
     def restore_optimizer(
         self, optimizer: Optimizer, reader: ShardReader, saved: Mapping[str, Any]
     ) -> None:
-        """Restore weights, moments and settings; `saved` is `optimizer_state` as it was written."""
+        """Restore weights, moments and settings of an optimizer.
+
+        Args:
+            optimizer: The optimizer.
+            reader: Reads the network's shards.
+            saved: The optimizer's state in the checkpoint, see `optimizer_state`.
+        """
         raise NotImplementedError
 
     def save_checkpoint(
@@ -61,6 +80,11 @@ class FolderCheckpoints(DDPStrategy):
         """Write a checkpoint folder. It gets its name once it is complete on all ranks.
 
         If a rank cannot write its part, it raises its own error and the others a RuntimeError.
+
+        Args:
+            checkpoint: Lightning's content of the checkpoint.
+            filepath: Path of the folder; the one of rank 0 counts.
+            storage_options: Not supported: has to be `None`.
         """
         if storage_options is not None:
             raise TypeError(
@@ -115,7 +139,12 @@ class FolderCheckpoints(DDPStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read Lightning's state from a checkpoint folder, or all of a single-file checkpoint."""
+        """Read Lightning's state from a checkpoint folder, or all of a single-file checkpoint.
+
+        Args:
+            checkpoint_path: Path of the folder or file.
+            weights_only: Whether to read plain data only; `None` means True for a folder.
+        """
         path = Path(checkpoint_path)
         if path.is_file():
             return DDPStrategy.load_checkpoint(self, path, weights_only)
@@ -130,7 +159,12 @@ class FolderCheckpoints(DDPStrategy):
         return checkpoint
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Restore all weights: those that engines train from their shards, the others as usual."""
+        """Restore all weights: from shards where an engine trains them, otherwise as usual.
+
+        Args:
+            checkpoint: Content of the checkpoint, from `load_checkpoint`.
+            strict: Whether missing and unexpected keys are an error.
+        """
         assert self.lightning_module is not None
         folder = checkpoint.get(FOLDER_KEY)
         own = self.lightning_module.state_dict()
@@ -178,7 +212,18 @@ class FolderCheckpoints(DDPStrategy):
 
 
 def optimized_networks(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[str]:
-    """For each optimizer, the name of the direct child of `module` whose parameters it trains."""
+    """Find the network that each optimizer trains.
+
+    Args:
+        module: The module; its networks are its direct children.
+        optimizers: Its optimizers.
+
+    Returns:
+        The network's name for each optimizer.
+
+    Raises:
+        ValueError: If an optimizer trains anything but one network, or two train the same.
+    """
     owners: dict[int, set[str]] = {}
     for name, child in module.named_children():
         for parameter in child.parameters():
@@ -186,11 +231,11 @@ def optimized_networks(module: nn.Module, optimizers: Sequence[Optimizer]) -> li
     names: list[str] = []
     for index, optimizer in enumerate(optimizers):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        found = [owners.get(id(p), set()) for p in parameters]
-        networks = set[str]().union(*found)
-        if len(networks) != 1 or not all(found):
+        parameter_owners = [owners.get(id(p), set()) for p in parameters]
+        networks = set[str]().union(*parameter_owners)
+        if len(networks) != 1 or not all(parameter_owners):
             where = ", ".join(sorted(networks)) or "no child"
-            outside = sum(not owner for owner in found)
+            outside = sum(not known for known in parameter_owners)
             raise ValueError(
                 f"optimizer {index}: expected the parameters of exactly one direct child module of "
                 f"{type(module).__name__}, got those of: {where}"
@@ -216,7 +261,7 @@ def full_tensor(value: Any) -> Any:  # noqa: ANN401  # of a state dict
     if not isinstance(value, DTensor):
         return value
     with torch.no_grad():
-        # a trainer's teardown moves shares to the host, where NCCL gathers nothing
+        # a Trainer's teardown moves shares to the host, and NCCL does not gather there
         return cast(DTensor, value.to(value.device_mesh.device_type)).full_tensor().cpu()
 
 

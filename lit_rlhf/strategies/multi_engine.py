@@ -73,12 +73,12 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
         config: DeepSpeed keys for all engines, which win over the strategy's own.
         fp32_networks: Networks that stay float32 under bf16 precision.
         parallel_devices: Set by the Trainer.
-        cluster_environment: Where the processes run, unless the Trainer is to find out.
+        cluster_environment: Where the processes run; `None` lets the Trainer find out.
         precision_plugin: Set by the Trainer.
         process_group_backend: `nccl` or `gloo`; `None` for the device's default.
         timeout: Time after which a collective that a rank does not join ends the run; in YAML
             `"0:30:00"` (hours, minutes and seconds).
-        logging_level: Of DeepSpeed's logger.
+        logging_level: Level of DeepSpeed's logger, from `logging`.
     """
 
     strategy_name = "multi_deepspeed"
@@ -86,6 +86,7 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
     def __init__(
         self,
         accelerator: Accelerator | None = None,
+        *,
         stage: int = 2,
         offload_optimizer: bool = False,
         config: dict[str, Any] | None = None,
@@ -106,8 +107,8 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
         self.layouts: dict[str, EngineLayout] = {}
         super().__init__(
             accelerator=accelerator,
-            # Not the engines' configuration. With one, Lightning does not look for a file in
-            # PL_DEEPSPEED_CONFIG_PATH, and it reads the stage from it for `zero_stage_3`.
+            # This is not the configuration of the engines. Lightning reads the stage from it for
+            # `zero_stage_3`, and then does not look for a file in PL_DEEPSPEED_CONFIG_PATH.
             config={"zero_optimization": {"stage": stage}},
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
@@ -134,7 +135,7 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
                 f"{self.root_device.type}: set DS_ACCELERATOR={self.root_device.type} in the "
                 "environment before Python starts"
             )
-        # The method of DeepSpeedStrategy, which is skipped here, refuses everything but CUDA.
+        # skip the method of DeepSpeedStrategy, which refuses everything but CUDA
         super(DeepSpeedStrategy, self).setup_environment()
 
     def setup_distributed(self) -> None:
@@ -145,11 +146,11 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
         import deepspeed
 
         # Where there is a compiler, DeepSpeed 0.19.8 compiles a shared-memory all-reduce when it is
-        # initialized on a CPU. Marked as incompatible it is left out, and gloo reduces.
+        # initialized on a CPU. If the op is marked as incompatible, gloo reduces instead.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        # Lightning's DeepSpeedStrategy validates CUDA device indices here, so DDP's method joins.
+        # call DDP's method: the one of DeepSpeedStrategy validates CUDA device indices
         DDPStrategy.setup_distributed(self)
-        # Engines read it. torchrun and Lightning's own launcher set it, SLURM does not.
+        # engines read it; torchrun and Lightning's own launcher set it, but SLURM does not
         os.environ["LOCAL_RANK"] = str(self.local_rank)
         deepspeed.init_distributed(self.process_group_backend, auto_mpi_discovery=False)
 
@@ -165,7 +166,7 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
 
     @precision_plugin.setter
     def precision_plugin(self, plugin: Precision | None) -> None:
-        # The Trainer makes Lightning's plugin for any DeepSpeedStrategy and assigns it here.
+        # the Trainer makes Lightning's plugin for any DeepSpeedStrategy and assigns it here
         if isinstance(plugin, DeepSpeedPrecision):
             check_choice("trainer.precision", plugin.precision, tuple(PRECISION_DTYPES))
             plugin = EnginePrecision(plugin.precision)  # type: ignore[arg-type]  # just checked
@@ -233,15 +234,15 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
         cast_parameters(network, self.network_dtype(name))
         groups = trained_parameters(optimizer)
         config = engine_config(
-            self.stage,
-            self.offload_optimizer,
-            self.network_dtype(name),
-            self.root_device.type,
-            sum(p.numel() for group in groups for p in group),
-            self.overrides,
+            stage=self.stage,
+            offload_optimizer=self.offload_optimizer,
+            dtype=self.network_dtype(name),
+            device_type=self.root_device.type,
+            numel=sum(p.numel() for group in groups for p in group),
+            overrides=self.overrides,
         )
         engine, _, _, _ = deepspeed.initialize(
-            # the rank's device; by default DeepSpeed takes the one numbered LOCAL_RANK
+            # by default DeepSpeed takes the device numbered LOCAL_RANK
             args=argparse.Namespace(device_rank=self.root_device.index or 0),
             model=network,
             optimizer=optimizer,
@@ -253,8 +254,8 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
                 f"optimizer of {name!r}: DeepSpeed replaces {type(optimizer).__name__}, so that "
                 "schedules would not act on it; use another, for instance AdamW"
             )
-        # DeepSpeed's group is a clone of the world's that has torch's default timeout. The function
-        # is private to torch; `ProcessGroup.set_timeout`, which is not, came with 2.9.
+        # DeepSpeed clones the process group, with torch's default timeout. The function is private
+        # to torch; its public successor `ProcessGroup.set_timeout` came with 2.9.
         _set_pg_timeout(self.timeout, engine.data_parallel_group)
         self.engines[name] = engine
         self.layouts[name] = engine_layout(network, groups, self.world_size)
@@ -263,7 +264,7 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
     def teardown(self) -> None:
         """Destroy the engines. Their networks stay usable."""
         for engine in self.engines.values():
-            # `destroy` leaves the engine's hooks on the network.
+            # `destroy` leaves the engine's hooks on the network
             engine.module_forward_pre_hook.remove()
             engine.module_forward_post_hook.remove()
             engine.destroy()
@@ -275,20 +276,37 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
     def partitions(
         self, network: str, optimizer: Optimizer, with_moments: bool
     ) -> dict[str, Tensor]:
-        """This rank's partition of an engine."""
+        """This rank's flat partitions of an engine.
+
+        Args:
+            network: Name of the network.
+            optimizer: The optimizer of its engine.
+            with_moments: Whether to include moments.
+        """
         assert isinstance(optimizer, EngineOptimizer)
         return engine_partitions(optimizer, with_moments)
 
     def restore_optimizer(
         self, optimizer: Optimizer, reader: ShardReader, saved: Mapping[str, Any]
     ) -> None:
-        """Restore master weights, moments and group settings of an engine's optimizer."""
+        """Restore master weights, moments and group settings of an engine's optimizer.
+
+        Args:
+            optimizer: The optimizer of an engine.
+            reader: Reads the network's shards.
+            saved: The optimizer's state in the checkpoint.
+        """
         assert isinstance(optimizer, EngineOptimizer)
         reader.load_optimizer(optimizer, saved, self.global_rank)
 
 
 def check_shared_weights(module: nn.Module, fp32_networks: Collection[str]) -> None:
-    """Refuse `fp32_networks` that share weights with networks of another type."""
+    """Refuse float32 networks that share weights with networks of another type.
+
+    Args:
+        module: The module; its networks are its direct children.
+        fp32_networks: Names of networks that stay float32.
+    """
     owners: dict[int, str] = {}
     for name, child in module.named_children():
         for parameter in child.parameters():

@@ -17,7 +17,7 @@ every backward, so that every rank must call `backward` equally often between tw
 
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -31,14 +31,34 @@ from lit_rlhf.stats import global_sum, world_size
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer, ignore_gradients
 
 BUCKET_SIZE = 2**25
-"""Most numbers that are reduced at a time, unless one gradient has more: 128 MiB in float32."""
+"""Largest number of elements that are reduced at a time, unless one gradient has more.
+
+These are 128 MiB in float32.
+"""
+
+
+class ClippedStep(NamedTuple):
+    """What `clipped_step` did.
+
+    Attributes:
+        grad_norm: L2 norm of the gradient over ranks before clipping, 0-dim.
+        applied: Whether a step was made. There is none on any rank if the norm is not finite.
+    """
+
+    grad_norm: Tensor
+    applied: bool
 
 
 def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimizer) -> None:
-    """Accumulate the gradient of `loss` for the parameters of one optimizer, and of no other.
+    """Accumulate a gradient for the parameters of one optimizer, and of no other.
 
-    The loss is 0-dim, and the optimizer one of `module.optimizers()`. A loss may run through
-    another's network without leaving gradients there, as a GAN's does through the discriminator.
+    A loss may run through the network of another optimizer without leaving gradients there, like
+    the loss of a GAN's generator through the discriminator.
+
+    Args:
+        module: The module, attached to a Trainer.
+        loss: The loss, 0-dim.
+        optimizer: One of `module.optimizers()`.
     """
     if module.trainer.scaler is not None:
         raise ValueError(
@@ -52,25 +72,29 @@ def backward(module: LightningModule, loss: Tensor, optimizer: LightningOptimize
         # `clipped_step` averages over ranks instead of DDP; for engines this does nothing
         unsynchronized = strategy.block_backward_sync()
     with _freeze_other_networks(module, optimizer), unsynchronized:
-        # As `manual_backward`, which gives the strategy no optimizer: with one engine per optimizer
-        # the strategy must know whose backward this is.
+        # the same as `manual_backward`, except that the strategy gets the optimizer: with one
+        # engine per optimizer it must know whose backward this is
         strategy.backward(loss, cast("Optimizer", optimizer))
 
 
-def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> tuple[Tensor, bool]:
+def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> ClippedStep:
     """Average the gradient of an optimizer's network over ranks, clip it by its norm, and step.
 
-    Returns the gradient's L2 norm over ranks before clipping, 0-dim, and whether a step was made:
-    there is none on any rank, and weights and moments are unchanged, if the norm is not finite. The
-    gradient is cleared. `None` leaves it as large as it is.
+    If the norm is not finite, no rank steps, and weights and moments are unchanged. The gradient is
+    cleared in any case.
+
+    Args:
+        optimizer: One of `module.optimizers()`.
+        max_norm: Largest L2 norm of the gradient, positive; `None` for no clipping.
     """
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm: expected a positive number or None, got {max_norm}")
     if (engine_optimizer := _as_engine_optimizer(optimizer)) is not None:
-        # The engine clips inside its step: only it knows the norm of all ranks' partitions.
+        # the engine clips inside its step: only it knows the norm of all ranks' partitions
         engine_optimizer.clip_next_step(max_norm)
         optimizer.step()
-        return engine_optimizer.grad_norm, bool(engine_optimizer.engine.was_step_applied())
+        applied = bool(engine_optimizer.engine.was_step_applied())
+        return ClippedStep(engine_optimizer.grad_norm, applied)
     parameters = _network_parameters(optimizer)
     if world_size() > 1:
         average_gradients(parameters)
@@ -84,7 +108,7 @@ def clipped_step(optimizer: LightningOptimizer, max_norm: float | None) -> tuple
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, shared)
         optimizer.step()
     optimizer.zero_grad()
-    return norm, applied
+    return ClippedStep(norm, applied)
 
 
 @contextmanager
@@ -120,7 +144,7 @@ def _freeze_other_networks(
 
 
 def _as_engine_optimizer(optimizer: object) -> EngineOptimizer | None:
-    """The optimizer, or Lightning's wrapper of it, if an engine steps it; else `None`."""
+    """The optimizer, or Lightning's wrapper of it, if an engine steps it; otherwise `None`."""
     return optimizer if isinstance(optimizer, EngineOptimizer) else None
 
 
@@ -151,7 +175,8 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
         full = size + gradient.numel() > BUCKET_SIZE
         if bucket and (full or gradient.dtype != bucket[0].dtype):
             _average_bucket(bucket)
-            bucket, size = [], 0
+            bucket = []
+            size = 0
         bucket.append(gradient)
         size += gradient.numel()
     if bucket:
@@ -159,7 +184,7 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
 
 
 def _average_bucket(gradients: list[Tensor]) -> None:
-    # divided first, as DDP does: a sum may be too large for the type
+    # divide before the sum, like DDP: a sum may be too large for the type
     flat = torch.cat([gradient.flatten() for gradient in gradients]).div_(world_size())
     distributed.all_reduce(flat)
     averages = torch.split(flat, [gradient.numel() for gradient in gradients])

@@ -38,7 +38,7 @@ from lit_rlhf.strategies.folder_checkpoints import (
 )
 
 PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16}
-"""Type that weights are gathered in, by the Trainer's precision; `None`: the one they have."""
+"""Type that weights are gathered in, by the Trainer's precision; `None` keeps their type."""
 
 
 class ShardedStrategy(FolderCheckpoints):
@@ -99,7 +99,13 @@ class ShardedStrategy(FolderCheckpoints):
     def partitions(
         self, network: str, optimizer: Optimizer, with_moments: bool
     ) -> dict[str, Tensor]:
-        """This rank's flat partitions; one parameter at a time is gathered for them."""
+        """This rank's flat partitions. Parameters are gathered for them one at a time.
+
+        Args:
+            network: Name of the network.
+            optimizer: Its optimizer.
+            with_moments: Whether to include moments.
+        """
         result = {}
         groups = [group for group in optimizer.param_groups if group["params"]]
         for index, group in enumerate(groups):
@@ -111,11 +117,12 @@ class ShardedStrategy(FolderCheckpoints):
             size = -(-sum(p.numel() for p in group["params"]) // self.world_size)
             first = self.global_rank * size
             for key, tensors in sources.items():
-                flat, offset = torch.zeros(size), 0
+                flat = torch.zeros(size)
+                offset = 0
                 for parameter, tensor in zip(group["params"], tensors, strict=True):
                     low = max(first, offset)
                     high = min(first + size, offset + parameter.numel())
-                    # every rank gathers, whether it needs a part or not
+                    # gathering is a collective: every rank takes part, even if it needs nothing
                     full = torch.zeros(parameter.shape) if tensor is None else full_tensor(tensor)
                     if low < high:
                         part = full.flatten()[low - offset : high - offset]
@@ -128,30 +135,40 @@ class ShardedStrategy(FolderCheckpoints):
     def restore_optimizer(
         self, optimizer: Optimizer, reader: ShardReader, saved: Mapping[str, Any]
     ) -> None:
-        """Restore this rank's rows of weights and moments, and the settings of each group."""
+        """Restore this rank's rows of weights and moments, and the settings of each group.
+
+        Args:
+            optimizer: The optimizer.
+            reader: Reads the network's shards.
+            saved: The optimizer's state in the checkpoint, see `optimizer_state`.
+        """
         state: dict[int, dict[str, Any]] = {}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         groups: list[dict[str, Any]] = [{**g, "params": []} for g in saved["param_groups"]]
-        for number, (index, (_, shape), start) in enumerate(reader.parameter_offsets()):
+        for number, place in enumerate(reader.parameter_ranges()):
             parameter = parameters[number]
-            rows = local_rows(shape, parameter.device_mesh)
-            width = math.prod(shape[1:])
-            local = {}
-            for key in (MASTER_WEIGHTS, *reader.moments(index)):
-                place = (start + rows.start * width, start + rows.stop * width)
+            rows = local_rows(place.spec.shape, parameter.device_mesh)
+            width = math.prod(place.spec.shape[1:])
+            moments = {}
+            for key in (MASTER_WEIGHTS, *reader.moments(place.group)):
                 target = parameter if key == MASTER_WEIGHTS else torch.zeros_like(parameter)
                 own = local_part(target)
-                own.copy_(reader.read_range(f"{index}.{key}", *place).view(own.shape))
-                local[key] = target
-            del local[MASTER_WEIGHTS]
-            if local:
-                state[number] = copy_counts(saved["unpartitioned"][index]) | local
-            groups[index]["params"].append(number)
+                elements = reader.read_range(
+                    f"{place.group}.{key}",
+                    start=place.start + rows.start * width,
+                    stop=place.start + rows.stop * width,
+                )
+                own.copy_(elements.view(own.shape))
+                if key != MASTER_WEIGHTS:
+                    moments[key] = target
+            if moments:
+                state[number] = copy_counts(saved["unpartitioned"][place.group]) | moments
+            groups[place.group]["params"].append(number)
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def find_networks(module: nn.Module) -> Iterator[nn.Module]:
-    """The networks in a module: language models, and other children with trained weights."""
+    """Find the networks in a module: language models, and other children with trained weights."""
     for child in module.children():
         trained = any(p.requires_grad for p in child.parameters())
         container = isinstance(child, nn.ModuleList | nn.ModuleDict)
@@ -162,7 +179,13 @@ def find_networks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def shard(network: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None) -> None:
-    """Let each rank of `mesh` keep a share of a network, which is gathered in `dtype`."""
+    """Let each rank keep a share of a network.
+
+    Args:
+        network: The network; its modules change in place.
+        mesh: The ranks.
+        dtype: Type that weights are gathered in; `None` keeps their type.
+    """
     if not all(p.is_floating_point() for p in network.parameters()):
         raise ValueError("network.load_in_4bit: expected false under fsdp2, got true")
     trained = any(p.requires_grad for p in network.parameters())
@@ -182,7 +205,7 @@ def shard(network: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None) -> No
     setattr(network, CALL, _apply)
     register_fsdp_forward_method(network, CALL)
     with torch.no_grad():
-        # the first call decides on the root, which a layer that is called alone would be
+        # the first call decides which module is the root: call the network before any of its layers
         call(network, int)
 
 

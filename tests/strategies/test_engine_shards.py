@@ -26,7 +26,7 @@ def test_partitions_of_any_number_of_ranks_can_be_read(tmp_path: Path, world_siz
     path, size = write(tmp_path / "last.ckpt"), -(-7 // world_size)
     with ShardReader(path / "policy", read_engine_layouts(path)["policy"]) as reader:
         starts = range(0, size * world_size, size)
-        parts = [reader.read_range("0.exp_avg", start, start + size) for start in starts]
+        parts = [reader.read_range("0.exp_avg", start=start, stop=start + size) for start in starts]
     assert {len(part) for part in parts} == {size}
     joined = torch.cat(parts)
     assert torch.equal(joined[:7], torch.arange(7.0) * 10)
@@ -79,7 +79,7 @@ def test_two_groups_return_from_two_ranks(tmp_path: Path, monkeypatch: pytest.Mo
     layout = EngineLayout.from_json({"world_size": 2, "groups": specs, "aliases": {"tied": "d"}})
     with ShardReader(tmp_path, layout) as reader:
         weights = {name: tensor.tolist() for name, tensor in reader.read_weights().items()}
-        beyond = reader.read_range("0.weights", 4, 8)
+        beyond = reader.read_range("0.weights", start=4, stop=8)
     last = [[14.0, 15.0], [16.0, 17.0]]
     frozen = {"c": [10.0, 11.0, 12.0, 13.0], "d": last, "tied": last}
     assert weights == {"a": [1.0, 2.0], "b": [3.0, 4.0, 5.0], **frozen}

@@ -124,5 +124,12 @@ def test_other_deepspeed_keys_win_over_the_strategys_key_by_key() -> None:
 
 
 def test_gradient_buckets_are_no_larger_than_the_network() -> None:
-    config = engine_config(2, False, torch.float32, "cuda", 1000, {})
+    config = engine_config(
+        stage=2,
+        offload_optimizer=False,
+        dtype=torch.float32,
+        device_type="cuda",
+        numel=1000,
+        overrides={},
+    )
     assert config["zero_optimization"]["reduce_bucket_size"] == 1000

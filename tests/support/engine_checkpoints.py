@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_rlhf.files import partial_path
 from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, finish_folder
-from lit_rlhf.strategies.engine_shards import EngineLayout, shard_file
+from lit_rlhf.strategies.engine_shards import EngineLayout, ParameterSpec, shard_file
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 
@@ -33,7 +33,7 @@ def write_checkpoint_folder(
         for rank, part in enumerate(torch.split(flat, size)):
             tensors = {"0.weights": part.clone(), "0.exp_avg": part * 10}
             save_file(tensors, shard_file(partial / network, rank))
-        group = tuple((name, tuple(t.shape)) for name, t in weights.items())
+        group = tuple(ParameterSpec(name, tuple(t.shape)) for name, t in weights.items())
         layouts[network] = EngineLayout(ranks, (group,), dict((aliases or {}).get(network, {})))
     torch.save(content, partial / LIGHTNING_FILE)
     finish_folder(path, layouts, {})

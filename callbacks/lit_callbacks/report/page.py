@@ -13,6 +13,7 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -51,7 +52,7 @@ def _write_page(
         raise ValueError(f"output: expected a file, got the folder {path}")
     text = _render_runs(runs, keys, refresh)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside the old page and renamed, so that a failure does not damage the old one.
+    # write beside the old page and rename, so that a failure does not damage the old one
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with name_file(path):
@@ -64,7 +65,7 @@ def _write_page(
 
 def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float) -> str:
     panels = choose_panels(runs, keys)
-    steps = first, last = _step_range(runs, panels)
+    steps = _step_range(runs, panels)
     verdicts = [(index, verdict) for index, run in enumerate(runs) for verdict in run.verdicts]
     verdicts.sort(key=lambda item: (item[1].step, item[1].time))
     phases = [read_phases(run) for run in runs]
@@ -74,19 +75,19 @@ def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float
         "training.html",
         refresh=refresh,
         runs=runs,
-        # of more runs the page would be mostly text
+        # with more runs the page would be mostly text
         responses=[read_responses(run) for run in runs] if len(runs) <= FEW_RUNS else [],
         phases=phases,
         phase_names=list(dict.fromkeys(name for row in phases for name in row)),
         groups=[(name, list(group)) for name, group in groupby(panels, key=attrgetter("group"))],
         verdicts=verdicts,
-        unhealthy=any(level > Level.HEALTHY for run in runs for *_, level in run.spans),
+        unhealthy=any(span.level > Level.HEALTHY for run in runs for span in run.spans),
         has_undone=any(curve.undone for run in runs for curve in run.curves.values()),
-        first=first,
-        last=last,
+        first=steps.first,
+        last=steps.last,
         newest=datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         chart=partial(metric_chart, runs=runs, verdicts=[v for _, v in verdicts], steps=steps),
-        percent=lambda step: 100 * (step - first) / max(1, last - first),
+        percent=lambda step: 100 * (step - steps.first) / max(1, steps.last - steps.first),
         signs=_SIGNS,
         run_class=run_class,
         format_number=format_number,
@@ -109,14 +110,26 @@ def render_page(package: str, template: str, **context: object) -> str:
     return environment.get_template(template).render(context)
 
 
-def _step_range(runs: Sequence[Run], panels: Sequence[Panel]) -> tuple[int, int]:
+class StepRange(NamedTuple):
+    """Range of the x axis.
+
+    Attributes:
+        first: First step of any run.
+        last: Last step of any run.
+    """
+
+    first: int
+    last: int
+
+
+def _step_range(runs: Sequence[Run], panels: Sequence[Panel]) -> StepRange:
     steps = [verdict.step for run in runs for verdict in run.verdicts]
     for run in runs:
-        steps += [step for start, end, _ in run.spans for step in (start, end)]
+        steps += [step for span in run.spans for step in (span.start, span.end)]
         for curve in (run.curves[panel.key] for panel in panels if panel.key in run.curves):
             for points in (curve.points, *curve.undone):
                 steps += [points[0].step, points[-1].step]
-    return min(steps), max(steps)
+    return StepRange(min(steps), max(steps))
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks.report") -> None:
@@ -145,7 +158,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
         help="write the page anew every so many seconds (30), until Ctrl-C; browsers reload it",
     )
     options = parser.parse_args(argv)
-    path, is_over = Path(options.output), not options.watch
+    path = Path(options.output)
+    is_over = not options.watch
     try:
         while True:
             named = name_runs(_parse_runs(options.runs))

@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_callbacks.gain import Gain, explain_gain
 from lit_callbacks.logs import logged_steps
@@ -20,11 +20,17 @@ from lit_callbacks.runs import LoggedVerdict, Point, Run, build_spans, read_run
 from lit_callbacks.watch import Watch
 
 Sample = Mapping[str, Any]
-EXTREMES = 5  # best and worst responses that are shown
+EXTREMES = 5
+"""Number of best and of worst responses that are shown."""
 
 
 def read_any_run(name: str, folder: str) -> Run:
-    """Read a run; without a detector it gets the verdicts of the default monitors."""
+    """Read a run. One without a detector gets the verdicts of the default monitors.
+
+    Args:
+        name: Name of the run.
+        folder: A log, see `read_run`.
+    """
     run = read_run(name, folder)
     if run.spans:
         return run
@@ -33,10 +39,18 @@ def read_any_run(name: str, folder: str) -> Run:
     verdicts: list[LoggedVerdict] = []
     for step, scalars in logged_steps(run).items():
         if watch.reads(scalars):
-            level, sentence, _ = watch.step(scalars)
-            if level is not (Level(int(levels[-1].value)) if levels else Level.HEALTHY):
-                verdicts.append(LoggedVerdict(step, step, level, sentence, ()))
-            levels.append(Point(step, step, level))
+            verdict = watch.step(scalars)
+            if verdict.level is not (Level(int(levels[-1].value)) if levels else Level.HEALTHY):
+                verdicts.append(
+                    LoggedVerdict(
+                        time=step,
+                        step=step,
+                        level=verdict.level,
+                        sentence=verdict.sentence,
+                        actions=(),
+                    )
+                )
+            levels.append(Point(time=step, step=step, value=verdict.level))
     spans = build_spans(folder, levels, [])
     return replace(run, spans=spans, verdicts=verdicts, judged_afterwards=bool(spans))
 
@@ -95,8 +109,20 @@ def _around(step: int, sampled: list[int]) -> list[int]:
     return [*[s for s in sampled if s < step][-1:], *later]
 
 
-def read_phases(run: Run) -> dict[str, tuple[float, float | None]]:
-    """Mean seconds of each phase of a step and its peak memory in GiB, by the phase's name."""
+class PhaseMeans(NamedTuple):
+    """Time and memory of a phase of a step.
+
+    Attributes:
+        seconds: Mean time.
+        peak: Peak memory in GiB; `None` if it was not logged.
+    """
+
+    seconds: float
+    peak: float | None
+
+
+def read_phases(run: Run) -> dict[str, PhaseMeans]:
+    """Read time and memory of each phase of a step, by the phase's name."""
     phases = {}
     for key, curve in run.curves.items():
         prefix, _, name = key.partition("/")
@@ -104,5 +130,5 @@ def read_phases(run: Run) -> dict[str, tuple[float, float | None]]:
         if prefix == "time" and seconds:
             memory = run.curves.get(f"memory/{name}")
             peak = max((p.value for p in memory.points), default=None) if memory else None
-            phases[name] = (fmean(seconds), peak)
+            phases[name] = PhaseMeans(fmean(seconds), peak)
     return phases

@@ -13,19 +13,31 @@ from lit_callbacks.panels import choose_panels
 from lit_callbacks.runs import Curve, Run
 from lit_callbacks.words import align_columns, format_number, shorten_keys
 
-LAST = 10  # the last tenth of a run
-LONGEST = 24  # characters of a setting in the table of many runs
-CONFIG_FILE = "config.yaml"  # of LightningCLI, in the log folder of a run
+LAST_PART = 10
+"""The last of this many equal parts of a run counts as its end."""
+LONGEST_SETTING = 24
+"""Largest number of characters of a setting in the table of many runs."""
+CONFIG_FILE = "config.yaml"
+"""File that LightningCLI saves in the log folder of a run."""
 PLACES = ("trainer.logger", "trainer.callbacks", "model.init_args.output_dir", "ckpt_path")
 """Settings that differ between any two runs, are lists of objects, or say that one was resumed."""
 NONE = "-"
+"""Cell of a metric, level or setting that a run does not have."""
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None, width: int = 0) -> str:
     """Runs side by side: each metric's mean over the last tenth, levels, and differing settings.
 
-    Up to `FEW_RUNS` runs are columns, more are rows; what is beyond `width` follows below.
-    Settings are those of the `config.yaml` that LightningCLI saves in the log folder.
+    Up to `FEW_RUNS` runs are columns, more are rows. Settings come from the `config.yaml` that
+    LightningCLI saves in the log folder.
+
+    Args:
+        runs: The runs.
+        keys: Metrics to show, see `choose_panels`.
+        width: Characters of a line, after which further columns follow below; 0 for no limit.
+
+    Returns:
+        The table as lines of text.
     """
     names = [panel.key for panel in choose_panels(runs, keys)]
     rows = [["mean of the last tenth", *(run.name for run in runs)]]
@@ -48,13 +60,13 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None, width: in
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"...{text[3 - LONGEST :]}"
+    return text if len(text) <= LONGEST_SETTING else f"...{text[3 - LONGEST_SETTING :]}"
 
 
 def _ending(curve: Curve | None) -> str:
     if curve is None:
         return NONE
-    last = [point.value for point in curve.points[-max(1, len(curve.points) // LAST) :]]
+    last = [point.value for point in curve.points[-max(1, len(curve.points) // LAST_PART) :]]
     return format_number(sum(last) / len(last))
 
 
