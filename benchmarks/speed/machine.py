@@ -187,7 +187,9 @@ def device_name(device: str) -> str:
     return platform.processor() or platform.machine()
 
 
-KERNEL_LIBRARY = re.compile(r"[^/ ]*(?:mkl|omp|blas|dnnl|torch_cpu)[^/ ]*\.so[^/ ]*$", re.MULTILINE)
+KERNEL_LIBRARY = re.compile(
+    r"lib(?:[^/ ]*(?:mkl|blas|dnnl)[^/ ]*|gomp|iomp|omp|torch_cpu)[^/ ]*\.so[^/ ]*$", re.MULTILINE
+)
 KERNEL_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE")
 
 
