@@ -402,14 +402,16 @@ def summary_table(results: Path) -> str:
                     f"{ratio['speed']:.2f}",
                     f"{ratio['memory']:.2f}",
                 ]
+    measured = [machine for machine in MACHINES if (results / machine).is_dir()]
     head = ["case", "precision"]
-    for name in MACHINES.values():
+    for machine in measured:
+        name = MACHINES[machine]
         head += [f"{name}: seconds, lit_rlhf / TRL", f"{name}: speed-up", f"{name}: memory"]
     missing = ["-"] * 3
     return table(
         head,
         (
-            [*labels, *(cell for machine in MACHINES for cell in of_case.get(machine, missing))]
+            [*labels, *(cell for machine in measured for cell in of_case.get(machine, missing))]
             for labels, of_case in rows.items()
         ),
     )
