@@ -157,6 +157,7 @@ class DialogueEncoder:
         """Encode two responses to one prompt, which is shortened alike for both.
 
         The longer response decides on the room, so that both examples have the same prompt ids.
+        Responses that are the same tokens are refused.
 
         Args:
             prompt: Turns of the dialogue that ends with the human's.
@@ -171,6 +172,10 @@ class DialogueEncoder:
         rendered = self.render_prompt(history)
         chosen_ids = self._encode_response(history, rendered, chosen)
         rejected_ids = self._encode_response(history, rendered, rejected)
+        if chosen_ids == rejected_ids:
+            # Different texts may be the same tokens, by a normalizer, unknown characters or a
+            # template that drops a part. No model can tell them apart.
+            raise EncodingError("chosen and rejected are the same tokens")
         room = min(self._prompt_room(chosen_ids), self._prompt_room(rejected_ids))
         fitted = self._fit_prompt(history, rendered, room)
         return PreferenceExample(
