@@ -48,6 +48,7 @@ class DataCounts:
         kept: Records read, by source.
         label_false: Rows with `label: false`, which are not demonstrations, by source.
         duplicates: Records that equal an earlier one, by source, dropped or not.
+        unused_parts: Parts of turns that records leave out, such as reasoning, by name.
         skipped: Bad records that reading skipped, by reason.
         skipped_examples: The first few of them, as messages with file, line and field.
         shared_prompts: Training records whose prompts are also held out.
@@ -63,6 +64,7 @@ class DataCounts:
     kept: Counter[str] = field(default_factory=Counter)
     label_false: Counter[str] = field(default_factory=Counter)
     duplicates: Counter[str] = field(default_factory=Counter)
+    unused_parts: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     skipped_examples: list[str] = field(default_factory=list)
     shared_prompts: int = 0
@@ -120,6 +122,8 @@ class DataCounts:
         for label, number in self.duplicates.items():
             if number:
                 _log_info(f"{label}: {number} records equal an earlier one (drop_duplicates)")
+        for name, number in self.unused_parts.items():
+            _log_warning(f"{number} turns have {name}, which is not used")
         if self.skipped:
             described = describe_bad_records(self.skipped, self.skipped_examples)
             n_read = self.kept.total() + self.skipped.total()

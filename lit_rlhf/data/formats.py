@@ -52,6 +52,8 @@ _RESPONSE_FIELDS = ("chosen", *_ANSWER_FIELDS)
 _OUTPUT_FIELDS = ("output", "response")
 _INPUT_FIELDS = ("input", "context")
 _OPTION_LETTERS = "ABCDEFGHIJ"
+_UNSUPPORTED_FIELDS = ("tools", "functions", "images", "videos", "audios")
+"""Fields that change what a prompt means, in the formats of other projects."""
 _LARGEST_MARGIN = 3.4e38  # batches hold margins as float32
 _TURN_MARKER = re.compile(r"\n\n(Human|Assistant):")
 _SPEAKERS = {  # MOSS-RLHF's markers of a turn, which its files may have or lack
@@ -176,6 +178,7 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
     """
     if kind == "ptx":
         kind = "text" if format == "text" else "demonstration"
+    _check_supported(row, kind)
     if kind == "text":
         text = row.read_string("text")
         row.check_text("text", text)
@@ -196,6 +199,41 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
     if kind == "demonstration" and row.get("label") is False:
         return []
     return _parse(row, format, kind)
+
+
+def _check_supported(row: Row, kind: RecordKind) -> None:
+    """Refuse what would change the meaning of a record if it were left out."""
+    for name in _UNSUPPORTED_FIELDS:
+        value = row.get(name)
+        # some files hold JSON in a string
+        if isinstance(value, list | Mapping | str) and value and value not in ("[]", "{}"):
+            raise row.error(name, f"{name} are not supported", "drop the field to go on without")
+    if kind != "demonstration":
+        return
+    for field in ("messages", "conversations"):
+        turns = row.get(field)
+        for turn in turns if isinstance(turns, list) else ():
+            if isinstance(turn, Mapping) and turn.get("weight") == 0:
+                raise row.error(
+                    f"{field}.weight", "turns that are not trained on are not supported"
+                )
+
+
+def count_unused_parts(row: Row, kind: RecordKind) -> dict[str, int]:
+    """Count the parts of a row's turns that its records leave out, by name.
+
+    These are the reasoning of an assistant's turns in a field of its own. Prompts have no use for
+    it: templates drop it from earlier turns.
+    """
+    counts: dict[str, int] = {}
+    if kind == "prompt":
+        return counts
+    for value in row.fields.values():
+        for turn in value if isinstance(value, list) else (value,):
+            for name in ("reasoning_content", "reasoning"):
+                if isinstance(turn, Mapping) and "role" in turn and turn.get(name):
+                    counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def _parse(row: Row, format: str, kind: RecordKind) -> list[Record]:
@@ -342,6 +380,30 @@ def _add_system(row: Row, turns: _Turns) -> _Turns:
     return (Message("system", system), *turns)
 
 
+def _add_history(row: Row, turns: _Turns) -> _Turns:
+    """Put the earlier questions and answers first that a row has in a separate field."""
+    history = row.get("history")
+    if not history:
+        return turns
+    is_pairs = isinstance(history, list) and all(
+        _is_text_list(pair) and len(pair) == 2 for pair in history
+    )
+    if not is_pairs:
+        raise row.error("history", "not a list of pairs, each a question and its answer")
+    n_system = int(turns[0].role == "system")
+    earlier = [
+        message
+        for question, answer in history
+        for message in (Message("user", question), Message("assistant", answer))
+    ]
+    return (*turns[:n_system], *earlier, *turns[n_system:])
+
+
+def _read_context(row: Row, field: str) -> _Turns:
+    """Read a prompt with the system turn and the history that a row has in separate fields."""
+    return _add_history(row, _add_system(row, _read_prompt(row, field)))
+
+
 def _read_response(row: Row, prompt: _Turns, field: str) -> _Answered:
     """Read a response to a prompt: a string, a turn, or turns that may repeat the prompt."""
     value = row.get(field)
@@ -364,10 +426,10 @@ def _parse_dialogue(read: Callable[[Row, str], _Turns], *fields: str) -> _Parser
 
     def parse(row: Row, kind: RecordKind) -> Iterator[_Parts]:
         field = next((name for name in fields if row.get(name) is not None), fields[-1])
-        dialogue = _split_response(read(row, field))
+        dialogue = _split_response(_add_system(row, read(row, field)))
         rejected = None
         if field == "chosen" and row.get("rejected") is not None:
-            rejected = _split_response(read(row, "rejected"))
+            rejected = _split_response(_add_system(row, read(row, "rejected")))
         yield _Parts(
             prompt=dialogue.prompt,
             prompt_field=field,
@@ -386,7 +448,7 @@ def _parse_answer(prompts: Sequence[str], answers: Sequence[str]) -> _Parser:
     def parse(row: Row, kind: RecordKind) -> Iterator[_Parts]:
         field = row.find_field(*prompts)
         answer_field = row.find_field(*answers)
-        answered = _read_response(row, _add_system(row, _read_prompt(row, field)), answer_field)
+        answered = _read_response(row, _read_context(row, field), answer_field)
         yield _Parts(
             prompt=answered.prompt,
             prompt_field=field,
@@ -400,7 +462,7 @@ def _parse_answer(prompts: Sequence[str], answers: Sequence[str]) -> _Parser:
 def _parse_pairs(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     field = row.find_field(*_PAIR_PROMPT_FIELDS)
     has_prompt = row.get(field) is not None
-    stem = _add_system(row, _read_prompt(row, field)) if has_prompt else ()
+    stem = _read_context(row, field) if has_prompt else ()
     chosen = _read_response(row, stem, "chosen")
     rejected = _read_response(row, stem, "rejected")
     if not chosen.prompt:
@@ -493,7 +555,7 @@ def _parse_multiple_choice(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     if not isinstance(options, list) or not 2 <= len(options) <= len(letters):
         raise row.error("options", f"not a list of 2 to {len(letters)} options")
     lines = [f"{letter}. {option}" for letter, option in zip(letters, options, strict=False)]
-    prompt = (Message("user", "\n".join([row.read_string("question"), *lines])),)
+    prompt = _add_system(row, (Message("user", "\n".join([row.read_string("question"), *lines])),))
     answer = row.get("answer")
     if answer is None or kind == "prompt":
         yield _Parts(prompt=prompt, prompt_field="question")
@@ -522,7 +584,7 @@ def _parse_instances(row: Row, kind: RecordKind) -> Iterator[_Parts]:
             raise row.error("instances", "an instance is not an object")
         prompt = _join_instruction(row, instruction, instance.get("input"), "instances.input")
         yield _Parts(
-            prompt=prompt,
+            prompt=_add_system(row, prompt),
             prompt_field="instruction",
             response=instance.get("output"),
             response_field="instances.output",

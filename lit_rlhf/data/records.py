@@ -13,6 +13,7 @@ RecordKind = Literal["demonstration", "preference", "prompt", "text", "ptx"]
 
 _ROLES = {
     "system": "system",
+    "developer": "system",
     "user": "user",
     "human": "user",
     "prompter": "user",
@@ -143,13 +144,21 @@ class Row:
             raise self.error(field, "half of a surrogate pair", detail) from error
 
     def read_turns(self, field: str) -> tuple[Message, ...]:
-        """Read a field that must be a list of at least one turn, or raise its error."""
+        """Read a field that must be a list of at least one turn, or raise its error.
+
+        A system turn without text says nothing and is left out, as an empty field `system` is.
+        """
         value = self.get(field)
         if not isinstance(value, list):
             raise self.error(field, "not a list of turns", type(value).__name__)
         if not value:
             raise self.error(field, "empty")
-        return tuple(self.read_turn(turn, field) for turn in value)
+        turns = tuple(self.read_turn(turn, field) for turn in value)
+        if turns[0].role == "system" and not turns[0].content.strip():
+            turns = turns[1:]
+        if not turns:
+            raise self.error(field, "empty")
+        return turns
 
     def read_turn(self, turn: Any, field: str) -> Message:  # noqa: ANN401 - whatever the file holds
         """Read a turn, `{role, content}`, `{role, text}` or `{from, value}`, or raise its error."""
@@ -171,9 +180,9 @@ class Row:
         if not isinstance(content, str):
             if content is not None:
                 raise self.error(f"{field}.{content_key}", "not a string", type(content).__name__)
-            if _ROLES[role.lower()] != "assistant":
+            if _ROLES[role.lower()] == "user":
                 raise self.error(f"{field}.{content_key}", "missing")
-            # a prompt needs no answer, and elsewhere the empty turn is refused
+            # a prompt needs no answer, and where one is needed the empty turn is refused
             content = ""
         return Message(_ROLES[role.lower()], content)
 

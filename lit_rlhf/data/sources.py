@@ -12,7 +12,7 @@ import datasets
 
 from lit_rlhf.checks import check_choice
 from lit_rlhf.data.counts import DataCounts, OnBadRecord
-from lit_rlhf.data.formats import FORMATS, detect_format, parse_row
+from lit_rlhf.data.formats import FORMATS, count_unused_parts, detect_format, parse_row
 from lit_rlhf.data.readers import is_file_path, load_dataset, number_rows, read_file
 from lit_rlhf.data.records import (
     Location,
@@ -265,6 +265,7 @@ def _load_source(
                 format = detect_format(row, kind, source.columns or ())
             parsed = parse_row(row, format, kind)
             records += parsed
+            counts.unused_parts.update(count_unused_parts(row, kind))
             counts.label_false[source.label] += not parsed
         except RecordError as error:
             # Without a format, no other row of the file can be parsed either.
