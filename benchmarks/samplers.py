@@ -30,10 +30,10 @@ from typing import Any
 
 from jsonargparse import auto_cli
 
+from experiments.judging import student_interval
 from experiments.known_truth.study import RESULTS as KNOWN_TRUTH
 from experiments.known_truth.study import Recipe, Seed
 from experiments.pretrained.study import run_step
-from experiments.reproduce.judging import student_interval
 from experiments.results_file import read_run as read_result
 from experiments.results_file import read_runs, table, write_run
 from lit_callbacks import Level, SamplerMonitor, read_run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -41,6 +40,11 @@ def write_run(path: Path, name: str, result: dict[str, Any]) -> None:
     """Add the result of a run, or replace an earlier one.
 
     The file is always complete, and several processes may write to it.
+
+    Args:
+        path: File of the results.
+        name: Name of the run.
+        result: Its result, of JSON types.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -53,24 +57,13 @@ def write_run(path: Path, name: str, result: dict[str, Any]) -> None:
         os.close(folder)
 
 
-def compare_by_seed(differences: Sequence[float], margin: float, seeds: int) -> str:
-    """The verdict on an arm by its difference to another one with each seed.
-
-    It is better or worse if it differs by more than `margin` with each of `seeds`, open while there
-    are fewer, and not comparable if a difference is NaN.
-    """
-    if len(differences) != seeds:
-        return "open"
-    if any(math.isnan(difference) for difference in differences):
-        return "not comparable"
-    exact = [round(difference, 9) for difference in differences]  # 12 of 1200 are 0.01, not more
-    if all(difference > margin for difference in exact):
-        return "better"
-    return "worse" if all(difference < -margin for difference in exact) else "no difference shown"
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Format a Markdown table; a bar within a cell is escaped."""
+    """Format a Markdown table; a bar within a cell is escaped.
+
+    Args:
+        head: Titles of the columns.
+        rows: Cells of each row.
+    """
     lines = [head, ["---"] * len(head), *rows]
     cells = ([str(cell).replace("|", "\\|") for cell in line] for line in lines)
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)

@@ -2,7 +2,7 @@
 
     python -m experiments alignment_tax run MODELS BASE TEXT QUESTIONS
     python -m experiments alignment_tax ask_world FOLDER QUESTIONS
-    python -m experiments alignment_tax report
+    python -m experiments alignment_tax page
 
 `MODELS` is the folder of a seed of `experiments.known_truth`, whose SFT and reward model all arms
 start from; `TEXT` is plain text, and `QUESTIONS` a file of MMLU with the fields `question`, `A` to
@@ -27,18 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-from jsonargparse import auto_cli
 
+from experiments.frame import DOCS, Documents, fill_template
+from experiments.judging import student_interval
 from experiments.known_truth.study import Recipe, Seed
-from experiments.pretrained.study import Step, run_step
-from experiments.reproduce.judging import student_interval
+from experiments.processes import Step, run_missing_steps, run_step
 from experiments.reproduce.measuring import measure_perplexity
 from experiments.results_file import read_lines, read_run, read_runs, table, write_run
-from lit_rlhf.files import write_json_lines, write_text
+from lit_rlhf.files import write_json_lines
 
 RESULTS = Path(__file__).with_name("results.jsonl")
-PAGE_TEXT = Path(__file__).with_name("page.md")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "alignment_tax.md"
+TEMPLATE = Path(__file__).with_name("page.md.j2")
+PAGE = DOCS / "alignment_tax.md"
 RECIPE = Recipe()
 SEEDS = (20, 21, 22)
 ARMS = ("ppo_vanilla", "ppo_vanilla_ptx", "ppo_max", "ppo_max_ptx")
@@ -93,6 +93,7 @@ def run(
     base: str,
     text: str,
     questions: str,
+    *,
     output_dir: str = "runs/alignment_tax",
     seeds: tuple[int, ...] = SEEDS,
     recipe: Recipe = RECIPE,
@@ -126,7 +127,8 @@ def run(
         steps = [runs.fit_ppo(arm, str(training) if arm.endswith("ptx") else "") for arm in ARMS]
         steps.append(measure(runs, asked, unseen))
         result = read_run(Path(results), f"seed_{seed}") or {}
-        for _ in runs.run_missing(steps, result, threads):
+        for step, row in run_missing_steps(steps, result, folder=runs.root, threads=threads):
+            result[step.name] = row
             write_run(Path(results), f"seed_{seed}", result)
 
 
@@ -195,9 +197,9 @@ def judge(effects: list[float], sign: int) -> str:
     return "no" if low * sign < 0 and high * sign < 0 else "undecided"
 
 
-def report() -> None:
-    """Write the page from the committed results."""
-    write_text(PAGE, format_page(read_runs(RESULTS)))
+def documents() -> Documents:
+    """The page, from the committed results."""
+    return {PAGE: format_page(read_runs(RESULTS))}
 
 
 def format_page(results: dict[str, dict[str, Any]]) -> str:
@@ -239,7 +241,8 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
         for arm, label in {"sft": "SFT", **OF_WORLD}.items()
     ]
     asked = ["policy", *(f"MMLU %, seed {name.rpartition('_')[2]}" for name in of_world)]
-    return PAGE_TEXT.read_text("utf-8").format(
+    return fill_template(
+        TEMPLATE,
         questions=QUESTIONS,
         scores=table(head, scores),
         comparisons=table(columns, rows),
@@ -247,5 +250,4 @@ def format_page(results: dict[str, dict[str, Any]]) -> str:
     )
 
 
-if __name__ == "__main__":
-    auto_cli([run, ask_world, report])
+COMMANDS = (run, ask_world)

@@ -1,13 +1,12 @@
 """Whether the collapse detector flags runs in time, and whether rolling back saves them.
 
-    python -m experiments collapse run      # trains what is missing
-    python -m experiments collapse report   # writes docs/collapse.md
+    python -m experiments collapse run    # trains what is missing, writes the results
+    python -m experiments collapse page   # writes docs/collapse.md
 
 `run` trains, for each seed, the quickstart's stages, then vanilla PPO and PPO-max under a detector
 that only watches, and vanilla PPO under one that rolls back and raises `kl_coef`. Runs that are
-finished are not repeated. `report` reads the runs' logs and writes the page with its figure, and
-all numbers to `experiments/collapse/results.json`. `quickstart_seeds.py` tests the same detector on
-more runs, without rolling back.
+finished are not repeated. `quickstart_seeds` tests the same detector on more runs, without rolling
+back.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from jsonargparse import auto_cli
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from experiments.detector.early import read_results
-from experiments.detector.page import format_section, read_rows
-from experiments.drawing import COLORS, STYLE, band, finish_panel, save
-from experiments.processes import Job, run_jobs
+from experiments.detector.page import format_families, read_rows, summarize_families
+from experiments.drawing import COLORS, STYLE, band, finish_panel
+from experiments.frame import DOCS, IMAGES, Documents, fill_template
+from experiments.processes import command_job, run_jobs
 from experiments.results_file import table
 from lit_callbacks import (
     FirstRatioMonitor,
@@ -40,10 +38,11 @@ from lit_callbacks import (
 from lit_rlhf.files import write_text
 from lit_rlhf.tools.commands.quickstart import COLLAPSE_STDS, Quickstart
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULT = Path(__file__).with_name("results.json")
-PAGE = ROOT / "docs" / "collapse.md"
-FIGURE = ROOT / "docs" / "images" / "collapse.svg"
+TEMPLATE = Path(__file__).with_name("page.md.j2")
+TABLES = RESULT.with_suffix(".md")
+PAGE = DOCS / "collapse.md"
+FIGURE = IMAGES / "collapse.svg"
 
 DETECTOR_SEEDS = (60, 61, 62, 63, 64, 65, 66, 67, 68, 69)
 """Seeds on which nothing was chosen: the thresholds were on seeds 0 to 2 and 30 to 39."""
@@ -79,7 +78,7 @@ def run_seed(output_dir: str, seed: int) -> None:
 def run(
     output_dir: str = "runs/collapse", seeds: tuple[int, ...] = DETECTOR_SEEDS, parallel: int = 2
 ) -> None:
-    """Train the runs that are missing, each seed in a process with one thread.
+    """Train the runs that are missing, each seed in a process, and write the results.
 
     Args:
         output_dir: Folder of the benchmark.
@@ -89,14 +88,18 @@ def run(
     root = Path(output_dir)
     run_jobs(
         [
-            Job(
-                ["experiments.collapse.study", "run_seed", output_dir, str(seed)],
-                root / f"seed_{seed}" / "log.txt",
+            command_job(
+                "collapse",
+                "run_seed",
+                {"output_dir": output_dir, "seed": seed},
+                log=root / f"seed_{seed}" / "log.txt",
             )
             for seed in seeds
         ],
         parallel,
     )
+    rows = [summarize_seed(root, seed) for seed in seeds]
+    write_text(RESULT, json.dumps(rows) + "\n")
 
 
 read_steps = cache(read_logged_steps)
@@ -203,44 +206,34 @@ COLUMNS = ("flagged_at", "gold_at_flag", "peak_gold", "last_gold", "harmed_at", 
 """Columns of the table of `format_flags`."""
 
 
-def format_policies(rows: list[dict[str, Any]]) -> str:
-    """Format the outcome of each policy, as a Markdown table and a sentence."""
-    kept = sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows)
+def format_policies(rows: Sequence[dict[str, Any]]) -> str:
+    """Format the outcome of each policy, as a Markdown table."""
     names = ("ppo_vanilla", "ppo_rollback", "ppo_max")
     head = ["seed", "final gold: SFT", "vanilla", "vanilla, roll-back", "PPO-max"]
-    golds = table(
+    return table(
         [*head, "collapses flagged"],
         [
             [
-                *(row["seed"], f"{row['sft_gold']:.2f}"),
+                row["seed"],
+                f"{row['sft_gold']:.2f}",
                 *(f"{row['final_gold'][name]:.2f}" for name in names),
                 row["collapses"],
             ]
             for row in rows
         ],
     )
-    return (
-        f"{golds}\nWith roll-back, the final gold of {kept} of {len(rows)} vanilla runs is no "
-        "lower than SFT's."
-    )
 
 
-def format_flags(rows: list[dict[str, Any]]) -> str:
-    """When vanilla PPO was flagged, as a Markdown table and a sentence."""
+def format_flags(rows: Sequence[dict[str, Any]]) -> str:
+    """Format when vanilla PPO was flagged, as a Markdown table."""
 
     def shown(value: float | int | None) -> str:
         return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
-    in_time = sum(row["ppo_vanilla"]["in_time"] for row in rows)
-    flagged = sum(row["ppo_vanilla"]["flagged_at"] is not None for row in rows)
-    false = sum(row["ppo_max"]["flagged_at"] is not None for row in rows)
     head = ["seed", "flagged at iteration", "gold at that iteration", "peak gold"]
     head += ["gold, last 10 iterations", "harm at iteration", "lead, iterations"]
     flags = [[row["seed"], *(shown(row["ppo_vanilla"][key]) for key in COLUMNS)] for row in rows]
-    return (
-        f"{table(head, flags)}\nThe detector flags {flagged} of {len(rows)} vanilla runs, "
-        f"{in_time} of them in time, and {false} of {len(rows)} PPO-max runs."
-    )
+    return table(head, flags)
 
 
 def scale_thresholds(monitor: Monitor, factor: float) -> Monitor:
@@ -290,67 +283,60 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
         return figure
 
 
-PAGE_TEXT = """# The collapse detector and rolling back
-
-This page compares the quickstart's vanilla PPO with and without `configs/overlays/rollback.yaml`,
-and with PPO-max. With the overlay, a run that collapses goes back to its last healthy weights and
-raises the weight of the KL penalty from 0 to 0.2, then 0.4, then 0.8. Nothing was chosen on these
-seeds, and each run had one thread.
-
-```bash
-python -m experiments collapse run      # trains what is missing
-python -m experiments collapse report   # writes this page
-```
-
-![Gold, KL and response length over the iterations](images/collapse.svg)
-
-Bands are the range over the seeds, and the dashed line is SFT's gold.
-
-{policies}
-
-Gold is over 512 held-out prompts here, and over the 128 rollouts of an iteration in the figure and
-below.
-
-## When vanilla PPO is flagged
-
-{flags}
-
-A run does harm from the first iteration whose gold is {harm} standard deviations of the SFT
-policy's gold below its mean. It is flagged in time if the detector calls no iteration from harm on
-healthy before the flag. The flags were replayed from KL and length; the runs with roll-back had
-the thresholds of an earlier version, and so did the [sixty runs](quickstart_seeds.md).
-
-{families}"""
-
-
-def format_page(rows: list[dict[str, Any]]) -> str:
-    """The page of the results.
+def format_page(rows: Sequence[dict[str, Any]]) -> str:
+    """Format the page.
 
     Args:
         rows: What `summarize_seed` says of each seed.
     """
-    return PAGE_TEXT.format(
-        policies=format_policies(rows),
-        flags=format_flags(rows),
-        harm=COLLAPSE_STDS,
-        families=format_section(read_rows(), read_results()),
+    families = summarize_families(read_rows())
+    leads = [-row["ppo_vanilla"]["lead"] for row in rows]
+    golds = {name: [row["final_gold"][name] for row in rows] for name in RUNS}
+    return fill_template(
+        TEMPLATE,
+        **{
+            **families,
+            "families": format_families(families["scores"], single=False),
+            "harm": COLLAPSE_STDS,
+            "golds": {
+                name: f"{min(values):.2f} to {max(values):.2f}" for name, values in golds.items()
+            },
+            "leads": f"{min(leads)} to {max(leads)}",
+            "seeds": len(rows),
+            "flagged": sum(row["ppo_vanilla"]["flagged_at"] is not None for row in rows),
+            "in_time": sum(row["ppo_vanilla"]["in_time"] for row in rows),
+            "flagged_max": sum(row["ppo_max"]["flagged_at"] is not None for row in rows),
+            "saved": sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows),
+        },
     )
 
 
-def report(output_dir: str = "runs/collapse", seeds: Sequence[int] = DETECTOR_SEEDS) -> None:
-    """Write the page, its figure and the results.
+def format_tables(rows: Sequence[dict[str, Any]]) -> str:
+    """Format the outcome of each run, and when vanilla PPO was flagged.
 
     Args:
-        output_dir: Folder of the benchmark.
-        seeds: Seeds of the tables.
+        rows: What `summarize_seed` says of each seed.
     """
-    root = Path(output_dir)
-    rows = [summarize_seed(root, seed) for seed in seeds]
-    write_text(RESULT, json.dumps(rows) + "\n")
-    save(draw(rows), FIGURE)
-    write_text(PAGE, format_page(rows))
-    print(f"{format_policies(rows)}\n\n{format_flags(rows)}")
+    return (
+        "# The collapse detector and rolling back: each run\n\n"
+        "Written by `python -m experiments collapse page` from `results.json` for the page on\n"
+        "[the collapse detector](../../docs/collapse.md).\n\n"
+        f"{format_policies(rows)}\n"
+        "Gold is over 512 held-out prompts here, and over the 128 rollouts of an iteration "
+        "below.\n\n"
+        "## When vanilla PPO is flagged\n\n"
+        f"{format_flags(rows)}"
+    )
 
 
-if __name__ == "__main__":
-    auto_cli([run, report, run_seed])
+def documents() -> Documents:
+    """The page, its figure and all tables, from the committed results."""
+    rows = json.loads(RESULT.read_text("utf-8"))
+    return {
+        PAGE: format_page(rows),
+        TABLES: format_tables(rows),
+        FIGURE: lambda: draw(rows),
+    }
+
+
+COMMANDS = (run, run_seed)

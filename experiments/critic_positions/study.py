@@ -1,7 +1,7 @@
 """What a critic knows by position: returns, values and explained variance along a response.
 
     python -m experiments critic_positions run      # trains what is missing
-    python -m experiments critic_positions report   # the figure of docs/estimators.md
+    python -m experiments critic_positions page     # draws the figure
 
 Runs are those of `experiments.estimators` with a critic, PPO-max and VAPO's lambdas, again with
 a module that keeps the returns and values of each token. Returns are the sums of the rewards to
@@ -14,21 +14,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 import torch
-from jsonargparse import auto_cli
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from experiments.drawing import COLORS, STYLE, band, finish_axis, save
+from experiments.drawing import COLORS, STYLE, band, finish_axis
 from experiments.estimators import study as estimators
-from experiments.processes import Job, run_jobs
+from experiments.frame import IMAGES, Documents, fill_template
+from experiments.processes import command_job, run_missing_jobs
 from experiments.reproduce.running import Plan
 from experiments.reproduce.table import foundations_by_name
-from experiments.results_file import read_run, read_runs, write_run
+from experiments.results_file import read_runs, table, write_run
 from lit_rlhf.files import write_text
 from lit_rlhf.functional import gae
 from lit_rlhf.modules import PPOModule
@@ -37,11 +38,13 @@ from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.tools.commands.quickstart import Quickstart
 
 RESULTS = Path(__file__).with_name("results.jsonl")
-FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "critic_positions.svg"
+FIGURE = IMAGES / "critic_positions.svg"
+TEMPLATE = Path(__file__).with_name("results.md.j2")
 SEEDS: Final = (43, 44, 45)
 ARMS: Final = {"ppo_max": "PPO-max", "vapo": "VAPO's lambdas"}
 PHASES: Final = {"critic pre-training": (0, 5), "after it": (5, 20), "end": (20, 35)}
 """Iterations, the first of a phase and the first after it."""
+MEASURES: Final = ("return", "value", "explained_variance")
 POSITIONS: Final = 12
 LEAST: Final = 50
 """Responses that have to reach a position."""
@@ -117,8 +120,9 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
     root = Plan(foundations_by_name()[estimators.FOUNDATION], seed, Path(output_dir)).root
     name = f"watched_{arm}"
     configs: list[str | Path] = ["ppo_max.yaml", *estimators.arm_overlays(root, arm)]
-    options = ("--model", "experiments.critic_positions.study.WatchedModule", "--name", name)
-    Quickstart(root, seed, overwrite=True).fit_ppo(configs, *options)
+    watched = f"{WatchedModule.__module__}.{WatchedModule.__qualname__}"
+    stages = Quickstart(root, seed, overwrite=True)
+    stages.fit_ppo(configs, "--model", watched, "--name", name)
     found = json.loads((root / name / "positions.json").read_text("utf-8"))
     write_run(RESULTS, f"{arm}-seed_{seed}", found)
 
@@ -129,18 +133,17 @@ def run(output_dir: str = "runs/reproduction") -> None:
     Args:
         output_dir: Folder of all runs.
     """
-    cases = [(seed, arm) for seed in SEEDS for arm in ARMS]
-    run_jobs(
-        [
-            Job(
-                ["experiments.critic_positions.study", "run_one", output_dir, str(seed), arm],
-                Path(output_dir) / f"positions-{seed}-{arm}.log",
-            )
-            for seed, arm in cases
-            if read_run(RESULTS, f"{arm}-seed_{seed}") is None
-        ],
-        1,
-    )
+    jobs = {
+        f"{arm}-seed_{seed}": command_job(
+            "critic_positions",
+            "run_one",
+            {"output_dir": output_dir, "seed": seed, "arm": arm},
+            log=Path(output_dir) / f"positions-{seed}-{arm}.log",
+        )
+        for seed in SEEDS
+        for arm in ARMS
+    }
+    run_missing_jobs(jobs, RESULTS, 1)
 
 
 def courses(results: Mapping[str, Any], arm: str, phase: str, key: str) -> list[list[float]]:
@@ -148,9 +151,40 @@ def courses(results: Mapping[str, Any], arm: str, phase: str, key: str) -> list[
     return [[row[key] for row in results[f"{arm}-seed_{seed}"][phase]] for seed in SEEDS]
 
 
-def report() -> None:
-    """Draw the figure."""
+def documents() -> Documents:
+    """The figure, and all measures at the end, from the committed results."""
     results = read_runs(RESULTS)
+    return {
+        RESULTS.with_suffix(".md"): format_tables(results),
+        FIGURE: lambda: draw(results),
+    }
+
+
+def format_tables(results: Mapping[str, Any]) -> str:
+    """Format the measures of each arm at the end, as means over the seeds.
+
+    Args:
+        results: Results by the name of the run.
+    """
+    arms = []
+    for arm, label in ARMS.items():
+        columns = [courses(results, arm, "end", measure) for measure in MEASURES]
+        size = min(map(len, columns[0]))
+        rows = [
+            [place + 1, *(f"{fmean(run[place] for run in column):.2f}" for column in columns)]
+            for place in range(size)
+        ]
+        head = ["token", *(measure.replace("_", " ") for measure in MEASURES)]
+        arms.append({"label": label, "table": table(head, rows)})
+    return fill_template(TEMPLATE, arms=arms)
+
+
+def draw(results: Mapping[str, Any]) -> Figure:
+    """Draw returns and values by position, and the variance that values explain.
+
+    Args:
+        results: Results by the name of the run.
+    """
     with rc_context(STYLE):
         figure = Figure(figsize=(9.0, 3.4))
         left, *others = figure.subplots(1, 3)
@@ -172,7 +206,7 @@ def report() -> None:
             axis.set_xlabel("token of the response")
             axis.legend(fontsize=8)
             finish_axis(axis)
-        save(figure, FIGURE)
+        return figure
 
 
 def _draw(axis: Any, values: Sequence[Sequence[float]], label: str, color: str) -> None:  # noqa: ANN401
@@ -180,5 +214,4 @@ def _draw(axis: Any, values: Sequence[Sequence[float]], label: str, color: str) 
     band(axis, [np.array(row[:size]) for row in values], list(range(1, size + 1)), label, color)
 
 
-if __name__ == "__main__":
-    auto_cli([run, run_one, report], as_positional=True)
+COMMANDS = (run, run_one)

@@ -1,5 +1,16 @@
-"""The collapse detector on families of runs, beside a threshold on KL and six rules on rewards.
+"""The collapse detector judged on families of runs that chose nothing."""
 
-`criterion` says which families choose thresholds, which judge, and what is demanded. It was
-committed before the first results.
-"""
+from experiments.frame import About
+
+ABOUT = About(
+    question=(
+        "How often does the collapse detector miss a collapse or flag a healthy run, on "
+        "families that chose nothing?"
+    ),
+    answer=(
+        "Of trained runs it flags 131 of 132 collapsed and 8 of 107 healthy ones, and it is no "
+        "early warning."
+    ),
+    cost="a replay of the results of others, time not recorded",
+    page="docs/collapse.md",
+)

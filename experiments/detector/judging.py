@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from experiments.detector.criterion import CHOOSING, MAX_FALSE, MAX_MISSED
 
 Row = dict[str, Any]
-"""What each detector says of one run, see `experiments.detector.study.__main__.replay`."""
+"""What each detector says of one run, see `experiments.detector.study.replay`."""
 DETECTORS = ("ours", "KL", "rules")
 
 
@@ -44,8 +44,14 @@ def score(rows: Sequence[Row], detector: str, place: int, family: str) -> Score:
         for row, flag in bad
         if flag is not None and row["harm"] is not None
     ]
-    found = sum(flag is not None for _, flag in bad)
-    return Score(family, len(good), sum(flag is not None for flag in good), len(bad), found, leads)
+    return Score(
+        family=family,
+        healthy=len(good),
+        false=sum(flag is not None for flag in good),
+        collapsed=len(bad),
+        found=sum(flag is not None for _, flag in bad),
+        leads=leads,
+    )
 
 
 def choose(rows: Sequence[Row], detector: str, families: Sequence[str]) -> int:
@@ -73,12 +79,12 @@ def choose_and_score(rows: Sequence[Row], detector: str) -> list[tuple[int, Scor
 def total(scores: Sequence[Score]) -> Score:
     """The sum over families."""
     return Score(
-        "all",
-        sum(s.healthy for s in scores),
-        sum(s.false for s in scores),
-        sum(s.collapsed for s in scores),
-        sum(s.found for s in scores),
-        [lead for s in scores for lead in s.leads],
+        family="all",
+        healthy=sum(s.healthy for s in scores),
+        false=sum(s.false for s in scores),
+        collapsed=sum(s.collapsed for s in scores),
+        found=sum(s.found for s in scores),
+        leads=[lead for s in scores for lead in s.leads],
     )
 
 

@@ -119,15 +119,15 @@ def record(run: Trajectory, monitor: Monitor, changed: frozenset[int]) -> list[S
             monitor.observe(monitor.read(metrics), int(step.get(RESPONSES_KEY, 0)))
         seen.append(
             Snapshot(
-                monitor.vote,
-                monitor.signal,
-                monitor.level,
-                monitor.steps,
-                monitor.stands_in,
-                monitor.decisive,
-                monitor.decides,
-                monitor.is_beyond,
-                monitor.side,
+                vote=monitor.vote,
+                signal=monitor.signal,
+                level=monitor.level,
+                steps=monitor.steps,
+                stands_in=monitor.stands_in,
+                decisive=monitor.decisive,
+                decides=monitor.decides,
+                is_beyond=monitor.is_beyond,
+                side=monitor.side,
             )
         )
         if place in changed:

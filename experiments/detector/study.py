@@ -1,16 +1,13 @@
 """Judge the collapse detector on families of runs, beside simpler detectors.
 
-python -m experiments detector run      # replays all runs, writes the results
-python -m experiments detector report   # writes the section of docs/collapse.md
+python -m experiments detector run    # replays all runs, writes the results
+python -m experiments detector page   # writes the tables
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
-
-from jsonargparse import auto_cli
 
 from experiments.detector.criterion import CHOOSING, GRID
 from experiments.detector.early import read_results
@@ -26,7 +23,7 @@ from experiments.detector.families import (
     trl_runs,
 )
 from experiments.detector.judging import choose, judge_families
-from experiments.detector.page import RESULT, format_section, read_rows
+from experiments.detector.page import RESULT, format_tables, read_rows
 from experiments.detector.replaying import find_flags, find_suspicion
 from experiments.detector.rules import (
     KL_PER_RESPONSE,
@@ -35,9 +32,10 @@ from experiments.detector.rules import (
     exceeds_kl,
 )
 from experiments.detector.synthetic import synthetic_runs
+from experiments.frame import Documents
 from lit_rlhf.files import write_text
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "collapse.md"
+TABLES = RESULT.with_suffix(".md")
 
 
 def replay(run: Trajectory) -> dict[str, Any]:
@@ -68,11 +66,9 @@ def run() -> None:
         print(line)
 
 
-def report() -> None:
-    """Write the section of the page from the results."""
-    before = PAGE.read_text("utf-8").partition("## Families of runs")[0]
-    write_text(PAGE, before + format_section(read_rows(), read_results()))
+def documents() -> Documents:
+    """All tables, from the committed results."""
+    return {TABLES: format_tables(read_rows(), read_results())}
 
 
-if __name__ == "__main__":
-    auto_cli([run, report])
+COMMANDS = (run,)

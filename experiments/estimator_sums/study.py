@@ -1,7 +1,7 @@
 """Estimators on small sums with SmolLM2-135M-Instruct, where a rule is both reward and truth.
 
     python -m experiments estimator_sums run MODEL    # trains what is missing
-    python -m experiments estimator_sums report       # tables and the figure of docs/estimators.md
+    python -m experiments estimator_sums page         # writes docs/estimator_sums.md
 
 Arms are those of `experiments.estimators`, on configs/examples/arithmetic.yaml: 20 iterations of 16
 responses, to 16 prompts or in four groups. Where there is a critic, the first two train it alone,
@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, product, takewhile
@@ -31,11 +31,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from jsonargparse import auto_cli
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from experiments.drawing import STYLE, save
+from experiments.drawing import STYLE
 from experiments.estimators.study import (
     ARMS,
     VAPO_ALPHA,
@@ -48,15 +47,19 @@ from experiments.estimators.study import (
     smooth,
 )
 from experiments.examples.study import ask_unseen
-from experiments.pretrained.study import Step, read_json, run_step
-from experiments.results_file import read_run, read_runs, table, write_run
+from experiments.frame import DOCS, IMAGES, Documents, fill_template
+from experiments.processes import Step, run_missing_steps
+from experiments.results_file import read_runs, table, write_run
 from lit_callbacks import read_logged_steps
 from lit_rlhf.files import write_text
 from lit_rlhf.functional import best_of_n_kl
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 TABLES = RESULTS.with_suffix(".md")
-FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "estimator_sums.svg"
+TEMPLATE = Path(__file__).with_name("page.md.j2")
+TABLES_TEMPLATE = Path(__file__).with_name("results.md.j2")
+PAGE = DOCS / "estimator_sums.md"
+FIGURE = IMAGES / "estimator_sums.svg"
 SEEDS: Final = (1, 2, 3, 4, 5)
 TUNING_SEED: Final = 0
 RATES: Final = (2.5e-4, 5e-4, 1e-3)
@@ -95,22 +98,31 @@ def right_within_kl(result: Mapping[str, Any], budget: float) -> float:
 
 
 STUDY: Final = Study(
-    len(SEEDS),
-    MARGIN,
-    {
+    seeds=len(SEEDS),
+    margin=MARGIN,
+    measures={
         f"right, mean within {TOKENS} tokens": right_within_tokens,
-        "right, unseen sums at the end": lambda r: r["gold_unseen"],
+        "right, unseen sums at the end": lambda run: run["gold_unseen"],
         **{
             f"right before sqrt(KL) leaves {budget}": partial(right_within_kl, budget=budget)
             for budget in BUDGETS
         },
     },
-    SEEDS,
+    timed=SEEDS,
 )
 
 
-def train(model: Path, root: Path, arm: str, rate: float, seed: int, label: str) -> Step:
-    """A step that trains an arm and reads its course."""
+def train(*, model: Path, root: Path, arm: str, rate: float, seed: int, label: str) -> Step:
+    """A step that trains an arm and reads its course.
+
+    Args:
+        model: Folder of SmolLM2-135M-Instruct.
+        root: Folder of all runs.
+        arm: Key of `ARMS`.
+        rate: Learning rate of the policy.
+        seed: Seed of the rollouts and of the order of the data.
+        label: Name of the run.
+    """
     overlays, group = ARMS[arm]
     advantages: dict[str, Any] = {"lam_alpha": VAPO_ALPHA} if arm == "vapo" else {}
     if arm not in ("ppo_max", "vapo"):
@@ -164,7 +176,7 @@ def evaluate(model: Path, root: Path, seed: int) -> Step:
     command += ["--seed", str(seed), "--batch_size", "4"]
 
     def collect() -> dict[str, Any]:
-        found = read_json(report)
+        found = json.loads(report.read_text("utf-8"))
         rows = found["policies"].items()
         right = {Path(name).name: row["rewards"]["right"]["mean"] for name, row in rows}
         best = {str(r["n"]): r["scores"]["right"]["mean"] for r in found["best_of"]}
@@ -184,13 +196,15 @@ def run(model: str, output_dir: str = "runs/estimator_sums", parallel: int = 2) 
     base, root = Path(model).resolve(), Path(output_dir).resolve()
 
     def do(step: Step) -> None:
-        if read_run(RESULTS, step.name) is None:
-            done = run_step(step, root, 1)
-            seconds = round(60 * done["cpu_minutes"], 1)
-            write_run(RESULTS, step.name, {**done["result"], "cpu_seconds": seconds})
+        for _, row in run_missing_steps([step], read_runs(RESULTS), folder=root, threads=1):
+            seconds = round(60 * row["cpu_minutes"], 1)
+            write_run(RESULTS, step.name, {**row["result"], "cpu_seconds": seconds})
+
+    def train_arm(arm: str, *, rate: float, seed: int, label: str) -> Step:
+        return train(model=base, root=root, arm=arm, rate=rate, seed=seed, label=label)
 
     tuning = [
-        train(base, root, arm, rate, TUNING_SEED, f"tuning-{arm}-{rate:g}")
+        train_arm(arm, rate=rate, seed=TUNING_SEED, label=f"tuning-{arm}-{rate:g}")
         for arm, rate in product(ARMS, RATES)
     ]
     with ThreadPoolExecutor(parallel) as pool:
@@ -199,13 +213,13 @@ def run(model: str, output_dir: str = "runs/estimator_sums", parallel: int = 2) 
             shutil.rmtree(root / step.name, ignore_errors=True)  # its course alone is needed
         rates = choose_rates(read_runs(RESULTS))
         runs = [
-            train(base, root, arm, rates[arm], seed, f"{arm}-seed_{seed}")
+            train_arm(arm, rate=rates[arm], seed=seed, label=f"{arm}-seed_{seed}")
             for seed, arm in product(SEEDS, ARMS)
         ]
         list(pool.map(do, runs))
         list(pool.map(do, [evaluate(base, root, seed) for seed in SEEDS]))
         beyond = [
-            train(base, root, arm, beyond_grid(rate), TUNING_SEED, f"beyond-{arm}")
+            train_arm(arm, rate=beyond_grid(rate), seed=TUNING_SEED, label=f"beyond-{arm}")
             for arm, rate in rates.items()
             if beyond_grid(rate) != rate
         ]
@@ -265,21 +279,35 @@ def format_tables(runs: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*parts, table(head, tuning)])
 
 
-def report() -> None:
-    """Write the tables and the figure of the results."""
+def documents() -> Documents:
+    """The page, all tables and the figure, from the committed results."""
     runs = read_runs(RESULTS)
-    write_text(TABLES, f"{CRITERION}\n\n{format_tables(runs)}")
+    shown = dict(list(STUDY.measures.items())[:2])
+    return {
+        PAGE: fill_template(
+            TEMPLATE, arms=build_table(judged(runs), STUDY._replace(measures=shown))
+        ),
+        TABLES: fill_template(TABLES_TEMPLATE, criterion=CRITERION, tables=format_tables(runs)),
+        FIGURE: lambda: draw(judged(runs)),
+    }
+
+
+def draw(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draw the share of right responses of each arm over the square root of KL and over tokens.
+
+    Args:
+        arms: Results of each arm, by seed.
+    """
     with rc_context(STYLE):
         figure = Figure(figsize=(9.0, 4.0))
         left, right = figure.subplots(1, 2, sharey=True)
-        draw_courses(left, judged(runs), roots_of_kl)
-        draw_courses(right, judged(runs), lambda run: tokens_sampled(run)[WIDTH - 1 :])
+        draw_courses(left, arms, roots_of_kl)
+        draw_courses(right, arms, lambda run: tokens_sampled(run)[WIDTH - 1 :])
         left.set_xlabel("square root of KL to the reference, nats per response")
         right.set_xlabel("sampled tokens")
         left.set_title(f"share of right responses, {len(SEEDS)} seeds each")
         left.legend()
-        save(figure, FIGURE)
+        return figure
 
 
-if __name__ == "__main__":
-    auto_cli([run, report], as_positional=True)
+COMMANDS = (run,)

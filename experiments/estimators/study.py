@@ -1,7 +1,7 @@
 """PPO-max beside estimators without a critic, in the lab at the same number of responses.
 
     python -m experiments estimators run      # trains what is missing
-    python -m experiments estimators report   # tables and the figure of docs/estimators.md
+    python -m experiments estimators page     # writes docs/estimators_compared.md
 
 Each seed has its own world, SFT model and reward model, those of the reproduction, from which every
 arm starts; no estimator without a critic was tried on them before. All arms have PPO-max's options
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -25,16 +24,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from jsonargparse import auto_cli
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.drawing import COLORS, STYLE, finish_axis, save, window_means
-from experiments.processes import Job, run_jobs
+from experiments.drawing import COLORS, STYLE, finish_axis, window_means
+from experiments.frame import DOCS, IMAGES, Documents, fill_template
+from experiments.judging import compare_by_seed
+from experiments.processes import Job, command_job, cpu_seconds_used, run_jobs, run_missing_jobs
 from experiments.reproduce.running import Plan, train, versions
 from experiments.reproduce.table import foundations_by_name
-from experiments.results_file import compare_by_seed, read_run, read_runs, table, write_run
+from experiments.results_file import read_runs, table, write_run
 from lit_callbacks import read_logged_steps
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.files import write_text
@@ -42,10 +42,11 @@ from lit_rlhf.functional import best_of_n_kl
 from lit_rlhf.tools.commands.evaluate import EvaluateOptions, evaluate
 from lit_rlhf.tools.commands.quickstart import GOLD, Quickstart
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).with_name("results.jsonl")
 TABLES = RESULTS.with_suffix(".md")
-FIGURE = ROOT / "docs" / "images" / "estimators.svg"
+TEMPLATE = Path(__file__).with_name("page.md.j2")
+PAGE = DOCS / "estimators_compared.md"
+FIGURE = IMAGES / "estimators.svg"
 SEEDS: Final = (43, 44, 45, 46, 47)
 FOUNDATION: Final = "foundation-biased-en"
 GROUP: Final = 4
@@ -103,7 +104,7 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
         return
     stages = Quickstart(root, seed, overwrite=True)
     stages.fit_ppo(("ppo_max.yaml", *arm_overlays(root, arm)), "--name", arm)
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_seconds = cpu_seconds_used()
     stages.evaluate("sft", arm)
     evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))["policies"]
     steps = list(read_logged_steps(str(root / "logs" / arm)).values())
@@ -114,7 +115,7 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
         "gold": evaluation[arm]["rewards"]["gold_reward"]["mean"],
         "score": evaluation[arm]["rewards"]["reward"]["mean"],
         "well_formed": evaluation[arm]["rewards"]["well_formed"]["mean"],
-        "cpu_seconds": round(sum(used.ru_utime + used.ru_stime for used in usage), 1),
+        "cpu_seconds": cpu_seconds,
         "courses": {
             name: [round(step[key], 4) for step in steps if (key := f"rollout/{name}") in step]
             for name in ("gold", "kl", "score", "response_length")
@@ -165,20 +166,19 @@ def run(output_dir: str = "runs/reproduction", seeds: tuple[int, ...] = SEEDS) -
             be trained by several processes.
         seeds: Seeds to train.
     """
-    missing = {
-        seed: [arm for arm in (*ARMS, "best_of") if read_run(RESULTS, f"{arm}-seed_{seed}") is None]
-        for seed in seeds
-    }
 
     def job(seed: int, arm: str) -> Job:
-        command = ["experiments.estimators.study", "run_one", output_dir, str(seed), arm]
-        return Job(command, Path(output_dir) / f"seed_{seed}-{arm}.log")
+        options = {"output_dir": output_dir, "seed": seed, "arm": arm}
+        log = Path(output_dir) / f"seed_{seed}-{arm}.log"
+        return command_job("estimators", "run_one", options, log=log)
 
-    for seed, arms in missing.items():
+    finished = read_runs(RESULTS)
+    for seed in seeds:
+        jobs = {f"{arm}-seed_{seed}": job(seed, arm) for arm in (*ARMS, "best_of")}
         plan = Plan(foundations_by_name()[FOUNDATION], seed, Path(output_dir))
-        if arms and not plan.is_ready():
+        if not jobs.keys() <= finished.keys() and not plan.is_ready():
             run_jobs([job(seed, "foundation")], 1)
-        run_jobs([job(seed, arm) for arm in arms], 1)
+        run_missing_jobs(jobs, RESULTS, 1)
 
 
 def smooth(course: Sequence[float]) -> list[float]:
@@ -209,23 +209,50 @@ class Study(NamedTuple):
     timed: Sequence[int]
 
 
+AT_THE_END: Final = "held-out gold at the end, above SFT's"
 LAB: Final = Study(
-    len(SEEDS),
-    MARGIN,
-    {"held-out gold at the end, above SFT's": lambda r: r["gold"] - r["sft_gold"]}
+    seeds=len(SEEDS),
+    margin=MARGIN,
+    measures={AT_THE_END: lambda run: run["gold"] - run["sft_gold"]}
     | {
         f"best gold within sqrt(KL) {budget}": partial(gold_within, budget=budget)
         for budget in BUDGETS
     },
-    TIMED,
+    timed=TIMED,
 )
 
 
-def report() -> None:
-    """Write the tables and the figure of the results."""
-    arms = by_arm(read_runs(RESULTS).values())
-    tables = f"{build_table(arms, LAB)}\n{build_best_of_table(read_runs(RESULTS).values())}"
-    write_text(TABLES, f"{CRITERION}\n\n{tables}")
+def documents() -> Documents:
+    """The page, all tables and the figure, from the committed results."""
+    runs = read_runs(RESULTS)
+    shown = {AT_THE_END: LAB.measures[AT_THE_END]}
+    return {
+        PAGE: fill_template(
+            TEMPLATE,
+            iterations=ITERATIONS,
+            criterion=CRITERION,
+            arms=build_table(by_arm(runs.values()), LAB._replace(measures=shown)),
+        ),
+        TABLES: f"# Estimators in the lab: all measures\n\n{CRITERION}\n\n{format_tables(runs)}",
+        FIGURE: lambda: draw(by_arm(runs.values())),
+    }
+
+
+def format_tables(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """All arms, and the best of n of the SFT policy.
+
+    Args:
+        runs: Results by name.
+    """
+    return f"{build_table(by_arm(runs.values()), LAB)}\n{build_best_of_table(runs.values())}"
+
+
+def draw(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draw the gold of each arm's rollouts over the square root of KL.
+
+    Args:
+        arms: Results of each arm, by seed.
+    """
     with rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.0))
         axis = figure.subplots()
@@ -233,7 +260,7 @@ def report() -> None:
         axis.set_xlabel("square root of KL to the reference, nats per response")
         axis.set_title(f"gold reward of the rollouts, {len(SEEDS)} seeds each")
         axis.legend()
-        save(figure, FIGURE)
+        return figure
 
 
 def roots_of_kl(result: Mapping[str, Any]) -> list[float]:
@@ -299,5 +326,4 @@ def build_table(arms: Mapping[str, Sequence[Mapping[str, Any]]], study: Study) -
     return table(head, rows)
 
 
-if __name__ == "__main__":
-    auto_cli([run, run_one, report], as_positional=True)
+COMMANDS = (run, run_one)

@@ -1,11 +1,11 @@
 """The ready examples of docs/examples.md: what each learns of its reward, and of what was meant.
 
-`python -m experiments examples run MODEL NAME SEED OUTPUT_DIR` trains `configs/examples/NAME.yaml`
-on one thread from a folder with SmolLM2-135M-Instruct. It keeps means of the first three and the
-last three iterations, the detector's verdicts and the responses of the timeline in
-`experiments/examples/results.jsonl`.
-`python -m experiments examples unseen MODEL SEED OUTPUT_DIR` asks the policy of `arithmetic`
-the sums that it was not trained on, and `python -m experiments examples tables` prints the tables.
+    python -m experiments examples run MODEL   # trains what is missing, from SmolLM2-135M-Instruct
+    python -m experiments examples page        # writes all tables and samples
+
+Each run is `configs/examples/NAME.yaml` on one thread. The results have means of the first three
+and the last three iterations, the detector's verdicts and the responses of the timeline. The
+policies of `arithmetic` are also asked the sums that they were not trained on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 import yaml
-from jsonargparse import auto_cli
 
-from experiments.pretrained.study import CONFIGS, ON_POLICY, Step, run_step
+from experiments.frame import Documents
+from experiments.known_truth.study import ON_POLICY
+from experiments.processes import CONFIGS, Step, run_missing_steps
 from experiments.results_file import read_runs, table, write_run
 from lit_callbacks.runs import read_run
 from lit_rlhf.files import write_json_lines
@@ -39,11 +40,33 @@ ENDS = 3  # iterations; in the first two the policy is not trained
 HEAD = ("example, seed", "reward", "truth", "KL, nats", "tokens", "detector", "CPU minutes")
 
 
-def run(model: str, name: str, seed: int, output_dir: str) -> None:
-    """Train an example, and keep what came out."""
-    root, label = Path(output_dir).resolve(), f"{name}_{seed}"
+def run(model: str, output_dir: str = "runs/examples") -> None:
+    """Train the examples that are missing, and ask the policies of `arithmetic` unseen sums.
+
+    Args:
+        model: Folder of SmolLM2-135M-Instruct.
+        output_dir: Folder of all runs.
+    """
+    base = Path(model).resolve()
+    root = Path(output_dir).resolve()
+    steps = [train(base, root, name, seed) for name, seed in product(REWARD_AND_TRUTH, SEEDS)]
+    steps += [ask_seed(base, root, seed) for seed in SEEDS]
+    for step, row in run_missing_steps(steps, read_runs(RESULTS), folder=root, threads=1):
+        write_run(RESULTS, step.name, {**row["result"], "cpu_minutes": row["cpu_minutes"]})
+
+
+def train(base: Path, root: Path, name: str, seed: int) -> Step:
+    """A step that trains an example.
+
+    Args:
+        base: Folder of SmolLM2-135M-Instruct.
+        root: Folder of all runs.
+        name: Name of the example.
+        seed: Seed of the rollouts and of the order of the data.
+    """
+    label = f"{name}_{seed}"
     options = {
-        "model.model_path": Path(model).resolve(),
+        "model.model_path": base,
         "model.output_dir": root / label,
         "model.seed": seed,
         "data.seed": seed,
@@ -52,8 +75,7 @@ def run(model: str, name: str, seed: int, output_dir: str) -> None:
     }
     command = ["-m", "lit_rlhf", "fit", "--config", f"examples/{name}"]
     command += [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    step = run_step(Step(label, 1, command, lambda: read_log(name, root / "logs" / label)), root, 1)
-    write_run(RESULTS, label, {**step["result"], "cpu_minutes": step["cpu_minutes"]})
+    return Step(label, 1, command, lambda: read_log(name, root / "logs" / label))
 
 
 def read_log(name: str, log: Path) -> dict[str, Any]:
@@ -78,20 +100,23 @@ def read_log(name: str, log: Path) -> dict[str, Any]:
     }
 
 
-def unseen(model: str, seed: int, output_dir: str) -> None:
-    """Evaluate the model, and the policy trained from it, on the sums that no iteration had."""
-    root = Path(output_dir).resolve()
+def ask_seed(base: Path, root: Path, seed: int) -> Step:
+    """A step that asks the model, and the policy trained from it, the sums that no iteration had.
+
+    Args:
+        base: Folder of SmolLM2-135M-Instruct.
+        root: Folder of all runs.
+        seed: Seed of the policy.
+    """
     report = root / f"unseen_{seed}.json"
-    command = ask_unseen([Path(model).resolve(), root / f"arithmetic_{seed}"], report)
+    command = ask_unseen([base, root / f"arithmetic_{seed}"], report)
 
     def collect() -> dict[str, Any]:
         policies = json.loads(report.read_text("utf-8"))["policies"]
         scores = {name: row["rewards"]["right"] for name, row in policies.items()}
         return {"sums": len(unseen_sums()), "right": scores}
 
-    label = f"unseen_{seed}"
-    command += ["--samples_per_prompt", "4"]
-    write_run(RESULTS, label, run_step(Step(label, 1, command, collect), root, 1)["result"])
+    return Step(f"unseen_{seed}", 1, [*command, "--samples_per_prompt", "4"], collect)
 
 
 def unseen_sums() -> list[dict[str, Any]]:
@@ -139,11 +164,10 @@ def make_samples(runs: dict[str, dict[str, Any]]) -> str:
     return table(("prompt", "before", "after"), rows)
 
 
-def tables() -> None:
-    """Print the tables of the page."""
+def documents() -> Documents:
+    """All tables and samples, from the committed results."""
     runs = read_runs(RESULTS)
-    print(make_table(runs), make_samples(runs), sep="\n", end="")
+    return {RESULTS.with_suffix(".md"): f"{make_table(runs)}\n{make_samples(runs)}"}
 
 
-if __name__ == "__main__":
-    auto_cli([run, unseen, tables])
+COMMANDS = (run,)

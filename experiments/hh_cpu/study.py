@@ -1,6 +1,6 @@
 """The three stages on HH-RLHF files, on a CPU, with a small Llama built from a config.
 
-    python experiments/hh_cpu/study.py FOLDER --output_dir runs/hh
+    python -m experiments hh_cpu run FOLDER --output_dir runs/hh
 
 `FOLDER` holds `helpful_base_test.jsonl.gz` and `harmless_base_test.jsonl.gz`. 90 % of the prompts
 are for training and 10 % are held out, by the seed. The script runs `lit_rlhf init`, `lit_rlhf fit`
@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import auto_cli
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from experiments.frame import Documents
+from experiments.processes import CONFIGS
 from lit_rlhf.cli.main import main as lit_rlhf
 from lit_rlhf.data import DataSource, load_records, split_records
 from lit_rlhf.files import write_json_lines, write_text
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+RESULT = Path(__file__).with_name("results.json")
 FILES = {"helpful": "helpful_base_test.jsonl.gz", "harmless": "harmless_base_test.jsonl.gz"}
 
 
@@ -96,7 +97,7 @@ def read_first_and_last(folder: Path) -> dict[str, float]:
     }
 
 
-def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
+def run(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
     """Run the three stages on HH-RLHF files.
 
     Args:
@@ -111,7 +112,8 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
     records = load_records("preference", sources, on_bad_record="skip")
     base = root / "base"
     files = [source.path for source in sources]
-    run_once(base, "init", "--data", *files, "--output_dir", str(base), "--seed", str(seed))
+    initialize = ["init", "--data", *files, "--output_dir", str(base), "--seed", str(seed)]
+    run_once(base, *initialize)
     seeded = {
         "sft": ["--data.seed"],
         "reward": ["--data.seed", "--model.head_seed"],
@@ -122,28 +124,25 @@ def hh_cpu(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
         copy = root / "configs" / f"{stage}.yaml"
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(config.replace("runs/hh/", f"{root}/"), "utf-8")
-        run_once(
-            root / stage,
-            *("fit", "--config", str(copy), "--seed_everything", str(seed), "--overwrite"),
-            *("--data.init_args.train_sources", given),
-            *(part for flag in flags for part in (flag, str(seed))),
-        )
+        command = ["fit", "--config", str(copy), "--overwrite"]
+        command += ["--data.init_args.train_sources", given]
+        command += [word for flag in flags for word in (flag, str(seed))]
+        run_once(root / stage, *command, "--seed_everything", str(seed))
     report = {stage: read_first_and_last(root / "logs" / stage) for stage in seeded}
     held_out = split_records(records, val_fraction=0.1, test_fraction=0.0, seed=seed).val
     report["length baselines"] = length_baselines(held_out)
     (root / "report.json").write_text(json.dumps(report, indent=2) + "\n", "utf-8")
-    run_once(
-        root / "reward_report" / "report.json",
-        *("report", "reward", "--model", f"{root}/reward", "--language_model", f"{root}/sft"),
-        *("--preferences", *write_held_out(root / "held_out", held_out)),
-        *("--output", f"{root}/reward_report"),
-    )
-    run_once(
-        root / "ppo.png",
-        *("plot", "--runs", f"PPO-max={root}/logs/ppo", "--output", f"{root}/ppo.png"),
-    )
+    judge = ["report", "reward", "--model", f"{root}/reward", "--language_model", f"{root}/sft"]
+    judge += ["--preferences", *write_held_out(root / "held_out", held_out)]
+    run_once(root / "reward_report" / "report.json", *judge, "--output", f"{root}/reward_report")
+    plot = ["plot", "--runs", f"PPO-max={root}/logs/ppo", "--output", f"{root}/ppo.png"]
+    run_once(root / "ppo.png", *plot)
     print(json.dumps(report, indent=2))
 
 
-if __name__ == "__main__":
-    auto_cli(hh_cpu)
+def documents() -> Documents:
+    """None: its page was written by hand."""
+    return {}
+
+
+COMMANDS = (run,)

@@ -1,8 +1,15 @@
-"""Figure 4 on a pretrained model: PPO against a learned reward where a rule knows the truth.
+"""Does PPO exploit a learned reward of a pretrained model where a rule knows the truth?"""
 
-    python -m experiments known_truth run BASE    # BASE: a folder with SmolLM2-135M-Instruct
-    python -m experiments known_truth report
+from experiments.frame import About
 
-`report` writes `docs/known_truth.md` once a seed is complete. Needs the extra
-`sentiment` and textblob (`pip install textblob`).
-"""
+ABOUT = About(
+    question=(
+        "Does PPO exploit a learned reward of a pretrained model where a rule knows the truth?"
+    ),
+    answer=(
+        "The criterion is not met: vanilla PPO's truth collapses with two of three seeds; PPO- "
+        "max improves it with all three."
+    ),
+    cost="3.2 CPU hours for three seeds, one of them on an H100",
+    page="docs/known_truth.md",
+)

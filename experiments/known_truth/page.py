@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from experiments.drawing import COLORS, STYLE, band, finish_axis, window_means
+from experiments.frame import fill_template
 from experiments.known_truth.criterion import (
     BEST_OF,
     DECIDING_SEEDS,
@@ -22,25 +23,54 @@ from experiments.results_file import table
 from lit_rlhf.functional import best_of_n_kl
 
 NAMES = {"sft": "SFT", "ppo_vanilla": "vanilla PPO", "ppo_max": "PPO-max"}
-INTRODUCTION = Path(__file__).with_name("page.md")
+PAGE_TEMPLATE = Path(__file__).with_name("page.md.j2")
+TABLES_TEMPLATE = Path(__file__).with_name("results.md.j2")
 
 
-def format_page(results: dict[str, dict[str, Any]]) -> str:
-    """Write the page from the results of all seeds."""
-    done = {int(name.partition("_")[2]): row for name, row in results.items() if "verdict" in row}
+def complete_seeds(results: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The results of the seeds that have a verdict."""
+    return {
+        int(name.removeprefix("seed_")): row for name, row in results.items() if "verdict" in row
+    }
+
+
+def format_page(results: Mapping[str, Any]) -> str:
+    """Format the page.
+
+    Args:
+        results: Results by the name of the run.
+    """
+    done = complete_seeds(results)
     decided = [seed for seed in DECIDING_SEEDS if seed in done]
     state = (
-        f"Seed 0 chose the recipe, and seed 1 was not needed; of seeds {list(DECIDING_SEEDS)},\n"
+        f"Of seeds {list(DECIDING_SEEDS)}, which decide, {len(decided)} are done. Shown are the "
+        f"seeds {sorted(done)}."
     )
-    state += f"which decide, {len(decided)} are done. Shown are the seeds {sorted(done)}."
-    text = INTRODUCTION.read_text("utf-8").format(seeds=state)
-    if done:
-        text += f"## All seeds\n\n{format_seeds(done)}\n{format_flags(done)}\n"
+    return fill_template(PAGE_TEMPLATE, seeds=format_seeds(done), state=state)
+
+
+def format_tables(results: Mapping[str, Any]) -> str:
+    """Format all seeds: policies, verdicts, flags of the detector, and samples.
+
+    Args:
+        results: Results by the name of the run.
+    """
+    done = complete_seeds(results)
+    each = []
     for seed, row in done.items():
         steps = {name: step["result"] for name, step in row["steps"].items()}
-        text += f"## Seed {seed}\n\n{_policies(steps)}\n{format_best_of(read_arms(steps)['sft'])}\n"
-        text += f"{format_verdict(row['verdict'])}\n{_samples(steps)}"
-    return text
+        each.append(
+            {
+                "seed": seed,
+                "policies": _policies(steps),
+                "best_of": format_best_of(read_arms(steps)["sft"]),
+                "verdict": format_verdict(row["verdict"]),
+                "samples": _samples(steps),
+            }
+        )
+    return fill_template(
+        TABLES_TEMPLATE, seeds=format_seeds(done), flags=format_flags(done), each=each
+    )
 
 
 def format_seeds(done: dict[int, dict[str, Any]], truth: str = "truth") -> str:
@@ -125,11 +155,7 @@ def _samples(steps: dict[str, Any]) -> str:
         for prompt, response in row["samples"][:4]:
             subject = prompt.partition("about ")[2].rstrip(".")
             rows.append([NAMES[policy], subject, response.strip().replace("\n", " ")])
-    return (
-        "Responses drawn by the seed, unedited:\n\n"
-        + table(["policy", "about", "response"], rows)
-        + "\n"
-    )
+    return table(["policy", "about", "response"], rows)
 
 
 CURVES = {

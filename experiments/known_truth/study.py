@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
-from jsonargparse import auto_cli
 
-from experiments.drawing import save
+from experiments.frame import DOCS, IMAGES, Documents
 from experiments.known_truth.criterion import (
     CHOOSING_SEEDS,
     DECIDING_SEEDS,
@@ -22,7 +21,7 @@ from experiments.known_truth.criterion import (
     judge,
     read_arms,
 )
-from experiments.known_truth.page import draw, format_page
+from experiments.known_truth.page import draw, format_page, format_tables
 from experiments.known_truth.rule import (
     PARTS,
     canned_share,
@@ -32,13 +31,20 @@ from experiments.known_truth.rule import (
     parts,
     shuffled_prompts,
 )
-from experiments.pretrained.study import CONFIGS, ON_POLICY, Step, device_overlays, run_step, say
+from experiments.processes import (
+    CONFIGS,
+    Step,
+    fit_step,
+    read_watched_run,
+    run_missing_steps,
+    say,
+)
 from experiments.results_file import read_lines, read_run, read_runs, write_run
-from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
-from lit_rlhf.files import write_json_lines, write_text
+from lit_callbacks import read_logged_steps
+from lit_rlhf.files import write_json_lines
 
 RESULTS = Path(__file__).with_name("results.jsonl")
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "known_truth.md"
 POLICIES = ("sft", "ppo_vanilla", "ppo_max")
 ANSWERS = 4
 """Samples of a prompt of which a pair is drawn."""
@@ -48,6 +54,8 @@ RULE = "experiments.known_truth.rule"
 CURVES = ("rollout/score", "rollout/gold", "rollout/kl", "rollout/response_length")
 CURVES += ("rollout/perplexity", "rollout/distinct_2", "rollout/truncation_rate")
 UNPENALIZED = ["--repetition_penalty", "1"]
+ON_POLICY = ["--temperature", "1", "--top_p", "1", *UNPENALIZED]
+"""Options that sample from the policy itself."""
 
 
 @dataclass(frozen=True)
@@ -110,19 +118,9 @@ class Steps:
         """Write a file of JSON lines."""
         write_json_lines(Path(self.path(name)), rows)
 
-    def run_missing(
-        self, steps: Sequence[Step], done: dict[str, Any], threads: int
-    ) -> Iterator[None]:
-        """Run the steps that are not done, and stop after each, so that its result is kept."""
-        for step in steps:
-            if step.name not in done:
-                output = self.path("output", f"{step.name}.txt")
-                say(f"{self.root.name}: {step.name}; output: {output}")
-                done[step.name] = run_step(step, self.root, threads)
-                yield
-
     def generate(
         self,
+        *,
         name: str,
         model: str,
         prompts: str,
@@ -130,7 +128,16 @@ class Steps:
         options: Sequence[str],
         collect: Callable[[], dict[str, Any]],
     ) -> Step:
-        """A step that samples responses, and makes data of them once they are there."""
+        """A step that samples responses, and makes data of them once they are there.
+
+        Args:
+            name: Name of the step and of its file of responses.
+            model: Folder of the model that is sampled.
+            prompts: Name of the file of prompts.
+            samples: Responses to each prompt.
+            options: Further options of `lit_rlhf generate`.
+            collect: Makes the data and returns the figures.
+        """
         output = self.path(f"{name}.jsonl")
         command = ["-m", "lit_rlhf.cli.main", "generate", "--models", model, "--output", output]
         command += ["--prompts", self.path(f"{prompts}.jsonl"), "--seed", str(self.seed)]
@@ -153,19 +160,35 @@ class Steps:
         options: dict[str, Any] = {"optimizer": {"learning_rate": 1e-4}}
         if stage == "reward":
             options["head_seed"] = self.seed
-        data = {"train_sources": [{"path": file}], "seed": self.seed}
-        return self.train(name, stage, start, options, data, {"max_epochs": 3})
+        return self.train(
+            name=name,
+            config=stage,
+            start=start,
+            options=options,
+            data={"train_sources": [{"path": file}], "seed": self.seed},
+            trainer={"max_epochs": 3},
+        )
 
     def train(
         self,
+        *,
         name: str,
         config: str,
         start: str,
-        options: dict[str, Any],
-        data: dict[str, Any],
-        trainer: dict[str, Any],
+        options: Mapping[str, Any],
+        data: Mapping[str, Any],
+        trainer: Mapping[str, Any],
     ) -> Step:
-        """A step of `lit_rlhf fit`, which resumes from its newest checkpoint."""
+        """A step of `lit_rlhf fit`, which resumes from its newest checkpoint.
+
+        Args:
+            name: Name of the step and of its folder.
+            config: Name of a configuration in `configs/smollm2`.
+            start: Folder of the model that it starts from.
+            options: Options of the module.
+            data: Options of the datamodule.
+            trainer: Options of the trainer.
+        """
         val = {"val_fraction": 0.0} if config == "ppo" else {"val_fraction": 0.05}
         network = {"trained_layers": self.recipe.trained_layers}
         changes = {
@@ -183,31 +206,23 @@ class Steps:
             },
             "data": {"init_args": {**data, **val, "max_length": 96, "max_prompt_length": 64}},
         }
-        overlay = Path(self.path("configs", f"{name}.yaml"))
-        write_text(overlay, yaml.safe_dump(changes, sort_keys=False))
-        files = [CONFIGS / "smollm2" / f"{config}.yaml", overlay]
-        files.append(CONFIGS / "overlays" / "resumable.yaml")
-        files += device_overlays()
-        command = ["-m", "lit_rlhf.cli.main", "fit"]
-        command += [word for file in files for word in ("--config", str(file))]
-        return Step(name, 1, [*command, "--ckpt_path", "last"], lambda: self.read_log(name))
+        return fit_step(
+            name=name,
+            configs=[CONFIGS / "smollm2" / f"{config}.yaml"],
+            changes=changes,
+            overlay=Path(self.path("configs", f"{name}.yaml")),
+            collect=lambda: self.read_log(name),
+        )
 
     def read_log(self, name: str) -> dict[str, Any]:
         """Curves and the detector's verdict of a PPO run; the last metrics of another."""
-        steps = read_logged_steps(self.path("logs", name))
-        if not name.startswith("ppo"):
-            last: dict[str, float] = {}
-            for scalars in steps.values():
-                last |= {k: v for k, v in scalars.items() if k.startswith("val/")}
-            return {"validation": last}
-        rows = [scalars for scalars in steps.values() if all(key in scalars for key in CURVES)]
-        verdicts = replay_steps(steps, default_monitors())
-        flagged = [n for n, (_, v) in enumerate(verdicts, 1) if v.level is Level.COLLAPSED]
-        return {
-            "curves": {key: [round(r[key], 4) for r in rows] for key in CURVES},
-            "flagged_at": flagged[0] if flagged else None,
-            "reasons": verdicts[flagged[0] - 1][1].sentence if flagged else "",
-        }
+        log = Path(self.path("logs", name))
+        if name.startswith("ppo"):
+            return read_watched_run(log, CURVES)
+        last: dict[str, float] = {}
+        for scalars in read_logged_steps(str(log)).values():
+            last |= {key: value for key, value in scalars.items() if key.startswith("val/")}
+        return {"validation": last}
 
 
 class Demonstrations(Steps):
@@ -226,8 +241,14 @@ class Demonstrations(Steps):
 
     def sample(self, name: str, model: str, prompts: str, options: Sequence[str]) -> Step:
         """A step that samples a model and keeps what is valid."""
-        count = self.recipe.candidates
-        return self.generate(name, model, prompts, count, options, lambda: self.keep(name))
+        return self.generate(
+            name=name,
+            model=model,
+            prompts=prompts,
+            samples=self.recipe.candidates,
+            options=options,
+            collect=lambda: self.keep(name),
+        )
 
     def keep(self, name: str) -> dict[str, Any]:
         """Keep what is valid and short; demonstrations are all that was kept so far."""
@@ -254,7 +275,14 @@ class Seed(Steps):
         sft = self.path("sft")
         return [
             self.fit("sft", "sft", self.base, self.demonstrations),
-            self.generate("answers", sft, "pairs", ANSWERS, ON_POLICY, self.write_pairs),
+            self.generate(
+                name="answers",
+                model=sft,
+                prompts="pairs",
+                samples=ANSWERS,
+                options=ON_POLICY,
+                collect=self.write_pairs,
+            ),
             self.fit("reward", "reward", sft, self.path("preferences.jsonl")),
             self.fit_ppo("ppo_vanilla"),
             self.fit_ppo("ppo_max"),
@@ -318,7 +346,14 @@ class Seed(Steps):
             "callbacks": [{"class_path": "lit_callbacks.CollapseDetector"}],
             "val_check_interval": recipe.iterations,
         }
-        return self.train(name, "ppo", self.path("sft"), options, data, trainer)
+        return self.train(
+            name=name,
+            config="ppo",
+            start=self.path("sft"),
+            options=options,
+            data=data,
+            trainer=trainer,
+        )
 
     def evaluate(self) -> Step:
         """A step that samples the held-out prompts and scores them by proxy and truth."""
@@ -355,6 +390,7 @@ class Seed(Steps):
 
 def run(
     base: str,
+    *,
     output_dir: str = "runs/known_truth",
     seeds: tuple[int, ...] = (*CHOOSING_SEEDS, *DECIDING_SEEDS),
     recipe: Recipe = Recipe(),
@@ -383,7 +419,10 @@ def run(
         }
         if result["recipe"] != asdict(recipe):
             raise ValueError(f"recipe: expected {result['recipe']}, as in {results}, got {recipe}")
-        for _ in runs.run_missing(runs.steps(), result["steps"], threads):
+        done = result["steps"]
+        missing = run_missing_steps(runs.steps(), done, folder=runs.root, threads=threads)
+        for step, row in missing:
+            done[step.name] = row
             write_run(Path(results), name, result)
         if isinstance(runs, Seed):
             found = {name: step["result"] for name, step in result["steps"].items()}
@@ -392,12 +431,14 @@ def run(
             say(f"{name}: {json.dumps(result['verdict']['holds'])}")
 
 
-def report() -> None:
-    """Write the page and its figure from the committed results."""
+def documents() -> Documents:
+    """The page, its figure, and all numbers and samples, from the committed results."""
     results = read_runs(RESULTS)
-    write_text(DOCS / "known_truth.md", format_page(results))
-    save(draw(results.values()), DOCS / "images" / "known_truth.svg")
+    return {
+        PAGE: format_page(results),
+        RESULTS.with_suffix(".md"): format_tables(results),
+        IMAGES / "known_truth.svg": lambda: draw(results.values()),
+    }
 
 
-if __name__ == "__main__":
-    auto_cli([run, report])
+COMMANDS = (run,)

@@ -1,7 +1,7 @@
 """Flipped labels in the lab: how well strength finds them, and what the remedies are worth.
 
     python -m experiments label_noise run      # trains what is missing
-    python -m experiments label_noise report   # tables of docs/reward_models.md
+    python -m experiments label_noise page     # writes docs/label_noise.md
 
 After *Secrets of RLHF, Part II: Reward Modeling* (arXiv 2401.06080), in the lab's world
 `extrapolation`. Pairs are two responses of an SFT model, the chosen one with the higher gold; pairs
@@ -28,22 +28,24 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
-from jsonargparse import auto_cli
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 from torchmetrics.functional.classification import binary_auroc
 
-from experiments.processes import Job, run_jobs
+from experiments.drawing import COLORS, STYLE, band, finish_axis
+from experiments.frame import DOCS, IMAGES, Documents, fill_template
+from experiments.judging import compare_by_seed
+from experiments.processes import command_job, cpu_seconds_used, run_missing_jobs
 from experiments.reproduce.running import versions
 from experiments.results_file import (
-    compare_by_seed,
     read_lines,
-    read_run,
     read_runs,
     table,
     write_run,
@@ -58,6 +60,10 @@ from lit_rlhf.tools.lab import gold_reward
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 TABLES = RESULTS.with_suffix(".md")
+PAGE = DOCS / "label_noise.md"
+FIGURE = IMAGES / "label_noise.svg"
+PAGE_TEMPLATE = Path(__file__).with_name("page.md.j2")
+TABLES_TEMPLATE = Path(__file__).with_name("results.md.j2")
 SEEDS: Final = (61, 62, 63, 64, 65)
 RATES: Final = (0.0, 0.1, 0.2, 0.3)
 """Shares of flipped labels."""
@@ -132,8 +138,7 @@ def run_one(output_dir: str, seed: int, rate: float) -> None:
             train_policy(stages, trained, remedy)
         result["gold"][remedy] = measure_gold(stages, remedy)
     result["sft_gold"] = measure_gold(stages, "sft")
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    result["cpu_seconds"] = round(sum(used.ru_utime + used.ru_stime for used in usage), 1)
+    result["cpu_seconds"] = cpu_seconds_used()
     result["versions"] = versions()
     write_run(RESULTS, run_name(seed, rate), result)
 
@@ -228,60 +233,126 @@ def run(output_dir: str = "runs/label_noise", parallel: int = 1) -> None:
         output_dir: Folder of all runs.
         parallel: Seeds at a time.
     """
-    for rate in RATES:
-        run_jobs(
-            [
-                Job(
-                    ["experiments.label_noise.study", "run_one", output_dir, str(seed), str(rate)],
-                    Path(output_dir) / f"{run_name(seed, rate)}.log",
-                )
-                for seed in SEEDS
-                if read_run(RESULTS, run_name(seed, rate)) is None
-            ],
-            parallel,
-        )
+    for rate in RATES:  # one share after the other: the runs of a seed share files
+        jobs = {
+            run_name(seed, rate): command_job(
+                "label_noise",
+                "run_one",
+                {"output_dir": output_dir, "seed": seed, "rate": rate},
+                log=Path(output_dir) / f"{run_name(seed, rate)}.log",
+            )
+            for seed in SEEDS
+        }
+        run_missing_jobs(jobs, RESULTS, parallel)
 
 
-def report() -> None:
-    """Write the tables of the results."""
-    write_text(TABLES, build_tables(read_runs(RESULTS).values()))
+def documents() -> Documents:
+    """The page, all tables and the figure, from the committed results."""
+    results = read_results()
+    finding = format_finding(results)
+    return {
+        PAGE: fill_template(PAGE_TEMPLATE, finding=finding),
+        TABLES: fill_template(
+            TABLES_TEMPLATE,
+            criterion=CRITERION,
+            finding=finding,
+            accuracy=format_accuracy(results),
+            gold=format_gold(results),
+        ),
+        FIGURE: lambda: draw(results),
+    }
 
 
-def build_tables(results: Iterable[Mapping[str, Any]]) -> str:
-    """What strength finds, and accuracy and gold after each remedy, by share of flipped labels."""
+Result = Mapping[str, Any]
+Results = Mapping[float, Sequence[Result]]
+"""Results of each share of flipped labels, by seed."""
+
+
+def read_results() -> dict[float, list[Result]]:
+    """The committed results."""
+    return by_rate(read_runs(RESULTS).values())
+
+
+def by_rate(results: Iterable[Result]) -> dict[float, list[Result]]:
+    """The results of each share of flipped labels, by seed.
+
+    Args:
+        results: Results of runs.
+    """
     by_seed = sorted(results, key=lambda result: int(result["seed"]))
-    finding, accuracy, golds = [], [], []
-    for rate in RATES:
-        runs = [result for result in by_seed if result["rate"] == rate]
-        if not runs:
-            continue
-        if rate:
-            aucs = [result["auc"] for result in runs]
-            cells = [
-                join(aucs),
-                find_verdict(aucs),
-                join(result["auc_in_sample"] for result in runs),
-                join(result["flipped_among_weakest"] for result in runs),
-                join(result["negative"] for result in runs),
-            ]
-            finding.append([f"{rate:.0%}", *cells])
-        accuracy.append([f"{rate:.0%}", *compare_remedies(runs, "accuracy", ".3f", MARGIN)])
-        cells = [f"{rate:.0%}", join(result["sft_gold"] for result in runs)]
-        golds.append([*cells, *compare_remedies(runs, "gold", ".2f", GOLD_MARGIN)])
+    return {rate: [run for run in by_seed if run["rate"] == rate] for rate in RATES}
+
+
+def format_finding(results: Results) -> str:
+    """Format what strength finds, by share of flipped labels."""
+    rows = []
+    for rate, runs in results.items():
+        if rate and runs:
+            aucs = [run["auc"] for run in runs]
+            cells = [join(aucs), find_verdict(aucs)]
+            for measure in ("auc_in_sample", "flipped_among_weakest", "negative"):
+                cells.append(join(run[measure] for run in runs))
+            rows.append([f"{rate:.0%}", *cells])
     head = ["flipped", "AUC", "", "AUC of a model trained on the pairs"]
     head += ["flipped among as many weakest", "strength below 0"]
-    tables = [
-        table(head, finding),
-        table(["flipped", "none", *REMEDIES], accuracy),
-        table(["flipped", "SFT", "none", *REMEDIES], golds),
+    return table(head, rows)
+
+
+def format_accuracy(results: Results) -> str:
+    """Format the accuracy of the reward model after each remedy."""
+    rows = [
+        [f"{rate:.0%}", *compare_remedies(runs, "accuracy", ".3f", MARGIN)]
+        for rate, runs in results.items()
+        if runs
     ]
-    return "\n".join(tables)
+    return table(["flipped", "none", *REMEDIES], rows)
 
 
-def compare_remedies(
-    runs: Sequence[Mapping[str, Any]], measure: str, form: str, margin: float
-) -> list[str]:
-    """Cells of a measure: its values without a remedy, and the gain of each with a verdict."""
+def format_gold(results: Results) -> str:
+    """Format the gold of the policy after each remedy."""
+    rows = []
+    for rate, runs in results.items():
+        if runs:
+            sft = join(run["sft_gold"] for run in runs)
+            golds = compare_remedies(runs, "gold", ".2f", GOLD_MARGIN)
+            rows.append([f"{rate:.0%}", sft, *golds])
+    return table(["flipped", "SFT", "none", *REMEDIES], rows)
+
+
+def draw(results: Results) -> Figure:
+    """Draw the gold after PPO over the share of flipped labels, with each remedy and without.
+
+    Args:
+        results: Results of each share of flipped labels.
+    """
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 3.6))
+        axis = figure.subplots()
+        plain = [[run["gold"]["none"] for run in runs] for runs in results.values()]
+        band(axis, list(zip(*plain, strict=True)), [*results], "no remedy", COLORS[0])
+        flipped = [rate for rate in results if rate]
+        for remedy, color in zip(REMEDIES, COLORS[1:], strict=False):
+            means = [fmean(run["gold"][remedy] for run in results[rate]) for rate in flipped]
+            axis.plot(flipped, means, "o-", color=color, linewidth=1.2, markersize=4, label=remedy)
+        sft = fmean(run["sft_gold"] for runs in results.values() for run in runs)
+        axis.axhline(sft, color="#555555", linestyle="--", linewidth=1.0, label="SFT")
+        axis.set_xticks([*results], [f"{rate:.0%}" for rate in results])
+        axis.set_xlabel("share of flipped labels")
+        axis.set_title(f"gold reward on held-out prompts, {len(SEEDS)} seeds each")
+        axis.legend(fontsize=8, ncols=2)
+        finish_axis(axis)
+        return figure
+
+
+def compare_remedies(runs: Sequence[Result], measure: str, form: str, margin: float) -> list[str]:
+    """Cells of a measure: its values without a remedy, and the gain of each with a verdict.
+
+    Args:
+        runs: Results of a share of flipped labels, by seed.
+        measure: `accuracy` or `gold`.
+        form: Format of a value.
+        margin: What a remedy has to differ by in each seed.
+    """
     cells = [join((run[measure]["none"] for run in runs), form)]
     for remedy in REMEDIES:
         known = [run[measure] for run in runs if remedy in run[measure]]
@@ -303,5 +374,4 @@ def find_verdict(aucs: Sequence[float]) -> str:
     return "found" if all(value >= WANTED for value in aucs) else "not found"
 
 
-if __name__ == "__main__":
-    auto_cli([run, run_one, report], as_positional=True)
+COMMANDS = (run, run_one)

@@ -1,7 +1,7 @@
 """Figure 4 on people's preferences, where the gold reward model is of another family.
 
     python -m experiments preferences run BASE GOLD_BASE FOLDER
-    python -m experiments preferences report
+    python -m experiments preferences page
 
 `BASE` is a folder with SmolLM2-135M-Instruct, `GOLD_BASE` one with Gemma 3 270M (read back from 4
 bits, as package registries have it), and `FOLDER` holds HH-RLHF's files of
@@ -31,19 +31,18 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jsonargparse import auto_cli
 from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer
 
-from experiments.drawing import save
+from experiments.frame import DOCS, IMAGES, Documents, fill_template
 from experiments.known_truth.criterion import SAMPLES, judge, paired_difference, read_arms
 from experiments.known_truth.page import (
     NAMES,
@@ -61,20 +60,20 @@ from experiments.pretrained.study import (
     Benchmark,
     Precision,
     Sizes,
-    Step,
     common_opening,
     read_json,
-    run_step,
-    say,
 )
+from experiments.processes import Step, run_missing_steps
 from experiments.reproduce.measuring import measure_perplexity
 from experiments.results_file import read_lines, read_run, read_runs, table, write_run
 from lit_rlhf.files import write_json_lines, write_text
 from lit_rlhf.models import load_tokenizer
 
 RESULTS = Path(__file__).with_name("results.jsonl")
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-INTRODUCTION = Path(__file__).with_name("page.md")
+PAGE = DOCS / "preferences.md"
+TABLES = RESULTS.with_suffix(".md")
+PAGE_TEMPLATE = Path(__file__).with_name("page.md.j2")
+TABLES_TEMPLATE = Path(__file__).with_name("results.md.j2")
 SIZES = Sizes(gold_pairs=2100, iterations=100, prompts=96, max_new_tokens=64)
 SEEDS = (0, 1, 2)
 LONGEST_DEMONSTRATION = 40
@@ -85,6 +84,7 @@ JUDGED_PAIRS, LEAST_AGREEMENT = 200, 0.6
 SHOWN = 20
 """Prompts whose responses are on the page, drawn by the seed."""
 ARMS = ("ppo_vanilla", "ppo_max")
+MODELS = ("reward", "gold")
 WINDOW = 10
 """Iterations whose mean is compared with others' for gold and length."""
 CURVES = {
@@ -201,8 +201,8 @@ class Preferences(Benchmark):
         """A step that measures how near responses are to their own questions, and to the next."""
         output = self.path("measures", f"relevance_{name}.json")
         folder = self.path("judged", name)
-        command = ["-m", "experiments.preferences.study", "relevance", self.encoder, str(folder)]
-        command += [json.dumps(sides), str(output)]
+        command = ["-m", "experiments", "preferences", "relevance", self.encoder, str(folder)]
+        command += [str(output), *sides]
         return Step(f"relevance_{name}", 3, command, lambda: read_json(output))
 
     def ask(self, name: str, sides: Sequence[str]) -> Step:
@@ -230,14 +230,14 @@ def agreement(row: dict[str, Any]) -> float:
     return float((found["lose"] + found["tie"] / 2) * found["n"] / (found["n"] + row["invalid"]))
 
 
-def relevance(encoder: str, folder: str, sides: list[str], output: str) -> None:
+def relevance(encoder: str, folder: str, output: str, sides: list[str]) -> None:
     """Measure the cosine of each response with its question, and with the next row's.
 
     Args:
         encoder: Folder of a sentence encoder with mean pooling.
         folder: Folder with files of rows with a prompt and a response.
-        sides: Their names.
         output: JSON file for the cosines of each file.
+        sides: Names of the files.
     """
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     model = AutoModel.from_pretrained(encoder).eval()
@@ -267,6 +267,7 @@ def run(
     base: str,
     gold_base: str,
     data: str,
+    *,
     output_dir: str = "runs/preferences",
     seeds: tuple[int, ...] = SEEDS,
     sizes: Sizes = SIZES,
@@ -297,12 +298,13 @@ def run(
     Raises:
         ValueError: If the results are of other sizes, precision or judge.
     """
-    root, base, gold_base, data = (
-        str(Path(p).resolve()) for p in (output_dir, base, gold_base, data)
-    )
+    file = Path(results)
     runs = Preferences(
-        *(Path(root), base, data, sizes),
-        gold_base=gold_base,
+        root=Path(output_dir).resolve(),
+        base=str(Path(base).resolve()),
+        data=str(Path(data).resolve()),
+        sizes=sizes,
+        gold_base=str(Path(gold_base).resolve()),
         ppo_precision=ppo_precision,
         judge=judge,
         judge_url=judge_url,
@@ -310,42 +312,31 @@ def run(
     )
     settings: dict[str, Any] = {"sizes": asdict(sizes), "ppo_precision": ppo_precision}
     settings |= {"judge": judge} if judge else {}
-    earlier = read_run(Path(results), "settings") or {}
+    earlier = read_run(file, "settings") or {}
     for name, value in settings.items():
         if earlier.get(name, value) != value:
             raise ValueError(f"{name}: expected {earlier[name]}, as in {results}, got {value}")
-    write_run(Path(results), "settings", earlier | settings)
+    write_run(file, "settings", earlier | settings)
     runs.write_data()
-    common = _do(runs, runs.common_steps(), "common", Path(results), threads)
+
+    def run_missing(steps: Sequence[Step], name: str) -> dict[str, Any]:
+        """The results of steps, which are kept together under a name."""
+        done = read_run(file, name) or {}
+        for step, row in run_missing_steps(steps, done, folder=runs.root, threads=threads):
+            done[step.name] = row
+            write_run(file, name, done)
+            # gigabytes, which only an interrupted step needs
+            shutil.rmtree(runs.path("logs", step.name, "checkpoints"), ignore_errors=True)
+        return done
+
+    common = run_missing(runs.common_steps(), "common")
     people = common.get("judge_people") if judge else None
     judged = people is not None and agreement(people["result"]["rejected"]) >= LEAST_AGREEMENT
     for seed in seeds:
-        _do(runs, runs.seed_steps(seed, judged), f"seed_{seed}", Path(results), threads)
+        run_missing(runs.seed_steps(seed, judged), f"seed_{seed}")
 
 
-def _do(
-    runs: Preferences, steps: Sequence[Step], name: str, results: Path, threads: int
-) -> dict[str, Any]:
-    """Do and keep the steps that are missing of a run."""
-    done = read_run(results, name) or {}
-    for step in steps:
-        if step.name not in done:
-            say(f"{name}: {step.name}; output: {runs.path('output', step.name)}.txt")
-            done[step.name] = run_step(step, runs.root, threads)
-            write_run(results, name, done)
-            # gigabytes, which only an interrupted step needs
-            shutil.rmtree(runs.path("logs", step.name, "checkpoints"), ignore_errors=True)
-    return done
-
-
-def report() -> None:
-    """Write the page and its figure from the committed results."""
-    results = read_runs(RESULTS)
-    write_text(DOCS / "preferences.md", format_page(results))
-    save(draw(complete_seeds(results).values(), CURVES), DOCS / "images" / "preferences.svg")
-
-
-def complete_seeds(results: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+def complete_seeds(results: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Steps and verdict of each complete seed."""
     done = {}
     for name, row in results.items():
@@ -357,30 +348,58 @@ def complete_seeds(results: dict[str, dict[str, Any]]) -> dict[int, dict[str, An
     return done
 
 
-def format_page(results: dict[str, dict[str, Any]]) -> str:
-    """Format the page: all seeds, the reward models, then each seed's policies and samples."""
+def format_page(results: Mapping[str, Any]) -> str:
+    """Format the page.
+
+    Args:
+        results: Results by the name of the run.
+    """
+    done = complete_seeds(results)
+    return fill_template(
+        PAGE_TEMPLATE,
+        planned=len(SEEDS),
+        done=len(done),
+        seeds=format_seeds(done, "gold"),
+        window=WINDOW,
+        vanilla_lengths=format_correlations(done, "ppo_vanilla"),
+        max_lengths=format_correlations(done, "ppo_max"),
+    )
+
+
+def format_tables(results: Mapping[str, Any]) -> str:
+    """Format all seeds: reward models, judge, relevance, policies and samples.
+
+    Args:
+        results: Results by the name of the run.
+    """
     common, done = results["common"], complete_seeds(results)
-    text = INTRODUCTION.read_text("utf-8").format(seeds=len(SEEDS), done=len(done))
-    if done:
-        text += f"## All seeds\n\n{format_seeds(done, 'gold')}\n{format_lengths(done)}\n"
-        text += f"{format_flags(done, 'gold')}\n"
-    reports = {name: common[f"report_{name}"]["result"] for name in ("reward", "gold")}
-    rows = [
-        [name, "{accuracy:.1%} [{low:.1%}, {high:.1%}]".format_map(found["accuracy"])]
-        for name, found in reports.items()
+    accuracies = {name: common[f"report_{name}"]["result"]["accuracy"] for name in MODELS}
+    reward_models = [
+        [name, "{accuracy:.1%} [{low:.1%}, {high:.1%}]".format_map(accuracy)]
+        for name, accuracy in accuracies.items()
     ]
-    text += "## Reward models\n\n" + table(["model", "right on test pairs"], rows) + "\n"
+    agreed = relevant = "Not measured.\n"
     if "judge_people" in common:
         row = common["judge_people"]["result"]["rejected"]
-        text += format_agreement(results["settings"]["judge"], row)
+        agreed = format_agreement(results["settings"]["judge"], row)
     if "relevance_people" in common:
-        text += format_relevance(common["relevance_people"]["result"], done)
-    return text + "".join(f"## Seed {seed}\n\n{_format_seed(row)}" for seed, row in done.items())
+        relevant = format_relevance(common["relevance_people"]["result"], done)
+    return fill_template(
+        TABLES_TEMPLATE,
+        seeds=format_seeds(done, "gold"),
+        flags=format_flags(done, "gold"),
+        reward_models=table(["model", "right on test pairs"], reward_models),
+        agreement=agreed,
+        relevance=relevant,
+        each=[{"seed": seed, **_format_seed(row)} for seed, row in done.items()],
+    )
 
 
 def format_agreement(name: str, row: dict[str, Any]) -> str:
     """Say how far the judge agrees with people, and whether it was asked about policies."""
-    share, found, bias = agreement(row), row["against_baseline"], row["position_bias"]
+    share = agreement(row)
+    found = row["against_baseline"]
+    bias = row["position_bias"]
     kept = "asked" if share >= LEAST_AGREEMENT else "dropped by the rule"
     text = f"The judge, {name}, agrees with people on {share:.0%} of the pairs: {kept}.\n"
     if found is not None:  # else bias is None too
@@ -394,23 +413,24 @@ def format_agreement(name: str, row: dict[str, Any]) -> str:
     return f"{text}\n"
 
 
-def format_lengths(done: dict[int, dict[str, Any]]) -> str:
-    """Say how closely changes of gold follow those of the length over each run."""
+def format_correlations(done: Mapping[int, dict[str, Any]], arm: str) -> str:
+    """How closely changes of gold follow changes of the length, in each seed.
 
-    def correlation(run: dict[str, Any]) -> float:
-        courses = [
-            run["result"]["curves"][f"rollout/{key}"] for key in ("score/gold", "response_length")
-        ]
-        means = [np.mean(np.reshape(values, (-1, WINDOW)), axis=1) for values in courses]
-        return float(np.corrcoef(np.diff(means))[0, 1])  # of changes: both rise over a run
+    Both rise over a run, so that changes between means of `WINDOW` iterations are correlated.
 
-    found = [
-        ", ".join(f"{correlation(row['steps'][arm]):.2f}" for row in done.values()) for arm in ARMS
-    ]
-    return (
-        f"Correlation of the changes of gold and length between means of {WINDOW} iterations: "
-        f"{found[0]} (vanilla PPO)\nand {found[1]} (PPO-max).\n"
-    )
+    Args:
+        done: What `complete_seeds` says of each seed.
+        arm: One of `ARMS`.
+    """
+    correlations = []
+    for row in done.values():
+        curves = row["steps"][arm]["result"]["curves"]
+        gold, length = (
+            np.diff(np.mean(np.reshape(curves[f"rollout/{key}"], (-1, WINDOW)), axis=1))
+            for key in ("score/gold", "response_length")
+        )
+        correlations.append(float(np.corrcoef(gold, length)[0, 1]))
+    return ", ".join(f"{correlation:.2f}" for correlation in correlations)
 
 
 def format_relevance(
@@ -429,15 +449,16 @@ def format_relevance(
         means = (f"{near[name].mean():.2f}" for name in NAMES)
         rows.append([seed, *means, *map(format_interval, differences)])
     return (
-        f"## Relevance\n\n{table(['seed', *head], rows)}\nThe first of a policy's samples for each "
+        f"{table(['seed', *head], rows)}\nThe first of a policy's samples for each "
         f"prompt. Of {len(own)} pairs of people, the chosen response is the more\nrelevant one in "
         f"{np.mean(own > rejected):.0%}; chosen responses have {own.mean():.2f}, rejected ones "
         f"{rejected.mean():.2f}, and chosen ones to the question of another pair\n"
-        f"{np.mean(people['chosen']['next']):.2f}.\n\n"
+        f"{np.mean(people['chosen']['next']):.2f}.\n"
     )
 
 
-def _format_seed(row: dict[str, Any]) -> str:
+def _format_seed(row: dict[str, Any]) -> dict[str, str]:
+    """The parts of a seed in the template of all numbers."""
     policies = row["steps"]["policies"]["result"]
     judged = row["steps"].get("judge_policies", {}).get("result", {})
     head = ["policy", "proxy", "gold", "gold, complete", "gold at SFT's length"]
@@ -469,15 +490,22 @@ def _format_seed(row: dict[str, Any]) -> str:
         for place in range(len(policies["sft"]["samples"]))
         for key in NAMES
     ]
-    parts = [
-        table(head, rows),
-        format_best_of(row["arms"]["sft"], "gold"),
-        format_verdict(row["verdict"]),
-        "Responses drawn by the seed, unedited:\n",
-        table(["policy", "prompt", "response"], samples),
-    ]
-    return "\n".join(parts) + "\n"
+    return {
+        "policies": table(head, rows),
+        "best_of": format_best_of(row["arms"]["sft"], "gold"),
+        "verdict": format_verdict(row["verdict"]),
+        "samples": table(["policy", "prompt", "response"], samples),
+    }
 
 
-if __name__ == "__main__":
-    auto_cli([run, relevance, report])
+def documents() -> Documents:
+    """The page, its figure, and all seeds and samples, from the committed results."""
+    results = read_runs(RESULTS)
+    return {
+        PAGE: format_page(results),
+        TABLES: format_tables(results),
+        IMAGES / "preferences.svg": lambda: draw(complete_seeds(results).values(), CURVES),
+    }
+
+
+COMMANDS = (run, relevance)

@@ -17,7 +17,7 @@ from experiments.drawing import COLORS, STYLE, band, finish_panel
 from experiments.results_file import table
 
 PAGE_TEMPLATE = Path(__file__).with_suffix(".md.j2")
-TABLES_TEMPLATE = Path(__file__).with_name("tables.md.j2")
+TABLES_TEMPLATE = Path(__file__).with_name("results.md.j2")
 NOT_RUN = "not run yet"
 
 RUNS = {

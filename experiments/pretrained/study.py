@@ -1,15 +1,14 @@
 """SmolLM2-135M through all stages on HH-RLHF: what each stage does to a pretrained model.
 
     python -m experiments pretrained run runs/smollm2/base FOLDER
-    python -m experiments pretrained publish
+    python -m experiments pretrained page
 
 `FOLDER` holds the files of `FILES`. `run` does the steps of five parts, each a process: SFT; reward
 models with and without LM imitation, and a gold reward model with other and more data; PPO-max
 beside vanilla PPO, judged by the gold model, which neither is trained on (the method of Gao et al.,
 arXiv 2210.10760); the collapse detector on these runs; and LoRA. A step that is finished is not
-repeated, and one that was interrupted resumes from its newest checkpoint. After each step the
-tables are written anew to `<output_dir>/results.md`. `publish` copies the results to
-`results.jsonl` beside this file, and writes their tables, `docs/pretrained.md` and its figure.
+repeated, and one that was interrupted resumes from its newest checkpoint. `page` writes
+`docs/pretrained.md`, its figure, and all tables from the results.
 """
 
 from __future__ import annotations
@@ -18,26 +17,29 @@ import json
 import os
 import platform
 import shutil
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import yaml
-from jsonargparse import auto_cli
 from torchmetrics.functional import spearman_corrcoef
 
 from benchmarks.speed.machine import device_name
-from experiments.drawing import save
+from experiments.frame import DOCS, IMAGES, Documents
 from experiments.pretrained.page import draw, format_page, format_tables
+from experiments.processes import (
+    CONFIGS,
+    Step,
+    fit_step,
+    read_watched_run,
+    run_missing_steps,
+)
 from experiments.results_file import read_lines, read_run, read_runs, write_run
-from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
+from lit_callbacks import read_logged_steps
 from lit_rlhf.data import (
     DataSource,
     DemonstrationDataModule,
@@ -50,11 +52,10 @@ from lit_rlhf.files import write_json_lines, write_text
 from lit_rlhf.forward import target_logprobs
 from lit_rlhf.models import load_causal_lm, load_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = ROOT / "configs"
 RESULTS = Path(__file__).with_name("results.jsonl")
-PAGE = ROOT / "docs" / "pretrained.md"
-FIGURE = ROOT / "docs" / "images" / "pretrained.svg"
+TABLES = RESULTS.with_suffix(".md")
+PAGE = DOCS / "pretrained.md"
+FIGURE = IMAGES / "pretrained.svg"
 FILES = {
     "helpful": "helpful_base_test.jsonl.gz",
     "sampled": "helpful_rejection_sampled_test.jsonl.gz",
@@ -108,22 +109,6 @@ class Sizes:
     iterations: int = 32
     prompts: int = 128
     max_new_tokens: int = 48
-
-
-class Step(NamedTuple):
-    """A process of the benchmark.
-
-    Attributes:
-        name: Its name, also in the file of the results.
-        part: Number of its part.
-        command: Words after the interpreter.
-        collect: Reads the figures once the process has ended.
-    """
-
-    name: str
-    part: int
-    command: list[str]
-    collect: Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -239,7 +224,7 @@ class Benchmark:
         """A step that measures the perplexity of the chosen responses of the test pairs."""
         output = self.path("measures", f"{name}.json")
         test = str(self.path("data", "test"))
-        command = ["-m", "experiments.pretrained.study", "perplexity", model, test, str(output)]
+        command = ["-m", "experiments", "pretrained", "perplexity", model, test, str(output)]
         return Step(f"perplexity_{name}", part, command, lambda: read_json(output))
 
     def fit(self, name: str, part: int, stage: str, start: str, **options: Any) -> Step:
@@ -259,7 +244,7 @@ class Benchmark:
             rate = read_config(stage)["model"]["init_args"]["optimizer"]["learning_rate"]
             options["optimizer"] = {"learning_rate": LORA_RATE * rate}
         options["model_path"] = str(self.path(start)) if start == "sft" else start
-        return self.train(name, part, [CONFIGS / "smollm2" / f"{stage}.yaml"], options, data, {})
+        return self.train(name=name, part=part, stage=stage, options=options, data=data, trainer={})
 
     def part_of(self, name: str) -> str:
         """The part of the data that a model learns from."""
@@ -300,19 +285,30 @@ class Benchmark:
             "callbacks": [bar, {"class_path": "lit_callbacks.CollapseDetector"}],
             "val_check_interval": self.sizes.iterations,
         }
-        return self.train(name, part, [CONFIGS / "smollm2" / "ppo.yaml"], options, data, trainer)
+        return self.train(
+            name=name, part=part, stage="ppo", options=options, data=data, trainer=trainer
+        )
 
     def train(
         self,
+        *,
         name: str,
         part: int,
-        configs: list[Path],
-        options: dict[str, Any],
-        data: dict[str, Any],
-        trainer: dict[str, Any],
+        stage: str,
+        options: Mapping[str, Any],
+        data: Mapping[str, Any],
+        trainer: Mapping[str, Any],
     ) -> Step:
-        """A step of `lit_rlhf fit`, which resumes from its newest checkpoint."""
-        data |= {"val_fraction": 0.0, "val_sources": self.sources("val")}
+        """A step of `lit_rlhf fit`, which resumes from its newest checkpoint.
+
+        Args:
+            name: Name of the step and of its folder.
+            part: Number of its part.
+            stage: Name of a configuration in `configs/smollm2`.
+            options: Options of the module.
+            data: Options of the datamodule.
+            trainer: Options of the trainer.
+        """
         changes = {
             "trainer": {
                 "precision": self.precision,
@@ -324,13 +320,14 @@ class Benchmark:
                 "init_args": {**data, "val_fraction": 0.0, "val_sources": self.sources("val")}
             },
         }
-        overlay = self.path("configs", f"{name}.yaml")
-        # in this order: the critic starts from the first reward model
-        write_text(overlay, yaml.safe_dump(changes, sort_keys=False))
-        files = [*configs, overlay, CONFIGS / "overlays" / "resumable.yaml", *device_overlays()]
-        command = ["-m", "lit_rlhf.cli.main", "fit"]
-        command += [word for file in files for word in ("--config", str(file))]
-        return Step(name, part, [*command, "--ckpt_path", "last"], lambda: self.read_run(name))
+        return fit_step(
+            name=name,
+            part=part,
+            configs=[CONFIGS / "smollm2" / f"{stage}.yaml"],
+            changes=changes,
+            overlay=self.path("configs", f"{name}.yaml"),
+            collect=lambda: self.read_run(name),
+        )
 
     def report(self, model: str, part: int, language_model: str = "") -> Step:
         """A step that measures a reward model on the test pairs, beside a language model."""
@@ -390,26 +387,13 @@ class Benchmark:
 
     def read_run(self, name: str) -> dict[str, Any]:
         """The peak memory of a training run, and for PPO the curves and the detector's verdict."""
-        by_step = read_logged_steps(str(self.path("logs", name)))
-        steps = by_step.values()
-        keys = sorted({key for s in steps for key in s if key.startswith("val/")})
-        last = {key: [s[key] for s in steps if key in s][-1] for key in keys}
-        memory = [v for s in steps for key, v in s.items() if key.startswith("memory/")]
-        result: dict[str, Any] = {"validation": last, "peak_gib": max(memory, default=0.0)}
-        if not name.startswith("ppo"):
-            return result
-        rows = [step for step in steps if all(key in step for key in CURVES)]
-        result["curves"] = {key: [round(r[key], 4) for r in rows] for key in CURVES}
-        verdicts = replay_steps(by_step, default_monitors())
-        flagged = [place for place, (_, v) in enumerate(verdicts, 1) if v.level is Level.COLLAPSED]
-        result["flagged_at"] = flagged[0] if flagged else None
-        result["reasons"] = verdicts[flagged[0] - 1][1].sentence if flagged else ""
-        return result
-
-
-def device_overlays() -> list[Path]:
-    """The configuration that trains on a GPU, where there is one."""
-    return [CONFIGS / "overlays" / "gpu.yaml"] if torch.cuda.is_available() else []
+        log = self.path("logs", name)
+        steps = read_logged_steps(str(log)).values()
+        keys = sorted({key for step in steps for key in step if key.startswith("val/")})
+        last = {key: [step[key] for step in steps if key in step][-1] for key in keys}
+        memory = [v for step in steps for key, v in step.items() if key.startswith("memory/")]
+        result = {"validation": last, "peak_gib": max(memory, default=0.0)}
+        return result | read_watched_run(log, CURVES) if name.startswith("ppo") else result
 
 
 def correlate_scores(rows: Sequence[dict[str, Any]], policy: str) -> float:
@@ -490,61 +474,17 @@ def perplexity(model: str, pairs: str, output: str, draws: int = 1000) -> None:
     write_text(output, json.dumps(figures, indent=1) + "\n")
 
 
-def run_step(step: Step, folder: Path, threads: int) -> dict[str, Any]:
-    """Run a step's process and return what it took and its figures.
-
-    Raises:
-        RuntimeError: If the process fails, with the end of its output.
-    """
-    log, marker = folder / "output" / f"{step.name}.txt", folder / "output" / f"{step.name}.begun"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    resumed = marker.exists()
-    marker.touch()
-    began = time.monotonic()
-    with log.open("a") as file:
-        process = subprocess.Popen(
-            [sys.executable, *step.command],
-            cwd=ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": python_path()},
-        )
-        # the only public way to the peak memory and CPU time of a single child
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise RuntimeError(f"{step.name} failed; {log} ends with\n{log.read_text()[-3000:]}")
-    figures = step.collect()
-    # each phase of training resets the peak that the kernel keeps for the process
-    peak = max(usage.ru_maxrss / 2**20, figures.pop("peak_gib", 0.0))
-    return {
-        "part": step.part,
-        "minutes": round((time.monotonic() - began) / 60, 2),
-        "cpu_minutes": round((usage.ru_utime + usage.ru_stime) / 60, 2),
-        "peak_gib": round(peak, 2),
-        "threads": threads,
-        "resumed": resumed,
-        "load": round(os.getloadavg()[0], 1),
-        "device": device_name("cuda" if torch.cuda.is_available() else "cpu"),
-        "torch": torch.__version__,
-        "result": figures,
-    }
-
-
-def python_path() -> str:
-    """The import path of the steps: this source tree."""
-    return os.pathsep.join((str(ROOT), str(ROOT / "callbacks")))
-
-
 def run(
     base: str,
     data: str,
+    *,
     output_dir: str = "runs/pretrained",
     sizes: Sizes = Sizes(),
     parts: tuple[int, ...] = (1, 2, 5, 3, 4),
     seeds: tuple[int, ...] = (0, 1, 2),
     threads: int = 2,
     precision: Precision = "32-true",
+    results: str = str(RESULTS),
 ) -> None:
     """Do the steps that are missing, in the order of the parts.
 
@@ -559,9 +499,13 @@ def run(
         threads: Threads of a step.
         precision: The trainer's precision. With bf16-mixed a step takes 0.6 to 0.7 of the time,
             on a processor with instructions for it (`avx512_bf16` or `amx_bf16`).
+        results: File of the results.
+
+    Raises:
+        ValueError: If the results are of other sizes or another precision.
     """
     root = Path(output_dir).resolve()
-    results = root / "results.jsonl"
+    file = Path(results)
     benchmark = Benchmark(
         root, str(Path(base).resolve()), str(Path(data).resolve()), sizes, precision
     )
@@ -576,51 +520,32 @@ def run(
             "python": platform.python_version(),
         },
     }
-    earlier = read_run(results, "settings") or settings
+    earlier = read_run(file, "settings")
+    if earlier is None:
+        write_run(file, "settings", settings)
+        earlier = settings
     for name in ("sizes", "precision"):
         if earlier[name] != settings[name]:
             raise ValueError(
-                f"{name}: expected {earlier[name]}, as in {results}, or another output_dir; "
+                f"{name}: expected {earlier[name]}, as in {file}, or another file of results; "
                 f"got {settings[name]}"
             )
-    write_run(results, "settings", settings)
     steps = benchmark.steps(seeds)
-    wanted = [step for part in parts for step in steps if step.part == part]
-    for number, step in enumerate(wanted, 1):
-        place = f"[{number}/{len(wanted)}] part {step.part}: {step.name}"
-        if (result := read_run(results, step.name)) is None:
-            say(f"{place}; its output: {root / 'output' / step.name}.txt")
-            result = run_step(step, root, threads)
-            write_run(results, step.name, result)
-            # Gigabytes, which only an interrupted step needs. Its model is elsewhere.
-            shutil.rmtree(root / "logs" / step.name / "checkpoints", ignore_errors=True)
-            write_text(root / "results.md", format_tables(read_runs(results)))
-        say(f"{place} took {result['minutes']:.1f} minutes and {result['peak_gib']:.1f} GiB")
-    say(f"results: {root / 'results.md'}")
+    chosen = [step for part in parts for step in steps if step.part == part]
+    for step, row in run_missing_steps(chosen, read_runs(file), folder=root, threads=threads):
+        write_run(file, step.name, row)
+        # Gigabytes, which only an interrupted step needs. Its model is elsewhere.
+        shutil.rmtree(root / "logs" / step.name / "checkpoints", ignore_errors=True)
 
 
-def say(text: str) -> None:
-    """Print a line at once, even to a file."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def publish(output_dir: str = "runs/pretrained") -> None:
-    """Copy the results beside this file, and write their tables, the page and its figure.
-
-    Args:
-        output_dir: Folder of the run.
-    """
-    shutil.copyfile(Path(output_dir) / "results.jsonl", RESULTS)
-    write_pages()
-
-
-def write_pages() -> None:
-    """Write the tables, the page and its figure from the published results."""
+def documents() -> Documents:
+    """The page, its figure and all tables, from the committed results."""
     results = read_runs(RESULTS)
-    write_text(RESULTS.with_suffix(".md"), format_tables(results))
-    write_text(PAGE, format_page(results))
-    save(draw(results), FIGURE)
+    return {
+        PAGE: format_page(results),
+        TABLES: format_tables(results),
+        FIGURE: lambda: draw(results),
+    }
 
 
-if __name__ == "__main__":
-    auto_cli([run, publish, perplexity])
+COMMANDS = (run, perplexity)

@@ -1,7 +1,7 @@
 """Fresh seeds of the quickstart, each with one thread, two threads and in bf16.
 
     python -m experiments quickstart_seeds run      # trains what is missing
-    python -m experiments quickstart_seeds report   # writes docs/quickstart_seeds.md and tables
+    python -m experiments quickstart_seeds page     # writes docs/quickstart_seeds.md and tables
 
 Rounding differs between the three, so a result that hangs on it differs too. The criterion is
 `CLAIMS`; each claim was fixed before the first run of the seeds that decide it. `run` adds the
@@ -19,7 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jsonargparse import auto_cli
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -29,8 +28,9 @@ from experiments.collapse.study import (
     detect_collapse,
     scale_thresholds,
 )
-from experiments.drawing import COLORS, STYLE, finish_axis, save
-from experiments.processes import Job, run_jobs
+from experiments.drawing import COLORS, STYLE, finish_axis
+from experiments.frame import DOCS, IMAGES, ROOT, Documents, fill_template
+from experiments.processes import command_job, run_missing_jobs
 from experiments.results_file import read_runs, table, write_run
 from lit_callbacks import default_monitors
 from lit_rlhf.files import write_text
@@ -42,11 +42,12 @@ from lit_rlhf.tools.commands.quickstart import (
     read_outcome,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).with_name("results.jsonl")
 TABLES = RESULTS.with_suffix(".md")
-PAGE = ROOT / "docs" / "quickstart_seeds.md"
-FIGURE = ROOT / "docs" / "images" / "quickstart_seeds.svg"
+PAGE = DOCS / "quickstart_seeds.md"
+FIGURE = IMAGES / "quickstart_seeds.svg"
+PAGE_TEMPLATE = Path(__file__).with_name("page.md.j2")
+TABLES_TEMPLATE = Path(__file__).with_name("results.md.j2")
 
 RECIPE_SEEDS = (30, 31, 32, 33, 34, 35, 36, 37, 38, 39)
 """Seeds that decide about the recipe, which was chosen on seeds 0, 1 and 24 to 28."""
@@ -261,20 +262,19 @@ def run(
         arithmetics: Keys of `ARITHMETICS` to run.
         parallel: Number of runs at a time.
     """
-    finished, root = read_runs(RESULTS), Path(output_dir)
-    run_jobs(
-        [
-            Job(
-                ["experiments.quickstart_seeds.study", "run_one", str(root), str(seed), name],
-                root / f"seed_{seed}_{name}.txt",
-                ARITHMETICS[name].threads,
-            )
-            for seed in seeds
-            for name in arithmetics
-            if f"seed_{seed}_{name}" not in finished
-        ],
-        parallel,
-    )
+    root = Path(output_dir)
+    jobs = {
+        f"seed_{seed}_{name}": command_job(
+            "quickstart_seeds",
+            "run_one",
+            {"output_dir": root, "seed": seed, "arithmetic": name},
+            log=root / f"seed_{seed}_{name}.txt",
+            threads=ARITHMETICS[name].threads,
+        )
+        for seed in seeds
+        for name in arithmetics
+    }
+    run_missing_jobs(jobs, RESULTS, parallel)
 
 
 def read_results(path: Path = RESULTS) -> list[RunResult]:
@@ -284,22 +284,56 @@ def read_results(path: Path = RESULTS) -> list[RunResult]:
     return sorted(runs, key=lambda run: (run.seed, order.index(run.arithmetic)))
 
 
+class Judgement(NamedTuple):
+    """How a claim does on the runs that there are.
+
+    Attributes:
+        verdict: `holds`, `does not hold`, or why it is open.
+        planned: Number of runs that decide about it.
+        deciding: The runs that there are of these.
+        failed: The runs that fail it.
+    """
+
+    verdict: str
+    planned: int
+    deciding: list[RunResult]
+    failed: list[RunResult]
+
+
+def judge_claim(claim: Claim, runs: Sequence[RunResult]) -> Judgement:
+    """Judge a claim by the runs of its seeds.
+
+    Args:
+        claim: The claim.
+        runs: All runs that there are.
+    """
+    planned = len(claim.seeds) * len(ARITHMETICS)
+    deciding = [run for run in runs if run.seed in claim.seeds]
+    failed = [run for run in deciding if not claim.holds(run)]
+    if len(failed) > claim.allowed_failures:
+        verdict = "does not hold"
+    else:
+        verdict = "holds" if len(deciding) == planned else "open: not all runs are done"
+    return Judgement(verdict=verdict, planned=planned, deciding=deciding, failed=failed)
+
+
 def format_verdicts(runs: Sequence[RunResult]) -> str:
     """The claims with the number of runs in which they hold, as a Markdown table."""
     rows = []
     for claim in CLAIMS:
-        n_all = len(claim.seeds) * len(ARITHMETICS)
-        deciding = [run for run in runs if run.seed in claim.seeds]
-        failed = [run for run in deciding if not claim.holds(run)]
-        if len(failed) > claim.allowed_failures:
-            verdict = "does not hold"
-        else:
-            verdict = "holds" if len(deciding) == n_all else "open: not all runs are done"
-        seeds = f"{claim.seeds[0]} to {claim.seeds[-1]}"
-        required = f"{n_all - claim.allowed_failures} of {n_all}"
-        held = f"{len(deciding) - len(failed)} of {len(deciding)}"
-        where = "; ".join(f"seed {r.seed}, {ARITHMETICS[r.arithmetic].title}" for r in failed)
-        rows.append([claim.text, seeds, required, held, where or "-", verdict])
+        judged = judge_claim(claim, runs)
+        n_deciding = len(judged.deciding)
+        places = (f"seed {r.seed}, {ARITHMETICS[r.arithmetic].title}" for r in judged.failed)
+        rows.append(
+            [
+                claim.text,
+                f"{claim.seeds[0]} to {claim.seeds[-1]}",
+                f"{judged.planned - claim.allowed_failures} of {judged.planned}",
+                f"{n_deciding - len(judged.failed)} of {n_deciding}",
+                "; ".join(places) or "-",
+                judged.verdict,
+            ]
+        )
     head = ["claim", "decided on seeds", "required", "holds in", "fails in", "verdict"]
     return table(head, rows)
 
@@ -347,37 +381,6 @@ def format_detections(runs: Iterable[RunResult]) -> str:
     return table(head, rows)
 
 
-PAGE_TEXT = """# Seeds of the quickstart
-
-`lit_rlhf quickstart` should show on every machine that vanilla PPO exploits its reward model and
-that PPO-max improves the policy, whatever the rounding. Seeds that were used to choose nothing
-are therefore run with one thread, with two threads, and in bf16:
-
-```bash
-python -m experiments quickstart_seeds run      # trains what is missing
-python -m experiments quickstart_seeds report   # writes this page
-```
-
-{done} Each claim was fixed before the first run of the seeds that decide it:
-
-{verdicts}
-The thirty runs of a claim are ten seeds in three arithmetics, which share world, data and initial
-weights, so they are ten trials and not thirty. A claim that holds with ten of ten seeds may still
-fail with up to 31 % of all (95 %, Clopper-Pearson), with nine of ten up to 45 %.
-
-{in_time}
-
-![Gold of SFT, vanilla PPO and PPO-max in each run](images/quickstart_seeds.svg)
-
-A point is a run, with the mean gold over 512 held-out prompts. The
-[tables](../experiments/quickstart_seeds/results.md) have every run, and what was tried before.
-
-All runs were made on AMD EPYC processors. On an Intel Xeon with AVX-512, seed 0 ends alike, at a
-gold of 0.52 (SFT), -1.64 (vanilla PPO) and 1.05 (PPO-max), but at other scores: 0.88 (vanilla PPO)
-and -0.53 (PPO-max) instead of 2.12 and 0.88. The pairwise loss fixes differences of scores, and not
-their level.
-"""
-
 HISTORY = (
     ("b18e902, 11-22 19:14", "the criterion", "0 to 2", "20 to 29"),
     ("25586c1, 13ac3cf, 11-22 20:47", "clip of rewards, weight of the KL penalty", "0 to 2", ""),
@@ -393,55 +396,14 @@ HISTORY = (
 )
 """Commits of 2026 (UTC), what they changed, the seeds that had been seen, and those that decide."""
 
-TABLES_TEXT = """# Seeds of the quickstart: all runs
-
-Written by `python -m experiments quickstart_seeds report` from `results.jsonl` for the page
-on [seeds of the quickstart](../../docs/quickstart_seeds.md).
-
-## The policies
-
-{outcomes}
-Gold and the share of well-formed responses are over 512 held-out prompts with one response
-each, sampled at temperature 1 ([gold](../../docs/lab.md)). "std" is the standard deviation of the
-SFT policy's gold over prompts. KL is in nats per response.
-
-## The detector
-
-{detections}
-A run does harm from the first iteration whose mean gold (128 rollouts) is {collapse} standard
-deviations of the SFT policy's gold below its mean. The detector's iterations are given with its
-thresholds {margin} times nearer to their baselines, as they are, and {margin} times farther away.
-"Healthy until" is the last iteration that it calls healthy before it flags the collapse. A
-roll-back restores weights that later iterations have confirmed to be healthy, from before that
-iteration.
-
-## How the criterion came about
-
-{history}
-The monitors have changed again since (aa54886, 6ea7bf7 and later), and the flags of these pages are
-those of the thresholds of d25329a.
-
-An earlier criterion asked for the flag itself before harm. Four first runs (seeds 20 to 23) failed
-it: gold falls from its peak to harm within three or four iterations, the monitors move with it, and
-they wait for a second reading, so the flag came one iteration before harm to one after. Ten further
-runs (seeds 24 to 28) had learning rates of 2e-4 and 6e-4. With two of these seeds vanilla PPO did
-harm in iteration 7 or 8, before the detector has its baseline, so no rule could be in time.
-The learning rates were lowered to 7e-5 and 2.1e-4, the world's demonstrations were made to repeat
-polite phrases less often, and seeds 30 to 39 run with both.
-
-There the detector was in time in all 30 runs, but with thresholds {margin} times farther away it
-was late in one, the mildest collapse (seed 39, one thread), and PPO-max raised no alarm even with
-thresholds 0.55 times as far. So the thresholds of KL per token, length, perplexity, entropy and
-distinct bigrams were moved nearer, by an eighth to a quarter, and seeds 60 to 69 test them.
-
-{made}
-"""
-
 
 def format_page(runs: Sequence[RunResult]) -> str:
     """Format the page: the claims and whether they hold."""
     n_all = len(SEEDS) * len(ARITHMETICS)
-    return PAGE_TEXT.format(
+    holding = sum(judge_claim(claim, runs).verdict == "holds" for claim in CLAIMS)
+    return fill_template(
+        PAGE_TEMPLATE,
+        answer=f"{holding} of {len(CLAIMS)} claims about it hold.",
         done=f"{len(runs)} of {n_all} runs are done.",
         verdicts=format_verdicts(runs),
         in_time=format_others(runs),
@@ -453,7 +415,8 @@ def format_tables(runs: Sequence[RunResult]) -> str:
     versions = sorted(
         {", ".join(f"{name} {number}" for name, number in run.versions.items()) for run in runs}
     )
-    return TABLES_TEXT.format(
+    return fill_template(
+        TABLES_TEMPLATE,
         outcomes=format_outcomes(runs),
         detections=format_detections(run for run in runs if run.seed in DETECTOR_SEEDS),
         collapse=COLLAPSE_STDS,
@@ -495,14 +458,10 @@ def draw(runs: Sequence[RunResult]) -> Figure:
         return figure
 
 
-def report() -> None:
-    """Write the page, its figure and the tables from the results, and print the verdicts."""
+def documents() -> Documents:
+    """The page, its figure and the tables of all runs, from the committed results."""
     runs = read_results()
-    write_text(PAGE, format_page(runs))
-    write_text(TABLES, format_tables(runs))
-    save(draw(runs), FIGURE)
-    print(f"{len(runs)} runs\n{format_verdicts(runs)}")
+    return {PAGE: format_page(runs), TABLES: format_tables(runs), FIGURE: lambda: draw(runs)}
 
 
-if __name__ == "__main__":
-    auto_cli([run, report, run_one])
+COMMANDS = (run, run_one)

@@ -13,18 +13,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from experiments.judging import T_975, Interval, student_interval
 from experiments.reproduce.table import ITERATIONS, Arm, Foundation
 
 VERSION, DATE = 3, "2026-11-24"
 MIN_SEEDS = 3
 """Fewer seeds give no verdict."""
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
-"""Quantiles of Student's t for 95 % intervals, from one degree of freedom on."""
 TAIL = 0.1
 """Share of a curve over which its start and its end are averaged."""
 FLOOR = -1.0
@@ -116,27 +115,6 @@ def _width(counts: Sequence[int], edges: Sequence[float]) -> float:
     centres = np.convolve(edges, [0.5, 0.5], "valid")
     mean = np.average(centres, weights=counts)
     return float(np.sqrt(np.average((centres - mean) ** 2, weights=counts)))
-
-
-class Interval(NamedTuple):
-    """The effect of a comparison over seeds, positive where the comparison holds.
-
-    Attributes:
-        low: Lower end of the 95 % interval of its mean.
-        mean: Its mean.
-        high: Upper end of the interval.
-    """
-
-    low: float
-    mean: float
-    high: float
-
-
-def student_interval(effects: Sequence[float], least_spread: float = 0.0) -> Interval:
-    """Mean of two or more effects, with Student's 95 % interval for that standard deviation."""
-    mean, spread = fmean(effects), max(stdev(effects), least_spread)
-    half = T_975[len(effects) - 2] * spread / math.sqrt(len(effects))
-    return Interval(mean - half, mean, mean + half)
 
 
 @dataclass(frozen=True)

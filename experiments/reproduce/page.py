@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from experiments.drawing import save
+from experiments.frame import DOCS, Documents, fill_template
 from experiments.reproduce.claims import CLAIMS, RULES
 from experiments.reproduce.drawing import Results, draw
 from experiments.reproduce.history import VERSIONS, Version, judge_by
@@ -40,13 +40,16 @@ from experiments.reproduce.table import (
 from experiments.results_file import read_runs, table
 from lit_rlhf.files import write_text
 
-PAGE = "reproduction.md"
-IMAGES = "images/reproduction"
+PAGE = DOCS / "reproduction.md"
+FIGURES = "images/reproduction"
+"""Folder of the figures in that of the documentation."""
+VERDICTS = Path(__file__).with_name("verdicts.json")
 TODAY = (
     "a 95 % t interval of the paired effect against the claim's margin, or undecided; premises "
     "first. After seeds 40 to 44 had been seen; runs of later seeds carry its hash"
 )
-TEMPLATE, CLAIMS_TEMPLATE = (Path(__file__).with_name(name) for name in ("page.md", "claims.md"))
+TEMPLATE = Path(__file__).with_name("page.md.j2")
+CLAIMS_TEMPLATE = Path(__file__).with_name("results.md.j2")
 
 
 def read_results(path: Path) -> dict[int, dict[str, Mapping[str, Any]]]:
@@ -78,38 +81,40 @@ def judge_by_all(results: Results) -> dict[str, Any]:
     return {"rules": RULES, "verdicts": verdicts}
 
 
-def write_page(results_file: Path, docs: Path) -> Iterator[Path]:
-    """Draw every figure whose curves all have `MIN_SEEDS` runs, and write the page and the claims.
+def write_verdicts(results_file: Path) -> Path:
+    """Write the verdicts of all versions of the rules, and return the path of the file."""
+    judged = judge_by_all(read_results(results_file))
+    return write_text(VERDICTS, json.dumps(judged, indent=1) + "\n")
+
+
+def make_documents(results_file: Path) -> Documents:
+    """The page, the list of claims, and every figure whose curves all have `MIN_SEEDS` runs.
 
     Args:
-        results_file: File of the results; the claims with their numbers, and the verdicts, are
-            written beside it.
-        docs: Folder of the page.
+        results_file: File of the results; the list of claims is beside it.
 
-    Yields:
-        The paths that were written.
+    Raises:
+        ValueError: If the verdicts are not those of the results.
     """
     results = read_results(results_file)
-    drawn = []
-    for experiment in EXPERIMENTS.values():
-        path = docs / IMAGES / f"{experiment.name}.svg"
-        if not has_seeds(experiment, results):
-            path.unlink(missing_ok=True)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save(draw(experiment, results), path)
-            drawn.append(experiment.name)
-            yield path
-    judged = judge_by_all(results)
-    verdicts = results_file.with_name("verdicts.json")
-    yield write_text(verdicts, json.dumps(judged, indent=1) + "\n")
-    yield write_text(docs / PAGE, format_page(results, judged))
-    to_docs = os.path.relpath(docs, results_file.parent)
-    yield write_text(results_file.with_suffix(".md"), format_claims(results, drawn, to_docs))
+    judged = json.loads(VERDICTS.read_text("utf-8"))
+    verdicts = [str(judge(claim, results).verdict) for claim in CLAIMS]
+    if judged["rules"] != RULES or judged["verdicts"][str(VERSION)] != verdicts:
+        raise ValueError(f"{VERDICTS}: expected the verdicts of {results_file}, got others")
+    drawn = [experiment for experiment in EXPERIMENTS.values() if has_seeds(experiment, results)]
+    names = [experiment.name for experiment in drawn]
+    return {
+        PAGE: format_page(results, judged),
+        results_file.with_suffix(".md"): format_claims(results, judged, names),
+        **{
+            DOCS / FIGURES / f"{experiment.name}.svg": partial(draw, experiment, results)
+            for experiment in drawn
+        },
+    }
 
 
 def format_page(results: Results, judged: Mapping[str, Any]) -> str:
-    """Format the page: how many claims hold, those that do not, and the history of the rules.
+    """Format the page: how many claims hold, and those that do not.
 
     Args:
         results: Results by seed.
@@ -126,17 +131,6 @@ def format_page(results: Results, judged: Mapping[str, Any]) -> str:
         ]
         return "\n".join(lines) or "- none so far"
 
-    today = Version(VERSION, DATE, f"rules {RULES}", TODAY)
-    versions = [
-        [v.number, v.date, v.commit, v.text, count_verdicts(by_version[str(v.number)])]
-        for v in (*VERSIONS, today)
-    ]
-    names = [str(v[0]) for v in versions]
-    changed = [
-        [n, *said]
-        for n, said in enumerate(zip(*(by_version[name] for name in names), strict=True), start=1)
-        if len(set(said)) > 1
-    ]
     seeds = [len(judge(claim, results).seeds) for claim in CLAIMS]
     done = [
         f"{n}: {found} of {len(planned(claim))}"
@@ -144,20 +138,58 @@ def format_page(results: Results, judged: Mapping[str, Any]) -> str:
         if found < len(planned(claim))
     ]
     runs = [run for of_seed in results.values() for run in of_seed.values()]
-    return TEMPLATE.read_text("utf-8").format(
+    return fill_template(
+        TEMPLATE,
         claims=len(CLAIMS),
         summary=count_verdicts(verdicts),
         contradicted=listed(Verdict.CONTRADICTED),
         not_here=listed(Verdict.NOT_AT_THIS_SCALE, Verdict.PARTLY),
-        undecided=listed(Verdict.UNDECIDED, Verdict.NOT_RUN),
-        versions=table(["version", "date (UTC)", "commit", "rule", "verdicts"], versions),
-        changed=table(["claim", *(f"version {name}" for name in names)], changed),
+        verdicts=format_numbers(verdicts),
+        first=count_verdicts(by_version[str(VERSIONS[0].number)]),
         missing="; ".join(done) or "none",
         runs=len(runs),
-        fresh=sum("rules" in run for run in runs),
         cpu_hours=f"{sum(run['cpu_seconds'] for run in runs) / 3600:.1f}",
         hours=f"{total_seconds() / 3600 / CORES:.1f}",
     )
+
+
+def format_numbers(verdicts: Sequence[Verdict]) -> str:
+    """Format the numbers of the claims by their verdict.
+
+    Args:
+        verdicts: The verdict on each claim, in the order of `CLAIMS`.
+    """
+    rows = []
+    for verdict in Verdict:
+        numbers = [str(n) for n, said in enumerate(verdicts, start=1) if said is verdict]
+        if numbers:
+            rows.append([verdict, len(numbers), ", ".join(numbers)])
+    return table(["verdict", "number", "claims"], rows)
+
+
+def format_versions(by_version: Mapping[str, Sequence[str]]) -> str:
+    """Format what each version of the rules was, and how many claims got each verdict by it.
+
+    Args:
+        by_version: The verdict on each claim by the number of the version.
+    """
+    today = Version(VERSION, DATE, f"rules {RULES}", TODAY)
+    rows = [
+        [v.number, v.date, v.commit, v.text, count_verdicts(by_version[str(v.number)])]
+        for v in (*VERSIONS, today)
+    ]
+    return table(["version", "date (UTC)", "commit", "rule", "verdicts"], rows)
+
+
+def format_changes(by_version: Mapping[str, Sequence[str]]) -> str:
+    """Format the claims on which versions of the rules differ.
+
+    Args:
+        by_version: The verdict on each claim by the number of the version.
+    """
+    each = enumerate(zip(*by_version.values(), strict=True), start=1)
+    rows = [[number, *verdicts] for number, verdicts in each if len(set(verdicts)) > 1]
+    return table(["claim", *(f"version {name}" for name in by_version)], rows)
 
 
 def count_verdicts(verdicts: Sequence[str]) -> str:
@@ -213,14 +245,15 @@ def _shown(number: float, digits: int) -> str:
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.{digits}g}"
 
 
-def format_claims(results: Results, drawn: list[str], docs: str) -> str:
-    """Format the claims with their numbers, and the figures, as Markdown.
+def format_claims(results: Results, judged: Mapping[str, Any], drawn: Sequence[str]) -> str:
+    """Format the claims with their numbers, the history of the rules, and the figures.
 
     Args:
         results: Results by seed.
+        judged: What `judge_by_all` says of them.
         drawn: Names of the figures that are drawn.
-        docs: The folder of the documentation, relative to the file.
     """
+    docs = "../../docs"  # from the folder of the list
     versions = sorted(
         {
             ", ".join(f"{name} {number}" for name, number in run["versions"].items())
@@ -239,16 +272,20 @@ def format_claims(results: Results, drawn: list[str], docs: str) -> str:
         verdict = f"{finding.verdict}<br>{found} seeds"
         verdict += f"<br>*{claim.note}*" if claim.note else ""
         figure = claim.figure
-        link = f" ([figure]({docs}/{IMAGES}/{figure}.svg))" if figure in drawn else ""
+        link = f" ([figure]({docs}/{FIGURES}/{figure}.svg))" if figure in drawn else ""
         stated = f"{claim.text}<br>*{claim.source}*{link}"
         rows.append(f"| {number} | {stated} | {shown} | {verdict} |")
     figures = []
     for name in drawn:
         title = EXPERIMENTS[name].title
-        figures.append(f"### {title}\n\n![{title}]({docs}/{IMAGES}/{name}.svg)\n")
-    return CLAIMS_TEMPLATE.read_text("utf-8").format(
+        figures.append(f"### {title}\n\n![{title}]({docs}/{FIGURES}/{name}.svg)\n")
+    return fill_template(
+        CLAIMS_TEMPLATE,
         docs=docs,
+        versions_of_rules=format_versions(judged["verdicts"]),
+        changed=format_changes(judged["verdicts"]),
         measured=sum(len(runs) for runs in results.values()),
+        fresh=sum("rules" in run for runs in results.values() for run in runs.values()),
         versions=f" with {'; '.join(versions)}" if versions else "",
         rows="\n".join(rows),
         figures="\n".join(figures) or "No figure has all its runs yet.\n",

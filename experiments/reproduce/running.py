@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 import yaml
 
 import lit_rlhf
+from experiments.processes import cpu_seconds_used
 from experiments.reproduce.claims import RULES
 from experiments.reproduce.measuring import measure_foundation, measure_run
 from experiments.reproduce.table import Arm, Foundation, arms_by_name, foundations_by_name
@@ -258,7 +258,6 @@ def train(plan: Plan) -> None:
     else:
         train_arm(stages, plan, plan.part)
         measured = measure_run(stages.root, plan.part, plan.seed)
-    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     result = {
         "name": plan.part.name,
         "seed": plan.seed,
@@ -267,7 +266,7 @@ def train(plan: Plan) -> None:
         "rules": RULES,
         "trial": plan.trial,
         # of the last process only, if there was an interruption
-        "cpu_seconds": round(sum(used.ru_utime + used.ru_stime for used in usage), 1),
+        "cpu_seconds": cpu_seconds_used(),
         "versions": versions(),
         **measured,
     }
@@ -418,10 +417,9 @@ def start(plan: Plan) -> subprocess.Popen[bytes]:
     with plan.log.open("ab") as log:
         return subprocess.Popen(
             [
-                *(sys.executable, "-m", "experiments.reproduce.study", "train"),
-                *("--name", plan.part.name, "--seed", str(plan.seed)),
-                *("--output_dir", str(plan.output_dir.resolve())),
-                *("--results", str(plan.results.resolve())),
+                *(sys.executable, "-m", "experiments", "reproduce", "train", plan.part.name),
+                *(str(plan.output_dir.resolve()), str(plan.results.resolve())),
+                *("--seed", str(plan.seed)),
                 *(("--trial", "true") if plan.trial else ()),
             ],
             stdout=log,

@@ -1,11 +1,12 @@
 """Reproduce the paper's figures on the built-in world.
 
-    python -m experiments reproduce list
+    python -m experiments reproduce figures
     python -m experiments reproduce run fig4 fig7 --parallel 2
     python -m experiments reproduce page
 
-`list` shows the figures with their budget and what there is. `run` trains what is missing, and can
-be interrupted and repeated. `page` draws the figures and writes docs/reproduction.md.
+`figures` shows the figures with their budget and what there is. `run` trains what is missing, and
+can be interrupted and repeated. `judge` judges the claims by all versions of the rules, and `page`
+draws the figures and writes docs/reproduction.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from experiments.reproduce.page import write_page
+from experiments.frame import Documents
+from experiments.processes import say
+from experiments.reproduce.page import make_documents, write_verdicts
 from experiments.reproduce.running import RESULTS, Plan, find_plan, start
 from experiments.reproduce.running import train as train_plan
 from experiments.reproduce.table import (
@@ -34,13 +37,25 @@ from experiments.reproduce.table import (
     total_seconds,
 )
 from lit_callbacks.words import format_duration
-from lit_rlhf.command import Command, run_group
 
 
 def plan_experiment(
-    experiment: Experiment, output_dir: Path, results: Path, trial: bool, seeds: Sequence[int]
+    experiment: Experiment,
+    *,
+    output_dir: Path,
+    results: Path,
+    trial: bool,
+    seeds: Sequence[int],
 ) -> Iterator[Plan]:
-    """All runs of a figure: the foundations, which can be trained at a time, then seed by seed."""
+    """All runs of a figure: the foundations, which can be trained at a time, then seed by seed.
+
+    Args:
+        experiment: The figure.
+        output_dir: Folder for models and logs.
+        results: File of the results.
+        trial: Whether all stages are cut to a few batches.
+        seeds: Seeds to run, instead of the figure's; empty: the figure's.
+    """
     chosen = seeds or experiment.seeds
     for seed in chosen:
         for foundation in experiment.needed_foundations():
@@ -100,6 +115,7 @@ class Runner:
 
 def run(
     figures: list[str],
+    *,
     output_dir: str = "runs/reproduction",
     results: str = str(RESULTS),
     seeds: tuple[int, ...] = (),
@@ -109,7 +125,7 @@ def run(
     """Train the runs of figures or of single arms that are missing, in the order given.
 
     Args:
-        figures: Names of figures or of arms, or `all`.
+        figures: Names of figures, as `figures` shows them, or of arms, or `all`.
         output_dir: Folder for models and logs.
         results: File of the results.
         seeds: Seeds to run, instead of the table's.
@@ -129,7 +145,13 @@ def run(
     plans = [
         plan
         for name in chosen
-        for plan in plan_experiment(known[name], Path(output_dir), Path(results), trial, seeds)
+        for plan in plan_experiment(
+            known[name],
+            output_dir=Path(output_dir),
+            results=Path(results),
+            trial=trial,
+            seeds=seeds,
+        )
     ]
     plans = [plan for plan in dict.fromkeys(plans) if not plan.is_finished()]
     runner = Runner(len(plans))
@@ -146,21 +168,22 @@ def run(
     say(f"{runner.n_done} of {len(plans)} runs trained.")
 
 
-def say(text: str) -> None:
-    """Print a line on standard error."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def list_figures(results: str = str(RESULTS)) -> None:
+def figures(results: str = str(RESULTS)) -> None:
     """List the figures with their arms, budget, and how many runs are finished.
 
     Args:
         results: File of the results.
     """
     minutes = f"minutes\non {CORES} cores"
-    table = Table("figure", "arms", "seeds", "finished", minutes, "title")
+    table = Table()
+    for column in ("figure", "arms", "seeds", "finished", minutes, "title"):
+        table.add_column(column)
     for experiment in EXPERIMENTS.values():
-        plans = list(plan_experiment(experiment, Path(), Path(results), False, ()))
+        plans = list(
+            plan_experiment(
+                experiment, output_dir=Path(), results=Path(results), trial=False, seeds=()
+            )
+        )
         finished = sum(plan.is_finished() for plan in plans)
         table.add_row(
             experiment.name,
@@ -176,37 +199,27 @@ def list_figures(results: str = str(RESULTS)) -> None:
     console.print(f"All runs, each counted once: {hours:.1f} hours on {CORES} cores.")
 
 
-def train(name: str, seed: int, output_dir: str, results: str, trial: bool = False) -> None:
+def train(name: str, output_dir: str, results: str, *, seed: int, trial: bool = False) -> None:
     """Train one run in this process; `run` calls it.
 
     Args:
         name: Name of a foundation or an arm.
-        seed: Its seed.
         output_dir: Folder for models and logs.
         results: File of the results.
+        seed: Its seed.
         trial: Cut all stages to a few batches.
     """
     train_plan(find_plan(name, seed, output_dir, results, trial))
 
 
-def page(results: str = str(RESULTS), docs: str = "docs") -> None:
-    """Draw the figures and write the page, from the results that there are.
-
-    Args:
-        results: File of the results.
-        docs: Folder of the page; the figures go to images/reproduction in it.
-    """
-    for path in write_page(Path(results), Path(docs)):
-        print(path)
+def judge() -> None:
+    """Judge the claims by all versions of the rules, from the history of this repository."""
+    print(write_verdicts(RESULTS))
 
 
-FIGURES_HELP = "Names of figures, as `list` shows them, or of arms, or `all`."
-COMMANDS = {
-    "list": Command(list_figures),
-    "run": Command(run, words={"figures": FIGURES_HELP}),
-    "train": Command(train),
-    "page": Command(page),
-}
+def documents() -> Documents:
+    """The page, its figures and the list of claims, from the committed results."""
+    return make_documents(RESULTS)
 
-if __name__ == "__main__":
-    run_group(COMMANDS, sys.argv[1:], "python -m experiments reproduce")
+
+COMMANDS = (figures, run, train, judge)

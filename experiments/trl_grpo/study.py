@@ -1,6 +1,6 @@
 """GRPO runs of TRL on a model of a few thousand parameters, with a rule as truth.
 
-    python -m experiments trl_grpo    # needs trl; writes experiments/trl_grpo/results.jsonl
+    python -m experiments trl_grpo run   # trains what is missing; needs trl
 
 The policy writes up to sixteen letters. The truth is that a response has many different letters.
 The proxy counts one letter, so that it is best to write nothing else; in the matched run the proxy
@@ -9,7 +9,6 @@ is the truth. `WatchCallback` watches, and a last run of the proxy is stopped by
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, set_seed
-from trl import GRPOConfig, GRPOTrainer
 
+from experiments.frame import Documents
+from experiments.results_file import read_runs, write_run
 from lit_callbacks import WatchCallback
 
 RESULT = Path(__file__).with_name("results.jsonl")
@@ -40,7 +40,19 @@ def proxy(completions: list[str], **_: Any) -> list[float]:  # TRL's columns
 
 
 def train(folder: Path, name: str, seed: int, stop: str | None = None) -> dict[str, Any]:
-    """A run: where it was flagged, and what TRL logged."""
+    """Train a policy.
+
+    Args:
+        folder: Folder for all files of the run.
+        name: `proxy` or `truth`: what the policy learns.
+        seed: Seed of the weights and of the sampling.
+        stop: Level of the verdict at which the run is stopped; None: never.
+
+    Returns:
+        Where the run was flagged, and what TRL logged.
+    """
+    from trl import GRPOConfig, GRPOTrainer  # no dependency of lit_rlhf
+
     reward = proxy if name == "proxy" else truth
     set_seed(seed)
     words = {word: i for i, word in enumerate(["<pad>", "<eos>", *LETTERS])}
@@ -83,7 +95,6 @@ def train(folder: Path, name: str, seed: int, stop: str | None = None) -> dict[s
     trainer.train()
     trainer.save_state()
     return {
-        "run": f"{name}-seed_{seed}" + ("-stopped" if stop else ""),
         "updates": trainer.state.global_step,
         "stopped_by": callback.stopped_by and callback.stopped_by.sentence,
         "steps": [
@@ -94,10 +105,21 @@ def train(folder: Path, name: str, seed: int, stop: str | None = None) -> dict[s
     }
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Train the runs that have no result."""
     runs = [(name, seed, None) for seed in range(3) for name in ("proxy", "truth")]
-    with tempfile.TemporaryDirectory() as folder, RESULT.open("w") as file:
-        for name, seed, stop in [*runs, ("proxy", 0, "collapsed")]:
-            result = train(Path(folder) / f"{name}_{seed}_{stop}", name, seed, stop)
-            print(result["run"], result["updates"], result["stopped_by"], flush=True)
-            file.write(json.dumps(result) + "\n")
+    for name, seed, stop in [*runs, ("proxy", 0, "collapsed")]:
+        label = f"{name}-seed_{seed}" + ("-stopped" if stop else "")
+        if label not in read_runs(RESULT):
+            with tempfile.TemporaryDirectory() as folder:
+                result = train(Path(folder), name, seed, stop)
+            print(label, result["updates"], result["stopped_by"], flush=True)
+            write_run(RESULT, label, result)
+
+
+def documents() -> Documents:
+    """None: the page of `detector` tells these runs."""
+    return {}
+
+
+COMMANDS = (run,)

@@ -122,8 +122,3 @@ def test_thresholds_move_as_far_from_the_baseline_as_the_factor_says() -> None:
     assert (length.high_ratio, length.low_ratio) == pytest.approx((2.2, 0.0))
     perplexity = collapse.scale_thresholds(PerplexityMonitor(low_ratio=0.6, high_ratio=2.0), 0.5)
     assert (perplexity.low_ratio, perplexity.high_ratio) == pytest.approx((0.8, 1.5))
-
-
-def test_page_agrees_with_the_results() -> None:
-    page = collapse.format_page(json.loads(collapse.RESULT.read_text("utf-8")))
-    assert collapse.PAGE.read_text("utf-8") == page, "run python -m experiments collapse report"

@@ -1,13 +1,17 @@
 """Returns and values by position: measures by hand, and a figure of made-up results."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from experiments.critic_positions import study as critic_positions
-from experiments.critic_positions.study import ARMS, PHASES, SEEDS, measure, report
-from experiments.results_file import write_run
+from experiments.critic_positions.study import (
+    ARMS,
+    PHASES,
+    SEEDS,
+    draw,
+    format_tables,
+    measure,
+)
 
 
 def test_measures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,14 +28,16 @@ def test_measures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second == {"responses": 3, "return": 3.0, "value": 4.0, "explained_variance": 1.0}
 
 
-def test_figure_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(critic_positions, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(critic_positions, "FIGURE", tmp_path / "figure.svg")
+def test_figure_and_tables_have_every_arm() -> None:
     row = {"responses": 60, "return": 1.0, "value": 0.5, "explained_variance": 0.3}
-    for place, seed in enumerate(SEEDS):
-        for arm in ARMS:
-            found = {phase: [row] * (3 + place) for phase in PHASES}
-            write_run(tmp_path / "results", f"{arm}-seed_{seed}", found)
-    report()
-    text = (tmp_path / "figure.svg").read_text("utf-8")
-    assert all(label in text for label in ("iterations 6 to 20", *ARMS.values()))
+    results = {
+        f"{arm}-seed_{seed}": {phase: [row] * (3 + place) for phase in PHASES}
+        for place, seed in enumerate(SEEDS)
+        for arm in ARMS
+    }
+    axes = draw(results).axes
+    titles = [axis.get_title(loc="left") for axis in axes[1:]]
+    assert titles == [f"{label}: variance explained" for label in ARMS.values()]
+    assert axes[1].get_legend_handles_labels()[1][0] == "iterations 6 to 20"
+    assert format_tables(results).count("| 3 | 1.00 | 0.50 | 0.30 |") == len(ARMS)
+    assert "| 4 |" not in format_tables(results)  # one seed has three tokens

@@ -1,26 +1,21 @@
 """The comparison of estimators on sums: its rules on made-up results, and the page's real ones."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.estimator_sums import study as estimator_sums
 from experiments.estimator_sums.study import (
     ARMS,
     RATES,
-    RESULTS,
     SEEDS,
-    TABLES,
     choose_rates,
+    draw,
     format_tables,
-    report,
+    judged,
     right_within_kl,
     right_within_tokens,
 )
-from experiments.results_file import read_runs, write_run
-from tests.support.docs_blocks import ROOT
 
 
 def result(seed: int, arm: str, shares: list[float], length: float = 20.0) -> dict[str, Any]:
@@ -51,23 +46,19 @@ def test_the_rate_with_most_right_responses_is_kept() -> None:
     assert choose_rates(runs) == dict.fromkeys(ARMS, RATES[1])
 
 
-def test_report_compares_the_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RESULTS", "TABLES"):
-        monkeypatch.setattr(estimator_sums, name, tmp_path / name)
-    monkeypatch.setattr(estimator_sums, "FIGURE", tmp_path / "figure.svg")
-    results = tmp_path / "RESULTS"
+def test_tables_compare_the_arms() -> None:
+    runs: dict[str, Any] = {}
     for arm in ARMS:
         for rate in RATES:
-            write_run(results, f"tuning-{arm}-{rate:g}", result(0, arm, [0.5] * 5))
+            runs[f"tuning-{arm}-{rate:g}"] = result(0, arm, [0.5] * 5)
         for seed in SEEDS:
-            write_run(results, f"{arm}-seed_{seed}", result(seed, arm, [0.5] * 6))
+            runs[f"{arm}-seed_{seed}"] = result(seed, arm, [0.5] * 6)
     for seed in SEEDS:
         right = {f"{arm}-seed_{seed}": 0.8 if arm == "rloo" else 0.5 for arm in ARMS}
-        row = {"seed": seed, "right": right, "best_of": {"1": 0.1, "4": 0.3, "16": 0.6}}
-        write_run(results, f"unseen_{seed}", row)
-    write_run(results, "beyond-grpo", result(0, "grpo", [0.25] * 5) | {"rate": 2e-3})
-    report()
-    text = (tmp_path / "TABLES").read_text("utf-8")
+        best_of = {"1": 0.1, "4": 0.3, "16": 0.6}
+        runs[f"unseen_{seed}"] = {"seed": seed, "right": right, "best_of": best_of}
+    runs["beyond-grpo"] = result(0, "grpo", [0.25] * 5) | {"rate": 2e-3}
+    text = format_tables(runs)
     lines = reversed(text.splitlines())
     rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("| ")}
     assert "0.80, 0.80, 0.80, 0.80, 0.80; better" in rows["rloo"]
@@ -77,10 +68,4 @@ def test_report_compares_the_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert rows["best of 4"] == "| best of 4 | 0.30, 0.30, 0.30, 0.30, 0.30 | 0.80 |"
     assert "| grpo | 0.50 | 0.50 | 0.50 | 0.00025 | 0.25 at 0.002 |" in text
     assert "| rloo | 0.50 | 0.50 | 0.50 | 0.00025 | - |" in text
-    assert (tmp_path / "figure.svg").is_file()
-
-
-@pytest.mark.skipif(not TABLES.is_file(), reason="no run has a result yet")
-def test_page_has_the_tables() -> None:
-    page = (ROOT / "docs" / "estimators.md").read_text("utf-8")
-    assert format_tables(read_runs(RESULTS)) in page
+    assert draw(judged(runs)).axes[0].get_legend_handles_labels()[1] == list(ARMS)

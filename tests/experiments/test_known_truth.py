@@ -7,9 +7,8 @@ import pytest
 from experiments.known_truth import rule
 from experiments.known_truth import study as running
 from experiments.known_truth.criterion import judge, paired_difference, read_arms
-from experiments.known_truth.page import format_page
+from experiments.known_truth.page import format_page, format_tables
 from experiments.known_truth.study import Demonstrations, Recipe, Seed, Steps
-from experiments.results_file import read_runs
 
 PROMPT = rule.PROMPT.format(place="garden", thing="dog")
 
@@ -138,15 +137,11 @@ def test_page_names_open_seeds_and_each_verdict() -> None:
     done = {name: {"result": result} for name, result in steps.items()}
     results = {"seed_10": {"steps": done, "verdict": judge(read_arms(steps))}}
     page = format_page(results)
+    tables = format_tables(results)
     assert "which decide, 1 are done. Shown are the seeds [10]" in page
-    assert "| vanilla PPO | 0.50 | 0.25 | 1.0 | 9.0 | 12%" + " | 75%" * 4 + " | 50% | 7 |" in page
-    assert "| 10 | vanilla PPO | 7 | wrong | KL rose |" in page
-    assert "| 10 | PPO-max | not | right | - |" in page
+    assert "| vanilla PPO | 0.50 | 0.25 | 1.0 | 9.0 | 12%" + " | 75%" * 4 + " | 50% | 7 |" in tables
+    assert "| 10 | vanilla PPO | 7 | wrong | KL rose |" in tables
+    assert "| 10 | PPO-max | not | right | - |" in tables
     assert "| 10 | 0.25 | 0.25 | 0.25 | +0.00 [+0.00, +0.00] |" in page
-    assert "1 exploited: no, 2 improved: no, 3 beats best of 4: no" in page
-    assert "A dog \\| a garden." in page
-
-
-def test_page_agrees_with_the_results() -> None:
-    page = (running.DOCS / "known_truth.md").read_text("utf-8")
-    assert page == format_page(read_runs(running.RESULTS))
+    assert "1 exploited: no, 2 improved: no, 3 beats best of 4: no" in tables
+    assert "A dog \\| a garden." in tables

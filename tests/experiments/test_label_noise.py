@@ -1,6 +1,5 @@
 """The study of flipped labels: gold labels, verdicts on made-up results, and the page's tables."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +9,15 @@ from experiments.label_noise import study as label_noise
 from experiments.label_noise.study import (
     RATES,
     SEEDS,
-    TABLES,
     auc,
-    build_tables,
+    by_rate,
+    format_accuracy,
+    format_finding,
+    format_gold,
     label_by_gold,
     split_pairs,
 )
 from experiments.results_file import read_runs
-from tests.support.docs_blocks import ROOT
 
 NOT_SHOWN = "no difference shown"
 PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"
@@ -78,21 +78,19 @@ def test_verdicts_hold_with_each_seed(
     values = zip(SEEDS, gains, strengths, strict=False)
     results = [result(seed, 0.2, gain, value) for seed, gain, value in values]
     results += [result(seed, 0.0, 0.0, 0.0) for seed in SEEDS]
-    found, accuracy, golds = build_tables(results).split("\n\n")
-    cells = [cell.strip() for cell in found.splitlines()[-1].split("|")]
+    shares = by_rate(results)
+    finding_row = format_finding(shares).splitlines()[-1]
+    cells = [cell.strip() for cell in finding_row.split("|")]
     assert cells[1:4] == ["20%", ", ".join(f"{value:.2f}" for value in strengths), finding]
-    clean, noisy = accuracy.splitlines()[-2:]
+    clean, noisy = format_accuracy(shares).splitlines()[-2:]
     assert clean == f"| 0% | {', '.join(['0.900'] * len(SEEDS))} |  |  |  |  |"
     assert noisy.split("|")[3].strip().endswith(f"; {remedy}")
-    clean, noisy = golds.splitlines()[-2:]
+    clean, noisy = format_gold(shares).splitlines()[-2:]
     assert clean.split("|")[2:4] == [f" {', '.join([n] * len(SEEDS))} " for n in ("0.50", "9.00")]
     assert noisy.split("|")[4].strip().endswith(f"; {remedy}")
 
 
-@pytest.mark.skipif(not TABLES.is_file(), reason="no run has a result yet")
-def test_page_has_the_tables() -> None:
-    results = read_runs(label_noise.RESULTS)
-    assert {row["rate"] for row in results.values()} <= set(RATES)
-    page = Path(ROOT / "docs" / "reward_models.md").read_text("utf-8")
-    for table in build_tables(results.values()).split("\n\n"):
-        assert table.strip() in page
+def test_committed_runs_have_a_planned_share() -> None:
+    results = read_runs(label_noise.RESULTS).values()
+    assert {row["rate"] for row in results} == set(RATES)
+    assert len(results) == len(RATES) * len(SEEDS)

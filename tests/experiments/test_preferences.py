@@ -12,21 +12,20 @@ from experiments.known_truth.page import draw
 from experiments.preferences.study import (
     ARMS,
     CURVES,
-    DOCS,
-    RESULTS,
     SAMPLES,
     SIZES,
     Preferences,
     agreement,
     complete_seeds,
     format_page,
+    format_tables,
     relevance,
     run,
 )
 from experiments.pretrained.study import read_json
-from experiments.results_file import read_runs, write_run
+from experiments.results_file import write_run
 from lit_rlhf.files import write_json_lines
-from tests.experiments.test_pretrained import options_of
+from tests.support.experiment_steps import options_of
 
 
 def test_arms_differ_in_their_tricks_only(tmp_path: Path) -> None:
@@ -75,20 +74,23 @@ def test_seed_whose_criterion_holds_on_the_page() -> None:
     seed["judge_policies_3"] = {"result": {"ppo_max": {"against_baseline": outcomes}}}
     results = {"settings": {"judge": "Q"}, "common": common, "seed_3": seed, "seed_4": {}}
     page = format_page(results)
-    assert "The judge, Q, agrees with people on 50% of the pairs: dropped by the rule" in page
-    assert "chose as people in 50 pairs and against them in 30, tied in 20 and gave no" in page
-    assert "preferred the first response in either order, in 1% the second." in page
+    tables = format_tables(results)
+    assert "The judge, Q, agrees with people on 50% of the pairs: dropped by the rule" in tables
+    assert "chose as people in 50 pairs and against them in 30, tied in 20 and gave no" in tables
+    assert "preferred the first response in either order, in 1% the second." in tables
     assert "Of 3 seeds 1 are done." in page
-    assert "| PPO-max | 2.50 | 5.25 | 5.50 | 5.00 | 1.0 | 9.0 | 50% | I am (50%) | 1.00 | -" in page
-    assert "| 1.00 | - | 30%, 20%, 50% |" in page
-    assert "1 exploited: yes, 2 improved: yes, 3 beats best of 4: yes" in page
-    assert "| SFT | Hi? | A b |" in page
-    assert "| 3 | 0.30 | 0.20 | 0.60 | -0.10 [-0.10, -0.10] | +0.30 [+0.30, +0.30] |" in page
-    assert "relevant one in 50%; chosen responses have 0.60, rejected ones 0.60" in page
-    assert "| 3 | vanilla PPO | 7 | right | KL |" in page
-    assert "| 3 | PPO-max | 7 | wrong | KL |" in page
+    assert (
+        "| PPO-max | 2.50 | 5.25 | 5.50 | 5.00 | 1.0 | 9.0 | 50% | I am (50%) | 1.00 | -" in tables
+    )
+    assert "| 1.00 | - | 30%, 20%, 50% |" in tables
+    assert "1 exploited: yes, 2 improved: yes, 3 beats best of 4: yes" in tables
+    assert "| SFT | Hi? | A b |" in tables
+    assert "| 3 | 0.30 | 0.20 | 0.60 | -0.10 [-0.10, -0.10] | +0.30 [+0.30, +0.30] |" in tables
+    assert "relevant one in 50%; chosen responses have 0.60, rejected ones 0.60" in tables
+    assert "| 3 | vanilla PPO | 7 | right | KL |" in tables
+    assert "| 3 | PPO-max | 7 | wrong | KL |" in tables
     # gold changes by 2 and 0, the length by 4 and -4
-    assert "10 iterations: 1.00 (vanilla PPO)\nand 1.00 (PPO-max)" in page
+    assert "correlate by 1.00 (vanilla PPO) and 1.00 (PPO-max)" in page
     lines = draw(complete_seeds(results).values(), CURVES).axes[0].lines
     # the mean of the first four, less SFT's mean of 0.5, over its deviation of 0.5
     assert [line.get_ydata()[0] for line in lines] == [3.0, 3.0]
@@ -114,19 +116,15 @@ def test_relevance_is_the_cosine_with_the_own_question_and_the_next(tmp_path: Pa
         {"prompt": turns[::-1], "response": "a a b"},
     ]
     write_json_lines(tmp_path / "sft.jsonl", rows)
-    relevance(str(tmp_path), str(tmp_path), ["sft"], str(tmp_path / "output.json"))
+    relevance(str(tmp_path), str(tmp_path), str(tmp_path / "output.json"), ["sft"])
     found = read_json(tmp_path / "output.json")["sft"]
     assert found["own"][0] == pytest.approx(1.0)
     assert found["own"][1] < 1
     assert found["next"][0] < 1
 
 
-def test_page_is_of_the_committed_results() -> None:
-    assert (DOCS / "preferences.md").read_text("utf-8") == format_page(read_runs(RESULTS))
-
-
 def test_settings_of_the_results_stay(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     write_run(results, "settings", {"sizes": {}, "judge": "Q"})
     with pytest.raises(ValueError, match=r"sizes: expected {}, as in .*results\.jsonl, got "):
-        run("base", "gemma", "hh", str(tmp_path), results=str(results))
+        run("base", "gemma", "hh", output_dir=str(tmp_path), results=str(results))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.pretrained import study as pretrained
-from experiments.pretrained.page import draw, find_harm, format_page, format_tables
-from experiments.pretrained.study import FILES, Benchmark, Sizes, Step, correlate_scores
+from experiments.pretrained.page import draw, find_harm, format_tables
+from experiments.pretrained.study import FILES, Benchmark, Sizes, correlate_scores
+from experiments.processes import Step
 from experiments.results_file import read_runs
 from lit_rlhf.data import CHAT_TEMPLATES
 from lit_rlhf.tools.lab import World, write_world
-from tests.support.config_parsing import cli_parser
+from tests.support.experiment_steps import options_of
 from tests.support.tiny_runs import write_preferences
 
 SETTINGS = {
@@ -24,13 +26,15 @@ SETTINGS = {
     "machine": {"cores": 2, "processor": "processor"},
     "precision": "32-true",
 }
-TINY = Sizes(48, 24, 6, 24, iterations=4, prompts=4, max_new_tokens=4)
-
-
-def test_page_and_tables_agree_with_the_results() -> None:
-    results = read_runs(pretrained.RESULTS)
-    assert pretrained.PAGE.read_text("utf-8") == format_page(results)
-    assert pretrained.RESULTS.with_suffix(".md").read_text("utf-8") == format_tables(results)
+TINY = Sizes(
+    gold_pairs=48,
+    proxy_pairs=24,
+    val_pairs=6,
+    test_pairs=24,
+    iterations=4,
+    prompts=4,
+    max_new_tokens=4,
+)
 
 
 def test_agreement_of_proxy_and_gold_is_of_ranks() -> None:
@@ -40,12 +44,6 @@ def test_agreement_of_proxy_and_gold_is_of_ranks() -> None:
     # 1 - 6 * (0 + 1 + 1) / (3 * 8), where the ranks of two responses differ by 1
     assert correlate_scores(rows, "sft") == pytest.approx(0.5, abs=1e-5)
     assert correlate_scores(rows, "ppo") == pytest.approx(-1.0, abs=1e-5)
-
-
-def options_of(steps: list[Step], *names: str) -> list[dict[str, Any]]:
-    commands = {step.name: step.command[2:] for step in steps}
-    fits = (cli_parser().parse_args(commands[name]).fit.as_dict() for name in names)
-    return [{**fit["data"]["init_args"], **fit["model"]["init_args"]} for fit in fits]
 
 
 def test_steps_are_commands_that_the_command_line_knows(tmp_path: Path) -> None:
@@ -86,28 +84,19 @@ def test_no_step_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         self.path("data", "split.json").write_text(json.dumps(SETTINGS["split"]))
 
     monkeypatch.setattr(Benchmark, "write_data", write_data)
-    monkeypatch.setattr(pretrained, "run_step", run_step)
+    monkeypatch.setattr("experiments.processes.run_step", run_step)
+    file = tmp_path / "results.jsonl"
+    run = partial(pretrained.run, "base", "hh", output_dir=str(tmp_path), results=str(file))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="interrupted"):
-            pretrained.run("base", "hh", str(tmp_path), TINY, parts=(1,))
+            run(sizes=TINY, parts=(1,))
     assert ran == ["perplexity_base", "sft"]
-    assert "| pretrained | 9.00 [8.00, 10.00] |" in (tmp_path / "results.md").read_text("utf-8")
-    assert "[2/3] part 1: sft took 1.0 minutes" in capsys.readouterr().err
+    assert "| pretrained | 9.00 [8.00, 10.00] |" in format_tables(read_runs(file))
+    assert f"{tmp_path.name}: sft took 1.0 minutes" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"sizes: expected .*, as in .* got"):
-        pretrained.run("base", "hh", str(tmp_path), Sizes(), parts=(1,))
+        run(sizes=Sizes(), parts=(1,))
     with pytest.raises(ValueError, match=r"precision: expected 32-true, .* got bf16-mixed"):
-        pretrained.run("base", "hh", str(tmp_path), TINY, precision="bf16-mixed")
-
-
-@pytest.mark.parametrize("logged", [99.0, 0.0])
-def test_peak_covers_all_phases_of_a_run(logged: float, tmp_path: Path) -> None:
-    figures = {"peak_gib": logged, "perplexity": 2.0}
-    step = Step("name", 1, ["-c", "print('done')"], lambda: figures)
-    row = pretrained.run_step(step, tmp_path, threads=1)
-    assert logged <= row["peak_gib"] <= 99.0
-    assert row["peak_gib"] > 0
-    assert row["result"] == {"perplexity": 2.0}
-    assert (tmp_path / "output" / "name.txt").read_text("utf-8") == "done\n"
+        run(sizes=TINY, precision="bf16-mixed")
 
 
 @pytest.mark.slow
@@ -128,10 +117,17 @@ def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
     for file in FILES.values():
         with gzip.open(tmp_path / "hh" / file, "wt", encoding="utf-8") as pairs:
             pairs.write((tmp_path / "pairs.jsonl").read_text("utf-8"))
-    root = tmp_path / "run"
-    places = [str(path) for path in (tmp_path / "world" / "base", tmp_path / "hh", root)]
-    pretrained.run(*places, TINY, seeds=(0,), threads=1)
-    page = (root / "results.md").read_text("utf-8")
-    assert "not run yet)" not in page.split("## 1.")[1]
-    assert page.count("ppo_max_0") >= 3
-    assert draw(read_runs(root / "results.jsonl")).axes
+    file = tmp_path / "results.jsonl"
+    pretrained.run(
+        str(tmp_path / "world" / "base"),
+        str(tmp_path / "hh"),
+        output_dir=str(tmp_path / "run"),
+        sizes=TINY,
+        seeds=(0,),
+        threads=1,
+        results=str(file),
+    )
+    tables = format_tables(read_runs(file))
+    assert "not run yet)" not in tables.split("## 1.")[1]
+    assert tables.count("ppo_max_0") >= 3
+    assert draw(read_runs(file)).axes

@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.quickstart_seeds import study as quickstart_seeds
 from experiments.quickstart_seeds.study import (
     ARITHMETICS,
     CLAIMS,
     SEEDS,
     RunResult,
     draw,
-    format_page,
-    format_tables,
     format_verdicts,
     read_results,
 )
@@ -24,7 +21,17 @@ FIGURES = {"response_length": 8.0, "kl": 1.0, "perplexity": 2.0}
 AS_EXPECTED = RunResult(
     seed=24,
     arithmetic="1_thread",
-    outcome=Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9),
+    outcome=Outcome(
+        sft_gold=0.5,
+        sft_std=1.4,
+        vanilla_gold=-4.0,
+        max_gold=1.0,
+        vanilla_score=2.0,
+        max_score=0.5,
+        sft_well_formed=0.95,
+        vanilla_well_formed=0.02,
+        max_well_formed=0.9,
+    ),
     metrics={name: FIGURES for name in ("sft", "ppo_vanilla", "ppo_max")},
     flagged_at={"ppo_vanilla": [8, 9, 10], "ppo_max": [None, None, None]},
     healthy_until=[7, 8, 9],
@@ -81,9 +88,7 @@ def test_results_are_read_back_in_order(tmp_path: Path) -> None:
     assert read_results(path) == ALL[:4]
 
 
-def test_page_and_tables_agree_with_the_results() -> None:
+def test_figure_has_the_gold_of_every_run() -> None:
     runs = read_results()
-    assert quickstart_seeds.PAGE.read_text("utf-8") == format_page(runs)
-    assert quickstart_seeds.TABLES.read_text("utf-8") == format_tables(runs)
     gold = {line.get_label(): line.get_ydata() for line in draw(runs).axes[0].lines}
     assert list(gold["PPO-max"]) == [run.outcome.max_gold for run in runs]

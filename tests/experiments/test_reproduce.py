@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import lit_rlhf
+from experiments.frame import DOCS, ROOT
 from experiments.reproduce import page, running, table
 from experiments.reproduce.claims import CLAIMS, RULES
 from experiments.reproduce.history import VERSIONS, judge_by
@@ -40,7 +41,6 @@ from experiments.results_file import read_runs, write_run
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.tools.lab import World, render_prompt
 
-ROOT = Path(__file__).resolve().parents[2]
 A, B = table.Arm("a", overlays=("no_ptx",)), table.Arm("b", overlays=("no_kl_penalty",))
 HIGHER = Check(Value(A, "gold"), ">", Value(B, "gold"))
 
@@ -50,7 +50,14 @@ def run_of(gold: float, length: float = 8.0) -> dict[str, Any]:
 
 
 def claim(*checks: Check, premise: tuple[Check, ...] = (), then: tuple[Check, ...] = ()) -> Claim:
-    return Claim("Section 0", "A is better.", "fig4", checks, premise, then)
+    return Claim(
+        source="Section 0",
+        text="A is better.",
+        figure="fig4",
+        checks=checks,
+        premise=premise,
+        then=then,
+    )
 
 
 def results(*golds: tuple[float, float], lengths: tuple[float, float] = (8, 8)) -> dict[int, Runs]:
@@ -243,18 +250,24 @@ def found() -> Found:
     return page.read_results(RESULTS)
 
 
-def test_page_and_claims_agree_with_the_committed_results(found: Found) -> None:
-    drawn = [name for name, figure in table.EXPERIMENTS.items() if page.has_seeds(figure, found)]
-    judged = json.loads(RESULTS.with_name("verdicts.json").read_text("utf-8"))
-    verdicts = [str(judge(asked, found).verdict) for asked in CLAIMS]
-    assert (judged["rules"], judged["verdicts"][str(VERSION)]) == (RULES, verdicts)
-    assert (ROOT / "docs" / page.PAGE).read_text("utf-8") == page.format_page(found, judged)
-    claims = page.format_claims(found, drawn, "../../docs")
-    assert RESULTS.with_suffix(".md").read_text("utf-8") == claims
-    images = {path.stem for path in (ROOT / "docs" / page.IMAGES).glob("*.svg")}
-    assert images == set(drawn)
+def test_committed_figures_are_those_with_enough_seeds(found: Found) -> None:
+    drawn = {name for name, figure in table.EXPERIMENTS.items() if page.has_seeds(figure, found)}
+    assert {path.stem for path in (DOCS / page.FIGURES).glob("*.svg")} == drawn
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert f"tests {len(CLAIMS)} statements" in text
+
+
+def test_verdicts_of_other_results_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = json.loads(page.VERDICTS.read_text("utf-8"))
+    judged["verdicts"][str(VERSION)][0] = "contradicted"
+    monkeypatch.setattr(page, "VERDICTS", tmp_path / "verdicts.json")
+    page.VERDICTS.write_text(json.dumps(judged), "utf-8")
+    with pytest.raises(
+        ValueError, match=r"verdicts\.json: expected the verdicts of .*, got others"
+    ):
+        page.make_documents(RESULTS)
 
 
 def mean_gold(found: Found, figure: str, arm: table.Arm, place: int = -1) -> str:
@@ -383,7 +396,7 @@ def test_earlier_rules_are_those_that_were_committed(found: Found) -> None:
 @pytest.mark.slow
 def test_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
     command = [
-        *(sys.executable, "-m", "experiments.reproduce.study", "run", "fig4", "--trial", "true"),
+        *(sys.executable, "-m", "experiments", "reproduce", "run", "fig4", "--trial", "true"),
         *("--seeds", "[0]", "--output_dir", str(tmp_path / "runs")),
         *("--results", str(tmp_path / "results.jsonl")),
     ]

@@ -1,0 +1,88 @@
+"""The processes of experiments: jobs that keep their own result, and measured steps."""
+
+from pathlib import Path
+from subprocess import CalledProcessError
+
+import pytest
+import yaml
+
+from experiments.processes import (
+    Job,
+    Step,
+    command_job,
+    fit_step,
+    read_watched_run,
+    run_jobs,
+    run_missing_jobs,
+    run_missing_steps,
+    run_step,
+)
+from experiments.results_file import write_run
+
+
+def test_jobs_keep_their_output_and_a_failure_is_raised(tmp_path: Path) -> None:
+    jobs = [Job(["platform"], tmp_path / "a" / "log.txt"), Job(["no_such_module"], tmp_path / "b")]
+    with pytest.raises(CalledProcessError):
+        run_jobs(jobs, parallel=2)
+    assert (tmp_path / "a" / "log.txt").read_text("utf-8").strip()
+    assert "no_such_module" in (tmp_path / "b").read_text("utf-8")
+
+
+def test_job_is_a_command_of_an_experiment(tmp_path: Path) -> None:
+    options = {"seed": 3, "arm": "rloo"}
+    job = command_job("estimators", "run_one", options, log=tmp_path / "log.txt", threads=2)
+    words = ["experiments", "estimators", "run_one", "--seed", "3", "--arm", "rloo"]
+    assert job == Job(words, tmp_path / "log.txt", 2)
+
+
+def test_job_with_a_result_is_not_repeated(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    write_run(results, "done", {"gold": 1.0})
+    jobs = {name: Job(["platform"], tmp_path / name) for name in ("done", "missing")}
+    run_missing_jobs(jobs, results, parallel=1)
+    assert [(tmp_path / name).is_file() for name in jobs] == [False, True]
+
+
+@pytest.mark.parametrize("logged", [99.0, 0.0])
+def test_peak_of_a_step_covers_all_phases(logged: float, tmp_path: Path) -> None:
+    figures = {"peak_gib": logged, "perplexity": 2.0}
+    step = Step("name", 1, ["-c", "print('done')"], lambda: figures)
+    row = run_step(step, tmp_path, threads=1)
+    assert logged <= row["peak_gib"] <= 99.0
+    assert row["peak_gib"] > 0
+    assert row["result"] == {"perplexity": 2.0}
+    assert (tmp_path / "output" / "name.txt").read_text("utf-8") == "done\n"
+
+
+def test_step_is_kept_before_the_next_one_fails(tmp_path: Path) -> None:
+    commands = {"old": "1 / 0", "new": "print(1)", "failing": "1 / 0"}
+    steps = [Step(name, 1, ["-c", code], dict) for name, code in commands.items()]
+    done = {"old": {}}
+    missing = run_missing_steps(steps, done, folder=tmp_path, threads=1)
+    done["new"] = next(missing).row
+    with pytest.raises(RuntimeError, match=r"failing failed; .* ends with\n(.*\n)*ZeroDivision"):
+        next(missing)
+    assert list(done) == ["old", "new"]
+
+
+def test_fit_puts_its_changes_on_top_of_the_configurations(tmp_path: Path) -> None:
+    overlay = tmp_path / "configs" / "own.yaml"
+    changes = {"model": {"init_args": {"seed": 3}}}
+    step = fit_step(
+        name="ppo", configs=[Path("a.yaml")], changes=changes, overlay=overlay, collect=dict
+    )
+    assert yaml.safe_load(overlay.read_text("utf-8")) == changes
+    files = [word for word in step.command if word.endswith(".yaml")]
+    assert [Path(file).name for file in files][:3] == ["a.yaml", "own.yaml", "resumable.yaml"]
+    assert step.command[-2:] == ["--ckpt_path", "last"]
+
+
+def test_collapse_in_a_log_is_found(tmp_path: Path) -> None:
+    kls = [0.01] * 10 + [5.0] * 10
+    rows = [f"{step},{kl},8.0" for step, kl in enumerate(kls, 1)]
+    head = "step,rollout/kl_per_token,rollout/response_length"
+    (tmp_path / "metrics.csv").write_text("\n".join([head, *rows]) + "\n", "utf-8")
+    watched = read_watched_run(tmp_path, ["rollout/kl_per_token"])
+    assert watched["curves"] == {"rollout/kl_per_token": kls}
+    assert 11 <= watched["flagged_at"] <= 13
+    assert "KL per token" in watched["reasons"]
