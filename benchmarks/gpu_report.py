@@ -68,10 +68,12 @@ class Result(NamedTuple):
     output: str
 
 
-def _tests(name: str, limit: float, *arguments: str, **settings: int) -> Part:
+def _tests(
+    name: str, limit: float, arguments: tuple[str, ...], *, call: int = 1, gpus: int = 1
+) -> Part:
     # warnings do not fail tests here, as other plugins of pytest give some of their own
     options = ("-m", "gpu", "-v", "--tb", "short", "-W", "default", "-p", "no:benchmark")
-    return Part(name, ("-m", "pytest", *options, *arguments), limit, **settings)
+    return Part(name, ("-m", "pytest", *options, *arguments), limit, call=call, gpus=gpus)
 
 
 BILLION = "billion and stage_2-False"
@@ -94,7 +96,7 @@ PARTS = (
     Part("decode 7b", ("-m", "benchmarks.gpu.profile_decode", "--size", "7b", "--steps", "16"), 90),
     Part("profile", ("-m", "benchmarks.gpu.profile_iteration"), 120),
     # side by side: what they compare does not depend on the time that it takes
-    _tests("tests", 150, "-n", "6", *TESTED, "-k", "not billion and not two_devices"),
+    _tests("tests", 150, ("-n", "6", *TESTED, "-k", "not billion and not two_devices")),
     Part(
         "iteration",
         (
@@ -106,8 +108,8 @@ PARTS = (
         290,
         call=2,
     ),
-    _tests("billion", 190, "-s", "-n", "0", "tests/gpu/test_scale_out.py", "-k", BILLION, call=2),
-    _tests("two gpus", 120, "-s", "-n", "0", "tests/gpu/test_two_gpus.py", call=2, gpus=2),
+    _tests("billion", 190, ("-s", "-n", "0", "tests/gpu/test_scale_out.py", "-k", BILLION), call=2),
+    _tests("two gpus", 120, ("-s", "-n", "0", "tests/gpu/test_two_gpus.py"), call=2, gpus=2),
 )  # fmt: skip
 """The parts in order of information; on one GPU, those of a call have eight minutes together."""
 

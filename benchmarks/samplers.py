@@ -33,7 +33,7 @@ from jsonargparse import auto_cli
 from experiments.judging import student_interval
 from experiments.known_truth.study import RESULTS as KNOWN_TRUTH
 from experiments.known_truth.study import Recipe, Seed
-from experiments.pretrained.study import run_step
+from experiments.processes import run_step
 from experiments.results_file import read_run as read_result
 from experiments.results_file import read_runs, table, write_run
 from lit_callbacks import Level, SamplerMonitor, read_run
@@ -115,6 +115,7 @@ def run_pretrained(
     base: str,
     folder: str,
     seed: int,
+    *,
     arms: tuple[str, ...] = ("decoder", "vllm"),
     threads: int = 2,
     results: str = str(RESULTS),

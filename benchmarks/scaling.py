@@ -126,6 +126,7 @@ def draw_sweeps(sweeps: Sequence[dict[str, Any]], output: Path) -> None:
 
 
 def scaling(
+    *,
     output: str = str(RESULTS / "scaling"),
     batch: tuple[int, ...] = (32, 64, 128, 256),
     response: tuple[int, ...] = (16, 32, 64, 128),

@@ -119,7 +119,14 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
         for before, after in zip(counts[short][:2], counts[long][:2], strict=True)
     )
     kernels.sort(key=lambda kernel: -kernel[2])
-    return StepProfile(seconds / steps, launches, graphs, captures, peak, kernels)
+    return StepProfile(
+        seconds=seconds / steps,
+        launches=launches,
+        graphs=graphs,
+        captures=captures,
+        peak=peak,
+        kernels=kernels,
+    )
 
 
 def print_profile(name: str, found: StepProfile) -> None:

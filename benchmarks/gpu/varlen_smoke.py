@@ -98,11 +98,12 @@ def compare_decode(device: torch.device, window: int | None) -> float:
     keys, values = (_random((n, CAPACITY, KEY_HEADS, HEAD_SIZE), device) for _ in range(2))
     lengths = torch.tensor(LENGTHS, device=device)
     offsets = torch.arange(n + 1, dtype=torch.int32, device=device)
-    rows = RowOffsets(offsets, 1), RowOffsets(offsets * CAPACITY, CAPACITY), lengths.int()
+    query_rows = RowOffsets(offsets, 1)
+    key_rows = RowOffsets(offsets * CAPACITY, CAPACITY)
     settings = {"scale": None, "dropout": 0.0, "window": window}
     with torch.no_grad():
         flat = AttentionInputs(query, keys.flatten(0, 1), values.flatten(0, 1), **settings)  # type: ignore[arg-type]
-        one = varlen_attention(flat, *rows)
+        one = varlen_attention(flat, query_rows, key_rows, lengths.int())
         columns = torch.arange(CAPACITY, device=device)
         mask = columns < lengths[:, None]
         if window is not None:

@@ -149,13 +149,14 @@ KINDS = (
     Kind(DATA, "other prompts, then a collapse", True,
          lambda t: {**curriculum(prompt_length=190, ref_prompt_entropy=1.5)(t),
                     **changes(0.14, 0.6, 0.9, length=420, entropy=0.9)(t)}),
-    *(Kind(SMALL, f"healthy, {b} responses", False, near(0.02), 500, b) for b in (4, 16)),
-    *(Kind(SMALL, f"longer by half, {b} responses", False, growth(200, 300, 0.02), 500, b)
+    *(Kind(SMALL, f"healthy, {b} responses", False, near(0.02), steps=500, responses=b)
       for b in (4, 16)),
+    *(Kind(SMALL, f"longer by half, {b} responses", False, growth(200, 300, 0.02),
+           steps=500, responses=b) for b in (4, 16)),
     *(Kind(SMALL, f"one answer, {b} responses", True,
-           changes(0.3, **ONE_ANSWER), 300, b) for b in (4, 16)),
+           changes(0.3, **ONE_ANSWER), steps=300, responses=b) for b in (4, 16)),
     *(Kind(SMALL, f"padding, {b} responses", True,
-           changes(0.2, **PADDED), 300, b) for b in (4, 16)),
+           changes(0.2, **PADDED), steps=300, responses=b) for b in (4, 16)),
     Kind(SHORT, "to 15 tokens, KL per token 0.08", True, changes(0.08, length=15.0)),
     Kind(SHORT, "40-token refusals, entropy to 0.8", True,
          lambda t: {"length": between(70, 40, ramp(t, 0.2, 0.7)),

@@ -20,9 +20,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from experiments.frame import Documents
 from experiments.processes import say
 from experiments.reproduce.page import make_documents, write_verdicts
@@ -36,6 +33,7 @@ from experiments.reproduce.table import (
     planned_seeds,
     total_seconds,
 )
+from experiments.results_file import table
 from lit_callbacks.words import format_duration
 
 
@@ -174,29 +172,27 @@ def figures(results: str = str(RESULTS)) -> None:
     Args:
         results: File of the results.
     """
-    minutes = f"minutes\non {CORES} cores"
-    table = Table()
-    for column in ("figure", "arms", "seeds", "finished", minutes, "title"):
-        table.add_column(column)
+    rows = []
     for experiment in EXPERIMENTS.values():
         plans = list(
             plan_experiment(
                 experiment, output_dir=Path(), results=Path(results), trial=False, seeds=()
             )
         )
-        finished = sum(plan.is_finished() for plan in plans)
-        table.add_row(
-            experiment.name,
-            str(len(experiment.arms)),
-            str(len(experiment.seeds)),
-            f"{finished}/{len(plans)}",
-            f"{experiment.wall_seconds() / 60:.0f}",
-            experiment.title,
+        rows.append(
+            [
+                experiment.name,
+                len(experiment.arms),
+                len(experiment.seeds),
+                f"{sum(plan.is_finished() for plan in plans)}/{len(plans)}",
+                f"{experiment.wall_seconds() / 60:.0f}",
+                experiment.title,
+            ]
         )
-    console = Console()
-    console.print(table)
+    head = ["figure", "arms", "seeds", "finished", f"minutes on {CORES} cores", "title"]
+    print(table(head, rows))
     hours = total_seconds() / CORES / 3600
-    console.print(f"All runs, each counted once: {hours:.1f} hours on {CORES} cores.")
+    print(f"All runs, each counted once: {hours:.1f} hours on {CORES} cores.")
 
 
 def train(name: str, output_dir: str, results: str, *, seed: int, trial: bool = False) -> None:
