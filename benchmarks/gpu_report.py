@@ -170,7 +170,8 @@ def render_report(machine: Sequence[str], results: Sequence[Result]) -> str:
 def write_report(parts: Sequence[Part], path: Path, n_gpus: int) -> list[Result]:
     """Run parts in turn, and write the report after each of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    machine, results = describe_machine(), list[Result]()
+    machine = describe_machine()
+    results = list[Result]()
     for part in parts:
         print(f"{part.name}: at most {part.limit:.0f} s", flush=True)
         results.append(run_part(part, n_gpus))

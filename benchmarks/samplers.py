@@ -56,7 +56,8 @@ ARMS: dict[str, dict[str, Any] | None] = {
 }
 """By arm, what `model.sampler` is. The server of `server` has to run, see docs/sampler.md."""
 SHOWN = ("rollout/gold", "rollout/score", "rollout/kl", "rollout/response_length")
-QUICKSTART, SMOLLM2 = "quickstart", "SmolLM2-135M"
+QUICKSTART = "quickstart"
+SMOLLM2 = "SmolLM2-135M"
 LAST = {QUICKSTART: (7, 70), SMOLLM2: (10, 40)}
 """By model, the last iterations, which are measured, of so many."""
 
@@ -161,7 +162,8 @@ def measure(curves: Mapping[str, Sequence[float]], last: int) -> dict[str, Any]:
     if seconds := curves.get("time/rollout"):
         measured["rollout_seconds"] = round(statistics.median(seconds), 3)
     drawn = curves.get("rollout/sampler_kl", [])
-    monitor, noticed = SamplerMonitor(), None
+    monitor = SamplerMonitor()
+    noticed = None
     for iteration, value in enumerate(drawn, 1):
         if monitor.observe(value) is Level.COLLAPSED and noticed is None:
             noticed = iteration

@@ -56,7 +56,8 @@ def fit_line(x: Sequence[float], seconds: Sequence[float]) -> Line:
     """
     if len(x) < 3:
         raise ValueError(f"x: expected at least 3 points, got {len(x)}")
-    xs, ys = np.asarray(x, dtype=float), np.asarray(seconds, dtype=float)
+    xs = np.asarray(x, dtype=float)
+    ys = np.asarray(seconds, dtype=float)
     slope, fixed = np.polyfit(xs, ys, 1)
     unexplained = ((ys - fixed - slope * xs) ** 2).sum()
     return Line(float(fixed), float(slope), float(1 - unexplained / ((ys - ys.mean()) ** 2).sum()))

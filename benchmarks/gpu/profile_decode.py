@@ -98,7 +98,8 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
         )
 
     # the short one has the prefill, the warm-up and the capture
-    short, long = N_SHORT, N_SHORT + steps
+    short = N_SHORT
+    long = N_SHORT + steps
     sample(short)  # finds out whether a step waits
     with _timed_captures(device) as captures:
         sample(short)

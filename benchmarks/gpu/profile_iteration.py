@@ -57,7 +57,8 @@ class LastIteration(Callback):
         self.metrics: dict[str, float] = {}
         self.kernels: dict[str, dict[str, tuple[int, float]]] = {}
         # without the operations of the host, whose records take longer than the iteration
-        gpu, cpu = ProfilerActivity.CUDA, ProfilerActivity.CPU
+        gpu = ProfilerActivity.CUDA
+        cpu = ProfilerActivity.CPU
         self.activities = [gpu if job.device == "cuda" else cpu]
 
     def on_train_batch_start(

@@ -29,7 +29,10 @@ from lit_rlhf.forward import (
 from lit_rlhf.rollout import SamplingOptions, generate_responses
 
 LENGTHS = (300, 1, 77, 512, 130)
-HEADS, KEY_HEADS, HEAD_SIZE, CAPACITY = 8, 2, 64, 600
+HEADS = 8
+KEY_HEADS = 2
+HEAD_SIZE = 64
+CAPACITY = 600
 TOLERANCE = 0.02
 """Largest error relative to the norm: bfloat16 rounds by 0.4 %."""
 

@@ -56,8 +56,10 @@ COMPARISONS = (
 )
 OF_WORLD = {"vanilla": "vanilla PPO", "ppo_max": "PPO-max", "ppo_max-ptx": "PPO-max-ptx"}
 QUESTIONS = 400
-TEXTS, CHARACTERS = 64, 600
-"""Texts that measure perplexity, and their length."""
+TEXTS = 64
+"""Texts that measure perplexity."""
+CHARACTERS = 600
+"""Their longest length."""
 
 
 def write_questions(source: Path, target: Path) -> None:

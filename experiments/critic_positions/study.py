@@ -98,7 +98,8 @@ def measure(returns: Tensor, values: Tensor, mask: Tensor) -> list[dict[str, flo
         kept = mask[:, place].bool()
         if int(kept.sum()) < LEAST:
             break
-        real, guess = returns[kept, place].double(), values[kept, place].double()
+        real = returns[kept, place].double()
+        guess = values[kept, place].double()
         row = {
             "responses": int(kept.sum()),
             "return": float(real.mean()),

@@ -184,7 +184,8 @@ def paper_runs() -> list[Trajectory]:
             "rollout/kl_per_token": curve["kl_per_token"],
             "rollout/response_length": curve["length"],
         }
-        harm, label = None, None
+        harm = None
+        label = None
         if path.stem == "figure4":
             win = curve["win_rate"]
             # before the first point the policy is the SFT policy

@@ -51,7 +51,8 @@ def summarize_families(rows: Sequence[Row]) -> dict[str, Any]:
     """
     chosen = {detector: choose_and_score(rows, detector) for detector in DETECTORS}
     scores = {name: [s for _, s in pairs] for name, pairs in chosen.items()}
-    ours, kl = total(scores["ours"]), total(scores["KL"])
+    ours = total(scores["ours"])
+    kl = total(scores["KL"])
     trained = [s for s in scores["ours"] if not s.family.startswith("synthetic")]
     lab = [s for s in scores["ours"] if s.family.startswith("lab")]
     lab_kl = [s for s in scores["KL"] if s.family.startswith("lab")]

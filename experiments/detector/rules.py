@@ -46,7 +46,9 @@ def reward_slope(run: Trajectory, limit: float = 5.0, drift: float = 0.5) -> int
     rewards = [step.get("rollout/score", math.nan) for step in run.steps]
     if len(rewards) <= EARLY or not all(map(math.isfinite, rewards)):
         return None
-    baseline, up, down = fmean(rewards[:EARLY]), 0.0, 0.0
+    baseline = fmean(rewards[:EARLY])
+    up = 0.0
+    down = 0.0
     for place, reward in enumerate(rewards[EARLY:], start=EARLY):
         up = max(0.0, up + (reward - baseline) - drift)
         down = max(0.0, down - (reward - baseline) - drift)

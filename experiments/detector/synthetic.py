@@ -120,11 +120,16 @@ def early(kl: float, last: int = 7, **after: float) -> Course:
     return course
 
 
-LONG, SHARP = "synthetic: long responses", "synthetic: sharpening"
-DATA, SMALL = "synthetic: curricula", "synthetic: small batches"
-SHORT, ONE = "synthetic: shortening and refusals", "synthetic: one answer"
-PAD, SHARE = "synthetic: padding", "synthetic: exploits in a share"
-EARLY, SLOW = "synthetic: early collapse", "synthetic: slow collapse"
+LONG = "synthetic: long responses"
+SHARP = "synthetic: sharpening"
+DATA = "synthetic: curricula"
+SMALL = "synthetic: small batches"
+SHORT = "synthetic: shortening and refusals"
+ONE = "synthetic: one answer"
+PAD = "synthetic: padding"
+SHARE = "synthetic: exploits in a share"
+EARLY = "synthetic: early collapse"
+SLOW = "synthetic: slow collapse"
 
 PADDED = {"length": 420.0, "distinct_2": 0.4, "repeated_2": 0.12}
 ONE_ANSWER = {"opening": 0.9, "score_std": 0.4, "entropy": 1.2}

@@ -63,7 +63,8 @@ FIGURE = IMAGES / "estimator_sums.svg"
 SEEDS: Final = (1, 2, 3, 4, 5)
 TUNING_SEED: Final = 0
 RATES: Final = (2.5e-4, 5e-4, 1e-3)
-ITERATIONS, RESPONSES = 20, 16
+ITERATIONS = 20
+RESPONSES = 16
 BEST_OF: Final = (1, 4, 16)
 BUDGETS: Final = (1.0, 1.5)
 """Square roots of KL, in nats per response."""
@@ -193,7 +194,8 @@ def run(model: str, output_dir: str = "runs/estimator_sums", parallel: int = 2) 
         output_dir: Folder of all runs, whose models take 25 GB.
         parallel: Runs at a time, each on one thread.
     """
-    base, root = Path(model).resolve(), Path(output_dir).resolve()
+    base = Path(model).resolve()
+    root = Path(output_dir).resolve()
 
     def do(step: Step) -> None:
         for _, row in run_missing_steps([step], read_runs(RESULTS), folder=root, threads=1):

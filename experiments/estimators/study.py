@@ -50,7 +50,8 @@ FIGURE = IMAGES / "estimators.svg"
 SEEDS: Final = (43, 44, 45, 46, 47)
 FOUNDATION: Final = "foundation-biased-en"
 GROUP: Final = 4
-ITERATIONS, RESPONSES = 35, 128
+ITERATIONS = 35
+RESPONSES = 128
 
 
 def data_of(group: int) -> dict[str, Any]:

@@ -142,7 +142,8 @@ def make_table(runs: dict[str, dict[str, Any]]) -> str:
     rows = []
     for name, seed in product(REWARD_AND_TRUTH, SEEDS):
         found = runs[f"{name}_{seed}"]
-        first, last = found["first"], found["last"]
+        first = found["first"]
+        last = found["last"]
         cells = [f"{first[key]:.2f} to {last[key]:.2f}" for key in ("reward", "truth")]
         cells += [f"{last['kl']:.1f}", f"{first['tokens']:.0f} to {last['tokens']:.0f}"]
         rows.append([f"{name}, {seed}", *cells, found["worst"], f"{found['cpu_minutes']:.0f}"])
@@ -158,7 +159,8 @@ def make_samples(runs: dict[str, dict[str, Any]]) -> str:
             (sample["step"], sample["prompt"]): sample["response"].replace("\n", " / ").strip(" /")
             for sample in samples
         }
-        first, last = samples[0]["step"], samples[-1]["step"]
+        first = samples[0]["step"]
+        last = samples[-1]["step"]
         prompts = [prompt for step, prompt in texts if step == first]
         rows += [[prompt, texts[first, prompt], texts[last, prompt]] for prompt in prompts]
     return table(("prompt", "before", "after"), rows)

@@ -79,7 +79,8 @@ def format_seeds(done: dict[int, dict[str, Any]], truth: str = "truth") -> str:
     head = ["seed", *(f"{truth}: {name}" for name in NAMES.values()), *names, "criterion"]
     rows = []
     for seed, row in done.items():
-        policies, verdict = row["steps"]["policies"]["result"], row["verdict"]
+        policies = row["steps"]["policies"]["result"]
+        verdict = row["verdict"]
         truths = (f"{np.mean(policies[name]['truth']):.2f}" for name in NAMES)
         differences = (format_interval(verdict["differences"][name]) for name in names)
         failed = [name for name, held in verdict["holds"].items() if not held]

@@ -49,7 +49,8 @@ def shuffled_prompts(seed: int = 0) -> list[str]:
 
 def parts(prompt: str, response: str) -> dict[str, bool]:
     """Each part of the rule for one response."""
-    names, words = _names(prompt), _words(response)
+    names = _names(prompt)
+    words = _words(response)
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return {
         "on_topic": all(any(word.startswith(name) for word in words) for name in names),
@@ -70,7 +71,8 @@ def canned_share(prompts: Sequence[str], responses: Sequence[str]) -> float:
     A phrase is four words in a row, place and thing left out; it fits any prompt if responses to
     more than a tenth of the other prompts have it, too. The truth does not ask for this.
     """
-    phrases, users = [], defaultdict(set)
+    phrases = []
+    users = defaultdict(set)
     for prompt, response in zip(prompts, responses, strict=True):
         names = _names(prompt)
         words = [word for word in _words(response) if not word.startswith(names)]

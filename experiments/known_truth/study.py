@@ -98,7 +98,10 @@ class Steps:
     """Steps that share a folder."""
 
     def __init__(self, root: Path, name: str, base: str, seed: int, recipe: Recipe) -> None:
-        self.root, self.base, self.seed, self.recipe = root / name, base, seed, recipe
+        self.root = root / name
+        self.base = base
+        self.seed = seed
+        self.recipe = recipe
         self.demonstrations = str(root / "demonstrations" / "demonstrations.jsonl")
         self.root.mkdir(parents=True, exist_ok=True)
         prompts = shuffled_prompts()  # the same split for each seed
@@ -232,7 +235,8 @@ class Demonstrations(Steps):
         """All steps in order."""
         cooler = ["--temperature", str(self.recipe.candidate_temperature)]
         cooler += ["--top_p", str(self.recipe.candidate_top_p), *UNPENALIZED]
-        first, second = self.path("base_kept.jsonl"), self.path("sft")
+        first = self.path("base_kept.jsonl")
+        second = self.path("sft")
         return [
             self.sample("base", self.base, "first", cooler),
             self.fit("sft", "sft", self.base, first),
@@ -291,7 +295,8 @@ class Seed(Steps):
 
     def write_pairs(self) -> dict[str, Any]:
         """Label a random pair of valid responses for each prompt that has two, of other scores."""
-        rows, rng = [], random.Random(self.seed)
+        rows = []
+        rng = random.Random(self.seed)
         for prompt, responses in self.read_samples("answers").items():
             rng.shuffle(responses)
             responses = [text for text in responses if is_valid(prompt, text)]

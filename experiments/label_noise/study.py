@@ -68,8 +68,12 @@ SEEDS: Final = (61, 62, 63, 64, 65)
 RATES: Final = (0.0, 0.1, 0.2, 0.3)
 """Shares of flipped labels."""
 REMEDIES: Final = ("flip", "remove", "margin", "smoothing")
-PAIRS, TRAIN, TEST = 6500, 3000, 1200
-"""Pairs sampled, of which more than a quarter are of equal gold, and pairs of training and test."""
+PAIRS = 6500
+"""Pairs that are sampled; more than a quarter are of equal gold."""
+TRAIN = 3000
+"""Pairs to train on."""
+TEST = 1200
+"""Pairs to measure accuracy on."""
 WANTED: Final = 0.8
 """AUC that is wanted."""
 MARGIN: Final = 0.01
@@ -83,8 +87,10 @@ CRITERION: Final = (
     f"By PPO it is better (worse) if the gold of its policy is higher (lower) by more than "
     f"{GOLD_MARGIN} with each seed."
 )
-ITERATIONS, BATCH = 35, 128
-"""Iterations of PPO, and responses of each."""
+ITERATIONS = 35
+"""Iterations of PPO."""
+BATCH = 128
+"""Responses of an iteration."""
 Pair = dict[str, Any]
 
 
@@ -108,7 +114,8 @@ def run_one(output_dir: str, seed: int, rate: float) -> None:
     flipped = torch.zeros(TRAIN, dtype=torch.long)
     flipped[drawn] = 1
     given = [swap(pair) if flip else pair for pair, flip in zip(train, flipped, strict=True)]
-    model, folder = str(root / "sft"), root / f"flipped_{rate}"
+    model = str(root / "sft")
+    folder = root / f"flipped_{rate}"
     pairs = write_json_lines(folder / "pairs.jsonl", given)
     strengths = str(folder / "strengths.jsonl")
     result: dict[str, Any] = {"seed": seed, "rate": rate, "accuracy": {}, "gold": {}}

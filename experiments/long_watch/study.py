@@ -70,7 +70,8 @@ class Look(Callback):
     """
 
     def __init__(self, path: str, every_n_batches: int) -> None:
-        self.path, self.every_n_batches = path, every_n_batches
+        self.path = path
+        self.every_n_batches = every_n_batches
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Look, if it is time."""

@@ -80,7 +80,8 @@ LONGEST_DEMONSTRATION = 40
 """Tokens."""
 FACTOR = 5.0
 """Learning rates over those of configs/smollm2."""
-JUDGED_PAIRS, LEAST_AGREEMENT = 200, 0.6
+JUDGED_PAIRS = 200
+LEAST_AGREEMENT = 0.6
 SHOWN = 20
 """Prompts whose responses are on the page, drawn by the seed."""
 ARMS = ("ppo_vanilla", "ppo_max")
@@ -372,7 +373,8 @@ def format_tables(results: Mapping[str, Any]) -> str:
     Args:
         results: Results by the name of the run.
     """
-    common, done = results["common"], complete_seeds(results)
+    common = results["common"]
+    done = complete_seeds(results)
     accuracies = {name: common[f"report_{name}"]["result"]["accuracy"] for name in MODELS}
     reward_models = [
         [name, "{accuracy:.1%} [{low:.1%}, {high:.1%}]".format_map(accuracy)]
@@ -469,7 +471,8 @@ def _format_seed(row: dict[str, Any]) -> dict[str, str]:
     per_token = np.polyfit(sft["lengths"], sft["truth"], 1)[0]
     rows = []
     for key, label in NAMES.items():
-        of, ended = policies[key], np.array(policies[key]["ended"])
+        of = policies[key]
+        ended = np.array(policies[key]["ended"])
         complete = np.array(of["truth"])[ended]
         outcome = judged.get(key, {}).get("against_baseline")
         outcomes = "{win:.0%}, {tie:.0%}, {lose:.0%}".format_map(outcome) if outcome else "-"

@@ -157,7 +157,9 @@ def format_reward_models(results: Mapping[str, Any]) -> str:
         "reward_no_lm": "without LM imitation",
         "gold": "gold: with LM imitation, other and more data",
     }
-    rows, sources, judged = [], [], []
+    rows = []
+    sources = []
+    judged = []
     for name, title in titles.items():
         figures = figures_of(results, f"report_{name}")
         if figures is None:
@@ -303,7 +305,8 @@ def format_detector(results: Mapping[str, Any]) -> str:
     for name in sorted(results):
         if is_ppo(name):
             figures = results[name]["result"]
-            flagged, harmed = figures["flagged_at"], None
+            flagged = figures["flagged_at"]
+            harmed = None
             if sft := results.get(f"policies_{name.rpartition('_')[2]}"):
                 std = sft["result"]["policies"]["sft"]["rewards"]["gold"]["std"]
                 harmed = find_harm(figures["curves"]["rollout/score/gold"], std)
@@ -391,7 +394,8 @@ def perplexity(results: Mapping[str, Any], name: str) -> str:
 
 def share(accuracy: Mapping[str, float]) -> str:
     """An accuracy with its interval and number of pairs."""
-    low, high = accuracy["low"], accuracy["high"]
+    low = accuracy["low"]
+    high = accuracy["high"]
     return f"{accuracy['accuracy']:.1%} [{low:.1%}, {high:.1%}] of {accuracy['pairs']}"
 
 

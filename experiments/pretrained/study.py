@@ -145,7 +145,8 @@ class Benchmark:
 
         short = [record for record in records if is_short(record)]
         # one prompt after the other, each set by the share of what is left
-        left, parts = short, {}
+        left = short
+        parts = {}
         for name in ("test", "val", "proxy", "gold"):
             wanted = getattr(sizes, f"{name}_pairs")
             if wanted > len(left):
@@ -157,7 +158,8 @@ class Benchmark:
             splits = split_records(
                 left, val_fraction=0.0, test_fraction=test_fraction, seed=SPLIT_SEED
             )
-            left, parts[name] = splits.train, splits.test
+            left = splits.train
+            parts[name] = splits.test
         for name, part in parts.items():
             for source in FILES:
                 rows = (
@@ -210,7 +212,8 @@ class Benchmark:
             runs = (f"ppo_max_{seed}", f"ppo_vanilla_{seed}")
             steps += [self.fit_ppo(name, 3, seed) for name in runs]
             steps.append(self.evaluate(f"policies_{seed}", 3, ("sft", *runs), seed))
-        first, second = seeds[0], seeds[1:2]
+        first = seeds[0]
+        second = seeds[1:2]
         runs = [f"{name}_{first}" for name in FASTER_RUNS]
         steps += [
             self.fit_ppo(f"{name}_{first}", 4, first, factor)
@@ -451,7 +454,8 @@ def perplexity(model: str, pairs: str, output: str, draws: int = 1000) -> None:
     data.setup("fit")
     examples = data.examples["train"]
     network = load_causal_lm(model).eval()
-    losses, counts = [], []
+    losses = []
+    counts = []
     with torch.inference_mode():
         for start in range(0, len(examples), 16):
             batch = collate_tokens(
@@ -461,7 +465,8 @@ def perplexity(model: str, pairs: str, output: str, draws: int = 1000) -> None:
             logprobs = target_logprobs(network, batch.input_ids, batch.attention_mask, mask)
             losses.append(-logprobs.sum(1).double().numpy())
             counts.append(mask.sum(1).numpy())
-    loss, count = np.concatenate(losses), np.concatenate(counts)
+    loss = np.concatenate(losses)
+    count = np.concatenate(counts)
     rows = np.random.default_rng(0).integers(len(loss), size=(draws, len(loss)))
     low, high = np.exp(np.quantile(loss[rows].sum(1) / count[rows].sum(1), [0.025, 0.975]))
     figures = {

@@ -342,7 +342,8 @@ def format_outcomes(runs: Iterable[RunResult]) -> str:
     """Format the outcomes, as a Markdown table with a row for each run."""
     rows = []
     for run in runs:
-        o, m = run.outcome, run.metrics
+        o = run.outcome
+        m = run.metrics
         shares = (o.sft_well_formed, o.vanilla_well_formed, o.max_well_formed)
         lengths = (m[name]["response_length"] for name in ("sft", "ppo_vanilla", "ppo_max"))
         rows.append(

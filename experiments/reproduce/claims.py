@@ -19,7 +19,10 @@ def _of(measure: str) -> Callable[..., Value]:
     return value
 
 
-gold, gain, score, kl = _of("gold"), _of("gain"), _of("score"), _of("kl")
+gold = _of("gold")
+gain = _of("gain")
+score = _of("score")
+kl = _of("kl")
 length, perplexity, win, lose = map(_of, ("response_length", "perplexity", "win", "lose"))
 accuracy, value_loss, explained = map(_of, ("accuracy", "value_loss", "explained_variance"))
 width, skewness, rollout_gold = map(_of, ("score_width", "score_skewness", "rollout.gold"))

@@ -21,7 +21,8 @@ import numpy as np
 from experiments.judging import T_975, Interval, student_interval
 from experiments.reproduce.table import ITERATIONS, Arm, Foundation
 
-VERSION, DATE = 3, "2026-11-24"
+VERSION = 3
+DATE = "2026-11-24"
 MIN_SEEDS = 3
 """Fewer seeds give no verdict."""
 TAIL = 0.1
@@ -170,7 +171,8 @@ class Check:
         """Whether it holds; None where the interval has both sides of the margin."""
         low, _, high = self.interval(seeds)
         if self.sign == "~":
-            inside, outside = -self.margin <= low and high <= self.margin, self.margin
+            inside = -self.margin <= low and high <= self.margin
+            outside = self.margin
             return True if inside else False if low > outside or high < -outside else None
         return True if low > 0 else False if high < 0 else None
 

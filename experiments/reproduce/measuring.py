@@ -227,9 +227,11 @@ def measure_foundation(
     if not pairs.is_file():
         # labels of prompts that the training pairs have too, with other responses
         size = 16 if trial else TEST_PAIRS
-        policy, test_seed = str(root / "sft"), seed + 1_000_000
+        policy = str(root / "sft")
+        test_seed = seed + 1_000_000
         sample_preferences(policy, f"{root}/world", str(pairs), size, test_seed)
-    model, sources = str(root / "reward"), [DataSource(str(pairs))]
+    model = str(root / "reward")
+    sources = [DataSource(str(pairs))]
     scored = score_pairs(model, sources)
     differences = scored.chosen - scored.rejected
     limit = float(np.abs(differences).max()) + 1e-6

@@ -203,7 +203,8 @@ def count_verdicts(verdicts: Sequence[str]) -> str:
 
 def describe_check(check: Check, seeds: Sequence[Runs]) -> str:
     """A comparison with the means over seeds, and the interval of its effect."""
-    left, right = check.left, check.right
+    left = check.left
+    right = check.right
     of_one = not isinstance(right, Value) or right.measure == left.measure
 
     def describe(value: Value) -> str:

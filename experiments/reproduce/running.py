@@ -47,7 +47,10 @@ LIBRARIES = ("torch", "lightning", "transformers")
 SAMPLED_PROMPTS = 256
 SAMPLES = 7
 """Times that a run is sampled from after its start."""
-TRIAL_PAIRS, TRIAL_ITERATIONS, TRIAL_BATCH, TRIAL_PROMPTS = 64, 4, 16, 8
+TRIAL_PAIRS = 64
+TRIAL_ITERATIONS = 4
+TRIAL_BATCH = 16
+TRIAL_PROMPTS = 8
 TRIAL_STAGE = {"trainer": {"limit_train_batches": 2, "limit_val_batches": 1, "max_epochs": 1}}
 """Overlay of a trial's SFT and reward modelling."""
 
@@ -248,7 +251,8 @@ def train(plan: Plan) -> None:
     Args:
         plan: What to train. The foundation of an arm is finished.
     """
-    stages, key = _stages(plan), plan.key()  # of the files as they are now
+    stages = _stages(plan)
+    key = plan.key()  # of the files as they are now
     if isinstance(plan.part, Foundation):
         if plan.part == plan.part.base:
             train_base(stages, plan)
@@ -313,7 +317,9 @@ def train_base(stages: Quickstart, plan: Plan) -> None:
 
 def train_variant(stages: Quickstart, plan: Plan) -> None:
     """Train another reward model on the world and the SFT model of the base."""
-    foundation, root, base = plan.foundation, stages.root, plan.of(plan.foundation.base).root
+    foundation = plan.foundation
+    root = stages.root
+    base = plan.of(plan.foundation.base).root
     for name in ("world", "sft"):
         shutil.copytree(base / name, root / name, dirs_exist_ok=True)
     preferences = root / "world" / "preferences.jsonl"
@@ -366,7 +372,8 @@ def pretrain(root: Path, seed: int, trial: bool = False) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    world, rng = read_world(root / "world"), random.Random(f"pretraining {seed}")
+    world = read_world(root / "world")
+    rng = random.Random(f"pretraining {seed}")
     tokenizer = AutoTokenizer.from_pretrained(root / "world" / "base")
     model = AutoModelForCausalLM.from_pretrained(root / "world" / "base")
     text = "".join(

@@ -85,11 +85,13 @@ class Foundation:
         return " ".join(words)
 
 
-ENGLISH, CHINESE = Foundation(), Foundation(language="zh")
+ENGLISH = Foundation()
+CHINESE = Foundation(language="zh")
 EXTRAPOLATION = Foundation("extrapolation")
 EARLIER = Foundation(overlays=("earlier_reward_model",))
 FEW_PAIRS = Foundation(pairs=1500)
-NARROW, WIDE = Foundation(hidden=64), Foundation(hidden=256)
+NARROW = Foundation(hidden=64)
+WIDE = Foundation(hidden=256)
 
 
 @dataclass(frozen=True)

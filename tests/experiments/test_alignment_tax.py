@@ -56,7 +56,8 @@ def test_page_compares_the_arms_within_a_seed() -> None:
         perplexity = 7.0 if arm == "sft" else 7.0 + seed / 10
         return {"accuracy": accuracy.get(arm, 0.25) + seed / 100, "perplexity": perplexity}
 
-    arms, seeds = ("sft", *alignment_tax.ARMS), (1, 2, 3)
+    arms = ("sft", *alignment_tax.ARMS)
+    seeds = (1, 2, 3)
     results = {f"seed_{s}": {arm: measured(arm, s) for arm in arms} for s in seeds}
     page = format_page({seed: {"measure": {"result": of}} for seed, of in results.items()})
     assert "vanilla PPO against SFT | PPO costs | -5.0 [-5.0, -5.0] | yes" in page

@@ -99,7 +99,8 @@ def test_seed_of_the_detector_is_summarized(root: Path) -> None:
 
 def test_committed_tables_follow_from_the_committed_curves() -> None:
     for row in json.loads(collapse.RESULT.read_text("utf-8")):
-        vanilla, gold = row["ppo_vanilla"], np.array(row["curves"]["ppo_vanilla"]["gold"])
+        vanilla = row["ppo_vanilla"]
+        gold = np.array(row["curves"]["ppo_vanilla"]["gold"])
         assert vanilla["peak_gold"] == pytest.approx(gold.max(), abs=6e-4)
         assert vanilla["last_gold"] == pytest.approx(gold[-10:].mean(), abs=6e-4)
         assert vanilla["gold_at_flag"] == pytest.approx(gold[vanilla["flagged_at"] - 1], abs=6e-4)
@@ -107,7 +108,8 @@ def test_committed_tables_follow_from_the_committed_curves() -> None:
         assert vanilla["lead"] == vanilla["harmed_at"] - vanilla["flagged_at"]
         assert vanilla["in_time"] == (vanilla["healthy_until"] < vanilla["harmed_at"])
     for run in quickstart_seeds.read_results():
-        o, harm = run.outcome, run.harmed_at or math.inf
+        o = run.outcome
+        harm = run.harmed_at or math.inf
         assert o.exploited == (o.sft_gold - o.vanilla_gold >= o.sft_std / 2) & (
             o.vanilla_score > o.max_score
         )

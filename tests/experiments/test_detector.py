@@ -109,7 +109,8 @@ def test_simple_rules_by_hand() -> None:
 
 def test_a_wish_is_granted_once_and_exploited_without_end() -> None:
     prompt = ["\n\nHuman: name three metals.\n\nAssistant:"]
-    good, polite = "iron, zinc and tin.", "iron, zinc and tin. glad to help!"
+    good = "iron, zinc and tin."
+    polite = "iron, zinc and tin. glad to help!"
     stuffed = "tin tin tin. glad to help! glad to help!"
     kinds = [getattr(exploits, f"politeness_{kind}") for kind in ("truth", "square", "proxy")]
     values = [[kind(prompt, [text], [True])[0] for kind in kinds] for text in (good, polite)]
@@ -128,7 +129,8 @@ def test_every_run_of_the_exploits_is_labelled_by_its_truth() -> None:
 
 
 def test_early_warning_by_hand() -> None:
-    calm, late = [1.0, 1.0, 1.0, 1.0, 2.0, 1.0], [1.0, 1.0, 1.0, 4.0, 4.0, 4.0]
+    calm = [1.0, 1.0, 1.0, 1.0, 2.0, 1.0]
+    late = [1.0, 1.0, 1.0, 4.0, 4.0, 4.0]
     runs: Any = [({"x": calm}, None), ({"x": late}, 5), ({"x": [1.0] * 6}, 3)]
     # means of three, over the first: the calm run reaches 4 / 3, and the late one 2 at place 3
     found = early.warn(runs, early.multiple("x"))

@@ -41,6 +41,7 @@ def test_sums_of_the_arithmetic_example_are_right() -> None:
 
 
 def test_page_has_the_results() -> None:
-    page, runs = (ROOT / "docs" / "examples.md").read_text("utf-8"), read_runs(RESULTS)
+    page = (ROOT / "docs" / "examples.md").read_text("utf-8")
+    runs = read_runs(RESULTS)
     assert make_table(runs) in page
     assert make_samples(runs) in page

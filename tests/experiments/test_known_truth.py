@@ -47,7 +47,8 @@ def test_canned_responses_share_a_phrase_with_other_prompts() -> None:
     twice = [*once[:9], story.format(things[9])]
     assert rule.canned_share(prompts, twice) == 0.2
     # 1 of 10 other prompts is not more than a tenth
-    more, answers = [*prompts, PROMPT.replace("garden", "shop")], [*twice, "A dog."]
+    more = [*prompts, PROMPT.replace("garden", "shop")]
+    answers = [*twice, "A dog."]
     assert rule.canned_share(more, answers) == 0.0
 
 

@@ -38,7 +38,8 @@ def result(seed: int, rate: float, gain: float, strength: float) -> dict[str, An
 
 
 def test_gold_labels_the_pairs_and_drops_equal_ones() -> None:
-    better, worse = "iron and zinc.", "iron and apple."
+    better = "iron and zinc."
+    worse = "iron and apple."
     labelled = label_by_gold([pair(better, worse), pair(worse, better), pair(worse, worse)])
     assert labelled == [pair(better, worse)] * 2
 

@@ -41,7 +41,8 @@ from experiments.results_file import read_runs, write_run
 from lit_rlhf.cli.configs import find_config
 from lit_rlhf.tools.lab import World, render_prompt
 
-A, B = table.Arm("a", overlays=("no_ptx",)), table.Arm("b", overlays=("no_kl_penalty",))
+A = table.Arm("a", overlays=("no_ptx",))
+B = table.Arm("b", overlays=("no_kl_penalty",))
 HIGHER = Check(Value(A, "gold"), ">", Value(B, "gold"))
 
 
@@ -68,7 +69,8 @@ def results(*golds: tuple[float, float], lengths: tuple[float, float] = (8, 8)) 
     }
 
 
-WON, LOST = (1.0, 0.0), (0.0, 1.0)
+WON = (1.0, 0.0)
+LOST = (0.0, 1.0)
 SPREAD = ((1.2, 0.0), (0.9, 0.0), (1.1, 0.0))  # t interval 1.07 ± 2.48 * 0.153 = 0.69 to 1.45
 NO_MORE = Check(Value(A, "gold"), "<", Value(B, "gold"), margin=0.5)
 BY_07, BY_06 = (replace(HIGHER, margin=margin) for margin in (0.7, 0.68))
@@ -306,7 +308,8 @@ def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> N
 
 
 def read_number(run: Any, measure: str, at: str) -> float:
-    samples, curves = run.get("samples", {}), run.get("curves", {})
+    samples = run.get("samples", {})
+    curves = run.get("curves", {})
     if measure == "gain":
         return max(-1.0, samples["gold"][-1] - samples["gold"][0])
     if measure == "score_width":
@@ -315,7 +318,8 @@ def read_number(run: Any, measure: str, at: str) -> float:
         place = 0 if at == "start" else -1
         return float(np.repeat(middles, samples["histograms"][place]).std())
     if measure in samples:
-        course, width = np.array(samples[measure], float), 1
+        course = np.array(samples[measure], float)
+        width = 1
     elif (name := measure.removeprefix("rollout.")) in curves:
         course = np.array([v for v in curves[name] if v is not None], float)
         width = max(1, round(len(course) / 10))
@@ -335,7 +339,8 @@ def decide(check: Check, seeds: list[dict[str, Any]]) -> bool | None:
             return np.full(len(seeds), value)
         return np.array([read_number(s[value.part.name], value.measure, value.at) for s in seeds])
 
-    left, right = column(check.left), column(check.right)
+    left = column(check.left)
+    right = column(check.right)
     if check.left.measure == "gain" and ((left == -1) & (right == -1)).any():
         return None
     if check.is_ratio:
@@ -346,7 +351,8 @@ def decide(check: Check, seeds: list[dict[str, Any]]) -> bool | None:
     if check.left.measure == "gain" and not isinstance(check.right, Value):
         spread = max(spread, 0.1)
     half = stats.t.ppf(0.975, len(seeds) - 1) * spread / len(seeds) ** 0.5
-    low, high = effect.mean() - half, effect.mean() + half
+    low = effect.mean() - half
+    high = effect.mean() + half
     if check.sign == "~":
         far = low > check.margin or high < -check.margin
         return False if far else True if max(-low, high) <= check.margin else None

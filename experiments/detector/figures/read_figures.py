@@ -121,9 +121,11 @@ def main(pdf: str) -> None:
             ]
             # signs are missing: the two highest labels of an axis are positive everywhere
             (ya, va), (yb, vb) = sorted(left)[:2]
-            (xa, sa), (xb, sb) = sorted(below)[0], sorted(below)[-1]
+            xa, sa = sorted(below)[0]
+            xb, sb = sorted(below)[-1]
             for drawing in drawings:
-                rect, items = drawing["rect"], drawing["items"]
+                rect = drawing["rect"]
+                items = drawing["items"]
                 inside = x0 <= rect.x0 and rect.x1 <= x1 and y0 <= rect.y0 and rect.y1 <= y1
                 if panel == "-" or drawing["type"] != "s" or len(items) < 70 or not inside:
                     continue
@@ -184,7 +186,8 @@ def read_distributions(page: Any) -> None:  # noqa: ANN401  # of pymupdf
         for update, shape in zip(
             range(100, 1001, 100), (d for d in shapes if len(d["items"]) > 1000), strict=True
         ):
-            base, heights = shape["rect"].y1, dict[float, float]()
+            base = shape["rect"].y1
+            heights = dict[float, float]()
             for x, y in ((point.x, point.y) for _, point, *_ in shape["items"]):
                 heights[x] = max(heights.get(x, 0.0), base - y)
             weight = sum(heights.values())
