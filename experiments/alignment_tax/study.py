@@ -59,7 +59,7 @@ QUESTIONS = 400
 TEXTS = 64
 """Texts that measure perplexity."""
 CHARACTERS = 600
-"""Their longest length."""
+"""Characters of a text, at most."""
 
 
 def write_questions(source: Path, target: Path) -> None:
