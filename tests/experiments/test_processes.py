@@ -18,6 +18,7 @@ from experiments.processes import (
     run_step,
 )
 from experiments.results_file import write_run
+from lit_callbacks import KLMonitor
 
 
 def test_jobs_keep_their_output_and_a_failure_is_raised(tmp_path: Path) -> None:
@@ -77,12 +78,16 @@ def test_fit_puts_its_changes_on_top_of_the_configurations(tmp_path: Path) -> No
     assert step.command[-2:] == ["--ckpt_path", "last"]
 
 
-def test_collapse_in_a_log_is_found(tmp_path: Path) -> None:
-    kls = [0.01] * 10 + [5.0] * 10
+def test_collapse_in_a_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def monitors() -> list[KLMonitor]:
+        return [KLMonitor(high=1.0, baseline_steps=3, horizon=0)]
+
+    monkeypatch.setattr("experiments.processes.default_monitors", monitors)
+    kls = [0.1, 0.1, 0.1, 0.1, 0.9, 2.0, 3.0, 9.0]
     rows = [f"{step},{kl},8.0" for step, kl in enumerate(kls, 1)]
-    head = "step,rollout/kl_per_token,rollout/response_length"
-    (tmp_path / "metrics.csv").write_text("\n".join([head, *rows]) + "\n", "utf-8")
-    watched = read_watched_run(tmp_path, ["rollout/kl_per_token"])
-    assert watched["curves"] == {"rollout/kl_per_token": kls}
-    assert 11 <= watched["flagged_at"] <= 13
-    assert "KL per token" in watched["reasons"]
+    text = "\n".join(["step,rollout/kl,rollout/response_length", *rows]) + "\n"
+    (tmp_path / "metrics.csv").write_text(text, "utf-8")
+    watched = read_watched_run(tmp_path, ["rollout/kl"])
+    assert watched["curves"] == {"rollout/kl": kls}
+    assert watched["flagged_at"] == 7  # the second reading beyond 1
+    assert "KL" in watched["reasons"]
