@@ -368,11 +368,21 @@ def test_signal_of_a_worker(
 
 RUN = """
 import sys
-from tests.data import test_cache
-test_cache.cache.MIN_CACHED_RECORDS = 1
-test_cache.cache._RECORDS_PER_WORKER = 10
-test_cache.cache._count_processors = lambda: 2
-data = test_cache.started(test_cache.PreferenceDataModule, [test_cache.DataSource(sys.argv[1])])
+from lit_rlhf.data import DataSource, cache
+from lit_rlhf.data.datamodules import PreferenceDataModule
+from tests.support.tiny_tokenizers import tiny_tokenizer
+cache.MIN_CACHED_RECORDS = 1
+cache._RECORDS_PER_WORKER = 10
+cache._count_processors = lambda: 2
+data = PreferenceDataModule(
+    [DataSource(sys.argv[1])],
+    tokenizer=tiny_tokenizer(),
+    chat_template="hh",
+    max_length=64,
+    on_bad_record="skip",
+    val_fraction=0.3,
+)
+data.setup("fit")
 print(type(data.examples["train"]).__name__, len(data.examples["train"]))
 """
 

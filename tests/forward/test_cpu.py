@@ -15,7 +15,7 @@ from lit_rlhf.forward import cpu, forward_plan, optimize_forward, target_logprob
 from lit_rlhf.forward.cpu import PadToMultiple, matmul_dtype, mkl_is_slow, use_onednn_matmul
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
 from lit_rlhf.rollout import SamplingOptions, generate_responses
-from tests.rollout.test_decoder import EOS, by_transformers, prompts
+from tests.support.decoding import EOS_IDS, generate_with_transformers, make_prompts
 from tests.support.tiny_models import FAMILIES, PAD_ID, tiny_causal_lm
 
 onednn = pytest.mark.skipif(
@@ -174,8 +174,8 @@ def test_heads_and_copies_use_onednn_too(folder: Path, handed_over: list[int]) -
 @pytest.mark.usefixtures("slow_mkl")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padding_rows_of_a_decoding_step_change_nothing(family: str) -> None:
-    ids, mask = prompts((20, 13, 5, 17, 2, 9))
-    expected = by_transformers(tiny_causal_lm(family), ids, mask)
+    ids, mask = make_prompts((20, 13, 5, 17, 2, 9))
+    expected = generate_with_transformers(tiny_causal_lm(family), ids, mask)
     greedy = SamplingOptions(max_new_tokens=30, do_sample=False)
     model = optimize_forward(tiny_causal_lm(family))
     read: list[int] = []
@@ -188,7 +188,7 @@ def test_padding_rows_of_a_decoding_step_change_nothing(family: str) -> None:
             ids,
             mask,
             greedy,
-            eos_token_ids=EOS,
+            eos_token_ids=EOS_IDS,
             pad_token_id=PAD_ID,
             seed=0,
             batch_size=n_slots,

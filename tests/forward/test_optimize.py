@@ -19,7 +19,7 @@ from lit_rlhf.forward.networks import ForwardPlan, forward_plan
 from lit_rlhf.models import build_random_scalar_model, load_causal_lm, load_scalar_model
 from lit_rlhf.models.config import ModelOptions
 from lit_rlhf.models.heads import build_scalar_model
-from tests.forward.test_packing import padded, ragged
+from tests.support.padded_rows import compute_padded_states, make_rows
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
 
 OTHERS = "'sdpa' or flash attention"
@@ -117,9 +117,9 @@ def test_others_stay_padded(change: Any, reason: str, caplog: pytest.LogCaptureF
     assert not forward_plan(model).packed
     assert not forward_plan(model).chunked_logits
     assert attention_implementation(model) == implementation
-    ids, mask = ragged()
+    ids, mask = make_rows()
     ids, mask = ids[:2], mask[:2]
-    expected = padded(plain.base_model, ids, mask)
+    expected = compute_padded_states(plain.base_model, ids, mask)
     torch.testing.assert_close(hidden_states(model, ids, mask)[mask], expected[mask])
 
 
@@ -155,7 +155,7 @@ def test_flash_attention_keeps_the_packed_forward(flash_attention: str) -> None:
     assert attention_implementation(model) == flash_attention
     assert forward_plan(optimize_forward(model)) == forward_plan(expected)
     assert forward_plan(model).packed
-    ids, mask = ragged()
+    ids, mask = make_rows()
     actual = hidden_states(model, ids, mask)[mask]
     assert torch.equal(actual, hidden_states(expected, ids, mask)[mask])
 
@@ -224,7 +224,7 @@ def test_networks_are_compared_in_the_precision_of_their_weights() -> None:
 
 
 def test_the_decision_holds_in_copies_and_after_a_cast_and_is_not_saved(tmp_path: Path) -> None:
-    model, (ids, mask) = optimized_causal_lm(), ragged()
+    model, (ids, mask) = optimized_causal_lm(), make_rows()
     expected = hidden_states(model, ids, mask)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert forward_plan(twin) == forward_plan(model)

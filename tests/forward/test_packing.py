@@ -2,30 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from lit_rlhf.forward import disable_dropout, forward_plan, hidden_states
 from lit_rlhf.forward.cpu import TOKEN_MULTIPLE
 from lit_rlhf.forward.packing import PackedLayout
 from lit_rlhf.models.prepare import checkpoint_activations
+from tests.support.padded_rows import compute_padded_states, make_rows
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm
-
-LENGTHS = (40, 7, 0, 21, 33, 40, 1)
-
-
-def ragged(left: bool = False) -> tuple[Tensor, Tensor]:
-    columns, lengths = torch.arange(40), torch.tensor(LENGTHS)[:, None]
-    mask = columns >= 40 - lengths if left else columns < lengths
-    ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(0))
-    return ids.masked_fill(~mask, 0), mask
-
-
-def padded(trunk: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """What transformers gives on the rectangle."""
-    positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-    inputs = {"input_ids": ids, "attention_mask": mask.long(), "position_ids": positions}
-    return trunk(**inputs, use_cache=False).last_hidden_state
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -35,9 +18,12 @@ def test_states_and_gradients_are_those_of_the_padded_rectangle(family: str, lef
     assert forward_plan(model).packed
     model.double()
     plain.double()
-    ids, mask = ragged(left)
+    ids, mask = make_rows(left)
     rows = mask.any(1)  # transformers has no say of a row without tokens
-    states, expected = hidden_states(model, ids, mask), padded(plain.base_model, ids, mask)
+    states, expected = (
+        hidden_states(model, ids, mask),
+        compute_padded_states(plain.base_model, ids, mask),
+    )
     # norms still compute in float32, and may round the other way: by 2e-7 in Gemma's gradients
     torch.testing.assert_close(states[mask], expected[mask], rtol=2e-6, atol=2e-6)
     weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
@@ -64,12 +50,12 @@ def test_padding_is_computed_with_up_to_a_multiple_of_compiled_matmuls(precision
     model, autocast = optimized_causal_lm(), precision == "autocast"
     model = model.to(torch.bfloat16) if precision == "bfloat16" else model
     multiple = 1 if precision == "float32" else TOKEN_MULTIPLE
-    ids, mask = ragged()
+    ids, mask = make_rows()
     seen: list[torch.Size] = []
     mlp = model.base_model.layers[0].mlp
     mlp.register_forward_hook(lambda _, inputs, output: seen.append(output.shape[:2]))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), torch.no_grad():
-        expected = padded(model.base_model, ids, mask)[mask].float()
+        expected = compute_padded_states(model.base_model, ids, mask)[mask].float()
         del seen[:]
         states = hidden_states(model, ids, mask)[mask].float()
         hidden_states(model, ids[6:], mask[6:])  # a row of one token
@@ -79,7 +65,7 @@ def test_padding_is_computed_with_up_to_a_multiple_of_compiled_matmuls(precision
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_checkpointing_recomputes_the_same(family: str) -> None:
-    ids, mask = ragged()
+    ids, mask = make_rows()
     gradients = []
     for checkpointing in (False, True):
         model = disable_dropout(optimized_causal_lm(family)).train()

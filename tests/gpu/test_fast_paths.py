@@ -7,7 +7,7 @@ from lit_rlhf.forward import target_logprobs
 from lit_rlhf.forward.attention import AttentionInputs, causal_attention
 from lit_rlhf.models.prepare import use_fused_kernels
 from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
-from tests.rollout.test_decoder import EOS, prompts
+from tests.support.decoding import EOS_IDS, make_prompts
 from tests.support.tiny_models import FAMILIES, PAD_ID, optimized_causal_lm
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, needs_cuda]
 
 def learned() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Texts padded on the right, their mask, and that of all tokens but the first."""
-    ids, mask = (tensor.flip(1) for tensor in prompts())
+    ids, mask = (tensor.flip(1) for tensor in make_prompts())
     targets = mask.clone()
     targets[:, 0] = False
     return ids, mask, targets
@@ -25,11 +25,11 @@ def learned() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("n_slots", [6, 2])
 def test_responses_match_the_cpu(family: str, n_slots: int) -> None:
-    ids, mask = prompts()
+    ids, mask = make_prompts()
     options = SamplingOptions(max_new_tokens=30, do_sample=False)
     model = optimized_causal_lm(family)
     expected = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=0, batch_size=6
+        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=0, batch_size=6
     )
     model = optimized_causal_lm(family).cuda()
     rollouts = generate_responses(
@@ -37,7 +37,7 @@ def test_responses_match_the_cpu(family: str, n_slots: int) -> None:
         ids.cuda(),
         mask.cuda(),
         options,
-        eos_token_ids=EOS,
+        eos_token_ids=EOS_IDS,
         pad_token_id=PAD_ID,
         seed=0,
         batch_size=n_slots,

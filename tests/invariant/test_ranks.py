@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lit_rlhf.models import load_causal_lm
-from tests.rollout.test_metrics import expected
 from tests.support.rank_runs import BATCH_SIZE, RANKS, STAGES, STRATEGIES, VARIANTS, on_a_rank
 from tests.support.ranks import run_on_ranks
 from tests.support.reference_estimators import RECIPES, assert_follows, recompute_step
 from tests.support.reference_iteration import TRUNCATIONS, assert_follows_reference, recompute
+from tests.support.rollout_metrics import expected_metrics
 from tests.support.trajectories import SAMPLES, assert_same_trajectory, trajectory, validated
 
 
@@ -132,4 +132,4 @@ def test_ddp_reduces_gradients_of_one_network_once_per_update(ranks: list[dict[s
 
 def test_rollout_metrics_are_those_of_both_ranks(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
-        assert rank["metrics"] == pytest.approx(expected(), rel=1e-6)
+        assert rank["metrics"] == pytest.approx(expected_metrics(), rel=1e-6)

@@ -4,17 +4,17 @@ import base64
 import json
 import re
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from itertools import chain, repeat
-from threading import Event, Thread
-from time import monotonic, sleep
+from threading import Event
+from time import monotonic
 from traceback import format_exception
 from typing import Any
 
 import pytest
 
 from lit_rlhf.rewards import CallableReward, RemoteScorer, RewardError, redact_url, remote
+from tests.support.raw_service import drip, raw_service
 from tests.support.reward_inputs import Answer, said, service
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -184,54 +184,6 @@ def test_invalid_arguments_are_named(arguments: dict[str, Any], message: str) ->
     with pytest.raises(ValueError, match=message) as error:
         RemoteScorer(**{"url": "http://localhost/", **arguments})
     assert "secret" not in "".join(format_exception(error.value))
-
-
-@contextmanager
-def raw_service(pieces: Any, client_left: Event | None = None) -> Iterator[Any]:
-    """A server that answers each request by these bytes; its URL, and the requests that it gets.
-
-    A function gives them anew for each. Sets `client_left` when a client leaves before the end.
-    """
-    requests: list[bytes] = []
-    stopped, listener = Event(), socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        with suppress(OSError):  # the client or the test has gone
-            while True:
-                connection, _ = listener.accept()
-                with connection, connection.makefile("rb") as stream:
-                    # whole: closing a socket with unread bytes resets the connection
-                    head = b""
-                    while (line := stream.readline()).strip():
-                        head += line
-                    size = re.search(rb"(?i)^content-length: (\d+)", head, re.MULTILINE)
-                    requests.append(head + stream.read(int(size[1])))
-                    try:
-                        for piece in pieces() if callable(pieces) else pieces:
-                            if stopped.is_set():
-                                return
-                            connection.sendall(piece)
-                    except OSError:
-                        if client_left is not None:
-                            client_left.set()
-
-    thread = Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/score", requests
-    finally:
-        stopped.set()
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
-
-
-def drip(begun: bytes) -> Iterator[bytes]:
-    """The beginning of an answer, and blanks without an end."""
-    yield begun
-    while True:
-        sleep(0.01)
-        yield b" "
 
 
 @pytest.mark.parametrize("in_body", [False, True])

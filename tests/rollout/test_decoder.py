@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
 
 from lit_rlhf.rollout import (
     RolloutBatch,
@@ -18,30 +16,9 @@ from lit_rlhf.rollout import (
 )
 from lit_rlhf.rollout.decoder import KVCache
 from lit_rlhf.rollout.sampling import SamplingOptions
+from tests.support.decoding import EOS_IDS, generate_with_transformers, make_prompts
 from tests.support.nucleus import nucleus_logprobs
-from tests.support.tiny_models import EOS_ID, FAMILIES, PAD_ID, optimized_causal_lm, tiny_causal_lm
-
-EOS = [EOS_ID, 17, 44, 150, 200]  # so that some responses end early
-LENGTHS = (20, 13, 5, 17, 1, 9)
-
-
-def prompts(lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor]:
-    mask = torch.arange(20) >= 20 - torch.tensor(lengths)[:, None]
-    ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(1))
-    return ids.masked_fill(~mask, PAD_ID), mask
-
-
-def by_transformers(model: PreTrainedModel, ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
-    """Responses of transformers' own loop, one prompt at a time and so without padding."""
-    options |= {"eos_token_id": EOS, "pad_token_id": PAD_ID, "do_sample": False}
-    config = GenerationConfig(max_new_tokens=30, **options)
-    responses = torch.full((len(ids), 30), PAD_ID)
-    for row, (tokens, real) in enumerate(zip(ids, mask, strict=True)):
-        prompt = tokens[real].unsqueeze(0)
-        out = model.generate(prompt, generation_config=config)  # type: ignore[operator]
-        response = out[0, prompt.shape[1] :]
-        responses[row, : len(response)] = response
-    return responses
+from tests.support.tiny_models import FAMILIES, PAD_ID, optimized_causal_lm, tiny_causal_lm
 
 
 @pytest.mark.parametrize(
@@ -53,8 +30,8 @@ def by_transformers(model: PreTrainedModel, ids: Tensor, mask: Tensor, **options
     ],
 )
 def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str, Any]) -> None:
-    ids, mask = prompts()
-    expected = by_transformers(tiny_causal_lm(family), ids, mask, **options)
+    ids, mask = make_prompts()
+    expected = generate_with_transformers(tiny_causal_lm(family), ids, mask, **options)
     greedy = SamplingOptions(max_new_tokens=30, do_sample=False, **options)
     for n_slots in (6, 2):
         model = optimized_causal_lm(family)
@@ -63,7 +40,7 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
             ids,
             mask,
             greedy,
-            eos_token_ids=EOS,
+            eos_token_ids=EOS_IDS,
             pad_token_id=PAD_ID,
             seed=0,
             batch_size=n_slots,
@@ -74,10 +51,17 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 def test_response_depends_only_on_prompt_row_and_seed(family: str) -> None:
     model, options = optimized_causal_lm(family), SamplingOptions(max_new_tokens=30)
-    ids, mask = prompts()
+    ids, mask = make_prompts()
     one, other = (
         generate_responses(
-            model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3, batch_size=n
+            model,
+            ids,
+            mask,
+            options,
+            eos_token_ids=EOS_IDS,
+            pad_token_id=PAD_ID,
+            seed=3,
+            batch_size=n,
         )
         for n in (6, 2)
     )
@@ -86,7 +70,14 @@ def test_response_depends_only_on_prompt_row_and_seed(family: str) -> None:
     third = torch.arange(6)[:, None] == 2
     changed = torch.where(third, ids, ids.flip(1)).masked_fill(~mask, PAD_ID)
     beside = generate_responses(
-        model, changed, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3, batch_size=2
+        model,
+        changed,
+        mask,
+        options,
+        eos_token_ids=EOS_IDS,
+        pad_token_id=PAD_ID,
+        seed=3,
+        batch_size=2,
     )
     n_tokens = int(one.lengths[2])
     assert int(beside.lengths[2]) == n_tokens
@@ -97,7 +88,7 @@ def test_padding_does_not_count_as_a_token_that_occurred() -> None:
     # the padding of the shorter prompts is the token that would come next without a penalty
     model, alone = optimized_causal_lm(), []
     options = SamplingOptions(max_new_tokens=4, do_sample=False, repetition_penalty=1e6)
-    ids, mask = prompts()
+    ids, mask = make_prompts()
     for row in range(len(ids)):
         prompt, real = ids[row, mask[row]][None], mask[row, mask[row]][None]
         one = generate_responses(
@@ -114,10 +105,10 @@ def test_padding_does_not_count_as_a_token_that_occurred() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_statistics_of_sampling_equal_those_of_scoring(temperature: float) -> None:
-    model, (ids, mask) = optimized_causal_lm(), prompts()
+    model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=30, temperature=temperature, top_k=40)
     rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3, batch_size=4
+        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3, batch_size=4
     )
     assert not rollouts.statistics.logprobs.requires_grad
     assert not rollouts.statistics.entropy.requires_grad
@@ -128,10 +119,10 @@ def test_statistics_of_sampling_equal_those_of_scoring(temperature: float) -> No
 
 
 def test_log_probs_of_a_nucleus_are_of_what_is_left_of_the_policy() -> None:
-    model, (ids, mask) = optimized_causal_lm(), prompts()
+    model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=12, temperature=0.8, top_p=0.7)
     rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3, batch_size=4
+        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3, batch_size=4
     )
     expected = nucleus_logprobs(model, rollouts, options)
     drawn = rollouts.sampler_logprobs
@@ -144,7 +135,7 @@ def test_log_probs_of_a_nucleus_are_of_what_is_left_of_the_policy() -> None:
             ids,
             mask,
             of_policy,
-            eos_token_ids=EOS,
+            eos_token_ids=EOS_IDS,
             pad_token_id=PAD_ID,
             seed=3,
             batch_size=4,
@@ -153,11 +144,11 @@ def test_log_probs_of_a_nucleus_are_of_what_is_left_of_the_policy() -> None:
 
 
 def test_statistics_of_sampling_are_dropped_in_bfloat16() -> None:
-    model, (ids, mask) = optimized_causal_lm().to(torch.bfloat16), prompts()
+    model, (ids, mask) = optimized_causal_lm().to(torch.bfloat16), make_prompts()
     options = SamplingOptions(max_new_tokens=10)
     assert (
         generate_responses(
-            model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=0
+            model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=0
         ).statistics
         is None
     )
@@ -167,7 +158,7 @@ def test_statistics_of_sampling_are_dropped_in_bfloat16() -> None:
             ids,
             mask,
             options,
-            eos_token_ids=EOS,
+            eos_token_ids=EOS_IDS,
             pad_token_id=PAD_ID,
             seed=0,
         )
@@ -175,7 +166,7 @@ def test_statistics_of_sampling_are_dropped_in_bfloat16() -> None:
 
 
 def test_ended_sequences_are_not_computed() -> None:
-    model, (ids, mask) = optimized_causal_lm(), prompts()
+    model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=30)
     read: list[tuple[int, int]] = []
     embedding = model.get_input_embeddings()
@@ -183,7 +174,7 @@ def test_ended_sequences_are_not_computed() -> None:
     heads: list[int] = []
     model.lm_head.register_forward_hook(lambda _, inputs, __: heads.append(len(inputs[0])))
     rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3, batch_size=2
+        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3, batch_size=2
     )
     assert sum(heads) == int(rollouts.lengths.sum())  # one position for each token
     assert 0 < int(rollouts.terminated.sum()) < 6
@@ -198,12 +189,12 @@ def test_release_interval_does_not_change_responses(monkeypatch: pytest.MonkeyPa
     mask = torch.arange(100) >= 100 - torch.tensor([100, 40, 99])[:, None]
     ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(1))
     expected = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3, batch_size=2
+        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3, batch_size=2
     )
     assert int(expected.terminated.sum()) > 0
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
     rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3, batch_size=2
+        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3, batch_size=2
     )
     assert torch.equal(rollouts.response_ids, expected.response_ids)
     assert torch.equal(rollouts.response_mask, expected.response_mask)
@@ -214,17 +205,17 @@ def test_release_interval_does_not_change_responses(monkeypatch: pytest.MonkeyPa
 
 
 def test_prefill_reads_no_more_tokens_at_once_than_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, (ids, mask) = optimized_causal_lm(), prompts()
+    model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=30)
     expected = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3
+        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3
     )
     read: list[int] = []
     embedding = model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
     monkeypatch.setattr(batch, "CPU_TOKENS_PER_FORWARD", 20)
     rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3
+        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3
     )
     assert read[:4] == [20, 18, 18, 9]  # prompts of 20, 13 + 5, 17 + 1 and 9 tokens
     assert max(read[4:]) <= 6
@@ -232,7 +223,7 @@ def test_prefill_reads_no_more_tokens_at_once_than_scoring(monkeypatch: pytest.M
 
 
 def test_changed_weights_are_read_under_autocast() -> None:
-    model, (ids, mask) = optimized_causal_lm().requires_grad_(True), prompts()
+    model, (ids, mask) = optimized_causal_lm().requires_grad_(True), make_prompts()
     greedy = SamplingOptions(max_new_tokens=10, do_sample=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         before = generate_responses(
@@ -256,7 +247,7 @@ def test_changed_weights_are_read_under_autocast() -> None:
 def test_decoding_with_cast_weights_samples_what_autocast_samples(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, (ids, mask) = optimized_causal_lm(family), prompts()
+    model, (ids, mask) = optimized_causal_lm(family), make_prompts()
     options = SamplingOptions(max_new_tokens=12, top_p=0.9)
     autocast_in_layers: list[bool] = []
     model.get_output_embeddings().register_forward_hook(
@@ -266,7 +257,7 @@ def test_decoding_with_cast_weights_samples_what_autocast_samples(
     def sample() -> RolloutBatch:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return generate_responses(
-                model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=3
+                model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3
             )
 
     rollouts = sample()
@@ -283,10 +274,10 @@ def test_decoding_with_cast_weights_samples_what_autocast_samples(
 
 
 def test_the_cache_is_freed_with_the_rollout() -> None:
-    model, (ids, mask) = optimized_causal_lm(), prompts()
+    model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=5)
     rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS, pad_token_id=PAD_ID, seed=0, batch_size=2
+        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=0, batch_size=2
     )
     gc.collect()
     assert len(rollouts.response_ids) == 6

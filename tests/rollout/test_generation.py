@@ -12,10 +12,10 @@ from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 from lit_rlhf.rollout.generation import adapters_merged
+from tests.support.decoding import make_short_prompts
 from tests.support.tiny_models import (
     EOS_ID,
     PAD_ID,
-    VOCAB_SIZE,
     move_adapters,
     noisy_causal_lm,
     optimized_causal_lm,
@@ -26,17 +26,7 @@ Build = Callable[..., PreTrainedModel]
 # this project's decoder samples from one, and transformers' `generate` from the other
 over_decoders = pytest.mark.parametrize("build", [optimized_causal_lm, tiny_causal_lm])
 
-LENGTHS = (9, 4, 1, 6)
 OPTIONS = SamplingOptions(max_new_tokens=8)
-
-
-def prompts() -> tuple[Tensor, Tensor]:
-    generator, ids = torch.Generator().manual_seed(0), torch.full((len(LENGTHS), 9), PAD_ID)
-    mask = torch.zeros(ids.shape, dtype=torch.bool)
-    for i, length in enumerate(LENGTHS):
-        ids[i, 9 - length :] = torch.randint(4, VOCAB_SIZE, (length,), generator=generator)
-        mask[i, 9 - length :] = True
-    return ids, mask
 
 
 def with_logit(token: int, bias: float, build: Build = optimized_causal_lm) -> PreTrainedModel:
@@ -61,7 +51,7 @@ def sampled(
     eos: tuple[int, ...] = (EOS_ID,),
     batch_size: int | None = None,
 ) -> RolloutBatch:
-    ids, mask = prompts()
+    ids, mask = make_short_prompts()
     return generate_responses(
         model,
         ids,
@@ -84,7 +74,7 @@ def test_tokens_depend_on_the_seed_and_not_on_the_global_generator(family: str) 
     for a, b in zip(first[:5], sampled(model, seed=3)[:5], strict=True):
         assert torch.equal(a, b)
     assert other.response_ids.tolist() != first.response_ids.tolist()
-    ids, mask = prompts()
+    ids, mask = make_short_prompts()
     assert torch.equal(first.prompt_ids, ids)
     assert torch.equal(first.prompt_mask, mask)
 
@@ -147,7 +137,7 @@ def test_dropout_is_off_and_modes_and_settings_are_restored() -> None:
     assert plain.generation_config is before
 
 
-IDS, MASK = prompts()
+IDS, MASK = make_short_prompts()
 
 
 @pytest.mark.parametrize(

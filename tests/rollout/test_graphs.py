@@ -14,8 +14,8 @@ from torch import nn
 
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decoder, generate_responses, graphs
 from lit_rlhf.rollout.graphs import RowGraphs
-from tests.rollout.test_decoder import EOS, prompts
 from tests.support import recorded_graph
+from tests.support.decoding import EOS_IDS, make_prompts
 from tests.support.tiny_models import PAD_ID, optimized_causal_lm
 
 
@@ -56,13 +56,13 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
 
 
 def sample(family: str, options: SamplingOptions, n_slots: int) -> RolloutBatch:
-    model, (ids, mask) = optimized_causal_lm(family), prompts()
+    model, (ids, mask) = optimized_causal_lm(family), make_prompts()
     return generate_responses(
         model,
         ids,
         mask,
         options,
-        eos_token_ids=EOS,
+        eos_token_ids=EOS_IDS,
         pad_token_id=PAD_ID,
         seed=3,
         batch_size=n_slots,
@@ -99,7 +99,7 @@ def test_replayed_steps_sample_the_same_tokens(
 def test_a_network_that_cannot_be_captured_decodes_without_graphs(
     captures: Captures, caplog: pytest.LogCaptureFixture, found: bool
 ) -> None:
-    model, (ids, mask) = optimized_causal_lm(), prompts()
+    model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=12)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
                 ids,
                 mask,
                 options,
-                eos_token_ids=EOS,
+                eos_token_ids=EOS_IDS,
                 pad_token_id=PAD_ID,
                 seed=3,
                 batch_size=4,
@@ -134,7 +134,7 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
                 ids,
                 mask,
                 options,
-                eos_token_ids=EOS,
+                eos_token_ids=EOS_IDS,
                 pad_token_id=PAD_ID,
                 seed=3,
                 batch_size=4,

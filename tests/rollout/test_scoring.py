@@ -13,7 +13,7 @@ from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.rollout import SamplingOptions, compute_policy_statistics, generate_responses
 from lit_rlhf.rollout.batch import PolicyStatistics, RolloutBatch
 from lit_rlhf.rollout.scoring import compute_reference_statistics, compute_values, score_rollouts
-from tests.rollout.test_generation import prompts
+from tests.support.decoding import make_short_prompts
 from tests.support.tiny_models import (
     EOS_ID,
     PAD_ID,
@@ -28,7 +28,7 @@ TEMPERATURE = 0.7
 
 def rollouts_of(model: PreTrainedModel, pad: int = PAD_ID) -> RolloutBatch:
     """Responses of 8, 3, 1 and 5 tokens to prompts of 9, 4, 1 and 6."""
-    ids, mask = prompts()
+    ids, mask = make_short_prompts()
     ids = ids.masked_fill(~mask, pad)
     options = SamplingOptions(max_new_tokens=8, temperature=TEMPERATURE)
     rollouts = generate_responses(

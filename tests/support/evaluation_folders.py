@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,6 +13,33 @@ from lit_rlhf.rollout import RolloutBatch, generate_responses
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 QUESTIONS = ["hi", "name three metals, please, now", "a", "make tea", "name two", "why?", "ok"]
+CHOICE_RECORDS: list[dict[str, Any]] = [
+    {"question": "One and one?", "choices": ["one", "two"], "answer": "B", "subject": "sums"},
+    {"question": "What is {{ 1 }}?", "choices": ["a", "b", "c"], "answer": 0, "subject": "sums"},
+    {"question": "说出金属", "choices": [*"铁水木火"], "answer": "a", "subject": "metals"},
+    {"question": "Zinc?", "choices": ["no", "yes", "so"], "answer": 1, "subject": "metals"},
+    {"question": "Why?", "choices": ["so", "no", "yes", "ok"], "answer": "D", "subject": "sums"},
+    {"question": "Tea?", "choices": ["yes", "no"], "answer": "A", "subject": "sums"},
+]
+"""Questions with choices, as a file of a benchmark has them."""
+
+
+class Folders(NamedTuple):
+    """Paths of models and prompts that tests of the evaluation share; read only.
+
+    Attributes:
+        sft: A policy.
+        ppo: A policy with other weights.
+        copy: The policy `sft` under another name.
+        reward: A reward model.
+        prompts: A file of prompts.
+    """
+
+    sft: str
+    ppo: str
+    copy: str
+    reward: str
+    prompts: str
 
 
 def write_policy(

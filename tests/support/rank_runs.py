@@ -19,11 +19,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from lit_callbacks import CollapseDetector, Monitor, RollBack
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, ShardedStrategy, optimization
-from tests.rollout.test_metrics import measured
 from tests.support import stages
 from tests.support.host_tensors import host_tensors_in_collectives
 from tests.support.reference_estimators import RECIPES, run_step
 from tests.support.reference_iteration import TRUNCATIONS, run_iteration
+from tests.support.rollout_metrics import compute_metrics
 from tests.support.trajectories import (
     SAMPLES,
     Logged,
@@ -108,7 +108,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     results["dynamic"] = dynamic_batches(root, folder, shared)
     results["pretraining"] = pretraining(root, folder, shared)
     results["traffic"] = traffic(root, folder, shared)
-    results["metrics"] = measured((slice(0, 1), slice(1, 3))[rank])
+    results["metrics"] = compute_metrics((slice(0, 1), slice(1, 3))[rank])
     return results
 
 

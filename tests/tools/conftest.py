@@ -1,16 +1,6 @@
-from typing import NamedTuple
-
 import pytest
 
-from tests.support.evaluation_folders import write_policy, write_prompts, write_reward
-
-
-class Folders(NamedTuple):
-    sft: str
-    ppo: str
-    copy: str  # of sft, under another name
-    reward: str
-    prompts: str
+from tests.support.evaluation_folders import Folders, write_policy, write_prompts, write_reward
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +15,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
         reward=write_reward(root / "reward", sft),
         prompts=write_prompts(root / "prompts.jsonl"),
     )
+
+
+@pytest.fixture
+def no_environment_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness asks pip for all packages after every run, which takes seconds."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)

@@ -13,16 +13,15 @@ from lit_rlhf.tools.evaluation.benchmarks import harness
 from tests.support.evaluation_folders import (
     CHARACTERS,
     QUESTIONS,
+    Folders,
     read_lines,
     refusal,
     write_lines,
     write_prompts,
 )
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
-from tests.tools.conftest import Folders
-from tests.tools.evaluation.benchmarks.conftest import no_environment_report
 
-__all__ = ["no_environment_report"]
+pytestmark = pytest.mark.usefixtures("no_environment_report")
 main = partial(COMMAND.run, prog="lit_rlhf evaluate")
 
 

@@ -11,9 +11,8 @@ from lit_rlhf.cli.main import main as command
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.rewards import RewardError
 from lit_rlhf.tools.commands.generate import COMMAND
-from tests.support.evaluation_folders import QUESTIONS, Sampling, read_lines, refusal
+from tests.support.evaluation_folders import QUESTIONS, Folders, Sampling, read_lines, refusal
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
-from tests.tools.conftest import Folders
 
 main = partial(COMMAND.run, prog="lit_rlhf generate")
 

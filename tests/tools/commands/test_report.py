@@ -6,9 +6,8 @@ import pytest
 
 from lit_rlhf.cli.main import main as command
 from lit_rlhf.tools.commands.report import main, parse_source
-from tests.support.evaluation_folders import refusal, write_lines
+from tests.support.evaluation_folders import Folders, refusal, write_lines
 from tests.support.report_pages import write_run
-from tests.tools.conftest import Folders
 
 PAIRS = [
     {"prompt": "hi", "chosen": "hello to you", "rejected": "no"},

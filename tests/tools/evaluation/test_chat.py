@@ -20,8 +20,8 @@ from lit_rlhf.tools.evaluation.chat import (
     load_speakers,
     stream_reply,
 )
+from tests.support.evaluation_folders import Folders
 from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
-from tests.tools.conftest import Folders
 
 SAMPLING = SamplingOptions(max_new_tokens=8)
 

@@ -34,6 +34,7 @@ from tests.support.evaluation_folders import (
     CHARACTERS,
     QUESTION_MARKS,
     QUESTIONS,
+    Folders,
     Sampling,
     assert_continued,
     read_lines,
@@ -43,7 +44,6 @@ from tests.support.evaluation_folders import (
     write_reward,
 )
 from tests.support.tiny_models import EOS_ID, tiny_causal_lm, tiny_tokenizer
-from tests.tools.conftest import Folders
 
 
 def compared(folders: Folders, policies: list[str], **options: Any) -> Comparison:

@@ -6,8 +6,8 @@ import torch
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.evaluation import loading
+from tests.support.evaluation_folders import Folders
 from tests.support.tiny_models import VOCAB_SIZE, tiny_causal_lm, tiny_tokenizer
-from tests.tools.conftest import Folders
 
 
 def test_a_device_is_one_of_the_machine() -> None:

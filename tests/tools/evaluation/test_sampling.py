@@ -31,9 +31,14 @@ from lit_rlhf.tools.evaluation.sampling import (
     encode_prompt_records,
     sample_batches,
 )
-from tests.support.evaluation_folders import QUESTIONS, Sampling, assert_continued, write_policy
+from tests.support.evaluation_folders import (
+    QUESTIONS,
+    Folders,
+    Sampling,
+    assert_continued,
+    write_policy,
+)
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
-from tests.tools.conftest import Folders
 
 
 @pytest.fixture

@@ -12,14 +12,12 @@ from lit_rlhf.models import load_causal_lm, load_tokenizer
 from lit_rlhf.tools.evaluation.benchmarks import run_benchmarks
 from lit_rlhf.tools.evaluation.benchmarks.alignment_tax import BenchmarkScore, compare_results
 from lit_rlhf.tools.evaluation.benchmarks.harness import MetricValue, TaskResult
-from tests.support.evaluation_folders import write_lines
-from tests.tools.conftest import Folders
-from tests.tools.evaluation.benchmarks.test_choices import RECORDS
+from tests.support.evaluation_folders import CHOICE_RECORDS, Folders, write_lines
 
 
 @pytest.fixture
 def questions(tmp_path: Path) -> str:
-    return write_lines(tmp_path / "questions.jsonl", RECORDS)
+    return write_lines(tmp_path / "questions.jsonl", CHOICE_RECORDS)
 
 
 def expected_hits(model_path: str) -> list[bool]:
@@ -27,7 +25,7 @@ def expected_hits(model_path: str) -> list[bool]:
     model = load_causal_lm(model_path).eval().double()
     tokenizer = load_tokenizer(model_path)
     hits = []
-    for record in RECORDS:
+    for record in CHOICE_RECORDS:
         lines = [record["question"]]
         lines += [f"{'ABCD'[place]}. {text}" for place, text in enumerate(record["choices"])]
         text = "\n".join([*lines, "答案：" if "说" in record["question"] else "Answer:"])
@@ -64,7 +62,7 @@ def test_the_right_letter_is_that_of_a_loop(folders: Folders, questions: str) ->
 
 def test_questions_that_do_not_fit_are_counted(folders: Folders, tmp_path: Path) -> None:
     long = {"question": "why " * 60, "choices": ["a", "b"], "answer": 0}
-    path = write_lines(tmp_path / "long.jsonl", [RECORDS[0], long])
+    path = write_lines(tmp_path / "long.jsonl", [CHOICE_RECORDS[0], long])
     report = run_benchmarks([folders.sft], choices=[path])
     cut = [(row.part, row.cut) for row in report.rows]
     assert cut == [("", 1), ("sums", 0), ("no subject", 1)]

@@ -8,28 +8,19 @@ import pytest
 
 from lit_rlhf.data import RecordError
 from lit_rlhf.tools.evaluation.benchmarks.choices import choice_task, read_questions
-from tests.support.evaluation_folders import write_lines
-
-RECORDS: list[dict[str, Any]] = [
-    {"question": "One and one?", "choices": ["one", "two"], "answer": "B", "subject": "sums"},
-    {"question": "What is {{ 1 }}?", "choices": ["a", "b", "c"], "answer": 0, "subject": "sums"},
-    {"question": "说出金属", "choices": [*"铁水木火"], "answer": "a", "subject": "metals"},
-    {"question": "Zinc?", "choices": ["no", "yes", "so"], "answer": 1, "subject": "metals"},
-    {"question": "Why?", "choices": ["so", "no", "yes", "ok"], "answer": "D", "subject": "sums"},
-    {"question": "Tea?", "choices": ["yes", "no"], "answer": "A", "subject": "sums"},
-]
+from tests.support.evaluation_folders import CHOICE_RECORDS, write_lines
 
 
 def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
     from lm_eval.tasks import TaskManager
 
-    task = choice_task("q.jsonl", read_questions(write_lines(tmp_path / "q.jsonl", RECORDS)))
+    task = choice_task("q.jsonl", read_questions(write_lines(tmp_path / "q.jsonl", CHOICE_RECORDS)))
     made = TaskManager(include_defaults=False).load([task])["tasks"]["q.jsonl"]
     made.set_config("num_fewshot", 4)
     made.set_fewshot_seed(0)
     made.build_all_requests(rank=0, world_size=1)
     contexts = {request.args[0] for request in made.instances}
-    assert len(contexts) == len(RECORDS)
+    assert len(contexts) == len(CHOICE_RECORDS)
     for context in contexts:
         parts = context.split("\n\n")
         assert len(parts) == 5
@@ -68,7 +59,7 @@ def test_a_question_is_asked_as_mmlu_asks_it(tmp_path: Path) -> None:
 def test_a_bad_record_is_named(tmp_path: Path, record: Any, message: str) -> None:
     path = tmp_path / "bad.jsonl"
     text = record if isinstance(record, str) else json.dumps(record)
-    path.write_text(f"{json.dumps(RECORDS[0])}\n{text}\n", "utf-8")
+    path.write_text(f"{json.dumps(CHOICE_RECORDS[0])}\n{text}\n", "utf-8")
     with pytest.raises(RecordError) as error:
         read_questions(str(path))
     assert "bad.jsonl:2: " in str(error.value)

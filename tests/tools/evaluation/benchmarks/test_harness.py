@@ -11,7 +11,7 @@ import pytest
 
 from lit_rlhf.tools.evaluation.benchmarks import print_benchmarks, run_benchmarks
 from lit_rlhf.tools.evaluation.benchmarks.harness import find_tasks
-from tests.tools.conftest import Folders
+from tests.support.evaluation_folders import Folders
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from lit_rlhf.tools.evaluation import Responses
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from lit_rlhf.tools.evaluation.judge.judge import Judgement
 from lit_rlhf.tools.evaluation.judge.options import JudgeError
-from tests.rewards.test_remote import drip, raw_service
 from tests.support.judge_server import Asked, Failure, judge_server, longer_wins, verdict
+from tests.support.raw_service import drip, raw_service
 
 AT_ONCE = {"retry-after-ms": "1"}  # what the client waits, in place of its half a second and more
 PAIR = Responses([(Message("user", "hi"),)], {"sft": ["four"], "ppo": ["longer"]})
