@@ -30,7 +30,8 @@ _datasets_cache = tempfile.TemporaryDirectory(prefix="datasets_cache_")
 atexit.register(_datasets_cache.cleanup)
 os.environ["HF_DATASETS_CACHE"] = _datasets_cache.name
 
-SHARED_DATA = Path(__file__).resolve().parents[1] / "../shared/data"
+DATA_VARIABLE = "LIT_RLHF_TEST_DATA"
+"""Names the folder of the real data sets, which are no part of the repository."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,10 +65,10 @@ def _propagating() -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of the real data sets, beside the project's root."""
-    if not SHARED_DATA.is_dir():
-        pytest.skip("the real data sets are not beside this checkout")
-    return SHARED_DATA.resolve()
+    """Folder of the real data sets that the environment names."""
+    if DATA_VARIABLE not in os.environ:
+        pytest.skip(f"{DATA_VARIABLE} does not name a folder of real data sets")
+    return Path(os.environ[DATA_VARIABLE]).resolve(strict=True)
 
 
 @pytest.fixture(scope="session")
