@@ -154,8 +154,8 @@ def test_a_name_to_keep_that_there_is_not_is_refused_when_training_starts(tmp_pa
 
 def test_an_action_that_saves_weights_alone_leaves_its_checkpoints_be(tmp_path: Path) -> None:
     module, snapshots = Trained([0, 0, 0, 1, 0]), Snapshots()
-    actions = RollBack(level="suspicious"), StopTraining(every_n_steps=1)
-    fitted(tmp_path, module, 5, watching(*actions), snapshots)
+    detector = watching(RollBack(level="suspicious"), StopTraining(every_n_steps=1))
+    fitted(tmp_path, module, 5, detector, snapshots)
     saved = ["step=1.ckpt", "weights_step=1.ckpt", "weights_step=5.ckpt"]
     assert files(tmp_path / "healthy") == saved
     assert same(snapshots.after[4], snapshots.after[1])

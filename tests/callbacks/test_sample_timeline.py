@@ -160,8 +160,13 @@ class TestFit:
         def timeline(name: str) -> SampleTimeline:
             return SampleTimeline(["hi", "why"], 2, file=str(tmp_path / name))
 
-        whole_run = timeline("whole.jsonl"), Saver(tmp_path)
-        fitted(tmp_path, Answering(own_step=True), *whole_run, enable_checkpointing=True)
+        fitted(
+            tmp_path,
+            Answering(own_step=True),
+            timeline("whole.jsonl"),
+            Saver(tmp_path),
+            enable_checkpointing=True,
+        )
         whole = lines(tmp_path / "whole.jsonl")
         assert [line["step"] for line in whole[::2]] == [0, 200, 400, 600, 800, 1000]
         # Cut off while it wrote: lines behind the checkpoint, the last of them without an end.

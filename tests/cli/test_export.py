@@ -59,7 +59,7 @@ def test_flags_choose_type_shards_adapters_and_base(runs: Runs, tmp_path: Path) 
     more = ["--output", str(tmp_path / "n"), "--merge_lora", "false", "--format", "trl"]
     assert "format: expected transformers for adapters" in refused(*source, *more)
     save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
-    other = ("--output", str(tmp_path / "n"), "--base", str(tmp_path / "other"))
+    other = ["--output", str(tmp_path / "n"), "--base", str(tmp_path / "other")]
     assert "path: expected a model of the weights' shape" in refused(*source, *other)
     assert not (tmp_path / "n").exists()
 
@@ -77,7 +77,7 @@ def test_foreign_model_gets_a_template(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_file_that_is_neither_checkpoint_nor_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    output = ("--output", str(tmp_path / "m"))
+    output = ["--output", str(tmp_path / "m")]
     assert "does not exist" in refused("--checkpoint", str(tmp_path / "missing"), *output)
     assert "state.ckpt" in refused("--checkpoint", str(tmp_path / "empty"), *output)
     # a closing tag of rich's markup, without an opening one
@@ -182,7 +182,7 @@ def test_weights_are_averaged(stage: str, runs: Runs, tmp_path: Path) -> None:
 
 def test_other_models_are_not_averaged(runs: Runs, tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
-    source = ("--checkpoint", str(runs("sft").finished), "--output", str(tmp_path / "m"))
+    source = ["--checkpoint", str(runs("sft").finished), "--output", str(tmp_path / "m")]
     message = refused(*source, "--average", f"[{tmp_path / 'other'}]")
     assert "average: expected fine-tunings of one model, got the language model in" in message
     assert "their architectures differ" in message

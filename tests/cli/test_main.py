@@ -77,14 +77,15 @@ def test_help_of_a_command_does_not_wait_for_libraries(name: str) -> None:
 
 @pytest.mark.slow
 def test_fit_imports_no_library_that_it_does_not_need(tmp_path: Path) -> None:
-    ran = run_code(
+    lines = [
         "import gc",
         "sys.argv[1:] = 'fit', '--config', 'quickstart/sft'",
         "try: main()",  # to its first line; no model is here
         "except SystemExit: assert gc.get_freeze_count() > 1e5",
         "unused = {'deepspeed', 'lm_eval', 'openai', 'gguf', 'IPython'} & sys.modules.keys()",
         "print(len(sys.modules), unused)",
-    )
+    ]
+    ran = run_code(*lines)
     assert "Seed set to 0" in ran.stderr
     modules, unused = ran.stdout.splitlines()[-1].split(maxsplit=1)
     assert unused == "set()"

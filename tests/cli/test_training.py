@@ -103,7 +103,8 @@ def test_a_checkpoint_of_another_class_is_refused(
 def test_code_in_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
     path, mark = tmp_path / "evil.ckpt", tmp_path / "mark"
     torch.save({"state_dict": {}, "callbacks": Payload(mark)}, path)
-    told = usage_error(capsys, verb, "--config", QUICKSTART / "sft.yaml", "--ckpt_path", path)
+    flags = ["--config", QUICKSTART / "sft.yaml", "--ckpt_path", path]
+    told = usage_error(capsys, verb, *flags)
     assert f"--ckpt_path: checkpoint {path}: holds more than tensors" in told
     assert not mark.exists()
 
@@ -129,7 +130,7 @@ def test_checkpoint_names_no_code(world: Path, checkpoints: Any, tmp_path: Path,
 
 def test_configuration_cannot_allow_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     allowing = overlay(tmp_path, "allowing", {"weights_only": False})
-    flags = ("--config", QUICKSTART / "sft.yaml", "--config", allowing)
+    flags = ["--config", QUICKSTART / "sft.yaml", "--config", allowing]
     assert "--weights_only false would run code" in usage_error(capsys, "fit", *flags)
 
 

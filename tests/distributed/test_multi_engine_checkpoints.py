@@ -19,15 +19,16 @@ STAGE_2 = "multi_deepspeed_stage_2"
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """A run of two processes and the checkpoint that it left after 12 of 20 batches."""
     folder = tmp_path_factory.mktemp("two")
-    result = outcome(folder, STAGE_2, 2, "save", "disk_full", "resume", "kept", "language_models")
+    scenarios = ["save", "disk_full", "resume", "kept", "language_models"]
+    result = outcome(folder, STAGE_2, 2, *scenarios)
     return result, folder / "saved" / "step=19.ckpt"
 
 
 @pytest.fixture(scope="module")
 def one(two: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process does with the checkpoint of two."""
-    scenarios = ("resume", "validate", "damaged")
     folder = tmp_path_factory.mktemp("one")
+    scenarios = ["resume", "validate", "damaged"]
     return outcome(folder, STAGE_2, 1, *scenarios, environment={"RESUME_FROM": str(two[1])})
 
 

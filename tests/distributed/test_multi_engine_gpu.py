@@ -18,7 +18,7 @@ STRATEGIES = [f"multi_deepspeed_stage_{name}" for name in ("1", "2", "2_offload"
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("precision", "tolerance"), [("32-true", 1e-4), ("bf16-mixed", 0.02)])
 def test_cuda_follows_cpu(tmp_path: Path, strategy: str, precision: str, tolerance: float) -> None:
-    scenarios = ("gan", "policy_and_critic")
+    scenarios = ["gan", "policy_and_critic"]
     expected = outcome(tmp_path / "cpu", "auto", 1, *scenarios)
     more = {"precision": precision, "environment": ENVIRONMENT}
     actual = outcome(tmp_path / "cuda", strategy, 1, *scenarios, **more)

@@ -88,7 +88,8 @@ def test_examples_fit_the_tree(tree: Path) -> None:
 @pytest.mark.slow  # other processes, which import everything anew
 def test_examples_pass_their_tests_and_those_of_lists(tree: Path) -> None:
     own = [b.title for patched in PATCHED.values() for b in patched if "tests/" in b.title]
-    output = python(tree, tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *own, *LISTS)
+    pytest_words = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    output = python(tree, tree, *pytest_words, *own, *LISTS)
     assert "failed" not in output
 
 

@@ -190,7 +190,7 @@ def test_rewards_of_a_service(fresh_workspace: Path, monkeypatch: pytest.MonkeyP
 
 def test_rewards_evaluate_policies(fresh_workspace: Path) -> None:
     words = typed("rewards.md")[4]
-    run(*words, "--max_prompts", "2", "--max_new_tokens", "4", "--output", "report.json")
+    run(*words, *["--max_prompts", "2", "--max_new_tokens", "4", "--output", "report.json"])
     for policy in report("report.json")["policies"].values():
         assert policy["rewards"]["length"]["mean"] == -policy["response_length"]
 

@@ -41,10 +41,16 @@ def test_gae_agrees_with_the_double_sum(gamma: float, lam: float) -> None:
         values, rewards, mask, gamma=gamma, lam=lam, bootstrap_values=bootstrap
     )
     for row, n in enumerate(lengths):
-        kept = (values[row, :n].tolist(), rewards[row, :n].tolist())
-        expected = naive_gae(*kept, gamma, lam, float(bootstrap[row]))
+        row_values = values[row, :n].tolist()
+        expected = naive_gae(
+            values=row_values,
+            rewards=rewards[row, :n].tolist(),
+            gamma=gamma,
+            lam=lam,
+            bootstrap=float(bootstrap[row]),
+        )
         assert advantages[row].tolist() == pytest.approx(expected + [0.0] * (5 - n), rel=1e-12)
-        targets = [a + v for a, v in zip(expected, kept[0], strict=True)]
+        targets = [a + v for a, v in zip(expected, row_values, strict=True)]
         assert returns[row].tolist() == pytest.approx(targets + [0.0] * (5 - n), rel=1e-12)
 
 
@@ -55,8 +61,13 @@ def test_a_row_may_have_a_lambda_of_its_own() -> None:
     assert lam.tolist() == pytest.approx([2 / 3, 0.0, 0.5, 2 / 3])
     advantages, _ = gae(values, rewards, length_mask(lengths, 6), gamma=0.9, lam=lam)
     for row, n in enumerate(lengths.tolist()):
-        kept = (values[row, :n].tolist(), rewards[row, :n].tolist())
-        expected = naive_gae(*kept, 0.9, float(lam[row]), bootstrap=0.0)
+        expected = naive_gae(
+            values=values[row, :n].tolist(),
+            rewards=rewards[row, :n].tolist(),
+            gamma=0.9,
+            lam=float(lam[row]),
+            bootstrap=0.0,
+        )
         assert advantages[row, :n].tolist() == pytest.approx(expected, rel=1e-6)
     for wrong in ([0.5, 0.5, -0.1, 0.5], [0.5, 0.5, 1.1, 0.5], [0.5, NAN, 0.5, 0.5], [0.5]):
         with pytest.raises(ValueError, match=r"lam: expected"):
@@ -94,11 +105,11 @@ def test_groups_by_hand() -> None:
     # kept of each group: three far from 0, where float32 has steps of 8; two; one; none
     scores = torch.tensor([1e8, 1e8 + 8, 1e8 + 16, 2, 4, NAN, 7, NAN, 1, 2, 3, NAN])
     mask = torch.tensor([1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0]).bool()
-    arguments = (scores.requires_grad_(), 3, mask)
+    scores.requires_grad_()
     for advantages, large, small in (
-        (F.group_advantages(*arguments), 1.0, 0.5**0.5),
-        (F.group_advantages(*arguments, scale=False), 8.0, 1.0),
-        (F.leave_one_out_advantages(*arguments), 12.0, 2.0),
+        (F.group_advantages(scores, 3, mask), 1.0, 0.5**0.5),
+        (F.group_advantages(scores, 3, mask, scale=False), 8.0, 1.0),
+        (F.leave_one_out_advantages(scores, 3, mask), 12.0, 2.0),
     ):
         expected = torch.tensor([-large, 0.0, large, -small, small, *[0.0] * 7])
         torch.testing.assert_close(advantages, expected)

@@ -93,10 +93,10 @@ def test_switches_that_are_off_do_not_multiply_what_overflows() -> None:
 
 
 def test_half_of_the_labels_cannot_be_flipped_nor_no_pair_be_compared() -> None:
-    scores = torch.tensor([1.0]), torch.tensor([0.0])
-    assert pairwise_reward_loss(*scores, label_smoothing=0.49).loss.isfinite()
+    chosen, rejected = torch.tensor([[1.0], [0.0]])
+    assert pairwise_reward_loss(chosen, rejected, label_smoothing=0.49).loss.isfinite()
     with pytest.raises(ValueError, match=r"label_smoothing: expected a number in \[0, 0.5\), got"):
-        pairwise_reward_loss(*scores, label_smoothing=0.5)
+        pairwise_reward_loss(chosen, rejected, label_smoothing=0.5)
     with pytest.raises(ValueError, match="chosen: expected at least one pair, got none"):
         pairwise_reward_loss(torch.zeros(0), torch.zeros(0))
 

@@ -32,7 +32,8 @@ def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DS_ACCELERATOR", "cpu")
-        ranks = run_on_ranks(on_a_rank, RANKS, folder, root, folder, ITERATIONS)
+        arguments = [root, folder, ITERATIONS]
+        ranks = run_on_ranks(on_a_rank, RANKS, folder, *arguments)
     return Runs(ppo_run(root, folder / "alone", ITERATIONS), ranks)
 
 
@@ -67,8 +68,8 @@ def assert_weights_follow(state: dict[str, Tensor], expected: dict[str, Tensor])
 
 
 def test_sharded_weights_follow_on_four_ranks(runs: Runs, root: Path, tmp_path: Path) -> None:
-    arguments = (tmp_path, root, tmp_path, ITERATIONS, 4, ("fsdp2",))
-    for rank in run_on_ranks(on_a_rank, 4, *arguments):
+    arguments = [root, tmp_path, ITERATIONS, 4, ("fsdp2",)]
+    for rank in run_on_ranks(on_a_rank, 4, tmp_path, *arguments):
         assert_weights_follow(rank["fsdp2"].state, runs.alone.state)
 
 

@@ -102,7 +102,9 @@ class Mutation:
         runs = {}
         for item, following in zip(session.items, [*session.items[1:], session], strict=True):
             runs[item] = self.run_traced(item, following)
-        clean = Mutant(self.file, "", 0, "", "", "", self.source)
+        clean = Mutant(
+            module=self.file, function="", line=0, text="", was="", now="", source=self.source
+        )
         # once more as with a defect, since a test may fail only because of the fork
         if session.testsfailed:
             return True

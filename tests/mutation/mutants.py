@@ -66,7 +66,17 @@ def make_mutants(module: str, source: str, functions: tuple[str, ...] = ("",)) -
                 continue
             if not same:
                 text = lines[node.lineno - 1].strip()
-                mutants.append(Mutant(module, function, node.lineno, text, was, now, changed))
+                mutants.append(
+                    Mutant(
+                        module=module,
+                        function=function,
+                        line=node.lineno,
+                        text=text,
+                        was=was,
+                        now=now,
+                        source=changed,
+                    )
+                )
     return sorted(mutants, key=lambda mutant: mutant.line)
 
 

@@ -175,7 +175,15 @@ class PretendCuda(TorchFunctionMode):
         moves = ("copy_", "__set__", "_has_compatible_shallow_copy_type")  # the last: `Module.cpu`
         moved = name in moves or target is not None
         on_host = [tensor for tensor in tensors if not is_on_device(tensor)]
-        self._check_operation(func, name, args, kwargs, on_device, on_host, moved)
+        self._check_operation(
+            fn=func,
+            name=name,
+            args=args,
+            kwargs=kwargs,
+            on_device=on_device,
+            on_host=on_host,
+            moved=moved,
+        )
         self._count_waits(name, args, kwargs, on_device, target)
         if name == "__reduce_ex__":  # a file holds tensors of torch's own type
             with torch._C.DisableTorchFunctionSubclass():

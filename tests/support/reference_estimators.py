@@ -107,12 +107,12 @@ def run_step(
     data = prompts(root, batch_size=8 // n_ranks)
     run = fitted(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
     return Step(
-        module.ppo.samples,
-        start,
-        copied(module.policy),
-        recorder.steps.get("policy", []),
-        {key: float(value) for key, value in run.callback_metrics.items()},
-        {name for name, _ in module.named_children()},
+        samples=module.ppo.samples,
+        start=start,
+        end=copied(module.policy),
+        gradients=recorder.steps.get("policy", []),
+        logged={key: float(value) for key, value in run.callback_metrics.items()},
+        networks={name for name, _ in module.named_children()},
     )
 
 

@@ -145,7 +145,12 @@ def run_iteration(
     run = fitted(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
     logged = {key: float(value) for key, value in run.callback_metrics.items()}
     return Iteration(
-        module.ppo.samples, module.ppo.order, start, states(module), recorder.steps, logged
+        samples=module.ppo.samples,
+        order=module.ppo.order,
+        start=start,
+        end=states(module),
+        gradients=recorder.steps,
+        logged=logged,
     )
 
 
@@ -245,7 +250,17 @@ def score_samples(
         ]
         returns = [a + v for a, v in zip(advantages, values, strict=True)]
         learned = sample.ended or truncation != "mask"
-        scores.append(Score(logprobs, values, advantages, returns, sum(kls), sum(rewards), learned))
+        scores.append(
+            Score(
+                old_logprobs=logprobs,
+                old_values=values,
+                advantages=advantages,
+                returns=returns,
+                kl=sum(kls),
+                reward=sum(rewards),
+                learned=learned,
+            )
+        )
     return scores
 
 

@@ -290,7 +290,7 @@ def outcome(
     """Run scenarios in processes of their own, one per device, and read what rank 0 wrote."""
     folder.mkdir(parents=True, exist_ok=True)
     added = {"DS_ACCELERATOR": "cpu", "NODE_RANK": "0", **(environment or {})}
-    arguments = (folder, strategy, devices, precision, scenarios, added)
+    arguments = [folder, strategy, devices, precision, scenarios, added]  # of `on_a_rank`
     run_on_ranks(on_a_rank, devices, folder, *arguments, fresh="RUN_ON" in added)
     return {
         name: torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=False)

@@ -80,7 +80,7 @@ def test_other_stage_fails(capsys: pytest.CaptureFixture[str], stage: str) -> No
 
 def test_absent_gpus(sound: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     many = str(CONFIGS / "overlays" / "zero2_8xa100.yaml")
-    small = ("--model.memory.rollout_batch_size", "4", "--data.batch_size", "8")
+    small = ["--model.memory.rollout_batch_size", "4", "--data.batch_size", "8"]
     assert doctor(*sound, "--config", many, *small, "--trainer.precision", "32-true") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "there is no GPU here to compare it with" in shown

@@ -53,7 +53,8 @@ def test_comparison_reports(folders: Folders, tmp_path: Path, capsys: Any) -> No
     assert papers.items() <= report["settings"].items()
     note = "KL and perplexity are those of samples with top_p, repetition_penalty"
     assert note in printed
-    main(arguments(folders, "--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"))
+    untruncated = ["--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"]
+    main(arguments(folders, *untruncated))
     assert note not in capsys.readouterr().out
 
 
@@ -62,8 +63,8 @@ def test_benchmarks_stand_alone_and_after_a_comparison(
 ) -> None:
     record = {"question": "One and one?", "choices": ["one", "two"], "answer": "B"}
     policies = {"sft": folders.sft, "ppo": folders.ppo}
-    output = ("--choices", write_lines(tmp_path / "q.jsonl", [record]))
-    output += ("--output", str(tmp_path / "report.json"))
+    output = ["--choices", write_lines(tmp_path / "q.jsonl", [record])]
+    output += ["--output", str(tmp_path / "report.json")]
     result = main(["--policies", *policies.values(), "--device", "cpu", *output])
     assert list(result) == ["inputs", "versions", "benchmarks", "settings"]
     assert "q.jsonl (acc)" in capsys.readouterr().out
@@ -105,7 +106,7 @@ def test_prompts_are_needed_for_responses(folders: Folders, more: list[str], sai
 
 
 def test_best_of_n_is_reported_and_drawn(folders: Folders, tmp_path: Path) -> None:
-    more = ("--best_of", "1", "2", "4", "--kl_chart", str(tmp_path / "kl.svg"))
+    more = ["--best_of", "1", "2", "4", "--kl_chart", str(tmp_path / "kl.svg")]
     report = main(arguments(folders, *more))
     assert [entry["n"] for entry in report["best_of"]] == [1, 2, 4]
     assert report["settings"]["samples_per_prompt"] == 4

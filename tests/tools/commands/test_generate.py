@@ -24,8 +24,8 @@ def arguments(folders: Folders, *more: str) -> list[str]:
 
 def test_responses_to_file(folders: Folders, tmp_path: Path, capsys: Any) -> None:
     output = tmp_path / "new" / "responses.jsonl"
-    source = ("--prompts", folders.prompts, "--max_prompts", "3")
-    sampling = ("--responses_per_prompt", "2", "--seed", "5")
+    source = ["--prompts", folders.prompts, "--max_prompts", "3"]
+    sampling = ["--responses_per_prompt", "2", "--seed", "5"]
     main(arguments(folders, *source, *sampling, "--output", str(output)))
     written = read_lines(output)
     models = [folders.sft] * 6 + [folders.ppo] * 6
@@ -39,7 +39,8 @@ def test_responses_to_file(folders: Folders, tmp_path: Path, capsys: Any) -> Non
 
 
 def test_prompts_of_arguments_are_printed(folders: Folders, capsys: Any) -> None:
-    generation = main(arguments(folders, "--prompt", "hi", "so", "--prompt", "why?"))
+    prompts = ["--prompt", "hi", "so", "--prompt", "why?"]
+    generation = main(arguments(folders, *prompts))
     responses = [r for of_model in generation.responses.values() for r in of_model]
     printed = capsys.readouterr().out
     assert printed.startswith("user: hi\nsft: ")
@@ -131,7 +132,8 @@ def test_errors_end_in_a_line(folders: Folders, error: Exception, expected: str)
 
 def test_ctrl_c_says_how_to_continue(folders: Folders, tmp_path: Path, capsys: Any) -> None:
     output = tmp_path / "out.jsonl"
-    argv = arguments(folders, "--prompt", "a", "b", "--batch_size", "1", "--output", str(output))
+    flags = ["--prompt", "a", "b", "--batch_size", "1", "--output", str(output)]
+    argv = arguments(folders, *flags)
     stops = patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last=1))
     with stops, pytest.raises(SystemExit) as ended:
         command(["generate", *argv])

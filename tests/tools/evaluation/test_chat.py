@@ -105,7 +105,8 @@ def test_oldest_turns_are_forgotten_once_and_told() -> None:
 
 def test_commands_forget_the_dialogue_and_end_the_chat() -> None:
     fed = Fed()
-    shown = after(chat("sft", "ppo"), fed, "one", "/reset", "two", "/quit", "three")
+    lines = ["one", "/reset", "two", "/quit", "three"]
+    shown = after(chat("sft", "ppo"), fed, *lines)
     assert fed.prompts[2:] == [said("two")] * 2
     assert fed.seeds == [0, 0, 0, 0]
     assert "the dialogue starts anew" in shown

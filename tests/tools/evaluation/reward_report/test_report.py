@@ -160,7 +160,7 @@ def with_strengths(*strengths: float, text: str = "", shown: int = 2) -> RewardR
 
 
 def test_strengths_by_hand_and_the_pairs_below_zero_weakest_first() -> None:
-    found = with_strengths(-1.0, 3.0, 2.0, -2.5, 2.0, 0.0, -0.5)
+    found = with_strengths(*[-1.0, 3.0, 2.0, -2.5, 2.0, 0.0, -0.5])
     assert [sum(n) for n in found.strengths["histogram"]["counts"].values()] == [4, 3]
     *_, strengths, doubtful = page(found).root.all("section")
     titles = [chart.attributes["aria-label"] for chart in strengths.all(css="chart")]
