@@ -32,7 +32,9 @@ def test_words_need_no_flag() -> None:
         (["--shape=disc", "--wide", "big"], "Parser key \"wide\": Expected a <class 'bool'>. Got"),
     ],
 )
-def test_usage_error(capsys: pytest.CaptureFixture[str], argv: list[str], expected: str) -> None:
+def test_usage_error_is_one_line_with_status_2(
+    capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
+) -> None:
     with pytest.raises(SystemExit) as refused:
         Command(draw, lists=("colors",)).run(argv, "paint")
     told = capsys.readouterr().err

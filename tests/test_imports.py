@@ -13,7 +13,9 @@ FUNCTIONS = "tests.support.reward_functions"
 @pytest.mark.parametrize(
     ("code", "error"), [("exit(0)", r"SystemExit\(0\)"), ("def f(:", r"SyntaxError\('invalid")]
 )
-def test_exit_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, error: str) -> None:
+def test_exit_of_an_imported_module_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, error: str
+) -> None:
     monkeypatch.delitem(sys.modules, "exits_at_import", raising=False)
     (tmp_path / "exits_at_import.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)

@@ -7,7 +7,7 @@ from experiments.results_file import read_runs
 from tests.support.docs_blocks import ROOT
 
 
-def test_shares_by_hand() -> None:
+def test_memory_shares_equal_those_by_hand() -> None:
     peaks = {"PPO": 4.0, "RLOO": 3.0}
     results = {
         f"{arm}, {rewards}, {size}": {"peak_gib": peaks[arm] - 0.5 * (size == "256 tokens")}
@@ -18,6 +18,6 @@ def test_shares_by_hand() -> None:
     assert rows[4] == "| a reward model | 256 tokens | 3.50 GiB | 2.50 GiB | 0.71 |"
 
 
-def test_page_has_the_table() -> None:
+def test_page_on_estimators_has_the_measured_table() -> None:
     page = (ROOT / "docs" / "estimators.md").read_text("utf-8")
     assert format_table(read_runs(RESULTS)) in page

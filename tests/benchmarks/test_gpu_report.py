@@ -46,7 +46,7 @@ def test_parts_are_files_of_the_project_and_take_eight_minutes_a_call() -> None:
         assert 0 < sum(p.limit for p in PARTS if (p.call, p.gpus) == (call, 1)) <= 480
 
 
-def test_wheels_that_a_machine_lacks() -> None:
+def test_wheels_that_a_machine_lacks_are_named() -> None:
     here = {"trl": "1.12.0", "torch": "2.11.0", "docstring-parser": "0.18", "pydantic-core": "2"}
     there = "Docstring_Parser==0.17\npydantic @ file:///somewhere\n"
     assert missing_packages(here, there) == {"pydantic-core": "2", "trl": "1.12.0"}
@@ -76,7 +76,9 @@ def test_all_comparisons_pass_with_a_right_kernel(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("_with_kernel")
-def test_wrong_kernel(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_with_a_wrong_window_fails_the_comparison(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def one_more_key(*args: object, **kwargs: object) -> torch.Tensor:
         before, after = kwargs["window_size"]  # type: ignore[misc]
         kwargs["window_size"] = (before + (before >= 0), after)

@@ -29,7 +29,9 @@ def test_committed_table_is_written_from_the_committed_results() -> None:
         ([0.70, -0.10, 0.10], "not within noise"),  # by chance, but not small
     ],
 )
-def test_verdict(differences: list[float], verdict: str) -> None:
+def test_report_of_samplers_tells_the_verdict_and_what_was_noticed(
+    differences: list[float], verdict: str
+) -> None:
     runs = {}
     for seed, difference in enumerate(differences):
         runs[f"a{seed}"] = result("decoder", seed, 1.0)
@@ -42,7 +44,7 @@ def test_verdict(differences: list[float], verdict: str) -> None:
     assert "noticed something else" in samplers.format_report(runs)
 
 
-def test_measures_of_a_log(tmp_path: Path) -> None:
+def test_measures_of_a_log_are_means_of_its_last_iterations(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="run", version="")
     for iteration in range(20):
         kl = 0.001 if iteration < 12 else 0.1

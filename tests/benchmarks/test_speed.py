@@ -97,7 +97,7 @@ def test_case_without_a_quiet_update_is_an_error() -> None:
 SMALL = Workload(hidden=8, layers=2, heads=2, kv_heads=1, intermediate=12, vocab=16)
 
 
-def test_weights_match_the_network() -> None:
+def test_counted_weights_match_the_network() -> None:
     layers = workload.policy_network(SMALL).get_submodule("model.layers")
     matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
     assert layer_weights(SMALL) == matrices

@@ -132,12 +132,14 @@ README = Path(__file__).resolve().parents[2] / "callbacks" / "README.md"
 
 
 @pytest.mark.parametrize(("function", "promised"), DEFAULTS, ids=lambda case: str(case)[:40])
-def test_defaults(function: Callable[..., Any], promised: dict[str, Any]) -> None:
+def test_defaults_of_arguments_are_the_promised_ones(
+    function: Callable[..., Any], promised: dict[str, Any]
+) -> None:
     parameters = signature(function).parameters
     assert {name: parameters[name].default for name in promised} == promised
 
 
-def test_default_monitors() -> None:
+def test_default_monitors_are_those_of_the_readme() -> None:
     found = default_monitors()
     assert [type(monitor).__name__ for monitor in found] == [name for name, _ in MONITORS]
     for monitor, (name, options) in zip(found, MONITORS, strict=True):

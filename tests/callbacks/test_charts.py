@@ -86,7 +86,9 @@ def test_eighteen_runs_look_different(tmp_path: Path) -> None:
         ([-40.0, 0.5], {"floor": -1.0}, "linear", -1.0),
     ],
 )
-def test_y_axis(tmp_path: Path, values: list[float], options: Any, scale: str, low: float) -> None:
+def test_y_axis_has_the_scale_and_lower_end_that_its_values_need(
+    tmp_path: Path, values: list[float], options: Any, scale: str, low: float
+) -> None:
     axes = drawn(write_run(tmp_path / "run", {"toy/a": values}), **options)
     assert axes.get_yscale() == scale
     assert axes.get_ylim()[0] == pytest.approx(low)

@@ -302,7 +302,9 @@ def test_nothing_happens_outside_of_fit(tmp_path: Path, when: Any) -> None:
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_early_stopping(tmp_path: Path, manual: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_early_stopping_ends_the_run_at_a_collapse(
+    tmp_path: Path, manual: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     module = Scripted(COLLAPSE, manual=manual)
     stopping = CollapseEarlyStopping(two_monitors())
     run = trainer(tmp_path, stopping)
@@ -358,7 +360,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
 
 
 @pytest.mark.parametrize("done", range(1, len(LATE["kl"])))
-def test_verdicts_of_a_resumed_run(uninterrupted: tuple[Path, list[Verdict]], done: int) -> None:
+def test_verdicts_of_a_resumed_run_are_those_of_a_whole_run(
+    uninterrupted: tuple[Path, list[Verdict]], done: int
+) -> None:
     folder, verdicts = uninterrupted
     assert [v.step for v in verdicts if v.level is Level.COLLAPSED] == [8, 9]
     watch = Watch()

@@ -58,7 +58,9 @@ def callbacks(folder: Path, *configs: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("overlay", [False, True])
-def test_a_detector_with_monitors_and_actions(tmp_path: Path, overlay: bool) -> None:
+def test_detector_with_monitors_and_actions_is_built_from_yaml(
+    tmp_path: Path, overlay: bool
+) -> None:
     detector_config = yaml.safe_load(DETECTOR)
     if overlay:
         base = {"callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "loss"}}]}
@@ -80,7 +82,7 @@ def test_a_detector_with_monitors_and_actions(tmp_path: Path, overlay: bool) -> 
     assert roll_back.cooldown == 3
 
 
-def test_early_stopping_with_one_monitor(tmp_path: Path) -> None:
+def test_early_stopping_with_one_monitor_is_built_from_yaml(tmp_path: Path) -> None:
     init = {"monitors": [{"class_path": "lit_callbacks.KLMonitor", "init_args": {"high": 2}}]}
     config = {"class_path": "lit_callbacks.CollapseEarlyStopping", "init_args": init}
     (stopping,) = callbacks(tmp_path, {"callbacks+": [config]})

@@ -186,7 +186,9 @@ def test_verbose_says_why_one_is_not_kept(tmp_path: Path, caplog: pytest.LogCapt
     assert refusals == ["not kept: kl is 5, not within [-inf, 2]", "not kept: score is nan"]
 
 
-def test_one_rank_that_refuses_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_is_not_saved_if_one_rank_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[bool] = []
 
     def reduced(self: Any, decision: bool, all: bool = True) -> bool:
@@ -198,6 +200,6 @@ def test_one_rank_that_refuses_is_enough(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked == [False, True]
 
 
-def test_a_bounded_metric_that_nobody_logs(tmp_path: Path) -> None:
+def test_bounded_metric_that_nobody_logs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"bounds: expected logged.*got kl, x; logged are score"):
         kept(tmp_path, Scripted(SCORES), bounds={"kl": [0, 1], "x": [0, 1], "score": [0, 1]})

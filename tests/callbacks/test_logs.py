@@ -71,7 +71,7 @@ def test_a_line_without_metrics_is_named(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "json", "events"])
-def test_verdict_of_each_kind(kind: str, tmp_path: Path, capsys: Any) -> None:
+def test_log_of_each_kind_has_its_verdict(kind: str, tmp_path: Path, capsys: Any) -> None:
     log = str(write(kind, tmp_path))
     assert watch_logs([log]) == {log: Level.COLLAPSED}
     thresholds, verdict, last = capsys.readouterr().out.splitlines()
@@ -161,7 +161,9 @@ def blocks(records: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("padding", [0, 8000, 90_000])
-def test_wandbs_offline_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: int) -> None:
+def test_wandbs_offline_file_is_read_as_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: int
+) -> None:
     messages = types.SimpleNamespace(Record=Record)
     monkeypatch.setattr("lit_callbacks.runs.import_module", lambda name: messages)
     lines = [json.dumps({**r, "_step": r["step"], "note": "x" * padding}).encode() for r in RECORDS]

@@ -43,7 +43,9 @@ def test_levels_have_words_and_an_order() -> None:
         ({"low": 6.0, "low_ratio": 0.5}, 7.6, 4.9, "low"),
     ],
 )
-def test_kinds_of_line(options: dict[str, float], inside: float, outside: float, side: str) -> None:
+def test_each_kind_of_line_is_crossed_on_its_side(
+    options: dict[str, float], inside: float, outside: float, side: str
+) -> None:
     watcher = monitor(**options)
     assert levels(watcher, [10.0] * 4 + [inside]) == [H] * 5
     assert watcher.observe(outside) is C
@@ -289,7 +291,9 @@ def test_a_noisy_healthy_series_is_never_a_collapse(seed: int, memory: float) ->
         ({"high": 20.0, **LATE}, STEEP, "26 is 13x its baseline and rising"),  # beyond it
     ],
 )
-def test_sentences(options: dict[str, Any], values: list[float], expected: str) -> None:
+def test_sentence_tells_what_a_monitor_saw(
+    options: dict[str, Any], values: list[float], expected: str
+) -> None:
     watcher = monitor(**options)
     levels(watcher, values)
     assert watcher.sentence() == f"x {expected}"

@@ -168,7 +168,7 @@ def test_a_raised_coefficient_stays(tmp_path: Path, keep: list[str], expected: l
     assert [float(after[i].weights["beta"]) for i in (4, 6)] == pytest.approx(expected)
 
 
-def test_a_module_that_leaves_a_frozen_network_out_of_checkpoints(tmp_path: Path) -> None:
+def test_module_may_leave_a_frozen_network_out_of_checkpoints(tmp_path: Path) -> None:
     class Filtered(Trained):
         def __init__(self, levels: list[int]) -> None:
             super().__init__(levels)
@@ -357,7 +357,9 @@ def test_its_own_checkpoints_are_read_as_plain_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.0, "kept the learning rates"), (0.5, "by 0.5")])
-def test_learning_rates_kept_or_cut(tmp_path: Path, caplog: Any, factor: float, said: str) -> None:
+def test_learning_rates_are_kept_or_cut_at_a_rollback(
+    tmp_path: Path, caplog: Any, factor: float, said: str
+) -> None:
     caplog.set_level("INFO", "lightning.pytorch.lit_callbacks")
     levels = [0] * 6 + [2, 0]
     action = RollBack(every_n_steps=1, lr_factor=factor, folder=str(tmp_path / "saved"))

@@ -87,7 +87,9 @@ class TestReading:
             ("", None, "", ()),
         ],
     )
-    def test_verdicts(self, text: str, level: Any, sentence: str, actions: tuple[str, ...]) -> None:
+    def test_verdict_is_parsed_from_its_text(
+        self, text: str, level: Any, sentence: str, actions: tuple[str, ...]
+    ) -> None:
         assert parse_verdict(1.5, 7, text) == (1.5, 7, level, sentence, actions)
 
 
@@ -146,18 +148,20 @@ class TestTables:
 
 
 class TestErrors:
-    def test_a_folder_with_several_runs(self, tmp_path: Path, watched: str, calm: str) -> None:
+    def test_folder_with_several_runs_is_refused(
+        self, tmp_path: Path, watched: str, calm: str
+    ) -> None:
         with pytest.raises(ValueError, match=rf"of one run, .*{calm}, {watched}"):
             read_run("run", tmp_path)
         assert name_runs([str(tmp_path)]) == {"calm": calm, "watched": watched}
 
-    def test_a_run_without_scalars(self, tmp_path: Path) -> None:
+    def test_run_without_scalars_is_refused(self, tmp_path: Path) -> None:
         with SummaryWriter(str(tmp_path)) as writer:
             writer.add_text("note", "text", 1)
         with pytest.raises(ValueError, match=r"a run with scalars, got .* without any"):
             report(tmp_path, str(tmp_path))
 
-    def test_an_unknown_level(self, tmp_path: Path) -> None:
+    def test_unknown_level_is_refused(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", {"toy/a": [1.0], "monitor/level": [1.5]})
         with pytest.raises(ValueError, match=r"monitor/level: expected -1, 0, 1 or 2, got 1\.5"):
             report(tmp_path, run)

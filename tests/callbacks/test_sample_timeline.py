@@ -235,16 +235,18 @@ class TestFit:
             ([{"response": "a", "x": torch.ones(1)}], "expected a str, float, int or bool.*'x'"),
         ],
     )
-    def test_method_breaks_the_contract(self, records: Any, message: str, tmp_path: Path) -> None:
+    def test_method_that_breaks_the_contract_is_named(
+        self, records: Any, message: str, tmp_path: Path
+    ) -> None:
         with pytest.raises(ValueError, match=message):
             fitted(tmp_path, Answering(records=records), SampleTimeline(["hi"]))
 
-    def test_a_missing_method(self, tmp_path: Path) -> None:
+    def test_missing_method_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="method: expected Answering to have a method 'talk'"):
             fitted(tmp_path, Answering(), SampleTimeline(["hi"], method="talk"))
 
 
-def test_prompts_from_files(tmp_path: Path) -> None:
+def test_prompts_are_read_from_files(tmp_path: Path) -> None:
     text = tmp_path / "prompts.txt"
     text.write_text("one\n\n two \nthree\n")
     assert SampleTimeline(str(text)).prompts == ["one", "two", "three"]

@@ -44,7 +44,7 @@ def level_of(*monitors: Monitor, votes: int = 2) -> Level:
 CALM = [Signal(name, H) for name in ("v", "w", "x", "y", "z")]
 
 
-def test_all_healthy() -> None:
+def test_verdict_is_healthy_where_all_signals_are() -> None:
     assert judge(CALM, 2, step=7) == (H, "all signals are healthy", 7)
     assert Verdict() == (H, "all signals are healthy", 0)
 
@@ -52,7 +52,9 @@ def test_all_healthy() -> None:
 @pytest.mark.parametrize(
     ("beyond", "votes", "level"), [(1, 1, C), (1, 2, S), (2, 2, C), (2, 3, S), (3, 3, C), (4, 3, C)]
 )
-def test_so_many_signals_beyond_are_a_collapse(beyond: int, votes: int, level: Level) -> None:
+def test_as_many_signals_beyond_as_votes_are_a_collapse(
+    beyond: int, votes: int, level: Level
+) -> None:
     bad = [Signal(str(i), C) for i in range(beyond)]
     assert level_of(*bad, *CALM, votes=votes) is level
 
@@ -216,7 +218,7 @@ CONCLUSIONS = [
 
 
 @pytest.mark.parametrize(("seen", "meaning"), CONCLUSIONS)
-def test_conclusions(seen: str, meaning: str) -> None:
+def test_conclusion_follows_from_the_signals_seen(seen: str, meaning: str) -> None:
     assert conclude({*seen.split()}) == meaning
 
 

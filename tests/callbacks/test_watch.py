@@ -26,7 +26,7 @@ def test_collapse_needs_distance_and_a_second_signal_for_two_steps() -> None:
     assert watch.verdict.sentence.endswith("the policy is exploiting its reward")
 
 
-def test_names_and_tensors_of_another_loop() -> None:
+def test_names_and_tensors_of_another_loop_are_watched() -> None:
     names = {"rollout/response_length": "completions/mean_length"}
     watch = Watch([LengthMonitor(low_ratio=0.0), Monitor("scores", high=3.0)], 1, names)
     for _ in range(8):

@@ -71,7 +71,7 @@ FURTHER_VALUE = re.compile(r"_0[.0-9]*$|_unbounded$")
     ],
     ids=name_of,
 )
-def test_ablation_fits(world: Path, tmp_path: Path, ablation: Path) -> None:
+def test_ablation_trains_the_policy(world: Path, tmp_path: Path, ablation: Path) -> None:
     metrics = fit_ppo(world, tmp_path, ablation)
     # beside the model of a run without the overlay
     model = tmp_path / f"ppo-{ablation.stem}"
@@ -166,7 +166,7 @@ def test_smollm2_configurations_fit_one_after_the_other(hh_root: Path, tmp_path:
 @pytest.mark.parametrize(
     ("name", "reward"), [("arithmetic", "right"), ("list", "whole"), ("sentiment", "cheerful")]
 )
-def test_examples_fit(name: str, reward: str, world: Path, tmp_path: Path) -> None:
+def test_example_trains_the_policy(name: str, reward: str, world: Path, tmp_path: Path) -> None:
     if name == "sentiment":
         pytest.importorskip("vaderSentiment", reason="needs the extra `sentiment`")
     base = world / "world" / "base"

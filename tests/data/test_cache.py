@@ -128,7 +128,9 @@ def test_cached_start_is_the_same(
     assert batches[0] == batches[1]
 
 
-def test_small_data(write_lines: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_data_are_not_cached(
+    write_lines: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache, "MIN_CACHED_RECORDS", 13)
     started(PreferenceDataModule, [DataSource(write_lines(*pairs()))])
     assert not entries(folder)
@@ -138,7 +140,9 @@ def test_small_data(write_lines: Writer, folder: Path, monkeypatch: pytest.Monke
     assert len(entries(folder)) == 2
 
 
-def test_workers_order(write_lines: Writer, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_workers_keep_the_order_of_the_records(
+    write_lines: Writer, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     sources = [DataSource(write_lines(*pairs(40)))]
     monkeypatch.setattr(datasets, "is_caching_enabled", lambda: False)
     expected = facts(started(PreferenceDataModule, sources))
@@ -274,7 +278,7 @@ def test_bad_record_raises_and_leaves_nothing(write_lines: Writer, folder: Path)
     assert not entries(folder)
 
 
-def test_bad_record_of_a_worker(
+def test_bad_record_of_a_worker_is_reported(
     write_lines: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_RECORDS_PER_WORKER", 10)
@@ -285,7 +289,7 @@ def test_bad_record_of_a_worker(
     assert not entries(folder)
 
 
-def test_folder_that_cannot_be_written(
+def test_folder_that_cannot_be_written_costs_the_cache_only(
     write_lines: Writer, tmp_path: Path, monkeypatch: Any, caplog: Any
 ) -> None:
     (tmp_path / "file").touch()
@@ -341,7 +345,7 @@ def test_leftovers_of_a_day_ago_are_deleted(write_lines: Writer, folder: Path) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_signal_of_a_worker(
+def test_killed_worker_ends_the_start_and_an_interrupt_does_not(
     number: int, write_lines: Writer, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
     parent, encode = os.getpid(), cache.encode_records
@@ -388,7 +392,9 @@ print(type(data.examples["train"]).__name__, len(data.examples["train"]))
 
 
 @pytest.mark.slow
-def test_kill_while_encoding(write_lines: Writer, folder: Path, tmp_path: Path) -> None:
+def test_kill_while_encoding_leaves_partial_entries_only(
+    write_lines: Writer, folder: Path, tmp_path: Path
+) -> None:
     path = write_lines(*pairs(3000))
     environment = {**os.environ, "HF_DATASETS_CACHE": str(folder.parent)}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the tests' own modules

@@ -48,7 +48,9 @@ def prompts(path: str, tokenizer: Any, **settings: Any) -> PromptDataModule:
     return PromptDataModule([DataSource(path)], tokenizer=tokenizer, chat_template="hh", **settings)
 
 
-def test_demonstration_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
+def test_demonstration_batch_trains_on_the_response_alone(
+    write_lines: Writer, tokenizer: Tokenizer
+) -> None:
     data = started(demonstrations(write_lines(*questions(3)), tokenizer, batch_size=2))
     batch = next(iter(data.train_dataloader()))
     assert isinstance(batch, TokenBatch)
@@ -73,7 +75,9 @@ def test_responses_end_with_the_named_token(write_lines: Writer) -> None:
     assert chatml.decode(example.input_ids).endswith("it is 0<|im_end|>\n<|endoftext|>")
 
 
-def test_training_on_all_turns(write_lines: Writer, tokenizer: Tokenizer) -> None:
+def test_training_on_all_turns_covers_more_tokens_than_on_the_last(
+    write_lines: Writer, tokenizer: Tokenizer
+) -> None:
     roles = ["user", "assistant"] * 2
     chat = [{"role": role, "content": f"t{i}"} for i, role in enumerate(roles)]
     path, counts = write_lines({"messages": chat}), []
@@ -83,7 +87,9 @@ def test_training_on_all_turns(write_lines: Writer, tokenizer: Tokenizer) -> Non
     assert counts[0] < counts[1]
 
 
-def test_preference_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
+def test_preference_batch_has_margins_and_sources(
+    write_lines: Writer, tokenizer: Tokenizer
+) -> None:
     one, two = (write_lines(*pairs(3), name=f"{name}.jsonl") for name in ("one", "two"))
     held = [DataSource(two, name="held")]
     options = {"tokenizer": tokenizer, "chat_template": "hh", "batch_size": 6}
@@ -105,7 +111,9 @@ def test_preference_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
     assert held_batch.source.tolist() == [2, 2, 2]
 
 
-def test_prompt_batch(write_lines: Writer, tokenizer: Tokenizer) -> None:
+def test_prompt_batch_is_padded_on_the_left_and_has_texts(
+    write_lines: Writer, tokenizer: Tokenizer
+) -> None:
     (batch,) = started(prompts(write_lines(*questions(4, start=98)), tokenizer)).train_dataloader()
     assert isinstance(batch, PromptBatch)
     assert sorted(batch.index.tolist()) == [0, 1, 2, 3]
@@ -170,7 +178,9 @@ def test_overfitting_keeps_order(write_lines: Writer, tokenizer: Tokenizer) -> N
     assert next(iter(data.train_dataloader())).index.tolist() == [0, 1, 2, 3]
 
 
-def test_tokenizer_of_the_module(write_lines: Writer, tokenizer: Tokenizer, tmp_path: Any) -> None:
+def test_tokenizer_is_the_modules_or_one_from_a_path(
+    write_lines: Writer, tokenizer: Tokenizer, tmp_path: Any
+) -> None:
     path, module = write_lines(*questions(4)), SimpleNamespace(tokenizer=tokenizer)
     data = started(prompts(path, None), lightning_module=module)
     assert data.encoder.tokenizer is tokenizer

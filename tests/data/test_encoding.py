@@ -59,7 +59,9 @@ def encoder(tokenizer: Tokenizer, template: str, length: int = 512) -> DialogueE
 
 @pytest.mark.parametrize("messages", DIALOGUES, ids=["single", "multi", "chinese"])
 @pytest.mark.parametrize("template", ["hh", "paper-en", "paper-zh", "own"])
-def test_dialogue_parts(any_tokenizer: Tokenizer, template: str, messages: list[Message]) -> None:
+def test_dialogue_is_its_prompt_and_a_response_that_ends_with_eos(
+    any_tokenizer: Tokenizer, template: str, messages: list[Message]
+) -> None:
     coder = encoder(any_tokenizer, template)
     prompt, dialogue = coder.encode_prompt(messages[:-1]), coder.encode_dialogue(messages)
     n = len(prompt.input_ids)
@@ -109,7 +111,9 @@ def trained_text(coder: DialogueEncoder, messages: list[Message], train_on: str)
         ("own", "four</s>", "two</s>four</s>"),
     ],
 )
-def test_trained_tokens(tokenizer: Tokenizer, template: str, last: str, everything: str) -> None:
+def test_trained_tokens_are_the_last_turns_or_all_turns(
+    tokenizer: Tokenizer, template: str, last: str, everything: str
+) -> None:
     coder = encoder(tokenizer, template)
     pairs = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
     messages = [Message(role, content) for role, content in pairs]
@@ -250,7 +254,9 @@ def test_special_tokens_in_plain_text_are_encoded_as_text_and_counted() -> None:
     ids=["lowercase", "nfkc", "replace"],
 )
 @pytest.mark.parametrize("special", [True, False])
-def test_control_token_behind_a_normalizer(normalizer: Any, text: str, special: bool) -> None:
+def test_control_token_behind_a_normalizer_is_refused(
+    normalizer: Any, text: str, special: bool
+) -> None:
     tokenizer = tiny_tokenizer(chat_template=CHATML)
     tokenizer.backend_tokenizer.normalizer = normalizer
     token = AddedToken("<|im_start|>", normalized=True, special=special)

@@ -83,7 +83,7 @@ PROMPTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PREFERENCES)
-def test_preferences(write_lines: Writer, name: str) -> None:
+def test_preference_row_serves_as_every_kind_of_record(write_lines: Writer, name: str) -> None:
     row, prompt = PREFERENCES[name]
     path = write_lines(row)
     assert read("preference", path) == [PreferenceRecord(prompt, "good", "bad", "s")]
@@ -93,7 +93,9 @@ def test_preferences(write_lines: Writer, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DEMONSTRATIONS)
-def test_demonstrations(write_lines: Writer, name: str) -> None:
+def test_demonstration_row_serves_as_demonstration_and_prompt(
+    write_lines: Writer, name: str
+) -> None:
     row, prompt, response = DEMONSTRATIONS[name]
     path = write_lines(row)
     turns = (Message("user", prompt), Message("assistant", response))
@@ -102,7 +104,7 @@ def test_demonstrations(write_lines: Writer, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_prompts(write_lines: Writer, name: str) -> None:
+def test_prompt_row_is_read_as_a_prompt(write_lines: Writer, name: str) -> None:
     assert read("prompt", write_lines(PROMPTS[name])) == [PromptRecord((ASK,), "s")]
 
 

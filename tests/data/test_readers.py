@@ -36,7 +36,7 @@ def test_text_file_is_one_record_and_a_folder_a_dataset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["data.json", "data.json.gz"])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_array(tmp_path: Path, name: str, indent: int | None) -> None:
+def test_json_array_is_read_as_records(tmp_path: Path, name: str, indent: int | None) -> None:
     content = json.dumps([{"prompt": "q"}, {"prompt": "r"}], indent=indent).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     records = read("prompt", str(tmp_path / name))
@@ -49,7 +49,7 @@ def test_byte_order_mark_and_blank_lines_are_no_records(tmp_path: Path) -> None:
     assert [str(r.location) for r in read("prompt", str(path))] == [f"{path}:1", f"{path}:4"]
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet_file_is_read_with_numbers_of_rows(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     rows = [{"messages": [CHAT_ASK, CHAT_REPLY]}, {"messages": [CHAT_ASK, CHAT_REPLY]}]
     pq.write_table(pa.Table.from_pylist(rows), path)
@@ -153,7 +153,9 @@ PAIR = {"prompt": "q, really", "chosen": 'say "a"\nb', "rejected": "None", "marg
 @pytest.mark.parametrize(
     ("name", "separator"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t"), ("a.csv.gz", ",")]
 )
-def test_table_of_texts(tmp_path: Path, name: str, separator: str) -> None:
+def test_table_of_texts_is_read_with_lines_of_rows(
+    tmp_path: Path, name: str, separator: str
+) -> None:
     text = io.StringIO()
     table = csv.DictWriter(text, [*PAIR, "note"], delimiter=separator)
     table.writeheader()
@@ -177,7 +179,7 @@ def test_wrong_rows_of_a_table_have_their_lines(tmp_path: Path) -> None:
         read("prompt", str(path))
 
 
-def test_saved_datasets(tmp_path: Path) -> None:
+def test_saved_dataset_is_read_as_records(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list([{"prompt": "q"}, {"prompt": "r"}])
     rows.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict(train=rows.select([1])).save_to_disk(tmp_path / "splits")

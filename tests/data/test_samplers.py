@@ -100,7 +100,7 @@ def test_last_batch_is_minimal(size: int, budget: int, most: int | None, sizes: 
     assert sorted(len(batch) for batch in sampler) == sizes
 
 
-def test_token_budget_epochs() -> None:
+def test_token_budget_epochs_differ_and_repeat() -> None:
     sampler, epochs = TokenBudgetBatchSampler(LENGTHS, 2048), []
     for epoch in range(4):
         sampler.set_epoch(epoch)

@@ -43,7 +43,7 @@ def test_records_are_loaded_once_and_repeated_by_weight(write_lines: Writer) -> 
     assert Counter(record.source for record in repeated) == {"one": 2, "two": 12}
 
 
-def test_labels() -> None:
+def test_label_of_a_source_is_its_name_or_its_path() -> None:
     assert DataSource("folder/hh.train.jsonl.gz").label == "hh"
     assert DataSource("owner/name").label == "owner/name"
     assert DataSource("owner/name", data_dir="harmless").label == "owner/name/harmless"

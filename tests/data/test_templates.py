@@ -61,7 +61,9 @@ def test_template_none_joins_prompt_response_and_eos(tokenizer: Tokenizer) -> No
     assert int(example.completion_mask.sum()) == len(response) + 1
 
 
-def test_own_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_template_of_a_tokenizer_or_a_file_is_resolved(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match="'hh', 'paper-en', 'paper-zh'"):
         resolve_template("tokenizer", tokenizer)
     with pytest.raises(ValueError, match=r"expected 'tokenizer', one of 'hh'.*got 'chatml'"):

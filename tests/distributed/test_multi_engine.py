@@ -60,7 +60,9 @@ def length(result: dict[str, Any], network: str) -> float:
 
 @pytest.mark.parametrize(("strategy", "devices"), LIKE_SINGLE_DEVICE)
 @pytest.mark.parametrize("scenario", ["gan", "policy_and_critic"])
-def test_one_device_equals(outcomes: Outcomes, scenario: str, strategy: str, devices: int) -> None:
+def test_engines_equal_plain_lightning_on_one_device(
+    outcomes: Outcomes, scenario: str, strategy: str, devices: int
+) -> None:
     expected, actual = outcomes("auto", 1)[scenario], outcomes(strategy, devices)[scenario]
     assert relative_error(actual["state"], expected["state"]) < 1e-5
     for step, reference in zip(actual["records"], expected["records"], strict=True):
@@ -129,7 +131,7 @@ def test_zero_grad_drops_old_gradients(outcomes: Outcomes, strategy: str, device
 
 
 @pytest.mark.slow
-def test_zero_grad_drops_it_in_bf16_too(outcomes: Outcomes) -> None:
+def test_zero_grad_drops_old_gradients_in_bf16_too(outcomes: Outcomes) -> None:
     result = outcomes(*TWO_ENGINES, "bf16-mixed")["clipping"]
     for key, value in result["small"]["moved"].items():
         assert torch.equal(result["abandoned"]["moved"][key], value)

@@ -80,7 +80,9 @@ def parse(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("document", PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_blocks(document: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run_one_after_the_other(
+    document: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if document.name == "benchmarks.md":
         # lm-evaluation-harness asks pip for all packages after every run, which takes seconds
         monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)

@@ -45,7 +45,9 @@ def test_yaml_blocks_go_on_top_of_a_configuration(workspace: Path) -> None:
     assert data.max_samples == 64
 
 
-def test_report_of_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_report_of_bad_rows_is_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     (block,) = (b for b in blocks(PAGE) if "bad.jsonl" in b.text)
     exec(compile(block.text, "data.md", "exec"), {})

@@ -39,7 +39,9 @@ def report(path: str) -> Any:
 # --- doctor.md
 
 
-def test_doctors_table(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_doctor_shows_the_table_of_the_page(
+    fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")  # the width of the page's tables
     with pytest.raises(SystemExit, match="1"):
         run_small(typed("doctor.md")[0], fresh_workspace)
@@ -170,7 +172,9 @@ def test_heads_are_trained_and_disagree(fresh_workspace: Path) -> None:
     assert min(logged(LOGS / "ppo_heads")["rollout/score_spread"]) > 0
 
 
-def test_rewards_of_a_service(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewards_of_a_service_are_logged(
+    fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from scorer import Scorer  # type: ignore[import-not-found]
 
     monkeypatch.setenv("no_proxy", "*")

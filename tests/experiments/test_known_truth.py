@@ -26,7 +26,7 @@ PROMPT = rule.PROMPT.format(place="garden", thing="dog")
         ("The dog is in the garden, in the garden.", {"no_repeats"}),
     ],
 )
-def test_parts_of_the_rule(response: str, failed: set[str]) -> None:
+def test_parts_of_the_rule_fail_for_what_breaks_them(response: str, failed: set[str]) -> None:
     assert {name for name, held in rule.parts(PROMPT, response).items() if not held} == failed
 
 
@@ -91,7 +91,9 @@ def arms(vanilla: float, ppo_max: float, proxy_gain: float) -> dict[str, dict[st
         (-0.5, 0.05, 2.0, [True, True, False]),  # above SFT, and below the best of 4 by the proxy
     ],
 )
-def test_criterion(vanilla: float, ppo_max: float, proxy_gain: float, expected: list[bool]) -> None:
+def test_criterion_holds_for_each_part_as_expected(
+    vanilla: float, ppo_max: float, proxy_gain: float, expected: list[bool]
+) -> None:
     verdict = judge(arms(vanilla, ppo_max, proxy_gain))
     assert list(verdict["holds"].values()) == expected
 

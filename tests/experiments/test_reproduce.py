@@ -99,7 +99,9 @@ BY_07, BY_06 = (replace(HIGHER, margin=margin) for margin in (0.7, 0.68))
         (results((math.nan, 0.0), WON, WON), claim(HIGHER), Verdict.UNDECIDED),
     ],
 )
-def test_verdicts(found: dict[int, Runs], asked: Claim, verdict: Verdict) -> None:
+def test_verdict_of_a_claim_follows_from_its_intervals(
+    found: dict[int, Runs], asked: Claim, verdict: Verdict
+) -> None:
     assert judge(asked, found).verdict is verdict
 
 
@@ -133,7 +135,9 @@ def runs(gold_a: list[float], gold_b: list[float], **others: Any) -> Runs:
         ),
     ],
 )
-def test_effect_of_a_seed(check: Check, found: Runs, effect: float) -> None:
+def test_effect_of_a_seed_equals_the_difference_by_hand(
+    check: Check, found: Runs, effect: float
+) -> None:
     assert check.effect(found) == pytest.approx(effect, abs=1e-4, nan_ok=True)
 
 

@@ -162,6 +162,8 @@ def test_checkpoints_that_are_not_a_stages_are_refused(runs: Runs, tmp_path: Pat
     ("stage", "network", "expected"),
     [("sft", "critic", "model"), ("reward", "policy", "reward"), ("ppo", "model", "policy or")],
 )
-def test_absent_network(stage: str, network: NetworkName, expected: str, runs: Runs) -> None:
+def test_absent_network_is_refused(
+    stage: str, network: NetworkName, expected: str, runs: Runs
+) -> None:
     with pytest.raises(ValueError, match=f"network: expected {expected}"):
         load_checkpoint_model(runs(stage).checkpoint, network)

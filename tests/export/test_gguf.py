@@ -70,7 +70,9 @@ def test_weights_may_be_cast(file: Path, tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
 
 
-def test_unreadable_files(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_refused(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ValueError, match=r"network: expected policy or model .* got 'reward'"):
         load_gguf_model(file, network="reward")
     broken = tmp_path / "broken.gguf"

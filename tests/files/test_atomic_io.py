@@ -30,7 +30,9 @@ def test_names_are_swapped_in_one_step_or_nothing_changes(tmp_path: Path) -> Non
     assert not try_swap_names(tmp_path / "none", second)
 
 
-def test_names_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_cannot_be_synced_is_passed_over_and_a_file_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some network and FUSE mounts answer EINVAL for folders."""
 
     def refuse(descriptor: int) -> None:

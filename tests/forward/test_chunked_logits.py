@@ -33,7 +33,9 @@ def read(logits: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("chunk", [None, 288 * 5])
 @pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
-def test_chunks_agree(family: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_readings_agree_with_those_of_all_logits(
+    family: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if chunk is not None:
         monkeypatch.setattr("lit_rlhf.forward.outputs.CHUNK_SIZE", chunk)
     model, plain = optimized_causal_lm(family), tiny_causal_lm(family)
@@ -109,7 +111,9 @@ def test_a_target_follows_a_real_token(row: int, column: int) -> None:
         (Gemma2Config, {"final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}),
     ],
 )
-def test_what_follows_head(config_class: Any, settings: dict[str, Any]) -> None:
+def test_logits_from_hidden_include_what_follows_the_head(
+    config_class: Any, settings: dict[str, Any]
+) -> None:
     sizes = {name: getattr(tiny_config("llama"), name) for name in SIZES}
     config = config_class(**sizes, head_dim=8, pad_token_id=0, initializer_range=0.5, **settings)
     model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]

@@ -51,7 +51,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("expanded", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(600,), (2, 300)])
-def test_float64_agrees(
+def test_onednn_matmul_agrees_with_float64(
     shape: tuple[int, ...], bias: bool, expanded: bool, frozen: bool, handed_over: list[int]
 ) -> None:
     generator, layer = torch.Generator().manual_seed(0), nn.Linear(160, 200, bias=bias)
@@ -107,7 +107,9 @@ def test_small_and_low_precision_matmuls_stay_with_torch(handed_over: list[int])
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_where_mkl_is_slow(slow: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_multiply_with_onednn_where_mkl_is_slow(
+    slow: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lit_rlhf.forward.optimize.mkl_is_slow", lambda: slow)
     model = load_causal_lm(folder)
     assert forward_plan(model).onednn_matmul is slow

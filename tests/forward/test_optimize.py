@@ -103,7 +103,9 @@ def test_all_loading_functions_optimize(folder: Path) -> None:
         (lambda _: Refusing(), "its packed forward raised RuntimeError('expected a batch')"),
     ],
 )
-def test_others_stay_padded(change: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_networks_stay_padded(
+    change: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = tiny_causal_lm("llama" if change else "gemma2")  # Gemma 2 caps its scores, by eager
     if change:
         layer = model.base_model.layers[0]

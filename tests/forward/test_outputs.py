@@ -44,7 +44,9 @@ def test_padding_changes_no_logits(family: str, layout: str, pad: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_padding_ignored(family: str, layout: str, scalar_folder: Callable[[str], Path]) -> None:
+def test_values_and_scores_ignore_padding(
+    family: str, layout: str, scalar_folder: Callable[[str], Path]
+) -> None:
     model, rows = load_scalar_model(scalar_folder(family)).eval(), sequences()
     ids, mask = padded(rows, LAYOUTS[layout], 14, PAD_ID)
     with torch.no_grad():

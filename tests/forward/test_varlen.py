@@ -133,7 +133,9 @@ def test_torch_has_the_arguments_that_are_given() -> None:
 
 @pytest.mark.parametrize("kernel", ["installed", "operator"])
 @pytest.mark.parametrize("window", [None, 3])
-def test_real_operator(kernel: str, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_of_torch_have_the_shapes_and_gradients_expected(
+    kernel: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if kernel == "operator":
         # the signature of torch 2.11
         older = SimpleNamespace(varlen_attn=lambda query, *, window_size=(-1, -1): 1 / 0)

@@ -96,7 +96,7 @@ def test_a_mask_with_a_gap_is_refused(row: list[bool]) -> None:
         gae(torch.zeros(1, 3), torch.zeros(1, 3), torch.tensor([row]))
 
 
-def test_clipped_advantages() -> None:
+def test_clipped_advantages_stay_within_the_bound() -> None:
     clipped = clipped_advantages(torch.tensor([-3.0, -0.5, 0.0, 0.5, 3.0]), 1.0)
     assert clipped.tolist() == [-1.0, -0.5, 0.0, 0.5, 1.0]
 

@@ -16,7 +16,7 @@ REF = torch.tensor([[0.25, 1.0], [1.0, 0.0]]).log()
     # r - log r - 1 is 0.1931, 0.3069 and 1.6137
     [(None, None, 2.1137 / 3), ([2.0, 0.5], None, 1.8069 / 3), ([2.0, 0.5], 6.0, 1.8069 / 6)],
 )
-def test_kl_to_the_reference(
+def test_reference_kl_loss_and_its_gradient_by_hand(
     weights: list[float] | None, denominator: float | None, expected: float
 ) -> None:
     new, ref = NEW.clone().requires_grad_(), REF.clone().requires_grad_()
@@ -32,7 +32,7 @@ def test_kl_to_the_reference(
 
 
 @pytest.mark.parametrize("name", ["logprobs", "ref_logprobs", "mask"])
-def test_tensors_of_unlike_shapes(name: str) -> None:
+def test_tensors_of_unlike_shapes_are_refused(name: str) -> None:
     tensors = {"logprobs": NEW, "ref_logprobs": REF, "mask": MASK}
     with pytest.raises(ValueError, match="expected shape"):
         reference_kl_loss(**tensors | {name: tensors[name][:, :1]})
@@ -48,7 +48,9 @@ def test_tensors_of_unlike_shapes(name: str) -> None:
         ("sequence_mean", 0.0, 0.0, [0.0, 0.0, 0.0]),
     ],
 )
-def test_weights(aggregation: str, tokens: float, responses: float, expected: list[float]) -> None:
+def test_response_weights_equal_those_by_hand(
+    aggregation: str, tokens: float, responses: float, expected: list[float]
+) -> None:
     weights = response_weights(
         torch.tensor([1, 3, 0]),
         tokens=torch.tensor(tokens),

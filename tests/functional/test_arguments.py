@@ -106,7 +106,7 @@ def test_wrong_number_is_named(function: Callable[..., Any]) -> None:
             assert refusal(function, **{name: number}) == name
 
 
-def test_defaults() -> None:
+def test_defaults_are_the_same_in_all_functions() -> None:
     for function in FUNCTIONS.values():
         for name, parameter in inspect.signature(function).parameters.items():
             if parameter.default is not parameter.empty:

@@ -21,7 +21,7 @@ def test_the_expectation_over_the_policys_samples_is_the_exact_kl(estimator: KLE
     assert float((logs(POLICY).exp() * estimates).sum()) == pytest.approx(KL, rel=1e-12)
 
 
-def test_the_signs_of_the_estimators() -> None:
+def test_estimators_have_the_signs_of_a_token_below_its_reference() -> None:
     # a token that the policy likes less than the reference does
     below = {e: float(kl_estimate(logs([0.2]), logs([0.6]), e)) for e in ("k1", "k2", "k3")}
     assert below["k1"] == pytest.approx(-math.log(3), rel=1e-12)

@@ -38,7 +38,7 @@ def runs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_losses_and_all_else_that_is_logged_follow(runs: Runs, strategy: str) -> None:
+def test_metrics_on_two_ranks_follow_those_of_one(runs: Runs, strategy: str) -> None:
     assert len(runs.alone.metrics) == ITERATIONS
     for rank in runs.ranks:
         for one, other in zip(rank[strategy].metrics, runs.alone.metrics, strict=True):
@@ -55,7 +55,7 @@ def test_losses_and_all_else_that_is_logged_follow(runs: Runs, strategy: str) ->
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_weights_follow(runs: Runs, strategy: str) -> None:
+def test_weights_on_two_ranks_follow_those_of_one(runs: Runs, strategy: str) -> None:
     for rank in runs.ranks:
         assert_weights_follow(rank[strategy].state, runs.alone.state)
 
@@ -75,7 +75,9 @@ def test_sharded_weights_follow_on_four_ranks(runs: Runs, root: Path, tmp_path: 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("network", CLIPS)
-def test_the_clip_of_a_network_acts(runs: Runs, strategy: str, network: str) -> None:
+def test_clip_of_each_network_acts_on_two_ranks_as_on_one(
+    runs: Runs, strategy: str, network: str
+) -> None:
     parts = [rank[strategy].squares[network] for rank in runs.ranks]
     # under DDP each rank has the whole gradient, under the others its own part of it
     parts = parts[:1] if strategy == "ddp" else parts

@@ -30,7 +30,9 @@ def test_an_iteration_follows_the_reference(
 
 @pytest.mark.parametrize("truncation", ["terminal", "mask"])
 @pytest.mark.parametrize("estimator", RECIPES)
-def test_update_by_equations(root: Path, tmp_path: Path, estimator: str, truncation: str) -> None:
+def test_update_follows_the_equations(
+    root: Path, tmp_path: Path, estimator: str, truncation: str
+) -> None:
     step = run_step(root, tmp_path, estimator, truncation)
     # groups are ragged where responses that were cut off are left out
     ended = [sample.ended for sample in step.samples]

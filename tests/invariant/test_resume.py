@@ -258,7 +258,9 @@ def test_lowered_learning_rate_stays_until_another_is_set(root: Path, tmp_path: 
     assert last_rate(2e-3, 0.1, ckpt_path=stopped) == 2e-3
 
 
-def test_configured_kl_wins(dropout_root: Path, tmp_path: Path, stopped: dict[str, Path]) -> None:
+def test_configured_kl_coefficient_beats_the_saved(
+    dropout_root: Path, tmp_path: Path, stopped: dict[str, Path]
+) -> None:
     saved = float(torch.load(stopped["ppo"], weights_only=True)["state_dict"]["kl_coef"])
     assert saved != 0.05
     seen: list[float] = []
@@ -368,7 +370,9 @@ def test_buffer_that_an_older_checkpoint_lacks_starts_anew(
     assert 0 < int(resumed.ppo.ppo_step) < int(module.ppo.ppo_step)
 
 
-def test_unused_settings(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_without_a_batch_to_act_on_are_told(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for rate in (1e-3, 9e-7):
         module, data = sft(root, optimizer={"learning_rate": rate})
         last = find_newest_checkpoint(tmp_path)

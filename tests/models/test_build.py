@@ -40,7 +40,9 @@ def test_weights_of_another_shape_are_refused(folder: Path) -> None:
         build_model(folder, ModelOptions(), weights, scalar=False)
 
 
-def test_adapters_merge(family: str, causal_folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_merged_adapters_compute_the_same(
+    family: str, causal_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     model = trained(load_causal_lm(causal_folder(family), LORA))
     expected = logits(model)
     assert not torch.allclose(logits(load_causal_lm(causal_folder(family)).eval()), expected)

@@ -25,7 +25,9 @@ IDS = torch.arange(4, 24).reshape(2, 10)
 MASK = torch.ones(2, 10, dtype=torch.bool)
 
 
-def test_unreadable_weights(causal_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_weights_are_named(
+    causal_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """safetensors says that there is no such file."""
     folder = causal_folder("llama")
     missing = Mock(side_effect=OSError("No such file"))
@@ -72,7 +74,9 @@ def test_random_scalar_model_is_seeded_and_apart(family: str, causal_folder: Fol
     assert not torch.allclose(made, trained)
 
 
-def test_bf16_weights_load(family: str, causal_folder: Folder) -> None:
+def test_bf16_weights_are_loaded_and_give_rounded_logits(
+    family: str, causal_folder: Folder
+) -> None:
     options, path = ModelOptions(dtype="bfloat16"), causal_folder(family)
     for model in (load_causal_lm(path, options), load_scalar_model(path, options, head_seed=0)):
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
@@ -137,14 +141,16 @@ LOADERS = [load_causal_lm, load_scalar_model, build_random_scalar_model, load_to
     ],
 )
 @pytest.mark.parametrize("load", LOADERS)
-def test_bad_path(path: str, load: Callable[[str], object], hub_is_asked: list[str]) -> None:
+def test_bad_path_is_refused_without_asking_the_hub(
+    path: str, load: Callable[[str], object], hub_is_asked: list[str]
+) -> None:
     with pytest.raises(ValueError, match=r"path: expected a folder .* not of the form of a hub id"):
         load(path)
     assert hub_is_asked == []
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_missing_folder_in_another(
+def test_missing_folder_in_another_is_named_without_asking_the_hub(
     load: Any, hub_is_asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runs" / "sft").mkdir(parents=True)
@@ -156,7 +162,9 @@ def test_missing_folder_in_another(
 
 @pytest.mark.parametrize("path", ["gpt2", "Qwen/Qwen3-0.6B", "a/b_c", "_a/b.c-d"])
 @pytest.mark.parametrize("load", LOADERS)
-def test_hub_id_sought(path: str, load: Callable[[str], object], hub_is_asked: list[str]) -> None:
+def test_hub_id_is_looked_up(
+    path: str, load: Callable[[str], object], hub_is_asked: list[str]
+) -> None:
     with pytest.raises(ValueError, match="not looked up"):
         load(path)
     assert hub_is_asked == [path]

@@ -59,7 +59,7 @@ def with_code(folder: Path, mark: Path, **config: Any) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_the_payloads_work(folder: Path, mark: Path) -> None:
+def test_payloads_of_these_tests_run_where_nothing_stops_them(folder: Path, mark: Path) -> None:
     pickle.loads(pickle.dumps(Payload(mark)))
     assert mark.exists()
     mark.unlink()
@@ -69,7 +69,9 @@ def test_the_payloads_work(folder: Path, mark: Path) -> None:
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_code_of_models_refused(folder: Path, mark: Path, load: Callable[[Path], object]) -> None:
+def test_code_of_models_is_refused(
+    folder: Path, mark: Path, load: Callable[[Path], object]
+) -> None:
     with_code(folder, mark, model_type="evil")
     with pytest.raises(ValueError, match=r"path: expected a model [\s\S]*custom code"):
         load(folder)
@@ -98,7 +100,9 @@ def test_code_beside_a_model_that_does_not_need_it_is_not_run(folder: Path, mark
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_pickled_weights_stay(folder: Path, mark: Path, load: Callable[[Path], object]) -> None:
+def test_pickled_weights_are_not_executed(
+    folder: Path, mark: Path, load: Callable[[Path], object]
+) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(mark)))
     if load is not models.build_random_scalar_model:  # which reads no weights

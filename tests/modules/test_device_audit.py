@@ -108,7 +108,9 @@ def audited_fit(module: StageModule, data: Any, folder: Path, **trainer: Any) ->
 
 @pytest.mark.parametrize("network", [PLAIN, ADAPTED], ids=["plain", "adapters"])
 @pytest.mark.parametrize("name", ["sft", "reward", "ppo"])
-def test_fit_rarely_waits(root: Path, tmp_path: Path, name: str, network: dict[str, Any]) -> None:
+def test_fit_rarely_waits_for_the_device(
+    root: Path, tmp_path: Path, name: str, network: dict[str, Any]
+) -> None:
     module = stage_module(name, root, network)
     before = {key: p.detach().clone() for key, p in module.named_parameters() if p.requires_grad}
     audit = audited_fit(module, stage_data(name, root), tmp_path)
@@ -239,7 +241,9 @@ def test_a_decoding_step_launches_a_bounded_number_of_kernels(
     assert audit.calls["replay"] == (captured if dtype == torch.bfloat16 else 0)
 
 
-def test_read_while_decoding(policy: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_while_decoding_is_found(
+    policy: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = Decoder.step
 
     def reading(self: Decoder) -> None:
@@ -260,7 +264,9 @@ def test_an_index_on_the_host_is_found() -> None:
         assert audit.n_waits("start") == 2  # the other one is `equal`
 
 
-def test_metric_on_the_host(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metric_on_the_host_is_found(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def host_means(metrics: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         return {key: value.detach().cpu() for key, value in metrics.items()}
 

@@ -150,7 +150,9 @@ def test_cards_and_labels_name_the_network_and_no_path(
 
 
 @pytest.mark.parametrize("name", ["sft", "reward"])
-def test_cards_code_runs(chain: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_on_a_card_runs(
+    chain: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = chain["folder"] / name
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(folder)
@@ -174,7 +176,9 @@ def test_a_trial_leaves_a_finished_model_alone(root: Path, tmp_path: Path, finis
 
 
 @pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
-def test_tuner_keeps_a_model_alone(root: Path, tmp_path: Path, finished: Path, method: str) -> None:
+def test_tuner_leaves_a_finished_model_alone(
+    root: Path, tmp_path: Path, finished: Path, method: str
+) -> None:
     before, options = content(finished), {"learning_rate": 1e-2, "lr_scheduler": "constant"}
     module, data = SFTModule(str(root / "policy"), optimizer=options), demonstrations(root)
     run = trainer(tmp_path, max_epochs=4)

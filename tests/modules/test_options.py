@@ -129,7 +129,9 @@ def test_an_entropy_bound_that_no_token_reaches_is_a_warning(root: Path) -> None
     PPOModule(**ppo_options(root, loss={"entropy_clip": 35.0}))  # no bonus, no bound
 
 
-def test_missing_ptx_source(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_ptx_source_is_told_where_its_loss_is_asked_for(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     said = "ppo: no data.ptx_sources, so there is no language-model loss (Eq. 17)"
     for ptx, coef, times in ((False, 0.1, 1), (True, 0.1, 0), (False, 0.0, 0)):
         caplog.clear()

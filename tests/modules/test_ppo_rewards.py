@@ -132,7 +132,9 @@ def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Pat
         ("gold_reward", {"known": {"rule": "equals", "field": "label"}}),
     ],
 )
-def test_lacking_field(root: Path, tmp_path: Path, option: str, rewards: dict[str, Any]) -> None:
+def test_field_that_records_lack_is_named(
+    root: Path, tmp_path: Path, option: str, rewards: dict[str, Any]
+) -> None:
     gold = EQUALS if option == "gold_reward" else None
     options = {"rewards": rewards, "critic_init": "policy", "gold_reward": gold}
     stage = PPOModule(**stages.ppo_options(root, **options))

@@ -260,7 +260,9 @@ def test_weights_move_for_the_loss_and_come_back_to_the_bit(
     assert not any("lm_head" in name for name in changed)  # J does not depend on it
 
 
-def test_a_rate_is_checked_where_the_module_and_the_run_begin(root: Path, tmp_path: Path) -> None:
+def test_meta_rate_is_checked_where_the_module_and_the_run_begin(
+    root: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match="meta_rate: expected a finite number >= 0, got -1"):
         build(root, meta_rate=-1.0)
     with pytest.raises(ValueError, match=r"or neither, got 0\.3 and 0 sources"):
@@ -285,7 +287,7 @@ def test_draws_follow_the_place_in_the_run(root: Path) -> None:
         (RATE, 1, DDPStrategy, torch.bfloat16, "got DDPStrategy and torch.bfloat16"),
     ],
 )
-def test_what_cannot_be_exact_is_refused(
+def test_meta_rate_that_cannot_be_exact_is_refused(
     rate: float, n_sources: int, strategy: Any, dtype: torch.dtype, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -300,7 +302,7 @@ def test_what_cannot_be_exact_is_refused(
         (RATE, DDPStrategy, torch.float32),
     ],
 )
-def test_what_is_exact_or_has_no_rate_is_accepted(
+def test_meta_rate_that_is_exact_or_absent_is_accepted(
     rate: float, strategy: Any, dtype: torch.dtype
 ) -> None:
     check(rate, int(rate > 0), strategy, dtype)

@@ -63,7 +63,9 @@ def test_last_healthy_weights_are_left_and_said(root: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus"])
-def test_both_networks_are_of_healthy_step(root: Path, tmp_path: Path, estimator: str) -> None:
+def test_both_saved_networks_are_of_the_last_healthy_step(
+    root: Path, tmp_path: Path, estimator: str
+) -> None:
     options = {"output_dir": str(tmp_path / "out"), "minibatches.minibatch_size": 2}
     options["advantages.estimator"] = estimator
     module = PPOModule(**ppo_options(root, **options))

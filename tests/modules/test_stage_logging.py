@@ -96,7 +96,9 @@ def test_other_stages_log_every_key_by_their_steps(root: Path, tmp_path: Path, s
         assert len(steps(events, key)) == 2, key
 
 
-def test_lines_above_bar(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_callbacks_stay_out_of_the_progress_bar(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     speaker = LambdaCallback(on_train_batch_end=lambda run, *_: say(run, "a verdict"))
     options = {"callbacks": [RichProgressBar(), speaker], "enable_progress_bar": True}
     fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, **options)

@@ -87,7 +87,9 @@ def ppo(root: Path, at: tuple[int, ...], network: str, kind: str, **options: Any
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("network", "other"), [("policy", "critic"), ("critic", "policy")])
-def test_fault_of_one(root: Path, tmp_path: Path, network: str, other: str, kind: str) -> None:
+def test_fault_of_one_network_leaves_the_other_to_its_update(
+    root: Path, tmp_path: Path, network: str, other: str, kind: str
+) -> None:
     steps: list[dict[str, Any]] = []
 
     class Watched(UpdateGuard):
@@ -136,7 +138,9 @@ def test_non_finite_estimate_is_skipped(root: Path, tmp_path: Path, field: str, 
     assert_skipped_iteration(seen)
 
 
-def test_infinite_reward_skips(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infinite_reward_skips_the_update(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.support.reward_functions.calls", 0)
     source = "tests.support.reward_functions:nan_in_the_second_call"
     options = ppo_options(root, rewards={source: 1.0}, critic_init="policy", **MOVING)
@@ -198,7 +202,7 @@ def test_non_finite_weight_skips_the_iteration_and_is_named(root: Path, tmp_path
     assert all(a[0] > b[0] for a, b in zip(recorder.rates, recorder.rates[1:], strict=False))
 
 
-def test_a_detector_sees_it_and_can_roll_back(root: Path, tmp_path: Path) -> None:
+def test_detector_sees_skipped_updates_and_can_roll_back(root: Path, tmp_path: Path) -> None:
     """Also if the first iteration of a run is skipped, when no metric has been measured yet."""
     module = PPOModule(**ppo_options(root, minibatches={"minibatch_size": 2}))
     detector = CollapseDetector()

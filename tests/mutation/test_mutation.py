@@ -24,7 +24,7 @@ def clipped(x: float, bound: float = 2.0) -> float:
 '''
 
 
-def test_mutants_of_a_function() -> None:
+def test_mutants_of_a_function_are_all_its_changes() -> None:
     changes = [(m.line, m.was, m.now) for m in make_mutants("module.py", SOURCE)]
     call, result = "min(x.detach(), bound)", "min(x.detach(), bound) - offset(size=x)"
     assert set(changes) == {

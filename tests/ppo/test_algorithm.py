@@ -78,7 +78,7 @@ def test_phases_run_without_a_trainer(ppo: PPO, prompts: PromptBatch) -> None:
         assert any(p.grad is not None and bool(p.grad.any()) for p in network.parameters())
 
 
-def test_spread_costs(ppo: PPO, prompts: PromptBatch) -> None:
+def test_spread_of_reward_models_costs_its_coefficient(ppo: PPO, prompts: PromptBatch) -> None:
     rollouts = ppo.rollout(prompts, seed=1)
     # Standardized, the two heads say 1 and -1 of the first response, and the reverse of the second.
     scores = Scores(torch.tensor([3.0, -9.0]), head_scores=torch.tensor([[5.0, 1.0], [3.0, 2.0]]))

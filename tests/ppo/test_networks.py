@@ -27,7 +27,7 @@ def test_head_of_a_new_critic_depends_on_the_seed(init: CriticInit, tmp_path: Pa
     assert not torch.equal(heads[0], heads[2])
 
 
-def test_a_critic_of_an_earlier_run_and_one_of_other_tokens(tmp_path: Path) -> None:
+def test_critic_of_an_earlier_run_is_loaded_and_one_of_other_tokens_refused(tmp_path: Path) -> None:
     path, folder = str(write_models(tmp_path) / "policy"), tmp_path / "reward"
     policy = load_causal_lm(path)
     given: dict[str, Any] = {

@@ -107,7 +107,9 @@ def plain_losses(module: PPOModule, part: Experience, tokens: Tensor) -> tuple[T
         ("llama", SHARED | {"network.trained_layers": None}),
     ],
 )
-def test_gradients_are_whole(roots: dict[str, Path], family: str, options: dict[str, Any]) -> None:
+def test_gradients_of_trained_layers_equal_those_of_whole_networks(
+    roots: dict[str, Path], family: str, options: dict[str, Any]
+) -> None:
     root = roots[family]
     module = module_of(root, **options)
     module.double()
@@ -181,7 +183,9 @@ def test_sampling_in_float32_takes_the_states_of_the_reference(roots: dict[str, 
 
 
 @pytest.mark.parametrize("extra", [{}, LORA])
-def test_shared_critic_saved(roots: dict[str, Path], tmp_path: Path, extra: dict[str, Any]) -> None:
+def test_shared_critic_is_saved_and_resumed(
+    roots: dict[str, Path], tmp_path: Path, extra: dict[str, Any]
+) -> None:
     root, arguments = roots["llama"], {"max_epochs": 2}
     ends = []
     for name, path in (("whole", None), ("resumed", tmp_path / "first.ckpt")):
@@ -206,7 +210,7 @@ def test_shared_critic_saved(roots: dict[str, Path], tmp_path: Path, extra: dict
     assert torch.equal(forward.scalar_head_of(critic).weight, weight)
 
 
-def test_what_cannot_be_is_refused(roots: dict[str, Path]) -> None:
+def test_trained_layers_that_cannot_be_are_refused(roots: dict[str, Path]) -> None:
     root = roots["llama"]
     with pytest.raises(ValueError, match="trained_layers: expected at most the 3 layers"):
         module_of(root, **{"network.trained_layers": 4})
@@ -218,7 +222,9 @@ def test_what_cannot_be_is_refused(roots: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("options", [SEPARATE, SHARED])
-def test_doctor_approves(roots: dict[str, Path], tmp_path: Path, options: dict[str, Any]) -> None:
+def test_doctor_finds_nothing_but_missing_ends_with_trained_layers(
+    roots: dict[str, Path], tmp_path: Path, options: dict[str, Any]
+) -> None:
     root, options = roots["llama"], {"network.trained_layers": 1, **options}
     # the tiny model of three layers rarely ends
     assert not_ok(findings(root, tmp_path, doctor_runs.module_of(root, **options))).keys() <= {

@@ -249,7 +249,9 @@ def record_merging(model: LanguageModel) -> list[bool]:
     return seen
 
 
-def test_merged_in_float32(adapted: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_are_merged_in_float32_and_restored(
+    adapted: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = {name: parameter.data for name, parameter in adapted.named_parameters()}
     values = {name: weight.clone() for name, weight in weights.items()}
     options, seen = SamplingOptions(max_new_tokens=12), record_merging(adapted)

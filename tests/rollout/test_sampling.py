@@ -34,7 +34,7 @@ def shares(options: SamplingOptions, seen: list[int], n_new: int = 0) -> list[fl
     return [round(float((tokens == token).double().mean()), 3) for token in range(4)]
 
 
-def test_each_option_leaves_what_it_says() -> None:
+def test_each_option_leaves_the_probabilities_by_hand() -> None:
     assert shares(SamplingOptions(max_new_tokens=5), [3]) == [0.5, 0.3, 0.15, 0.05]
     # 0.5, 0.3 and 0.15 squared, over their sum with 0.05 squared: 0.365
     cold = SamplingOptions(max_new_tokens=5, temperature=0.5)

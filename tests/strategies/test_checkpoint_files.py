@@ -48,7 +48,9 @@ def test_saved_checkpoint_is_alone_in_its_folder_and_replaces_one_before(tmp_pat
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads Linux' list of open files")
-def test_it_is_on_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     fsync, replace = os.fsync, Path.replace
 

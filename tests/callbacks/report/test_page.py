@@ -185,13 +185,17 @@ def test_unusable_runs_are_refused(tmp_path: Path, calm: str) -> None:
         report(tmp_path, write_run(tmp_path / "run", {"hp_metric": [-1.0]}))
 
 
-def test_missing_matplotlib(tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_named_with_its_command_to_install(
+    tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ModuleNotFoundError, match="pip install matplotlib"):
         report(tmp_path, calm)
 
 
-def test_command_writes_and_prints(tmp_path: Path, watched: str, calm: str, capsys: Any) -> None:
+def test_command_writes_the_page_and_prints_the_verdict(
+    tmp_path: Path, watched: str, calm: str, capsys: Any
+) -> None:
     output = tmp_path / "page.html"
     words = [f"vanilla={watched}", f"ppo max={calm}", "--output", str(output)]
     main([*words, "--keys", "rollout/kl"])
@@ -216,7 +220,9 @@ def test_folder_with_a_sign_of_equality_is_a_folder(tmp_path: Path) -> None:
         (["{calm}/nothing"], "log: expected a folder"),
     ],
 )
-def test_errors_of_command(words: Any, message: str, watched: str, calm: str, capsys: Any) -> None:
+def test_errors_of_the_command_end_it_with_status_2(
+    words: Any, message: str, watched: str, calm: str, capsys: Any
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main([word.format(calm=calm, watched=watched) for word in words])
     assert stop.value.code == 2
@@ -254,7 +260,7 @@ def test_responses_before_at_and_after_each_verdict(tmp_path: Path, watched: str
     assert worst == ["b10", "b8", "b6", "b4", "b2"]
 
 
-def test_gain_is_told_or_why_not(tmp_path: Path, calm: str) -> None:
+def test_page_tells_the_gain_or_why_there_is_none(tmp_path: Path, calm: str) -> None:
     write_samples(calm, SAMPLES)
     assert "expected at least" in report(tmp_path, calm).root.one(css="responses").text
     # of an all-over rise of 1, longer responses explain all

@@ -72,13 +72,17 @@ def test_failure_or_error_is_the_exit_status(
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_other_stage_fails(capsys: pytest.CaptureFixture[str], stage: str) -> None:
+def test_configuration_of_another_stage_is_refused(
+    capsys: pytest.CaptureFixture[str], stage: str
+) -> None:
     assert doctor("--config", str(QUICKSTART / f"{stage}.yaml")) == 2
     shown = capsys.readouterr().err
     assert "the doctor checks PPO runs, this configuration trains" in shown
 
 
-def test_absent_gpus(sound: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_gpus_are_named_with_what_is_not_checked(
+    sound: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     many = str(CONFIGS / "overlays" / "zero2_8xa100.yaml")
     small = ["--model.memory.rollout_batch_size", "4", "--data.batch_size", "8"]
     assert doctor(*sound, "--config", many, *small, "--trainer.precision", "32-true") == 0

@@ -34,7 +34,9 @@ def arguments(folders: Folders, *more: str) -> list[str]:
     ]
 
 
-def test_comparison_reports(folders: Folders, tmp_path: Path, capsys: Any) -> None:
+def test_comparison_writes_its_report_and_responses(
+    folders: Folders, tmp_path: Path, capsys: Any
+) -> None:
     report_file, responses_file = tmp_path / "new" / "report.json", tmp_path / "responses.jsonl"
     main(arguments(folders, "--output", str(report_file), "--responses", str(responses_file)))
     printed = capsys.readouterr().out
@@ -222,7 +224,9 @@ def test_a_judge_that_fails_ends_the_command_and_keeps_the_responses(
         (["--policies", "sft", "ppo.jsonl"], "policies: expected only models or only files of"),
     ],
 )
-def test_arguments_that_do_not_fit(tmp_path: Path, more: list[str], expected: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(
+    tmp_path: Path, more: list[str], expected: str
+) -> None:
     said = refusal(main, ["--policies", *write_responses(tmp_path), *more])
     assert said.startswith(f"lit_rlhf evaluate: {expected}")
 

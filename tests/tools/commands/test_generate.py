@@ -22,7 +22,7 @@ def arguments(folders: Folders, *more: str) -> list[str]:
     return [*models, "--max_new_tokens", "4", "--device", "cpu", *more]
 
 
-def test_responses_to_file(folders: Folders, tmp_path: Path, capsys: Any) -> None:
+def test_responses_are_written_to_a_file(folders: Folders, tmp_path: Path, capsys: Any) -> None:
     output = tmp_path / "new" / "responses.jsonl"
     source = ["--prompts", folders.prompts, "--max_prompts", "3"]
     sampling = ["--responses_per_prompt", "2", "--seed", "5"]

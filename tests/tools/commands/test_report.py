@@ -15,7 +15,7 @@ PAIRS = [
 ]
 
 
-def test_page_and_numbers(folders: Folders, tmp_path: Path, capsys: Any) -> None:
+def test_report_writes_a_page_and_numbers(folders: Folders, tmp_path: Path, capsys: Any) -> None:
     pairs = write_lines(tmp_path / "pairs.jsonl", PAIRS)
     argv = ["reward", "--model", folders.reward, "--preferences", pairs, "--device", "cpu"]
     main([*argv, "--output", str(tmp_path / "new"), "--language_model", folders.sft])

@@ -38,7 +38,9 @@ def gpus(request: pytest.FixtureRequest) -> Any:
         ({"accelerator": "cuda", "devices": "3"}, {0: 3, 2: 3}),
     ],
 )
-def test_number_of_processes(gpus: int, settings: dict[str, Any], ranks: dict[int, int]) -> None:
+def test_plan_has_the_ranks_and_nodes_of_the_settings(
+    gpus: int, settings: dict[str, Any], ranks: dict[int, int]
+) -> None:
     plan = plan_run(settings)
     assert (plan.ranks, plan.nodes) == (ranks[gpus], settings.get("num_nodes", 1))
 
@@ -55,7 +57,9 @@ def test_number_of_processes(gpus: int, settings: dict[str, Any], ranks: dict[in
         (CLASS, True, False),
     ],
 )
-def test_the_strategy(strategy: Any, engines: bool, offload: bool) -> None:
+def test_plan_has_engines_and_offloading_of_the_strategy(
+    strategy: Any, engines: bool, offload: bool
+) -> None:
     plan = plan_run({"strategy": strategy})
     assert (plan.engines, plan.offload_optimizer) == (engines, offload)
 

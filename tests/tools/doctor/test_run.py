@@ -67,7 +67,7 @@ def nothing(prompts: list[str], responses: list[str]) -> list[float]:
     return [math.nan] * len(responses)
 
 
-def test_scores_that_are_not_finite(root: Path, tmp_path: Path) -> None:
+def test_scores_that_are_not_finite_are_a_failure(root: Path, tmp_path: Path) -> None:
     options = {"rewards": {"tests.tools.doctor.test_run:nothing": 1.0}, "critic_init": "policy"}
     with pytest.warns(UserWarning, match="expected finite scores"):
         report = findings(root, tmp_path, module_of(root, **options))
@@ -79,7 +79,7 @@ def test_scores_that_are_not_finite(root: Path, tmp_path: Path) -> None:
         assert report.findings[name].status is Status.OK
 
 
-def test_data_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
+def test_data_that_cannot_be_read_are_a_failure(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, module_of(root, minibatches={"minibatch_size": 3}))
     assert "minibatch_size: expected a divisor of the 8 rollouts" in report.findings["start"].found
     report = findings(root, tmp_path, data={"batch_size": 9})

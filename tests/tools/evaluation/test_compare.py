@@ -235,7 +235,9 @@ def test_a_reward_model_of_another_template_is_refused(folders: Folders, tmp_pat
         (["sft"], {"rewards": {"no.such:function": 1.0}}, "reward function 'no.such:function'"),
     ],
 )
-def test_refused(folders: Folders, policies: list[str], options: Any, message: str) -> None:
+def test_comparison_of_what_does_not_fit_is_refused(
+    folders: Folders, policies: list[str], options: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         compared(folders, [getattr(folders, name) for name in policies], **options)
 
@@ -401,7 +403,9 @@ def test_the_table_shows_scores_metrics_and_outcomes(capsys: pytest.CaptureFixtu
     assert ["gold", "ppo", "50 [44, 56]", "20 [15, 26]", "30 [25, 35]", "256"] in lines
 
 
-def test_best_of_n(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_of_n_takes_the_best_of_several_samples_of_each_prompt(
+    folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rewards = {CHARACTERS: 1.0, QUESTION_MARKS: 2.0}
     options: Any = {"samples_per_prompt": 3, "best_of": [1, 2], "responses": tmp_path / "r.jsonl"}
     both = compared(folders, [folders.sft, folders.ppo], rewards=rewards, **options)

@@ -49,7 +49,9 @@ def test_foreign_model_takes_template_and_prompts_of_its_positions(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("max_new_tokens", "max_prompt_length"), [(127, None), (100, 29)])
-def test_too_long(folders: Folders, max_new_tokens: int, max_prompt_length: int | None) -> None:
+def test_response_longer_than_the_positions_is_refused(
+    folders: Folders, max_new_tokens: int, max_prompt_length: int | None
+) -> None:
     sampling = SamplingOptions(max_new_tokens)
     with pytest.raises(ValueError, match="within its 128 positions, got max_new_tokens="):
         loading.load_encoder(folders.sft, sampling, max_prompt_length=max_prompt_length)

@@ -50,12 +50,14 @@ def test_the_interval_of_a_share_of_0_or_1_has_a_width() -> None:
         ([1.0], [1.0], math.nan, "margin: expected a finite number >= 0, got nan"),
     ],
 )
-def test_refused(scores: list[float], baseline: list[float], margin: float, message: str) -> None:
+def test_scores_that_give_no_outcomes_are_refused(
+    scores: list[float], baseline: list[float], margin: float, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         outcome_rates(scores, baseline, margin)
 
 
-def test_mean_and_sample_deviation() -> None:
+def test_summary_of_scores_has_mean_deviation_and_interval() -> None:
     summary = score_summary([1.0, 2.0, 3.0, 6.0])
     assert summary.mean == 3.0
     assert summary.std == pytest.approx(math.sqrt((4 + 1 + 0 + 9) / 3))

@@ -135,7 +135,9 @@ def sample_all(
     return [SampledBatch(**record) for record in records]
 
 
-def test_responses_side_by_side(encoder: DialogueEncoder, examples: list[PromptExample]) -> None:
+def test_responses_are_shown_side_by_side(
+    encoder: DialogueEncoder, examples: list[PromptExample]
+) -> None:
     batches = sample_all(encoder, examples, batch_size=3, n_responses=2)
     assert {len(batch.positions) for batch in batches[:-1]} == {3}
     for positions, prompts, rollouts in batches:

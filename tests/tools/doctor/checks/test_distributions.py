@@ -16,7 +16,7 @@ from lit_rlhf.tools.doctor.checks.distributions import measure_entropy_gap
 from tests.support.doctor_runs import findings, module_of, not_ok, only_finding, with_experience
 
 
-def test_a_reference_that_is_another_model(root: Path, tmp_path: Path) -> None:
+def test_reference_that_is_another_model_is_a_failure(root: Path, tmp_path: Path) -> None:
     module = module_of(root)
     with torch.no_grad():
         for parameter in module.reference.parameters():
@@ -84,7 +84,9 @@ class ScoresHotter(with_experience(lambda made: {"old_logprobs": made.old_logpro
         (ScoresHotter, "sampling", "Generation gives its own tokens other log-probs", ""),
     ],
 )
-def test_faults(root: Path, tmp_path: Path, kind: Any, check: str, found: str, change: str) -> None:
+def test_fault_of_a_model_is_found_with_its_remedy(
+    root: Path, tmp_path: Path, kind: Any, check: str, found: str, change: str
+) -> None:
     finding = only_finding(findings(root, tmp_path, module_of(root, kind)), check, "failure")
     assert found in finding.found
     assert change in finding.change

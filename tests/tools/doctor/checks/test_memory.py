@@ -42,7 +42,7 @@ def test_sizes_of_a_run_come_each_from_its_own_setting(root: Path, tmp_path: Pat
     assert (sizes.micro_batch_tokens, sizes.scored_tokens) == (70, 500)
 
 
-def test_too_little_memory(root: Path, tmp_path: Path) -> None:
+def test_too_little_memory_is_a_failure(root: Path, tmp_path: Path) -> None:
     with patch("lit_rlhf.tools.doctor.run.free_memory", lambda device: 2**20):
         finding = only_finding(findings(root, tmp_path), "memory", "failure")
     assert "What helps" in finding.change
@@ -114,7 +114,9 @@ def test_a_cpu_splits_an_update_by_itself(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("free", "status"), [(1.05, "warning"), (1.2, "ok"), (0.99, "failure")])
-def test_memory_that_is_tight(root: Path, tmp_path: Path, free: float, status: str) -> None:
+def test_memory_is_judged_by_its_share_of_the_peak(
+    root: Path, tmp_path: Path, free: float, status: str
+) -> None:
     case = case_of(root, tmp_path)
     case.free_memory = int(free * estimate_memory(case).peak)
     assert memory.check_memory(case).status == status

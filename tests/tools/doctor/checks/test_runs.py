@@ -18,7 +18,7 @@ from tests.support.stages import write_data, write_models
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_config
 
 
-def test_a_policy_that_cannot_end(tmp_path: Path) -> None:
+def test_policy_that_cannot_end_is_a_failure(tmp_path: Path) -> None:
     folder = tmp_path / "no_eos"
     folder.mkdir()
     root = write_models(write_data(folder), tiny_config("gpt_neox"))
@@ -43,7 +43,9 @@ def test_most_responses_cut_off_is_a_warning(root: Path, tmp_path: Path) -> None
     assert "Raise model.sampling.max_new_tokens (now 2)" in finding.change
 
 
-def test_an_eos_that_the_models_folder_does_not_know(own_root: Path, tmp_path: Path) -> None:
+def test_eos_that_the_models_folder_does_not_know_is_a_failure(
+    own_root: Path, tmp_path: Path
+) -> None:
     path = own_root / "policy" / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [7]}))
     finding = only_finding(findings(own_root, tmp_path / "run"), "EOS", "failure")
@@ -71,7 +73,7 @@ class MasksByPadding(PPO):
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(PPO, {}), (MasksByPadding, {"EOS": "failure"})])
-def test_padding_with_eos(
+def test_padding_with_eos_is_judged_by_how_masks_are_built(
     pad_is_eos_root: Path, tmp_path: Path, kind: type[PPO], expected: dict[str, str]
 ) -> None:
     report = findings(pad_is_eos_root, tmp_path, module_of(pad_is_eos_root, kind))
@@ -80,7 +82,7 @@ def test_padding_with_eos(
         assert "masks must be built from lengths, not from ids" in report.findings["EOS"].found
 
 
-def test_a_reward_model_of_another_template(own_root: Path, tmp_path: Path) -> None:
+def test_reward_model_of_another_template_is_a_failure(own_root: Path, tmp_path: Path) -> None:
     path = own_root / "reward" / "text_contract.json"
     contract = json.loads(path.read_text())
     contract["chat_template"] = contract["chat_template"].replace("Human", "Person")
@@ -97,7 +99,9 @@ def test_a_reward_model_without_a_contract_is_a_warning(own_root: Path, tmp_path
     assert not_ok(report) == {"text contract": "warning"}
 
 
-def test_a_reward_model_with_a_smaller_vocabulary(own_root: Path, tmp_path: Path) -> None:
+def test_reward_model_with_a_smaller_vocabulary_is_a_failure(
+    own_root: Path, tmp_path: Path
+) -> None:
     path = own_root / "reward" / "model.safetensors"
     weights = load_file(path)
     weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:287].clone()
@@ -111,7 +115,7 @@ def test_a_reward_model_with_a_smaller_vocabulary(own_root: Path, tmp_path: Path
     assert "embeds only 287 tokens" in report.findings["vocabulary"].found
 
 
-def test_a_reward_model_with_another_eos_token(own_root: Path, tmp_path: Path) -> None:
+def test_reward_model_with_another_eos_token_is_a_failure(own_root: Path, tmp_path: Path) -> None:
     path = own_root / "reward" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<s>"}))
     finding = only_finding(findings(own_root, tmp_path / "run"), "vocabulary", "failure")
@@ -122,7 +126,7 @@ def unclipped(optimizer: Any, max_norm: float | None) -> tuple[torch.Tensor, boo
     return clipped_step(optimizer, None)
 
 
-def test_a_clip_norm_that_does_not_act(root: Path, tmp_path: Path) -> None:
+def test_clip_norm_that_does_not_act_is_a_failure(root: Path, tmp_path: Path) -> None:
     with patch.object(updates, "clipped_step", unclipped):
         finding = only_finding(findings(root, tmp_path), "clipping", "failure")
     assert "clipping does not act under SingleDeviceStrategy" in finding.found
@@ -134,7 +138,7 @@ def test_no_clip_norm_is_a_warning(root: Path, tmp_path: Path) -> None:
     assert "model.critic_optimizer.grad_clip is null" in report.findings["clipping"].found
 
 
-def test_an_optimizer_that_does_not_tell_its_gradient(root: Path, tmp_path: Path) -> None:
+def test_optimizer_that_does_not_tell_its_gradient_is_a_warning(root: Path, tmp_path: Path) -> None:
     with patch("torch.optim.AdamW", lambda groups, lr, **_: torch.optim.SGD(groups, lr=lr)):
         report = findings(root, tmp_path)
     assert not_ok(report) == {"clipping": "warning"}

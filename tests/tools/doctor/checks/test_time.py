@@ -21,7 +21,9 @@ from tests.support.doctor_runs import findings, not_ok, only_finding
         (RunPlan(max_time={"seconds": 1}), {"max_epochs": 10**7}, "warning", "max_time ends the"),
     ],
 )
-def test_ends(root: Path, tmp_path: Path, plan: Any, trainer: Any, status: str, told: str) -> None:
+def test_end_of_a_run_is_judged_with_its_remedy(
+    root: Path, tmp_path: Path, plan: Any, trainer: Any, status: str, told: str
+) -> None:
     finding = only_finding(findings(root, tmp_path, plan=plan, **trainer), "time", status)
     assert told in finding.found + str(finding.change)
 
@@ -66,7 +68,9 @@ def test_no_curve_is_a_warning(root: Path, tmp_path: Path, trainer: Any, expecte
         (3, None, RunPlan(ranks=5), 0),
     ],
 )
-def test_iterations(max_epochs: int, max_iterations: Any, plan: RunPlan, expected: float) -> None:
+def test_iterations_are_counted_from_epochs_and_limits(
+    max_epochs: int, max_iterations: Any, plan: RunPlan, expected: float
+) -> None:
     trainer = SimpleNamespace(train_dataloader=[None] * 4, max_epochs=max_epochs)
     module = SimpleNamespace(max_iterations=max_iterations)
     case: Any = SimpleNamespace(trainer=trainer, plan=plan, module=module)

@@ -70,7 +70,7 @@ def test_questions_that_do_not_fit_are_counted(folders: Folders, tmp_path: Path)
     assert [(row.questions, row.cut) for row in report.rows] == [(1, 0)]
 
 
-def test_arguments_out_of_range(folders: Folders, questions: str) -> None:
+def test_arguments_out_of_range_are_refused(folders: Folders, questions: str) -> None:
     sft = folders.sft
     with pytest.raises(ValueError, match=r"less than the 6 questions of questions\.jsonl, got 6"):
         run_benchmarks([sft], choices=[questions], shots=6)

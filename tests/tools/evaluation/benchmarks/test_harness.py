@@ -67,7 +67,9 @@ def test_tasks_are_limited_to_the_first_questions_with_the_shots_before_each(
     assert [row.questions for row in report.rows] == [1]
 
 
-def test_offline(folders: Folders, few_tasks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_benchmark_is_refused_with_what_needs_no_download(
+    folders: Folders, few_tasks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise ConnectionError("Couldn't reach 'cais/mmlu' on the Hub")
 

@@ -66,7 +66,9 @@ def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
         (Failure(500, "bug", AT_ONCE), 2, r"fails after 1 retries .*its log tells why.*bug"),
     ],
 )
-def test_lasting_failure(tmp_path: Path, failure: Failure, requests: int, message: str) -> None:
+def test_lasting_failure_ends_the_run_after_its_retries(
+    tmp_path: Path, failure: Failure, requests: int, message: str
+) -> None:
     with (
         judge_server(lambda asked: failure) as server,
         pytest.raises(JudgeError, match=f"the judge at {server.base_url} {message}"),
@@ -75,7 +77,7 @@ def test_lasting_failure(tmp_path: Path, failure: Failure, requests: int, messag
     assert len(server.asked) == requests
 
 
-def test_a_server_that_is_down(tmp_path: Path) -> None:
+def test_server_that_is_down_is_named(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         base_url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
@@ -105,7 +107,9 @@ def test_a_password_in_the_address_is_not_shown(tmp_path: Path, status: int) -> 
         ({}, "", r"judge.base_url, which usually ends in /v1"),
     ],
 )
-def test_a_server_that_is_no_judge(tmp_path: Path, reply: Any, path: str, message: str) -> None:
+def test_server_that_is_no_judge_is_named(
+    tmp_path: Path, reply: Any, path: str, message: str
+) -> None:
     with judge_server(lambda asked: reply) as server, pytest.raises(JudgeError, match=message):
         judge_pair(server.base_url.removesuffix("/v1") + path, tmp_path)
 
@@ -196,7 +200,7 @@ def test_response_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mon
         *(("criteria", ["nice"]), ("criteria", ["helpful", "helpful"])),
     ],
 )
-def test_settings_out_of_range(name: str, value: Any) -> None:
+def test_settings_out_of_range_are_refused(name: str, value: Any) -> None:
     wrong: Any = {name: value}
     with pytest.raises(ValueError, match=rf"judge\.{name}: expected .*, got "):
         JudgeOptions(model="tiny", **wrong)
@@ -221,7 +225,9 @@ def test_a_failed_run_continues_where_it_stopped(tmp_path: Path) -> None:
     ("good", "concurrency", "stored"),
     [(0, 2, "."), (4, 1, "4 answers are in"), (4, 2, r"[34] answers are in")],
 )
-def test_failure_on_way_ends_run(tmp_path: Path, good: int, concurrency: int, stored: str) -> None:
+def test_failure_on_the_way_ends_the_run_early(
+    tmp_path: Path, good: int, concurrency: int, stored: str
+) -> None:
     prompts = [(Message("user", str(number)),) for number in range(100)]
     many = Responses(prompts, {"sft": ["four"] * 100, "ppo": ["longer"] * 100})
 

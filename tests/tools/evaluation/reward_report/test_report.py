@@ -252,7 +252,7 @@ def test_a_model_that_scores_all_alike_has_a_histogram_too() -> None:
     assert counts["a"][edges.index(0.0)] == 3
 
 
-def test_correlations() -> None:
+def test_correlations_equal_those_by_hand() -> None:
     # x: 1 2 3 4, y: 1 3 2 10; deviations -3/2.. and -3 -1 -2 6
     expected = (4.5 + 0.5 - 1 + 9) / math.sqrt(5 * 50)
     found = correlation(np.array([1, 2, 3, 4]), np.array([1.0, 3.0, 2.0, 10.0]))
