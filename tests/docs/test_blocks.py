@@ -90,6 +90,8 @@ def test_python_blocks_run_one_after_the_other(
     with warnings.catch_warnings():
         # Lightning warns of a run without validation data
         warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
+        # nor does it know that frozen networks are meant to be in eval mode
+        warnings.filterwarnings("ignore", "Found .* module.s. in eval mode")
         for block in PYTHON[document]:
             code = compile("\n" * block.line + block.text, str(document), "exec")
             exec(code, namespace)
