@@ -25,7 +25,7 @@ from lit_rlhf.modules import SFTModule
 from lit_rlhf.parser import UsageError
 from lit_rlhf.strategies import AtomicCheckpointIO
 from tests.support import fit_command
-from tests.support.config_parsing import cli_parser, parsed
+from tests.support.config_parsing import cli_parser, parse_configs
 from tests.support.stages import content
 from tests.support.tiny_runs import QUICKSTART, logged
 
@@ -380,7 +380,7 @@ def test_a_name_wins_over_the_suffixes_of_overlays(tmp_path: Path) -> None:
     both = "ppo_max-no_ptx-critic_random"
     assert folders(base, *ablations) == (f"runs/quickstart/{both}", both)
     assert folders(base, *ablations, flags=("--name", "mine")) == ("runs/quickstart/mine", "mine")
-    assert "suffix" in parsed(base)
+    assert "suffix" in parse_configs(base)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ""])

@@ -23,7 +23,7 @@ from lit_rlhf.rollout import generate_responses
 from tests.support import fit_command
 from tests.support.nucleus import Nucleus
 from tests.support.stages import ppo_options
-from tests.support.tiny_runs import QUICKSTART, RUNS, SMALL, logged, moved, overlay
+from tests.support.tiny_runs import QUICKSTART, RUNS, SMALL, logged, overlay, write_moved_config
 from tests.support.unpickling import Payload
 
 STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
@@ -48,7 +48,7 @@ usage_error = partial(fit_command.refused, command)
 def configs(stage: str, world: Path, folder: Path, **options: Any) -> list[object]:
     """Flags: the quickstart's configuration on the tiny world, made small, writing to `folder`."""
     moves = {RUNS: world, f"{RUNS}/logs": folder / "logs", f"{RUNS}/ppo_max": folder / "model"}
-    config = moved(QUICKSTART / STAGES[stage], folder / "configs", moves)
+    config = write_moved_config(QUICKSTART / STAGES[stage], folder / "configs", moves)
     small = overlay(folder / "configs", f"small_{stage}", SMALL[stage])
     prompts = {"test_sources": [{"path": str(world / "world/prompts_heldout.jsonl")}]}
     held_out = prompts if stage == "ppo" else {"test_fraction": 0.1}

@@ -62,7 +62,7 @@ def written(config: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("config", config_parsing.BASES, ids=config_parsing.name_of)
 def test_configuration_parses(config: Path) -> None:
-    settings = config_parsing.parsed(config)
+    settings = config_parsing.parse_configs(config)
     stage = config_parsing.stage_of(config)
     assert settings["model.class_path"] == f"lit_rlhf.modules.{MODULES[stage]}"
     assert settings["data.class_path"].endswith(f".{DATA[stage]}")
@@ -94,7 +94,10 @@ def test_ablation_changes_only_what_it_names(ablation: Path) -> None:
         bases = [[QUICKSTART / "reward.yaml"]]
     changes = []
     for base in bases:
-        before, after = config_parsing.parsed(*base), config_parsing.parsed(*base, ablation)
+        before, after = (
+            config_parsing.parse_configs(*base),
+            config_parsing.parse_configs(*base, ablation),
+        )
         changed = config_parsing.changed_keys(before, after)
         assert changed <= written(ablation).keys()
         assert after["suffix"] == [ablation.stem]  # it stands beside a run without it
@@ -105,9 +108,9 @@ def test_ablation_changes_only_what_it_names(ablation: Path) -> None:
 
 
 def test_vanilla_switches_all_tricks_off_and_differs_in_these_and_names_only() -> None:
-    settings = config_parsing.parsed(PPO_MAX, VANILLA)
+    settings = config_parsing.parse_configs(PPO_MAX, VANILLA)
     assert {name: settings[f"model.init_args.{name}"] for name in OFF} == OFF
-    changed = config_parsing.changed_keys(config_parsing.parsed(PPO_MAX), settings)
+    changed = config_parsing.changed_keys(config_parsing.parse_configs(PPO_MAX), settings)
     names = {"trainer.callbacks", "trainer.logger.init_args.name", "model.init_args.output_dir"}
     assert changed - {f"model.init_args.{name}" for name in OFF} == names
 
@@ -123,7 +126,10 @@ def test_vanilla_switches_all_tricks_off_and_differs_in_these_and_names_only() -
     ids=config_parsing.name_of,
 )
 def test_overlay_parses_on_every_configuration_that_it_is_for(overlay: Path, config: Path) -> None:
-    before, after = config_parsing.parsed(config), config_parsing.parsed(config, overlay)
+    before, after = (
+        config_parsing.parse_configs(config),
+        config_parsing.parse_configs(config, overlay),
+    )
     wanted = written(overlay)
     if "trainer.logger+" in wanted:  # every configuration has one logger, the overlay makes a list
         logger, added = after["trainer.logger"][0], wanted.pop("trainer.logger+")
@@ -152,11 +158,11 @@ def test_ablation_fits_any_ppo_configuration(ablation: Path) -> None:
     names = {key.removeprefix("model.init_args.") for key in wanted}
     # nothing that another configuration would have elsewhere, such as paths
     assert not [name for name in names if name.startswith(("data.", "trainer.", "model_path"))]
-    settings = config_parsing.parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", ablation)
+    settings = config_parsing.parse_configs(CONFIGS / "ppo" / "paper_7b_en.yaml", ablation)
     assert {key: settings[key] for key in wanted} == wanted
     for config in PPO_BASES:
         # what parsing both makes of options, which takes longer
-        settings = {**config_parsing.parsed(config), **wanted}
+        settings = {**config_parsing.parse_configs(config), **wanted}
         prefix = "model.init_args."
         options = nested({k.removeprefix(prefix): v for k, v in settings.items() if prefix in k})
         for group in option_groups(PPOModule):
@@ -203,12 +209,12 @@ PAPER = {
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("stage", PAPER)
 def test_7b_configurations_have_the_papers_values(stage: str, language: str) -> None:
-    settings = config_parsing.parsed(CONFIGS / stage / f"paper_7b_{language}.yaml")
+    settings = config_parsing.parse_configs(CONFIGS / stage / f"paper_7b_{language}.yaml")
     assert settings["trainer.devices"] == 8
     assert settings["trainer.strategy"] == "multi_deepspeed_stage_2"
     assert {key: settings[key] for key in PAPER[stage]} == PAPER[stage]
     if stage == "reward":  # from the pre-trained model (Section 4.1)
-        sft = config_parsing.parsed(CONFIGS / "sft" / f"paper_7b_{language}.yaml")
+        sft = config_parsing.parse_configs(CONFIGS / "sft" / f"paper_7b_{language}.yaml")
         for key in ("model.init_args.model_path", "data.init_args.chat_template"):
             assert settings[key] == sft[key]
     if stage == "ppo":
@@ -230,7 +236,10 @@ def overlay_of(folder: Path, name: str, **options: Any) -> Path:
 def test_overlays_of_one_group_leave_its_other_options(tmp_path: Path) -> None:
     cooler = overlay_of(tmp_path, "cooler", sampling={"temperature": 0.7})
     shaped = overlay_of(tmp_path, "shaped", reward_shaping={"clip": None}, sampling={"top_k": 9})
-    before, after = config_parsing.parsed(PPO_MAX), config_parsing.parsed(PPO_MAX, cooler, shaped)
+    before, after = (
+        config_parsing.parse_configs(PPO_MAX),
+        config_parsing.parse_configs(PPO_MAX, cooler, shaped),
+    )
     changed = {key: after[key] for key in config_parsing.changed_keys(before, after)}
     sampling = {"model.init_args.sampling.temperature": 0.7, "model.init_args.sampling.top_k": 9}
     assert changed == sampling | {"model.init_args.reward_shaping.clip": None}
@@ -260,7 +269,10 @@ def test_overlay_keeps_the_modules_defaults_of_a_group(tmp_path: Path) -> None:
 )
 def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, Any]) -> None:
     settings = config_parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *flags])
-    before, after = config_parsing.parsed(PPO_MAX), config_parsing.flat(settings.fit.as_dict())
+    before, after = (
+        config_parsing.parse_configs(PPO_MAX),
+        config_parsing.flat(settings.fit.as_dict()),
+    )
     keys = config_parsing.changed_keys(before, after) - {"config"}
     assert {key.removeprefix("model.init_args."): after[key] for key in keys} == changed
 

@@ -13,7 +13,7 @@ from tests.support.ranks import run_on_ranks
 from tests.support.saved_runs import SaveOnce
 from tests.support.stages import (
     ADAM_EPS,
-    copied,
+    copy_state,
     demonstrations,
     distance,
     fitted,
@@ -30,7 +30,7 @@ def resume(root: Path, folder: Path, batch_size: int, **arguments: Any) -> dict[
     module = SFTModule(str(root / "policy"), optimizer=optimizer)
     data = demonstrations(root, batch_size=batch_size)
     fitted(module, data, folder, max_epochs=EPOCHS, **arguments)
-    return copied(module)
+    return copy_state(module)
 
 
 def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.support.rank_runs import RANKS, strategy
 from tests.support.ranks import run_on_ranks
-from tests.support.stages import copied, distance, fitted, write_data, write_models
+from tests.support.stages import copy_state, distance, fitted, write_data, write_models
 from tests.support.trajectories import SAMPLES, stage_run
 
 ITERATIONS = 3
@@ -28,7 +28,7 @@ def run(root: Path, folder: Path, case: str, n: int, **arguments: Any) -> dict[s
     """Weights after a run with `n` rollouts per iteration and rank, in micro-batches of one."""
     module, data = stage_run("ppo", root, n, micro_batch_size=1, **CASES[case])
     fitted(module, data, folder, max_epochs=ITERATIONS, **arguments)
-    return copied(module)
+    return copy_state(module)
 
 
 def on_a_rank(rank: int, root: Path, folder: Path) -> dict[tuple[str, str], dict[str, Tensor]]:

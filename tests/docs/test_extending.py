@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from lit_rlhf.data import TextContract
-from tests.support.docs_running import run_small, typed
+from tests.support.docs_running import read_page_commands, run_small
 from tests.support.tiny_runs import logged
 
-COMMANDS = {words[words.index("--name") + 1]: words for words in typed("extending.md")}
+COMMANDS = {words[words.index("--name") + 1]: words for words in read_page_commands("extending.md")}
 LOGS = Path("runs/quickstart/logs")
 
 

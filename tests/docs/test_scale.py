@@ -20,7 +20,7 @@ from lit_rlhf.forward import gathered
 from lit_rlhf.strategies.sharded import shard
 from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
 from lit_rlhf.tools.doctor.memory import PPOMemory, network_shape
-from tests.support.config_parsing import cli_parser, parsed
+from tests.support.config_parsing import cli_parser, parse_configs
 from tests.support.docs_blocks import ROOT, blocks
 from tests.support.tiny_runs import CONFIGS
 
@@ -154,7 +154,9 @@ def test_fsdp2_keeps_the_estimated_bytes(size: str, n_ranks: int, fake_ranks: An
 
 
 def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
-    overlay = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", CONFIGS / "overlays/zero2_8xa100.yaml")
+    overlay = parse_configs(
+        CONFIGS / "ppo" / "paper_7b_en.yaml", CONFIGS / "overlays/zero2_8xa100.yaml"
+    )
     prefix = "model.init_args."
     options = {k.removeprefix(prefix): v for k, v in overlay.items() if k.startswith(prefix)}
     sizes: dict[str, Any] = {
@@ -197,6 +199,6 @@ def test_timeout_of_the_page_reaches_the_strategy(tmp_path: Path) -> None:
     (block,) = (block for block in blocks(PAGE) if block.language == "yaml")
     overlay = tmp_path / "timeout.yaml"
     overlay.write_text(block.text, "utf-8")
-    settings = parsed(CONFIGS / "ppo" / "paper_7b_en.yaml", overlay)
+    settings = parse_configs(CONFIGS / "ppo" / "paper_7b_en.yaml", overlay)
     (timeout,) = (v for key, v in settings.items() if key.endswith("strategy.init_args.timeout"))
     assert timeout.total_seconds() == 600

@@ -24,10 +24,10 @@ from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_scalar_model, load_tokenizer
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from tests.support.docs_blocks import ROOT, blocks, commands
-from tests.support.docs_running import run_in_shell, run_process, run_small, typed
+from tests.support.docs_running import read_page_commands, run_in_shell, run_process, run_small
 from tests.support.docs_workspace import make_workspace, standing_in
 from tests.support.judge_server import judge_server, longer_wins
-from tests.support.tiny_runs import RUNS, SMALL, fit, logged, moved, overlay, run
+from tests.support.tiny_runs import RUNS, SMALL, fit, logged, overlay, run, write_moved_config
 
 LOGS = Path("runs/quickstart/logs")
 
@@ -44,14 +44,14 @@ def test_doctor_shows_the_table_of_the_page(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")  # the width of the page's tables
     with pytest.raises(SystemExit, match="1"):
-        run_small(typed("doctor.md")[0], fresh_workspace)
+        run_small(read_page_commands("doctor.md")[0], fresh_workspace)
     shown = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
     told = next(b.text for b in blocks(ROOT / "docs/doctor.md") if b.language == "text")
     assert told.rstrip() in shown
 
 
 def test_doctor_passes_the_run_that_starts_next(fresh_workspace: Path) -> None:
-    doctor, fit_command = typed("doctor.md")[1:]
+    doctor, fit_command = read_page_commands("doctor.md")[1:]
     finished = Path("runs/quickstart/ppo_checked/model.safetensors")
     run_small(doctor, fresh_workspace)
     assert report("doctor.json")["failed"] is False
@@ -64,7 +64,7 @@ def test_doctor_passes_the_run_that_starts_next(fresh_workspace: Path) -> None:
 
 
 def test_generate_answers_side_by_side(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(*typed("generate.md")[0])
+    run(*read_page_commands("generate.md")[0])
     said = capsys.readouterr().out.split("user: ")[1:]
     for part, prompt in zip(said, ("name two metals.", "name three fruits, please."), strict=True):
         assert part.startswith(f"{prompt}\nsft: ")
@@ -82,7 +82,7 @@ def test_generate_in_a_pipe(workspace: Path, monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_generate_writes_the_fields_of_the_page(fresh_workspace: Path) -> None:
-    run(*typed("generate.md")[-1])
+    run(*read_page_commands("generate.md")[-1])
     prompts = load_records("prompt", [DataSource("runs/quickstart/world/prompts_heldout.jsonl")])
     lines = Path("responses.jsonl").read_text("utf-8").splitlines()
     assert len(lines) == 2 * 2 * len(prompts)  # models and responses
@@ -97,7 +97,7 @@ def test_generate_writes_the_fields_of_the_page(fresh_workspace: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_reward_report_is_written(number: int, fresh_workspace: Path) -> None:
-    run(*typed("reward_report.md")[number])
+    run(*read_page_commands("reward_report.md")[number])
     folder = Path("runs/reward_report")
     assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
     # the folder has an output layer, the other one is read along
@@ -108,7 +108,7 @@ def test_reward_report_is_written(number: int, fresh_workspace: Path) -> None:
 def test_benchmarks_compare_choices(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # lm-evaluation-harness asks pip for all packages after every run, which takes seconds
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
-    run(*typed("benchmarks.md")[0])
+    run(*read_page_commands("benchmarks.md")[0])
     found = report("tax.json")["benchmarks"]
     assert list(found["models"]) == ["sft", "ppo_max"]
     assert found["rows"][0]["questions"] == 3
@@ -117,15 +117,15 @@ def test_benchmarks_compare_choices(fresh_workspace: Path, monkeypatch: pytest.M
 # --- judging.md
 
 
-@pytest.mark.parametrize("number", range(len(typed("judging.md"))))
+@pytest.mark.parametrize("number", range(len(read_page_commands("judging.md"))))
 def test_judge_compares_two_policies(fresh_workspace: Path, number: int) -> None:
     for name, text in {"sft": "four", "chatgpt": "longer"}.items():
         Path(f"{name}.jsonl").write_text(json.dumps({"prompt": "hi", "response": text}) + "\n")
     with judge_server(longer_wins) as server:
         own = ["--judge.base_url", server.base_url, "--max_prompts", "1", "--output", "report.json"]
-        run(*typed("judging.md")[number], *own)
+        run(*read_page_commands("judging.md")[number], *own)
     found = report("report.json")
-    if "--best_of" in typed("judging.md")[number]:
+    if "--best_of" in read_page_commands("judging.md")[number]:
         assert [row["n"] for row in found["best_of"]] == [1, 4, 16]
     else:
         assert len(found["judge"]["policies"]) == 2
@@ -151,7 +151,7 @@ def test_judge_has_every_setting_of_the_page() -> None:
 
 
 def test_rewards_of_the_page_are_logged_and_add_up(fresh_workspace: Path) -> None:
-    run_small(typed("rewards.md")[0], fresh_workspace)
+    run_small(read_page_commands("rewards.md")[0], fresh_workspace)
     metrics = logged(LOGS / "ppo_mixed")
     sources = yaml.safe_load(Path("rewards.yaml").read_text())["model"]["init_args"]["rewards"]
     total = 0.0
@@ -165,7 +165,7 @@ def test_rewards_of_the_page_are_logged_and_add_up(fresh_workspace: Path) -> Non
 
 
 def test_heads_are_trained_and_disagree(fresh_workspace: Path) -> None:
-    for words in typed("rewards.md")[1:3]:
+    for words in read_page_commands("rewards.md")[1:3]:
         run_small(words, fresh_workspace)
     heads = AutoModelForSequenceClassification.from_pretrained("runs/quickstart/reward_heads")
     assert heads.config.num_labels == 4
@@ -185,7 +185,7 @@ def test_rewards_of_a_service_are_logged(
     address = f"127.0.0.1:{server.server_port}"
     config.write_text(config.read_text().replace("localhost:8000", address))
     try:
-        run_small(typed("rewards.md")[3], fresh_workspace)
+        run_small(read_page_commands("rewards.md")[3], fresh_workspace)
     finally:
         server.shutdown()
         server.server_close()
@@ -193,7 +193,7 @@ def test_rewards_of_a_service_are_logged(
 
 
 def test_rewards_evaluate_policies(fresh_workspace: Path) -> None:
-    words = typed("rewards.md")[4]
+    words = read_page_commands("rewards.md")[4]
     run(*words, *["--max_prompts", "2", "--max_new_tokens", "4", "--output", "report.json"])
     for policy in report("report.json")["policies"].values():
         assert policy["rewards"]["length"]["mean"] == -policy["response_length"]
@@ -210,12 +210,14 @@ def exported(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """`runs` after a quickstart that kept its checkpoints and all commands of export.md."""
     folder = make_workspace(tmp_path_factory.mktemp("export") / "workspace", quickstart)
     own = folder / "own"
-    config = moved(ROOT / "configs/quickstart/ppo_max.yaml", own, {RUNS: folder / RUNS})
+    config = write_moved_config(
+        ROOT / "configs/quickstart/ppo_max.yaml", own, {RUNS: folder / RUNS}
+    )
     fit([config, overlay(own, "small", SMALL["ppo"]), overlay(own, "keep", KEEP)], "--overwrite")
     checkpoints = folder / LOGS / "ppo_max/checkpoints"
     (checkpoints / "batch=2.ckpt").rename(checkpoints / "batch=10.ckpt")
     with standing_in(folder):
-        for words in typed("export.md"):
+        for words in read_page_commands("export.md"):
             if "--push_to_hub" not in words:
                 run(*words)
     return folder / "runs"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.tiny_runs import QUICKSTART, RUNS, fit, logged, moved, overlay
+from tests.support.tiny_runs import QUICKSTART, RUNS, fit, logged, overlay, write_moved_config
 from tests.support.trajectories import Trajectory, trajectory
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -34,7 +34,7 @@ def test_lab_stages_run_in_bf16_one_after_the_other(world: Path, tmp_path: Path)
     for stage, name in (("sft", "sft"), ("reward", "reward"), ("ppo", "ppo_max")):
         # each stage starts from the folders that those before left here
         moves = {RUNS: tmp_path, f"{RUNS}/world": world / "world"}
-        config = moved(QUICKSTART / f"{name}.yaml", tmp_path / "configs", moves)
+        config = write_moved_config(QUICKSTART / f"{name}.yaml", tmp_path / "configs", moves)
         fit([config, overlay(tmp_path / "configs", stage, small(stage))])
         metrics = logged(tmp_path / "logs" / name)
         assert all(math.isfinite(value) for values in metrics.values() for value in values)

@@ -12,7 +12,7 @@ from tests.support.ranks import run_on_ranks
 from tests.support.reference_estimators import RECIPES, assert_follows, recompute_step
 from tests.support.reference_iteration import TRUNCATIONS, assert_follows_reference, recompute
 from tests.support.rollout_metrics import expected_metrics
-from tests.support.trajectories import SAMPLES, assert_same_trajectory, trajectory, validated
+from tests.support.trajectories import SAMPLES, assert_same_trajectory, run_validation, trajectory
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def test_sharded_networks_follow_whole_ones(ranks: list[dict[str, Any]], variant
 def test_validation_is_that_of_all_batches_of_all_ranks(
     root: Path, tmp_path: Path, ranks: list[dict[str, Any]], stage: str
 ) -> None:
-    whole = validated(stage, root, tmp_path, SAMPLES)
+    whole = run_validation(stage, root, tmp_path, SAMPLES)
     assert len(whole) >= 3
-    single = validated(stage, root, tmp_path, BATCH_SIZE)
+    single = run_validation(stage, root, tmp_path, BATCH_SIZE)
     for unequal in (single, *(rank[f"validated {stage}"] for rank in ranks)):
         assert unequal == pytest.approx(whole, rel=1e-5, abs=1e-6)
 

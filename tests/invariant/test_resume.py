@@ -31,7 +31,7 @@ from tests.support.stages import (
     MOVING,
     Rates,
     assert_equal_states,
-    copied,
+    copy_state,
     demonstrations,
     fitted,
     nested,
@@ -105,7 +105,7 @@ def test_resumed_run_ends_like_the_whole(dropout_root: Path, tmp_path: Path, sta
     checkpoint = tmp_path / "stopped.ckpt"
     torch.manual_seed(99)  # a new process stands elsewhere in its random stream
     resumed, actual = run(stage, dropout_root, tmp_path / "resumed", ckpt_path=checkpoint)
-    assert_equal_states(copied(resumed), copied(whole))
+    assert_equal_states(copy_state(resumed), copy_state(whole))
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     # the run went on after the checkpoint, and the checkpoint is not the end
     saved = torch.load(checkpoint, weights_only=True)["state_dict"]
@@ -165,7 +165,7 @@ def test_a_run_resumes_from_any_hook_and_then_again(
     seen += go(*second, tmp_path / f"{first[1]}.ckpt")[1]
     module, rest = go("never", 0, tmp_path / f"{second[1]}.ckpt")
     assert seen + rest == steps
-    assert_equal_states(copied(module), copied(whole))
+    assert_equal_states(copy_state(module), copy_state(whole))
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_end"])
@@ -182,7 +182,7 @@ def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path,
 
     whole = go(0)
     go(5)  # the last batch of an epoch, before its validation or after it
-    assert_equal_states(copied(go(0, tmp_path / "stopped.ckpt")), copied(whole))
+    assert_equal_states(copy_state(go(0, tmp_path / "stopped.ckpt")), copy_state(whole))
 
 
 def test_checkpoint_holds_state_and_no_frozen_weights(dropout_root: Path, tmp_path: Path) -> None:

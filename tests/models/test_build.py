@@ -10,7 +10,7 @@ import torch
 from lit_rlhf.models import load_causal_lm, load_scalar_model, merge_adapters, save_adapter_folder
 from lit_rlhf.models.build import build_model, load_adapter_folder
 from lit_rlhf.models.config import ModelOptions
-from tests.support.adapters import LORA, logits, trained
+from tests.support.adapters import LORA, logits, perturb_trained_weights
 from tests.support.tiny_models import tiny_tokenizer
 
 
@@ -27,7 +27,9 @@ from tests.support.tiny_models import tiny_tokenizer
 )
 def test_model_is_built_around_tensors(options: ModelOptions, scalar: bool, folder: Path) -> None:
     load = partial(load_scalar_model, head_seed=0) if scalar else load_causal_lm
-    weights = trained(load(folder, ModelOptions(lora_rank=options.lora_rank))).state_dict()
+    weights = perturb_trained_weights(
+        load(folder, ModelOptions(lora_rank=options.lora_rank))
+    ).state_dict()
     built = build_model(folder, options, weights, scalar).state_dict()
     assert built.keys() == weights.keys()
     assert all(built[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
@@ -43,7 +45,7 @@ def test_weights_of_another_shape_are_refused(folder: Path) -> None:
 def test_merged_adapters_compute_the_same(
     family: str, causal_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    model = trained(load_causal_lm(causal_folder(family), LORA))
+    model = perturb_trained_weights(load_causal_lm(causal_folder(family), LORA))
     expected = logits(model)
     assert not torch.allclose(logits(load_causal_lm(causal_folder(family)).eval()), expected)
     save_adapter_folder(model, tiny_tokenizer(), tmp_path)  # type: ignore[arg-type]

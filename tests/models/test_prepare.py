@@ -18,7 +18,7 @@ from lit_rlhf.forward import hidden_states, sequence_scores, target_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
 from lit_rlhf.models.saving import merged_state_dict, save_model_folder
 from lit_rlhf.rollout import SamplingOptions, generate_responses
-from tests.support.adapters import IDS, LORA, MASK, logits, trained
+from tests.support.adapters import IDS, LORA, MASK, logits, perturb_trained_weights
 from tests.support.pretend_cuda import PretendCuda, mark, mark_module
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
@@ -41,7 +41,7 @@ def test_policy_with_its_adapter_off_is_the_reference(family: str, causal_folder
     pairs = zip(model.parameters(), again.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)  # adapters are seeded
     assert torch.equal(logits(model.eval()), base)  # and change nothing at first
-    assert not torch.allclose(logits(trained(model)), base, atol=1e-2)
+    assert not torch.allclose(logits(perturb_trained_weights(model)), base, atol=1e-2)
     with model.disable_adapter():
         assert torch.equal(logits(model), base)
 
@@ -60,8 +60,8 @@ def test_only_adapters_and_the_scalar_head_are_trained(family: str, causal_folde
 @pytest.mark.parametrize("autocast", [False, True])
 def test_trained_weights_are_float32(family: str, autocast: bool, causal_folder: Folder) -> None:
     options = ModelOptions(lora_rank=2, dtype="bfloat16")
-    policy = trained(load_causal_lm(causal_folder(family), options))
-    critic = trained(load_scalar_model(causal_folder(family), options, head_seed=0))
+    policy = perturb_trained_weights(load_causal_lm(causal_folder(family), options))
+    critic = perturb_trained_weights(load_scalar_model(causal_folder(family), options, head_seed=0))
     for model in (policy, critic):
         dtypes = {(p.requires_grad, p.dtype) for p in model.parameters()}
         assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
@@ -76,7 +76,7 @@ def test_trained_weights_are_float32(family: str, autocast: bool, causal_folder:
 
 
 def test_saved_policy_computes_the_same(family: str, causal_folder: Folder, tmp_path: Path) -> None:
-    model = trained(load_causal_lm(causal_folder(family), LORA))
+    model = perturb_trained_weights(load_causal_lm(causal_folder(family), LORA))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
     after = model.state_dict()
@@ -96,7 +96,7 @@ def plainly_loaded(kind: Any, folder: Path) -> Any:
 
 @torch.no_grad()
 def test_saved_reward_model_is_alike(family: str, causal_folder: Folder, tmp_path: Path) -> None:
-    model = trained(load_scalar_model(causal_folder(family), LORA, head_seed=0))
+    model = perturb_trained_weights(load_scalar_model(causal_folder(family), LORA, head_seed=0))
     save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
     scores = plainly_loaded(AutoModelForSequenceClassification, tmp_path / "m")(IDS).logits[:, 0]
     torch.testing.assert_close(scores, sequence_scores(model, IDS, MASK), rtol=1e-4, atol=1e-4)
@@ -105,7 +105,9 @@ def test_saved_reward_model_is_alike(family: str, causal_folder: Folder, tmp_pat
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_merged_weights_keep_their_dtype(family: str, dtype: str, causal_folder: Folder) -> None:
     options = ModelOptions(lora_rank=2, dtype=dtype)
-    merged = merged_state_dict(trained(load_causal_lm(causal_folder(family), options)))
+    merged = merged_state_dict(
+        perturb_trained_weights(load_causal_lm(causal_folder(family), options))
+    )
     plain = load_causal_lm(causal_folder(family), ModelOptions(dtype=dtype)).state_dict()
     assert merged.keys() == plain.keys()
     assert {name: t.dtype for name, t in merged.items()} == {n: t.dtype for n, t in plain.items()}

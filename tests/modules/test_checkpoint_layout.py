@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_rlhf.modules import PPOModule
-from tests.support.stages import copied, fitted, ppo_options, prompts
+from tests.support.stages import copy_state, fitted, ppo_options, prompts
 
 # Dtype and shape by key of the state dict, from checkpoints that were written when `PPOModule` was
 # itself the algorithm.
@@ -44,5 +44,5 @@ def test_checkpoint_has_the_keys_of_earlier_versions(root: Path, tmp_path: Path,
     assert written == EARLIER[name]
     rewards = options["rewards"]
     loaded = PPOModule.load_from_checkpoint(tmp_path / "run.ckpt", rewards=rewards)
-    for key, value in copied(module.ppo).items():
+    for key, value in copy_state(module.ppo).items():
         assert torch.equal(loaded.ppo.state_dict()[key], value), key

@@ -35,23 +35,25 @@ def test_4_bit_weights_are_not_trained(root: Path) -> None:
 @pytest.mark.parametrize("init", ["policy", "reward"])
 def test_ppo_resumes_and_is_exported_as_it_was(wide: Path, tmp_path: Path, init: str) -> None:
     module = ppo(wide, critic_init=init)
-    before = stages.copied(module)
+    before = stages.copy_state(module)
     assert not any("proj.base_layer" in name for name in before)
     run = stages.fitted(module, stages.prompts(wide), tmp_path / "first")
     run.save_checkpoint(tmp_path / "first.ckpt")
-    assert stages.distance(stages.copied(module), before) > 0
+    assert stages.distance(stages.copy_state(module), before) > 0
 
     resumed, whole = ppo(wide, critic_init=init), ppo(wide, critic_init=init)
     start = {"ckpt_path": tmp_path / "first.ckpt"}
     run = stages.fitted(resumed, stages.prompts(wide), tmp_path / "resumed", max_epochs=2, **start)
     stages.fitted(whole, stages.prompts(wide), tmp_path / "whole", max_epochs=2)
-    stages.assert_equal_states(stages.copied(resumed), stages.copied(whole))
+    stages.assert_equal_states(stages.copy_state(resumed), stages.copy_state(whole))
     run.save_checkpoint(tmp_path / "last.ckpt")
 
     load_checkpoint_model(tmp_path / "last.ckpt", "critic").save(tmp_path / "critic")
     load = load_scalar_model
     whole = tmp_path / "whole" / "model" / "critic"
-    stages.assert_equal_states(stages.copied(load(tmp_path / "critic")), stages.copied(load(whole)))
+    stages.assert_equal_states(
+        stages.copy_state(load(tmp_path / "critic")), stages.copy_state(load(whole))
+    )
     with pytest.raises(ValueError, match="critic_init: expected 'policy' or 'reward'"):
         ppo(wide, critic_init="random")
 

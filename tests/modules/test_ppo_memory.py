@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_rlhf.forward import Offloaded
 from lit_rlhf.modules import PPOModule
-from tests.support.stages import copied, fitted, ppo_options, prompts
+from tests.support.stages import copy_state, fitted, ppo_options, prompts
 
 FROZEN = ("reference.", "reward.")
 
@@ -36,10 +36,10 @@ def test_offloading_changes_nothing_but_the_place(
     assert visits == []
     away, logged = trained(root, tmp_path / "away", memory={option: True})
     assert logged == expected
-    before = copied(here)
-    assert all(torch.equal(value, before[key]) for key, value in copied(away).items())
+    before = copy_state(here)
+    assert all(torch.equal(value, before[key]) for key, value in copy_state(away).items())
     frozen = {key for key in before if key.startswith(FROZEN)}
-    assert {key for key in before if key not in copied(away)} == frozen
+    assert {key for key in before if key not in copy_state(away)} == frozen
     networks = [away.reference, *(source.model for source in away.reward.models)]
     assert all(isinstance(network, Offloaded) for network in networks)
     assert len(visits) == len(networks)  # each visits once in the one iteration, in one copy

@@ -21,7 +21,7 @@ from lit_rlhf.ppo import PPO
 from tests.support import reward_functions, stages
 from tests.support.docs_blocks import ROOT, blocks
 from tests.support.faulty_stages import FaultyEstimates
-from tests.support.reward_inputs import said
+from tests.support.reward_inputs import make_rollouts
 
 BREVITY = {"rule": "length", "weight": 0.5, "longest": 3, "normalize": True}
 LETTERS = {"rule": "regex", "pattern": "[a-z]", "normalize": True}
@@ -66,7 +66,7 @@ def test_a_run_goes_on_from_its_sources_moments(root: Path, tmp_path: Path) -> N
 
     resumed = module(root, brevity=BREVITY, letters=LETTERS)
     stages.fitted(resumed, stages.prompts(root, **data), tmp_path / "resumed", ckpt_path=seen.path)
-    stages.assert_equal_states(stages.copied(resumed), stages.copied(whole))
+    stages.assert_equal_states(stages.copy_state(resumed), stages.copy_state(whole))
 
 
 @pytest.mark.filterwarnings("ignore:update of policy and critic skipped")
@@ -160,11 +160,11 @@ def test_results_of_gsm8k_are_verified(
     answers = [str(fields["answer"]) for fields in batch.fields]
     assert "#### 18" in answers[0]
     wrong = [answer + "0" for answer in answers]
-    assert stage.ppo.score(said(answers), batch).total.tolist() == [1.5] * 8
-    assert stage.ppo.score(said(wrong), batch).total.tolist() == [0.0] * 8
+    assert stage.ppo.score(make_rollouts(answers), batch).total.tolist() == [1.5] * 8
+    assert stage.ppo.score(make_rollouts(wrong), batch).total.tolist() == [0.0] * 8
     # the result alone, without the form that the rule asks for
     alone = [answer.rpartition("#### ")[2] for answer in answers]
-    assert stage.ppo.score(said(alone), batch).total.tolist() == [1.0] * 8
+    assert stage.ppo.score(make_rollouts(alone), batch).total.tolist() == [1.0] * 8
 
 
 CELL = """
@@ -197,7 +197,7 @@ def test_a_function_of_a_notebook_is_a_reward(root: Path, tmp_path: Path) -> Non
 
     resumed = stage([brevity])
     stages.fitted(resumed, data(), tmp_path / "resumed", ckpt_path=seen.path)
-    stages.assert_equal_states(stages.copied(resumed), stages.copied(whole))
+    stages.assert_equal_states(stages.copy_state(resumed), stages.copy_state(whole))
 
     with pytest.raises(ValueError, match=r"rewards: the checkpoint names __main__:brevity, .* ob"):
         PPOModule.load_from_checkpoint(seen.path)

@@ -126,7 +126,7 @@ def test_a_timeline_follows_ppos_iterations_and_changes_nothing(root: Path, tmp_
         callbacks = [timeline] if name == "with" else []
         options: dict[str, Any] = {"callbacks": callbacks, "max_epochs": 2}
         stages.fitted(module, stages.prompts(root, batch_size=4), tmp_path / name, **options)
-        states.append(stages.copied(module))
+        states.append(stages.copy_state(module))
     stages.assert_equal_states(*states)
     lines = [json.loads(x) for x in (tmp_path / "with/samples.jsonl").read_text().splitlines()]
     places = [(line["step"], line["prompt_index"]) for line in lines]

@@ -18,7 +18,7 @@ from lit_rlhf.modules import PPOModule
 from lit_rlhf.ppo import PPO
 from lit_rlhf.rewards import Scores
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from tests.support.stages import causal_lm, copied, encoder_of, fitted, ppo_options, prompts
+from tests.support.stages import causal_lm, copy_state, encoder_of, fitted, ppo_options, prompts
 from tests.support.tiny_models import tiny_config, tiny_tokenizer
 
 Record = dict[str, Tensor]
@@ -133,7 +133,7 @@ class Recorded(PPOModule):
 
     def on_train_batch_end(self, *_: object) -> None:
         for name, network in (("policy", self.policy), ("critic", self.critic)):
-            self.ppo.record[name] = torch.cat([w.flatten() for w in copied(network).values()])
+            self.ppo.record[name] = torch.cat([w.flatten() for w in copy_state(network).values()])
         self.ppo.record["kl_coef_after"] = self.ppo.kl_coef.clone()
 
 

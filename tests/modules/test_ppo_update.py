@@ -14,7 +14,7 @@ from lit_rlhf.rollout import Experience, RolloutBatch
 from tests.support.stages import (
     StepRecorder,
     assert_equal_states,
-    copied,
+    copy_state,
     distance,
     fitted,
     ppo_options,
@@ -80,13 +80,13 @@ def test_first_ratio_is_one(dropout_root: Path, tmp_path: Path, options: dict[st
 
 def test_critic_pretraining_keeps_the_policy_and_ends(root: Path, tmp_path: Path) -> None:
     module = Recording(**ppo_options(root, critic_pretraining={"iterations": 2}))
-    start = copied(module.policy)
+    start = copy_state(module.policy)
     policies, states, steps, critics = [], [], [], []
 
     class Watch(StepRecorder):
         def on_train_batch_end(self, trainer: Any, *_: object) -> None:
-            policies.append(copied(module.policy))
-            critics.append(copied(module.critic))
+            policies.append(copy_state(module.policy))
+            critics.append(copy_state(module.critic))
             states.append(len(trainer.optimizers[0].state))
             steps.append(int(module.ppo.ppo_step))
 
@@ -133,10 +133,10 @@ def test_iteration_without_anything_to_learn_from_moves_nothing(root: Path, tmp_
         ppo_class = NothingEnds
 
     module = Unending(**ppo_options(root, advantages={"truncation": "mask"}))
-    start = copied(module.policy)
+    start = copy_state(module.policy)
     with pytest.warns(UserWarning, match="truncation: mask leaves nothing to learn from, as all"):
         run = fitted(module, prompts(root), tmp_path)
-    assert_equal_states(copied(module.policy), start)
+    assert_equal_states(copy_state(module.policy), start)
     (update,) = module.ppo.updates
     assert all(torch.isfinite(torch.tensor(value)) for value in update.values()), update
     assert all(torch.isfinite(value) for value in run.callback_metrics.values())

@@ -176,11 +176,11 @@ class Observed(RewardModule):
     error: Exception | None = None
 
     def training_step(self, batch: PreferenceBatch, batch_idx: int) -> Tensor:
-        self.batch, self.start = batch, stages.copied(self)
+        self.batch, self.start = batch, stages.copy_state(self)
         return super().training_step(batch, batch_idx)
 
     def forward(self, *arguments: Any) -> Any:
-        self.moved = stages.copied(self)
+        self.moved = stages.copy_state(self)
         if self.error is not None:
             raise self.error
         return super().forward(*arguments)
@@ -253,7 +253,7 @@ def test_weights_move_for_the_loss_and_come_back_to_the_bit(
     module.error = error
     with nullcontext() if error is None else pytest.raises(KeyError):
         fit(module, root, tmp_path)
-    stages.assert_equal_states(stages.copied(module), module.start)
+    stages.assert_equal_states(stages.copy_state(module), module.start)
     changed = {n for n, old in module.start.items() if not torch.equal(old, module.moved[n])}
     assert changed
     assert all("lora_" in name or "score" in name for name in changed) == bool(network)

@@ -13,7 +13,7 @@ from lit_callbacks.actions import read_coefficient, write_coefficient
 from lit_rlhf.files import read_manifest
 from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules import PPOModule, SFTModule
-from tests.support.stages import copied, demonstrations, fitted, ppo_options, prompts
+from tests.support.stages import copy_state, demonstrations, fitted, ppo_options, prompts
 
 SABOTAGED, HEALTHY = 4, 1  # a checkpoint of step 3 would not be confirmed
 
@@ -32,7 +32,7 @@ class Sabotage(Callback):
             with torch.no_grad():
                 for parameter in pl_module.parameters():
                     parameter.mul_(-3.0)
-        self.weights[batch] = copied(pl_module)
+        self.weights[batch] = copy_state(pl_module)
 
 
 def stopping() -> CollapseEarlyStopping:

@@ -37,14 +37,14 @@ def networks(module: LightningModule) -> list[torch.nn.Module]:
 @pytest.mark.parametrize("name", STAGES)
 def test_lora_trains_adapters_and_heads_alone(root: Path, tmp_path: Path, name: str) -> None:
     module, data = stage(name, root, network={"lora_rank": 2})
-    before, kls = stages.copied(module), list[float]()
+    before, kls = stages.copy_state(module), list[float]()
 
     def note(run: Trainer, *_: object) -> None:
         kls.append(float(run.callback_metrics.get("rollout/kl", 0.0)))
 
     noting = LambdaCallback(on_train_batch_end=note)
     run = stages.fitted(module, data, tmp_path, max_epochs=2, callbacks=[noting])
-    moved = {key for key, v in stages.copied(module).items() if not torch.equal(v, before[key])}
+    moved = {key for key, v in stages.copy_state(module).items() if not torch.equal(v, before[key])}
     weights = {key for key in moved if key in dict(module.named_parameters())}
     assert weights
     assert all(".lora_" in key or "score.modules_to_save" in key for key in weights)
@@ -74,14 +74,14 @@ def test_weights_below_adapters_are_held_once(root: Path, tmp_path: Path, init: 
             module.ppo.networks = module.ppo.networks._replace(critic=module.critic)
         run = stages.fitted(module, data, tmp_path / str(separate))
         run.save_checkpoint(tmp_path / f"{separate}.ckpt")
-        runs.append(stages.copied(module))
+        runs.append(stages.copy_state(module))
     stages.assert_equal_states(*runs)
     if init == "policy":  # a checkpoint has no reward model
         sizes = [(tmp_path / f"{separate}.ckpt").stat().st_size for separate in (False, True)]
         assert sizes[0] < sizes[1]
 
     again = PPOModule.load_from_checkpoint(tmp_path / "False.ckpt")
-    stages.assert_equal_states(stages.copied(again), runs[0])
+    stages.assert_equal_states(stages.copy_state(again), runs[0])
 
 
 def test_critic_keeps_its_weights_when_reward_model_is_another(root: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_critic_keeps_its_weights_when_reward_model_is_another(root: Path, tmp_p
     rewards = {str(tmp_path / "other"): 1.0}
     changed = PPOModule.load_from_checkpoint(tmp_path / "ppo.ckpt", rewards=rewards)
 
-    before, after = stages.copied(module), stages.copied(changed)
+    before, after = stages.copy_state(module), stages.copy_state(changed)
     unlike = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert {name.partition(".")[0] for name in unlike} == {"reward"}
     assert len([n for n in unlike if n.startswith("reward.functions.")]) == len(other.state_dict())
@@ -112,7 +112,7 @@ def test_gradient_checkpointing_changes_memory_alone(root: Path, tmp_path: Path,
             assert any(getattr(m, "gradient_checkpointing", False) for m in modules) is on
             assert network.training
         stages.fitted(module, data, tmp_path / str(on))
-        runs.append(stages.copied(module))
+        runs.append(stages.copy_state(module))
         for network in networks(module):
             assert network.training  # rollouts put the mode back: it acts in training mode only
     assert stages.distance(*runs) < 1e-6
@@ -137,10 +137,10 @@ def test_bf16_mixed_follows_fp32(root: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
     module, data = stage(name, root, network={"dtype": "bfloat16"})
-    before, run = stages.copied(module), stages.fitted(module, data, tmp_path)
+    before, run = stages.copy_state(module), stages.fitted(module, data, tmp_path)
     for network in networks(module):
         assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
-    assert stages.distance(stages.copied(module), before) > 0
+    assert stages.distance(stages.copy_state(module), before) > 0
     assert torch.isfinite(run.callback_metrics[LOSSES[name]])
 
 

@@ -20,7 +20,7 @@ from lit_rlhf.rollout import Experience
 from lit_rlhf.tools.doctor.memory import estimate_memory
 from tests.support import doctor_runs, stages
 from tests.support.doctor_runs import findings, not_ok
-from tests.support.stages import copied, distance, fitted, ppo_options, prompts
+from tests.support.stages import copy_state, distance, fitted, ppo_options, prompts
 from tests.support.tiny_models import FAMILIES, tiny_config
 
 LAYERS = 3
@@ -152,9 +152,9 @@ def test_only_the_top_layers_move_and_what_is_kept_changes_nothing(
     for kept in (True, False):
         monkeypatch.setattr(forward.lower, "MAX_LOWER_BYTES", 2**30 if kept else 0)
         module = module_of(root, **{"minibatches.micro_batch_size": 3})
-        before = copied(module)
+        before = copy_state(module)
         fitted(module, prompts(root), tmp_path / str(kept))
-        ends.append(copied(module))
+        ends.append(copy_state(module))
         moved = {name for name, weight in ends[-1].items() if not torch.equal(weight, before[name])}
         assert {n for n in moved if n.startswith(("policy.model", "critic.model"))} == {
             f"{network}.model.{name}"
@@ -191,7 +191,7 @@ def test_shared_critic_is_saved_and_resumed(
     for name, path in (("whole", None), ("resumed", tmp_path / "first.ckpt")):
         module = module_of(root, **SHARED, **extra)
         run = fitted(module, prompts(root), tmp_path / name, ckpt_path=path, **arguments)
-        ends.append(copied(module))
+        ends.append(copy_state(module))
         if path is None:
             first = module_of(root, **SHARED, **extra)
             one = fitted(first, prompts(root), tmp_path / "one", **{**arguments, "max_epochs": 1})

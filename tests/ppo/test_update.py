@@ -22,7 +22,7 @@ from lit_rlhf.ppo import (
     iteration_draws,
     load_networks,
 )
-from tests.support.stages import assert_equal_states, copied, fitted, ppo_options, prompts
+from tests.support.stages import assert_equal_states, copy_state, fitted, ppo_options, prompts
 
 
 class Batches(Callback):
@@ -95,9 +95,9 @@ def test_loop_without_a_trainer_ends_with_the_weights_of_one(root: Path, tmp_pat
         lesson = ppo.learn_from(collected)
         ppo.adapt_kl_coef(kl=float(metrics["rollout/kl"]), n_rollouts=len(batch.texts))
         ppo.update(lesson.experience, stepper, draws.generator, batch.ptx)
-    assert_equal_states(copied(ppo), copied(module.ppo))
-    assert_equal_states(copied(policy), copied(module.policy))
-    assert_equal_states(copied(critic), copied(module.critic))
+    assert_equal_states(copy_state(ppo), copy_state(module.ppo))
+    assert_equal_states(copy_state(policy), copy_state(module.policy))
+    assert_equal_states(copy_state(critic), copy_state(module.critic))
 
 
 def test_update_steps_the_policy_after_critic_pretraining(root: Path, tmp_path: Path) -> None:
@@ -128,12 +128,12 @@ def test_numbers_that_are_not_finite_change_nothing(root: Path, tmp_path: Path) 
     fitted(module, prompts(root), tmp_path, callbacks=[batches])
     ppo = algorithm(root, module)
     collected = ppo.collect(batches.seen[0], seed=1)
-    before = copied(ppo)
+    before = copy_state(ppo)
     collected.estimates.values[0, 0] = torch.nan
     with pytest.raises(NotFiniteError, match=r"NaN or infinity in values of the critic$") as error:
         ppo.learn_from(collected)
     assert error.value.names == ["values of the critic"]
-    assert_equal_states(copied(ppo), before)
+    assert_equal_states(copy_state(ppo), before)
     with torch.no_grad():
         next(ppo.networks.policy.parameters())[0, 0] = torch.inf
     with pytest.raises(NotFiniteError, match=r"weights of the policy \("):

@@ -5,7 +5,7 @@ import torch
 
 from lit_rlhf.models import load_scalar_model, save_model_folder
 from lit_rlhf.rollout import RolloutBatch
-from tests.support.reward_inputs import TEXTS, said
+from tests.support.reward_inputs import TEXTS, make_rollouts
 from tests.support.tiny_models import PAD_ID, tiny_causal_lm, tiny_tokenizer
 
 
@@ -24,4 +24,4 @@ def rollouts() -> RolloutBatch:
     """Responses that say TEXTS; the second is cut off, the others end with EOS."""
     mask = torch.tensor([[True] * 4, [False, True, True, True], [False, False, True, True]])
     ids = torch.randint(4, 280, (3, 4)).masked_fill(~mask, PAD_ID)
-    return said(TEXTS, [True, False, True])._replace(prompt_ids=ids, prompt_mask=mask)
+    return make_rollouts(TEXTS, [True, False, True])._replace(prompt_ids=ids, prompt_mask=mask)

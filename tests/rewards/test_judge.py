@@ -9,7 +9,7 @@ from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import RewardError, WeightedReward, untrusted_rewards
 from lit_rlhf.rewards.judge import JudgeRule, grading
 from tests.support.judge_server import Asked, Failure, judge_server
-from tests.support.reward_inputs import said
+from tests.support.reward_inputs import make_rollouts
 from tests.support.tiny_models import tiny_tokenizer
 
 PROMPTS, TEXTS = ["first", "second", "first", "first"], ["yes", "no way", "对", "yes"]
@@ -127,7 +127,7 @@ def test_configurations_name_it() -> None:
         entry = {"rule": "judge", "model": "grader", "base_url": server.base_url, "weight": 0.5}
         entry["criterion"] = "It is short."
         reward = WeightedReward({"short": entry}, ModelOptions(), tiny_tokenizer())
-        assert reward(said(TEXTS), PROMPTS).total.tolist() == [1.5, 3.0, 0.5, 1.5]
+        assert reward(make_rollouts(TEXTS), PROMPTS).total.tolist() == [1.5, 3.0, 0.5, 1.5]
     # of a received checkpoint, as it would be sent all texts
     assert untrusted_rewards({"short": entry, "long": {"rule": "length", "longest": 3}}) == [
         "short"

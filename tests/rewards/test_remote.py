@@ -15,7 +15,7 @@ import pytest
 
 from lit_rlhf.rewards import CallableReward, RemoteScorer, RewardError, redact_url, remote
 from tests.support.raw_service import drip, raw_service
-from tests.support.reward_inputs import Answer, said, service
+from tests.support.reward_inputs import Answer, make_rollouts, service
 from tests.support.tiny_models import tiny_tokenizer
 
 PROMPTS = ["first", "second", "third"]
@@ -55,7 +55,7 @@ def test_service_scores_requests_of_the_batch_size(fields: list[str]) -> None:
     with service(lengths) as (url, requests):
         scorer = RemoteScorer(url, batch_size=2, fields=fields)
         reward = CallableReward(scorer, tiny_tokenizer(), label="remote")
-        scores = reward(said(TEXTS), PROMPTS, None, records)
+        scores = reward(make_rollouts(TEXTS), PROMPTS, None, records)
     assert scores.tolist() == pytest.approx([5.3, 6.6, 5.1])
     sent = [request.pop("fields", {}) for request in requests]
     assert sent == ([{"gold": ["yes", "no"]}, {"gold": ["对"]}] if fields else [{}, {}])
@@ -151,7 +151,7 @@ def test_service_failure_is_not_searched_for_a_sample() -> None:
         label = "reward 'safe' (rule: http)"
         reward = CallableReward(RemoteScorer(url), tiny_tokenizer(), label=label)
         with pytest.raises(RewardError, match=r"^reward 'safe' .rule: http.: http.* got status 40"):
-            reward(said(TEXTS), PROMPTS, None)
+            reward(make_rollouts(TEXTS), PROMPTS, None)
     assert len(requests) == 1
 
 

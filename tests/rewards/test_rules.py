@@ -9,7 +9,7 @@ import pytest
 
 from lit_rlhf.rewards import CallableReward, RewardError, SentimentRule, parse_rewards, rules
 from lit_rlhf.rewards.rules import ContainsRule, EqualsRule, FormatRule, LengthRule, RegexRule
-from tests.support.reward_inputs import said
+from tests.support.reward_inputs import make_rollouts
 from tests.support.tiny_models import tiny_tokenizer
 
 # no match, but every way to split the letters is tried, also by the regex package
@@ -19,7 +19,7 @@ ENDLESS = "a" * 60 + "b"
 
 def scores(rule: Any, responses: Sequence[str], terminated: Sequence[bool] | None = None) -> Any:
     reward = CallableReward(rule, tiny_tokenizer(), label="the rule")
-    return reward(said(responses, terminated), ["p"] * len(responses), None).tolist()
+    return reward(make_rollouts(responses, terminated), ["p"] * len(responses), None).tolist()
 
 
 def test_length_is_counted_in_tokens_words_or_characters() -> None:
@@ -132,7 +132,7 @@ def test_the_time_limit_of_all_functions_holds_for_a_catastrophic_pattern_too() 
     rule = RegexRule(CATASTROPHIC, timeout=1.0)
     reward = CallableReward(rule, tiny_tokenizer(), timeout=0.1, label="the rule")
     with pytest.raises(TimeoutError, match=r"the rule: no scores after 0\.1 seconds"):
-        reward(said([ENDLESS]), ["p"], None)
+        reward(make_rollouts([ENDLESS]), ["p"], None)
 
 
 def test_sentiment_is_that_of_vader() -> None:

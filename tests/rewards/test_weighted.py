@@ -28,7 +28,7 @@ from lit_rlhf.rewards import (
 from lit_rlhf.rewards.weighted import plain_rewards, shorten_names, untrusted_rewards
 from lit_rlhf.rollout import RolloutBatch
 from tests.support.ranks import run_on_ranks
-from tests.support.reward_inputs import PROMPTS, said
+from tests.support.reward_inputs import PROMPTS, make_rollouts
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 LENGTH = {"rule": "length", "unit": "characters", "longest": 0}
@@ -44,7 +44,7 @@ def weighted(normalize: bool = True, **rewards: Any) -> WeightedReward:
 
 
 def score(reward: WeightedReward, texts: list[str]) -> Scores:
-    scores: Scores = reward(said(texts), ["p"] * len(texts))
+    scores: Scores = reward(make_rollouts(texts), ["p"] * len(texts))
     return scores
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from lit_rlhf import rollout
-from tests.support.reward_inputs import said
+from tests.support.reward_inputs import make_rollouts
 from tests.support.tiny_models import tiny_tokenizer
 
 TEXTS = ("a|b", "two\nlines ", "铁")
@@ -12,7 +12,7 @@ TEXTS = ("a|b", "two\nlines ", "铁")
 def batch() -> rollout.RolloutBatch:
     """Responses that say TEXTS; the second is cut off. Padding is a letter that would show."""
     (letter,) = tiny_tokenizer()("Z", add_special_tokens=False)["input_ids"]
-    rollouts = said(TEXTS, [True, False, True])
+    rollouts = make_rollouts(TEXTS, [True, False, True])
     ids = rollouts.response_ids.masked_fill(~rollouts.response_mask, letter)
     return rollouts._replace(response_ids=ids)
 

@@ -16,7 +16,7 @@ MASK = torch.ones(2, 10, dtype=torch.bool)
 LORA = ModelOptions(lora_rank=2, lora_alpha=8.0)
 
 
-def trained(model: LanguageModel) -> LanguageModel:
+def perturb_trained_weights(model: LanguageModel) -> LanguageModel:
     """Stands in for training: adapters and fully trained layers that differ from their start."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -47,7 +47,7 @@ def cli_parser() -> LightningArgumentParser:
 
 
 @cache
-def parsed(*configs: Path) -> Mapping[str, Any]:
+def parse_configs(*configs: Path) -> Mapping[str, Any]:
     """The settings of `lit_rlhf fit` with configurations, the last one winning, by dotted key."""
     files = (part for config in configs for part in ("--config", str(config)))
     settings = cli_parser().parse_args(["fit", *files]).fit.as_dict()

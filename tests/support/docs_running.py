@@ -13,7 +13,7 @@ from tests.support.docs_blocks import ROOT, blocks, commands
 from tests.support.tiny_runs import SMALL, overlay, run
 
 
-def typed(page: str) -> list[list[str]]:
+def read_page_commands(page: str) -> list[list[str]]:
     """The `lit_rlhf` commands of a page of `docs`, in order, without the program's name."""
     found = [c.words for block in blocks(ROOT / "docs" / page) for c in commands(block)]
     return [words[1:] for words in found if words[0] == "lit_rlhf"]

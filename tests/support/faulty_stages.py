@@ -12,12 +12,12 @@ from torch import Tensor
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.ppo import PPO, LossShare
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from tests.support.stages import ADAM_EPS, copied, demonstrations, nested, preferences
+from tests.support.stages import ADAM_EPS, copy_state, demonstrations, nested, preferences
 
 KINDS = ("nan", "infinite without a gradient", "gradient")
 
 
-def broken(loss: Tensor, kind: str) -> Tensor:
+def break_loss(loss: Tensor, kind: str) -> Tensor:
     """`loss` as NaN, as infinite with a finite gradient, or with a gradient of NaN."""
     if kind == "nan":
         return loss * torch.nan
@@ -42,7 +42,7 @@ class Faulty:
         else:
             shares, key = result.metrics, "reward/loss"
         if self.batches in self.at:
-            shares[key] = broken(shares[key], self.kind)
+            shares[key] = break_loss(shares[key], self.kind)
         self.batches += 1
         return result
 
@@ -59,14 +59,14 @@ class FaultyLosses(PPO):
     """A network's loss has a fault in its updates `at`, which count from 0 over the whole run."""
 
     at: Collection[int]
-    broken: str
+    break_loss: str
     kind: str
     updates: dict[str, int]
 
     def faulty(self, network: str, loss: Tensor) -> Tensor:
         count = self.updates[network]
         self.updates[network] += 1
-        return broken(loss, self.kind) if network == self.broken and count in self.at else loss
+        return break_loss(loss, self.kind) if network == self.broken and count in self.at else loss
 
     def critic_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
         share = super().critic_loss(experience, tokens)
@@ -128,7 +128,7 @@ class Course(Callback):
         self.metrics: list[dict[str, float]] = []
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        self.states.append(copied(pl_module))
+        self.states.append(copy_state(pl_module))
         self.moments.append([deepcopy(list(o.state.values())) for o in trainer.optimizers])
         self.rates.append([o.param_groups[0]["lr"] for o in trainer.optimizers])
         self.metrics.append({k: float(v) for k, v in trainer.callback_metrics.items()})

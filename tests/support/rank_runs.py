@@ -30,8 +30,8 @@ from tests.support.trajectories import (
     Scripted,
     ScriptedPPO,
     Trajectory,
+    run_validation,
     trajectory,
-    validated,
 )
 
 STAGES = ("sft", "reward", "ppo")
@@ -85,7 +85,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             own, place = SAMPLES // RANKS, folder / "ddp" / stage
             results[f"ddp {stage}"] = trajectory(stage, root, place, own, trainer=options)
             options = {"strategy": strategy("ddp"), **shared}
-            found = validated(stage, root, folder / "validated", BATCH_SIZE, **options)
+            found = run_validation(stage, root, folder / "validated", BATCH_SIZE, **options)
             results[f"validated {stage}"] = found
     options = {"trainer": {"strategy": strategy("ddp"), **shared}, "meta_rate": 0.3}
     results["meta"] = trajectory("reward", root, folder / "meta", SAMPLES // RANKS, **options)
@@ -123,7 +123,7 @@ def variants(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Traj
         data, place = stages.prompts(root, batch_size=4), folder / f"{name} {variant}"
         given = {"callbacks": callbacks, "strategy": strategy(name), **common, **arguments}
         stages.fitted(module, data, place, **given)
-        runs[f"{name} {variant}"] = Trajectory(logged.steps, stages.copied(module))
+        runs[f"{name} {variant}"] = Trajectory(logged.steps, stages.copy_state(module))
     return runs
 
 

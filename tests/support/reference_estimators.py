@@ -22,7 +22,7 @@ from tests.support.reference_iteration import (
 from tests.support.stages import (
     ADAM_EPS,
     StepRecorder,
-    copied,
+    copy_state,
     fitted,
     nested,
     ppo_options,
@@ -102,14 +102,14 @@ def run_step(
     with torch.no_grad():  # away from the reference
         for parameter in module.policy.parameters():
             parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
-    start, recorder = copied(module.policy), StepRecorder()
+    start, recorder = copy_state(module.policy), StepRecorder()
     engines = isinstance(trainer.get("strategy"), MultiEngineDeepSpeedStrategy)
     data = prompts(root, batch_size=8 // n_ranks)
     run = fitted(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
     return Step(
         samples=module.ppo.samples,
         start=start,
-        end=copied(module.policy),
+        end=copy_state(module.policy),
         gradients=recorder.steps.get("policy", []),
         logged={key: float(value) for key, value in run.callback_metrics.items()},
         networks={name for name, _ in module.named_children()},

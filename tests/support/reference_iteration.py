@@ -214,7 +214,7 @@ def mean_and_std(numbers: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(sum((x - mean) ** 2 for x in numbers) / len(numbers))
 
 
-def clipped(number: float, bound: float) -> float:
+def clip(number: float, bound: float) -> float:
     return max(-bound, min(bound, number))
 
 
@@ -228,7 +228,7 @@ def score_samples(
     mean, std = mean_and_std(raw)
     scores = []
     for sample, score in zip(samples, raw, strict=True):
-        reward = clipped((score - mean) / std, SHAPING["clip"])
+        reward = clip((score - mean) / std, SHAPING["clip"])
         if not sample.ended:
             reward -= SHAPING["missing_eos_penalty"]
         logprobs = [float(logprob) for logprob, _ in read_policy(policy, sample)]
@@ -264,10 +264,10 @@ def score_samples(
     return scores
 
 
-def whitened(scores: list[Score]) -> list[Score]:
+def whiten(scores: list[Score]) -> list[Score]:
     """Advantages normalized and clipped, as those of one minibatch."""
     mean, std = mean_and_std([a for score in scores for a in score.advantages])
-    bounded = [[clipped((a - mean) / std, GAE["clip"]) for a in s.advantages] for s in scores]
+    bounded = [[clip((a - mean) / std, GAE["clip"]) for a in s.advantages] for s in scores]
     return [s._replace(advantages=own) for s, own in zip(scores, bounded, strict=True)]
 
 
@@ -317,7 +317,7 @@ def critic_loss(critic: nn.Module, batch: list[tuple[Sample, Score]], tokens: in
             if abs(moved) <= LOSS["value_clip"]:
                 total = total + 0.5 * plain
                 continue
-            held = (old + clipped(moved, LOSS["value_clip"]) - target) ** 2
+            held = (old + clip(moved, LOSS["value_clip"]) - target) ** 2
             clips += held > float(plain.detach())
             total = total + 0.5 * (plain if float(plain.detach()) >= held else held)
     loss = total / tokens
@@ -379,7 +379,7 @@ def recompute(root: Path, truncation: str, ranks: Sequence[Iteration]) -> Expect
         value, metrics = critic_loss(critic, batch, tokens)
         optimizers["critic"].step(value)
         learned, own = zip(*batch, strict=True)
-        batch = list(zip(learned, whitened(list(own)), strict=True))
+        batch = list(zip(learned, whiten(list(own)), strict=True))
         loss, more = policy_loss(policy, batch, tokens, [samples[row] for row in rows])
         optimizers["policy"].step(loss)
         history.append(metrics | more)

@@ -16,7 +16,7 @@ PROMPTS = ["first prompt", "second", "third one"]
 TEXTS = ["yes", "no way", ""]
 
 
-def said(texts: Sequence[str], terminated: Sequence[bool] | None = None) -> RolloutBatch:
+def make_rollouts(texts: Sequence[str], terminated: Sequence[bool] | None = None) -> RolloutBatch:
     """Responses with these texts to prompts of two tokens; EOS follows where one ended."""
     tokenizer = tiny_tokenizer()
     terminated = [True] * len(texts) if terminated is None else terminated

@@ -243,7 +243,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def copied(module: torch.nn.Module) -> dict[str, Tensor]:
+def copy_state(module: torch.nn.Module) -> dict[str, Tensor]:
     """The module's parameters and buffers as they are now."""
     return {name: full_tensor(t.detach()).clone() for name, t in module.state_dict().items()}
 

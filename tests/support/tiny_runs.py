@@ -50,7 +50,7 @@ SMALL: dict[str, dict[str, Any]] = {
 """By stage, an overlay that makes a run small. Overlays behind it win over it."""
 
 
-def moved(config: Path, folder: Path, moves: Mapping[str, Path]) -> Path:
+def write_moved_config(config: Path, folder: Path, moves: Mapping[str, Path]) -> Path:
     """A copy of `config` in `folder`, in which paths have moved; the longest path wins."""
     text = config.read_text("utf-8")
     for before in sorted(moves, key=len, reverse=True):
@@ -90,7 +90,7 @@ def fit(configs: Sequence[Path], *flags: str) -> None:
 
 def fit_stage(stage: str, configs: Sequence[Path], folder: Path, moves: Mapping[str, Path]) -> None:
     """Fit a stage, small: the overlay that makes it so goes behind the first configuration."""
-    first, *others = (moved(config, folder / "configs", moves) for config in configs)
+    first, *others = (write_moved_config(config, folder / "configs", moves) for config in configs)
     fit([first, overlay(folder / "configs", f"small_{stage}", SMALL[stage]), *others])
 
 

@@ -17,7 +17,7 @@ from lit_rlhf.ppo import PPO
 from lit_rlhf.rollout import RolloutBatch
 from tests.support.stages import (
     ADAM_EPS,
-    copied,
+    copy_state,
     demonstrations,
     distance,
     fitted,
@@ -117,10 +117,12 @@ def trajectory(
     module, data = stage_run(stage, root, batch_size, **options)
     logged = Logged()
     fitted(module, data, folder, **{"max_epochs": EPOCHS, "callbacks": [logged], **arguments})
-    return Trajectory(logged.steps, copied(module))
+    return Trajectory(logged.steps, copy_state(module))
 
 
-def validated(stage: str, root: Path, folder: Path, size: int, **arguments: Any) -> dict[str, Any]:
+def run_validation(
+    stage: str, root: Path, folder: Path, size: int, **arguments: Any
+) -> dict[str, Any]:
     """Results of the validation set, of a module that was not trained; `arguments` of a Trainer."""
     module, data = stage_run(stage, root, size)
     run = trainer(folder, limit_val_batches=None, **arguments)

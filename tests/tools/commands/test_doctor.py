@@ -8,7 +8,15 @@ import pytest
 import yaml
 
 from tests.support.stages import content
-from tests.support.tiny_runs import CONFIGS, QUICKSTART, RUNS, fit_stage, moved, overlay, run
+from tests.support.tiny_runs import (
+    CONFIGS,
+    QUICKSTART,
+    RUNS,
+    fit_stage,
+    overlay,
+    run,
+    write_moved_config,
+)
 
 MODEL = {"minibatches": {"minibatch_size": 4}, "sampling": {"max_new_tokens": 60}}
 SMALL = {"trainer": {"default_root_dir": "somewhere"}, "model": {"init_args": MODEL}}
@@ -18,7 +26,7 @@ SMALL |= {"data": {"init_args": {"batch_size": 8}}}
 def ppo_configs(world: Path, folder: Path, **changes: Any) -> list[str]:
     """PPO-max on the tiny world, made small, with changed settings of the model."""
     moves = {RUNS: world, f"{RUNS}/logs": folder / "logs", f"{RUNS}/ppo_max": folder / "model"}
-    first = moved(QUICKSTART / "ppo_max.yaml", folder / "configs", moves)
+    first = write_moved_config(QUICKSTART / "ppo_max.yaml", folder / "configs", moves)
     small = overlay(folder / "configs", "small", SMALL)
     last = overlay(folder / "configs", "last", {"model": {"init_args": changes}})
     return [part for path in (first, small, last) for part in ("--config", str(path))]
