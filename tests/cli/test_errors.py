@@ -189,7 +189,9 @@ def test_debug_shows_where_an_error_was_raised(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(("package", "logger"), [("wandb", "Wandb"), ("mlflow", "MLFlow")])
-def test_missing_tracker(capsys: pytest.CaptureFixture[str], package: str, logger: str) -> None:
+def test_missing_tracker_is_named_with_its_extra(
+    capsys: pytest.CaptureFixture[str], package: str, logger: str
+) -> None:
     with patch("lit_rlhf.cli.training.find_spec", return_value=None):
         code, _ = errors_of("--config", f"overlays/{package}", capsys=capsys)
     assert code == (

@@ -34,7 +34,9 @@ def refused(*arguments: str) -> str:
     return str(error.value.code)
 
 
-def test_network_and_card(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_the_network_asked_for_and_its_card(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved = runs("ppo")
     more = ["--network", "critic"]
     (tmp_path / "m").mkdir()
@@ -84,7 +86,9 @@ def test_a_file_that_is_neither_checkpoint_nor_model_is_refused(tmp_path: Path) 
     assert "does not exist" in refused("--checkpoint", str(tmp_path / "[/bold]"), *output)
 
 
-def test_a_taken_name_unless_told(runs: Runs, root: Path, tmp_path: Path) -> None:
+def test_taken_name_is_refused_unless_overwriting_is_asked_for(
+    runs: Runs, root: Path, tmp_path: Path
+) -> None:
     shutil.copytree(root / "policy", tmp_path / "m")
     arguments = ["--checkpoint", str(runs("sft").checkpoint), "--output", str(tmp_path / "m")]
     assert "--overwrite true replaces a model" in refused(*arguments)
@@ -111,7 +115,7 @@ def uploading(runs: Runs, output: Path, *more: str) -> list[str]:
     return ["--checkpoint", str(runs("sft").checkpoint), "--output", str(output), *more]
 
 
-def test_no_upload_by_default(runs: Runs, tmp_path: Path, hub: Mock) -> None:
+def test_nothing_is_uploaded_by_default(runs: Runs, tmp_path: Path, hub: Mock) -> None:
     main(uploading(runs, tmp_path / "m"))
     assert hub.mock_calls == []
 
@@ -134,7 +138,7 @@ def test_folder_is_uploaded_if_asked(
     ("token", "name", "message"),
     [(None, "someone/model", "`hf auth login`, or set HF_TOKEN"), ("hf", "a/b/c", "a/b/c")],
 )
-def test_upload_is_refused_first(
+def test_bad_upload_is_refused_before_anything_is_written(
     runs: Runs, tmp_path: Path, hub: Mock, token: Any, name: str, message: str
 ) -> None:
     with patch("huggingface_hub.get_token", return_value=token):
@@ -142,7 +146,9 @@ def test_upload_is_refused_first(
     assert hub.mock_calls == list(tmp_path.iterdir()) == []
 
 
-def test_refusal_of_the_hub(runs: Runs, tmp_path: Path, hub: Mock) -> None:
+def test_failed_upload_keeps_the_folder_and_says_how_to_go_on(
+    runs: Runs, tmp_path: Path, hub: Mock
+) -> None:
     hub.upload_folder.side_effect = ConnectionError("cut off")
     said = refused(*uploading(runs, tmp_path / "m", "--push_to_hub", "someone/model"))
     assert "uploading to someone/model failed: cut off" in said

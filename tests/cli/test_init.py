@@ -19,7 +19,9 @@ def pairs(tmp_path: Path) -> str:
     return write_lines(tmp_path / "pairs.jsonl", PAIRS)
 
 
-def test_size_and_text(pairs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_writes_a_model_of_the_sizes_asked_for(
+    pairs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "base"
     text = tmp_path / "more.txt"
     text.write_text("abracadabra " * 50, "utf-8")

@@ -120,7 +120,9 @@ def test_help_all_is_lightnings_help(monkeypatch: Any, capsys: Any) -> None:
         (["fit", "mine.yaml"], "lit_rlhf fit --config mine.yaml"),
     ],
 )
-def test_near_miss(capsys: pytest.CaptureFixture[str], words: list[str], advice: str) -> None:
+def test_near_miss_is_answered_with_the_right_word(
+    capsys: pytest.CaptureFixture[str], words: list[str], advice: str
+) -> None:
     with pytest.raises(SystemExit) as refused:
         main(words)
     message = capsys.readouterr().err
@@ -141,7 +143,7 @@ def test_modules_of_the_current_folder_load_and_deepspeed_is_quiet(
     assert {record.getMessage() for record in caplog.records} == {"another one"}
 
 
-def test_deleted_folder(tmp_path: Path, capsys: Any) -> None:
+def test_deleted_folder_is_told_in_one_line(tmp_path: Path, capsys: Any) -> None:
     tmp_path.rmdir()
     with pytest.raises(SystemExit):
         main(["generate"])

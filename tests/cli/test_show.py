@@ -46,7 +46,9 @@ def test_model_says_what_it_was_made_from(run: Path, capsys: pytest.CaptureFixtu
     assert str(run) not in yaml.safe_dump(found)
 
 
-def test_changed_files_and_unfinished_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_files_and_an_unfinished_run_are_shown(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     card, mark = run / "model/README.md", lock_path(run / "model")
     before = card.read_text()
     card.write_text("mine")
@@ -84,7 +86,9 @@ def test_other_paths_are_refused(name: str, message: str) -> None:
         COMMAND.run([name], "lit_rlhf show")
 
 
-def test_entry_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_entry_of_the_cache_is_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr("lit_rlhf.data.cache.MIN_CACHED_RECORDS", 1)
     root = write_models(write_data(tmp_path))

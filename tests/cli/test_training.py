@@ -75,7 +75,9 @@ def checkpoints(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_validate_and_test_load(world: Path, checkpoints: Any, tmp_path: Path, stage: str) -> None:
+def test_validate_and_test_load_the_weights_of_a_checkpoint(
+    world: Path, checkpoints: Any, tmp_path: Path, stage: str
+) -> None:
     flags = [*configs(stage, world, tmp_path), "--ckpt_path", checkpoints[stage]]
     saved = torch.load(checkpoints[stage], weights_only=True)["state_dict"]
     validated = command("validate", *flags)
@@ -100,7 +102,9 @@ def test_a_checkpoint_of_another_class_is_refused(
 
 
 @pytest.mark.parametrize("verb", ["fit", "validate", "test"])
-def test_code_in_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+def test_code_in_a_checkpoint_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
     path, mark = tmp_path / "evil.ckpt", tmp_path / "mark"
     torch.save({"state_dict": {}, "callbacks": Payload(mark)}, path)
     flags = ["--config", QUICKSTART / "sft.yaml", "--ckpt_path", path]
@@ -128,7 +132,9 @@ def test_checkpoint_names_no_code(world: Path, checkpoints: Any, tmp_path: Path,
     assert not cli.model.network.trust_remote_code
 
 
-def test_configuration_cannot_allow_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuration_cannot_allow_code_in_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     allowing = overlay(tmp_path, "allowing", {"weights_only": False})
     flags = ["--config", QUICKSTART / "sft.yaml", "--config", allowing]
     assert "--weights_only false would run code" in usage_error(capsys, "fit", *flags)
@@ -143,7 +149,9 @@ def test_a_checkpoint_behind_a_url_is_read_as_tensors_too(world: Path, tmp_path:
     asked.assert_called_once_with(url, weights_only=True)
 
 
-def test_flags_beat_checkpoint(world: Path, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_flags_win_over_the_settings_in_a_checkpoint(
+    world: Path, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     remembered = torch.load(checkpoints["ppo"], weights_only=True)["hyper_parameters"]
     assert remembered["advantages"]["lam"] == 0.9
     assert remembered["sampling"]["max_new_tokens"] == 4
