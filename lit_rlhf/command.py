@@ -86,7 +86,7 @@ class Command:
         )
         return parser
 
-    def run(self, argv: Sequence[str], prog: str) -> Any:  # noqa: ANN401  # of the functions
+    def run(self, argv: Sequence[str], prog: str) -> Any:  # noqa: ANN401  # the functions' results
         """Call the function with arguments from the command line, or end with a message.
 
         Args:

@@ -1,4 +1,4 @@
-"""Environment variables that libraries read once, as they load, and that a command sets first.
+"""Sets environment variables that libraries read only once, when they are loaded.
 
 Scripts and notebooks call `set_environment` before they import torch.
 """

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: found on all ranks, and named.
+"""Finds and names NaN and infinite numbers, on all ranks together.
 
 All functions but `join_names` are collectives: under `torch.distributed` every rank has to call
 them together, so that all ranks agree on what was found.

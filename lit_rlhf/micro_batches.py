@@ -54,7 +54,7 @@ class LossShare(NamedTuple):
 
 
 class NetworkUpdate(NamedTuple):
-    """What an update of one network gave.
+    """Result of an update of one network.
 
     Attributes:
         metrics: Sums over the micro-batches by key, 0-dim, from before the step.
@@ -75,7 +75,7 @@ def accumulate(
     Args:
         shares: The micro-batches' shares. Each is computed when the one before is finished with,
             so that only one graph is in memory.
-        backward: Adds the gradient of a loss to that of the parameters.
+        backward: Adds the gradient of a loss to the gradient of the parameters.
     """
     totals: dict[str, Tensor] = {}
     for share in shares:
@@ -152,9 +152,9 @@ def activation_bytes(model: LanguageModel) -> int:
     """About what a token's activations take until the backward, in bytes.
 
     A layer keeps the inputs and outputs of its matmuls, and half as much again for norms, rotary
-    positions and the activation function: measured on Llamas in float32. GPT-2 keeps twice that, as
-    its activation function is written out in several operations. With gradient checkpointing there
-    are the inputs of the layers, and one layer in full.
+    positions and the activation function: measured on Llamas in float32. GPT-2 keeps
+    twice that: its activation function is written out in several operations. With gradient
+    checkpointing there are the inputs of the layers, and one layer in full.
     """
     network = unwrap_model(model)
     with suppress(ValueError):  # without its own trunk it computes all logits: they count

@@ -1,4 +1,4 @@
-"""Processes with limits for what comes with a model, before it acts in this one.
+"""Runs programs that come with a model in a process with limits.
 
 Its chat template and its tokenizer's regular expressions are programs. A few words of Jinja take
 years or all memory, and no thread can stop them. One process (`sandbox_child.py`) has a limit of
@@ -184,7 +184,7 @@ def check_tokenizer(parts: str) -> None:
 def try_in_fork(work: Callable[[], object]) -> None:
     """Do `work` in a fork of this process with limits (on Linux), which gives nothing back.
 
-    An exception there is not passed on, as this process meets it too and can say more about it. An
+    An exception there is not passed on: this process meets it too and can say more about it. An
     exceeded limit is a SandboxError.
     """
     if sys.platform != "linux":

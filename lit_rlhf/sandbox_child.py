@@ -95,7 +95,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": ["SecurityError", str(error)]}
     except TemplateError as error:
         return {"error": ["TemplateError", str(error)]}
-    except BaseException as error:  # of tokenizers, a panic is not an Exception
+    except BaseException as error:  # a panic in tokenizers is not an Exception
         return {"error": [type(error).__name__, str(error)[:500]]}
 
 

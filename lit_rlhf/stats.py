@@ -189,7 +189,7 @@ def local_part(tensor: Tensor) -> Tensor:
 def _is_distributed() -> bool:
     """Whether there is a process group.
 
-    A group with a single rank counts: its collectives check devices like those of any other group.
+    A group with a single rank counts: its collectives check devices, too.
     """
     return distributed.is_available() and distributed.is_initialized()
 

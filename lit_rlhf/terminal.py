@@ -1,4 +1,4 @@
-"""The terminal: help as wide as it, and runs that outlive a closed one or a full disk behind it."""
+"""The terminal: the width of help, and runs that survive a closed terminal or a full disk."""
 
 import errno
 import os

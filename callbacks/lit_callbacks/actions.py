@@ -37,7 +37,7 @@ class Action:
     monitors: Sequence[Monitor] = ()
     """The monitors behind the verdicts; the detector that takes the action sets them."""
     unit: str = "step"
-    """What a verdict's step counts (`step`, `epoch` or `validation`); the detector sets it too."""
+    """Unit of a verdict's step (`step`, `epoch` or `validation`); the detector sets it too."""
 
     def __init__(self, level: str = "collapsed", cooldown: int = 10) -> None:
         self.level = Level.parse("level", level)
@@ -300,7 +300,7 @@ def write_coefficient(module: LightningModule, name: str, value: float) -> None:
 
 
 class _Place(NamedTuple):
-    """Where a coefficient is.
+    """Location of a coefficient.
 
     Attributes:
         owner: The module, its hyper-parameters, or a group of options.

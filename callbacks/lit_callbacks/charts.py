@@ -1,4 +1,4 @@
-"""All that charts have in common, charts of runs for a page, and a figure of runs for an image.
+"""Draws charts of runs for a page, and figures of runs for an image.
 
 A chart on a page is matplotlib's SVG in the colours of `page.css`. A figure is an image on white.
 """

@@ -302,7 +302,7 @@ class CollapseEarlyStopping(CollapseDetector):
 
 
 class Collapse(NamedTuple):
-    """How a detector ended a fit.
+    """The collapse at which a detector ended a fit.
 
     Attributes:
         verdict: The verdict at which an action ended it.

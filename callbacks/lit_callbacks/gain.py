@@ -1,4 +1,4 @@
-"""What a rise of the score is made of: length, cut-off responses, openings and repetition.
+"""Explains a rise of the score by length, cut-off responses, openings and repetition.
 
 The file has a JSON object for each response, with `step`, `response`, `score` and, if known,
 `length` (tokens) and `truncated`, as `SampleTimeline` writes it.
@@ -59,7 +59,7 @@ class Gain(NamedTuple):
 
     @property
     def rest(self) -> float:
-        """What the properties do not explain, in units of the score."""
+        """The part that the properties do not explain, in units of the score."""
         return self.total - sum(self.parts.values())
 
     def sentence(self) -> str:

@@ -24,7 +24,7 @@ class HealthyCheckpoint(ModelCheckpoint):
     - the last logged values of the metric and of every bounded metric are finite;
     - every bounded metric is within its bounds;
     - the verdict of every `CollapseDetector` of the trainer is healthy. Lightning calls checkpoint
-      callbacks last, so the verdict is that of the same batch, wherever the detector stands.
+      callbacks last, so the verdict is about the same batch, wherever the detector stands.
 
     `save_last: link` names the newest of them `last.ckpt`. With `save_last: true` and
     `every_n_train_steps` it is written every time, and may hold a policy that exploits its reward.

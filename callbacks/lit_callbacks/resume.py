@@ -22,7 +22,7 @@ from lit_callbacks.output import versioned_folder
 
 SIGNALS = {
     signal.SIGTERM: "SIGTERM",
-    signal.SIGHUP: "SIGHUP",  # of a terminal that is closed
+    signal.SIGHUP: "SIGHUP",  # a terminal was closed
     signal.SIGINT: "Ctrl-C",
 }
 EXIT_STATUS = 128 + signal.SIGTERM

@@ -1,6 +1,6 @@
 """Reads a run from its log: curves, levels and verdicts.
 
-The log is TensorBoard's event files, a table (CSV) such as that of Lightning's `CSVLogger`, lines
+The log is TensorBoard's event files, a table (CSV) such as Lightning's `CSVLogger` writes, lines
 of JSON, a Trainer's `trainer_state.json`, or an offline file of Weights & Biases.
 """
 

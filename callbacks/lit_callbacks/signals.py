@@ -1,8 +1,8 @@
 """The monitors of the signals of a collapse in RLHF, with thresholds that fit most runs.
 
 Signals are per token or relative to their start, so that thresholds carry over between tasks. The
-default keys are those of `lit_rlhf`; pass another key to watch another module. How the thresholds
-were chosen, and what they miss, is on the page about the detector (docs/collapse.md).
+default keys are the names in `lit_rlhf`; pass another key to watch another module. The page about
+the detector (docs/collapse.md) says how the thresholds were chosen, and what they miss.
 """
 
 from __future__ import annotations

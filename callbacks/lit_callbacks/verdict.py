@@ -81,7 +81,7 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
 
 
 class Conclusion(NamedTuple):
-    """What signals mean together. A signal has its side behind it: `kl+` is high, `length-` low.
+    """Meanings of combined signals. The side follows the signal: `kl+` is high, `length-` low.
 
     Attributes:
         meaning: The meaning in words.
@@ -129,7 +129,7 @@ _CONCLUSIONS = (
 
 
 def conclude(signals: AbstractSet[str]) -> str:
-    """What signals on their sides, such as `kl+`, mean together; empty if that is not known."""
+    """Meaning of signals with their sides, such as `kl+`, together; empty if not known."""
     for conclusion in _CONCLUSIONS:
         if not signals >= conclusion.all_of:
             continue

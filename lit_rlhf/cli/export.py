@@ -86,7 +86,7 @@ def export(
                 f"{push_to_hub}, got none; log in with `hf auth login`, or set HF_TOKEN"
             )
     console = Console(stderr=True)
-    # Text, as rich would read markup in a path
+    # Text, because rich would read markup in a path
     with console.status("") as status:
 
         def load(source: str) -> ExportableModel:

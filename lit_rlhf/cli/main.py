@@ -28,7 +28,7 @@ _HINTS = {
     "version": "lit_rlhf --version",
 }
 """Names of our commands for names that other tools use."""
-INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
+INTERRUPTED = 130  # exit status after Ctrl-C, like a shell's
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -110,7 +110,7 @@ def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
         notes = "; ".join(["interrupted", *getattr(interrupt, "__notes__", ())])
         print(f"\nlit_rlhf {name}: {notes}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from interrupt
-    except (MemoryError, ImportError) as error:  # of an import; a command tells its own
+    except (MemoryError, ImportError) as error:  # while importing; a command reports its own errors
         if debug or not (isinstance(error, MemoryError) or "failed to map" in str(error)):
             raise
         _refuse(f"lit_rlhf {name}: the memory is too small to start", error)

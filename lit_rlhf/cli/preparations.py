@@ -1,4 +1,4 @@
-"""What a configuration reads and is not there: the commands that write it."""
+"""Finds the commands that write the files which a configuration reads and which are missing."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ _FIT = "lit_rlhf fit --config "
 
 
 def find_preparation(arguments: Sequence[str], message: str) -> str:
-    """The commands that write what configurations read and is not there, as a line for a shell.
+    """Name the commands that write the missing files of configurations, as a line for a shell.
 
     Args:
         arguments: Those of the command that failed, with the paths of its configurations.

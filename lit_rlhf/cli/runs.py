@@ -1,8 +1,8 @@
 """Runs on disk: their names, what an earlier run has left, and where a run resumes.
 
-A run is called like the last part of its `output_dir` and of the folder of its log. `--name` gives
-both another name, and `suffix` in an overlay lengthens it, so that a run with the overlay stands
-beside one without it.
+The name of a run is the last part of its `output_dir` and of its log folder. `--name` changes both.
+`suffix` in an overlay is appended to them, so that runs with and without the overlay have folders
+of their own.
 """
 
 import hashlib

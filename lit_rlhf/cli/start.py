@@ -29,10 +29,10 @@ from lit_rlhf.data import (
 from lit_rlhf.files import write_json_lines, write_text
 from lit_rlhf.models import load_tokenizer
 
-_HELD_OUT = 0.05  # of the prompts, for validation, and as many for the evaluation
+_HELD_OUT = 0.05  # share of the prompts for validation, and again for the evaluation
 _SHOWN, _MEASURED = 3, 500  # records
 _SHORTEST, _LONGEST = 128, 512  # tokens of a dialogue; `init` makes a model with 512 positions
-_UPDATES = 20  # of an epoch at least, if a file is small
+_UPDATES = 20  # minimum number of updates per epoch, for small files
 
 
 def start(data: str, model: str | None = None, output_dir: str | None = None) -> None:

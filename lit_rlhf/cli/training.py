@@ -57,7 +57,7 @@ _NAME_HELP = (
 _SUFFIX_HELP = (
     "appended to that name unless --name is given; an overlay adds its own with `suffix+: [text]`"
 )
-_MINUTES_BETWEEN_CHECKPOINTS = 15  # of a run that configures none
+_MINUTES_BETWEEN_CHECKPOINTS = 15  # if a run configures no checkpoints
 _COLLAPSED_STATUS = 3  # exit status of a run that a detector ended
 _TRACKER_PACKAGES = {"CometLogger": "comet_ml", "MLFlowLogger": "mlflow", "WandbLogger": "wandb"}
 """Packages that are not dependencies, by the logger of Lightning that imports them."""
@@ -217,7 +217,7 @@ class RLHFCLI(LightningCLI):
                     "--weights_only false would run code from the checkpoint. If you trust it, "
                     "load it in Python: Trainer.fit(..., weights_only=False)"
                 )
-            given.weights_only = True  # of a checkpoint behind a URL too
+            given.weights_only = True  # for a checkpoint behind a URL, too
         _check_option_ranges(given.model)
         name_run(given)
         self._given = self.config.clone()

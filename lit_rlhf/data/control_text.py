@@ -1,4 +1,4 @@
-"""Control text: what no turn may contain, because it would be read as the template's own.
+"""Control text: text that no turn may contain, because it would be read as part of the template.
 
 A template joins turns to one text. A turn that contains the end of a turn, or the start of another,
 would become one: a user could speak for the assistant, and a model would learn to.

@@ -1,4 +1,4 @@
-"""Counts of what became of the records of some sources: skipped, shortened, left out."""
+"""Counts of the records that were skipped, shortened or left out."""
 
 import logging
 from collections import Counter

@@ -66,7 +66,7 @@ _PAIR_PROMPT_FIELDS = ("prompt", "question", "instruction", "input")
 
 
 class _Comparison(NamedTuple):
-    """Where a row has a prompt and two responses, and which response a choice means.
+    """Fields of a row with a prompt and two responses, and the meaning of its choice.
 
     Attributes:
         prompt: Field of the prompt.
@@ -280,7 +280,7 @@ def split_dialogue(text: str) -> _Turns | None:
 
 
 class _Parts(NamedTuple):
-    """What a parser finds in a row, not yet checked; None for what the row does not have.
+    """Unchecked parts of a row, as a parser finds them; None for a part that is missing.
 
     Attributes:
         prompt: The turns before the response.

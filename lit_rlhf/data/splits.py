@@ -1,4 +1,4 @@
-"""What becomes of records that were read: splits by prompt, and repetition by weight."""
+"""Splits records by prompt, and repeats them by the weight of their source."""
 
 import hashlib
 import json

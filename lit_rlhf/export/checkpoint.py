@@ -1,4 +1,4 @@
-"""The model in a checkpoint, as the finished stage would have saved it."""
+"""Reads the model in a checkpoint, in the form in which a finished stage saves it."""
 
 from collections.abc import Mapping
 from dataclasses import replace

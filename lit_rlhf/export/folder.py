@@ -1,4 +1,4 @@
-"""The model in a folder or GGUF file, also of other programs, as a finished stage would save it."""
+"""Reads the model in a folder or GGUF file, of this or another program, for an export."""
 
 import importlib.util
 import struct
@@ -36,7 +36,7 @@ from lit_rlhf.models import (
 )
 
 SCALAR_NETWORKS = ("reward", "critic")
-KEPT = ("made", "versions")  # of the manifest
+KEPT = ("made", "versions")  # sections of the manifest that are kept
 GGUF_SUFFIX = ".gguf"
 
 

@@ -70,8 +70,8 @@ class ProgressFile:
 
     They are in `<output>.partial`: a line with the settings, then a line per batch. The same
     command reads them and computes the others. This is a context manager: it deletes the file when
-    the context ends without an error, as the output is then complete. A damaged file, or one of a
-    command with other settings, is refused.
+    the context ends without an error, because the output is complete then. A damaged file, or a
+    file of a command with other settings, is refused.
 
     `settings` are all that the batches depend on, as JSON types; without an `output`, nothing is
     kept.

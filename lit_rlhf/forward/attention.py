@@ -39,7 +39,7 @@ HEAD_SIZE_MULTIPLE = 8
 
 
 class AttentionInputs(NamedTuple):
-    """What an attention layer gets.
+    """Inputs of an attention layer.
 
     Attributes:
         query: `[S, A, N, D]`.
@@ -114,7 +114,7 @@ def _attend(layout: AttentionLayout, module: nn.Module, inputs: AttentionInputs)
 
 
 AttentionInterface.register(ATTENTION_NAME, attention)
-# without a layout, masks are those of the base implementation
+# without a layout, the base implementation makes the masks
 AttentionMaskInterface.register(ATTENTION_NAME, ALL_MASK_ATTENTION_FUNCTIONS[BASE_ATTENTION])
 
 
@@ -270,7 +270,7 @@ def causal_mask(length: int, window: int, device: torch.device) -> Tensor:
 
 
 class RowOffsets(NamedTuple):
-    """Where rows are among tokens that lie back to back.
+    """Positions of rows among tokens that lie back to back.
 
     Attributes:
         offsets: Where each row begins, and where the last one ends, `[n+1]` int32.

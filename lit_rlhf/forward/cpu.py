@@ -183,7 +183,7 @@ class PadToMultiple:
 
 
 def matmul_dtype(weight: Tensor) -> torch.dtype:
-    """What a linear layer with this weight multiplies in at the moment: autocast may lower it."""
+    """The dtype in which a linear layer with this weight multiplies now; autocast may lower it."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 

@@ -181,7 +181,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """How a network computes its forward pass, as `optimize_forward` decided.
+    """Decisions of `optimize_forward` on how a network computes its forward pass.
 
     The default is the padded forward that any transformers model supports.
 
@@ -216,7 +216,7 @@ _ALIGNMENT = 256
 
 
 class _BufferPlace(NamedTuple):
-    """Where a tensor lies in the buffer of its network.
+    """Position of a tensor in the buffer of its network.
 
     Attributes:
         tensor: The parameter or buffer.
@@ -283,7 +283,7 @@ class Offloaded:
         self._places = places
         for tensor, _, start in places:
             values = tensor.data.flatten().view(torch.uint8)
-            first = rank * size - start  # of the share, counted from the tensor's first byte
+            first = rank * size - start  # start of the share, counted from the tensor's first byte
             part = values[max(first, 0) : max(first + size, 0)]
             offset = max(-first, 0)
             self._share[offset : offset + len(part)].copy_(part, non_blocking=True)

@@ -26,7 +26,7 @@ from lit_rlhf.forward.attention import (
 from lit_rlhf.forward.cpu import NO_PADDING, PadToMultiple, matmul_dtype
 from lit_rlhf.forward.lower import start_above
 
-_MIN_LENGTH_RATIO = 0.75  # of the shortest row of a group to its longest
+_MIN_LENGTH_RATIO = 0.75  # ratio of the shortest row of a group to its longest
 
 
 class GroupSize(NamedTuple):

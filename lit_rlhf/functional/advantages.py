@@ -33,7 +33,7 @@ __all__ = [
 
 
 class AdvantagesAndReturns(NamedTuple):
-    """What `gae` estimates for each response token; 0 outside the mask, without a graph.
+    """Result of `gae` for each response token; 0 outside the mask, without a graph.
 
     Attributes:
         advantages: A_t, `[B, T]`, in the units of the rewards.
@@ -235,8 +235,8 @@ def reinforce_plus_plus_advantages(
         rewards: The score at the last token and the KL penalty at every token, `[B, T]`.
         mask: Response tokens, `[B, T]` bool: a prefix of each row, which may be empty.
         gamma: Discount from one token to the next, in [0, 1].
-        loss_mask: Tokens that get an advantage and count in the moments, `[B, T]` bool; `None` for
-            those of `mask`.
+        loss_mask: Tokens that get an advantage and count in the moments, `[B, T]` bool; `None`:
+            the tokens of `mask`.
         moments: Takes values and a mask and returns their moments. With
             `lit_rlhf.stats.global_masked_moments` the tokens of all ranks count.
 

@@ -65,7 +65,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
 
 
 class LogprobsAndEntropy(NamedTuple):
-    """What `token_logprobs_and_entropy` reads off the logits.
+    """Result of `token_logprobs_and_entropy`.
 
     Attributes:
         logprobs: Log-prob of each token, `[B, T]` nats, at most 0.

@@ -61,7 +61,7 @@ class PolicyLoss(NamedTuple):
 
 
 class _TokenTerms(NamedTuple):
-    """What the losses of a policy are made of, `[B, T]` each; finite outside the mask too.
+    """Terms of a policy's loss for each token, `[B, T]` each; finite outside the mask too.
 
     Attributes:
         ratio: Probability ratio policy / old policy.
@@ -581,7 +581,7 @@ def pairwise_reward_loss(
 
 
 def difference_loss(first: Tensor, second: Tensor) -> Tensor:
-    """How well scores tell two responses to a prompt apart: the mean sigmoid of |first - second|.
+    """Mean sigmoid of |first - second|: how well scores tell two responses to a prompt apart.
 
     J of MetaRM (Section 4 of arXiv 2401.06080, and 2405.00438) for two responses to each prompt,
     less its constant factor.

@@ -201,6 +201,6 @@ def masked_whiten(values: Tensor, mask: Tensor, moments: Moments | None = None) 
     check_tensors(None, values=values, mask=mask)
     if moments is None:
         moments = masked_moments(values, mask)
-    # float64 until the end, as in float32 a large mean would leave its rounding error behind
+    # float64 until the end: in float32 a large mean would leave its rounding error behind
     whitened = (values.double() - moments.mean) / safe_std(moments.var.sqrt())
     return whitened.to(values.dtype).masked_fill(~mask, 0)

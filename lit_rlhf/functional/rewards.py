@@ -77,7 +77,7 @@ def normalized_scores(
         [-0.5, 0.75]
     """
     _check_scores(scores, mean=mean, std=std)
-    # float64, as scores far from 0 with a small standard deviation would lose their digits
+    # float64: in float32, scores far from 0 with a small deviation would lose their digits
     normalized = ((scores.detach().double() - mean) / safe_std(std)).to(scores.dtype)
     return normalized if clip is None else clipped_scores(normalized, clip)
 

@@ -41,7 +41,7 @@ def build_model(
     """
     heads = next((len(w) for name, w in weights.items() if SCORE_WEIGHT.search(name)), 1)
     if options.load_in_4bit:
-        # a state dict has no 4-bit weights: they are those of the folder
+        # a state dict has no 4-bit weights: they are loaded from the folder
         scalar_loader = partial(load_scalar_model, head_seed=0, heads=heads)
         load: Callable[..., LanguageModel] = scalar_loader if scalar else load_causal_lm
         whole = load(path, options)

@@ -24,7 +24,7 @@ OWNED_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class ModelCardInfo:
-    """How a model was made.
+    """Facts about how a model was made.
 
     `stage` is `sft`, `reward`, `ppo`, `critic`, or shown as it is; `base_model` a folder or hub id;
     `config` the run's settings, `metrics` its last ones, and `command` its command line. `datasets`

@@ -42,7 +42,7 @@ _HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a network is loaded and run.
+    """Options of loading and running a network.
 
     Args:
         dtype: Type of the weights.

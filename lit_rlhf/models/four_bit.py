@@ -68,7 +68,7 @@ def dequantized_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def _named_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
-        # not `module.weight`: peft's layers have that of the layer below
+        # not `module.weight`: on peft's layers this is the weight of the layer below
         weight = dict(module.named_parameters(recurse=False)).get("weight")
         if getattr(weight, "quant_state", None) is not None:
             yield name, module

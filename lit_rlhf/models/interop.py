@@ -166,8 +166,8 @@ def convert_to_trl(
 ) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """Convert a scalar model to what TRL's `AutoModelForCausalLMWithValueHead` loads.
 
-    The result is a language model without weights, and weights under TRL's names, with those of the
-    output layer in `lm_head`, if any.
+    The result is a language model without weights, and weights under TRL's names. `lm_head` has the
+    weights of the output layer, if there is one.
     """
     config = copy.deepcopy(model.config)
     # a language model's config does not have these

@@ -193,7 +193,9 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
             str(path), trust_remote_code=trust_remote_code, padding_side="left"
         )
     except Exception as error:  # tokenizers has no class for its own
-        if trust_remote_code and not isinstance(error, OSError | ValueError):  # of that code
+        if trust_remote_code and not isinstance(
+            error, OSError | ValueError
+        ):  # an error in the model's own code
             raise
         if Path(path).is_dir():
             check_model_folder(Path(path))
@@ -231,7 +233,7 @@ def _load_plain_causal_lm(
 
 
 class _StoredModel(NamedTuple):
-    """What a folder holds: a language model, a scalar model, or a trunk and its scalar head.
+    """Content of a folder: a language model, a scalar model, or a trunk and its scalar head.
 
     Attributes:
         model: The network, not prepared yet.

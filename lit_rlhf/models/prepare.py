@@ -127,7 +127,7 @@ def use_fused_kernels(model: ModuleT) -> ModuleT:
         )
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN[architecture]
     accepted = inspect.signature(apply).parameters
-    names = vars(sys.modules[type(inner).__module__])  # of the architecture's file in transformers
+    names = vars(sys.modules[type(inner).__module__])  # the architecture's file in transformers
     before = dict(names)
     apply(model=inner, **{name: False for name in _LIGER_LOSSES if name in accepted})
     # Liger (0.8.5) binds its forwards to the layers of the model, but it also replaces classes and
@@ -138,7 +138,7 @@ def use_fused_kernels(model: ModuleT) -> ModuleT:
         name: _on_cuda(value, before[name]) for name, value in fused.items() if isroutine(value)
     }
     for layer in inner.modules():
-        plain = inspect.unwrap(type(layer).forward)  # of what tells of deprecated arguments
+        plain = inspect.unwrap(type(layer).forward)  # without wrappers for deprecated arguments
         bound = vars(layer).get("forward")
         if isinstance(bound, MethodType) and bound.__func__ is not plain:
             vars(layer)["forward"] = MethodType(_on_cuda(bound.__func__, plain), layer)

@@ -42,7 +42,7 @@ from lit_rlhf.models.interop import HeadFormat, convert_to_trl
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Generation settings that transformers refuses without `do_sample`."""
 SCORE_BIAS = re.compile(r"(^|\.)score\.(.*\.)?bias$")
-SCORE_WEIGHT = re.compile(r"(^|\.)score\.(original_module\.)?weight$")  # of all heads
+SCORE_WEIGHT = re.compile(r"(^|\.)score\.(original_module\.)?weight$")  # matches all heads
 
 
 class Savable(Protocol):
@@ -77,7 +77,7 @@ def save_model_folder(
         contract: Text contract to save with the model.
         card: How the model was made, for its README.md, or the text of that file.
         generation: Settings of `generation_config.json` besides the token ids, for language models
-            only. Of those of the base model's folder, the tokens that end a response are passed on.
+            only. From the base model's folder, only the tokens that end a response are passed on.
         max_shard_size: Size of the largest weight file, for instance `5GB`.
         head_format: Project under whose names a scalar model is saved.
         lm_head: Weight (and bias) of the output layer that a scalar model's trunk was trained with.
@@ -270,7 +270,7 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
     """
     inner = unwrap_model(model)
     weights = inner.state_dict() | dequantized_weights(inner)
-    # of the critic, whose folder it goes to
+    # the value head is saved in the critic's folder
     state: dict[str, Tensor] = {k: v for k, v in weights.items() if not k.startswith(VALUE_HEAD)}
     adapted = {name: m for name, m in inner.named_modules() if isinstance(m, LoraLayer)}
     if not adapted:

@@ -85,7 +85,7 @@ def meta_weights(
         shares: Shares in J, see `difference_shares`.
         rate: The rate.
         optimizer: The optimizer of the weights.
-        backward: Adds the gradient of a loss to that of the weights.
+        backward: Adds the gradient of a loss to the gradient of the weights.
     """
     metrics = accumulate(shares, backward)
     weights = [p for group in optimizer.param_groups for p in group["params"]]

@@ -103,7 +103,7 @@ def peak_bytes(device: torch.device) -> int:
         for line in STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of the whole process's life
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # over the life of the process
     return peak if sys.platform == "darwin" else peak * 1024
 
 

@@ -104,7 +104,7 @@ class OfAlgorithm(Generic[ValueT]):
 
 @dataclass
 class IterationRecord:
-    """What an iteration draws with, and what is known of it in the end.
+    """Random numbers, stepper and results of one iteration.
 
     Attributes:
         rollout_seed: Seed of its rollouts on this rank.
@@ -140,7 +140,7 @@ class PPOModule(StageModule):
     Attributes:
         ppo_class: Class of the algorithm.
         ppo: The algorithm. Its options and coefficients are attributes of the module, too.
-        policy: The network that is trained. The networks are those of `ppo.networks`; they are
+        policy: The network that is trained. This and the other networks of `ppo.networks` are
             attributes of the module, so that a Trainer moves them and checkpoints hold them.
         reference: The frozen SFT model, if it is a network of its own.
         critic: The network of the values, if the estimator of advantages uses one.
@@ -455,11 +455,11 @@ class PPOModule(StageModule):
     def make_stepper(
         self, place: str, grad_clips: Mapping[NetworkName, float | None] | None = None
     ) -> GuardedStepper:
-        """What steps the networks of an iteration.
+        """Build the stepper of an iteration's networks.
 
         Args:
             place: Where in the run, for messages.
-            grad_clips: Largest gradient norm by network; `None`: those of the options.
+            grad_clips: Largest gradient norm by network; `None`: as in the options.
         """
         if grad_clips is None:
             grad_clips = {
@@ -556,8 +556,8 @@ class PPOModule(StageModule):
     def sample(self, prompts: list[str]) -> list[dict[str, Any]]:
         """Sample one response per prompt, with the same random numbers at every call.
 
-        Prompts are as in the field `prompt` of a data file, and records those of
-        `build_response_records`. The score is NaN if a reward function needs fields of records,
+        Prompts have the form of the field `prompt` in a data file. `build_response_records` builds
+        the records. The score is NaN if a reward function needs fields of records,
         which plain text does not have.
         """
         if self.encoder is None:

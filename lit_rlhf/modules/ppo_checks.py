@@ -1,4 +1,4 @@
-"""What `PPOModule` refuses or warns of in its options."""
+"""Checks of the options of `PPOModule`, which raise errors or warn."""
 
 import math
 

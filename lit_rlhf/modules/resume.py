@@ -44,7 +44,7 @@ VALUES_PER_TENSOR = 64
 
 
 class ConfiguredOptimizer(NamedTuple):
-    """What is configured of an optimizer and its schedule.
+    """The configured settings of an optimizer and its schedule.
 
     Attributes:
         groups: Settings of each parameter group.
@@ -407,8 +407,8 @@ def apply_optimizer_settings(
     unless `learning_rate` has changed.
 
     Args:
-        network: What steps the network, with the checkpoint's state.
-        configured: What is configured of it.
+        network: The network's optimizer and schedule, with the checkpoint's state.
+        configured: Their configured settings.
         fields: Fields of `OptimizerOptions` that have changed.
     """
     optimizer = network.optimizer

@@ -317,9 +317,10 @@ class RewardModule(StageModule):
 
 
 def learning_heads(batch: TokenBatch, heads: int) -> Tensor:
-    """Which head learns from which dialogue, `[B, heads]` bool: all but that of the prompt's fold.
+    """Mask of the heads that learn from each dialogue, `[B, heads]` bool.
 
-    It is the CRC-32 of the prompt's ids modulo `heads`: one for all of its pairs in any run.
+    Every head learns but one: the head with the number of the prompt's fold. The fold is the CRC-32
+    of the prompt's ids modulo `heads`, so all pairs of a prompt have the same one in any run.
     """
     is_prompt = batch.attention_mask & (batch.completion_mask.cumsum(1) == 0)
     rows = zip(batch.input_ids.cpu(), is_prompt.cpu(), strict=True)

@@ -47,7 +47,7 @@ def build_schedule(
         options: The schedule.
         total: Gives the number of planned updates. The length of the warm-up follows from its first
             result, and the rest of the schedule follows later results, too.
-        warmup_ratio: Share of the updates in the warm-up; `None`: that of the options.
+        warmup_ratio: Share of the updates in the warm-up; `None`: as in the options.
     """
     name = options.lr_scheduler
     if name == "constant":

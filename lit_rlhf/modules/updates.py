@@ -36,7 +36,7 @@ class TooManySkippedUpdates(UserError):
 
 
 class TrainedNetwork(NamedTuple):
-    """What steps a network.
+    """A trained network with its optimizer and schedule.
 
     Attributes:
         optimizer: Its optimizer.
@@ -184,7 +184,7 @@ class GuardedStepper:
     """Steps the networks of a module for `lit_rlhf.ppo.PPO`, with their learning rates.
 
     Args:
-        networks: What steps each network.
+        networks: Each network with its optimizer and schedule.
         module: The module in whose fit this is.
         guard: Makes the updates.
         grad_clips: Largest gradient norm by network; `None`: no clipping.

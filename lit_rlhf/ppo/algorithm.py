@@ -93,7 +93,7 @@ class Collected(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """What an iteration teaches.
+    """The experience that an update learns from, and metrics of the whole rollout.
 
     Attributes:
         experience: The responses that the update learns from, with advantages and returns.
@@ -907,9 +907,9 @@ def critic_free_advantages(
 
 
 def iteration_draws(seed: int, iteration: int, rank: int) -> Draws:
-    """What an iteration draws on a rank.
+    """Derive the random numbers of an iteration on a rank.
 
-    It depends on nothing else, so that a run that resumes from a checkpoint draws the same.
+    They depend on these arguments alone, so a run that resumes draws the same numbers.
 
     Args:
         seed: Seed of the run.

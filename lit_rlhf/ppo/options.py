@@ -185,7 +185,7 @@ class PPOLossOptions:
         entropy_coef: Weight of the entropy bonus.
         entropy_clip: Entropy of a token above which it gets no bonus (Appendix B.3), in nats;
             `None`: no bound. The entropy is at most the log of the vocabulary's size.
-        ptx_coef: Weight of the language-model loss (Eq. 17), which there is as soon as
+        ptx_coef: Weight of the language-model loss (Eq. 17). The loss is used if
             `data.ptx_sources` are given.
     """
 
@@ -262,7 +262,7 @@ class MemoryOptions:
 
 @dataclass(frozen=True)
 class MinibatchOptions:
-    """How an iteration's rollouts become updates.
+    """Options of the updates of an iteration.
 
     Attributes:
         ppo_epochs: Passes over the rollouts of an iteration.

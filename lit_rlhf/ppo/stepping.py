@@ -1,4 +1,4 @@
-"""What steps the networks that `PPO` trains: an optimizer for each, with or without a Trainer."""
+"""Steps the networks that `PPO` trains: one optimizer each, with or without a Trainer."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

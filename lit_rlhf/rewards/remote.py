@@ -36,7 +36,7 @@ SECRET_PART = re.compile(
 
 
 class ServiceAnswer(NamedTuple):
-    """What the service answered to one attempt.
+    """The service's answer to one attempt.
 
     Attributes:
         status: HTTP status.
@@ -60,7 +60,7 @@ class Credentials(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where a request goes.
+    """Destination of a request.
 
     Attributes:
         url: The URL with its secrets, but without user and password.

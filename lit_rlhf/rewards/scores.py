@@ -1,4 +1,4 @@
-"""What a weighted sum of rewards gives for a batch of responses.
+"""Scores of a weighted sum of rewards for a batch of responses.
 
 Notation: `B` responses, `K` heads of reward models.
 """

@@ -45,7 +45,7 @@ GPU_RELEASE_INTERVAL = 8
 
 
 class DecodedResponses(NamedTuple):
-    """What `Decoder` sampled, without meaning after the first EOS of a response.
+    """Output of `Decoder`; it has no meaning after the first EOS of a response.
 
     Attributes:
         token_ids: `[B, T]` long.

@@ -1,4 +1,4 @@
-"""How a token is sampled from logits: the options, and the sampler.
+"""The options of sampling, and the sampler that picks a token from logits.
 
 Notation: `n` sequences, `L` tokens of a sequence so far, `V` vocabulary.
 """
@@ -16,7 +16,7 @@ from lit_rlhf.functional import tempered_logits
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How responses are sampled; by default from softmax(logits), the policy itself.
+    """Options of sampling; by default responses come from softmax(logits), the policy itself.
 
     The temperature belongs to the policy: log-probs are scored with the same one. `top_p`,
     `top_k`, `repetition_penalty` and `min_new_tokens` make the samples off-policy: the samples then

@@ -1,7 +1,7 @@
 """The optimizer that steps through its DeepSpeed engine, and the precision plugin that calls it.
 
-Some calls below reach into DeepSpeed's `DeepSpeedZeroOptimizer`, as there are no public ones for
-them. `tests/distributed/test_multi_engine.py` checks that each attribute used here exists. All
+Some calls below reach into DeepSpeed's `DeepSpeedZeroOptimizer`, because it has no public calls
+for this. `tests/distributed/test_multi_engine.py` checks that each attribute used here exists. All
 remarks on DeepSpeed are about version 0.19.8.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class EngineOptimizer(Optimizer):
     """A module's optimizer, stepped by the DeepSpeed engine that partitions its state.
 
-    Its parameter groups are those of the wrapped optimizer, on which learning-rate schedules act;
+    It shares its parameter groups with the wrapped optimizer, so learning-rate schedules act on it;
     their `params` are this rank's flat float32 partitions.
 
     Lightning wraps each optimizer in a `LightningOptimizer` that inherits this class but has none
@@ -109,7 +109,7 @@ class EngineOptimizer(Optimizer):
 
 
 class GroupState(NamedTuple):
-    """What a rank keeps of a parameter group.
+    """A rank's share of a parameter group.
 
     Attributes:
         master: The rank's flat partition of the master weights, float32.
@@ -121,7 +121,7 @@ class GroupState(NamedTuple):
 
 
 def group_states(optimizer: EngineOptimizer) -> list[GroupState]:
-    """What this rank keeps of each parameter group."""
+    """This rank's share of each parameter group."""
     groups = optimizer.optimizer.param_groups
     state = optimizer.optimizer.state
     # Do not index `state`: that would make an empty entry, which optimizers take for an initialized

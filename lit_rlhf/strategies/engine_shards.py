@@ -49,7 +49,7 @@ class ParameterSpec(NamedTuple):
 
 
 class ParameterRange(NamedTuple):
-    """Where a trained parameter is in the flat tensors of its group.
+    """Position of a trained parameter in the flat tensors of its group.
 
     Attributes:
         group: Index of the parameter group.
@@ -261,7 +261,7 @@ class ShardReader:
         return flat.view(place.spec.shape)
 
     def parameter_ranges(self) -> list[ParameterRange]:
-        """Where each trained parameter is, in flat order."""
+        """Position of each trained parameter, in flat order."""
         ranges = []
         for index, group in enumerate(self.layout.groups):
             start = 0

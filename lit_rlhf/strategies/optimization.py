@@ -1,4 +1,4 @@
-"""Backward and clipped step, with one spelling under every strategy.
+"""Backward and clipped step, called the same way under every strategy.
 
 A module with several optimizers under manual optimization calls, for each of them,
 
@@ -38,7 +38,7 @@ These are 128 MiB in float32.
 
 
 class ClippedStep(NamedTuple):
-    """What `clipped_step` did.
+    """Result of `clipped_step`.
 
     Attributes:
         grad_norm: L2 norm of the gradient over ranks before clipping, 0-dim.

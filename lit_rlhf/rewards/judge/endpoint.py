@@ -36,7 +36,7 @@ class MalformedReplyError(ValueError):
 
 
 class Completion(NamedTuple):
-    """What the model wrote.
+    """A reply of the model.
 
     Attributes:
         text: Its text, or its refusal; empty for none.

@@ -26,7 +26,7 @@ IMPROVEMENT: Final = 0.3
 
 
 class Progress(Enum):
-    """How far an earlier call came with a step."""
+    """Progress of an earlier call with a step."""
 
     NEW = "not begun"
     INTERRUPTED = "begun"

@@ -120,7 +120,7 @@ def fit_reward_model(
     pairs, trained = write_json_lines(f"{folder}/pairs.jsonl", rows), f"{folder}/reward"
     data = {"train_sources": [{"path": str(pairs)}], "val_fraction": 0, "test_fraction": 0}
     trainer = {"logger": False, "default_root_dir": folder, "limit_val_batches": 0}
-    trainer |= {"enable_checkpointing": False, "callbacks": None}  # of these, the bar is added
+    trainer |= {"enable_checkpointing": False, "callbacks": None}  # a progress bar is the only one
     arguments = {"model_path": model, "output_dir": trained, "head_seed": seed}
     overlay = {
         "seed_everything": seed,

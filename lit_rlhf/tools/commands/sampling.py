@@ -9,7 +9,7 @@ from lit_rlhf.rollout import SamplingOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlags:
-    """How responses to prompts are sampled.
+    """Options of sampling responses to prompts.
 
     Attributes:
         prompts: File of prompts (.jsonl, .json, .parquet, .jsonl.gz) or id of a dataset on the hub.

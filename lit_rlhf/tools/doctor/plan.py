@@ -1,4 +1,4 @@
-"""What a configuration asks of the machine, and settings of the Trainer that examines it."""
+"""The demands of a configuration on the machine, and settings of the Trainer that examines it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class StrategyChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a configuration asks of the machine.
+    """Demands of a configuration on the machine.
 
     Attributes:
         ranks: Number of processes on all nodes, each with a device.

@@ -13,7 +13,7 @@ from rich.text import Text
 
 
 class Status(StrEnum):
-    """How a check ended."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"

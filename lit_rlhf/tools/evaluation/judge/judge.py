@@ -297,7 +297,7 @@ class Judgement:
 
 
 class JudgedGroup(NamedTuple):
-    """What verdicts are summed up over.
+    """A group of verdicts that are summed up together.
 
     Attributes:
         criterion: What the answers are compared by.
