@@ -12,11 +12,13 @@ def import_function(path: str, argument: str) -> Callable[..., Any]:
         function = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
         known = isinstance(error, ImportError | AttributeError | ValueError)
-        said = str(error) if known else f"importing it ends with {error!r}"
+        message = str(error) if known else f"importing it ends with {error!r}"
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
-            said += ": a module of your own must be in the current folder or in one of PYTHONPATH"
+            message += (
+                ": a module of your own must be in the current folder or in one of PYTHONPATH"
+            )
         raise ValueError(
-            f"{argument} {path!r}: expected 'package.module:function'; {said}"
+            f"{argument} {path!r}: expected 'package.module:function'; {message}"
         ) from error
     if not callable(function):
         raise ValueError(f"{argument} {path!r}: expected a callable, got {type(function).__name__}")

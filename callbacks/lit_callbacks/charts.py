@@ -341,9 +341,9 @@ def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], *, shows_valu
         shows_values: Whether the logged values are drawn as a thin line.
     """
     for piece in curve.undone:
-        kept = [piece[i] for i in thin([point.value for point in piece])]
+        points = [piece[i] for i in thin([point.value for point in piece])]
         undone = {**style, "linestyle": (0, (1, 3)), "linewidth": 1.6}
-        axes.plot([p.step for p in kept], [p.value for p in kept], **undone)
+        axes.plot([p.step for p in points], [p.value for p in points], **undone)
     values = [p.value if math.isfinite(p.value) else math.nan for p in curve.points]
     indices = thin(values)
     steps = [curve.points[i].step for i in indices]

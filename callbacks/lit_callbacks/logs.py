@@ -132,9 +132,10 @@ def watch_logs(
                     print(f"{log} step {step}: {text}", flush=True)
             if not follow and not watch.verdict.step:
                 logged = sorted({key for scalars in steps.values() for key in scalars})
-                wanted = dict.fromkeys(key for m in watch.monitors for key in m.keys)
+                watched_keys = dict.fromkeys(key for m in watch.monitors for key in m.keys)
                 raise ValueError(
-                    f"{log}: expected one of {', '.join(wanted)} or the names of a known trainer "
+                    f"{log}: expected one of {', '.join(watched_keys)} or the names of a known "
+                    "trainer "
                     f"(--map KEY=NAME gives others), got {', '.join(logged) or 'no numbers'}"
                 )
         if not follow:

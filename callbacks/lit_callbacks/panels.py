@@ -54,25 +54,25 @@ def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[Panel
     if isinstance(keys, str):
         raise ValueError(f"keys: expected a list of keys, got the string {keys!r}")
     logged = {key for run in runs for key in run.curves}
-    wanted = _usual_keys(runs) if keys is None else list(keys)
-    missing = [key for key in wanted if key not in logged]
-    if missing or not wanted:
+    chosen_keys = _usual_keys(runs) if keys is None else list(keys)
+    missing = [key for key in chosen_keys if key not in logged]
+    if missing or not chosen_keys:
         raise ValueError(
             f"keys: expected metrics that a run logged ({', '.join(sorted(logged))}), "
             f"got {', '.join(missing) or 'none'}"
         )
     known = {panel.key: panel for panel in KNOWN}
-    return [known.get(key) or _plain(key) for key in dict.fromkeys(wanted)]
+    return [known.get(key) or _plain(key) for key in dict.fromkeys(chosen_keys)]
 
 
 def _usual_keys(runs: Sequence[Run]) -> list[str]:
     usual = {panel.key for panel in KNOWN}
-    wanted = set()
+    metric_keys = set()
     for run in runs:
         shown = {k for k in run.curves if k not in _NOT_SHOWN and not k.startswith("monitor/")}
-        wanted |= usual & shown or shown
-    others = sorted(wanted - usual, key=lambda key: (key.rpartition("/")[0], key))
-    return [panel.key for panel in KNOWN if panel.key in wanted] + others
+        metric_keys |= usual & shown or shown
+    others = sorted(metric_keys - usual, key=lambda key: (key.rpartition("/")[0], key))
+    return [panel.key for panel in KNOWN if panel.key in metric_keys] + others
 
 
 def _plain(key: str) -> Panel:

@@ -305,7 +305,9 @@ def restore(
             a dot.
     """
     state = pl_module.state_dict()
-    kept = {k: v.clone() for k, v in state.items() if any(_matches(k, name) for name in keep)}
+    current_values = {
+        k: v.clone() for k, v in state.items() if any(_matches(k, name) for name in keep)
+    }
     settings = [dict(group) for optimizer in trainer.optimizers for group in optimizer.param_groups]
     strategy = trainer.strategy
     checkpoint = _read_plain(strategy, path)
@@ -316,8 +318,8 @@ def restore(
         strategy.load_optimizer_state_dict(checkpoint)
     with torch.no_grad():
         for key, value in pl_module.state_dict().items():
-            if key in kept:
-                value.copy_(kept[key])
+            if key in current_values:
+                value.copy_(current_values[key])
     # An optimizer's state holds the learning rates of its time; the schedules have moved on.
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     for group, setting in zip(groups, settings, strict=True):

@@ -194,14 +194,14 @@ def _keep_lines(path: Path, newest: float) -> None:
     """Rewrite a timeline, if there is one, without the steps after `newest`."""
     if not path.exists():
         return
-    kept = []
+    earlier_lines = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith("\n"):
                 break  # an interrupted write left the last line incomplete
             try:
                 if json.loads(line)["step"] <= newest:
-                    kept.append(line)
+                    earlier_lines.append(line)
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(
                     f"{path}:{number}: expected a line of a timeline, a JSON object with the "
@@ -210,7 +210,7 @@ def _keep_lines(path: Path, newest: float) -> None:
     # a rename is atomic: at any interruption one of the files is complete
     temporary = path.with_name(path.name + ".new")
     with name_file(path):
-        temporary.write_text("".join(kept), "utf-8")
+        temporary.write_text("".join(earlier_lines), "utf-8")
     os.replace(temporary, path)
 
 

@@ -68,9 +68,10 @@ class Watch:
         non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))
         read = self.observe(StepMetrics(scalars, tensors or {}, non_finite))
         if not any(m.steps for m in self.monitors if m.keys) and not any(m.keys for m in read):
-            wanted = dict.fromkeys(key for m in self.monitors for key in m.keys)
+            watched_keys = dict.fromkeys(key for m in self.monitors for key in m.keys)
             raise ValueError(
-                f"metrics: expected one of {', '.join(wanted)}, got {', '.join(scalars) or 'none'}"
+                f"metrics: expected one of {', '.join(watched_keys)}, "
+                f"got {', '.join(scalars) or 'none'}"
             )
         return self.judge()
 

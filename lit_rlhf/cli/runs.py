@@ -104,10 +104,10 @@ class DeleteEarlierRun(Callback):
 
 def hash_command(settings: Namespace) -> str:
     """Hash of the settings of a command, apart from how its run starts."""
-    kept = settings.as_dict()
+    options = settings.as_dict()
     for name in ("config", "ckpt_path", "allow_changes", "overwrite"):
-        kept.pop(name, None)
-    text = json.dumps(kept, sort_keys=True, default=str)
+        options.pop(name, None)
+    text = json.dumps(options, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -128,13 +128,13 @@ def find_last_checkpoint(trainer: Trainer) -> str | None:
             "or set trainer.enable_checkpointing to true"
         )
     folders = checkpoint_folders(trainer)
-    found = find_newest_checkpoint(*folders)
-    if found is None:
+    newest = find_newest_checkpoint(*folders)
+    if newest is None:
         rank_zero_info(
             f"--ckpt_path last: no checkpoint in {', '.join(map(str, folders))}; the run starts "
             "from the beginning"
         )
-    return None if found is None else str(found)
+    return None if newest is None else str(newest)
 
 
 def check_checkpoint_class(path: str, configured: str) -> None:

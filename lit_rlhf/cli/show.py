@@ -17,8 +17,8 @@ def show(paths: list[str]) -> None:
         paths: Folders of models and cached data, checkpoints, evaluations (.json), responses
             (.jsonl).
     """
-    found = {path: describe(Path(path)) for path in paths}
-    print(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=100), end="")
+    descriptions = {path: describe(Path(path)) for path in paths}
+    print(yaml.safe_dump(descriptions, sort_keys=False, allow_unicode=True, width=100), end="")
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def describe(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         try:
             report = json.loads(path.read_text("utf-8"))
-            made = {name: report[name] for name in ("inputs", "versions")}
-            return {"settings": report.get("settings", {}), **made}
+            origin = {name: report[name] for name in ("inputs", "versions")}
+            return {"settings": report.get("settings", {}), **origin}
         except (ValueError, KeyError, TypeError) as error:
             expected = "paths: expected the JSON file of an evaluation"
             raise ValueError(f"{expected}, got {path}") from error
@@ -49,12 +49,12 @@ def describe_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a folder or file, with the files that have changed since."""
     from lit_rlhf.files import hash_files, listed_files, read_manifest
 
-    listed, found = listed_files(path, strict=True), hash_files(path)
-    changed = [name for name in {**listed, **found} if listed.get(name) != found.get(name)]
+    listed, current = listed_files(path, strict=True), hash_files(path)
+    changed = [name for name in {**listed, **current} if listed.get(name) != current.get(name)]
     manifest = read_manifest(path)
-    made = {name: value for name, value in manifest.get("made", {}).items() if value}
+    origin = {name: value for name, value in manifest.get("made", {}).items() if value}
     return {
-        **made,
+        **origin,
         "versions": manifest.get("versions", {}),
         "files": f"{len(listed)}, as they were saved" if not changed else {"changed": changed},
     }

@@ -137,8 +137,10 @@ def _check_installation(trainer: Namespace) -> None:
     for logger in trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]:
         name = str(getattr(logger, "class_path", "")).rpartition(".")[2]
         if (package := _TRACKER_PACKAGES.get(name)) and find_spec(package) is None:
-            wanted = package if name == "CometLogger" else f"'lit-rlhf[{package}]'"
-            raise ValueError(f"{name} needs a package that is not installed: pip install {wanted}")
+            requirement = package if name == "CometLogger" else f"'lit-rlhf[{package}]'"
+            raise ValueError(
+                f"{name} needs a package that is not installed: pip install {requirement}"
+            )
 
 
 def find_reason(error: Exception) -> Exception:

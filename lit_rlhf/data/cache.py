@@ -303,8 +303,8 @@ def _write_entry(
             "read": {name: vars(own) for name, own in source.read_counts.items()},
         }
         (hidden / _REPORT_FILE).write_text(json.dumps(report), encoding="utf-8")
-        made = {"stage": "data", "part": part, "records": len(source.records)}
-        write_manifest(hidden, {"made": made, "versions": code_versions()})
+        origin = {"stage": "data", "part": part, "records": len(source.records)}
+        write_manifest(hidden, {"made": origin, "versions": code_versions()})
         for path in (*hidden.iterdir(), hidden):
             fsync(path)
         try:

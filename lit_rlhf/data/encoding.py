@@ -203,10 +203,10 @@ class DialogueEncoder:
             text_ids = self._tokenize(text, split_special_tokens=True)
         # Some tokenizers know no other ids for the text of a special token.
         if n_escaped and self._control.count_ids(text_ids):
-            found = self.tokenizer.convert_ids_to_tokens(
+            control_tokens = self.tokenizer.convert_ids_to_tokens(
                 [*self._control.ids.intersection(text_ids)]
             )
-            raise EncodingError("the text contains a control token", f"one of {found}")
+            raise EncodingError("the text contains a control token", f"one of {control_tokens}")
         # Plain text passes no template, so its BOS token is written here.
         ids = [*text_ids, self.eos_token_id]
         if self.contract.add_bos:
@@ -247,8 +247,8 @@ class DialogueEncoder:
         _, _, behind = self._render(turns, add_generation_prompt=False).rpartition(answer)
         added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
         tokens = added.union(self.tokenizer.all_special_tokens)
-        found = match_any({token for token in tokens if token.strip()}).search(behind)
-        return found[0] if found else str(self.tokenizer.eos_token)
+        match = match_any({token for token in tokens if token.strip()}).search(behind)
+        return match[0] if match else str(self.tokenizer.eos_token)
 
     def _set_eos_token(self, token: str) -> None:
         before = str(self.tokenizer.eos_token)
@@ -421,10 +421,10 @@ class DialogueEncoder:
 
     def _check_contents(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            found = self.control_text.search(message.content)
-            if found:
-                token = "the EOS token" if found[0] == self.eos_token else "a control token"
-                raise EncodingError(f"a turn contains the text of {token}", repr(found[0]))
+            match = self.control_text.search(message.content)
+            if match:
+                token = "the EOS token" if match[0] == self.eos_token else "a control token"
+                raise EncodingError(f"a turn contains the text of {token}", repr(match[0]))
 
     def _make_contract(self) -> TextContract:
         bos = self.tokenizer.bos_token

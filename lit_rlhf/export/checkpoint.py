@@ -105,8 +105,8 @@ def load_checkpoint_model(
             "which the run's finished model has in critic/"
         )
     if shared:
-        kept = {n: t for n, t in weights.items() if not n.startswith("lm_head.")}
-        weights = {n.replace(f"{VALUE_HEAD}.", "score."): t for n, t in kept.items()}
+        trunk_weights = {n: t for n, t in weights.items() if not n.startswith("lm_head.")}
+        weights = {n.replace(f"{VALUE_HEAD}.", "score."): t for n, t in trunk_weights.items()}
     weights = {n: t for n, t in weights.items() if VALUE_HEAD not in n}
     lm_head = {
         n.removeprefix("lm_head."): t for n, t in weights.items() if n.startswith("lm_head.")
@@ -155,11 +155,11 @@ def trains_critic(hparams: Mapping[str, Any]) -> bool:
 
 def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
     """Find the stage that wrote a checkpoint by its networks, as the class may be a subclass."""
-    found = set(saved.networks)
+    names = set(saved.networks)
     if hparams.get("critic_init") == "shared" or not trains_critic(hparams):
-        found.add("critic")  # with the policy's weights, or there is none
+        names.add("critic")  # with the policy's weights, or there is none
     for stage, networks in TRAINED_NETWORKS.items():
-        if {attribute for attribute, _, _ in networks.values()} <= found:
+        if {attribute for attribute, _, _ in networks.values()} <= names:
             if "model_path" not in hparams:
                 break
             return stage

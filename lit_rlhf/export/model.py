@@ -104,14 +104,14 @@ def average_models(models: Iterable[ExportableModel], names: Sequence[str]) -> E
         if first is None:
             first, sums = model, {name: tensor.float().clone() for name, tensor in weights.items()}
             continue
-        shapes = ({n: t.shape for n, t in found.items()} for found in (sums, weights))
+        shapes = ({n: t.shape for n, t in tensors.items()} for tensors in (sums, weights))
         ours, theirs = first.contract, model.contract
         problem = ours.mismatch(theirs) if ours and theirs else None
         if next(shapes) != next(shapes) or _architecture(model) != _architecture(first):
             problem = "their architectures differ"
         if problem:
-            told = f"the {model.name} beside the {first.name}: {problem}"
-            raise ValueError(f"average: expected fine-tunings of one model, got {told}")
+            difference = f"the {model.name} beside the {first.name}: {problem}"
+            raise ValueError(f"average: expected fine-tunings of one model, got {difference}")
         for name, total in sums.items():
             total += weights[name].float()
         del model, weights

@@ -32,8 +32,8 @@ def code_versions() -> dict[str, str]:
     if (root / ".git").exists():
         git = ("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40")
         with suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.check_output(git, stderr=subprocess.DEVNULL, timeout=GIT_TIMEOUT)
-            versions["commit"] = said.decode().strip()
+            output = subprocess.check_output(git, stderr=subprocess.DEVNULL, timeout=GIT_TIMEOUT)
+            versions["commit"] = output.decode().strip()
     return versions
 
 
@@ -53,8 +53,10 @@ def read_manifest(path: str | Path, strict: bool = False) -> dict[str, Any]:
         manifest = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         if strict and not isinstance(error, OSError):
-            told = f"path: expected JSON in {file}, got a damaged file; delete it to go on without"
-            raise ValueError(told) from error
+            message = (
+                f"path: expected JSON in {file}, got a damaged file; delete it to go on without"
+            )
+            raise ValueError(message) from error
         return {}
     items = manifest.items() if isinstance(manifest, dict) else ()
     groups = ("made", "versions", "files")
@@ -78,12 +80,12 @@ def hash_files(folder: Path) -> dict[str, list[Any]]:
     """Size and SHA-256 of a file, or of all in a folder but its manifest; nothing for the rest."""
     if folder.is_file():
         return {folder.name: _size_and_hash(folder)}
-    found: dict[str, list[Any]] = {}
+    entries: dict[str, list[Any]] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if name != MANIFEST and (path.is_symlink() or not path.is_dir()):
-            found[name] = _size_and_hash(path) if path.is_file() else []
-    return found
+            entries[name] = _size_and_hash(path) if path.is_file() else []
+    return entries
 
 
 def hash_model(folder: str | Path) -> str | None:
@@ -125,8 +127,8 @@ def check_responses(path: Path) -> dict[str, Any]:
 
 
 def _check_file(file: Path, expected: object, argument: str, content: str, of: Path) -> None:
-    found = _size_and_hash(file) if file.is_file() else None
-    if found != expected:
+    entry = _size_and_hash(file) if file.is_file() else None
+    if entry != expected:
         raise ValueError(
             f"{argument}: expected the {content} that {manifest_path(of)} lists, got another "
             f"{file}: it is damaged or was replaced. To keep these {content}, delete the list"

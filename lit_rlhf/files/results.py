@@ -39,14 +39,14 @@ def write_text(path: str | Path, text: str) -> Path:
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
     """Refuse outputs, by option, that cannot be files or would replace an input or each other."""
-    taken = {os.path.realpath(path) for path in inputs if path is not None}
+    reserved_paths = {os.path.realpath(path) for path in inputs if path is not None}
     for name, path in outputs.items():
         if path is None or (Path(path).exists() and not os.path.isdir(path) | os.path.isfile(path)):
             continue  # a device or a pipe
-        if (file := os.path.realpath(path)) in taken or os.path.isdir(file):
+        if (file := os.path.realpath(path)) in reserved_paths or os.path.isdir(file):
             why = "a folder" if os.path.isdir(file) else "one that this command reads or writes"
             raise ValueError(f"{name}: expected a file of its own, got {path}, {why}")
-        taken.add(file)
+        reserved_paths.add(file)
 
 
 def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Path:

@@ -95,11 +95,13 @@ def gae(
     advantages = torch.zeros_like(values)
     for t in reversed(range(values.shape[1])):
         # the loop meets the padding after a row's end first, which passes the initial values on
-        kept = mask[:, t]
+        step_mask = mask[:, t]
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantages[:, t] = torch.where(kept, delta + gamma * lam * next_advantage, next_advantage)
+        advantages[:, t] = torch.where(
+            step_mask, delta + gamma * lam * next_advantage, next_advantage
+        )
         next_advantage = advantages[:, t]
-        next_value = torch.where(kept, values[:, t], next_value)
+        next_value = torch.where(step_mask, values[:, t], next_value)
     return AdvantagesAndReturns(advantages, returns=advantages + values)
 
 
@@ -181,14 +183,14 @@ def group_advantages(
     check_count("group_size", group_size)
     if len(scores) % group_size:
         raise ValueError(f"group_size: expected a divisor of {len(scores)} rows, got {group_size}")
-    kept = sample_mask.view(-1, group_size)
+    group_mask = sample_mask.view(-1, group_size)
     grouped = scores.detach().double().view(-1, group_size)
-    advantages = grouped - masked_mean(grouped, kept, 1).unsqueeze(1)
+    advantages = grouped - masked_mean(grouped, group_mask, 1).unsqueeze(1)
     if scale:
-        squares = masked_sum(advantages.square(), kept, 1)
-        std = (squares / (kept.sum(1) - 1).clamp(min=1)).sqrt()
+        squares = masked_sum(advantages.square(), group_mask, 1)
+        std = (squares / (group_mask.sum(1) - 1).clamp(min=1)).sqrt()
         advantages = advantages / safe_std(std).unsqueeze(1)
-    return advantages.masked_fill(~kept, 0.0).flatten().to(scores.dtype)
+    return advantages.masked_fill(~group_mask, 0.0).flatten().to(scores.dtype)
 
 
 def informative_groups(scores: Tensor, group_size: int, sample_mask: Tensor) -> Tensor:
@@ -248,11 +250,11 @@ def reinforce_plus_plus_advantages(
         >>> reinforce_plus_plus_advantages(rewards, mask).tolist()  # of 3 and 2
         [[1.0, -1.0]]
     """
-    kept = mask if loss_mask is None else loss_mask
-    check_tensors(2, rewards=rewards, mask=mask, loss_mask=kept)
+    token_mask = mask if loss_mask is None else loss_mask
+    check_tensors(2, rewards=rewards, mask=mask, loss_mask=token_mask)
     # without values, advantages at lambda 1 are the sums of the rewards that follow
     returns = gae(torch.zeros_like(rewards), rewards, mask, gamma=gamma, lam=1.0).advantages
-    return masked_whiten(returns, kept, moments=moments(returns, kept))
+    return masked_whiten(returns, token_mask, moments=moments(returns, token_mask))
 
 
 def clipped_advantages(advantages: Tensor, clip: float) -> Tensor:

@@ -55,8 +55,8 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """
     check_tensors(values.shape, mask=mask)
     # filled and not multiplied, as 0 * NaN is NaN
-    kept = values.masked_fill(~mask, 0)
-    return kept.sum() if dim is None else kept.sum(dim)
+    masked_values = values.masked_fill(~mask, 0)
+    return masked_values.sum() if dim is None else masked_values.sum(dim)
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

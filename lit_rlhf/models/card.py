@@ -67,9 +67,9 @@ class ModelCardInfo:
 
 def render_model_card(manifest: Mapping[str, Any], scalar: bool, chat: bool = True) -> str:
     """Render a model folder's README.md from its manifest: Markdown after the hub's metadata."""
-    made = manifest["made"]
-    stage, start = made["stage"], made["start"]
-    datasets = list(dict.fromkeys([*start.get("datasets", []), *made["datasets"]]))
+    origin = manifest["made"]
+    stage, start = origin["stage"], origin["start"]
+    datasets = list(dict.fromkeys([*start.get("datasets", []), *origin["datasets"]]))
     task = "text-classification" if scalar else "text-generation"
     metadata = ModelCardData(
         library_name="transformers",
@@ -89,10 +89,10 @@ def render_model_card(manifest: Mapping[str, Any], scalar: bool, chat: bool = Tr
     values = {
         "title": TITLES.get(stage, stage),
         "metadata": metadata.to_yaml(),
-        "metrics": {key: f"{value:.6g}" for key, value in made["metrics"].items()},
+        "metrics": {key: f"{value:.6g}" for key, value in origin["metrics"].items()},
         "versions": manifest["versions"],
     }
-    return template.render({**made, **values}, scalar=scalar, chat=chat)
+    return template.render({**origin, **values}, scalar=scalar, chat=chat)
 
 
 def read_card_data(model: str) -> ModelCardData:

@@ -81,20 +81,24 @@ def find_stored_head(
     first = getattr(config, "value_head_prefix", None) or _HEAD_NAMES[0]
     known = (first, *(name for name in _HEAD_NAMES if name != first))
     tensors = _read_single_output_tensors(path, pickled_weights)
-    found = [name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dim() == 2]
+    candidates = [
+        name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dim() == 2
+    ]
     # classifiers of other architectures have a name of their own, which transformers knows
-    named_by_transformers = is_classifier(config) and set(found).isdisjoint(known)
-    if not found or named_by_transformers:
+    named_by_transformers = is_classifier(config) and set(candidates).isdisjoint(known)
+    if not candidates or named_by_transformers:
         return None
-    if len(found) > 1 or found[0] not in known:
+    if len(candidates) > 1 or candidates[0] not in known:
         raise ValueError(
             f"path: expected in {path} at most one layer with a single output, called "
-            f"{', '.join(known)}, got {', '.join(sorted(found))}; remove what is not the scalar "
-            "head, and if it has another name, set value_head_prefix in config.json to it"
+            f"{', '.join(known)}, got {', '.join(sorted(candidates))}; remove what is not the "
+            "scalar head, and if it has another name, set value_head_prefix in config.json to it"
         )
-    bias = tensors.get(f"{found[0]}.bias")
+    bias = tensors.get(f"{candidates[0]}.bias")
     return _StoredHead(
-        found[0], tensors[f"{found[0]}.weight"], bias if bias is not None and bias.any() else None
+        candidates[0],
+        tensors[f"{candidates[0]}.weight"],
+        bias if bias is not None and bias.any() else None,
     )
 
 

@@ -323,7 +323,7 @@ def check_replaceable(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"folder: expected a folder or a free name, got the file {folder}")
     saved = listed_files(folder)
-    if foreign := [name for name, found in hash_files(folder).items() if saved.get(name) != found]:
+    if foreign := [name for name, entry in hash_files(folder).items() if saved.get(name) != entry]:
         raise ValueError(
             f"folder: expected a model folder or a free name, got {folder} with files that no "
             f"stage or export has saved, or that were changed since ({', '.join(foreign[:3])})"

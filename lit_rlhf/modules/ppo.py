@@ -590,16 +590,18 @@ class PPOModule(StageModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the weights of reference and reward models from their folders."""
         super().on_load_checkpoint(checkpoint)
-        taken: tuple[str, ...] = FROZEN
+        frozen_prefixes: tuple[str, ...] = FROZEN
         changed = self.resume.changed_names()
         if changed & {"rewards", "reward_shaping.ensemble", "weights of the reward models"}:
             # Running moments belong to a reward, or a head of it: for others they start anew.
-            taken = (*taken, "reward.moments.")
+            frozen_prefixes = (*frozen_prefixes, "reward.moments.")
         if "reward_shaping.kl_coef" in changed:
-            taken = (*taken, "kl_coef")
-        saved = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(taken)}
+            frozen_prefixes = (*frozen_prefixes, "kl_coef")
+        saved = {
+            k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(frozen_prefixes)
+        }
         # The state dict is loaded strictly, so all keys have to be there.
-        own = {k: v for k, v in self.state_dict().items() if k.startswith(taken)}
+        own = {k: v for k, v in self.state_dict().items() if k.startswith(frozen_prefixes)}
         checkpoint["state_dict"] = own | fill_buffers(self, saved)
         separate_weights(self, checkpoint["state_dict"])
 

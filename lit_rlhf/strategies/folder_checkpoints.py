@@ -116,8 +116,8 @@ class FolderCheckpoints(DDPStrategy):
                 if self.is_global_zero:
                     content = {**checkpoint, "state_dict": rest, NAME_KEY: path.name}
                     save_durably(content, partial / LIGHTNING_FILE)
-                    made = {key: checkpoint.get(key) for key in PROVENANCE}
-                    finish_folder(path, self.layouts, checksums, made)
+                    provenance = {key: checkpoint.get(key) for key in PROVENANCE}
+                    finish_folder(path, self.layouts, checksums, provenance)
         except BaseException:
             if self.is_global_zero:
                 delete(partial)

@@ -219,9 +219,11 @@ def _check_options(options: EvaluateOptions) -> None:
                 "judge.model: expected a judge to compare files of responses, got none"
             )
     elif options.prompts is None:
-        asked = {name: getattr(options, name) for name in ("rewards", "responses", "chart")}
-        asked["judge.model"] = options.judge.model
-        unused = [name for name, value in asked.items() if value is not None]
+        comparison_options = {
+            name: getattr(options, name) for name in ("rewards", "responses", "chart")
+        }
+        comparison_options["judge.model"] = options.judge.model
+        unused = [name for name, value in comparison_options.items() if value is not None]
         if unused:
             raise ValueError(
                 f"prompts: expected a file of prompts or a dataset's id with {', '.join(unused)}, "

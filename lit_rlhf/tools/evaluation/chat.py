@@ -155,8 +155,8 @@ class Speaker:
         if reply.text or not reply.interrupted:
             # A model can spell out a control token letter by letter, or continue with the user's
             # turn. If that text were remembered, the encoder would refuse every later prompt.
-            said = self.encoder.control_text.split(reply.text, maxsplit=1)[0].strip()
-            self.messages = [*turns[prompt.dropped_turns :], Message("assistant", said)]
+            text = self.encoder.control_text.split(reply.text, maxsplit=1)[0].strip()
+            self.messages = [*turns[prompt.dropped_turns :], Message("assistant", text)]
         return reply._replace(dropped_turns=prompt.dropped_turns, cut_tokens=prompt.cut_tokens)
 
 
