@@ -1,41 +1,8 @@
-"""Argument checks; each error names the argument, what was expected and what it got.
-
-They look at shapes, dtypes and plain numbers only. To look at a tensor's values, the host would
-wait for the device.
-"""
+"""Checks of plain arguments; each error names the argument, what was expected and what it got."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
-from torch import Tensor
-
-
-def check_tensors(shape: int | Sequence[int] | None, **tensors: Tensor) -> None:
-    """Raise ValueError unless `tensors` have one shape, and the dtypes that their names stand for.
-
-    `shape` may be the number of dimensions. A `*mask` is bool, `*ids` and `lengths` are integers,
-    and all others are floating-point.
-    """
-    for name, tensor in tensors.items():
-        dtype = tensor.dtype
-        if name.endswith("mask"):
-            expected, fits = "dtype torch.bool", dtype == torch.bool
-        elif name.endswith("ids") or name == "lengths":
-            expected = "an integer dtype"
-            fits = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-        else:
-            expected, fits = "a floating-point dtype", dtype.is_floating_point
-        if not fits:
-            raise ValueError(f"{name}: expected {expected}, got {dtype}")
-        if isinstance(shape, int) and tensor.dim() != shape:
-            raise ValueError(
-                f"{name}: expected {shape} dimensions, got shape {tuple(tensor.shape)}"
-            )
-        if isinstance(shape, Sequence) and tuple(tensor.shape) != tuple(shape):
-            raise ValueError(f"{name}: expected shape {tuple(shape)}, got {tuple(tensor.shape)}")
-        shape = tensor.shape  # all others have it too
 
 
 def check_positive(name: str, value: float) -> None:
@@ -54,20 +21,39 @@ def check_unit_interval(name: str, value: float) -> None:
 
 
 def check_count(name: str, value: int, minimum: int = 1) -> None:
-    """Raise ValueError unless `value` is an integer of at least `minimum`."""
+    """Raise ValueError unless a value is an integer of at least a minimum.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: The value.
+        minimum: Least value that is accepted.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise ValueError(f"{name}: expected an integer >= {minimum}, got {value!r}")
 
 
 def check_number(name: str, value: float, expected: str, holds: Callable[[float], bool]) -> None:
-    """Raise ValueError unless `value` is a number for which `holds` returns True."""
+    """Raise ValueError unless a value is a number with some property.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: The value.
+        expected: What the number should be, in words.
+        holds: Tells whether a number is so.
+    """
     # PyYAML reads 1e-5, without a point, as text
     if not isinstance(value, int | float) or not holds(value):
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise ValueError unless `value` is one of `choices`."""
+    """Raise ValueError unless a value is one of some words.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: The value.
+        choices: The words.
+    """
     if value not in choices:
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from lit_rlhf.checks import check_tensors
 from lit_rlhf.forward.networks import (
     LanguageModel,
     forward_plan,
@@ -30,6 +29,7 @@ from lit_rlhf.forward.networks import (
 )
 from lit_rlhf.forward.packing import packed_states
 from lit_rlhf.functional import token_logprobs
+from lit_rlhf.tensor_checks import check_ids, check_mask
 
 CHUNK_SIZE = 2**24
 """Number of logits that exist at once: 64 MiB in float32."""
@@ -145,7 +145,7 @@ def map_target_logits(
     Returns:
         The outputs of the function, `[B, L]` each, 0 at other tokens.
     """
-    check_tensors(mask.shape, target_mask=target_mask)
+    check_mask(mask.shape, target_mask=target_mask)
     if bool(target_mask[:, 0].any()) or bool((target_mask[:, 1:] & ~mask[:, :-1]).any()):
         raise ValueError(
             "target_mask: expected tokens that follow a real token, got one that does not"
@@ -295,7 +295,7 @@ def scores_from_hidden(model: LanguageModel, hidden: Tensor, mask: Tensor) -> Te
         hidden: Hidden states, `[B, L, H]`.
         mask: Real tokens, `[B, L]` bool, at least one in each row.
     """
-    check_tensors(hidden.shape[:2], mask=mask)
+    check_mask(hidden.shape[:2], mask=mask)
     if not bool(mask.any(dim=1).all()):
         raise ValueError("mask: expected at least one True in each row, got a row without any")
     columns = torch.arange(mask.shape[1], device=mask.device)
@@ -328,7 +328,8 @@ def _arguments(
     module: nn.Module, input_ids: Tensor, mask: Tensor
 ) -> dict[str, Tensor | int | bool]:
     """Arguments of a padded forward; decoders without `position_ids` count them by the mask."""
-    check_tensors(2, input_ids=input_ids, mask=mask)
+    check_ids(2, input_ids=input_ids)
+    check_mask(input_ids.shape, mask=mask)
     arguments: dict[str, Tensor | int | bool] = {
         "input_ids": input_ids,
         "attention_mask": mask.long(),

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lit_rlhf.checks import check_tensors
 from lit_rlhf.forward.attention import (
     AttentionInputs,
     RowOffsets,
@@ -25,6 +24,7 @@ from lit_rlhf.forward.attention import (
 )
 from lit_rlhf.forward.cpu import NO_PADDING, PadToMultiple, matmul_dtype
 from lit_rlhf.forward.lower import start_above
+from lit_rlhf.tensor_checks import check_ids, check_mask
 
 _MIN_LENGTH_RATIO = 0.75  # ratio of the shortest row of a group to its longest
 
@@ -162,7 +162,8 @@ def packed_states(
         n_lower: Number of layers, from the bottom, that give `lower`.
         lower: What these layers give, `[B, L, H]`; `None` computes it.
     """
-    check_tensors(2, input_ids=input_ids, mask=mask)
+    check_ids(2, input_ids=input_ids)
+    check_mask(input_ids.shape, mask=mask)
     device = input_ids.device
     real = mask.cpu()  # the only wait for the device
     indices = real.flatten().nonzero().squeeze(1)

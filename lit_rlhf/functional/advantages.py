@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import check_count, check_positive, check_tensors, check_unit_interval
+from lit_rlhf.checks import check_count, check_positive, check_unit_interval
 from lit_rlhf.functional.masking import (
     Moments,
     masked_mean,
@@ -19,6 +19,7 @@ from lit_rlhf.functional.masking import (
     masked_whiten,
     safe_std,
 )
+from lit_rlhf.tensor_checks import check_floating, check_ids, check_mask
 
 __all__ = [
     "AdvantagesAndReturns",
@@ -77,10 +78,11 @@ def gae(
         >>> advantages.tolist(), returns.tolist()
         ([[0.25, 0.5, 0.0]], [[0.75, 1.0, 0.0]])
     """
-    check_tensors(2, values=values, rewards=rewards, mask=mask)
+    check_floating(2, values=values, rewards=rewards)
+    check_mask(values.shape, mask=mask)
     check_unit_interval("gamma", gamma)
     if isinstance(lam, Tensor):
-        check_tensors(values.shape[:1], lam=lam)
+        check_floating(values.shape[:1], lam=lam)
         check_unit_interval("lam", float(lam.amin()))
         check_unit_interval("lam", float(lam.amax()))
     else:
@@ -88,7 +90,7 @@ def gae(
     if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
         raise ValueError("mask: expected a prefix of each row, got a row with a gap")
     if bootstrap_values is not None:
-        check_tensors(values.shape[:1], bootstrap_values=bootstrap_values)
+        check_floating(values.shape[:1], bootstrap_values=bootstrap_values)
     values, rewards = (x.detach().masked_fill(~mask, 0.0) for x in (values, rewards))
     next_advantage = values.new_zeros(len(values))
     next_value = next_advantage if bootstrap_values is None else bootstrap_values.detach()
@@ -122,7 +124,7 @@ def length_adaptive_lam(lengths: Tensor, alpha: float) -> Tensor:
         >>> length_adaptive_lam(torch.tensor([10, 100]), alpha=0.05).tolist()
         [0.0, 0.800000011920929]
     """
-    check_tensors(1, lengths=lengths)
+    check_ids(1, lengths=lengths)
     check_positive("alpha", alpha)
     return (1 - 1 / (alpha * lengths.float())).clamp(min=0.0)
 
@@ -179,7 +181,8 @@ def group_advantages(
         >>> group_advantages(scores, 3, mask, scale=False).tolist()
         [-2.0, 0.0, 2.0]
     """
-    check_tensors(1, scores=scores, sample_mask=sample_mask)
+    check_floating(1, scores=scores)
+    check_mask(scores.shape, sample_mask=sample_mask)
     check_count("group_size", group_size)
     if len(scores) % group_size:
         raise ValueError(f"group_size: expected a divisor of {len(scores)} rows, got {group_size}")
@@ -214,7 +217,7 @@ def informative_groups(scores: Tensor, group_size: int, sample_mask: Tensor) -> 
         >>> informative_groups(scores, 2, mask).tolist()
         [False, True]
     """
-    check_tensors(1, scores=scores)
+    check_floating(1, scores=scores)
     # the mean of equal float32 numbers is exact in float64
     distances = group_advantages(scores.float(), group_size, sample_mask, scale=False)
     return distances.view(-1, group_size).ne(0).any(1)
@@ -251,7 +254,8 @@ def reinforce_plus_plus_advantages(
         [[1.0, -1.0]]
     """
     token_mask = mask if loss_mask is None else loss_mask
-    check_tensors(2, rewards=rewards, mask=mask, loss_mask=token_mask)
+    check_floating(2, rewards=rewards)
+    check_mask(rewards.shape, mask=mask, loss_mask=token_mask)
     # without values, advantages at lambda 1 are the sums of the rewards that follow
     returns = gae(torch.zeros_like(rewards), rewards, mask, gamma=gamma, lam=1.0).advantages
     return masked_whiten(returns, token_mask, moments=moments(returns, token_mask))

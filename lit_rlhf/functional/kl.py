@@ -9,8 +9,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import check_not_negative, check_number, check_positive, check_tensors
+from lit_rlhf.checks import check_not_negative, check_number, check_positive
 from lit_rlhf.functional.logprobs import tempered_logits
+from lit_rlhf.tensor_checks import check_floating
 
 __all__ = ["KLEstimator", "adaptive_kl_coef", "exact_kl", "kl_estimate"]
 
@@ -46,7 +47,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator =
         >>> kl_estimate(logprobs, ref_logprobs, "k2").tolist()
         [0.125, 0.5]
     """
-    check_tensors(None, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_floating(None, logprobs=logprobs, ref_logprobs=ref_logprobs)
     log_ratio = logprobs - ref_logprobs
     match estimator:
         case "k1":
@@ -79,7 +80,7 @@ def exact_kl(logits: Tensor, ref_logits: Tensor, temperature: float = 1.0) -> Te
         0.6931
     """
     logprobs = tempered_logits(logits, temperature).log_softmax(-1)
-    check_tensors(logits.shape, ref_logits=ref_logits)
+    check_floating(logits.shape, ref_logits=ref_logits)
     log_ratio = logprobs - tempered_logits(ref_logits, temperature).log_softmax(-1)
     # a token that the policy rules out adds 0, and would add 0 * (-inf minus -inf) = NaN
     log_ratio = log_ratio.masked_fill(logprobs == -torch.inf, 0.0)

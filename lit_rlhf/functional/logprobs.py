@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import check_positive, check_tensors
+from lit_rlhf.checks import check_positive
 from lit_rlhf.functional.masking import masked_average
+from lit_rlhf.tensor_checks import check_floating, check_ids
 
 __all__ = [
     "LogprobsAndEntropy",
@@ -35,7 +36,7 @@ def tempered_logits(logits: Tensor, temperature: float) -> Tensor:
         >>> tempered_logits(torch.tensor([[[1.0, 3.0]]]), temperature=2.0).tolist()
         [[[0.5, 1.5]]]
     """
-    check_tensors(3, logits=logits)
+    check_floating(3, logits=logits)
     check_positive("temperature", temperature)
     if logits.dtype != torch.float64:
         logits = logits.float()
@@ -59,7 +60,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
         0.75
     """
     logits = tempered_logits(logits, temperature)
-    check_tensors(logits.shape[:2], token_ids=token_ids)
+    check_ids(logits.shape[:2], token_ids=token_ids)
     # the fused log_softmax passes over the logits once forward and once backward
     return logits.log_softmax(-1).gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
 
@@ -98,7 +99,7 @@ def token_logprobs_and_entropy(
     """
     # the tempered logits have no name, so that the entropy's temporaries can use their memory
     logprobs = tempered_logits(logits, temperature).log_softmax(-1)
-    check_tensors(logprobs.shape[:2], token_ids=token_ids)
+    check_ids(logprobs.shape[:2], token_ids=token_ids)
     gathered = logprobs.gather(-1, token_ids.long().unsqueeze(-1)).squeeze(-1)
     # p log p tends to 0 for a token that is ruled out, but computes as 0 * -inf = NaN
     finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min)
@@ -126,5 +127,5 @@ def language_model_loss(
         >>> language_model_loss(logprobs, mask).item()
         2.0
     """
-    check_tensors(2, logprobs=logprobs)
+    check_floating(2, logprobs=logprobs)
     return -masked_average(logprobs, mask, denominator)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from lit_rlhf.checks import check_not_negative, check_number, check_positive, check_tensors
+from lit_rlhf.checks import check_not_negative, check_number, check_positive
 from lit_rlhf.functional.kl import kl_estimate
 from lit_rlhf.functional.masking import Moments, masked_average, masked_mean, masked_moments
+from lit_rlhf.tensor_checks import check_floating, check_ids, check_mask
 
 __all__ = [
     "Aggregation",
@@ -78,7 +79,8 @@ def _token_terms(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor
 ) -> _TokenTerms:
     """Compute what the losses need of each token, from tensors `[B, T]`."""
-    check_tensors(2, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
+    check_floating(2, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    check_mask(logprobs.shape, mask=mask)
     # before anything else: outside the mask, an infinite value times a gradient of 0 would be NaN
     new, old, weights = (
         x.masked_fill(~mask, 0.0) for x in (logprobs, old_logprobs.detach(), advantages.detach())
@@ -178,7 +180,8 @@ def truncated_importance(
         >>> [round(w, 4) for w in truncated_importance(policy, sampler, mask, cap=2.0)[0].tolist()]
         [0.8333, 2.0]
     """
-    check_tensors(2, logprobs=logprobs, sampler_logprobs=sampler_logprobs, mask=mask)
+    check_floating(2, logprobs=logprobs, sampler_logprobs=sampler_logprobs)
+    check_mask(logprobs.shape, mask=mask)
     check_positive("cap", cap)
     log_ratio = (logprobs - sampler_logprobs).detach().masked_fill(~mask, -torch.inf)
     return log_ratio.exp().clamp(max=cap)
@@ -295,12 +298,13 @@ def reference_kl_loss(
         >>> round(reference_kl_loss(logprobs, torch.tensor([[0.25]]).log(), mask).item(), 4)
         0.1931
     """
-    check_tensors(2, logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
+    check_floating(2, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_mask(logprobs.shape, mask=mask)
     # before exp: outside the mask, an infinite value times a gradient of 0 would be NaN
     new, ref = (x.masked_fill(~mask, 0.0) for x in (logprobs, ref_logprobs.detach()))
     kl = kl_estimate(new, ref, "k3")
     if weights is not None:
-        check_tensors(kl.shape[:1], weights=weights)
+        check_floating(kl.shape[:1], weights=weights)
     return masked_average(kl if weights is None else kl * weights.unsqueeze(1), mask, denominator)
 
 
@@ -339,8 +343,8 @@ def response_weights(
         ... ).tolist()
         [2.0, 0.6666666865348816]
     """
-    check_tensors(1, lengths=lengths)
-    check_tensors((), tokens=tokens, responses=responses)
+    check_ids(1, lengths=lengths)
+    check_floating((), tokens=tokens, responses=responses)
     check_positive("longest", longest)
     per_response = (tokens / responses.clamp(min=1)).expand(len(lengths))
     match aggregation:
@@ -381,7 +385,7 @@ def entropy_loss(
         >>> entropy_loss(torch.tensor([[0.5, 3.0]]), mask, clip=1.0).item()
         -0.75
     """
-    check_tensors(2, entropy=entropy)
+    check_floating(2, entropy=entropy)
     if clip is not None:
         check_positive("clip", clip)
         entropy = entropy.clamp(max=clip)
@@ -453,7 +457,8 @@ def value_loss(
         >>> loss.item(), clip_fraction.item()  # (1 + 1) / 4: the second value counts as 2
         (0.5, 0.5)
     """
-    check_tensors(2, values=values, old_values=old_values, returns=returns, mask=mask)
+    check_floating(2, values=values, old_values=old_values, returns=returns)
+    check_mask(values.shape, mask=mask)
     # before the squares: values outside the mask could overflow and make the gradient NaN
     values, old_values, returns = (
         x.masked_fill(~mask, 0.0) for x in (values, old_values.detach(), returns.detach())
@@ -496,7 +501,7 @@ def explained_variance(
         >>> explained_variance(torch.tensor([[1.5, 2.5]]), returns, mask).item()
         0.75
     """
-    check_tensors(2, values=values, returns=returns)
+    check_floating(2, values=values, returns=returns)
     total = moments(returns, mask).var
     unexplained = moments(returns.double() - values.double(), mask).var
     explained = 1.0 - unexplained / torch.where(total > 0, total, torch.ones_like(total))
@@ -554,13 +559,13 @@ def pairwise_reward_loss(
         >>> round(out.loss.item(), 4), out.accuracy.item(), out.margin.item()
         (0.5032, 0.5, 0.5)
     """
-    check_tensors(2 if chosen.dim() == 2 else 1, chosen=chosen, rejected=rejected)
+    check_floating(2 if chosen.dim() == 2 else 1, chosen=chosen, rejected=rejected)
     if len(chosen) == 0:
         raise ValueError("chosen: expected at least one pair, got none")
     difference = chosen - rejected
     logits = difference
     if margin is not None:
-        check_tensors(chosen.shape[:1], margin=margin)
+        check_floating(chosen.shape[:1], margin=margin)
         logits = difference - (margin if chosen.dim() == 1 else margin.unsqueeze(1))
     check_number("label_smoothing", label_smoothing, "a number in [0, 0.5)", lambda e: 0 <= e < 0.5)
     check_not_negative("center_coef", center_coef)
@@ -571,7 +576,7 @@ def pairwise_reward_loss(
     if center_coef:
         losses = losses + center_coef * (chosen + rejected).square()
     if head_mask is not None:
-        check_tensors(chosen.shape, head_mask=head_mask)
+        check_mask(chosen.shape, head_mask=head_mask)
     mean_difference = difference.detach().view(len(chosen), -1).mean(1)  # over heads
     return PairwiseLoss(
         loss=losses.mean() if head_mask is None else masked_mean(losses, head_mask),
@@ -597,7 +602,7 @@ def difference_loss(first: Tensor, second: Tensor) -> Tensor:
         >>> round(difference_loss(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 5.0])).item(), 4)
         0.7263
     """
-    check_tensors(first.shape, first=first, second=second)
+    check_floating(first.shape, first=first, second=second)
     return (first - second).abs().sigmoid().mean()
 
 
@@ -616,7 +621,7 @@ def reward_model_loss(pairwise_loss: Tensor, lm_loss: Tensor, *, lm_coef: float)
         >>> reward_model_loss(torch.tensor(0.5), torch.tensor(2.0), lm_coef=0.25).item()
         1.0
     """
-    check_tensors((), pairwise_loss=pairwise_loss, lm_loss=lm_loss)
+    check_floating((), pairwise_loss=pairwise_loss, lm_loss=lm_loss)
     check_not_negative("lm_coef", lm_coef)
     return pairwise_loss + lm_coef * lm_loss
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import check_positive, check_tensors
+from lit_rlhf.checks import check_positive
+from lit_rlhf.tensor_checks import check_floating, check_mask
 
 __all__ = [
     "Moments",
@@ -53,7 +54,7 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         >>> masked_sum(values, mask).item()
         3.0
     """
-    check_tensors(values.shape, mask=mask)
+    check_mask(values.shape, mask=mask)
     # filled and not multiplied, as 0 * NaN is NaN
     masked_values = values.masked_fill(~mask, 0)
     return masked_values.sum() if dim is None else masked_values.sum(dim)
@@ -75,7 +76,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         >>> masked_mean(values, mask).item()
         1.5
     """
-    check_tensors(None, values=values)
+    check_floating(None, values=values)
     total = masked_sum(values, mask, dim)
     return total / (mask.sum() if dim is None else mask.sum(dim)).clamp(min=1)
 
@@ -102,7 +103,7 @@ def masked_average(values: Tensor, mask: Tensor, denominator: Tensor | float | N
     """
     if denominator is None:
         return masked_mean(values, mask)
-    check_tensors(None, values=values)
+    check_floating(None, values=values)
     if isinstance(denominator, Tensor):
         if denominator.dim():
             raise ValueError(f"denominator: expected 0-dim, got shape {tuple(denominator.shape)}")
@@ -128,7 +129,7 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
         >>> [x.item() for x in masked_moments(values, mask)]
         [2.0, 1.0, 2.0]
     """
-    check_tensors(None, values=values)
+    check_floating(None, values=values)
     # float64, as float32 would lose the variance of values far from 0
     exact = values.detach().double()
     count = mask.sum()
@@ -198,7 +199,8 @@ def masked_whiten(values: Tensor, mask: Tensor, moments: Moments | None = None) 
         >>> masked_whiten(values, mask).tolist()
         [-1.0, 1.0, 0.0]
     """
-    check_tensors(None, values=values, mask=mask)
+    check_floating(None, values=values)
+    check_mask(values.shape, mask=mask)
     if moments is None:
         moments = masked_moments(values, mask)
     # float64 until the end: in float32 a large mean would leave its rounding error behind

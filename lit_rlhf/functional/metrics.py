@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import check_count, check_number, check_tensors
+from lit_rlhf.checks import check_count, check_number
+from lit_rlhf.tensor_checks import check_floating
 
 __all__ = [
     "Interval",
@@ -87,7 +88,7 @@ def best_of_n(proxies: Tensor, values: Tensor, n: int) -> Tensor:
         >>> round(float(best_of_n(proxies, values, 2)), 4)  # 0.3 of one pair, 0.9 of two
         0.7
     """
-    check_tensors(2, proxies=proxies, values=values)
+    check_floating(2, proxies=proxies, values=values)
     n_samples = proxies.shape[-1]
     if not 1 <= n <= n_samples:
         raise ValueError(f"n: expected a number from 1 to {n_samples} samples, got {n}")

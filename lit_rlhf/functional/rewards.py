@@ -10,9 +10,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lit_rlhf.checks import check_not_negative, check_number, check_positive, check_tensors
+from lit_rlhf.checks import check_not_negative, check_number, check_positive
 from lit_rlhf.functional.kl import KLEstimator, kl_estimate
 from lit_rlhf.functional.masking import safe_std
+from lit_rlhf.tensor_checks import check_floating, check_mask
 
 __all__ = [
     "Ensemble",
@@ -45,7 +46,7 @@ def ensemble_scores(member_scores: Tensor, ensemble: Ensemble = "sum") -> Tensor
         >>> ensemble_scores(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), "min").tolist()
         [1.0, 2.0]
     """
-    check_tensors(2, member_scores=member_scores)
+    check_floating(2, member_scores=member_scores)
     match ensemble:
         case "sum":
             return member_scores.sum(0)
@@ -194,8 +195,9 @@ def token_rewards(
         >>> token_rewards(scores, logprobs, ref_logprobs, mask, kl_coef=0.5).tolist()
         [[-0.5, 2.0]]
     """
-    check_tensors(2, logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
-    check_tensors(logprobs.shape[:1], scores=scores)
+    check_floating(2, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_mask(logprobs.shape, mask=mask)
+    check_floating(logprobs.shape[:1], scores=scores)
     check_not_negative("kl_coef", kl_coef)
     kl = kl_estimate(logprobs.detach(), ref_logprobs.detach(), estimator).masked_fill(~mask, 0.0)
     # the last kept token, wherever padding and gaps lie
@@ -205,10 +207,10 @@ def token_rewards(
 
 
 def _check_scores(scores: Tensor, **numbers: Tensor | float) -> None:
-    check_tensors(1, scores=scores)
+    check_floating(1, scores=scores)
     for name, number in numbers.items():
         if isinstance(number, Tensor):
-            check_tensors((), **{name: number})
+            check_floating((), **{name: number})
         elif name == "std":
             check_not_negative(name, number)
         else:

@@ -15,11 +15,12 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from lit_rlhf.checks import check_count, check_tensors
+from lit_rlhf.checks import check_count
 from lit_rlhf.forward import LanguageModel, eval_mode, forward_plan, gathered, unwrap_model
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.decoder import Decoder
 from lit_rlhf.rollout.sampling import SamplingOptions
+from lit_rlhf.tensor_checks import check_ids, check_mask
 
 
 class Sampler(Protocol):
@@ -260,7 +261,8 @@ def check_prompts(
         prompt_mask: Tokens of the prompts, `[B, P]` bool.
         options: Of which `max_new_tokens` is read.
     """
-    check_tensors(2, prompt_ids=prompt_ids, prompt_mask=prompt_mask)
+    check_ids(2, prompt_ids=prompt_ids)
+    check_mask(prompt_ids.shape, prompt_mask=prompt_mask)
     if 0 in prompt_ids.shape:
         raise ValueError(
             f"prompt_ids: expected shape [B, P] with B, P >= 1, got {tuple(prompt_ids.shape)}"

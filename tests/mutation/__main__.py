@@ -52,6 +52,7 @@ ON_CUDA = "tests/modules/test_device_audit.py::test_what_cuda_refuses_is_refused
 STATS = ("tests/stats", "tests/functional/test_examples.py", ON_CUDA)
 SUITES: dict[str, tuple[str, ...]] = {
     "lit_rlhf/checks.py": (*FUNCTIONAL, "tests/modules/test_options.py"),
+    "lit_rlhf/tensor_checks.py": FUNCTIONAL,
     **{
         f"lit_rlhf/functional/{name}.py": FUNCTIONAL
         for name in ("advantages", "kl", "logprobs", "losses", "masking", "metrics", "rewards")
