@@ -421,16 +421,18 @@ def _encode_share(
     end = len(records) * (share + 1) // n_shares
     file = folder / f"rows_{str(share).zfill(len(str(n_shares)))}.arrow"
     schema = pa.schema(_TYPES[_example_type(records[0])])
-    label = f"Encoding {part}" + (f" (a share of {n_shares})" if n_shares > 1 else "")
     # the shares are equal, so the first tells how far all are
-    bar = datasets.utils.tqdm(desc=label, total=end - begin, unit=" records", disable=share > 0)
+    bar = datasets.utils.tqdm(
+        desc=f"Encoding {part}", total=len(records), unit=" records", disable=share > 0
+    )
     counts = DataCounts()
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer, bar:
         for start in range(begin, end, _ROWS):
             batch = records[start : min(start + _ROWS, end)]
             examples = encode_records(batch, encode, counts, on_bad_record)
             writer.write_table(pa.Table.from_pylist([*map(_to_row, examples)], schema))
-            bar.update(len(batch))
+            done = start + len(batch) - begin
+            bar.update(len(records) * done // (end - begin) - bar.n)
     return counts
 
 
