@@ -190,7 +190,8 @@ def try_in_fork(work: Callable[[], object]) -> None:
     if sys.platform != "linux":
         return
     reading, writing = os.pipe()
-    parent, child = os.getpid(), os.fork()
+    parent = os.getpid()
+    child = os.fork()
     if child == 0:
         ended = b""
         try:

@@ -54,7 +54,13 @@ def _bound_operator(_: object, context: object, operator: str, left: Any, right:
 
 
 def check(size: int, largest: int, operator: str) -> None:
-    """Refuse an operation whose result is too large."""
+    """Refuse an operation whose result is too large.
+
+    Args:
+        size: Size of the result, in characters or items.
+        largest: Largest size that is accepted.
+        operator: The operation, for the message.
+    """
     if size > largest:
         raise SecurityError(f"a result of {operator!r} is too large")
 
