@@ -229,7 +229,7 @@ def measure_foundation(
         size = 16 if trial else TEST_PAIRS
         policy = str(root / "sft")
         test_seed = seed + 1_000_000
-        sample_preferences(policy, f"{root}/world", str(pairs), size, test_seed)
+        sample_preferences(policy, f"{root}/world", str(pairs), pairs=size, seed=test_seed)
     model = str(root / "reward")
     sources = [DataSource(str(pairs))]
     scored = score_pairs(model, sources)

@@ -1,55 +1,8 @@
 """`lit_rlhf completion`: a script that completes commands, options and configurations."""
 
-import importlib
-from typing import Any, Literal
+from typing import Literal
 
-from jsonargparse import ArgumentParser, Namespace
-
-from lit_rlhf.cli.configs import config_names
-from lit_rlhf.cli.registry import COMMANDS, module_of
-from lit_rlhf.cli.training import RLHFArgumentParser, run_cli
 from lit_rlhf.command import Command
-
-CONFIGS = "_lit_rlhf_configs"
-_PREAMBLE = """\
-{function}() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}"""
-
-
-class _CompletionParser(RLHFArgumentParser):
-    """The parser of the stages and all other commands; it prints the script."""
-
-    shell = "bash"
-    commands: Any
-
-    def add_argument(self, *names: Any, **options: Any) -> Any:  # noqa: ANN401  # as its base
-        """Complete names of configurations too."""
-        action = super().add_argument(*names, **options)
-        if {"--config", "names"} & {*names}:
-            action.complete = {"bash": CONFIGS, "zsh": "_files", "tcsh": "f"}
-        return action
-
-    def add_subcommands(self, *others: Any, **options: Any) -> Any:  # noqa: ANN401  # as its base
-        """Add the other commands."""
-        self.commands = super().add_subcommands(*others, **options)
-        for name in COMMANDS:
-            module = importlib.import_module(module_of(name))
-            if own := getattr(module, "COMMAND", None):
-                self.commands.add_subcommand(name, own.build_parser(name, type(self)))
-            elif group := getattr(module, "COMMANDS", None):
-                parser = _CompletionParser(prog=name)
-                self.commands.add_subcommand(name, parser)
-                words = ArgumentParser.add_subcommands(parser)
-                for word, command in group.items():
-                    words.add_subcommand(word, command.build_parser(word, type(self)))
-        return self.commands
-
-    def parse_args(self, *arguments: Any, **options: Any) -> Namespace:  # type: ignore[override]
-        """Print the script and end."""
-        self.commands.add_subcommand("doctor", self.stages[0])  # takes the flags of `fit`
-        names = _PREAMBLE.format(function=CONFIGS, names=" ".join(config_names()))
-        preambles = [names] if self.shell == "bash" else []
-        print(self.get_completion_script(f"shtab-{self.shell}", preambles=preambles))
-        raise SystemExit(0)
 
 
 def completion(shell: Literal["bash", "zsh", "tcsh"] = "bash") -> None:
@@ -58,8 +11,10 @@ def completion(shell: Literal["bash", "zsh", "tcsh"] = "bash") -> None:
     Args:
         shell: The shell.
     """
-    _CompletionParser.shell = shell
-    run_cli(parser_class=_CompletionParser)
+    # imports torch, for which --help does not wait
+    from lit_rlhf.cli.completion_parser import print_script
+
+    print_script(shell)
 
 
 COMMAND = Command(completion)

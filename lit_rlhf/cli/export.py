@@ -1,27 +1,15 @@
 """`lit_rlhf export`: write a checkpoint or model as a folder that other programs load."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import huggingface_hub
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # in its docs
-from rich.console import Console
-from rich.text import Text
-
+from lit_rlhf.choices import DType, HeadFormat, NetworkName
 from lit_rlhf.command import Command
-from lit_rlhf.export import (
-    GGUF_SUFFIX,
-    ExportableModel,
-    NetworkName,
-    average_models,
-    load_checkpoint_model,
-    load_folder_model,
-    load_gguf_model,
-    with_text_contract,
-)
-from lit_rlhf.files import hash_model
-from lit_rlhf.models import ADAPTER_CONFIG, DType, HeadFormat, check_replaceable
-from lit_rlhf.strategies import is_checkpoint_folder
+
+if TYPE_CHECKING:  # it imports torch, for which --help does not wait
+    from lit_rlhf.export import ExportableModel
 
 PROG = "lit_rlhf export"
 
@@ -29,6 +17,7 @@ PROG = "lit_rlhf export"
 def export(
     checkpoint: str,
     output: str,
+    *,
     average: list[str] | None = None,
     network: NetworkName | None = None,
     format: HeadFormat = "transformers",
@@ -77,33 +66,19 @@ def export(
             f"output: expected a new or empty folder, got {output}, which has files; "
             "--overwrite true replaces a model"
         )
+    from rich.console import Console
+    from rich.text import Text  # rich would read markup in a path
+
+    from lit_rlhf.export import with_text_contract
+    from lit_rlhf.models import check_replaceable
+
     check_replaceable(folder)
     if push_to_hub is not None:  # refused here, before a model is read and written
-        validate_repo_id(push_to_hub)
-        if huggingface_hub.get_token() is None:
-            raise ValueError(
-                "push_to_hub: expected a token of the Hugging Face Hub to upload to "
-                f"{push_to_hub}, got none; log in with `hf auth login`, or set HF_TOKEN"
-            )
+        _check_upload(push_to_hub)
     console = Console(stderr=True)
-    # Text, because rich would read markup in a path
-    with console.status("") as status:
-
-        def load(source: str) -> ExportableModel:
-            status.update(Text(f"Reading {source}"))
-            if source.endswith(GGUF_SUFFIX):
-                return load_gguf_model(source, network, dtype)
-            if _is_model_folder(Path(source)):
-                return load_folder_model(source, network, dtype, base, trust_remote_code)
-            command = shlex.join([*PROG.split(), "--checkpoint", source])
-            return load_checkpoint_model(source, network, dtype, base, trust_remote_code, command)
-
-        if average:
-            sources = [checkpoint, *average]
-            names = [f"{Path(s).name} {hash_model(s) or 'of a checkpoint'}" for s in sources]
-            exported = average_models(map(load, sources), names)
-        else:
-            exported = load(checkpoint)
+    loader = _Loader(network, dtype, base, trust_remote_code)
+    with console.status(Text(f"Reading {checkpoint}")) as status:
+        exported = loader.average([checkpoint, *average]) if average else loader.load(checkpoint)
         if chat_template is not None:
             exported = with_text_contract(exported, chat_template)
         status.update(Text(f"Writing {output}"))
@@ -113,22 +88,92 @@ def export(
             raise ValueError(f"format: expected transformers for adapters, got {format!r}")
         else:
             exported.save_adapters(output)
-    sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
-    weights = f"{sum(sizes) / 1e6:,.1f} MB of weights in {len(sizes)} file"
-    print(f"Exported the {exported.name} to {output}: {weights}{'s' * (len(sizes) != 1)}")
-    if exported.contract is None:
-        print(
-            "No text_contract.json was written: the source does not say which chat template the "
-            "model was trained with. Name it with --chat_template."
-        )
+    _tell_written(exported, folder)
     if push_to_hub is not None:
         with console.status(Text(f"Uploading to {push_to_hub}")):
             print(f"Uploaded: {_upload(output, push_to_hub, private)}")
     return folder
 
 
+@dataclass(frozen=True)
+class _Loader:
+    """Reads checkpoints and models with the options of an export.
+
+    Attributes:
+        network: Network to take; `None` for the policy, or the only one.
+        dtype: Type of the weights; `None` for the source's own.
+        base: Folder or hub id of the base model, if it is not where the run found it.
+        trust_remote_code: Run code that comes with a model.
+    """
+
+    network: NetworkName | None
+    dtype: DType | None
+    base: str | None
+    trust_remote_code: bool
+
+    def load(self, source: str) -> "ExportableModel":
+        """Read a checkpoint, a model's folder or a GGUF file."""
+        from lit_rlhf.export import (
+            GGUF_SUFFIX,
+            load_checkpoint_model,
+            load_folder_model,
+            load_gguf_model,
+        )
+
+        if source.endswith(GGUF_SUFFIX):
+            return load_gguf_model(source, self.network, self.dtype)
+        if _is_model_folder(Path(source)):
+            return load_folder_model(
+                source, self.network, self.dtype, self.base, self.trust_remote_code
+            )
+        return load_checkpoint_model(
+            source,
+            network=self.network,
+            dtype=self.dtype,
+            base=self.base,
+            trust_remote_code=self.trust_remote_code,
+            command=shlex.join([*PROG.split(), "--checkpoint", source]),
+        )
+
+    def average(self, sources: list[str]) -> "ExportableModel":
+        """Average the weights of checkpoints and models."""
+        from lit_rlhf.export import average_models
+        from lit_rlhf.files import hash_model
+
+        names = [f"{Path(s).name} {hash_model(s) or 'of a checkpoint'}" for s in sources]
+        return average_models(map(self.load, sources), names)
+
+
+def _check_upload(repository: str) -> None:
+    """Refuse a name that the hub does not take, and an upload without a token."""
+    import huggingface_hub
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # in its docs
+
+    validate_repo_id(repository)
+    if huggingface_hub.get_token() is None:
+        raise ValueError(
+            "push_to_hub: expected a token of the Hugging Face Hub to upload to "
+            f"{repository}, got none; log in with `hf auth login`, or set HF_TOKEN"
+        )
+
+
+def _tell_written(exported: "ExportableModel", folder: Path) -> None:
+    """Print what was written, and what it lacks."""
+    sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    weights = f"{sum(sizes) / 1e6:,.1f} MB of weights in {len(sizes)} file{'s' * (len(sizes) != 1)}"
+    print(f"Exported the {exported.name} to {folder}: {weights}")
+    if exported.contract is None:
+        print(
+            "No text_contract.json was written: the source does not say which chat template the "
+            "model was trained with. Name it with --chat_template."
+        )
+
+
 def _is_model_folder(source: Path) -> bool:
     """Tell a model's folder (True) from a checkpoint."""
+    from lit_rlhf.models import ADAPTER_CONFIG
+    from lit_rlhf.strategies import is_checkpoint_folder
+
     if any((source / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         return True
     if source.is_dir() and not is_checkpoint_folder(source):
@@ -141,7 +186,15 @@ def _is_model_folder(source: Path) -> bool:
 
 
 def _upload(folder: str, repository: str, private: bool) -> str:
-    """Upload the folder and return the address of the repository."""
+    """Upload a folder and return the address of the repository.
+
+    Args:
+        folder: The folder.
+        repository: Its name on the hub, as OWNER/NAME.
+        private: Whether a new repository is private.
+    """
+    import huggingface_hub
+
     api = huggingface_hub.HfApi()
     try:
         url = api.create_repo(repository, private=private, exist_ok=True)

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING
 
 from lit_rlhf.command import Command
-from lit_rlhf.data import CHAT_TEMPLATES, DataSource, RecordError, load_records
-from lit_rlhf.models import build_untrained_llama, replace_folder
+from lit_rlhf.paths import check_data_paths
 
-EOS_TOKEN, PAD_TOKEN = "<|endoftext|>", "<|pad|>"
+if TYPE_CHECKING:  # imports torch, for which --help does not wait
+    from transformers import PreTrainedTokenizerFast
+
+EOS_TOKEN = "<|endoftext|>"
+PAD_TOKEN = "<|pad|>"
 _BYTES = 256
 _ROLES = {"user": "\n\nHuman: ", "assistant": "\n\nAssistant: "}
 
@@ -18,6 +19,7 @@ _ROLES = {"user": "\n\nHuman: ", "assistant": "\n\nAssistant: "}
 def init(
     data: list[str],
     output_dir: str,
+    *,
     vocab: int = 2048,
     layers: int = 3,
     hidden: int = 128,
@@ -54,9 +56,19 @@ def init(
             f"output_dir: expected a free name, got {output_dir}, which exists; delete it or "
             "choose another one"
         )
+    check_data_paths(data)
+    from lit_rlhf.models import build_untrained_llama, replace_folder
+
     tokenizer = _train_tokenizer(texts(data), vocab, max_positions)
-    sizes = (layers, heads, hidden, 3 * hidden, max_positions)
-    model = build_untrained_llama(tokenizer, seed, *sizes)
+    model = build_untrained_llama(
+        tokenizer,
+        seed,
+        layers=layers,
+        heads=heads,
+        hidden=hidden,
+        intermediate=3 * hidden,
+        positions=max_positions,
+    )
     with replace_folder(output_dir) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -68,6 +80,8 @@ def init(
 
 def texts(files: Sequence[str]) -> Iterator[str]:
     """The texts of files: turns with their roles, or documents."""
+    from lit_rlhf.data import DataSource, RecordError, load_records
+
     for file in files:
         sources = [DataSource(file)]
         try:
@@ -85,8 +99,19 @@ def texts(files: Sequence[str]) -> Iterator[str]:
 
 def _train_tokenizer(
     texts: Iterator[str], vocab: int, max_positions: int
-) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer, which can encode any text."""
+) -> "PreTrainedTokenizerFast":
+    """Train a byte-level BPE tokenizer, which can encode any text.
+
+    Args:
+        texts: What it is trained on.
+        vocab: Number of tokens.
+        max_positions: Longest text of the model, in tokens.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    from lit_rlhf.data import CHAT_TEMPLATES
+
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from lit_rlhf import __version__
-from lit_rlhf.cli.registry import COMMANDS, STAGES, module_of
+from lit_rlhf.cli.registry import COMMANDS, STAGES, WITHOUT_MODELS, module_of
 from lit_rlhf.environment import set_environment
 from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.terminal import check_output, fold, help_text, outlive_terminal
@@ -94,6 +94,9 @@ def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
         settings = " ".join(f"{variable}={value}" for variable, value in values.items())
         print(f"lit_rlhf: set {settings}", file=sys.stderr)
     _find_modules_here()
+    _hide_notes_of_loading()
+    if name not in WITHOUT_MODELS and {"-h", "--help"}.isdisjoint(words):
+        _hide_bars_of_models()
     threading.excepthook = _tell_error_of_thread
     try:
         command = _import_command(name, owns_process)
@@ -134,7 +137,6 @@ def _import_command(name: str, owns_process: bool) -> ModuleType:
     """
     gc.disable()
     command = importlib.import_module(module_of(name))
-    _hide_notes_of_loading()
     if owns_process:  # nor would it find any later; parsing a configuration took 1 s longer
         gc.freeze()
     gc.enable()
@@ -202,13 +204,21 @@ def _tell_error_of_thread(raised: threading.ExceptHookArgs) -> None:
 
 
 def _hide_notes_of_loading() -> None:
-    """Hide transformers' bars for models, which break the stages', and DeepSpeed's note."""
+    """Hide what libraries say as they are imported and no user can do anything about."""
+    # PEFT imports bitsandbytes wherever it is installed; without the package `kernels` it warns
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    logging.getLogger("DeepSpeed").addFilter(_is_no_note_of_deepspeed)
+
+
+def _hide_bars_of_models() -> None:
+    """Hide transformers' bars for the files of a model, which break the bars of a stage."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
-    logging.getLogger("DeepSpeed").addFilter(
-        lambda record: "Setting accelerator to CPU" not in record.getMessage()  # DeepSpeed 0.19.8
-    )
+
+
+def _is_no_note_of_deepspeed(record: logging.LogRecord) -> bool:
+    return "Setting accelerator to CPU" not in record.getMessage()  # of DeepSpeed 0.19.8
 
 
 if __name__ == "__main__":

@@ -33,6 +33,10 @@ Their modules have `main(argv)`, or a `COMMAND` or a group of `COMMANDS` that ne
 """
 
 
+WITHOUT_MODELS = frozenset({"completion", "configs", "quickstart", "show", "watch"})
+"""Commands that neither load nor save a model themselves."""
+
+
 def module_of(name: str) -> str:
     """Name of the module of a command."""
     if name in STAGES:

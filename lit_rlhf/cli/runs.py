@@ -32,8 +32,10 @@ def name_run(config: Namespace) -> None:
 
     Both are then reset: the configuration that is saved names the folders themselves.
     """
-    name, suffixes = config.name, config.suffix
-    config.name, config.suffix = None, []
+    name = config.name
+    suffixes = config.suffix
+    config.name = None
+    config.suffix = []
     if name is None and not suffixes:
         return
     if name in ("", "..") or (name and Path(name).name != name):

@@ -49,8 +49,9 @@ def describe_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a folder or file, with the files that have changed since."""
     from lit_rlhf.files import hash_files, listed_files, read_manifest
 
-    listed, current = listed_files(path, strict=True), hash_files(path)
-    changed = [name for name in {**listed, **current} if listed.get(name) != current.get(name)]
+    listed = listed_files(path, strict=True)
+    hashes = hash_files(path)
+    changed = [name for name in {**listed, **hashes} if listed.get(name) != hashes.get(name)]
     manifest = read_manifest(path)
     origin = {name: value for name, value in manifest.get("made", {}).items() if value}
     return {

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -296,10 +296,14 @@ class RLHFCLI(LightningCLI):
         """Train, unless the run is finished; at an interruption, print the command that resumes.
 
         A run that a detector ended as collapsed ends with `_COLLAPSED_STATUS`.
+
+        Args:
+            model: The module.
+            **arguments: Further arguments of `Trainer.fit`.
         """
-        given, trainer = self._given["fit"], self.trainer
+        given = self._given["fit"]
         if isinstance(model, StageModule):
-            model.trainer = trainer  # its default folder is the Trainer's log folder
+            model.trainer = self.trainer  # its default folder is the Trainer's log folder
             model.command = hash_command(given)
             model.allow_changes = given.allow_changes
             if given.ckpt_path == "last" and has_finished(model.finished_dir, model.command):
@@ -308,18 +312,30 @@ class RLHFCLI(LightningCLI):
                     "trained or written. To train again, leave out --ckpt_path last."
                 )
                 return
-        writes = trainer.is_global_zero and not is_dry_run(trainer)
-        # A checkpoint from elsewhere begins another run, which must not replace one that is there.
-        parents = Path(given.ckpt_path).resolve().parents if given.ckpt_path else ()
-        resumes = given.ckpt_path == "last" or any(
-            folder.resolve() in parents for folder in folders_during(trainer)
-        )
-        begins = self.config_init["fit"].ckpt_path is None  # also `last` that found none
-        holds = isinstance(model, StageModule) and has_finished(model.finished_dir)
-        if writes and (not resumes or (begins and holds)):
+        writes = self.trainer.is_global_zero and not is_dry_run(self.trainer)
+        if writes and self._begins_another_run(model):
             self._make_room(model, given.overwrite)
+        self._train(model, arguments)
+        if find_collapse(self.trainer) is not None:
+            # Lightning ends all processes if one that it has launched ends with an error.
+            raise SystemExit(_COLLAPSED_STATUS if self.trainer.is_global_zero else 0)
+
+    def _begins_another_run(self, model: LightningModule) -> bool:
+        """Whether the run would replace what is in its folders, instead of continuing from it."""
+        path = self._given["fit"].ckpt_path
+        # a checkpoint from elsewhere begins another run
+        parents = Path(path).resolve().parents if path else ()
+        resumes = path == "last" or any(
+            folder.resolve() in parents for folder in folders_during(self.trainer)
+        )
+        found_none = self.config_init["fit"].ckpt_path is None  # `last` too
+        holds_model = isinstance(model, StageModule) and has_finished(model.finished_dir)
+        return not resumes or (found_none and holds_model)
+
+    def _train(self, model: LightningModule, arguments: Mapping[str, Any]) -> None:
+        """Train, and turn how it may end into the command's own errors and statuses."""
         try:
-            trainer.fit(model, **arguments)
+            self.trainer.fit(model, **arguments)
         except ChangedRunError as error:
             raise UsageError(f"--ckpt_path: {error}") from error
         except SystemExit as ended:  # SIGTERM, Ctrl-C
@@ -328,9 +344,6 @@ class RLHFCLI(LightningCLI):
             if ended.code == 1 and isinstance(ended.__context__, KeyboardInterrupt):
                 raise SystemExit(128 + signal.SIGINT) from ended
             raise
-        if find_collapse(trainer) is not None:
-            # Lightning ends all processes if one that it has launched ends with an error.
-            raise SystemExit(_COLLAPSED_STATUS if trainer.is_global_zero else 0)
 
     def _make_room(self, model: LightningModule, overwrite: bool) -> None:
         """Refuse folders with an earlier run, or have its files deleted when this one trains."""
@@ -400,12 +413,21 @@ def hide_notes_of_libraries() -> None:
     warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
     # LightningCLI warns about arguments other than sys.argv, which `quickstart` gives.
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_advertisement)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_news)
 
 
-def is_no_advertisement(record: logging.LogRecord) -> bool:
-    """Tell Lightning's advice to install further products from other messages."""
-    return "Tip: For seamless cloud" not in record.getMessage()
+_NO_NEWS = (
+    "Tip: ",  # advice to install further products
+    "TPU available: False",
+    "Loading `train_dataloader` to estimate number of stepping batches",
+    "`Trainer(limit_",  # repeats a setting
+)
+"""What messages of Lightning begin with that tell a user nothing."""
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether a message of Lightning tells a user something."""
+    return not record.getMessage().strip("\U0001f4a1 \n").startswith(_NO_NEWS)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -4,15 +4,12 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_rlhf.choices import OnBadRecord as OnBadRecord
 from lit_rlhf.data.examples import Example, TokenExample
 from lit_rlhf.data.records import Location, RecordError
-
-OnBadRecord = Literal["error", "skip"]
-"""Handler of a bad record: raise its error, or count it and continue."""
 
 MAX_SHOWN = 5
 """Number of bad records that a log message shows."""

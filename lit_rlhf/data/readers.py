@@ -19,23 +19,19 @@ import datasets
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # in its docs
 
 from lit_rlhf.data.records import Location, RecordError, Row
+from lit_rlhf.paths import (
+    CSV_SUFFIXES,
+    FILE_SUFFIXES,
+    LINE_SUFFIXES,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+)
+from lit_rlhf.paths import is_file_path as is_file_path
 
-_LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
-_JSON_SUFFIXES = (*_LINE_SUFFIXES, ".json", ".json.gz")
-_TEXT_SUFFIXES = (".txt", ".txt.gz")
-_CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
-_TABLE_SUFFIXES = (".parquet", ".arrow")
-_FILE_SUFFIXES = (*_JSON_SUFFIXES, *_CSV_SUFFIXES, *_TEXT_SUFFIXES, *_TABLE_SUFFIXES)
-"""The suffixes of data files. Any other path is a dataset."""
-_KNOWN_KINDS = "known ones end in " + ", ".join(s for s in _FILE_SUFFIXES if ".gz" not in s)
+_KNOWN_KINDS = "known ones end in " + ", ".join(s for s in FILE_SUFFIXES if ".gz" not in s)
 _NUMBER_COLUMNS = {"label", "labels", "margin", "choice", "better_response_id"}
 _NUMBER_COLUMNS |= {"preference_strength"}
 _LONGEST_CELL = 2**31 - 1  # the largest that every platform takes; the default is 131,072
-
-
-def is_file_path(path: str) -> bool:
-    """Whether a path names a data file, which need not exist, as opposed to a dataset."""
-    return path.lower().endswith(_FILE_SUFFIXES)
 
 
 def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
@@ -50,18 +46,18 @@ def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
         raise RecordError(Location(path), "empty file")
     lower = path.lower()
     try:
-        if lower.endswith(_TABLE_SUFFIXES):
+        if lower.endswith(TABLE_SUFFIXES):
             rows = datasets.load_dataset(
                 lower.rpartition(".")[2], data_files=[path], split="train", streaming=True
             )
             yield from number_rows(rows, path, source)
             return
         with gzip.open(path) if lower.endswith(".gz") else open(path, "rb") as file:
-            if lower.endswith(_TEXT_SUFFIXES):
+            if lower.endswith(TEXT_SUFFIXES):
                 yield Row({"text": _decode_all(file, path)}, Location(path, 1), source)
-            elif lower.endswith(_CSV_SUFFIXES):
+            elif lower.endswith(CSV_SUFFIXES):
                 yield from _read_csv(file, path, source)
-            elif _starts_array(file, of_objects=lower.endswith(_LINE_SUFFIXES)):
+            elif _starts_array(file, of_objects=lower.endswith(LINE_SUFFIXES)):
                 # the location of an element is its number, as with the rows of a dataset
                 values = _parse_json(_decode_all(file, path), Location(path), "broken JSON array")
                 for number, value in enumerate(values, start=1):

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf.choices import NetworkName as NetworkName
 from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.files import code_versions, write_manifest
 from lit_rlhf.finite import require_finite_weights
@@ -24,7 +25,6 @@ from lit_rlhf.models import (
     save_model_folder,
 )
 
-NetworkName = Literal["policy", "critic", "reward", "model"]
 BESIDE = "beside the scalar model."  # prefix of the weights of `ExportableModel.lm_head`
 
 

@@ -29,7 +29,7 @@ from lit_rlhf.files.manifest import manifest_path as manifest_path
 from lit_rlhf.files.manifest import read_manifest as read_manifest
 from lit_rlhf.files.manifest import write_manifest as write_manifest
 from lit_rlhf.files.results import ProgressFile as ProgressFile
-from lit_rlhf.files.results import check_outputs as check_outputs
 from lit_rlhf.files.results import json_lines as json_lines
 from lit_rlhf.files.results import write_json_lines as write_json_lines
 from lit_rlhf.files.results import write_text as write_text
+from lit_rlhf.paths import check_outputs as check_outputs

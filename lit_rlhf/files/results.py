@@ -37,18 +37,6 @@ def write_text(path: str | Path, text: str) -> Path:
     return target
 
 
-def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
-    """Refuse outputs, by option, that cannot be files or would replace an input or each other."""
-    reserved_paths = {os.path.realpath(path) for path in inputs if path is not None}
-    for name, path in outputs.items():
-        if path is None or (Path(path).exists() and not os.path.isdir(path) | os.path.isfile(path)):
-            continue  # a device or a pipe
-        if (file := os.path.realpath(path)) in reserved_paths or os.path.isdir(file):
-            why = "a folder" if os.path.isdir(file) else "one that this command reads or writes"
-            raise ValueError(f"{name}: expected a file of its own, got {path}, {why}")
-        reserved_paths.add(file)
-
-
 def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Path:
     """Write one JSON object per line, atomically like `write_text`."""
     return write_text(path, json_lines(records))

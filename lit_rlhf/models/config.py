@@ -1,12 +1,11 @@
 """Options of a network, and what the config in a model's folder says, before weights are loaded."""
 
 import json
-import re
 import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -14,11 +13,11 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedToke
 from transformers.utils.hub import cached_file
 
 from lit_rlhf.checks import check_choice, check_count, check_number, check_positive
+from lit_rlhf.choices import DType as DType
 from lit_rlhf.files import PARTIAL
+from lit_rlhf.paths import WRONG_VALUES as WRONG_VALUES
+from lit_rlhf.paths import check_model_path as check_model_path
 from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
-
-DType = Literal["float32", "bfloat16", "float16"]
-"""Names of the types that weights are loaded in."""
 
 DTYPES: tuple[str, ...] = get_args(DType)
 
@@ -33,11 +32,6 @@ SIZES = {
     "num_labels": 2**16,
 }
 """Largest sizes of a network that a config is believed; each is many times the largest known."""
-
-WRONG_VALUES = (TypeError, AttributeError, KeyError, AssertionError, RecursionError)
-"""Errors of libraries for a configuration with values that they do not expect."""
-
-_HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -100,56 +94,6 @@ class ModelOptions:
         dtype = getattr(torch, self.dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
-
-
-def check_model_path(path: str | Path) -> None:
-    """Refuse a path that is neither a folder nor can be a hub id.
-
-    transformers takes any string that is not a folder for a hub id: for a mistyped folder it asks
-    the network, several times, and then reports a missing repository.
-    """
-    if not isinstance(path, str | Path):
-        raise ValueError(
-            "path: expected a folder with a model or a hub id, got an object of the type "
-            f"{type(path).__name__}. The tokenizer, the copies of a network and a resumed run are "
-            "all read from there: save the model and its tokenizer with save_pretrained(folder), "
-            "and give the folder"
-        )
-    if path != "" and Path(path).is_dir():
-        for file in Path(path).iterdir():
-            if file.exists() and not (file.is_file() or file.is_dir()):  # reading it may not end
-                raise ValueError(f"path: expected a model's files, got the device or pipe {file}")
-        for index in Path(path).glob("*.index.json"):
-            _check_parts(index)
-        return
-    if Path(path).is_file():
-        raise ValueError(
-            f"path: expected a folder with a model, got the file {path}; `lit_rlhf export` makes "
-            "such a folder from a checkpoint or a GGUF file"
-        )
-    expected = (
-        "path: expected a folder with a model or a hub id (name or owner/name), got "
-        f"{str(path)!r}, which is not a folder here and "
-    )
-    advice = "; if another stage writes the folder, run that one first"
-    if isinstance(path, Path) or Path(path).exists() or _HUB_ID.fullmatch(path) is None:
-        raise ValueError(expected + "not of the form of a hub id" + advice)
-    owner, _, name = path.partition("/")
-    if name and Path(owner).is_dir():
-        raise ValueError(
-            expected + f"no hub id either: {owner!r} is a folder without {name!r}" + advice
-        )
-
-
-def _check_parts(index: Path) -> None:
-    """Refuse a list of a model's files that leads out of its folder, or is none."""
-    try:
-        parts = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        outside = [part for part in parts if Path(part).name != part]
-    except (ValueError, *WRONG_VALUES) as error:
-        raise ValueError(f"path: expected a list of files in {index}: {error!r}") from error
-    if outside:
-        raise ValueError(f"path: expected files beside {index}, which lists {outside[0]}")
 
 
 def check_model_folder(folder: Path) -> None:

@@ -25,7 +25,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,11 +39,9 @@ from transformers.utils import (
 )
 from transformers.utils.hub import cached_file
 
+from lit_rlhf.choices import HeadFormat as HeadFormat
 from lit_rlhf.forward import trunk_of
 from lit_rlhf.models.config import is_classifier
-
-HeadFormat = Literal["transformers", "openrlhf", "trl"]
-"""The project under whose names a scalar model is saved."""
 
 _HEAD_NAMES = ("score", "value_head", "reward_head", "v_head.summary")
 _TRL_PREFIX = "pretrained_model."

@@ -75,6 +75,28 @@ def test_help_of_a_command_does_not_wait_for_libraries(name: str) -> None:
     assert ran.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generate", "hi", "--models", "no/such/model"], "got 'no/such/model', which is not a"),
+        (["generate", "--models", "a"], "expected exactly one of them"),
+        (["evaluate", "--policies", "a", "--prompts", "lost.jsonl"], "lost.jsonl: no such file"),
+        (["evaluate", "--polices", "a"], "did you mean policies?"),
+        (["start", "lost.csv"], "lost.csv: no such file"),
+        (["init", "--data", "lost.csv", "--output_dir", "x"], "lost.csv: no such file"),
+    ],
+)
+def test_a_wrong_path_or_option_is_told_before_torch_is_imported(
+    words: list[str], said: str
+) -> None:
+    ran = run_code(
+        f"try: main({words!r})", "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    assert ran.returncode != 0
+    assert said in ran.stderr
+    assert "False" in ran.stderr.splitlines()
+
+
 @pytest.mark.slow
 def test_fit_imports_no_library_that_it_does_not_need(tmp_path: Path) -> None:
     lines = [

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import Strategy
 
 from lit_callbacks import StageProgressBar
 from lit_rlhf.cli.main import stage_usage
-from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, is_no_advertisement, run_cli
+from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, is_news, run_cli
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import generate_responses
 from tests.support import fit_command
@@ -199,7 +199,7 @@ def test_a_run_shows_no_foreign_note(world: Path, tmp_path: Path, capsys: Any, c
     shown = capsys.readouterr()
     told = shown.out + shown.err + caplog.text
     assert "Tip:" not in told
-    assert logger.filters.count(is_no_advertisement) == 1
+    assert logger.filters.count(is_news) == 1
 
 
 def fit_ppo(root: Path, sampler: Any = None, **trainer: Any) -> RLHFCLI:

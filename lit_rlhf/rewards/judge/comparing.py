@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+from lit_rlhf.choices import Criterion as Criterion
 from lit_rlhf.data import Message
 from lit_rlhf.rewards.judge.endpoint import (
     PROMPTS,
@@ -24,7 +25,6 @@ from lit_rlhf.rewards.judge.endpoint import (
     escape_json,
 )
 
-Criterion = Literal["helpful", "harmless"]
 Verdict = Literal["A", "B", "tie"]
 
 _TEXTS = PROMPTS["compare"]

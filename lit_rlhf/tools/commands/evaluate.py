@@ -1,27 +1,20 @@
 """`lit_rlhf evaluate`: compare policies by rewards, a judge and benchmarks."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_rlhf.command import Command
-from lit_rlhf.data import DataSource, is_file_path
-from lit_rlhf.files import check_outputs, check_responses, code_versions, hash_model, write_text
+from lit_rlhf.paths import check_data_paths, check_model_path, check_outputs, is_file_path
 from lit_rlhf.tools.commands.sampling import SamplingFlags
-from lit_rlhf.tools.evaluation import (
-    Comparison,
-    Responses,
-    compare_policies,
-    kl_figure,
-    outcome_figure,
-    print_comparison,
-    read_responses,
-    save_figure,
-)
-from lit_rlhf.tools.evaluation.benchmarks import print_benchmarks, run_benchmarks
-from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies, print_judgement
-from lit_rlhf.tools.evaluation.loading import choose_device
+from lit_rlhf.tools.judge_options import JudgeOptions
+
+if TYPE_CHECKING:  # they import torch, for which --help does not wait
+    from lit_rlhf.data import DataSource
+    from lit_rlhf.tools.evaluation import Comparison, Responses
+    from lit_rlhf.tools.evaluation.outcomes import HeadToHeads
 
 _NO_JUDGE = JudgeOptions()
 
@@ -102,61 +95,116 @@ SETTINGS = (
 
 
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
-    """Compare policies and return the report, which is also printed and written."""
+    """Compare policies and return the report, which is also printed and written.
+
+    Args:
+        options: What to compare, and how.
+    """
     _check_options(options)
-    report: dict[str, Any] = {}
-    head_to_heads = []
-    responses: Responses | None = None
-    if any(is_file_path(policy) for policy in options.policies):
-        report["inputs"] = {path: check_responses(Path(path)) for path in options.policies}
-        responses = read_responses(options.policies, options.max_prompts)
-        report |= {"baseline": next(iter(responses.by_policy)), "n_prompts": len(responses.prompts)}
-    elif options.source is not None:
-        comparison = _sample_and_compare(options, options.source)
-        report = comparison.as_dict()
-        report["settings"] = {name: getattr(options, name) for name in SETTINGS}
-        report["settings"]["samples_per_prompt"] = options.n_samples
-        responses, head_to_heads = comparison.responses, comparison.head_to_heads
-        if options.kl_chart is not None:
-            print(f"Chart: {save_figure(kl_figure(comparison), options.kl_chart)}")
-    else:
-        report["inputs"] = {"policies": {path: hash_model(path) for path in options.policies}}
+    from lit_rlhf.files import code_versions, write_text
+
+    report, responses, head_to_heads = _compare(options)
     report["versions"] = code_versions()
     if options.judge.model is not None and responses is not None:
-        judgement = judge_policies(responses, options.judge)
-        print_judgement(judgement)
-        report["judge"] = judgement.as_dict()
-        head_to_heads = head_to_heads + judgement.head_to_heads
+        head_to_heads = [*head_to_heads, *_ask_judge(options.judge, responses, report)]
     if options.benchmarks or options.choices:
-        benchmark_report = run_benchmarks(
-            options.policies,
-            tasks=options.benchmarks or (),
-            choices=options.choices or (),
-            model_options=options.model_options,
-            device=choose_device(options.device),
-            batch_size=options.benchmark_batch_size,
-            shots=options.shots,
-            max_questions=options.max_questions,
-        )
-        print_benchmarks(benchmark_report)
-        report["benchmarks"] = asdict(benchmark_report)
+        report["benchmarks"] = _run_benchmarks(options)
         report.setdefault("settings", {"dtype": options.dtype})
     if options.chart is not None:
-        figure = outcome_figure(head_to_heads, report["baseline"])
-        print(f"Chart: {save_figure(figure, options.chart)}")
+        _draw_outcomes(options.chart, head_to_heads, report["baseline"])
     if options.output is not None:
         text = json.dumps(report, indent=2) + "\n"
         print(f"Report: {write_text(options.output, text)}")
     return report
 
 
-def _sample_and_compare(options: EvaluateOptions, prompts: DataSource) -> Comparison:
+class _Compared(NamedTuple):
+    """What the policies' responses have in common with a report.
+
+    Attributes:
+        report: The report so far.
+        responses: The responses; `None` if there are no prompts.
+        head_to_heads: How often each policy wins against the baseline, by reward.
+    """
+
+    report: dict[str, Any]
+    responses: "Responses | None" = None
+    head_to_heads: "Sequence[HeadToHeads]" = ()
+
+
+def _compare(options: EvaluateOptions) -> _Compared:
+    """Read responses, or sample and score them; without prompts, only note the models."""
+    from lit_rlhf.files import check_responses, hash_model
+    from lit_rlhf.tools.evaluation import kl_figure, read_responses, save_figure
+
+    if any(is_file_path(policy) for policy in options.policies):
+        inputs = {path: check_responses(Path(path)) for path in options.policies}
+        responses = read_responses(options.policies, options.max_prompts)
+        baseline = next(iter(responses.by_policy))
+        n_prompts = len(responses.prompts)
+        return _Compared(
+            {"inputs": inputs, "baseline": baseline, "n_prompts": n_prompts}, responses
+        )
+    if options.source is None:
+        hashes = {path: hash_model(path) for path in options.policies}
+        return _Compared({"inputs": {"policies": hashes}})
+    comparison = _sample_and_compare(options, options.source)
+    report = comparison.as_dict()
+    report["settings"] = {name: getattr(options, name) for name in SETTINGS}
+    report["settings"]["samples_per_prompt"] = options.n_samples
+    if options.kl_chart is not None:
+        print(f"Chart: {save_figure(kl_figure(comparison), options.kl_chart)}")
+    return _Compared(report, comparison.responses, comparison.head_to_heads)
+
+
+def _ask_judge(
+    judge: JudgeOptions, responses: "Responses", report: dict[str, Any]
+) -> "Sequence[HeadToHeads]":
+    """Let a judge compare the responses, and add its verdicts to the report."""
+    from lit_rlhf.tools.evaluation.judge import judge_policies, print_judgement
+
+    judgement = judge_policies(responses, judge)
+    print_judgement(judgement)
+    report["judge"] = judgement.as_dict()
+    return judgement.head_to_heads
+
+
+def _run_benchmarks(options: EvaluateOptions) -> dict[str, Any]:
+    """Run the benchmarks, and print their results."""
+    from lit_rlhf.tools.evaluation.benchmarks import print_benchmarks, run_benchmarks
+    from lit_rlhf.tools.evaluation.loading import choose_device
+
+    results = run_benchmarks(
+        options.policies,
+        tasks=options.benchmarks or (),
+        choices=options.choices or (),
+        model_options=options.model_options,
+        device=choose_device(options.device),
+        batch_size=options.benchmark_batch_size,
+        shots=options.shots,
+        max_questions=options.max_questions,
+    )
+    print_benchmarks(results)
+    return asdict(results)
+
+
+def _draw_outcomes(path: str, head_to_heads: "Sequence[HeadToHeads]", baseline: str) -> None:
+    """Draw how often each policy wins, ties and loses."""
+    from lit_rlhf.tools.evaluation import outcome_figure, save_figure
+
+    print(f"Chart: {save_figure(outcome_figure(head_to_heads, baseline), path)}")
+
+
+def _sample_and_compare(options: EvaluateOptions, prompts: "DataSource") -> "Comparison":
     """Let the policies respond to prompts, and print how they compare."""
+    from lit_rlhf.tools.evaluation import compare_policies, print_comparison
+    from lit_rlhf.tools.evaluation.loading import choose_device
+
     comparison = compare_policies(
         options.policies,
         prompts,
         options.rewards or {},
-        options.sampling,
+        sampling=options.sampling,
         model_options=options.model_options,
         device=choose_device(options.device),
         batch_size=options.batch_size,
@@ -186,20 +234,10 @@ def _sample_and_compare(options: EvaluateOptions, prompts: DataSource) -> Compar
 
 def _check_options(options: EvaluateOptions) -> None:
     """Refuse options that do not fit together, before hours of work."""
-    names = ("output", "responses", "chart", "kl_chart")
-    outputs = {name: getattr(options, name) for name in names}
-    check_outputs(outputs, [options.prompts, *options.policies])
-    for name in ("chart", "kl_chart"):
-        file = getattr(options, name)
-        if file is not None:
-            from matplotlib.figure import Figure
-
-            known = sorted(Figure().canvas.get_supported_filetypes())
-            if Path(file).suffix.removeprefix(".") not in known:
-                raise ValueError(f"{name}: expected one of the suffixes {known}, got {file}")
+    _check_outputs(options)
+    models = [policy for policy in options.policies if not is_file_path(policy)]
     if options.rewards is None and (options.kl_chart or options.best_of):
         raise ValueError("rewards: expected at least one with best_of or kl_chart, got none")
-    models = [policy for policy in options.policies if not is_file_path(policy)]
     if len(models) < len(options.policies):
         if models:
             raise ValueError(
@@ -234,6 +272,24 @@ def _check_options(options: EvaluateOptions) -> None:
                 "prompts: expected a file of prompts or a dataset's id, to compare responses; or "
                 "benchmarks or choices, got none of them"
             )
+    for model in models:
+        check_model_path(model)
+    check_data_paths([] if options.prompts is None else [options.prompts])
+
+
+def _check_outputs(options: EvaluateOptions) -> None:
+    """Refuse files that cannot be written."""
+    names = ("output", "responses", "chart", "kl_chart")
+    outputs = {name: getattr(options, name) for name in names}
+    check_outputs(outputs, [options.prompts, *options.policies])
+    for name in ("chart", "kl_chart"):
+        file = getattr(options, name)
+        if file is not None:
+            from matplotlib.figure import Figure
+
+            known = sorted(Figure().canvas.get_supported_filetypes())
+            if Path(file).suffix.removeprefix(".") not in known:
+                raise ValueError(f"{name}: expected one of the suffixes {known}, got {file}")
 
 
 LISTS = ("policies", "benchmarks", "best_of", "choices")

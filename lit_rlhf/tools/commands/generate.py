@@ -3,23 +3,16 @@
 import importlib
 import sys
 from dataclasses import dataclass, replace
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from lit_rlhf.command import Command
-from lit_rlhf.data import parse_prompts
-from lit_rlhf.files import check_outputs, json_lines
-from lit_rlhf.rollout import SamplingOptions
+from lit_rlhf.paths import check_data_paths, check_model_path, check_outputs
 from lit_rlhf.tools.commands.sampling import SamplingFlags
-from lit_rlhf.tools.evaluation import (
-    Generation,
-    generate_from_models,
-    print_generation,
-    read_prompts,
-)
-from lit_rlhf.tools.evaluation.chat import Chat, load_speakers
-from lit_rlhf.tools.evaluation.loading import choose_device
-from lit_rlhf.tools.evaluation.output import NOTE_STYLE, print_text
+
+if TYPE_CHECKING:  # they import torch, for which --help does not wait
+    from lit_rlhf.rollout import SamplingOptions
+    from lit_rlhf.tools.evaluation import Generation
+    from lit_rlhf.tools.evaluation.chat import Chat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +49,35 @@ class GenerateOptions(SamplingFlags):
     seed: int = 0
 
     @property
-    def sampling(self) -> SamplingOptions:
+    def sampling(self) -> "SamplingOptions":
         """How responses are sampled."""
         return replace(super().sampling, top_k=self.top_k, do_sample=self.do_sample)
 
 
-def generate(options: GenerateOptions) -> Generation | None:
-    """Sample responses and print or write them, or chat."""
-    models, output, device = options.models, options.output, choose_device(options.device)
+def generate(options: GenerateOptions) -> "Generation | None":
+    """Sample responses and print or write them, or chat.
+
+    Args:
+        options: What to sample, and how.
+
+    Returns:
+        The responses; `None` after a chat.
+    """
+    _check_options(options)
+    if options.chat:
+        _run_chat(_prepare_chat(options))
+        return None
+    generation = _sample(options)
+    for name, number in generation.shortened.items():
+        if number:
+            # standard output may be a file of records
+            print(f"{name}: {number} prompts were shortened to fit its length.", file=sys.stderr)
+    _show(generation, options.output)
+    return generation
+
+
+def _check_options(options: GenerateOptions) -> None:
+    """Refuse options that do not fit together, before torch is imported."""
     given = [name for name in ("prompts", "prompt", "chat") if getattr(options, name)]
     if len(given) != 1:
         raise ValueError(
@@ -71,56 +85,78 @@ def generate(options: GenerateOptions) -> Generation | None:
             f"--prompt 'TEXT' or --chat), got {' and '.join(given) or 'none'}; a prompt "
             "without a flag goes first: lit_rlhf generate 'TEXT' --models FOLDER"
         )
-    check_outputs({"output": output}, [options.prompts])
-    if options.chat:
-        if output is not None or options.responses_per_prompt != 1:
-            raise ValueError(
-                "output, responses_per_prompt: expected neither with --chat, which shows one "
-                "response of each model"
-            )
-        speakers = load_speakers(
-            models,
-            options.sampling,
-            model_options=options.model_options,
-            device=device,
-            chat_template=options.chat_template,
-            max_prompt_length=options.max_prompt_length,
+    check_outputs({"output": options.output}, [options.prompts])
+    if options.chat and (options.output is not None or options.responses_per_prompt != 1):
+        raise ValueError(
+            "output, responses_per_prompt: expected neither with --chat, which shows one "
+            "response of each model"
         )
-        _run_chat(Chat(speakers, options.sampling, Console(), options.seed))
-        return None
+    for model in options.models:
+        check_model_path(model)
+    check_data_paths([] if options.prompts is None else [options.prompts])
+
+
+def _prepare_chat(options: GenerateOptions) -> "Chat":
+    """Load the models of a chat."""
+    from rich.console import Console
+
+    from lit_rlhf.tools.evaluation.chat import Chat, load_speakers
+    from lit_rlhf.tools.evaluation.loading import choose_device
+
+    speakers = load_speakers(
+        options.models,
+        sampling=options.sampling,
+        model_options=options.model_options,
+        device=choose_device(options.device),
+        chat_template=options.chat_template,
+        max_prompt_length=options.max_prompt_length,
+    )
+    return Chat(speakers, options.sampling, Console(), options.seed)
+
+
+def _sample(options: GenerateOptions) -> "Generation":
+    """Sample responses to the prompts of a file or of the command line."""
+    from lit_rlhf.data import parse_prompts
+    from lit_rlhf.tools.evaluation import generate_from_models, read_prompts
+    from lit_rlhf.tools.evaluation.loading import choose_device
+
     if options.source is not None:
         records = read_prompts(options.source, options.max_prompts, options.on_bad_record)
     else:
         records = parse_prompts(options.prompt or [])
-    generation = generate_from_models(
-        models,
+    return generate_from_models(
+        options.models,
         records,
-        options.sampling,
+        sampling=options.sampling,
         model_options=options.model_options,
-        device=device,
+        device=choose_device(options.device),
         batch_size=options.batch_size,
         responses_per_prompt=options.responses_per_prompt,
         chat_template=options.chat_template,
         max_prompt_length=options.max_prompt_length,
         seed=options.seed,
-        output=None if output == "-" else output,
+        output=None if options.output == "-" else options.output,
         on_bad_record=options.on_bad_record,
     )
-    for name, number in generation.shortened.items():
-        if number:
-            # standard output may be a file of records
-            print(f"{name}: {number} prompts were shortened to fit its length.", file=sys.stderr)
+
+
+def _show(generation: "Generation", output: str | None) -> None:
+    """Print responses, or where they are."""
+    from lit_rlhf.files import json_lines
+    from lit_rlhf.tools.evaluation import print_generation
+
     if output is None:
         print_generation(generation)
     elif output == "-":
         print(json_lines(generation.records()), end="")
     else:
         print(f"Responses: {output}")
-    return generation
 
 
-def _run_chat(chat: Chat) -> None:
+def _run_chat(chat: "Chat") -> None:
     """Run a chat with the user at the terminal, or with the lines of a file or a pipe."""
+    from lit_rlhf.tools.evaluation.output import NOTE_STYLE, print_text
+
     console = chat.console
 
     def read_piped() -> str:

@@ -3,31 +3,22 @@
 import dataclasses
 import random
 from itertools import chain, count, islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.command import Command
-from lit_rlhf.data import CHAT_TEMPLATES, DataSource, PromptBatch
-from lit_rlhf.files import ProgressFile
-from lit_rlhf.models import ModelOptions
-from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decode_responses
-from lit_rlhf.tools.evaluation.loading import choose_device, load_policy, load_shared_encoder
-from lit_rlhf.tools.evaluation.output import progress_bar
-from lit_rlhf.tools.evaluation.sampling import (
-    count_shortened,
-    encode_prompt_records,
-    hash_models,
-    hash_prompts,
-    read_prompts,
-    sample_batches,
-)
 from lit_rlhf.tools.lab import WORLDS, ResponsePair, WorldName, label_pair, read_world, write_world
+
+if TYPE_CHECKING:  # they import torch, for which --help does not wait
+    from lit_rlhf.data import PromptBatch
+    from lit_rlhf.rollout import RolloutBatch
 
 _MAX_ATTEMPTS = 20  # pairs sampled per pair asked for, before the policy is given up
 
 
 def world(
     output_dir: str,
+    *,
     seed: int = 0,
     world: WorldName = "biased",
     language: Literal["en", "zh", "both"] = "en",
@@ -50,6 +41,8 @@ def world(
         n_heldout_prompts: Number of prompts for evaluation, none of them a training prompt.
         n_texts: Number of documents for the ptx loss.
     """
+    from lit_rlhf.data import CHAT_TEMPLATES
+
     folder = write_world(
         output_dir,
         dataclasses.replace(WORLDS[world], language=language),
@@ -71,6 +64,7 @@ def sample_preferences(
     policy: str,
     world: str,
     output: str,
+    *,
     pairs: int = 12000,
     seed: int = 0,
     max_new_tokens: int = 48,
@@ -92,6 +86,21 @@ def sample_preferences(
         device: auto, cpu, cuda, cuda:1 and so on.
     """
     check_count("pairs", pairs)
+    from lit_rlhf.data import DataSource
+    from lit_rlhf.files import ProgressFile
+    from lit_rlhf.models import ModelOptions
+    from lit_rlhf.rollout import SamplingOptions, decode_responses
+    from lit_rlhf.tools.evaluation.loading import choose_device, load_policy, load_shared_encoder
+    from lit_rlhf.tools.evaluation.output import progress_bar
+    from lit_rlhf.tools.evaluation.sampling import (
+        count_shortened,
+        encode_prompt_records,
+        hash_models,
+        hash_prompts,
+        read_prompts,
+        sample_batches,
+    )
+
     settings_of_world = read_world(world)
     encoder = load_shared_encoder([policy])
     source = DataSource(f"{world}/prompts_train.jsonl")
@@ -108,7 +117,8 @@ def sample_preferences(
     prompt_rng = random.Random(f"prompts {seed}")
     # all prompts in random order, then all of them in another order, and so on
     order = chain.from_iterable(prompt_rng.sample(prompts, len(prompts)) for _ in count())
-    sampling_seeds, label_rng = random.Random(f"sampling {seed}"), random.Random(f"labels {seed}")
+    sampling_seeds = random.Random(f"sampling {seed}")
+    label_rng = random.Random(f"labels {seed}")
     settings = {
         "policy": hash_models([policy]),
         "world": dataclasses.asdict(settings_of_world),
@@ -120,8 +130,9 @@ def sample_preferences(
         "device": str(choose_device(device)),
     }
 
-    def describe(_: PromptBatch, rollouts: RolloutBatch) -> dict[str, Any]:
-        texts, ended = decode_responses(rollouts, encoder.tokenizer), rollouts.terminated.tolist()
+    def describe(_: "PromptBatch", rollouts: "RolloutBatch") -> dict[str, Any]:
+        texts = decode_responses(rollouts, encoder.tokenizer)
+        ended = rollouts.terminated.tolist()
         # the two responses to a prompt are consecutive rows
         return {"pairs": list(zip(texts[::2], texts[1::2], ended[::2], ended[1::2], strict=True))}
 

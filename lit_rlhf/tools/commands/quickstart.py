@@ -37,7 +37,8 @@ class Steps:
     """The steps of a quickstart that have begun, in a file; with other settings it begins anew."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path, self.settings = path, settings
+        self.path = path
+        self.settings = settings
         begun = json.loads(path.read_text("utf-8")) if path.exists() else {}
         self.differing = [n for n in settings if begun and begun["settings"][n] != settings[n]]
         self.begun: list[str] = [] if self.differing else begun.get("steps", [])
@@ -58,9 +59,16 @@ class Steps:
 class Quickstart:
     """The steps of the quickstart, each a command of `lit_rlhf` that is printed before it runs.
 
-    `configs` is the folder with the configurations of the stages, `pairs` the number of preferences
-    that the reward model learns from, and `steps` keeps which steps have begun, so that an
-    interrupted quickstart continues.
+    Attributes:
+        root: Folder for all files.
+        seed: Seed of the world, the weights, the order of the data and the rollouts.
+        world: Name of the world, which says how labellers err.
+        language: Language of the world.
+        configs: Folder with the configurations of the stages.
+        pairs: Number of preferences that the reward model learns from.
+        overwrite: Replace an earlier quickstart.
+        steps: Which steps have begun, so that an interrupted quickstart continues; `None` begins
+            each step anew.
     """
 
     root: Path
@@ -116,7 +124,13 @@ class Quickstart:
         self.fit(configs, *options, seeded=["--data.seed", "--model.seed"])
 
     def fit(self, configs: Sequence[str | Path], *options: str, seeded: Sequence[str]) -> None:
-        """Train a stage; the last configuration wins, and `seeded` flags get the seed."""
+        """Train a stage.
+
+        Args:
+            configs: Names or paths of its configurations; the last one wins.
+            *options: Further arguments of `lit_rlhf fit`.
+            seeded: Flags that get the seed.
+        """
         progress = self.begin(Path(configs[-1]).stem)
         if progress is Progress.FINISHED:
             return
@@ -157,8 +171,18 @@ class Quickstart:
 class Outcome(NamedTuple):
     """The numbers of a finished quickstart that tell what happened in it.
 
-    Means over the held-out prompts of the gold reward, of the score under the reward model, and of
-    being well-formed, for the SFT policy, vanilla PPO and PPO-max.
+    All are means over the held-out prompts but the deviation.
+
+    Attributes:
+        sft_gold: Gold reward of the SFT policy.
+        sft_std: Standard deviation of its gold reward over the prompts.
+        vanilla_gold: Gold reward of vanilla PPO.
+        max_gold: Gold reward of PPO-max.
+        vanilla_score: Score of vanilla PPO under the reward model.
+        max_score: Score of PPO-max under the reward model.
+        sft_well_formed: Share of well-formed responses of the SFT policy, 0 to 1.
+        vanilla_well_formed: The same of vanilla PPO.
+        max_well_formed: The same of PPO-max.
     """
 
     sft_gold: float
@@ -223,14 +247,20 @@ class Outcome(NamedTuple):
 
 def read_outcome(evaluation: Mapping[str, Any]) -> Outcome:
     """The outcome in the report of `lit_rlhf evaluate` on `sft`, `ppo_vanilla` and `ppo_max`."""
-    sft, vanilla, ppo_max = (
-        evaluation["policies"][name]["rewards"] for name in ("sft", "ppo_vanilla", "ppo_max")
-    )
-    golds = (sft["gold_reward"], vanilla["gold_reward"], ppo_max["gold_reward"])
+    policies = evaluation["policies"]
+    sft = policies["sft"]["rewards"]
+    vanilla = policies["ppo_vanilla"]["rewards"]
+    ppo_max = policies["ppo_max"]["rewards"]
     return Outcome(
-        *(golds[0]["mean"], golds[0]["std"], golds[1]["mean"], golds[2]["mean"]),
-        *(policy["reward"]["mean"] for policy in (vanilla, ppo_max)),
-        *(policy["well_formed"]["mean"] for policy in (sft, vanilla, ppo_max)),
+        sft_gold=sft["gold_reward"]["mean"],
+        sft_std=sft["gold_reward"]["std"],
+        vanilla_gold=vanilla["gold_reward"]["mean"],
+        max_gold=ppo_max["gold_reward"]["mean"],
+        vanilla_score=vanilla["reward"]["mean"],
+        max_score=ppo_max["reward"]["mean"],
+        sft_well_formed=sft["well_formed"]["mean"],
+        vanilla_well_formed=vanilla["well_formed"]["mean"],
+        max_well_formed=ppo_max["well_formed"]["mean"],
     )
 
 
@@ -244,6 +274,7 @@ def run(*arguments: str) -> None:
 
 def quickstart(
     output_dir: str = DEFAULT_DIR,
+    *,
     seed: int = 0,
     world: WorldName = "biased",
     language: Literal["en", "zh", "both"] = "en",
@@ -265,13 +296,36 @@ def quickstart(
         pairs: Number of preferences that the reward model learns from.
         overwrite: Replace an earlier quickstart in the folder.
     """
-    root, start = Path(output_dir), time.perf_counter()
-    stages = Quickstart(root, seed, world, language, Path(configs), pairs, overwrite)
+    start = time.perf_counter()
+    root = Path(output_dir)
+    stages = Quickstart(
+        root,
+        seed=seed,
+        world=world,
+        language=language,
+        configs=Path(configs),
+        pairs=pairs,
+        overwrite=overwrite,
+    )
+    stages.steps = _read_steps(stages)
+    stages.prepare()
+    stages.fit_ppo(["ppo_max.yaml", "ppo_vanilla.yaml"])
+    stages.fit_ppo(["ppo_max.yaml"])
+    stages.begin("comparison")
+    _draw_runs(root)
+    stages.evaluate("sft", "ppo_vanilla", "ppo_max")
+    stages.steps.path.unlink()  # finished: the same command does not replace it
+    _tell_end(root, minutes=(time.perf_counter() - start) / 60)
+
+
+def _read_steps(stages: Quickstart) -> Steps:
+    """Read how far an earlier call came; refuse to replace a quickstart that is finished."""
+    root = stages.root
     settings = {n: value for n, value in vars(stages).items() if n not in ("root", "steps")}
     files = sorted(stages.configs.glob("*.yaml"))
     settings["configs"] = [file.read_text("utf-8") for file in files]
-    steps = stages.steps = Steps(root / "quickstart.json", settings)
-    if (root / "sft").exists() and not steps.begun and not overwrite:
+    steps = Steps(root / "quickstart.json", settings)
+    if (root / "sft").exists() and not steps.begun and not stages.overwrite:
         others = f" with other {', '.join(steps.differing)}" if steps.differing else ""
         raise SystemExit(
             f"lit_rlhf quickstart: {root} holds an earlier quickstart{others}. Take another folder "
@@ -280,20 +334,23 @@ def quickstart(
     if not steps.begun:  # a step that is interrupted at once must not resume the earlier run
         for checkpoints in root.glob("logs/*/checkpoints"):
             shutil.rmtree(checkpoints)
-    stages.prepare()
-    stages.fit_ppo(["ppo_max.yaml", "ppo_vanilla.yaml"])
-    stages.fit_ppo(["ppo_max.yaml"])
-    stages.begin("comparison")
+    return steps
+
+
+def _draw_runs(root: Path) -> None:
+    """Draw the runs of PPO side by side, as a figure and as a page."""
     from lit_rlhf.tools.evaluation import run_figure, save_figure
 
     logs = {"vanilla": f"{root}/logs/ppo_vanilla", "PPO-max": f"{root}/logs/ppo_max"}
     save_figure(run_figure(logs), f"{root}/collapse.png")
     named = (f"{name}={folder}" for name, folder in logs.items())
     run("report", *named, "--output", f"{root}/report.html")
-    stages.evaluate("sft", "ppo_vanilla", "ppo_max")
-    steps.path.unlink()  # finished: the same command does not replace it
+
+
+def _tell_end(root: Path, minutes: float) -> None:
+    """Print where everything is, and what happened."""
     evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))
-    print(f"\nDone in {(time.perf_counter() - start) / 60:.1f} minutes.")
+    print(f"\nDone in {minutes:.1f} minutes.")
     print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png")
     print(f"All metrics: tensorboard --logdir {root}/logs")
     print(f"Models in {root}: sft, reward, ppo_vanilla, ppo_max")

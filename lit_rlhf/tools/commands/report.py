@@ -3,29 +3,20 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lit_callbacks.gain import main as report_gain
-from lit_callbacks.report import main as report_runs
+from lit_rlhf.choices import DType, OnBadRecord
 from lit_rlhf.command import Command
-from lit_rlhf.data import DataSource, OnBadRecord, RecordError
-from lit_rlhf.files import write_text
-from lit_rlhf.models import DType, ModelOptions
 from lit_rlhf.terminal import fold, help_text
-from lit_rlhf.tools.evaluation.loading import choose_device
-from lit_rlhf.tools.evaluation.reward_report import (
-    RewardReport,
-    measure_reward_model,
-    print_reward_report,
-    read_strengths,
-    report_html,
-    score_pairs,
-)
+
+if TYPE_CHECKING:  # it imports torch, for which --help does not wait
+    from lit_rlhf.data import DataSource
 
 
 def report_reward_model(
     model: str,
     preferences: list[str],
+    *,
     output: str = "reward_report",
     language_model: str | None = None,
     mistakes: int = 10,
@@ -40,7 +31,7 @@ def report_reward_model(
     device: str = "auto",
     dtype: DType = "float32",
     trust_remote_code: bool = False,
-) -> RewardReport:
+) -> dict[str, Any]:
     """Report on a reward model: accuracy, calibration, length bias, mistakes, perplexity.
 
     Args:
@@ -67,6 +58,18 @@ def report_reward_model(
         dtype: Data type of all weights: float32, bfloat16 or float16.
         trust_remote_code: Run code that comes with a model. Leave it off unless you have read it.
     """
+    from lit_rlhf.data import RecordError
+    from lit_rlhf.files import write_text
+    from lit_rlhf.models import ModelOptions
+    from lit_rlhf.tools.evaluation.loading import choose_device
+    from lit_rlhf.tools.evaluation.reward_report import (
+        measure_reward_model,
+        print_reward_report,
+        read_strengths,
+        report_html,
+        score_pairs,
+    )
+
     sources = [parse_source(word, split) for word in preferences]
     rows = [] if strengths is None else read_strengths(strengths)
     try:
@@ -92,15 +95,22 @@ def report_reward_model(
     )
     settings: dict[str, Any] = {"max_length": max_length, "max_pairs": max_pairs, "dtype": dtype}
     print_reward_report(report)
-    values = report.as_dict() | {"settings": settings}
+    values: dict[str, Any] = report.as_dict() | {"settings": settings}
     numbers = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     print(f"Numbers: {write_text(Path(output, 'report.json'), numbers)}")
     print(f"Page: {write_text(Path(output, 'report.html'), report_html(report))}")
-    return report
+    return values
 
 
-def parse_source(word: str, split: str) -> DataSource:
-    """Parse a source given as PATH or NAME=PATH; a path may itself contain a `=`."""
+def parse_source(word: str, split: str) -> "DataSource":
+    """Parse a source given as PATH or NAME=PATH; a path may itself contain a `=`.
+
+    Args:
+        word: The source.
+        split: Split of a dataset on the hub; not used for files.
+    """
+    from lit_rlhf.data import DataSource
+
     name, sign, path = word.partition("=")
     if not sign or Path(word).exists():
         return DataSource(word, split=split)
@@ -113,23 +123,28 @@ COMMANDS = {"reward": Command(report_reward_model, lists=("preferences",))}
 USAGE = help_text("report")
 
 
-def main(argv: Sequence[str]) -> RewardReport | None:
+def main(argv: Sequence[str]) -> None:
     """Run `lit_rlhf report`."""
     if argv and argv[0] == "reward":
-        report: RewardReport = COMMANDS["reward"].run(argv[1:], "lit_rlhf report reward")
-        return report
-    if argv and argv[0] == "gain" and len(argv) > 1:
+        COMMANDS["reward"].run(argv[1:], "lit_rlhf report reward")
+    elif argv and argv[0] == "gain" and len(argv) > 1:
+        from lit_callbacks.gain import main as report_gain
+
         report_gain(argv[1:])
-        return None
-    if not argv or argv[0] in ("-h", "--help"):
+    elif not argv or argv[0] in ("-h", "--help"):
         print(fold(USAGE))
-        return None
-    # a word that is neither an option nor a path or NAME=FOLDER was meant as a command
+    else:
+        _report_runs(argv)
+
+
+def _report_runs(argv: Sequence[str]) -> None:
+    """Report on training runs; a word that is no path was meant as a command."""
     is_path = argv[0].startswith("-") or set(argv[0]) & {"=", "/"} or Path(argv[0]).exists()
     if not is_path:
         raise SystemExit(
             f"lit_rlhf report: expected `reward` or the folder of a run's log, got {argv[0]!r}, "
             "which does not exist; lit_rlhf report --help tells more"
         )
+    from lit_callbacks.report import main as report_runs
+
     report_runs(argv, "lit_rlhf report")
-    return None

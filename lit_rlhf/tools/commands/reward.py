@@ -9,18 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 from lit_rlhf.checks import check_count, check_number
+from lit_rlhf.choices import DType, OnBadRecord
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.command import Command
-from lit_rlhf.data import DataSource, OnBadRecord, PreferenceRecord, load_records
-from lit_rlhf.files import ProgressFile, check_outputs, hash_model, write_json_lines, write_text
-from lit_rlhf.tools.commands.quickstart import run
-from lit_rlhf.tools.commands.report import parse_source
-from lit_rlhf.tools.evaluation.loading import choose_device
-from lit_rlhf.tools.evaluation.reward_bench import run_reward_bench
-from lit_rlhf.tools.evaluation.reward_report import print_strengths, read_strengths, score_pairs
+from lit_rlhf.paths import check_outputs
 
 
 def measure_strength(
@@ -28,6 +21,7 @@ def measure_strength(
     preferences: list[str],
     fit_config: list[str],
     output: str,
+    *,
     folds: int = 5,
     repeats: int = 1,
     seed: int = 0,
@@ -54,6 +48,14 @@ def measure_strength(
     """
     check_count("folds", folds)
     check_count("repeats", repeats)
+    import torch
+
+    from lit_rlhf.data import DataSource, PreferenceRecord, load_records
+    from lit_rlhf.files import ProgressFile, hash_model
+    from lit_rlhf.tools.commands.report import parse_source
+    from lit_rlhf.tools.evaluation.loading import choose_device
+    from lit_rlhf.tools.evaluation.reward_report import print_strengths, score_pairs
+
     sources = [parse_source(word, split) for word in preferences]
     check_outputs({"output": output}, [source.place for source in sources])
     records: list[PreferenceRecord] = load_records("preference", sources, on_bad_record)
@@ -104,7 +106,16 @@ def measure_strength(
 
 
 def assign_folds(prompts: Sequence[Any], folds: int, seed: int) -> list[int]:
-    """Draw the fold of each pair, 0 to `folds - 1`; pairs with equal prompts are in one fold."""
+    """Draw the fold of each pair; pairs with equal prompts are in one fold.
+
+    Args:
+        prompts: Prompt of each pair, hashable.
+        folds: Number of folds.
+        seed: Seed of the draw.
+
+    Returns:
+        A number from 0 to `folds - 1` for each pair.
+    """
     distinct = list(dict.fromkeys(prompts))
     if len(distinct) < folds:
         raise ValueError(f"folds: expected at most {len(distinct)}, one per prompt, got {folds}")
@@ -116,8 +127,23 @@ def assign_folds(prompts: Sequence[Any], folds: int, seed: int) -> list[int]:
 def fit_reward_model(
     model: str, rows: Sequence[Mapping[str, Any]], configs: Sequence[str], folder: str, seed: int
 ) -> str:
-    """Train a reward model with `lit_rlhf fit` on the rows of pairs; return its folder."""
-    pairs, trained = write_json_lines(f"{folder}/pairs.jsonl", rows), f"{folder}/reward"
+    """Train a reward model with `lit_rlhf fit` on pairs.
+
+    Args:
+        model: Folder or hub id of the model that training starts from.
+        rows: The pairs, as rows of a data file.
+        configs: Arguments for `lit_rlhf fit` that name its configurations.
+        folder: Folder for the pairs, the overlay and the model.
+        seed: Seed of the data and of the head.
+
+    Returns:
+        Folder of the model.
+    """
+    from lit_rlhf.files import write_json_lines, write_text
+    from lit_rlhf.tools.commands.quickstart import run
+
+    trained = f"{folder}/reward"
+    pairs = write_json_lines(f"{folder}/pairs.jsonl", rows)
     data = {"train_sources": [{"path": str(pairs)}], "val_fraction": 0, "test_fraction": 0}
     trainer = {"logger": False, "default_root_dir": folder, "limit_val_batches": 0}
     trainer |= {"enable_checkpointing": False, "callbacks": None}  # a progress bar is the only one
@@ -146,12 +172,16 @@ def relabel(
         remove: Share of the pairs, the weakest of those not flipped, that are left out.
         margin: Write the strength as the margin of the pairwise loss; a negative one as 0.
     """
-    check_outputs({"output": output}, [strengths])
     for name, share in (("flip", flip), ("remove", remove)):
         check_number(name, share, "a share in [0, 1)", lambda x: 0 <= x < 1)
+    from lit_rlhf.files import write_json_lines
+    from lit_rlhf.tools.evaluation.reward_report import read_strengths
+
+    check_outputs({"output": output}, [strengths])
     rows = read_strengths(strengths)
     weakest = sorted(range(len(rows)), key=lambda place: float(rows[place]["strength"]))
-    n_flipped, n_removed = round(flip * len(rows)), round(remove * len(rows))
+    n_flipped = round(flip * len(rows))
+    n_removed = round(remove * len(rows))
     if n_flipped + n_removed >= len(rows):
         raise ValueError(f"flip, remove: expected to leave pairs as they are, got {flip}, {remove}")
     for pair in (rows[place] for place in weakest[:n_flipped]):
@@ -166,8 +196,35 @@ def relabel(
     return rows
 
 
+def run_bench(
+    models: list[str],
+    questions: str,
+    *,
+    output: str | None = None,
+    max_length: int | None = None,
+    device: str = "auto",
+    dtype: DType = "float32",
+) -> dict[str, Any]:
+    """Measure how often reward models score a right response above all wrong ones.
+
+    Args:
+        models: Folders or hub ids of reward models.
+        questions: File in RewardBench's format (.jsonl, .json or .parquet, or one of these with
+            .gz): prompt, chosen and rejected, each a text or a list of texts, and subset.
+        output: JSON file for the report.
+        max_length: Longest dialogue in tokens. Default: that of the model's training, or 512.
+        device: auto, cpu, cuda, cuda:1 and so on.
+        dtype: Data type of all weights: float32, bfloat16 or float16.
+    """
+    from lit_rlhf.tools.evaluation.reward_bench import run_reward_bench
+
+    return run_reward_bench(
+        models, questions, output=output, max_length=max_length, device=device, dtype=dtype
+    )
+
+
 COMMANDS = {
     "strength": Command(measure_strength, lists=("preferences", "fit_config")),
     "relabel": Command(relabel),
-    "bench": Command(run_reward_bench, lists=("models",)),
+    "bench": Command(run_bench, lists=("models",)),
 }

@@ -1,10 +1,14 @@
 """The options that `lit_rlhf evaluate` and `lit_rlhf generate` share."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lit_rlhf.data import DataSource, OnBadRecord
-from lit_rlhf.models import DType, ModelOptions
-from lit_rlhf.rollout import SamplingOptions
+from lit_rlhf.choices import DType, OnBadRecord
+
+if TYPE_CHECKING:  # they import torch, for which --help does not wait
+    from lit_rlhf.data import DataSource
+    from lit_rlhf.models import ModelOptions
+    from lit_rlhf.rollout import SamplingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +50,10 @@ class SamplingFlags:
     trust_remote_code: bool = False
 
     @property
-    def sampling(self) -> SamplingOptions:
+    def sampling(self) -> "SamplingOptions":
         """How responses are sampled."""
+        from lit_rlhf.rollout import SamplingOptions
+
         return SamplingOptions(
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
@@ -56,11 +62,15 @@ class SamplingFlags:
         )
 
     @property
-    def model_options(self) -> ModelOptions:
+    def model_options(self) -> "ModelOptions":
         """How models are loaded."""
+        from lit_rlhf.models import ModelOptions
+
         return ModelOptions(dtype=self.dtype, trust_remote_code=self.trust_remote_code)
 
     @property
-    def source(self) -> DataSource | None:
+    def source(self) -> "DataSource | None":
         """Where the prompts come from; `None` if they are not in a file or dataset."""
+        from lit_rlhf.data import DataSource
+
         return None if self.prompts is None else DataSource(self.prompts, split=self.split)

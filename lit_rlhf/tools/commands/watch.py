@@ -1,7 +1,5 @@
 """`lit_rlhf watch`: judges the logs of any trainer for a collapse."""
 
-from lit_callbacks.logs import watch_logs
-from lit_callbacks.monitors import Level
 from lit_rlhf.command import Command
 
 
@@ -25,6 +23,9 @@ def watch(
         votes: Number of different signals that make a collapse.
         responses: Number of responses of a step, from which the noise of its metrics follows.
     """
+    from lit_callbacks.logs import watch_logs
+    from lit_callbacks.monitors import Level
+
     if Level.COLLAPSED in watch_logs(logs, map, votes, responses, follow).values():
         raise SystemExit(1)
 

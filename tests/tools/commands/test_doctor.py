@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from lit_rlhf.terminal import help_text
+from lit_rlhf.tools.doctor.run import ALL_CHECKS, START, START_ABOUT
 from tests.support.stages import content
 from tests.support.tiny_runs import (
     CONFIGS,
@@ -108,3 +110,9 @@ def test_saved_configuration_is_taken(world: Path, tmp_path: Path) -> None:
     before = content(tmp_path)
     assert doctor("--config", str(saved), "--model.sampling.max_new_tokens", "60") == 0
     assert content(tmp_path) == before
+
+
+def test_help_lists_the_checks_in_their_order() -> None:
+    abouts = [(START, START_ABOUT), *((check.name, check.about) for check in ALL_CHECKS)]
+    listed = help_text("doctor").partition("checks:\n")[2].partition("\n\n")[0]
+    assert listed.splitlines() == [f"  {name:<16} {about}" for name, about in abouts]

@@ -10,7 +10,6 @@ import pytest
 
 from lit_rlhf.command import run_group
 from lit_rlhf.data import DataSource, load_records
-from lit_rlhf.tools.commands import lab
 from lit_rlhf.tools.commands.lab import COMMANDS, sample_preferences
 from lit_rlhf.tools.lab import WORLDS, World, read_world
 from tests.support.evaluation_folders import Sampling, assert_continued, read_lines, write_policy
@@ -40,7 +39,9 @@ def sampled(world: Path, pairs: int, seed: int = 0) -> list[dict[str, str]]:
     few = {"max_new_tokens": 4, "batch_size": 3, "device": "cpu"}
     with TemporaryDirectory() as folder:
         output = f"{folder}/pairs.jsonl"
-        return sample_preferences(str(world / "base"), str(world), output, pairs, seed, **few)
+        return sample_preferences(
+            str(world / "base"), str(world), output, pairs=pairs, seed=seed, **few
+        )
 
 
 def test_a_world_has_the_sizes_asked_for(world: Path) -> None:
@@ -120,7 +121,7 @@ def test_equal_responses_are_replaced_until_a_policy_is_given_up(world: Path) ->
         pairs = [("iron.", second[place % 3], True, True) for place in places]
         return [{"positions": list(places), "pairs": pairs}]
 
-    with patch.object(lab, "sample_batches", sample):
+    with patch("lit_rlhf.tools.evaluation.sampling.sample_batches", sample):
         assert len(sampled(world, pairs=9)) == 9
         assert n_prompts == [9, 3, 1]
         second[:] = ["iron."] * 3

@@ -114,7 +114,17 @@ def test_outcome_takes_each_of_nine_numbers_from_its_place_in_the_report() -> No
     }
 
 
-EXPECTED = Outcome(0.5, 1.4, -4.0, 1.0, 2.0, 0.5, 0.95, 0.02, 0.9)
+EXPECTED = Outcome(
+    sft_gold=0.5,
+    sft_std=1.4,
+    vanilla_gold=-4.0,
+    max_gold=1.0,
+    vanilla_score=2.0,
+    max_score=0.5,
+    sft_well_formed=0.95,
+    vanilla_well_formed=0.02,
+    max_well_formed=0.9,
+)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ def test_strengths_of_a_file_are_on_the_page(folders: Folders, tmp_path: Path) -
     measured = write_lines(tmp_path / "strengths.jsonl", rows)
     argv = ["reward", "--model", folders.reward, "--preferences", pairs, "--device", "cpu"]
     argv += ["--output", str(tmp_path / "out"), "--strengths", measured]
-    found = main(argv).strengths
+    main(argv)
+    found = json.loads((tmp_path / "out/report.json").read_text("utf-8"))["strengths"]
     assert found["by_source"]["strengths"] == {"pairs": 2, "mean": 0.25, "negative": 0.5}
     (weak,) = found["weakest"]
     assert weak["prompt"] == [{"role": "user", "content": "hi"}]
@@ -62,7 +63,9 @@ def test_bad_pairs_are_placed(folders: Folders, tmp_path: Path) -> None:
     assert "bad.jsonl:2: field 'rejected': missing" in said
     assert said.endswith("; --on_bad_record skip leaves such records out")
     assert not (tmp_path / "out").exists()
-    assert sum(main([*argv, "--on_bad_record", "skip"]).skipped.values()) == 1
+    main([*argv, "--on_bad_record", "skip"])
+    numbers = json.loads((tmp_path / "out/report.json").read_text("utf-8"))
+    assert sum(numbers["skipped"].values()) == 1
     Path(bad).write_text("", "utf-8")
     assert refusal(main, argv).endswith("bad.jsonl: empty file")
 

@@ -42,7 +42,7 @@ class Models:
         self.scored: list[list[PreferenceRecord]] = []
         self.interrupted = interrupted
         monkeypatch.setattr(reward, "fit_reward_model", self.fit)
-        monkeypatch.setattr(reward, "score_pairs", self.score)
+        monkeypatch.setattr("lit_rlhf.tools.evaluation.reward_report.score_pairs", self.score)
 
     def fit(
         self, model: str, rows: Sequence[Any], configs: Sequence[str], folder: str, seed: int

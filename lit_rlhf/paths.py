@@ -1,0 +1,97 @@
+"""Paths of models and data, which are checked before torch is imported."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+JSON_SUFFIXES = (*LINE_SUFFIXES, ".json", ".json.gz")
+TEXT_SUFFIXES = (".txt", ".txt.gz")
+CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+TABLE_SUFFIXES = (".parquet", ".arrow")
+FILE_SUFFIXES = (*JSON_SUFFIXES, *CSV_SUFFIXES, *TEXT_SUFFIXES, *TABLE_SUFFIXES)
+"""The suffixes of data files. Any other path is a dataset."""
+WRONG_VALUES = (TypeError, AttributeError, KeyError, AssertionError, RecursionError)
+"""Errors of libraries for a configuration with values that they do not expect."""
+_HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
+
+
+def is_file_path(path: str) -> bool:
+    """Whether a path names a data file, which need not exist, as opposed to a dataset."""
+    return path.lower().endswith(FILE_SUFFIXES)
+
+
+def check_data_paths(paths: Iterable[str]) -> None:
+    """Refuse names of data files that are not there; other paths may be datasets on the hub."""
+    for path in paths:
+        if is_file_path(path) and not Path(path).exists():
+            raise ValueError(f"{path}: no such file")
+
+
+def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
+    """Refuse outputs that cannot be files, or would replace an input or each other.
+
+    Args:
+        outputs: Paths by the option that names them; `None` for no output.
+        inputs: Paths that the command reads; `None` for none.
+    """
+    reserved_paths = {os.path.realpath(path) for path in inputs if path is not None}
+    for name, path in outputs.items():
+        if path is None or (Path(path).exists() and not os.path.isdir(path) | os.path.isfile(path)):
+            continue  # a device or a pipe
+        if (file := os.path.realpath(path)) in reserved_paths or os.path.isdir(file):
+            why = "a folder" if os.path.isdir(file) else "one that this command reads or writes"
+            raise ValueError(f"{name}: expected a file of its own, got {path}, {why}")
+        reserved_paths.add(file)
+
+
+def check_model_path(path: str | Path) -> None:
+    """Refuse a path that is neither a folder nor can be a hub id.
+
+    transformers takes any string that is not a folder for a hub id: for a mistyped folder it asks
+    the network, several times, and then reports a missing repository.
+    """
+    if not isinstance(path, str | Path):
+        raise ValueError(
+            "path: expected a folder with a model or a hub id, got an object of the type "
+            f"{type(path).__name__}. The tokenizer, the copies of a network and a resumed run are "
+            "all read from there: save the model and its tokenizer with save_pretrained(folder), "
+            "and give the folder"
+        )
+    if path != "" and Path(path).is_dir():
+        for file in Path(path).iterdir():
+            if file.exists() and not (file.is_file() or file.is_dir()):  # reading it may not end
+                raise ValueError(f"path: expected a model's files, got the device or pipe {file}")
+        for index in Path(path).glob("*.index.json"):
+            _check_parts(index)
+        return
+    if Path(path).is_file():
+        raise ValueError(
+            f"path: expected a folder with a model, got the file {path}; `lit_rlhf export` makes "
+            "such a folder from a checkpoint or a GGUF file"
+        )
+    expected = (
+        "path: expected a folder with a model or a hub id (name or owner/name), got "
+        f"{str(path)!r}, which is not a folder here and "
+    )
+    advice = "; if another stage writes the folder, run that one first"
+    if isinstance(path, Path) or Path(path).exists() or _HUB_ID.fullmatch(path) is None:
+        raise ValueError(expected + "not of the form of a hub id" + advice)
+    owner, _, name = path.partition("/")
+    if name and Path(owner).is_dir():
+        raise ValueError(
+            expected + f"no hub id either: {owner!r} is a folder without {name!r}" + advice
+        )
+
+
+def _check_parts(index: Path) -> None:
+    """Refuse a list of a model's files that leads out of its folder, or is none."""
+    try:
+        parts = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        outside = [part for part in parts if Path(part).name != part]
+    except (ValueError, *WRONG_VALUES) as error:
+        raise ValueError(f"path: expected a list of files in {index}: {error!r}") from error
+    if outside:
+        raise ValueError(f"path: expected files beside {index}, which lists {outside[0]}")
