@@ -121,10 +121,14 @@ class _Loader:
         )
 
         if source.endswith(GGUF_SUFFIX):
-            return load_gguf_model(source, self.network, self.dtype)
+            return load_gguf_model(source, self.network, dtype=self.dtype)
         if _is_model_folder(Path(source)):
             return load_folder_model(
-                source, self.network, self.dtype, self.base, self.trust_remote_code
+                source,
+                self.network,
+                dtype=self.dtype,
+                base=self.base,
+                trust_remote_code=self.trust_remote_code,
             )
         return load_checkpoint_model(
             source,

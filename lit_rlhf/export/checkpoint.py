@@ -1,11 +1,12 @@
 """Reads the model in a checkpoint, in the form in which a finished stage saves it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data import TextContract, tokenizer_hash
@@ -30,20 +31,40 @@ from lit_rlhf.modules import (
 from lit_rlhf.rewards import parse_rewards
 from lit_rlhf.strategies import SavedCheckpoint, read_checkpoint
 
-TRAINED_NETWORKS: dict[str, dict[NetworkName, tuple[str, str, bool]]] = {
-    "ppo": {"policy": ("policy", "", False), "critic": ("critic", "", True)},
-    "reward": {"reward": ("networks", "model.", True)},
-    "sft": {"model": ("model", "", False)},
-}
-"""Trained networks by stage: attribute of the LightningModule, prefix in it, whether it is scalar.
 
-The first of each stage is exported by default.
-"""
+class _TrainedNetwork(NamedTuple):
+    """Where a checkpoint has the weights of a network that a stage trains.
+
+    Attributes:
+        attribute: Attribute of the LightningModule.
+        prefix: What the names of the weights begin with in that attribute.
+        is_scalar: Whether it is a scalar model, as opposed to a language model.
+    """
+
+    attribute: str
+    prefix: str
+    is_scalar: bool
+
+
+TRAINED_NETWORKS: dict[str, dict[NetworkName, _TrainedNetwork]] = {
+    "ppo": {
+        "policy": _TrainedNetwork(attribute="policy", prefix="", is_scalar=False),
+        "critic": _TrainedNetwork(attribute="critic", prefix="", is_scalar=True),
+    },
+    "reward": {
+        "reward": _TrainedNetwork(attribute="networks", prefix="model.", is_scalar=True),
+    },
+    "sft": {
+        "model": _TrainedNetwork(attribute="model", prefix="", is_scalar=False),
+    },
+}
+"""Trained networks by stage. The first of each stage is exported by default."""
 
 
 def load_checkpoint_model(
     path: str | Path,
     network: NetworkName | None = None,
+    *,
     dtype: DType | None = None,
     base: str | None = None,
     trust_remote_code: bool = False,
@@ -65,23 +86,69 @@ def load_checkpoint_model(
     saved = read_checkpoint(path)
     hparams = saved.content.get("hyper_parameters", {})
     stage = find_stage(saved, hparams)
-    choices = TRAINED_NETWORKS[stage]
-    if not trains_critic(hparams):
-        choices = {name: place for name, place in choices.items() if name != "critic"}
+    name = _choose_network(stage, hparams, network)
+    is_scalar = TRAINED_NETWORKS[stage][name].is_scalar
+    tokenizer_source = base or hparams["model_path"]
+    config_source = base or _start_of_network(name, hparams)
+    if base is None:
+        _check_sources([tokenizer_source, config_source], path)
+    options = _model_options(hparams["network"], dtype=dtype, trust_remote_code=trust_remote_code)
+    weights = _read_weights(saved, stage, name, options)
+    run_dtype: DType = hparams["network"]["dtype"]
+    # 4-bit weights are made of the numbers that the run read, in the run's type
+    build_options = replace(options, dtype=run_dtype) if options.load_in_4bit else options
+    tokenizer = load_tokenizer(tokenizer_source, trust_remote_code)
+    card = _describe_run(
+        saved,
+        hparams,
+        stage="critic" if name == "critic" else stage,
+        base_model=config_source,
+        command=command,
+    )
+    generation = None
+    if name == "policy":
+        generation = generation_settings(hparams["sampling"]["temperature"])
+    return ExportableModel(
+        model=build_model(config_source, build_options, weights.network, scalar=is_scalar),
+        tokenizer=tokenizer,
+        name=f"{name} of {path} ({stage}, {saved.content.get('global_step', '?')} updates)",
+        scalar=is_scalar,
+        dtype=options.torch_dtype,
+        contract=restore_contract(saved, tokenizer, tokenizer_source),
+        card=card,
+        generation=generation,
+        lm_head=weights.lm_head,
+    )
+
+
+def _choose_network(
+    stage: str, hparams: Mapping[str, Any], network: NetworkName | None
+) -> NetworkName:
+    """The network to export, which the run has to have trained; by default the stage's first."""
+    choices = list(TRAINED_NETWORKS[stage])
+    if "critic" in choices and not trains_critic(hparams):
+        choices.remove("critic")
     if network is not None and network not in choices:
         raise ValueError(
             f"network: expected {' or '.join(choices)} of a checkpoint of stage {stage}, "
             f"got {network!r}"
         )
-    chosen = next(iter(choices)) if network is None else network
-    attribute, prefix, scalar = choices[chosen]
-    source = base or hparams["model_path"]
-    config_source = source
-    if chosen == "critic" and base is None:
-        # the critic may have started from a reward model of another shape than the policy
-        models = [spec.key for spec in parse_rewards(hparams["rewards"]) if spec.is_model]
-        config_source = critic_source(hparams["critic_init"], hparams["model_path"], models)
-    for model in (source, config_source) if base is None else ():
+    return choices[0] if network is None else network
+
+
+def _start_of_network(name: NetworkName, hparams: Mapping[str, Any]) -> str:
+    """Folder or hub id of the model that the run started a network from."""
+    model_path: str = hparams["model_path"]
+    if name != "critic":
+        return model_path
+    # the critic may have started from a reward model of another shape than the policy
+    models = [spec.key for spec in parse_rewards(hparams["rewards"]) if spec.is_model]
+    return critic_source(hparams["critic_init"], model_path, models)
+
+
+def _check_sources(models: Sequence[str], path: str | Path) -> None:
+    """Refuse a checkpoint whose run started from a model that is not there any more."""
+    for model in models:
         try:
             check_model_path(model)
         except ValueError as error:
@@ -89,61 +156,98 @@ def load_checkpoint_model(
                 f"checkpoint {path}: the run started from {model}; if that has moved, give its new "
                 f"place as --base ({error})"
             ) from error
-    run_options: Mapping[str, Any] = hparams["network"]
-    options = ModelOptions(
+
+
+def _model_options(
+    run_options: Mapping[str, Any], *, dtype: DType | None, trust_remote_code: bool
+) -> ModelOptions:
+    """The run's options that decide on names and types of weights, with the caller's own."""
+    return ModelOptions(
         dtype=dtype or run_options["dtype"],
         trust_remote_code=trust_remote_code,
         load_in_4bit=run_options.get("load_in_4bit", False),  # no option of older checkpoints
         trained_layers=run_options.get("trained_layers") if run_options["lora_rank"] else None,
         **{key: value for key, value in run_options.items() if key.startswith("lora_")},
     )
-    shared = scalar and attribute not in saved.networks
-    weights = saved.state_dict("policy" if shared else attribute)
-    if shared and options.lora_rank:
+
+
+class _Weights(NamedTuple):
+    """The weights that belong to an exported network.
+
+    Attributes:
+        network: State dict of the network, with its adapters.
+        lm_head: State dict of the output layer that was trained beside a reward model; else empty.
+    """
+
+    network: dict[str, Tensor]
+    lm_head: dict[str, Tensor]
+
+
+def _read_weights(
+    saved: SavedCheckpoint, stage: str, name: NetworkName, options: ModelOptions
+) -> _Weights:
+    place = TRAINED_NETWORKS[stage][name]
+    if name == "critic" and place.attribute not in saved.networks:
+        weights = _read_shared_critic(saved, options)
+    else:
+        weights = saved.state_dict(place.attribute)
+        # the critic's, where policy and critic share a trunk
+        weights = {key: tensor for key, tensor in weights.items() if VALUE_HEAD not in key}
+    if options.torch_dtype == torch.float32:
+        # so that adapters of a run in bfloat16 are merged in float32 when that is asked for
+        weights = {
+            key: tensor.float() if tensor.is_floating_point() else tensor
+            for key, tensor in weights.items()
+        }
+    return _Weights(
+        network=_take_prefix(weights, place.prefix),
+        lm_head=_take_prefix(weights, "lm_head.") if stage == "reward" else {},
+    )
+
+
+def _read_shared_critic(saved: SavedCheckpoint, options: ModelOptions) -> dict[str, Tensor]:
+    """The weights of a critic on the policy's trunk, by a scalar model's names."""
+    if options.lora_rank:
         raise ValueError(
             "network: expected policy of a run with LoRA and critic_init: shared, got critic, "
             "which the run's finished model has in critic/"
         )
-    if shared:
-        trunk_weights = {n: t for n, t in weights.items() if not n.startswith("lm_head.")}
-        weights = {n.replace(f"{VALUE_HEAD}.", "score."): t for n, t in trunk_weights.items()}
-    weights = {n: t for n, t in weights.items() if VALUE_HEAD not in n}
-    lm_head = {
-        n.removeprefix("lm_head."): t for n, t in weights.items() if n.startswith("lm_head.")
+    return {
+        key.replace(f"{VALUE_HEAD}.", "score."): tensor
+        for key, tensor in saved.state_dict("policy").items()
+        if not key.startswith("lm_head.")
     }
-    weights = {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)}
-    if options.torch_dtype == torch.float32:
-        # so that adapters of a run in bfloat16 are merged in float32 when that is asked for
-        weights = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
-    progress = {key: saved.content[key] for key in ("epoch", "global_step") if key in saved.content}
-    tokenizer = load_tokenizer(source, trust_remote_code)
-    return ExportableModel(
-        # 4-bit weights are made of those that the run read
-        model=build_model(
-            config_source,
-            replace(options, dtype=run_options["dtype"]) if options.load_in_4bit else options,
-            weights,
-            scalar,
-        ),
-        tokenizer=tokenizer,
-        name=f"{chosen} of {path} ({stage}, {progress.get('global_step', '?')} updates)",
-        scalar=scalar,
-        dtype=options.torch_dtype,
-        contract=restore_contract(saved, tokenizer, source),
-        card=ModelCardInfo(
-            "critic" if chosen == "critic" else stage,
-            config_source,
-            dotted_arguments(hparams),
-            progress,
-            command,
-            # without the options of the data
-            inputs={n: v for n, v in saved.content.get(SETTINGS_KEY, {}).items() if "." not in n},
-            updates=progress.get("global_step"),
-        ),
-        generation=(
-            generation_settings(hparams["sampling"]["temperature"]) if chosen == "policy" else None
-        ),
-        lm_head=lm_head if stage == "reward" else {},
+
+
+def _take_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The weights whose names begin with a prefix, without it."""
+    return {
+        key.removeprefix(prefix): tensor
+        for key, tensor in weights.items()
+        if key.startswith(prefix)
+    }
+
+
+def _describe_run(
+    saved: SavedCheckpoint,
+    hparams: Mapping[str, Any],
+    *,
+    stage: str,
+    base_model: str,
+    command: str | None,
+) -> ModelCardInfo:
+    """What the card says of the run that wrote a checkpoint."""
+    content = saved.content
+    # names with a dot are options of the data
+    inputs = {key: value for key, value in content.get(SETTINGS_KEY, {}).items() if "." not in key}
+    return ModelCardInfo(
+        stage=stage,
+        base_model=base_model,
+        config=dotted_arguments(hparams),
+        metrics={key: content[key] for key in ("epoch", "global_step") if key in content},
+        command=command,
+        inputs=inputs,
+        updates=content.get("global_step"),
     )
 
 
@@ -154,12 +258,12 @@ def trains_critic(hparams: Mapping[str, Any]) -> bool:
 
 
 def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
-    """Find the stage that wrote a checkpoint by its networks, as the class may be a subclass."""
-    names = set(saved.networks)
+    """Find the stage that wrote a checkpoint by its networks: the class may be a subclass."""
+    attributes = set(saved.networks)
     if hparams.get("critic_init") == "shared" or not trains_critic(hparams):
-        names.add("critic")  # with the policy's weights, or there is none
+        attributes.add("critic")  # with the policy's weights, or there is none
     for stage, networks in TRAINED_NETWORKS.items():
-        if {attribute for attribute, _, _ in networks.values()} <= names:
+        if {network.attribute for network in networks.values()} <= attributes:
             if "model_path" not in hparams:
                 break
             return stage
@@ -173,7 +277,16 @@ def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:
 def restore_contract(
     saved: SavedCheckpoint, tokenizer: PreTrainedTokenizerBase, source: str
 ) -> TextContract | None:
-    """Give the tokenizer the run's chat template, and return the run's text contract."""
+    """Give a tokenizer the chat template of a run.
+
+    Args:
+        saved: The run's checkpoint.
+        tokenizer: The tokenizer, which is changed in place.
+        source: Folder or hub id that it was loaded from, for the error.
+
+    Returns:
+        The run's text contract; `None` if the checkpoint has none.
+    """
     if CONTRACT_KEY not in saved.content:
         return None
     contract = TextContract(**saved.content[CONTRACT_KEY])

@@ -36,13 +36,15 @@ from lit_rlhf.models import (
 )
 
 SCALAR_NETWORKS = ("reward", "critic")
-KEPT = ("made", "versions")  # sections of the manifest that are kept
+COPIED_ENTRIES = ("made", "versions")
+"""What an exported model's manifest takes over from the folder's."""
 GGUF_SUFFIX = ".gguf"
 
 
 def load_folder_model(
     path: str | Path,
     network: NetworkName | None = None,
+    *,
     dtype: DType | None = None,
     base: str | None = None,
     trust_remote_code: bool = False,
@@ -64,25 +66,16 @@ def load_folder_model(
     config_source = str(path)
     if has_adapters:
         config_source = base or str(PeftConfig.from_pretrained(str(path)).base_model_name_or_path)
-    stored = str(read_config(config_source, options).dtype).removeprefix("torch.")
-    target: DType = dtype or (cast(DType, stored) if stored in DTYPES else "float32")
+    target = dtype or _stored_dtype(config_source, options)
+    # Adapters and delta weights are added in float32, the default of the options.
     if has_adapters:
-        # loaded in float32, the default of the options, so that adapters are merged in it
-        model: LanguageModel = load_adapter_folder(path, options, base, pickled_weights=True)
+        model: LanguageModel = _load_adapted(path, options, network, base=base)
     elif base is not None:
-        # added up in float32 as well
-        model = load_model(path, options, network, delta_weights=True)
-        whole = load_causal_lm(base, options, pickled_weights=True)
-        add_base_weights(unwrap_model(model), unwrap_model(whole))
+        model = _add_delta_weights(path, options, network, base=base)
     else:
-        model = load_model(path, replace(options, dtype=target), network)
+        model = _load_weights(path, replace(options, dtype=target), network)
     inner = unwrap_model(model)
     scalar = not inner.can_generate()
-    if has_adapters and network is not None and scalar != (network in SCALAR_NETWORKS):
-        expected = "reward or critic" if scalar else "policy or model"
-        raise ValueError(
-            f"network: expected {expected} for the adapters in {path}, got {network!r}"
-        )
     has_tokenizer = (path / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(path if has_tokenizer else base or config_source, trust_remote_code)
     lm_head = read_lm_head(path) if scalar else None
@@ -97,14 +90,46 @@ def load_folder_model(
         dtype=ModelOptions(dtype=target).torch_dtype,
         contract=TextContract.find(path),
         card=card.read_text("utf-8") if card.is_file() and not averaged else None,
-        manifest={name: value for name, value in read_manifest(path).items() if name in KEPT},
+        manifest={
+            name: value for name, value in read_manifest(path).items() if name in COPIED_ENTRIES
+        },
         generation=None if scalar else generation_config_settings(inner),
         lm_head={} if lm_head is None else lm_head.state_dict(),
     )
 
 
-def load_model(
-    path: Path, options: ModelOptions, network: NetworkName | None, delta_weights: bool = False
+def _stored_dtype(path: str, options: ModelOptions) -> DType:
+    """The type in a model's config, or float32 for one that is not known here."""
+    stored = str(read_config(path, options).dtype).removeprefix("torch.")
+    return cast(DType, stored) if stored in DTYPES else "float32"
+
+
+def _load_adapted(
+    path: Path, options: ModelOptions, network: NetworkName | None, *, base: str | None
+) -> LanguageModel:
+    """Load a folder of adapters with the model below them."""
+    model = load_adapter_folder(path, options, base, pickled_weights=True)
+    scalar = not unwrap_model(model).can_generate()
+    if network is not None and scalar != (network in SCALAR_NETWORKS):
+        expected = "reward or critic" if scalar else "policy or model"
+        raise ValueError(
+            f"network: expected {expected} for the adapters in {path}, got {network!r}"
+        )
+    return model
+
+
+def _add_delta_weights(
+    path: Path, options: ModelOptions, network: NetworkName | None, *, base: str
+) -> LanguageModel:
+    """Load a folder of delta weights, and add the weights of the model that they differ from."""
+    model = _load_weights(path, options, network, delta_weights=True)
+    whole = load_causal_lm(base, options, pickled_weights=True)
+    add_base_weights(unwrap_model(model), unwrap_model(whole))
+    return model
+
+
+def _load_weights(
+    path: Path, options: ModelOptions, network: NetworkName | None, *, delta_weights: bool = False
 ) -> LanguageModel:
     """Load a folder of weights as a scalar model or as a language model."""
     config = read_config(path, options)
@@ -125,15 +150,24 @@ def generation_config_settings(model: PreTrainedModel) -> dict[str, Any]:
     config = model.generation_config
     settings: dict[str, Any] = {} if config is None else config.to_diff_dict()
     left_out = ("transformers_version", "eos_token_id")
-    return {k: v for k, v in settings.items() if k not in left_out and k[0] != "_"}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in left_out and not name.startswith("_")
+    }
 
 
 def load_gguf_model(
     path: str | Path, network: NetworkName | None = None, dtype: DType | None = None
 ) -> ExportableModel:
-    """Load the language model and the tokenizer in a GGUF file, by default in float32.
+    """Load the language model and the tokenizer in a GGUF file.
 
     Quantized weights become plain ones, with the error that quantization left in them.
+
+    Args:
+        path: The file.
+        network: `policy`, `model` or `None`: the file holds a language model.
+        dtype: Type to save the weights in; `None` for float32.
     """
     path = Path(path)
     if network not in (None, "policy", "model"):

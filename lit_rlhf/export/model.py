@@ -25,16 +25,25 @@ from lit_rlhf.models import (
     save_model_folder,
 )
 
-BESIDE = "beside the scalar model."  # prefix of the weights of `ExportableModel.lm_head`
+BESIDE = "beside the scalar model."
+"""Prefix that tells the weights of `ExportableModel.lm_head` from the model's own."""
 
 
 @dataclass(frozen=True)
 class ExportableModel:
     """A model, with its adapters if it has any, and what is saved beside it.
 
-    `name` is its kind and origin in words, and `dtype` the type that weights are saved in. What is
-    not known is `None`. `generation` is for a language model, and `lm_head` the output layer that
-    was trained beside a scalar one. `manifest` is taken over from the folder of the model.
+    Attributes:
+        model: The network.
+        tokenizer: Its tokenizer.
+        name: Its kind and origin in words.
+        scalar: Whether it is a scalar model, as opposed to a language model.
+        dtype: Type that weights are saved in.
+        contract: The text contract, if it is known.
+        card: How the model was made, or the text of its README.md, if either is known.
+        generation: Settings of a language model's `generation_config.json` besides the token ids.
+        lm_head: State dict of the output layer that was trained beside a scalar model.
+        manifest: Entries of the manifest that are taken over from the folder of the model.
     """
 
     model: LanguageModel
@@ -53,7 +62,10 @@ class ExportableModel:
     ) -> None:
         """Write the model's folder, with adapters merged into the weights.
 
-        Weight files are at most as large as `5GB`; `format` names a scalar model's weights.
+        Args:
+            output: The folder. A folder that was saved like this is replaced.
+            max_shard_size: Size of the largest weight file.
+            format: Project under whose names a scalar model's weights are saved.
         """
         if not self.scalar and format != "transformers":
             raise ValueError(
@@ -89,9 +101,13 @@ class ExportableModel:
 def average_models(models: Iterable[ExportableModel], names: Sequence[str]) -> ExportableModel:
     """Average the weights of fine-tuned models of one start, each with the same weight.
 
-    Of policies (WARP, arXiv 2406.16768) or reward models (WARM, arXiv 2401.12187). Adapters are
-    merged first, and sums are in float32. Of a generator's models the first and another one are in
-    memory beside them. `names`, one for each, are for the manifest and the card.
+    This is WARP for policies (arXiv 2406.16768) and WARM for reward models (arXiv 2401.12187).
+    Adapters are merged first, and sums are in float32. If the models come from a generator, memory
+    holds the first model, the sums and one other model at a time.
+
+    Args:
+        models: At least one model.
+        names: A name for each, for the manifest and the card.
 
     Raises:
         ValueError: If architectures or text contracts differ.
@@ -99,19 +115,12 @@ def average_models(models: Iterable[ExportableModel], names: Sequence[str]) -> E
     first: ExportableModel | None = None
     sums: dict[str, Tensor] = {}
     for model in models:
-        beside = {f"{BESIDE}{name}": tensor for name, tensor in model.lm_head.items()}
-        weights = merged_state_dict(model.model) | beside
+        weights = _all_weights(model)
         if first is None:
-            first, sums = model, {name: tensor.float().clone() for name, tensor in weights.items()}
+            first = model
+            sums = {name: tensor.float().clone() for name, tensor in weights.items()}
             continue
-        shapes = ({n: t.shape for n, t in tensors.items()} for tensors in (sums, weights))
-        ours, theirs = first.contract, model.contract
-        problem = ours.mismatch(theirs) if ours and theirs else None
-        if next(shapes) != next(shapes) or _architecture(model) != _architecture(first):
-            problem = "their architectures differ"
-        if problem:
-            difference = f"the {model.name} beside the {first.name}: {problem}"
-            raise ValueError(f"average: expected fine-tunings of one model, got {difference}")
+        _check_same_start(model, first, shapes=_shapes(weights), first_shapes=_shapes(sums))
         for name, total in sums.items():
             total += weights[name].float()
         del model, weights
@@ -129,6 +138,36 @@ def average_models(models: Iterable[ExportableModel], names: Sequence[str]) -> E
         lm_head=lm_head,
         manifest={"made": {"average_of": list(names)}, "versions": code_versions()},
     )
+
+
+def _all_weights(exported: ExportableModel) -> dict[str, Tensor]:
+    """The weights of a model and of the output layer beside it."""
+    beside = {f"{BESIDE}{name}": tensor for name, tensor in exported.lm_head.items()}
+    return merged_state_dict(exported.model) | beside
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in weights.items()}
+
+
+def _check_same_start(
+    model: ExportableModel,
+    first: ExportableModel,
+    *,
+    shapes: Mapping[str, torch.Size],
+    first_shapes: Mapping[str, torch.Size],
+) -> None:
+    """Refuse models whose weights or texts do not mean the same."""
+    problem = None
+    if first.contract and model.contract:
+        problem = first.contract.mismatch(model.contract)
+    if shapes != first_shapes or _architecture(model) != _architecture(first):
+        problem = "their architectures differ"
+    if problem:
+        raise ValueError(
+            f"average: expected fine-tunings of one model, got the {model.name} beside the "
+            f"{first.name}: {problem}"
+        )
 
 
 def _architecture(exported: ExportableModel) -> list[Any]:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-PARTIAL, REPLACED = "partial", "replaced"
+PARTIAL = "partial"
+REPLACED = "replaced"
 _CRC_BLOCK = 1 << 20  # bytes read at a time
 
 
@@ -45,7 +46,8 @@ def save_durably(content: object, path: Path) -> None:
 
 def move_into_place(path: Path) -> None:
     """Rename `partial_path(path)` to `path`, replacing the file or folder of that name."""
-    partial, replaced = partial_path(path), replaced_path(path)
+    partial = partial_path(path)
+    replaced = replaced_path(path)
     if os.path.lexists(path) and (path.is_dir() or partial.is_dir()):
         # `rename` cannot replace a folder with content, nor a file by a folder.
         if try_swap_names(partial, path):
@@ -69,12 +71,13 @@ def try_swap_names(first: Path, second: Path) -> bool:
     """
     # Python has no call for it. glibc 2.28 and newer have the function, musl does not.
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
-    AT_FDCWD, RENAME_EXCHANGE = -100, 2  # the kernel's names
-    names = os.fsencode(first), os.fsencode(second)
-    return (
-        renameat2 is not None
-        and renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0
-    )
+    if renameat2 is None:
+        return False
+    # the kernel's names: paths are relative to the working directory, and the two are exchanged
+    AT_FDCWD = -100
+    RENAME_EXCHANGE = 2
+    status = renameat2(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE)
+    return bool(status == 0)
 
 
 def undo_interrupted_replacement(path: Path) -> None:

@@ -27,17 +27,24 @@ from lit_rlhf.models.prepare import add_adapters, ignore_peft_warning, private_r
 from lit_rlhf.models.saving import SCORE_WEIGHT, match_score_bias
 from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def build_model(
-    path: str | Path, options: ModelOptions, weights: Mapping[str, Tensor], scalar: bool
+    path: str | Path, options: ModelOptions, weights: Mapping[str, Tensor], *, scalar: bool
 ) -> LanguageModel:
-    """Build a model of the shape of the one at `path` around the given weights, for saving.
+    """Build a model around given weights, for saving.
 
-    Unless it is in 4 bits, it cannot run: buffers that are in no state dict have no content, and of
-    the folder or hub id only the config is read. The tensors of `weights`, a state dict with its
-    adapters, are used and not copied. The head is a language model's, or as many scalar ones.
+    Unless it is in 4 bits, it cannot run: buffers that are in no state dict have no content.
+
+    Args:
+        path: Folder or hub id of a model of the same shape. Only its config is read, or for a model
+            in 4 bits its weights, too.
+        options: The options that decide on the names of the weights, such as LoRA.
+        weights: State dict, with its adapters. Its tensors are used and not copied.
+        scalar: Whether the head is a scalar one, or as many as `weights` have, as opposed to a
+            language model's.
     """
     heads = next((len(w) for name, w in weights.items() if SCORE_WEIGHT.search(name)), 1)
     if options.load_in_4bit:
@@ -70,9 +77,20 @@ def build_model(
 
 
 def load_adapter_folder(
-    path: str | Path, options: ModelOptions, base: str | None = None, pickled_weights: bool = False
+    path: str | Path,
+    options: ModelOptions,
+    base: str | None = None,
+    *,
+    pickled_weights: bool = False,
 ) -> PeftModel:
-    """Load a folder of LoRA adapters, with the model below them, which may be named by `base`."""
+    """Load a folder of LoRA adapters, with the model below them.
+
+    Args:
+        path: The folder.
+        options: How the model below the adapters is loaded.
+        base: Folder or hub id of that model; `None` for the one that the adapters name.
+        pickled_weights: As for `load_causal_lm`.
+    """
     file = Path(path) / ADAPTER_WEIGHTS
     if not file.is_file():
         raise ValueError(f"path: expected adapters with safetensors weights, got no {file}")
@@ -81,17 +99,15 @@ def load_adapter_folder(
     if config.task_type == TaskType.CAUSAL_LM:
         model = load_causal_lm(source, options, pickled_weights=pickled_weights)
     elif config.task_type == TaskType.SEQ_CLS:
-        with safe_open(file, framework="pt") as adapters:
-            scores = [name for name in adapters.keys() if "score" in name]  # noqa: SIM118
-            whole = (name for name in scores if SCORE_WEIGHT.search(name))
-            heads = next((adapters.get_slice(name).get_shape()[0] for name in whole), 1)
-        if not scores and find_stored_head(source, read_config(source, options)) is None:
+        n_heads = _count_trained_heads(file)
+        if n_heads is None and find_stored_head(source, read_config(source, options)) is None:
             raise ValueError(
                 f"path: expected adapters with a scalar head, or a model below them that has one, "
                 f"got neither in {path} and {source}"
             )
+        # the adapters' head, if there is one, replaces the new one
         model = load_scalar_model(
-            source, options, head_seed=0, heads=heads, pickled_weights=pickled_weights
+            source, options, head_seed=0, heads=n_heads or 1, pickled_weights=pickled_weights
         )
     else:
         raise ValueError(
@@ -109,16 +125,40 @@ def load_adapter_folder(
         return PeftModel.from_pretrained(unwrap_model(model), str(path))
 
 
+def _count_trained_heads(file: Path) -> int | None:
+    """Number of scalar heads among a file's adapters; `None` if they leave the head as it is.
+
+    A head that has adapters itself, instead of being trained in full, counts as one.
+    """
+    with safe_open(file, framework="pt") as adapters:
+        names = [name for name in adapters.keys() if "score" in name]  # noqa: SIM118
+        for name in names:
+            if SCORE_WEIGHT.search(name):
+                return int(adapters.get_slice(name).get_shape()[0])
+    return 1 if names else None
+
+
 def build_untrained_llama(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
+    *,
     layers: int,
     heads: int,
     hidden: int,
     intermediate: int,
     positions: int,
 ) -> LlamaForCausalLM:
-    """Build a Llama of these sizes for a tokenizer's tokens, with random weights in float32."""
+    """Build a Llama with random weights in float32.
+
+    Args:
+        tokenizer: Tokenizer whose tokens the model embeds.
+        seed: Seed of the weights.
+        layers: Number of layers.
+        heads: Attention heads of a layer.
+        hidden: Width of the hidden states.
+        intermediate: Width of the MLPs.
+        positions: Longest sequence in tokens.
+    """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,

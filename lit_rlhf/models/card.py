@@ -26,11 +26,17 @@ OWNED_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 class ModelCardInfo:
     """Facts about how a model was made.
 
-    `stage` is `sft`, `reward`, `ppo`, `critic`, or shown as it is; `base_model` a folder or hub id;
-    `config` the run's settings, `metrics` its last ones, and `command` its command line. `datasets`
-    are hub ids, `files` names of other training data, `inputs` hashes and checksums of what was
-    read. `updates` are the steps of all optimizers that were really made. `collapse` is how a
-    detector ended the run, and which weights were saved.
+    Attributes:
+        stage: `sft`, `reward`, `ppo` or `critic`; any other text is shown as it is.
+        base_model: Folder or hub id of the model that training started from.
+        config: The run's settings.
+        metrics: The run's last metrics.
+        command: The run's command line.
+        datasets: Hub ids of the training data.
+        files: Names of other training data.
+        inputs: Hashes and checksums of what was read.
+        updates: Number of optimizer steps that were made, over all optimizers.
+        collapse: How a detector of collapse ended the run, and which weights were saved.
     """
 
     stage: str
@@ -45,9 +51,10 @@ class ModelCardInfo:
     collapse: Mapping[str, Any] | None = None
 
     def manifest(self) -> dict[str, Any]:
-        """The same for a folder's manifest, with versions; local paths by their last parts.
+        """The content of a folder's manifest: these attributes, and versions of the code.
 
-        `start` is what is taken over from the card of the base model.
+        Local paths are cut to their last parts. `start` is what is taken over from the card of the
+        base model.
         """
         # Names with an underscore are LightningCLI's own.
         config = {
@@ -56,19 +63,28 @@ class ModelCardInfo:
             if not name.startswith("_") and name != "output_dir"
         }
         command = self.command
+        if command is not None:
+            command = " ".join(str(shorten_paths(word)) for word in command.split(" "))
         shortened = {
             "base_model": shorten_paths(self.base_model),
             "config": config,
-            "command": command and " ".join(str(shorten_paths(w)) for w in command.split(" ")),
+            "command": command,
             "start": read_card_data(self.base_model).to_dict(),  # type: ignore[no-untyped-call]
         }
         return {"made": asdict(self) | shortened, "versions": code_versions()}
 
 
-def render_model_card(manifest: Mapping[str, Any], scalar: bool, chat: bool = True) -> str:
-    """Render a model folder's README.md from its manifest: Markdown after the hub's metadata."""
+def render_model_card(manifest: Mapping[str, Any], *, scalar: bool, chat: bool = True) -> str:
+    """Render a model folder's README.md: Markdown after the hub's metadata.
+
+    Args:
+        manifest: The folder's manifest.
+        scalar: Whether the model is a scalar model, as opposed to a language model.
+        chat: Whether its tokenizer has a chat template, which the example then uses.
+    """
     origin = manifest["made"]
-    stage, start = origin["stage"], origin["start"]
+    stage = origin["stage"]
+    start = origin["start"]
     datasets = list(dict.fromkeys([*start.get("datasets", []), *origin["datasets"]]))
     task = "text-classification" if scalar else "text-generation"
     metadata = ModelCardData(
@@ -98,12 +114,15 @@ def render_model_card(manifest: Mapping[str, Any], scalar: bool, chat: bool = Tr
 def read_card_data(model: str) -> ModelCardData:
     """Read base model on the hub, licence and datasets from the card of a folder or hub id.
 
-    Nothing is downloaded: of a hub id, which is itself the base model, a cached card is read.
+    Nothing is downloaded: for a hub id, which is itself the base model, a cached card is read.
     """
-    folder, on_hub = Path(model), OWNED_HUB_ID.fullmatch(model)
+    folder = Path(model)
+    on_hub = OWNED_HUB_ID.fullmatch(model)
     local = folder.exists()
-    cached = try_to_load_from_cache(model, "README.md") if on_hub and not local else None
-    file = folder / "README.md" if local else Path(cached) if isinstance(cached, str) else None
+    file = folder / "README.md" if local else None
+    if on_hub and not local:
+        cached = try_to_load_from_cache(model, "README.md")
+        file = Path(cached) if isinstance(cached, str) else None
     data: Any = ModelCardData()
     if file is not None and file.is_file():
         try:
@@ -114,7 +133,7 @@ def read_card_data(model: str) -> ModelCardData:
         # The hub refuses base models that are not on it, so a local folder stays out.
         base_model=data.base_model if local else model if on_hub else None,
         license=data.license,
-        # Those of a model on the hub are its authors', who trained it on them.
+        # The card of a model on the hub names what its authors trained it on.
         datasets=data.datasets if local else None,
     )
 

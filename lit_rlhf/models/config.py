@@ -206,7 +206,13 @@ def max_positions(path: str | Path, options: ModelOptions | None = None) -> int 
 def check_embedding_size(
     tokenizer: PreTrainedTokenizerBase, path: str | Path, options: ModelOptions | None = None
 ) -> None:
-    """Check that a model embeds every token of its tokenizer, by its config."""
+    """Check that a model embeds every token of its tokenizer, by its config.
+
+    Args:
+        tokenizer: The tokenizer.
+        path: Folder or hub id of the model.
+        options: How the model is loaded.
+    """
     rows = read_config(path, options or ModelOptions()).get_text_config().vocab_size
     largest = max(tokenizer.get_vocab().values())
     if largest >= rows:

@@ -43,9 +43,9 @@ def add_value_head(policy: LanguageModel, seed: int) -> PreTrainedModel:
             "critic_init: expected another than 'shared' for a network whose logits are not those "
             f"of an output layer on its trunk, got it for {type(inner).__name__}"
         )
-    critic = build_scalar_model(inner, seed, config=copy.deepcopy(inner.config))
+    critic = build_scalar_model(inner, head_seed=seed, config=copy.deepcopy(inner.config))
     if inner is not policy:
-        critic.score.float()  # as all that is trained beside adapters
+        critic.score.float()  # what is trained beside adapters is float32
     setattr(inner, VALUE_HEAD, critic.score)
     optimize_forward(critic.train())
     return critic
@@ -53,23 +53,31 @@ def add_value_head(policy: LanguageModel, seed: int) -> PreTrainedModel:
 
 def build_scalar_model(
     causal_lm: PreTrainedModel,
+    *,
     head_seed: int = 0,
     head: nn.Linear | None = None,
     config: PreTrainedConfig | None = None,
     heads: int = 1,
 ) -> PreTrainedModel:
-    """Build a scalar model on the trunk of `causal_lm`, which is taken over and not copied.
+    """Build a scalar model on the trunk of a language model, which is taken over and not copied.
 
-    Do not use that model afterwards unless the scalar model gets another `config`: its own becomes
-    the scalar model's. Without a `head`, as many as `heads` are initialized. The forward is padded
-    until `optimize_forward`.
+    The forward is padded until `optimize_forward`.
+
+    Args:
+        causal_lm: The language model. Do not use it afterwards unless the scalar model gets another
+            `config`: its own becomes the scalar model's.
+        head_seed: Seed of a new head's weights.
+        head: A trained head; `None` makes a new one.
+        config: The scalar model's config, which is changed; `None` for the language model's.
+        heads: Number of outputs of the head.
     """
     config = config or causal_lm.config
     set_heads(config, heads)
     # on the meta device, so that no weights are made which the trunk then replaces
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
-    prefix, score = model.base_model_prefix, getattr(model, "score", None)
+    prefix = model.base_model_prefix
+    score = getattr(model, "score", None)
     if not isinstance(score, nn.Linear) or not hasattr(causal_lm, prefix):
         raise ValueError(
             "path: expected a model whose architecture has a scalar version, "
@@ -77,13 +85,13 @@ def build_scalar_model(
         )
     setattr(model, prefix, getattr(causal_lm, prefix))
     model.config = config
-    model.score = (head or init_scalar_head(score.in_features, head_seed, heads)).to(
-        device=causal_lm.device, dtype=causal_lm.dtype
-    )
-    if left := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+    if head is None:
+        head = init_scalar_head(score.in_features, head_seed, heads)
+    model.score = head.to(device=causal_lm.device, dtype=causal_lm.dtype)
+    if more := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise ValueError(
             f"path: expected a model whose scalar version has a trunk and a head only, got "
-            f"{type(model).__name__} with {', '.join(left)} besides"
+            f"{type(model).__name__} with {', '.join(more)} besides"
         )
     return model  # type: ignore[no-any-return]
 
@@ -100,7 +108,12 @@ def init_scalar_head(in_features: int, seed: int, heads: int = 1) -> nn.Linear:
     """Initialize a scalar head without bias, normal with deviation `1 / sqrt(in_features + 1)`.
 
     The weights are drawn in float32 from a generator of their own, so that a seed gives the same
-    head for any dtype. Several `heads` have the seeds `seed`, `seed + 1` and so on.
+    head for any dtype.
+
+    Args:
+        in_features: Width of the hidden states.
+        seed: Seed of the first head. Further heads have `seed + 1` and so on.
+        heads: Number of outputs.
     """
     generators = [torch.Generator().manual_seed(seed + head) for head in range(heads)]
     rows = [torch.randn((1, in_features), generator=generator) for generator in generators]
@@ -117,7 +130,7 @@ def average_heads(model: PreTrainedModel) -> None:
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """A linear layer that has these very tensors, `[out, in]` and `[out]`, as its weights."""
+    """Make a linear layer of a weight `[out, in]` and a bias `[out]`, which are not copied."""
     out_features, in_features = weight.shape
     layer = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
     state = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}

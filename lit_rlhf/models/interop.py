@@ -52,7 +52,13 @@ _MAX_DELTA_NORM = 1e-2
 
 
 class _StoredHead(NamedTuple):
-    """The scalar head in a model's files: weight `[1, H]`, and bias `[1]` unless it is 0."""
+    """The scalar head in a model's files.
+
+    Attributes:
+        name: Name of the layer.
+        weight: Shape `[1, H]`.
+        bias: Shape `[1]`; `None` if there is none, or if it is 0.
+    """
 
     name: str
     weight: Tensor
@@ -72,31 +78,36 @@ class _StoredHead(NamedTuple):
 def find_stored_head(
     path: str | Path, config: PreTrainedConfig, pickled_weights: bool = False
 ) -> _StoredHead | None:
-    """Find the scalar head in a model's files by name and shape; `None` if there is none.
+    """Find the scalar head in a model's files by name and shape.
 
-    With `pickled_weights`, it may be in `pytorch_model.bin`, read as plain data.
+    Args:
+        path: Folder or hub id of the model.
+        config: Its config.
+        pickled_weights: Also look into `pytorch_model.bin`, which is read as plain data.
+
+    Returns:
+        The head; `None` if there is none.
     """
     first = getattr(config, "value_head_prefix", None) or _HEAD_NAMES[0]
     known = (first, *(name for name in _HEAD_NAMES if name != first))
     tensors = _read_single_output_tensors(path, pickled_weights)
-    candidates = [
-        name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dim() == 2
-    ]
+    layers = [name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dim() == 2]
     # classifiers of other architectures have a name of their own, which transformers knows
-    named_by_transformers = is_classifier(config) and set(candidates).isdisjoint(known)
-    if not candidates or named_by_transformers:
+    named_by_transformers = is_classifier(config) and set(layers).isdisjoint(known)
+    if not layers or named_by_transformers:
         return None
-    if len(candidates) > 1 or candidates[0] not in known:
+    if len(layers) > 1 or layers[0] not in known:
         raise ValueError(
             f"path: expected in {path} at most one layer with a single output, called "
-            f"{', '.join(known)}, got {', '.join(sorted(candidates))}; remove what is not the "
-            "scalar head, and if it has another name, set value_head_prefix in config.json to it"
+            f"{', '.join(known)}, got {', '.join(sorted(layers))}; remove what is not the scalar "
+            "head, and if it has another name, set value_head_prefix in config.json to it"
         )
-    bias = tensors.get(f"{candidates[0]}.bias")
+    (name,) = layers
+    bias = tensors.get(f"{name}.bias")
     return _StoredHead(
-        candidates[0],
-        tensors[f"{candidates[0]}.weight"],
-        bias if bias is not None and bias.any() else None,
+        name=name,
+        weight=tensors[f"{name}.weight"],
+        bias=bias if bias is not None and bias.any() else None,
     )
 
 
@@ -130,7 +141,8 @@ def _find_files_outside_layers(path: str | Path, pickled_weights: bool) -> list[
     """The weight files that hold anything but a trunk's numbered layers."""
     kinds = [(SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME), (WEIGHTS_INDEX_NAME, WEIGHTS_NAME)]
     for index_name, whole_name in kinds if pickled_weights else kinds[:1]:
-        index, whole = _find_file(path, index_name), _find_file(path, whole_name)
+        index = _find_file(path, index_name)
+        whole = _find_file(path, whole_name)
         if index is not None:
             shards = json.loads(index.read_text("utf-8"))["weight_map"]
             names = sorted({shard for name, shard in shards.items() if _is_outside_layers(name)})
@@ -163,13 +175,27 @@ def _load_plain_tensors(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
+class TRLModel(NamedTuple):
+    """A scalar model as TRL's `AutoModelForCausalLMWithValueHead` loads it.
+
+    Attributes:
+        causal_lm: A language model without weights, for its config and class.
+        weights: State dict under TRL's names.
+    """
+
+    causal_lm: PreTrainedModel
+    weights: dict[str, Tensor]
+
+
 def convert_to_trl(
     model: PreTrainedModel, weights: Mapping[str, Tensor], lm_head: Mapping[str, Tensor]
-) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """Convert a scalar model to what TRL's `AutoModelForCausalLMWithValueHead` loads.
+) -> TRLModel:
+    """Convert a scalar model to a language model with TRL's value head.
 
-    The result is a language model without weights, and weights under TRL's names. `lm_head` has the
-    weights of the output layer, if there is one.
+    Args:
+        model: The scalar model, for its config.
+        weights: Its state dict, without adapters.
+        lm_head: State dict of the output layer that its trunk was trained with; may be empty.
     """
     config = copy.deepcopy(model.config)
     # a language model's config does not have these
@@ -190,14 +216,15 @@ def convert_to_trl(
     }
     weight = renamed[f"{_TRL_HEAD}.weight"]
     renamed.setdefault(f"{_TRL_HEAD}.bias", weight.new_zeros(1))
-    return causal, renamed | {f"{prefix}.{name}": t for name, t in lm_head.items()}
+    output_layer = {f"{prefix}.{name}": tensor for name, tensor in lm_head.items()}
+    return TRLModel(causal_lm=causal, weights=renamed | output_layer)
 
 
 @torch.no_grad()
 def add_base_weights(model: PreTrainedModel, base: PreTrainedModel) -> None:
     """Turn a model's delta weights into whole ones, in place, by adding the weights of `base`."""
-    added = {n: p for n, p in trunk_of(base).named_parameters() if "layers." in n}
-    layers = {n: p for n, p in trunk_of(model).named_parameters() if "layers." in n}
+    added = _layer_weights(base)
+    layers = _layer_weights(model)
     if {n: p.shape for n, p in added.items()} != {n: p.shape for n, p in layers.items()}:
         raise ValueError(
             "base: expected the model that the layers are differences from, got one whose layers "
@@ -205,6 +232,12 @@ def add_base_weights(model: PreTrainedModel, base: PreTrainedModel) -> None:
         )
     for name, parameter in layers.items():
         parameter.add_(added[name])
+
+
+def _layer_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights in the numbered layers of a model's trunk, by name."""
+    named = trunk_of(model).named_parameters()
+    return {name: weight for name, weight in named if "layers." in name}
 
 
 @torch.no_grad()

@@ -36,11 +36,15 @@ _LIGER_LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 
 
 def prepare_model(
-    model: PreTrainedModel, options: ModelOptions, task: TaskType, seed: int
+    model: PreTrainedModel, options: ModelOptions, task: TaskType, *, seed: int
 ) -> LanguageModel:
-    """Set a loaded model up for training as the options say; it is changed in place.
+    """Set a loaded model up for training.
 
-    Under the task `SEQ_CLS` the scalar head is trained in full. `seed` is the adapters'.
+    Args:
+        model: The model, which is changed in place.
+        options: How it is run and trained.
+        task: peft's name of its kind. Under `SEQ_CLS` the scalar head is trained in full.
+        seed: Seed of the adapters.
     """
     model.train()
     lower = []
@@ -48,7 +52,7 @@ def prepare_model(
         lower = freeze_lower_layers(model, options.trained_layers)
     if options.gradient_checkpointing:
         checkpoint_activations(model)
-    prepared = optimize_forward(add_adapters(model, options, task, seed, lower))
+    prepared = optimize_forward(add_adapters(model, options, task, seed=seed, without=lower))
     # Compilation comes last: a compiled trunk would be compiled for the sizes that
     # `optimize_forward` compares forwards on.
     if options.fused_kernels:
@@ -78,12 +82,18 @@ def add_adapters(
     model: PreTrainedModel,
     options: ModelOptions,
     task: TaskType,
+    *,
     seed: int,
     without: Sequence[str] = (),
 ) -> LanguageModel:
-    """Add LoRA adapters as the options say; without a rank, `model` itself is returned.
+    """Add LoRA adapters to a model. Everything that is trained is float32.
 
-    The layers named in `without` get none. All that is trained is float32.
+    Args:
+        model: The model.
+        options: The options of the adapters. With a rank of 0 the model itself is returned.
+        task: peft's name of the model's kind. Under `SEQ_CLS` the scalar head is trained in full.
+        seed: Seed of the adapters' weights.
+        without: Names of layers that get no adapters.
     """
     if options.lora_rank == 0:
         return model
@@ -127,7 +137,8 @@ def use_fused_kernels(model: ModuleT) -> ModuleT:
         )
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN[architecture]
     accepted = inspect.signature(apply).parameters
-    names = vars(sys.modules[type(inner).__module__])  # the architecture's file in transformers
+    # the global names of the architecture's file in transformers
+    names = vars(sys.modules[type(inner).__module__])
     before = dict(names)
     apply(model=inner, **{name: False for name in _LIGER_LOSSES if name in accepted})
     # Liger (0.8.5) binds its forwards to the layers of the model, but it also replaces classes and
@@ -138,7 +149,8 @@ def use_fused_kernels(model: ModuleT) -> ModuleT:
         name: _on_cuda(value, before[name]) for name, value in fused.items() if isroutine(value)
     }
     for layer in inner.modules():
-        plain = inspect.unwrap(type(layer).forward)  # without wrappers for deprecated arguments
+        # transformers wraps some forwards to warn of deprecated arguments
+        plain = inspect.unwrap(type(layer).forward)
         bound = vars(layer).get("forward")
         if isinstance(bound, MethodType) and bound.__func__ is not plain:
             vars(layer)["forward"] = MethodType(_on_cuda(bound.__func__, plain), layer)

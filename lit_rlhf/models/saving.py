@@ -42,7 +42,8 @@ from lit_rlhf.models.interop import HeadFormat, convert_to_trl
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Generation settings that transformers refuses without `do_sample`."""
 SCORE_BIAS = re.compile(r"(^|\.)score\.(.*\.)?bias$")
-SCORE_WEIGHT = re.compile(r"(^|\.)score\.(original_module\.)?weight$")  # matches all heads
+SCORE_WEIGHT = re.compile(r"(^|\.)score\.(original_module\.)?weight$")
+"""Name of the weight that has a row for each scalar head."""
 
 
 class Savable(Protocol):
@@ -77,7 +78,8 @@ def save_model_folder(
         contract: Text contract to save with the model.
         card: How the model was made, for its README.md, or the text of that file.
         generation: Settings of `generation_config.json` besides the token ids, for language models
-            only. From the base model's folder, only the tokens that end a response are passed on.
+            only. The base model's settings are not passed on, except for the tokens that end a
+            response.
         max_shard_size: Size of the largest weight file, for instance `5GB`.
         head_format: Project under whose names a scalar model is saved.
         lm_head: Weight (and bias) of the output layer that a scalar model's trunk was trained with.
@@ -96,7 +98,15 @@ def save_model_folder(
                     "generation: expected None for a scalar model, which samples nothing"
                 )
             _name_label(inner.config, card)
-            _write_scalar(inner, tokenizer, partial, max_shard_size, head_format, lm_head, state)
+            _write_scalar(
+                inner,
+                tokenizer,
+                partial,
+                state=state,
+                lm_head=lm_head,
+                head_format=head_format,
+                max_shard_size=max_shard_size,
+            )
             if lm_head and head_format != "trl":
                 save_lm_head(lm_head, partial)
         else:
@@ -108,7 +118,7 @@ def save_model_folder(
                 inner.save_pretrained(partial, state_dict=state, max_shard_size=max_shard_size)
             finally:
                 inner.generation_config = before
-        _save_companions(tokenizer, partial, contract, card, scalar)
+        _save_companions(tokenizer, partial, contract=contract, card=card, scalar=scalar)
 
 
 def save_adapter_folder(
@@ -121,13 +131,20 @@ def save_adapter_folder(
 ) -> None:
     """Save only a model's adapters, as peft loads them on top of the model below them.
 
-    A scalar model's head is saved with them. The arguments are as for `save_model_folder`.
+    A scalar model's head is saved with them.
+
+    Args:
+        model: A model inside LoRA adapters.
+        tokenizer: Saved with the adapters.
+        folder: Where to save. A folder that was saved like this is replaced.
+        contract: Text contract to save with the adapters.
+        card: How the model was made, for its README.md, or the text of that file.
     """
     with replace_folder(folder) as partial:
         # otherwise peft asks the base model, even on the hub, whether its vocabulary has grown
         model.save_pretrained(str(partial), save_embedding_layers=False)
         scalar = not unwrap_model(model).can_generate()
-        _save_companions(tokenizer, partial, contract, card, scalar)
+        _save_companions(tokenizer, partial, contract=contract, card=card, scalar=scalar)
 
 
 @contextmanager
@@ -168,18 +185,21 @@ def _name_label(config: PreTrainedConfig, card: ModelCardInfo | str | None) -> N
     if renamed or config.id2label == {0: "LABEL_0"}:
         is_critic = isinstance(card, ModelCardInfo) and card.stage == "critic"
         label = "value" if is_critic else "reward"
-        config.id2label, config.label2id = {0: label}, {label: 0}
+        config.id2label = {0: label}
+        config.label2id = {label: 0}
 
 
 def _write_scalar(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    max_shard_size: str,
-    head_format: HeadFormat,
-    lm_head: Mapping[str, Tensor] | None,
+    *,
     state: dict[str, Tensor],
+    lm_head: Mapping[str, Tensor] | None,
+    head_format: HeadFormat,
+    max_shard_size: str,
 ) -> None:
+    """Write the config and weights of a scalar model under the names of a project."""
     set_scalar_padding(model.config, tokenizer)
     if (heads := count_heads(model.config)) > 1 and head_format != "transformers":
         raise ValueError(
@@ -189,9 +209,12 @@ def _write_scalar(
     # without it, vLLM and others pass the score through a sigmoid
     model.config.problem_type = "regression"
     if head_format == "trl":
-        causal_lm, state = convert_to_trl(model, state, lm_head or {})
+        converted = convert_to_trl(model, state, lm_head or {})
+        causal_lm = converted.causal_lm
         causal_lm.generation_config = make_generation_config(tokenizer, None)
-        causal_lm.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_size)
+        causal_lm.save_pretrained(
+            folder, state_dict=converted.weights, max_shard_size=max_shard_size
+        )
         return
     bias = state.get("score.bias")
     if head_format == "openrlhf":
@@ -213,6 +236,7 @@ def _write_scalar(
 def _save_companions(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
+    *,
     contract: Savable | None,
     card: ModelCardInfo | str | None,
     scalar: bool,
@@ -231,7 +255,7 @@ def _save_companions(
         if isinstance(card, ModelCardInfo):
             write_manifest(folder, card.manifest())
             chat = tokenizer.chat_template is not None
-            card = render_model_card(read_manifest(folder), scalar, chat)
+            card = render_model_card(read_manifest(folder), scalar=scalar, chat=chat)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -240,7 +264,13 @@ def make_generation_config(
     settings: Mapping[str, Any] | None,
     stop_ids: Sequence[int] = (),
 ) -> GenerationConfig:
-    """Make the generation config of a saved model, with the tokenizer's and other stop tokens."""
+    """Make the generation config of a saved model.
+
+    Args:
+        tokenizer: Gives the ids of BOS, EOS and padding.
+        settings: Further settings by name. `None` values are left out.
+        stop_ids: Ids of other tokens that end a response.
+    """
     settings = {key: value for key, value in (settings or {}).items() if value is not None}
     known = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
     if unknown := sorted(set(settings) - set(known)):
@@ -270,8 +300,10 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
     """
     inner = unwrap_model(model)
     weights = inner.state_dict() | dequantized_weights(inner)
-    # the value head is saved in the critic's folder
-    state: dict[str, Tensor] = {k: v for k, v in weights.items() if not k.startswith(VALUE_HEAD)}
+    # the value head belongs to the critic, which has a folder of its own
+    state: dict[str, Tensor] = {
+        name: tensor for name, tensor in weights.items() if not name.startswith(VALUE_HEAD)
+    }
     adapted = {name: m for name, m in inner.named_modules() if isinstance(m, LoraLayer)}
     if not adapted:
         return state
@@ -323,7 +355,8 @@ def check_replaceable(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"folder: expected a folder or a free name, got the file {folder}")
     saved = listed_files(folder)
-    if foreign := [name for name, entry in hash_files(folder).items() if saved.get(name) != entry]:
+    foreign = [name for name, hashed in hash_files(folder).items() if saved.get(name) != hashed]
+    if foreign:
         raise ValueError(
             f"folder: expected a model folder or a free name, got {folder} with files that no "
             f"stage or export has saved, or that were changed since ({', '.join(foreign[:3])})"

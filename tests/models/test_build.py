@@ -30,7 +30,7 @@ def test_model_is_built_around_tensors(options: ModelOptions, scalar: bool, fold
     weights = perturb_trained_weights(
         load(folder, ModelOptions(lora_rank=options.lora_rank))
     ).state_dict()
-    built = build_model(folder, options, weights, scalar).state_dict()
+    built = build_model(folder, options, weights, scalar=scalar).state_dict()
     assert built.keys() == weights.keys()
     assert all(built[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
 

@@ -251,7 +251,13 @@ UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
 )
 @pytest.mark.parametrize("scalar", [False, True])
 def test_damaged_folder_is_refused_in_one_line(
-    damage: Any, message: str, scalar: bool, causal_folder: Any, scalar_folder: Any, tmp_path: Path
+    *,
+    damage: Any,
+    message: str,
+    scalar: bool,
+    causal_folder: Any,
+    scalar_folder: Any,
+    tmp_path: Path,
 ) -> None:
     shutil.copytree((scalar_folder if scalar else causal_folder)("llama"), tmp_path / "m")
     (tmp_path / "m/lit_rlhf.json").unlink()  # without a manifest, as most models are
