@@ -114,8 +114,9 @@ test-lowest: ## run TESTS with the lowest versions of all bounds (needs uv)
 		--override $(BOUNDS_VENV)/overrides.txt -e '.[test,wandb,mlflow]'
 	$(BOUNDS_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
-lint: $(VENV)/.installed-dev ## run ruff, mypy --strict and the import contracts
+lint: $(VENV)/.installed-dev ## run ruff, the rules on calls, mypy --strict and the import contracts
 	$(BIN)/ruff check .
+	$(BIN)/python -m tests.support.call_rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict lit_rlhf callbacks/lit_callbacks
 	$(BIN)/lint-imports

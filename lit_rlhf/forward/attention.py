@@ -66,7 +66,7 @@ class AttentionLayout(Protocol):
         ...
 
 
-def attention(
+def attention(  # call rules: transformers takes output and weights
     module: nn.Module,
     query: Tensor,
     key: Tensor,

@@ -218,7 +218,10 @@ class _Gather(torch.autograd.Function):
         return states.index_select(0, indices)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    def backward(  # call rules: autograd takes a tuple
+        ctx: Any,  # noqa: ANN401
+        *gradients: Any,
+    ) -> tuple[Tensor, None, None]:
         indices, places = ctx.saved_tensors
         (gradient,) = gradients
         if places is not None:

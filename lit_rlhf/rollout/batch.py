@@ -87,9 +87,10 @@ class RolloutBatch(NamedTuple):
         return torch.cat([self.prompt_mask, self.response_mask], dim=1)
 
     @property
-    def sequence_shape(self) -> tuple[int, int]:
+    def sequence_shape(self) -> torch.Size:
         """Number of sequences and tokens of each, `(B, P+T)`."""
-        return len(self.prompt_ids), self.prompt_ids.shape[1] + self.response_ids.shape[1]
+        n_tokens = self.prompt_ids.shape[1] + self.response_ids.shape[1]
+        return torch.Size((len(self.prompt_ids), n_tokens))
 
     @property
     def lengths(self) -> Tensor:

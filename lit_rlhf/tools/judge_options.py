@@ -50,6 +50,9 @@ class JudgeOptions:
         check_positive("judge.timeout", self.timeout)
         if self.temperature is not None:
             check_not_negative("judge.temperature", self.temperature)
-        known, given = get_args(Criterion), self.criteria
-        if set(given) - set(known) or len(set(given)) < len(given):
-            raise ValueError(f"judge.criteria: expected some of {known}, each once, got {given}")
+        known = get_args(Criterion)
+        unknown = set(self.criteria) - set(known)
+        if unknown or len(set(self.criteria)) < len(self.criteria):
+            raise ValueError(
+                f"judge.criteria: expected some of {known}, each once, got {self.criteria}"
+            )

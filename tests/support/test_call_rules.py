@@ -36,6 +36,7 @@ def test_a_breach_is_found_once(source: str) -> None:
         "a, b = b, a",
         "first, second = second, first + second",
         "a, b = f()",
+        "def f() -> tuple[int, str]:  # call rules: a hook of torch\n    ...",
         "def f(a, b): ...",
         "def _f(a, b, c): ...",
         "def f(a, b, c):\n    '''F.\n\n    Args:\n        a: A.\n"
