@@ -95,10 +95,10 @@ def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
         print(f"lit_rlhf: set {settings}", file=sys.stderr)
     _find_modules_here()
     _hide_notes_of_loading()
-    if name not in WITHOUT_MODELS and {"-h", "--help"}.isdisjoint(words):
-        _hide_bars_of_models()
     threading.excepthook = _tell_error_of_thread
     try:
+        if name not in WITHOUT_MODELS and {"-h", "--help"}.isdisjoint(words):
+            _hide_bars_of_models()
         command = _import_command(name, owns_process)
         _call(command, name, words)
         if name not in STAGES:  # a run leaves a model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_runs import QUICKSTART, RUNS, SMALL, moved, overlay
+from tests.support.tiny_runs import QUICKSTART, RUNS, SMALL, overlay, write_moved_config
 
 pytestmark = pytest.mark.slow  # starts each command in a process of its own
 
@@ -88,7 +88,7 @@ def test_start_prints_its_own_lines(tmp_path: Path) -> None:
 
 def test_fit_generate_and_report_print_their_own_lines(world: Path, tmp_path: Path) -> None:
     moves = {RUNS: world, f"{RUNS}/logs": tmp_path / "logs", f"{RUNS}/sft": tmp_path / "sft"}
-    config = moved(QUICKSTART / "sft.yaml", tmp_path / "configs", moves)
+    config = write_moved_config(QUICKSTART / "sft.yaml", tmp_path / "configs", moves)
     small = overlay(tmp_path / "configs", "small", SMALL["sft"])
     words = ["fit", "--config", str(config), "--config", str(small)]
     assert unexpected("fit", lines_of(tmp_path, *words)) == []
