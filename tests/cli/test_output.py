@@ -53,7 +53,7 @@ PRINTED = {
     "report": [
         r"mean of the last tenth +sft",
         r"[\w/]+/\w+ +-?[\d.e+-]+",
-        r"highest level +\w+",
+        r"highest level +[\w-]+",
         r"Report: page\.html",
     ],
 }
