@@ -10,7 +10,16 @@ from jsonargparse import ArgumentParser, Namespace
 from lit_rlhf.suggestions import did_you_mean
 
 # as jsonargparse 4.53 and argparse call an option that there is not
-_UNKNOWN = re.compile(r"[Oo]ption '([\w.]+)'|[Uu]nrecognized arguments: --([\w.]+)")
+_UNKNOWN = re.compile(
+    r"(?:Group '(?P<group>[\w.]+)' does not accept )?[Oo]ption '(?P<option>[\w.]+)'"
+    r"|[Uu]nrecognized arguments: --(?P<flag>[\w.]+)"
+)
+
+# what `summarize` makes of an option that the class of a section, such as `model`, does not have
+_UNKNOWN_IN_SECTION = re.compile(
+    r"Parser key \"(?P<section>\w+)\": Problem with given class_path '[^']*': "
+    r"(?P<name>[\w.]+): no such option(; did you mean (?P<meant>[\w.]+)\?)?"
+)
 
 
 class UsageError(Exception):
@@ -90,7 +99,9 @@ class CommandParser(ArgumentParser):
         unknown = _UNKNOWN.search(message)
         if unknown is None:
             return None
-        name = unknown[1] or unknown[2]
+        name = unknown["option"] or unknown["flag"]
+        if unknown["group"]:
+            name = f"{unknown['group']}.{name}"
         return f"{name}: no such option{did_you_mean(name, self.known_options())}"
 
     def known_options(self) -> Iterable[str]:
@@ -121,5 +132,10 @@ def summarize(message: str, error: BaseException | None) -> str:
         error = error.__cause__
     named = [h for h in headings if h.endswith(":") and not reason.startswith(h)]
     line = " ".join([*named, *reason.split()])
+    # the class of a section has no such option: it is the section's to those who write it
+    if unknown := _UNKNOWN_IN_SECTION.fullmatch(line):
+        section = unknown["section"]
+        meant = f"; did you mean {section}.{unknown['meant']}?" if unknown["meant"] else ""
+        return f"{section}.{unknown['name']}: no such option{meant}"
     # a group of options was given a value, which is taken for a file
     return f"{line}; a group has flags, --GROUP.FIELD" if "Unable to load config" in line else line

@@ -76,7 +76,7 @@ MISTAKES = {
     ),
     "a flag that there is not": Mistake(
         [*SFT, "--data.bacth_size", "3"],
-        f"lit_rlhf fit: error: {OF_DATA}bacth_size: no such option; did you mean batch_size?\n",
+        "lit_rlhf fit: error: data.bacth_size: no such option; did you mean data.batch_size?\n",
     ),
     "a value of another type": Mistake(
         [*SFT, "--trainer.max_epochs", "many"],

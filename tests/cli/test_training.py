@@ -237,11 +237,11 @@ def test_a_sampler_is_chosen_by_a_configuration(root: Path, capsys: Any) -> None
     nucleus = {"class_path": path, "init_args": {"top_p": 0.5}}
     run: Any = fit_ppo(root, nucleus, limit_train_batches=1)
     assert Nucleus.calls == 1
-    assert run.model.sampler.top_p == 0.5
+    assert run.model.ppo.networks.sampler.top_p == 0.5
     # a checkpoint names no code to be run
     run.trainer.save_checkpoint("last.ckpt")
     loaded = PPOModule.load_from_checkpoint("last.ckpt", rewards={str(root / "reward"): 1.0})
-    assert loaded.sampler is generate_responses
+    assert loaded.ppo.networks.sampler is generate_responses
     with pytest.raises(SystemExit):
         fit_ppo(root, {"class_path": "lit_rlhf.rollout.RolloutMetrics"})
     assert "sampler" in capsys.readouterr().err
