@@ -123,7 +123,8 @@ def stage(name: str, root: Path, batch_size: int = 4, **options: Any) -> tuple[A
 
 def with_algorithm(ppo_class: type[PPO]) -> type[PPOModule]:
     """The class of a `PPOModule` with another algorithm."""
-    return type(f"{ppo_class.__name__}Module", (PPOModule,), {"ppo_class": ppo_class})
+    # Not "PPOModule" for PPO itself: configurations find a class by its name alone.
+    return type(f"ModuleWith{ppo_class.__name__}", (PPOModule,), {"ppo_class": ppo_class})
 
 
 def first_batch(data: RecordDataModule, root: Path) -> Any:
