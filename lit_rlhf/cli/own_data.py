@@ -21,6 +21,7 @@ from lit_rlhf.data import (
     RecordError,
     RecordKind,
     TokenExample,
+    decode_tokens,
     encode_records,
     load_records,
     prompt_of,
@@ -203,8 +204,8 @@ def _mark(example: TokenExample, encoder: DialogueEncoder) -> Iterator[str]:
     """The text of an example, with marks around the tokens that are trained on."""
     pairs = zip(example.completion_mask.tolist(), example.input_ids.tolist(), strict=True)
     for trained, group in groupby(pairs, key=lambda pair: pair[0]):
-        text = encoder.tokenizer.decode([token for _, token in group])
-        yield f"[[{text}]]" if trained else str(text)
+        text = decode_tokens(encoder.tokenizer, [token for _, token in group])
+        yield f"[[{text}]]" if trained else text
 
 
 def _configure(stage: str, own: _OwnData, length: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from lit_rlhf.data.datamodules import PreferenceDataModule as PreferenceDataModu
 from lit_rlhf.data.datamodules import PromptDataModule as PromptDataModule
 from lit_rlhf.data.datamodules import RecordDataModule as RecordDataModule
 from lit_rlhf.data.encoding import DialogueEncoder as DialogueEncoder
+from lit_rlhf.data.encoding import decode_tokens as decode_tokens
 from lit_rlhf.data.encoding import encode_prompts as encode_prompts
 from lit_rlhf.data.encoding import encode_records as encode_records
 from lit_rlhf.data.examples import PreferenceBatch as PreferenceBatch

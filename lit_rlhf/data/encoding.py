@@ -46,6 +46,30 @@ _REASONING_START = re.compile(r"<think>(\s*)\Z")
 _BEFORE_ANSWER = r"\s*(?:<think>\s*</think>\s*)?"
 
 
+def decode_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int] | Tensor,
+    *,
+    skip_special_tokens: bool = False,
+) -> str:
+    """Decode token ids to the text that was tokenized or generated, blanks included.
+
+    All text of lit_rlhf is decoded here. A tokenizer's own settings may clean up blanks, which
+    turns `x = 3 .` into `x = 3.`: a reward would read another text than was generated.
+
+    Args:
+        tokenizer: The tokenizer.
+        ids: Token ids, one sequence.
+        skip_special_tokens: Whether to leave out special tokens, such as EOS.
+    """
+    text = tokenizer.decode(
+        ids if isinstance(ids, Tensor) else list(ids),
+        skip_special_tokens=skip_special_tokens,
+        clean_up_tokenization_spaces=False,
+    )
+    return str(text)
+
+
 class DialogueEncoder:
     r"""Renders and tokenizes dialogues.
 
@@ -227,10 +251,7 @@ class DialogueEncoder:
         response_ids = list(ids)
         if self.eos_token_id in response_ids:
             response_ids = response_ids[: response_ids.index(self.eos_token_id)]
-        text = self.tokenizer.decode(
-            response_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return str(text).strip()
+        return decode_tokens(self.tokenizer, response_ids, skip_special_tokens=True).strip()
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         return render_dialogue(
@@ -357,7 +378,7 @@ class DialogueEncoder:
         cut = head + ids[len(ids) - (limit - len(head)) :]
         return prompt._replace(
             input_ids=_to_tensor(cut),
-            text=str(self.tokenizer.decode(cut, clean_up_tokenization_spaces=False)),
+            text=decode_tokens(self.tokenizer, cut),
             cut_tokens=len(ids) - len(cut),
         )
 

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lit_rlhf.data import decode_tokens
 from lit_rlhf.functional import kl_estimate
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.scoring import TokenStatistics
@@ -14,7 +15,7 @@ from lit_rlhf.rollout.scoring import TokenStatistics
 def decode_responses(rollouts: RolloutBatch, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Decode the responses to text without special tokens."""
     return [
-        str(tokenizer.decode(ids[mask], skip_special_tokens=True))
+        decode_tokens(tokenizer, ids[mask], skip_special_tokens=True)
         for ids, mask in zip(rollouts.response_ids.cpu(), rollouts.response_mask.cpu(), strict=True)
     ]
 
