@@ -140,6 +140,11 @@ class FixedBatchSampler(EpochBatchSampler):
         global_size = self.batch_size * self.num_replicas
         return self.total // global_size if self.drop_last else math.ceil(self.total / global_size)
 
+    @property
+    def n_left_out(self) -> int:
+        """Number of an epoch's examples that are left out, since they do not fill a batch."""
+        return max(self.total - len(self) * self.batch_size * self.num_replicas, 0)
+
     def batches(self) -> list[list[Index]]:
         """This rank's batches of the current epoch: `len(self)` lists of example indices."""
         indices = self._epoch_indices()

@@ -1,8 +1,11 @@
 """The datamodule of PPO: prompts, each with a pretraining example if there is a ptx loss."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
+
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.data.cache import RecordEncoder
@@ -20,13 +23,16 @@ from lit_rlhf.data.records import DemonstrationRecord, PromptRecord, RecordKind,
 from lit_rlhf.data.samplers import FixedBatchSampler, PairedBatchSampler
 from lit_rlhf.data.sources import DataSource
 
+_log_info = rank_zero_only(logging.getLogger(__name__).info)
+
 _PTX_STREAM = 1  # the ptx examples have another order than the prompts, with the same seed
 
 
 class PromptDataModule(RecordDataModule):
     """Loads `PromptBatch`es, each with the prompts of one PPO iteration.
 
-    Training batches are always full. Validation and test batches hold every prompt, in order,
+    Training batches are always full. Prompts of an epoch that do not fill one are left out, and the
+    log says once how many. Validation and test batches hold every prompt, in order,
     without ptx examples.
 
     Args:
@@ -67,6 +73,7 @@ class PromptDataModule(RecordDataModule):
         self.ptx_sources = ptx_sources or []
         self.ptx_max_length = ptx_max_length or self.max_length
         self.sources["ptx"] = self.ptx_sources
+        self._has_told_rest = False
 
     def make_record_encoder(self) -> RecordEncoder:
         """Make the function that encodes a prompt or a ptx record."""
@@ -82,6 +89,13 @@ class PromptDataModule(RecordDataModule):
         sampler = FixedBatchSampler(
             len(prompts), self.batch_size, samples_per_epoch=n_samples, **options
         )
+        if sampler.n_left_out and not self._has_told_rest:
+            self._has_told_rest = True
+            _log_info(
+                f"{part}: each epoch leaves out {sampler.n_left_out} of {sampler.total} prompts, "
+                f"which do not fill a batch of {self.batch_size} on each rank"
+                f"{', other ones in each epoch' if shuffle else ''}"
+            )
         collate = partial(collate_prompts, pad_token_id=self.require_encoder().pad_token_id)
         ptx: Sequence[TokenExample] = self.examples.get("ptx", [])
         if not training or not ptx:
