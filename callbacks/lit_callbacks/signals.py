@@ -226,12 +226,16 @@ class PerplexityMonitor(EntropyMonitor):
 
 
 class RepetitionMonitor(Monitor):
-    """Share of distinct bigrams in all responses together; repetition makes it fall."""
+    """Share of distinct bigrams in all responses together; repetition makes it fall.
+
+    Responses of a single token have no bigrams, and no such share.
+    """
 
     signal = "repetition"
     title = "distinct bigrams"
     limits = SHARE
     relative_noise = 0.2
+    optional = True
     key = "rollout/distinct_2"
     low_ratio = 0.7
 

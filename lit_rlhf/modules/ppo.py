@@ -110,7 +110,7 @@ class IterationRecord:
         rollout_seed: Seed of its rollouts on this rank.
         generator: Generator of its minibatches.
         stepper: Steps the networks.
-        metrics: Metrics to log, by key, 0-dim; NaN where the iteration does not get that far.
+        metrics: Metrics to log, by key, 0-dim.
         scores: Scores of its responses, `[B]`; NaN until they are known.
         lengths: Tokens of its responses, `[B]`; 0 until they are known.
     """
@@ -411,18 +411,13 @@ class PPOModule(StageModule):
         """
         ppo = self.ppo
         unknown = torch.full((n_responses,), torch.nan, device=self.device)
-        metrics = dict.fromkeys((*RolloutMetrics.KEYS, *OF_AN_ITERATION), unknown[0])
-        metrics["ppo/kl_coef"] = ppo.kl_coef.clone()
-        trained = "policy"
-        if self.critic is not None:
-            trained = "policy and critic"
-            metrics["ppo/explained_variance"] = unknown[0]
+        trained = "policy" if self.critic is None else "policy and critic"
         draws = iteration_draws(seed=self.seed, iteration=int(ppo.iteration), rank=self.global_rank)
         record = IterationRecord(
             rollout_seed=draws.rollout_seed,
             generator=draws.generator,
             stepper=self.make_stepper(self.place()),
-            metrics=metrics,
+            metrics={"ppo/kl_coef": ppo.kl_coef.clone()},
             scores=unknown,
             lengths=torch.zeros_like(unknown),
         )
@@ -434,6 +429,12 @@ class PPOModule(StageModule):
             for _ in range(self.minibatches.updates_per_iteration(n_learned)):
                 record.stepper.end_minibatch(trains_policy=not ppo.in_critic_pretraining())
             ppo.iteration += 1
+            keys = [*RolloutMetrics.KEYS, *OF_AN_ITERATION]
+            if self.critic is not None:
+                keys.append("ppo/explained_variance")
+            # What the iteration did not get to is broken: NaN, and not left out like the mean of
+            # an empty set.
+            record.metrics = dict.fromkeys(keys, unknown[0]) | record.metrics
         self._log_iteration(record)
 
     def _log_iteration(self, record: IterationRecord) -> None:

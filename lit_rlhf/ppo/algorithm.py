@@ -12,6 +12,7 @@ None of them needs a Trainer. `lit_rlhf.modules.PPOModule` adds optimizers, logg
 Notation: `B` responses, `P` tokens of the longest prompt, `T` tokens of the longest response.
 """
 
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -245,7 +246,8 @@ class PPO(FixedDtypeBuffers):
     ) -> dict[str, Tensor]:
         """Train the critic and, after critic pre-training, the policy; this ends the iteration.
 
-        Returns metrics `ppo/*`, means over minibatches; NaN where all updates were skipped.
+        Returns metrics `ppo/*`, means over minibatches; NaN where all updates were skipped. Without
+        a token to learn from on any rank, there is no update and no metric of it.
 
         Args:
             experience: What to learn from.
@@ -272,10 +274,13 @@ class PPO(FixedDtypeBuffers):
                 history.append(metrics)
         means = mean_of_minibatches(history)
         if pretraining:
-            # over all ranks: they have to agree on when the phase ends
-            on_all_ranks = global_means(means, experience.loss_mask.device)
-            self.watch_critic_pretraining(float(on_all_ranks["ppo/value_loss"]))
-        else:
+            value_loss = math.inf  # unless the critic has learned
+            if "ppo/value_loss" in means:
+                # over all ranks: they have to agree on when the phase ends
+                on_all_ranks = global_means(means, experience.loss_mask.device)
+                value_loss = float(on_all_ranks["ppo/value_loss"])
+            self.watch_critic_pretraining(value_loss)
+        elif "ppo/ratio" in history[0]:
             means["ppo/ratio_first"] = history[0]["ppo/ratio"]
         self.iteration += 1
         return means
@@ -518,9 +523,7 @@ class PPO(FixedDtypeBuffers):
             scores: Scores of the responses.
             experience: Advantages and returns of all responses.
         """
-        no_tokens = self.advantages.truncation == "mask" and not global_sum(
-            experience.loss_mask.sum()
-        )
+        no_tokens = self.advantages.truncation == "mask" and not has_tokens(experience.loss_mask)
         if no_tokens and (not distributed.is_initialized() or distributed.get_rank() == 0):
             warnings.warn(
                 "advantages.truncation: mask leaves nothing to learn from, as all responses of an "
@@ -604,12 +607,16 @@ class PPO(FixedDtypeBuffers):
     def train_critic(self, minibatch: Experience, stepper: Stepper) -> dict[str, Tensor]:
         """Make one update of the critic; its metrics are NaN if the update was skipped.
 
+        There is no update, and are no metrics, without a token to learn from on any rank.
+
         Args:
             minibatch: What to learn from.
             stepper: Makes the step.
         """
         critic = self.networks.critic
         assert critic is not None
+        if not has_tokens(minibatch.loss_mask):
+            return {}
         # All micro-batches divide by the tokens of the whole minibatch on all ranks, so that a long
         # response weighs as much as in one large batch.
         tokens = global_denominator(minibatch.loss_mask.sum(), minibatch.loss_mask.device)
@@ -626,7 +633,8 @@ class PPO(FixedDtypeBuffers):
     ) -> dict[str, Tensor]:
         """Make one update of the policy; its metrics are NaN if the update was skipped.
 
-        It is the critic's update as well if both share a trunk.
+        It is the critic's update as well if both share a trunk. Without a token to learn from on
+        any rank it learns from the text alone; without text, there is no update.
 
         Args:
             minibatch: What to learn from.
@@ -637,13 +645,18 @@ class PPO(FixedDtypeBuffers):
         loss_of = self.joint_loss if self.shares_trunk else self.policy_loss
         device = minibatch.loss_mask.device
         tokens = global_denominator(minibatch.loss_mask.sum(), device)
+        learns_from_responses = has_tokens(minibatch.loss_mask)
+        learns_from_text = ptx is not None and self.loss.ptx_coef > 0
+        if not (learns_from_responses or learns_from_text):
+            return {}
 
         def shares() -> Iterator[LossShare]:
-            for part in self.split_experience(self.reparameterize_advantages(minibatch)):
-                share = call(policy, loss_of, part.experience, tokens)
-                yield share.scaled(part.weight)
+            if learns_from_responses:
+                for part in self.split_experience(self.reparameterize_advantages(minibatch)):
+                    share = call(policy, loss_of, part.experience, tokens)
+                    yield share.scaled(part.weight)
             # Its gradient is added to PPO's before the one step (Eq. 17).
-            if ptx is not None and self.loss.ptx_coef > 0:
+            if ptx is not None and learns_from_text:
                 text_tokens = global_denominator(ptx.completion_mask.sum(), device)
                 for rows, weight in self.micro_batches(ptx.attention_mask.sum(1)):
                     loss = call(policy, self.ptx_loss, slice_batch(ptx, rows), text_tokens)
@@ -866,6 +879,15 @@ class PPO(FixedDtypeBuffers):
             self.networks.policy, batch.input_ids, batch.attention_mask, batch.completion_mask
         )
         return F.language_model_loss(logprobs, batch.completion_mask, tokens)
+
+
+def has_tokens(loss_mask: Tensor) -> bool:
+    """Whether a mask keeps a token on any rank, the same on all ranks; a collective.
+
+    Args:
+        loss_mask: Tokens to learn from on this rank, `[B, T]` bool.
+    """
+    return bool(global_sum(loss_mask.sum()))
 
 
 def critic_free_advantages(

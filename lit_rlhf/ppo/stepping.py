@@ -100,9 +100,16 @@ def untimed(
 
 
 def mean_of_minibatches(history: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Average metrics, 0-dim, over minibatches. Skipped updates have NaN and do not count.
+    """Average metrics, 0-dim, over the minibatches that have them.
+
+    A minibatch without a token to learn from has no metrics of its tokens. Skipped updates have NaN
+    and do not count, unless all were skipped.
 
     Args:
-        history: Metrics by key of each minibatch, with the same keys.
+        history: Metrics by key of each minibatch.
     """
-    return {key: torch.stack([metrics[key] for metrics in history]).nanmean() for key in history[0]}
+    keys = dict.fromkeys(key for metrics in history for key in metrics)
+    return {
+        key: torch.stack([metrics[key] for metrics in history if key in metrics]).nanmean()
+        for key in keys
+    }

@@ -15,6 +15,15 @@ from lit_rlhf.functional import masked_sum
 from lit_rlhf.stats import all_gather_rows, global_sum
 
 OPENING = 4  # tokens at the start of a response that are compared
+_COUNTED = {
+    "rollout/kl_per_token": "tokens",
+    "rollout/perplexity": "tokens",
+    "rollout/ref_perplexity": "tokens",
+    "rollout/entropy": "tokens",
+    "rollout/distinct_2": "bigrams",
+    "rollout/repeated_2": "bigrams",
+}
+"""What the metrics that are not per response are a mean or share of."""
 
 
 class RolloutMetrics:
@@ -40,6 +49,7 @@ class RolloutMetrics:
     """The metrics of any responses; the means of scores are added to them."""
 
     def __init__(self) -> None:
+        self._score_names: tuple[str, ...] = ()
         self._sums: dict[str, Tensor] = {}
         self._bigrams: Tensor | None = None
         self._openings: list[Tensor] = []
@@ -54,6 +64,7 @@ class RolloutMetrics:
         response_ids: Tensor,
         terminated: Tensor,
         scores: Mapping[str, Tensor] | None = None,
+        votes: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add a batch of responses of this rank.
 
@@ -66,7 +77,12 @@ class RolloutMetrics:
             terminated: Whether a response ended by EOS, `[B]` bool.
             scores: Scores of the responses, `[B]`, by the same names in every batch. The mean of
                 each is the metric `rollout/<name>`.
+            votes: Which responses have a score, `[B]` bool, by its name; all of them for a name
+                that is missing.
         """
+        scores = scores or {}
+        votes = votes or {}
+        self._score_names = tuple(scores)
         # the distinct bigrams of each response, [m, 3] with the row that it is in
         rows = torch.arange(len(response_ids), device=response_ids.device)[:, None]
         triples = [rows.expand_as(response_ids)[:, 1:], response_ids[:, :-1], response_ids[:, 1:]]
@@ -82,8 +98,11 @@ class RolloutMetrics:
             "responses": torch.tensor(len(terminated), device=terminated.device),
             "bigrams": inside.sum(),
             "own_bigrams": torch.tensor(len(own_bigrams), device=inside.device),
-            **{f"rollout/{name}": v.double().sum() for name, v in (scores or {}).items()},
         }
+        for name, values in scores.items():
+            mask = votes.get(name, torch.ones_like(values, dtype=torch.bool))
+            batch[f"score {name}"] = masked_sum(values.double(), mask)
+            batch[f"votes {name}"] = mask.sum()
         for name, value in batch.items():
             value = value.detach().double()
             self._sums[name] = self._sums[name] + value if name in self._sums else value
@@ -102,6 +121,9 @@ class RolloutMetrics:
         `entropy` (nats) and the perplexities. `distinct_2` is the share of distinct bigrams,
         `repeated_2` of bigrams that their response already had, and `opening_share` of responses
         with the commonest first tokens.
+
+        A mean or share of nothing is left out: of bigrams if no response has two tokens, and of a
+        score that no response has.
         """
         if self._bigrams is None:
             return {}
@@ -109,7 +131,8 @@ class RolloutMetrics:
         totals = global_sum(torch.stack(list(self._sums.values())))
         sums = dict(zip(self._sums, totals.unbind(), strict=True))
         n = sums["responses"]
-        n_tokens = sums["tokens"].clamp(min=1)
+        n_tokens = sums["tokens"]
+        n_bigrams = sums["bigrams"]
         n_distinct = len(torch.unique(all_gather_rows(self._bigrams), dim=0))
         openings = all_gather_rows(torch.cat(self._openings))
         commonest = torch.unique(openings, dim=0, return_counts=True)[1].max()
@@ -122,10 +145,16 @@ class RolloutMetrics:
             (-sums["logprobs"] / n_tokens).exp(),
             (-sums["ref_logprobs"] / n_tokens).exp(),
             sums["entropy"] / n_tokens,
-            n_distinct / sums["bigrams"].clamp(min=1),
-            (sums["bigrams"] - sums["own_bigrams"]) / sums["bigrams"].clamp(min=1),
+            n_distinct / n_bigrams,
+            (n_bigrams - sums["own_bigrams"]) / n_bigrams,
             commonest / n,
             n,
         )
-        scores = {key: total / n for key, total in sums.items() if key.startswith("rollout/")}
-        return scores | dict(zip(self.KEYS, values, strict=True))
+        metrics = dict(zip(self.KEYS, values, strict=True))
+        counts = {key: sums[name] for key, name in _COUNTED.items()}
+        for name in self._score_names:
+            metrics[f"rollout/{name}"] = sums[f"score {name}"] / sums[f"votes {name}"]
+            counts[f"rollout/{name}"] = sums[f"votes {name}"]
+        # the same on all ranks, as the sums are
+        is_empty = dict(zip(counts, torch.stack(list(counts.values())).eq(0).tolist(), strict=True))
+        return {key: value for key, value in metrics.items() if not is_empty.get(key)}

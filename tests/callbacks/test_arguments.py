@@ -116,7 +116,7 @@ MONITORS: list[tuple[str, dict[str, Any]]] = [  # the rest of each is as in `Mon
     ("TruncationMonitor", {"high": 0.3, "high_ratio": 2.0}),
     ("PerplexityMonitor", {"high_ratio": 1.8, "low_ratio": 0.55}),
     ("EntropyMonitor", {"high_ratio": 1.8, "low_ratio": 0.55}),
-    ("RepetitionMonitor", {"low_ratio": 0.7}),
+    ("RepetitionMonitor", {"low_ratio": 0.7, "optional": True}),
     ("RepeatedBigramsMonitor", {"high": 0.15, "high_ratio": 2.0, "optional": True}),
     ("OpeningMonitor", {"high": 0.3, "high_ratio": 2.0, "optional": True}),
     ("RewardDistributionMonitor", {"high_ratio": 2.0, "low_ratio": 0.4}),

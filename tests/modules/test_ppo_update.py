@@ -138,7 +138,8 @@ def test_iteration_without_anything_to_learn_from_moves_nothing(root: Path, tmp_
         run = fitted(module, prompts(root), tmp_path)
     assert_equal_states(copy_state(module.policy), start)
     (update,) = module.ppo.updates
-    assert all(torch.isfinite(torch.tensor(value)) for value in update.values()), update
+    assert update == {}
+    assert "ppo/ratio_first" not in run.callback_metrics
     assert all(torch.isfinite(value) for value in run.callback_metrics.values())
 
 

@@ -99,6 +99,13 @@ def run_iteration(case: Case) -> Finding:
             "(model.network.dtype) helps where numbers overflow.",
         )
     case.experience = module.ppo.learn_from(collected).experience
+    if not bool(case.experience.loss_mask.any()):
+        return failure(
+            f"Nothing to learn from: all {len(scores)} responses were cut off, and "
+            "model.advantages.truncation is mask.",
+            "Raise model.sampling.max_new_tokens, or use truncation: terminal with a "
+            "model.reward_shaping.missing_eos_penalty.",
+        )
     updates = _run_two_updates(case, draws.generator)
     steps = [step for update in updates for step in update.values()]
     if names := sorted({k for step in steps for k, v in step.metrics.items() if v != v}):
@@ -118,7 +125,9 @@ def run_iteration(case: Case) -> Finding:
 def _run_two_updates(
     case: Case, generator: torch.Generator
 ) -> list[dict[NetworkName, NetworkStep]]:
-    """Update both networks twice on the first minibatch; the first allocates optimizers' state.
+    """Update both networks twice on a minibatch; the first update allocates optimizers' state.
+
+    It is the first minibatch with a token to learn from.
 
     Where its norm is within the clip bound, the second's bound is half of it, so that it clips.
     """
@@ -126,7 +135,9 @@ def _run_two_updates(
     experience = case.experience
     batch = case.batch
     size = module.minibatches.minibatch_size
-    index = next(iterate_minibatches(len(experience), size, generator)).to(module.device)
+    minibatches = iterate_minibatches(len(experience), size, generator)
+    has_tokens = experience.loss_mask.any(1).cpu()
+    index = next(rows for rows in minibatches if bool(has_tokens[rows].any())).to(module.device)
     minibatch = experience.select(index)
     ptx = None if batch.ptx is None else TokenBatch(*(field[index] for field in batch.ptx))
 

@@ -99,7 +99,8 @@ class PolicySamples:
         scores: Scores of the responses by reward, `[N * S]` float32.
         kl: k1 estimates of the KL to the reference in nats, `[N * S]` float32. A single value can
             be negative.
-        metrics: The values of `METRICS`, the share of the commonest opening
+        metrics: The values of `METRICS`, as far as there are any (`distinct_2` needs a response of
+            two tokens), the share of the commonest opening
             (`commonest_opening`), and the mean share of pairs of words that a response repeats
             (`repetition`).
         samples_per_prompt: Number of responses to each prompt, `S`.
@@ -481,7 +482,11 @@ def measure_policy(
         scores={reward: torch.tensor(values)[order] for reward, values in scores.items()},
         kl=kl_estimate(tensors["logprobs"], tensors["ref_logprobs"]).sum(dim=1),
         metrics={
-            **{metric: float(metrics[f"rollout/{metric}"]) for metric in METRICS},
+            **{
+                metric: float(metrics[f"rollout/{metric}"])
+                for metric in METRICS
+                if f"rollout/{metric}" in metrics
+            },
             "commonest_opening": max(openings.values()) / len(texts),
             "repetition": fmean(map(repetition_of, texts)),
         },
@@ -605,7 +610,8 @@ def print_comparison(comparison: Comparison) -> None:
         last = reward == list(comparison.rewards)[-1]
         table.add_row("  of complete responses", *complete, end_section=last)
     for label, metric, format_value in _METRIC_ROWS:
-        table.add_row(label, *(format_value(report.metrics[metric]) for report in reports))
+        values = (report.metrics.get(metric) for report in reports)
+        table.add_row(label, *("-" if v is None else format_value(v) for v in values))
     print_table(table)
     if comparison.best_of:
         chosen = next(iter(comparison.rewards))
