@@ -346,10 +346,13 @@ class PPO(FixedDtypeBuffers):
             metrics = RolloutMetrics()
         named = {"score": scores.total}
         named |= {f"score/{name}": raw for name, raw in scores.by_name.items()}
+        votes = {f"score/{name}": mask for name, mask in scores.votes.items()}
         if (spread := scores.spread()) is not None:
             named["score_spread"] = spread
         if self.networks.gold is not None:
-            named["gold"] = self.networks.gold(rollouts, prompts.texts, None, prompts.fields)
+            gold = self.networks.gold.vote(rollouts, prompts.texts, prompts.fields)
+            named["gold"] = gold.scores
+            votes["gold"] = gold.mask
         if rollouts.sampler_logprobs is not None:
             kl = F.kl_estimate(rollouts.sampler_logprobs, estimates.logprobs, "k3")
             named["sampler_kl"] = F.masked_mean(kl, rollouts.response_mask, 1)
@@ -364,6 +367,7 @@ class PPO(FixedDtypeBuffers):
             response_ids=rollouts.response_ids,
             terminated=rollouts.terminated,
             scores=named,
+            votes=votes,
         )
         return metrics
 

@@ -2,7 +2,8 @@
 
 A reward is a module that maps rollouts and their rendered prompts to scores: a reward model
 (`ModelReward`) and a Python function or another callable (`CallableReward`) to numbers `[B]`, and a
-weighted sum of these (`WeightedReward`), which is what PPO trains on, to `Scores`. The ready-made
+weighted sum of these (`WeightedReward`), which is what PPO trains on, to `Scores`. A callable may
+abstain from a response by `None`, see `Votes`. The ready-made
 rules and `RemoteScorer` are callables.
 """
 
@@ -20,6 +21,7 @@ from lit_rlhf.rewards.rules import LengthRule as LengthRule
 from lit_rlhf.rewards.rules import RegexRule as RegexRule
 from lit_rlhf.rewards.rules import SentimentRule as SentimentRule
 from lit_rlhf.rewards.scores import Scores as Scores
+from lit_rlhf.rewards.scores import Votes as Votes
 from lit_rlhf.rewards.weighted import RULES as RULES
 from lit_rlhf.rewards.weighted import RewardObject as RewardObject
 from lit_rlhf.rewards.weighted import Rewards as Rewards

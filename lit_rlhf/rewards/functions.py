@@ -14,12 +14,14 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.errors import UserError
 from lit_rlhf.imports import function_path, import_function
+from lit_rlhf.rewards.scores import Votes
 from lit_rlhf.rollout import RolloutBatch, decode_responses
 from lit_rlhf.time_limit import call_with_timeout
 
@@ -51,6 +53,9 @@ _OPTIONAL_ARGUMENTS = ("terminated", "lengths")  # columns of `Samples`, by a pa
 class RewardFunction(Protocol):
     """A user's reward: rendered prompts and decoded responses in, one score each out.
 
+    `None` in place of a score is an abstention: the reward has no vote for that response, and the
+    sum is over the others.
+
     It may be an `async def`, which is awaited in a new event loop for each call.
 
     A parameter `terminated` gets which responses ended with EOS (a list of bool), `lengths` the
@@ -60,7 +65,7 @@ class RewardFunction(Protocol):
     in an attribute `record_fields`, and take them by `**`.
     """
 
-    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[float]:
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[float | None]:
         """Score `responses` to `prompts`."""
 
 
@@ -142,16 +147,33 @@ class CallableReward(nn.Module):
         max_tokens_per_forward: int | None = None,
         records: Sequence[Mapping[str, Any]] = (),
     ) -> Tensor:
-        """Score rollouts; a score that is not finite is reported by a warning.
+        """Score rollouts, as `vote` does.
 
         Args:
-            rollouts: `B` responses, which the callable gets all at once.
+            rollouts: `B` responses.
             prompts: Rendered prompts, `B` of them.
             max_tokens_per_forward: Not used: only a reward model has forwards.
             records: Fields of each prompt's record by name; empty for none.
 
         Returns:
-            Scores `[B]`, float32.
+            Scores `[B]`, float32; NaN for an abstention.
+        """
+        return self.vote(rollouts, prompts, records).scores
+
+    def vote(
+        self,
+        rollouts: RolloutBatch,
+        prompts: Sequence[str],
+        records: Sequence[Mapping[str, Any]] = (),
+    ) -> Votes:
+        """Score rollouts, and tell abstentions from scores.
+
+        A score that is not finite is reported by a warning.
+
+        Args:
+            rollouts: `B` responses, which the callable gets all at once.
+            prompts: Rendered prompts, `B` of them.
+            records: Fields of each prompt's record by name; empty for none.
         """
         samples = decode_samples(rollouts, prompts, self.tokenizer, records)
         if not any(samples.records):
@@ -160,7 +182,7 @@ class CallableReward(nn.Module):
         expected = f"expected {len(prompts)} scores, one for each response"
         call = _describe_call(samples)
         try:
-            scores = torch.as_tensor(returned, dtype=torch.float32)
+            scores, mask = _read_votes(returned)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(
                 f"{self.label}: {expected}, got {returned!r:.100}; called with {call}"
@@ -169,8 +191,9 @@ class CallableReward(nn.Module):
             raise ValueError(
                 f"{self.label}: {expected}, got shape {tuple(scores.shape)}; called with {call}"
             )
-        warn_about_non_finite(self.label, scores, samples)
-        return scores.to(rollouts.response_ids.device)
+        warn_about_non_finite(self.label, scores.masked_fill(~mask, 0.0), samples)
+        device = rollouts.response_ids.device
+        return Votes(scores.to(device), mask.to(device))
 
     def check_fields(self, available: Collection[str], where: str) -> None:
         """Check that the records `where` have every field that the callable needs."""
@@ -258,6 +281,20 @@ class CallableReward(nn.Module):
             if not attempt.done() or attempt.exception() is not None:
                 return samples.describe(row)
         return ""
+
+
+def _read_votes(returned: Any) -> Votes:  # noqa: ANN401  # whatever a callable returns
+    """Read what a callable returned; a `None` in a list or in an array of objects is no vote."""
+    if isinstance(returned, np.ndarray):
+        returned = returned.tolist()  # an array with None is one of objects
+    abstained: list[bool] = []
+    if isinstance(returned, list | tuple):
+        abstained = [score is None for score in returned]
+    if any(abstained):
+        returned = [torch.nan if score is None else score for score in returned]
+    scores = torch.as_tensor(returned, dtype=torch.float32)
+    mask = torch.ones(scores.shape[:1], dtype=torch.bool)
+    return Votes(scores, ~torch.tensor(abstained) if abstained else mask)
 
 
 @contextmanager

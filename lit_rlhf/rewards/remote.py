@@ -130,8 +130,9 @@ class RemoteScorer:
     """Scores from a service that gets `{"prompts": [...], "responses": [...]}` by POST.
 
     With `fields`, the request also has `"fields": {name: [...]}`. The service answers
-    `{"scores": [...]}`, a finite number for each response. An attempt is repeated if the connection
-    fails, no answer comes in time, or the status is 429 or 5xx. Redirects are not followed.
+    `{"scores": [...]}`, a finite number for each response, or null to abstain. An attempt is
+    repeated if the connection fails, no answer comes in time, or the status is 429 or 5xx.
+    Redirects are not followed.
 
     Args:
         url: URL of the service, http or https. It may begin with `user:$VARIABLE@`, which sends the
@@ -194,9 +195,9 @@ class RemoteScorer:
 
     def __call__(
         self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
-    ) -> list[float]:
+    ) -> list[float | None]:
         """Score `responses` to `prompts`, whose records have `fields`."""
-        scores: list[float] = []
+        scores: list[float | None] = []
         for start in range(0, len(responses), self.batch_size):
             rows = slice(start, start + self.batch_size)
             request: dict[str, Any] = {
@@ -208,7 +209,7 @@ class RemoteScorer:
             scores += self._score_batch(request)
         return scores
 
-    def _score_batch(self, request: Mapping[str, Any]) -> list[float]:
+    def _score_batch(self, request: Mapping[str, Any]) -> list[float | None]:
         """Score the responses of one request, with several attempts where that may help."""
         responses = request["responses"]
         content = f"{len(responses)} responses, the first: {shorten(responses[0])}"
@@ -290,22 +291,23 @@ class RemoteScorer:
             url=url.copy_with(userinfo=b"", raw_path=sent.encode()), credentials=credentials
         )
 
-    def _parse_scores(self, answer: ServiceAnswer, count: int, content: str) -> list[float]:
-        """Take `count` finite scores from an answer to a request about `content`."""
+    def _parse_scores(self, answer: ServiceAnswer, count: int, content: str) -> list[float | None]:
+        """Take `count` finite scores or nulls from an answer to a request about `content`."""
         try:
             scores: Any = json.loads(answer.body)["scores"]
         except (ValueError, LookupError, TypeError, RecursionError):
             scores = None
         problem = ""
         # by type: true and false are integers to `isinstance`
-        if not isinstance(scores, list) or not {type(s) for s in scores} <= {int, float}:
+        types = {int, float, type(None)}
+        if not isinstance(scores, list) or not {type(score) for score in scores} <= types:
             problem = "got"
         elif len(scores) != count:
             problem = f"got {len(scores)} scores with"
         # compared and not passed to `isfinite`, which fails for an integer of 400 digits
-        elif not all(abs(score) < math.inf for score in scores):
+        elif not all(abs(score) < math.inf for score in scores if score is not None):
             problem = "not all are finite in"
-        elif not all(abs(score) <= LARGEST_SCORE for score in scores):
+        elif not all(abs(score) <= LARGEST_SCORE for score in scores if score is not None):
             problem = "not all are in the range of float32 in"
         if problem:
             raise RewardError(
@@ -313,7 +315,7 @@ class RemoteScorer:
                 f"numbers, one for each response, {problem} status {answer.status} and "
                 f"{_quote_body(answer.body)}; asked about {content}"
             )
-        return [float(score) for score in scores]
+        return [None if score is None else float(score) for score in scores]
 
 
 def redact_url(url: str) -> str:

@@ -131,7 +131,8 @@ class RegexRule:
 class EqualsRule:
     r"""1 for a response that equals a field of the prompt's record, 0 for any other.
 
-    White space around both is ignored. A field may hold a list of answers, any of which counts.
+    White space around both is ignored. A field may hold a list of answers, any of which counts. The
+    rule abstains where a record does not have the field.
 
     Args:
         field: Name of the field, for instance `answer`.
@@ -160,11 +161,14 @@ class EqualsRule:
 
     def __call__(
         self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
-    ) -> list[float]:
-        """Score `responses` with 0 or 1."""
+    ) -> list[float | None]:
+        """Score `responses` with 0 or 1, or abstain."""
         search = None if self.pattern is None else _Search(self.pattern, self.timeout)
-        scores = []
+        scores: list[float | None] = []
         for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True):
+            if value is None:
+                scores.append(None)
+                continue
             answers = _read_answers(self.field, value, prompt)
             given: str | None = response
             if search is not None:
@@ -179,7 +183,8 @@ class EqualsRule:
 class ContainsRule:
     """1 for a response that contains a field of the prompt's record, 0 for any other.
 
-    White space around the field is ignored. It may hold a list of answers, any of which counts.
+    White space around the field is ignored. It may hold a list of answers, any of which counts. The
+    rule abstains where a record does not have the field.
 
     Args:
         field: Name of the field, for instance `answer`.
@@ -196,10 +201,13 @@ class ContainsRule:
 
     def __call__(
         self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
-    ) -> list[float]:
-        """Score `responses` with 0 or 1."""
-        scores = []
+    ) -> list[float | None]:
+        """Score `responses` with 0 or 1, or abstain."""
+        scores: list[float | None] = []
         for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True):
+            if value is None:
+                scores.append(None)
+                continue
             text = _normalize(response, self.ignore_case)
             answers = _read_answers(self.field, value, prompt)
             scores.append(float(any(_normalize(a, self.ignore_case) in text for a in answers)))

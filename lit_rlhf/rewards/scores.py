@@ -1,10 +1,11 @@
-"""Scores of a weighted sum of rewards for a batch of responses.
+"""Scores of responses: the votes of one reward, and the weighted sum of several.
 
 Notation: `B` responses, `K` heads of reward models.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,25 +14,41 @@ from lit_rlhf.functional import normalized_scores
 from lit_rlhf.stats import global_masked_moments
 
 
+class Votes(NamedTuple):
+    """Scores of one reward, which may abstain: it then has no vote for a response.
+
+    Attributes:
+        scores: The scores, `[B]`, or `[B, K]` of a reward model; NaN where there is no vote.
+        mask: Whether there is a vote, `[B]` bool. A NaN with a vote is a reward that is broken.
+    """
+
+    scores: Tensor
+    mask: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
     """Scores of responses: their weighted sum, and what it is made of.
 
     Attributes:
-        total: The weighted sum that PPO learns from, `[B]` float32.
-        by_name: Scores `[B]` of each reward by its short name, before normalization and weights. A
-            reward model's score is the mean over its heads.
+        total: The weighted sum that PPO learns from, `[B]` float32: of the rewards that have a vote
+            for a response.
+        by_name: Scores `[B]` of each reward by its short name, before normalization and weights;
+            NaN where it has no vote. A reward model's score is the mean over its heads.
         head_scores: Scores of the heads of all reward models, `[B, K]`, before normalization and
             weights; `None` without a reward model.
-        uncounted: Scores `[B]` by key of `WeightedReward.moments` that these moments do not count
-            yet, see `WeightedReward.commit_moments`. Empty in evaluation mode, and if one of them
-            is not finite.
+        uncounted: Scores of those responses that have one, by key of `WeightedReward.moments`, that
+            these moments do not count yet, see `WeightedReward.commit_moments`. Empty in evaluation
+            mode, and if one of them is not finite.
+        votes: Whether each reward has a vote, `[B]` bool by its short name. One that is missing has
+            a vote for all responses.
     """
 
     total: Tensor
     by_name: Mapping[str, Tensor] = field(default_factory=dict)
     head_scores: Tensor | None = None
     uncounted: Mapping[str, Tensor] = field(default_factory=dict)
+    votes: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def concatenate(cls, parts: Sequence["Scores"]) -> "Scores":
@@ -53,7 +70,15 @@ class Scores:
                 for key in parts[0].uncounted
                 if key in counted_together
             },
+            votes={
+                name: torch.cat([part.votes_of(name) for part in parts])
+                for name in parts[0].by_name
+            },
         )
+
+    def votes_of(self, name: str) -> Tensor:
+        """Whether a reward of `by_name` has a vote for each response, `[B]` bool."""
+        return self.votes.get(name, torch.ones_like(self.total, dtype=torch.bool))
 
     def spread(self) -> Tensor | None:
         """Disagreement of the reward models on each response, `[B]`.

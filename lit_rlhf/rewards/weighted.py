@@ -46,7 +46,7 @@ from lit_rlhf.rewards.rules import (
     RegexRule,
     SentimentRule,
 )
-from lit_rlhf.rewards.scores import Scores
+from lit_rlhf.rewards.scores import Scores, Votes
 from lit_rlhf.rollout import RolloutBatch, decode_responses
 from lit_rlhf.stats import RunningMoments, global_sum
 
@@ -120,6 +120,8 @@ class RewardTerm(NamedTuple):
 class WeightedReward(nn.Module):
     """A weighted sum of rewards, in which several reward models may count as one.
 
+    A reward may abstain, see `RewardFunction`: it then adds nothing for that response.
+
     An entry with `normalize` enters the sum less the running mean and over the running standard
     deviation of its scores. In training mode these include the scores of the call itself, over all
     ranks, so every rank has to call it. The moments themselves change only in `commit_moments`. In
@@ -142,6 +144,8 @@ class WeightedReward(nn.Module):
         offload: Keep reward models in CPU memory between uses.
         shard: Keep an equal share of reward models on each rank between uses.
         ensemble: How the weighted scores of reward models enter the sum, see `ensemble_scores`.
+        may_abstain: Whether all rewards together may abstain from a response, whose total is then
+            0. Otherwise this is an error.
     """
 
     def __init__(
@@ -154,9 +158,11 @@ class WeightedReward(nn.Module):
         offload: bool = False,
         shard: bool = False,
         ensemble: Ensemble = "sum",
+        may_abstain: bool = False,
     ) -> None:
         super().__init__()
         self.ensemble = ensemble
+        self.may_abstain = may_abstain
         self.tokenizer = tokenizer
         self.specs = parse_rewards(rewards)
         self.functions = nn.ModuleList()
@@ -251,38 +257,92 @@ class WeightedReward(nn.Module):
             records: Fields of each prompt's record by name, for reward functions.
             turns: The turns of each prompt, for a reward model with another tokenizer.
         """
-        by_name: dict[str, Tensor] = {}
+        by_name: dict[str, Votes] = {}
         head_scores: list[Tensor] = []
-        by_term: list[Tensor] = []
+        by_term: list[Votes] = []
         entries = zip(self.specs, self.functions, self._n_members, strict=True)
         for spec, function, n_members in entries:
             start = perf_counter()
-            if isinstance(function, ModelReward) and function.own_text is not None:
-                raw = function.score_text(
-                    turns=turns,
-                    responses=decode_responses(rollouts, self.tokenizer),
-                    terminated=rollouts.terminated,
-                    max_tokens_per_forward=max_tokens_per_forward,
-                )
+            if isinstance(function, CallableReward):
+                raw, mask = function.vote(rollouts, prompts, records)
             else:
-                raw = function(rollouts, prompts, max_tokens_per_forward, records)
+                raw = self._score_by_model(
+                    cast(ModelReward, function),
+                    rollouts,
+                    prompts,
+                    max_tokens_per_forward=max_tokens_per_forward,
+                    turns=turns,
+                )
+                mask = torch.ones(len(raw), dtype=torch.bool, device=raw.device)
             self.seconds[spec.name] += perf_counter() - start
             heads = raw.view(len(raw), -1)
             scores = heads.mean(1)
-            by_name[spec.name] = scores
+            by_name[spec.name] = Votes(scores, mask)
             if isinstance(function, ModelReward):
                 head_scores.append(heads)
                 if not bool(torch.isfinite(scores).all()):
                     samples = decode_samples(rollouts, prompts, self.tokenizer)
                     warn_about_non_finite(f"reward model {function.path!r}", scores, samples)
-            by_term += heads.unbind(1) if n_members else [scores]
+            by_term += [Votes(head, mask) for head in (heads.unbind(1) if n_members else [scores])]
+        if not self.may_abstain:
+            self._require_votes(by_name, rollouts, prompts)
         uncounted = self._find_uncounted(by_term)
         return Scores(
             total=self._sum_terms(by_term, uncounted),
-            by_name=by_name,
+            by_name={name: votes.scores for name, votes in by_name.items()},
             head_scores=torch.cat(head_scores, dim=1) if head_scores else None,
             uncounted=uncounted,
+            votes={name: votes.mask for name, votes in by_name.items()},
         )
+
+    def _score_by_model(
+        self,
+        model: ModelReward,
+        rollouts: RolloutBatch,
+        prompts: Sequence[str],
+        *,
+        max_tokens_per_forward: int | None,
+        turns: Sequence[Turns],
+    ) -> Tensor:
+        """Scores `[B]` or `[B, K]` of a reward model, which reads text if its tokenizer differs."""
+        if model.own_text is None:
+            scores: Tensor = model(rollouts, prompts, max_tokens_per_forward)
+            return scores
+        return model.score_text(
+            turns=turns,
+            responses=decode_responses(rollouts, self.tokenizer),
+            terminated=rollouts.terminated,
+            max_tokens_per_forward=max_tokens_per_forward,
+        )
+
+    def _require_votes(
+        self, by_name: Mapping[str, Votes], rollouts: RolloutBatch, prompts: Sequence[str]
+    ) -> None:
+        """Refuse a response for which every reward that counts abstains.
+
+        Args:
+            by_name: Votes of each reward by its short name.
+            rollouts: The responses.
+            prompts: The rendered prompts.
+        """
+        if not any(isinstance(function, CallableReward) for function in self.functions):
+            return  # models never abstain
+        masks = torch.stack([by_name[spec.name].mask for spec in self.specs])
+        counts = torch.tensor([spec.weight != 0 for spec in self.specs], device=masks.device)
+        if not counts.any():
+            counts = ~counts
+        without = (~masks[counts].any(0)).nonzero().flatten().tolist()
+        if without:
+            labels = [
+                getattr(function, "label", f"reward model {spec.name!r}")
+                for spec, function in zip(self.specs, self.functions, strict=True)
+            ]
+            samples = decode_samples(rollouts, prompts, self.tokenizer)
+            raise ValueError(
+                f"{', '.join(labels)}: expected {len(prompts)} scores, one for each response, got "
+                f"None from all rewards with a weight for {samples.describe(without[0])}; "
+                f"{len(without)} of {len(prompts)} responses have no score"
+            )
 
     def check_fields(self, available: Collection[str], where: str) -> None:
         """Check that the records have every field that a reward function needs."""
@@ -301,11 +361,11 @@ class WeightedReward(nn.Module):
         for key, raw in scores.uncounted.items():
             self._moments_of(key).update(raw)
 
-    def _find_uncounted(self, by_term: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Scores `[B]` of the normalized terms in training mode, if all of all ranks are finite."""
+    def _find_uncounted(self, by_term: Sequence[Votes]) -> dict[str, Tensor]:
+        """Scores of the normalized terms in training mode, if all of all ranks are finite."""
         scores = {
-            term.key: raw
-            for term, raw in zip(self._terms, by_term, strict=True)
+            term.key: votes.scores[votes.mask]
+            for term, votes in zip(self._terms, by_term, strict=True)
             if term.is_normalized
         }
         if not self.training or not scores:
@@ -315,11 +375,11 @@ class WeightedReward(nn.Module):
         n_bad = torch.stack([(~torch.isfinite(raw)).sum() for raw in scores.values()])
         return {} if global_sum(n_bad).any() else scores
 
-    def _sum_terms(self, by_term: Sequence[Tensor], uncounted: Mapping[str, Tensor]) -> Tensor:
+    def _sum_terms(self, by_term: Sequence[Votes], uncounted: Mapping[str, Tensor]) -> Tensor:
         """Normalize the scores `[B]` of terms, combine the ensemble, and add all by weight."""
         members: list[Tensor] = []
         others: list[Tensor] = []
-        for term, raw in zip(self._terms, by_term, strict=True):
+        for term, (raw, mask) in zip(self._terms, by_term, strict=True):
             scores = raw
             if term.is_normalized:
                 moments = self._moments_of(term.key)
@@ -327,7 +387,8 @@ class WeightedReward(nn.Module):
                     moments = deepcopy(moments)
                     moments.update(uncounted[term.key])
                 scores = normalized_scores(raw, mean=moments.mean, std=moments.std, clip=None)
-            (members if term.is_member else others).append(term.weight * scores)
+            weighted = (term.weight * scores).masked_fill(~mask, 0.0)
+            (members if term.is_member else others).append(weighted)
         if members:
             others.append(ensemble_scores(torch.stack(members), self.ensemble))
         return torch.stack(others).sum(0)

@@ -123,7 +123,7 @@ def test_permanent_failures_are_not_retried(status: int) -> None:
         ('{"scores": 1.0}', "got status 200 and"),
         ('{"scores": [1, 2, "3"]}', "got status 200 and"),
         ('{"scores": [1, 2, true]}', "got status 200 and"),
-        ('{"scores": [1, 2, null]}', "got status 200 and"),
+        ('{"scores": [1, 2, [null]]}', "got status 200 and"),
         ('{"scores": [1, 2]}', "got 2 scores with status 200 and"),
         ('{"scores": [1, 2, NaN]}', "not all are finite in status 200 and"),
         ('{"scores": [1, 2, 1e999]}', "not all are finite in status 200 and"),

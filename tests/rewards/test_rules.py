@@ -66,7 +66,7 @@ def test_the_last_match_of_a_pattern_is_compared() -> None:
 
 
 @pytest.mark.parametrize("rule", [EqualsRule("answer"), ContainsRule("answer")])
-@pytest.mark.parametrize("value", [None, "", " ", [], [None]])
+@pytest.mark.parametrize("value", ["", " ", [], [None]])
 def test_a_record_without_an_answer_is_named(rule: Any, value: Any) -> None:
     with pytest.raises(RewardError, match=r"field 'answer': expected an answer .* the prompt 'q'"):
         rule(["q"], ["yes"], answer=[value])

@@ -22,7 +22,7 @@ from lit_rlhf.files import ProgressFile
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.functional import best_of_n, best_of_n_kl, kl_estimate
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rewards import Rewards, WeightedReward, plain_rewards, split_rewards
+from lit_rlhf.rewards import Rewards, Scores, WeightedReward, plain_rewards, split_rewards
 from lit_rlhf.rollout import (
     RolloutBatch,
     RolloutMetrics,
@@ -96,7 +96,7 @@ class PolicySamples:
 
     Attributes:
         responses: The responses, `S` in a row for each prompt.
-        scores: Scores of the responses by reward, `[N * S]` float32.
+        scores: Scores of the responses by reward, `[N * S]` float32; NaN where it abstains.
         kl: k1 estimates of the KL to the reference in nats, `[N * S]` float32. A single value can
             be negative.
         metrics: The values of `METRICS`, as far as there are any (`distinct_2` needs a response of
@@ -116,13 +116,27 @@ class PolicySamples:
         """Scores of each prompt's responses, `[N, S]`."""
         return self.scores[reward].view(-1, self.samples_per_prompt)
 
+    def voted(self, *rewards: str) -> Tensor:
+        """Whether rewards have a vote for all responses to a prompt, `[N]` bool."""
+        votes = [~self.by_prompt(reward).isnan().any(1) for reward in rewards]
+        voted = torch.stack(votes).all(0)
+        if not voted.any():
+            raise ValueError(
+                "rewards: expected at least one prompt all of whose responses have scores of "
+                f"{' and '.join(rewards)}, got none: it abstains"
+            )
+        return voted
+
     def records(self, policy: str) -> list[dict[str, Any]]:
         """Build one record per response, for a JSON lines file that `read_responses` reads."""
         return [
             {
                 "policy": policy,
                 **asdict(response),
-                "scores": {name: scores[row].item() for name, scores in self.scores.items()},
+                "scores": {
+                    name: None if scores[row].isnan() else scores[row].item()
+                    for name, scores in self.scores.items()
+                },
                 "kl": self.kl[row].item(),
             }
             for row, response in enumerate(self.responses)
@@ -479,7 +493,10 @@ def measure_policy(
             SampledResponse(prompt=records[row // samples_per_prompt].prompt, **responses[place])
             for row, place in enumerate(order.tolist())
         ],
-        scores={reward: torch.tensor(values)[order] for reward, values in scores.items()},
+        scores={
+            reward: torch.tensor([math.nan if score is None else score for score in values])[order]
+            for reward, values in scores.items()
+        },
         kl=kl_estimate(tensors["logprobs"], tensors["ref_logprobs"]).sum(dim=1),
         metrics={
             **{
@@ -524,13 +541,23 @@ def _measure_batch(
     }
     return {
         "scores": {
-            name: reward(
-                rollouts, prompts.texts, records=prompts.fields, turns=prompts.turns
-            ).total.tolist()
-            for name, reward in rewards.items()
+            name: _score(name, reward, rollouts, prompts) for name, reward in rewards.items()
         },
         "tensors": {name: values.tolist() for name, values in tensors.items()},
     }
+
+
+def _score(
+    name: str, reward: WeightedReward, rollouts: RolloutBatch, prompts: PromptBatch
+) -> list[float | None]:
+    """Scores of one reward, times its weight; `None` where it abstains."""
+    scores: Scores = reward(rollouts, prompts.texts, records=prompts.fields, turns=prompts.turns)
+    (votes,) = scores.votes.values()
+    broken = scores.total[votes & ~scores.total.isfinite()]
+    if len(broken):
+        raise ValueError(f"rewards: expected finite scores of {name}, got {float(broken[0])}")
+    pairs = zip(scores.total.tolist(), votes.tolist(), strict=True)
+    return [score if has_vote else None for score, has_vote in pairs]
 
 
 def _load_rewards(
@@ -544,7 +571,7 @@ def _load_rewards(
     fields = {name for example in examples for name in example.fields}
     loaded = {}
     for name, entry in split_rewards(rewards).items():
-        reward = WeightedReward(entry, model_options, encoder.tokenizer).eval()
+        reward = WeightedReward(entry, model_options, encoder.tokenizer, may_abstain=True).eval()
         for model in reward.models:
             model.check_contract(encoder.contract)
         reward.check_fields(fields, "the prompts' records")
@@ -555,43 +582,61 @@ def _load_rewards(
 def _summarize(
     samples: PolicySamples, *, baseline: PolicySamples, path: str, tie_margin: float, seed: int
 ) -> PolicyReport:
-    """Summarize a policy's samples, and compare them with the baseline's."""
-    compared = {} if samples is baseline else samples.scores
+    """Summarize a policy's samples, and compare them with the baseline's.
+
+    A reward that abstains from a response leaves its prompt out.
+    """
     ended = torch.tensor([response.ended for response in samples.responses])
-    scores = {name: samples.by_prompt(name) for name in samples.scores}
-    theirs = {name: baseline.by_prompt(name) for name in baseline.scores}
+    outcomes = {}
+    differences = {}
+    for name in () if samples is baseline else samples.scores:
+        voted = samples.voted(name) & baseline.voted(name)
+        ours = samples.by_prompt(name)[voted]
+        theirs = baseline.by_prompt(name)[voted]
+        outcomes[name] = outcome_rates(ours, theirs, tie_margin)
+        differences[name] = score_summary((ours.double() - theirs).mean(1), seed)
     return PolicyReport(
         path=path,
-        scores={name: score_summary(of.double().mean(1), seed) for name, of in scores.items()},
-        outcomes={name: outcome_rates(scores[name], theirs[name], tie_margin) for name in compared},
-        metrics=samples.metrics,
-        differences={
-            name: score_summary((scores[name].double() - theirs[name]).mean(1), seed)
-            for name in compared
+        scores={
+            name: score_summary(samples.by_prompt(name)[samples.voted(name)].double().mean(1), seed)
+            for name in samples.scores
         },
-        complete={name: float(of[ended].mean()) for name, of in samples.scores.items()},
+        outcomes=outcomes,
+        metrics=samples.metrics,
+        differences=differences,
+        complete={name: float(of[ended].nanmean()) for name, of in samples.scores.items()},
     )
 
 
 def _best_of(samples: Mapping[str, PolicySamples], n: int, seed: int) -> BestOf:
     baseline, *others = samples
-    proxy = samples[baseline].by_prompt(next(iter(samples[baseline].scores)))
-    best = {
-        name: best_of_n(proxy, samples[baseline].by_prompt(name), n)
-        for name in samples[baseline].scores
-    }
+    theirs = samples[baseline]
+    proxy = next(iter(theirs.scores))
+    best: dict[str, Tensor] = {}  # NaN where a reward abstains
+    for name in theirs.scores:
+        voted = theirs.voted(proxy, name)
+        best[name] = torch.full(voted.shape, torch.nan, dtype=torch.float64)
+        best[name][voted] = best_of_n(
+            theirs.by_prompt(proxy)[voted], theirs.by_prompt(name)[voted], n
+        )
     return BestOf(
         n=n,
         kl=best_of_n_kl(n),
-        scores={name: score_summary(values, seed) for name, values in best.items()},
+        scores={name: score_summary(_finite(values), seed) for name, values in best.items()},
         differences={
             other: {
-                name: score_summary(samples[other].by_prompt(name).double().mean(1) - values, seed)
+                name: score_summary(
+                    _finite(samples[other].by_prompt(name).double().mean(1) - values), seed
+                )
                 for name, values in best.items()
             }
             for other in others
         },
     )
+
+
+def _finite(values: Tensor) -> Tensor:
+    return values[values.isfinite()]
 
 
 def print_comparison(comparison: Comparison) -> None:
