@@ -28,6 +28,7 @@ class Command:
         first: Name of the list whose flag may be left out before all other flags.
         then: Takes the function's result, for instance a dataclass of options, and gives the
             command's.
+        error_status: Exit status after an error.
     """
 
     function: Callable[..., Any]
@@ -36,6 +37,7 @@ class Command:
     words: Sequence[str] = ()
     first: str = ""
     then: Callable[[Any], Any] | None = None
+    error_status: int = 1
 
     @property
     def summary(self) -> str:
@@ -104,7 +106,7 @@ class Command:
             result = self.function(**given)
             return result if self.then is None else self.then(result)
         except Exception as error:
-            end_with_message(error, prog)
+            end_with_message(error, prog, status=self.error_status)
 
 
 _WORDS = {"+": "{0} [{0} ...]", "?": "[{}]", None: "{}"}

@@ -1,5 +1,7 @@
 """Errors that end a command with one line instead of a traceback."""
 
+import sys
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -30,14 +32,19 @@ def no_advice(message: str) -> str:
 
 
 def end_with_message(
-    error: Exception, prefix: str, advise: Callable[[str], str] = no_advice
+    error: Exception,
+    prefix: str,
+    advise: Callable[[str], str] = no_advice,
+    status: int = 1,
 ) -> NoReturn:
-    """End with one line and status 1 for an error that the user can mend; raise others again.
+    """End with one line for an error that the user can mend; raise others again.
 
     Args:
         error: The error of a command.
         prefix: What the line begins with: the command.
         advise: Gets the message and returns what to do about it, as the end of the line.
+        status: Exit status. Python's own for an exception is 1: with another status, errors of any
+            kind end with it, the others after their traceback.
     """
     if isinstance(error.__context__, KeyboardInterrupt):  # a pool of workers that Ctrl-C ended
         raise error.__context__
@@ -47,5 +54,12 @@ def end_with_message(
             limits = "`ulimit -v`, `ulimit -u`, a container"
             message = f"out of memory, or at a limit ({limits}): {message}"
     elif not isinstance(error, _USER_ERRORS):
-        raise error
-    raise SystemExit(f"{prefix}: {message}{advise(message)}") from error
+        if status == 1:
+            raise error
+        traceback.print_exception(error)
+        raise SystemExit(status) from error
+    line = f"{prefix}: {message}{advise(message)}"
+    if status == 1:
+        raise SystemExit(line) from error
+    print(line, file=sys.stderr)
+    raise SystemExit(status) from error

@@ -1,4 +1,8 @@
-"""Names of the metrics that the monitors watch in the logs of other trainers."""
+"""Names of the metrics that the monitors watch in the logs of other trainers.
+
+To add a trainer, add a table to `NAMES`: what it calls the metrics, by the keys of the monitors. Be
+sure of the units: KL in nats per response is `KL`, in nats per token `PER_TOKEN`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,38 @@ PER_TOKEN = "rollout/kl_per_token"
 LENGTH = "rollout/response_length"
 TRUNCATED = "rollout/truncation_rate"
 ENTROPY = "rollout/entropy"
+PROMPT_LENGTH = "rollout/prompt_length"
+SAMPLER = "rollout/sampler_kl"
 SPREAD = "monitor/scores_std"
+INFORMATIVE = "rollout/informative_share"
+UNINFORMATIVE = "rollout/uninformative_share"
+EXPLAINED = "ppo/explained_variance"
+OWN_KEYS = (
+    KL,
+    PER_TOKEN,
+    LENGTH,
+    TRUNCATED,
+    ENTROPY,
+    PROMPT_LENGTH,
+    SAMPLER,
+    SPREAD,
+    INFORMATIVE,
+    UNINFORMATIVE,
+    EXPLAINED,
+    "rollout/perplexity",
+    "rollout/distinct_2",
+    "rollout/repeated_2",
+    "rollout/opening_share",
+    "rollout/score_spread",
+    "ppo/ratio_first",
+)
+"""Keys of the monitors, which are the names in `lit_rlhf`."""
 
 VERL = {
     LENGTH: "response_length/mean",
     TRUNCATED: "response_length/clip_ratio",
     ENTROPY: "actor/entropy",
-    "rollout/prompt_length": "prompt_length/mean",
+    PROMPT_LENGTH: "prompt_length/mean",
 }
 NAMES: dict[str, dict[str, str]] = {
     "TRL": {  # GRPO and RLOO; without `beta` there is no KL
@@ -24,11 +53,30 @@ NAMES: dict[str, dict[str, str]] = {
         TRUNCATED: "completions/clipped_ratio",
         ENTROPY: "entropy",
         SPREAD: "reward_std",
+        UNINFORMATIVE: "frac_reward_zero_std",
+    },
+    "TRL, GRPO before 0.16": {
+        PER_TOKEN: "kl",
+        LENGTH: "completion_length",
+        SPREAD: "reward_std",
     },
     "TRL, PPO": {
         KL: "objective/kl",
         ENTROPY: "policy/entropy_avg",
         "ppo/ratio_first": "val/ratio",
+    },
+    "TRL, PPO before 0.12": {  # `objective/entropy` is a sum over the response
+        KL: "objective/kl",
+        LENGTH: "tokens/responses_len_mean",
+        PROMPT_LENGTH: "tokens/queries_len_mean",
+        ENTROPY: "ppo/policy/entropy",
+        SPREAD: "env/reward_std",
+        EXPLAINED: "ppo/val/var_explained",
+    },
+    "LLaMA-Factory, PPO": {  # of TRL before 0.12, by other names
+        KL: "kl",
+        LENGTH: "response_len",
+        PROMPT_LENGTH: "query_len",
     },
     "OpenRLHF": {
         PER_TOKEN: "kl",
@@ -39,9 +87,39 @@ NAMES: dict[str, dict[str, str]] = {
     "verl, KL in the reward": {
         **VERL,
         PER_TOKEN: "actor/reward_kl_penalty",
-        "ppo/explained_variance": "critic/vf_explained_var",
+        EXPLAINED: "critic/vf_explained_var",
     },
     "verl, KL in the loss": {**VERL, PER_TOKEN: "actor/kl_loss"},
+    "NeMo-RL": {
+        PER_TOKEN: "kl_penalty",
+        LENGTH: "mean_gen_tokens_per_sample",
+        TRUNCATED: "truncation_rate",
+        ENTROPY: "approx_entropy",
+        PROMPT_LENGTH: "mean_prompt_length",
+        SAMPLER: "gen_kl_error",
+    },
+    "slime": {
+        PER_TOKEN: "train/kl_loss",
+        LENGTH: "rollout/response_len/mean",
+        TRUNCATED: "rollout/truncated_ratio",
+        ENTROPY: "train/entropy_loss",
+    },
+    "prime-rl": {  # there is no KL to a reference
+        LENGTH: "completion_len/mean",
+        TRUNCATED: "is_truncated/mean",
+        ENTROPY: "entropy/mean",
+        PROMPT_LENGTH: "prompt_len/mean",
+        SAMPLER: "mismatch_kl/mean",
+        INFORMATIVE: "batch/effective_batch_size",
+    },
+    "prime-rl since 0.5": {
+        LENGTH: "decode_len/all/mean",
+        TRUNCATED: "is_truncated/all/mean",
+        ENTROPY: "entropy/all/mean",
+        PROMPT_LENGTH: "prefill_len/all/mean",
+        SAMPLER: "mismatch_kl/all/mean",
+        INFORMATIVE: "effective_batch_size/all",
+    },
 }
 """Name of a metric by the key of a monitor, for each trainer."""
 
@@ -50,7 +128,7 @@ def find_names(logged: Iterable[str]) -> dict[str, str]:
     """Find the names of the watched metrics in a log.
 
     The log is taken for the one of the trainer with the most matching names. Trackers may put
-    `train/` before a name.
+    `train/` before a name, and the files of TensorBoard's downloads have `_` in place of `/`.
 
     Args:
         logged: Names of the metrics in the log.
@@ -58,14 +136,20 @@ def find_names(logged: Iterable[str]) -> dict[str, str]:
     Returns:
         Names by the monitors' keys; empty if no trainer's names match.
     """
-    known = set(logged)
+    known: dict[str, str] = {}
+    for name in logged:
+        known.setdefault(name.replace("/", "_"), name)
+        known[name] = name
+    logged_keys = known.keys() & OWN_KEYS
+    if logged_keys & {KL, PER_TOKEN}:  # one of them is enough
+        logged_keys |= {KL, PER_TOKEN}
     candidates = [
         {
-            key: prefix + name
+            key: known[prefix + name] if prefix + name in known else known[spelled]
             for key, name in table.items()
-            if prefix + name in known and key not in known
+            if (spelled := (prefix + name).replace("/", "_")) in known and key not in logged_keys
         }
-        for table in NAMES.values()
+        for table in (*NAMES.values(), dict(zip(OWN_KEYS, OWN_KEYS, strict=True)))
         for prefix in ("", "train/")
     ]
     return max(candidates, key=len)

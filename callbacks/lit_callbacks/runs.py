@@ -1,32 +1,45 @@
 """Reads a run from its log: curves, levels and verdicts.
 
-The log is TensorBoard's event files, a table (CSV) such as Lightning's `CSVLogger` writes, lines
-of JSON, a Trainer's `trainer_state.json`, or an offline file of Weights & Biases.
+The log is TensorBoard's event files, or a file that `lit_callbacks.formats` reads: a table such as
+Lightning's `CSVLogger` writes, an export of a tracker, lines of JSON, a Trainer's
+`trainer_state.json`, what a trainer printed, or an offline file of Weights & Biases.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from lit_callbacks.formats import READERS, is_curve_export, parse_number, read_records
 from lit_callbacks.monitors import Level
 
 RECORDS_FILE = "log.jsonl"
 """File beside a log with the texts and histograms that its logger does not take."""
 LEVEL_KEY = "monitor/level"
 VERDICT_KEY = "monitor/verdict"
-STEPS = ("step", "global_step", "iteration", "train/global_step", "training/global_step", "_step")
+STEPS = (
+    "step",
+    "Step",
+    "global_step",
+    "iteration",
+    "train/global_step",
+    "training/global_step",
+    "current_steps",
+    "rollout/step",
+    "train/step",
+    "_step",
+)
 """Names under which logs have their x axis."""
 _EVENT_FILES = "events.out.tfevents.*"
 _TABLE = "metrics.csv"
+_KINDS = ("*.wandb", "trainer_state.json", "*.jsonl", "*.csv", "*.tsv", "*.log", "*.out")
+"""Files of a folder that are looked for, one kind after the other."""
 
 _HEAD = re.compile(r"\*\*([\w ]+)\*\* at (?:\w+ )?\S+")
 _LEVELS = {level.word: level for level in Level}
@@ -142,8 +155,8 @@ def read_run(name: str, log: str | Path) -> Run:
     Args:
         name: Name of the run.
         log: Folder with TensorBoard's event files or a `metrics.csv`, or one with a single such
-            folder below it; a file `.csv`, `.jsonl`, `.json` (with a `log_history`) or `.wandb`, or
-            a folder with such a file.
+            folder below it; a file of `lit_callbacks.formats`; or a folder with such a file, or
+            with exports of several curves of one run.
 
     Raises:
         ModuleNotFoundError: If the package that reads such a log is not installed.
@@ -249,14 +262,37 @@ def _read_log(path: Path) -> _Log:
         if any(folders[0].glob(_EVENT_FILES)):
             return _read_event_files(folders[0])
         return _read_records(folders[0] / _TABLE)
-    kinds = ("*.wandb", "trainer_state.json", "*.jsonl", "*.csv")
-    files = [path] if path.is_file() else [f for kind in kinds for f in sorted(path.rglob(kind))]
-    if not files or files[0].suffix not in _READERS:
+    files = [path] if path.is_file() else _find_files(path)
+    if not files or files[0].suffix not in (*READERS, ".wandb"):
         raise ValueError(
             "log: expected a folder with TensorBoard's event files or a table, or a file "
-            f"{', '.join(_READERS)}, got {path}"
+            f"{', '.join([*READERS, '.wandb'])}, got {path}"
         )
-    return _read_records(files[0])
+    return _merge_exports(path, [_read_records(file) for file in files])
+
+
+def _find_files(folder: Path) -> list[Path]:
+    """Find the file of a log in a folder, or all of them where each has one curve."""
+    for kind in _KINDS:
+        files = sorted(folder.rglob(kind))
+        if not files:
+            continue
+        if kind == "trainer_state.json":  # of each checkpoint: the last one has all steps
+            return [max(files, key=lambda file: file.stat().st_size)]
+        return files if all(map(is_curve_export, files)) else files[:1]
+    return []
+
+
+def _merge_exports(path: Path, logs: Sequence[_Log]) -> _Log:
+    """Merge what the exports of one run have; a single log stays as it is."""
+    scalars: dict[str, list[Point]] = {}
+    for log in logs:
+        if twice := scalars.keys() & log.scalars.keys():
+            raise ValueError(
+                f"log: expected the curves of one run, got {path} with {min(twice)} twice"
+            )
+        scalars |= log.scalars
+    return logs[0]._replace(scalars=scalars)
 
 
 def _read_event_files(folder: Path) -> _Log:
@@ -288,12 +324,12 @@ def _read_event_files(folder: Path) -> _Log:
 
 
 def _read_records(file: Path) -> _Log:
-    """Read the records of a file. There may be several for a step, as from a `CSVLogger`."""
+    """Read the scalars of a file. There may be several records for a step, as from `CSVLogger`."""
     scalars: dict[str, list[Point]] = {}
     verdicts = []
     written = file.stat().st_mtime
-    for place, record in enumerate(_READERS[file.suffix](file)):
-        numbers = {key: n for key, v in record.items() if (n := _number(v)) is not None}
+    for place, record in enumerate(read_records(file)):
+        numbers = {key: n for key, v in record.items() if (n := parse_number(v)) is not None}
         axis = next((name for name in STEPS if name in numbers), "")
         time = written + 1e-6 * place
         step = int(numbers.pop(axis, place))
@@ -302,80 +338,6 @@ def _read_records(file: Path) -> _Log:
         if text := record.get(VERDICT_KEY):
             verdicts.append(parse_verdict(time, step, str(text)))
     return _Log(file.parent, scalars, verdicts)
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        return None
-
-
-def _read_csv(file: Path) -> Iterator[Mapping[str, Any]]:
-    with file.open(encoding="utf-8", newline="") as lines:
-        yield from csv.DictReader(line for line in lines if line.endswith("\n"))
-
-
-def _read_jsonl(file: Path) -> Iterator[Mapping[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):  # still being written
-                return
-            try:
-                record = json.loads(line)
-                yield {**record, **record.get("metrics", {})}
-            except (ValueError, TypeError, AttributeError) as error:
-                raise ValueError(
-                    f"{file}:{number}: expected a JSON object of metrics, got {line[:80]!r}"
-                ) from error
-
-
-def _read_json(file: Path) -> Iterator[Mapping[str, Any]]:
-    content = json.loads(file.read_text("utf-8"))
-    if not isinstance(content, dict) or "log_history" not in content:
-        raise ValueError(f"log: expected an object with log_history, as trainer_state.json, {file}")
-    yield from content["log_history"]
-
-
-def _read_wandb(file: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        messages = import_module("wandb.proto.wandb_internal_pb2")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{file} is read with wandb: pip install wandb") from error
-    for data in _read_blocks(file.read_bytes()):
-        record = messages.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            yield {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
-
-
-def _read_blocks(data: bytes, header: int = 7, size: int = 32768) -> Iterator[bytes]:
-    """Records of a file in the format of LevelDB's logs, behind the header of wandb.
-
-    A block has parts of records, each behind its checksum (4 bytes), length (2) and kind (1): a
-    whole one, or the first, a middle or the last part of one.
-    """
-    place = header
-    record = b""
-    while place + 7 <= len(data):
-        if size - place % size < 7:  # the rest of a block is too short for a part
-            place += size - place % size
-            continue
-        length = int.from_bytes(data[place + 4 : place + 6], "little")
-        kind = data[place + 6]
-        part = data[place + 7 : place + 7 + length]
-        if kind == 0 or len(part) < length:  # still being written
-            return
-        record = part if kind in (1, 2) else record + part
-        if kind in (1, 4):
-            yield record
-        place += 7 + length
-
-
-_READERS = {".csv": _read_csv, ".jsonl": _read_jsonl, ".json": _read_json, ".wandb": _read_wandb}
 
 
 def _read_texts(path: Path) -> list[LoggedVerdict]:

@@ -165,7 +165,7 @@ def test_wandbs_offline_file_is_read_as_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, padding: int
 ) -> None:
     messages = types.SimpleNamespace(Record=Record)
-    monkeypatch.setattr("lit_callbacks.runs.import_module", lambda name: messages)
+    monkeypatch.setattr("lit_callbacks.formats.import_module", lambda name: messages)
     lines = [json.dumps({**r, "_step": r["step"], "note": "x" * padding}).encode() for r in RECORDS]
     (tmp_path / "run-x.wandb").write_bytes(blocks(lines) + b"\x00" * 3)
     steps = read_logged_steps(str(tmp_path))
@@ -175,7 +175,7 @@ def test_wandbs_offline_file_is_read_as_a_log(
 
 def test_absent_wandb_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Mock(side_effect=ModuleNotFoundError("wandb"))
-    monkeypatch.setattr("lit_callbacks.runs.import_module", missing)
+    monkeypatch.setattr("lit_callbacks.formats.import_module", missing)
     (tmp_path / "run.wandb").write_bytes(b"")
     with pytest.raises(ModuleNotFoundError, match="pip install wandb"):
         read_logged_steps(str(tmp_path / "run.wandb"))

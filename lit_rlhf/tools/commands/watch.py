@@ -2,6 +2,11 @@
 
 from lit_rlhf.command import Command
 
+TROUBLED = 1
+"""Exit status if a run collapsed."""
+ERROR = 2
+"""Exit status after an error, for instance of a log that cannot be read."""
+
 
 def watch(
     logs: list[str],
@@ -12,11 +17,14 @@ def watch(
 ) -> None:
     """Judge the logs of training runs, and print each change of a verdict.
 
-    The names of TRL, OpenRLHF and verl are recognized. The exit status is 1 if a run collapsed.
+    The metrics of TRL, LLaMA-Factory, OpenRLHF, verl, NeMo-RL, slime and prime-rl are recognized by
+    their names. The exit status is 0 if no run collapsed, 1 if one did, and 2 after an error.
 
     Args:
-        logs: Folders of runs, or files (.csv, .jsonl, trainer_state.json, .wandb), before all flags
-            even without --logs.
+        logs: Folders of runs, or files (.csv, .tsv, .jsonl, .json, .log, .wandb), before all flags
+            even without --logs. A table may be the export of a panel of Weights & Biases, or of a
+            curve of TensorBoard; a .json may be a trainer_state.json; and a .log may be what verl
+            printed.
         map: Names of metrics in the log by the keys that are watched, for example
             {rollout/kl: my/kl}.
         follow: Seconds between two looks for new steps, until Ctrl-C; 0 reads the logs once.
@@ -27,7 +35,7 @@ def watch(
     from lit_callbacks.monitors import Level
 
     if Level.COLLAPSED in watch_logs(logs, map, votes, responses, follow).values():
-        raise SystemExit(1)
+        raise SystemExit(TROUBLED)
 
 
-COMMAND = Command(watch, lists=("logs",), first="logs")
+COMMAND = Command(watch, lists=("logs",), first="logs", error_status=ERROR)

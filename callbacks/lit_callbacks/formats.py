@@ -1,0 +1,264 @@
+"""Reads the records of log files of all kinds: numbers and texts by key, one record after another.
+
+Each format has a function that takes a file and yields its records. To add one, write such a
+function and name it in `READERS`, by the ending of the file's name.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+Record = Mapping[str, Any]
+"""What a log has of a step, by key; other values than numbers may be among it."""
+
+_DOWNLOAD = ["Wall time", "Step", "Value"]
+_PANEL_SEPARATOR = " - "
+_PANEL_EXTREMES = ("__MIN", "__MAX")
+_DECIMAL_COMMA = re.compile(r"-?\d*,\d+(?:[eE][+-]?\d+)?")
+_TAG_OF_DOWNLOAD = re.compile(r"-tag-(.+?)(?: \(\d+\))?$")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_STEP_OF_VERL = re.compile(r"\bstep:(\d+) - ")
+_DICT_IN_LINE = re.compile(r"(?:\b[a-z_]+ (?P<step>\d+): )?(?P<dict>\{['\"].*\})\s*$")
+_WRAPPED_NUMBER = re.compile(r"(?:np|numpy)\.\w+\(([^()]*)\)|tensor\(([^,()]*)[^()]*\)")
+_BARE_NON_FINITE = re.compile(r"(?<![\w'\"/.-])(-?(?:nan|inf))(?![\w'\"/.-])")
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A file of a log.
+
+    Attributes:
+        path: Its path. Messages name it, and some exports have the name of a curve in it.
+        text: Its text, without a byte order mark.
+    """
+
+    path: Path
+    text: str
+
+    @classmethod
+    def read(cls, path: Path) -> LogFile:
+        """Read a file in UTF-8, or in UTF-16 with a byte order mark, as Windows writes it."""
+        data = path.read_bytes()
+        is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+        return cls(path, data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace"))
+
+    def lines(self) -> Iterator[str]:
+        """The lines with their ends; only a last line may have none."""
+        return iter(io.StringIO(self.text, newline=None))
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read the records of a file, in its order.
+
+    Args:
+        path: A file with one of the endings of `READERS`, or `.wandb`.
+
+    Raises:
+        ValueError: If the content is not what the ending says.
+    """
+    if path.suffix == ".wandb":
+        return list(read_wandb(path))
+    return list(READERS[path.suffix](LogFile.read(path)))
+
+
+def parse_number(value: object) -> float | None:
+    """Parse a value of a record, which may be a number as text; `None` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def is_curve_export(path: Path) -> bool:
+    """Whether a file is a tracker's export of one curve or panel, so that a run has several."""
+    if path.suffix not in (".csv", ".tsv"):
+        return False
+    columns = _columns(LogFile.read(path))
+    return columns == _DOWNLOAD or _is_panel(columns)
+
+
+def read_table(file: LogFile) -> Iterator[Record]:
+    """A table with commas, semicolons or tabs, and exports of trackers, which are tables, too."""
+    columns = _columns(file)
+    delimiter = _delimiter(file)
+    rows: Iterator[Record] = csv.DictReader(io.StringIO(file.text, newline=""), delimiter=delimiter)
+    if delimiter == ";":  # of a spreadsheet in a language that writes 0,5
+        rows = ({key: _with_point(value) for key, value in row.items()} for row in rows)
+    if columns == _DOWNLOAD:
+        return _read_download(file, rows)
+    if _is_panel(columns):
+        return _read_panel(file, rows, columns)
+    return rows
+
+
+def _with_point(value: object) -> object:
+    """A cell with a decimal point, if it is a number with a decimal comma."""
+    if isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value):
+        return value.replace(",", ".")
+    return value
+
+
+def _delimiter(file: LogFile) -> str:
+    head = next((line for line in file.lines() if line.strip()), "")
+    return max(",;\t", key=head.count)
+
+
+def _columns(file: LogFile) -> list[str]:
+    rows = csv.reader(io.StringIO(file.text, newline=""), delimiter=_delimiter(file))
+    return next((row for row in rows if row), [])
+
+
+def _read_download(file: LogFile, rows: Iterator[Record]) -> Iterator[Record]:
+    """TensorBoard's download of one curve, whose name is in that of the file."""
+    match = _TAG_OF_DOWNLOAD.search(file.path.stem)
+    key = match[1] if match else file.path.stem
+    for row in rows:
+        yield {"step": row["Step"], key: row["Value"]}
+
+
+def _is_panel(columns: list[str]) -> bool:
+    return len(columns) > 1 and all(_PANEL_SEPARATOR in name for name in columns[1:])
+
+
+def _read_panel(file: LogFile, rows: Iterator[Record], columns: list[str]) -> Iterator[Record]:
+    """The export of a panel of Weights & Biases, with columns `run - key` and `run - key__MIN`."""
+    keys: dict[str, str] = {}
+    runs: set[str] = set()
+    axis, *curves = columns
+    for name in curves:
+        run, _, key = name.rpartition(_PANEL_SEPARATOR)
+        if not key.endswith(_PANEL_EXTREMES) and key != "_step":
+            keys[name] = key
+            runs.add(run)
+    if len(runs) != 1:
+        raise ValueError(
+            f"log: expected a panel of one run, got {file.path} with {', '.join(sorted(runs))}; "
+            "hide the others before the export"
+        )
+    has_steps = "step" in axis.lower()  # and not the time
+    for row in rows:
+        values = {key: row[name] for name, key in keys.items()}
+        yield {"step": row[axis], **values} if has_steps else values
+
+
+def read_json_lines(file: LogFile) -> Iterator[Record]:
+    """A JSON object of metrics in each line that is not blank; an unfinished last one is left."""
+    for number, line in enumerate(file.lines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            yield {**record, **record.get("metrics", {})}
+        except (ValueError, TypeError, AttributeError) as error:
+            if isinstance(error, ValueError) and not line.endswith("\n"):  # still being written
+                return
+            raise ValueError(
+                f"{file.path}:{number}: expected a JSON object of metrics, got {line[:80]!r}"
+            ) from error
+
+
+def read_json(file: LogFile) -> Iterator[Record]:
+    """An array of JSON objects, or an object with one as `log_history`, as a Trainer writes it."""
+    try:
+        content = json.loads(file.text)
+    except ValueError:
+        return read_json_lines(file)  # many call these `.json`
+    records = content.get("log_history") if isinstance(content, dict) else content
+    if not isinstance(records, list) or not all(isinstance(row, dict) for row in records):
+        raise ValueError(
+            "log: expected an object with log_history, as trainer_state.json, or an array of "
+            f"objects, got {file.path}"
+        )
+    return iter(records)
+
+
+def read_console(file: LogFile) -> Iterator[Record]:
+    """What a trainer printed: verl's lines of `step:1 - key:value - ...`, or dictionaries.
+
+    A dictionary ends its line. Before it may be the number of the step, as in `rollout 3: {...}`.
+    """
+    for raw in file.lines():
+        line = _ESCAPES.sub("", raw)
+        if match := _STEP_OF_VERL.search(line):
+            pairs = [part.rpartition(":") for part in line[match.end() :].split(" - ")]
+            values = {key.strip(): _unwrap(value.strip()) for key, _, value in pairs}
+            yield {"step": match[1], **values}
+        elif match := _DICT_IN_LINE.search(line):
+            values = _parse_dict(match["dict"])
+            yield values if match["step"] is None else {"step": match["step"], **values}
+
+
+def _parse_dict(text: str) -> dict[str, Any]:
+    """A dictionary of JSON or of Python; empty if it is neither."""
+    with suppress(ValueError):
+        return dict(json.loads(text))
+    with suppress(ValueError, SyntaxError):
+        # as text, which is no name of Python's
+        return dict(ast.literal_eval(_BARE_NON_FINITE.sub(r"'\1'", _unwrap(text))))
+    return {}
+
+
+def _unwrap(text: str) -> str:
+    """The numbers alone of `np.float64(0.5)` and `tensor(0.5, device='cuda:0')`."""
+    return _WRAPPED_NUMBER.sub(lambda match: match[1] or match[2] or "", text)
+
+
+def read_wandb(path: Path) -> Iterator[Record]:
+    """The offline file of Weights & Biases, which its package decodes."""
+    try:
+        messages = import_module("wandb.proto.wandb_internal_pb2")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{path} is read with wandb: pip install wandb") from error
+    for data in _read_blocks(path.read_bytes()):
+        record = messages.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            yield {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+
+
+def _read_blocks(data: bytes, header: int = 7, size: int = 32768) -> Iterator[bytes]:
+    """Records of a file in the format of LevelDB's logs, behind the header of wandb.
+
+    A block has parts of records, each behind its checksum (4 bytes), length (2) and kind (1): a
+    whole one, or the first, a middle or the last part of one.
+    """
+    place = header
+    record = b""
+    while place + 7 <= len(data):
+        if size - place % size < 7:  # the rest of a block is too short for a part
+            place += size - place % size
+            continue
+        length = int.from_bytes(data[place + 4 : place + 6], "little")
+        kind = data[place + 6]
+        part = data[place + 7 : place + 7 + length]
+        if kind == 0 or len(part) < length:  # still being written
+            return
+        record = part if kind in (1, 2) else record + part
+        if kind in (1, 4):
+            yield record
+        place += 7 + length
+
+
+READERS: dict[str, Callable[[LogFile], Iterator[Record]]] = {
+    ".csv": read_table,
+    ".tsv": read_table,
+    ".jsonl": read_json_lines,
+    ".json": read_json,
+    ".log": read_console,
+    ".out": read_console,
+    ".txt": read_console,
+}
+"""Formats of text by the ending of the file's name."""
