@@ -31,6 +31,7 @@ from lit_callbacks.signals import EnsembleMonitor as EnsembleMonitor
 from lit_callbacks.signals import EntropyMonitor as EntropyMonitor
 from lit_callbacks.signals import ExplainedVarianceMonitor as ExplainedVarianceMonitor
 from lit_callbacks.signals import FirstRatioMonitor as FirstRatioMonitor
+from lit_callbacks.signals import GroupSpreadMonitor as GroupSpreadMonitor
 from lit_callbacks.signals import KLMonitor as KLMonitor
 from lit_callbacks.signals import KLPerTokenMonitor as KLPerTokenMonitor
 from lit_callbacks.signals import LengthMonitor as LengthMonitor

@@ -176,6 +176,8 @@ class Monitor:
     """Standard deviation over single responses, as a multiple of the mean; 0 if not known."""
     stands_in: ClassVar[bool] = False
     """Whether it has a vote only where no other monitor of its signal reads."""
+    advisory: ClassVar[bool] = False
+    """Whether it has no vote for a collapse: beyond its threshold, a run is suspicious at most."""
     key: str = ""
     high: float | None = None
     high_ratio: float | None = None

@@ -171,7 +171,7 @@ class ShareMonitor(Monitor):
     """
 
     limits = SHARE
-    high_ratio = 2.0
+    high_ratio: float | None = 2.0
 
     def standard_error(self, value: float) -> float:
         """Standard error of a share."""
@@ -322,6 +322,40 @@ class RewardDistributionMonitor(Monitor):
         return distribution(self._sample)["std"]
 
 
+class GroupSpreadMonitor(ShareMonitor):
+    """Share of the prompts whose responses all have the same score, with several responses to each.
+
+    Such a prompt teaches nothing: the advantages of its responses are 0. Near 1, a run goes on at
+    full cost and hardly learns. The prompts may be too hard or too easy, or the policy may give one
+    answer to each. More responses per prompt, other prompts, or a higher temperature help. It is no
+    sign of a collapse by itself, and has no vote for one.
+
+    Where `key` is not logged, the reading is 1 less the share of the prompts that do teach.
+    """
+
+    signal = "groups"
+    title = "share of prompts whose responses score the same"
+    optional = True
+    advisory = True
+    key = "rollout/uninformative_share"
+    high = 0.9
+    high_ratio = None
+    suspicion = 1.0
+    patience = 5
+    horizon = 0
+    informative_key = "rollout/informative_share"
+
+    def can_read(self, metrics: StepMetrics) -> bool:
+        """Whether the step has the share, or that of the other prompts."""
+        return super().can_read(metrics) or self.informative_key in metrics.scalars
+
+    def read(self, metrics: StepMetrics) -> float:
+        """The share of this step."""
+        if super().can_read(metrics):
+            return super().read(metrics)
+        return 1.0 - metrics.scalars[self.informative_key]
+
+
 class ExplainedVarianceMonitor(Monitor):
     """Share of the returns' variance that the critic explains; a new critic is given a warm-up.
 
@@ -467,6 +501,7 @@ def default_monitors() -> list[Monitor]:
         OpeningMonitor(),
         RewardDistributionMonitor(),
         EnsembleMonitor(),
+        GroupSpreadMonitor(),
         ExplainedVarianceMonitor(),
         FirstRatioMonitor(),
         SamplerMonitor(),

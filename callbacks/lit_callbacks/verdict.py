@@ -37,7 +37,7 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     changed, the verdict is that the data changed.
 
     The verdict is suspicious if one signal has collapsed, or if two (or all, if there are fewer)
-    are suspicious.
+    are suspicious. An advisory monitor has no vote for a collapse.
 
     Args:
         monitors: The monitors, after the step.
@@ -46,10 +46,11 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     """
     known = {m.vote for m in monitors if m.steps and not m.stands_in}
     voting = [m for m in monitors if m.signal != "data" and not (m.stands_in and m.vote in known)]
-    beyond = {m.vote for m in voting if m.level is Level.COLLAPSED}
+    beyond = {m.vote for m in voting if m.level is Level.COLLAPSED and not m.advisory}
+    advised = any(m.level is Level.COLLAPSED and m.advisory for m in voting)
     doubtful = {m.vote for m in voting if m.level is not Level.HEALTHY}
     # An optional monitor has no vote until it has observed a step.
-    read = [m for m in voting if m.steps and not m.decisive]
+    read = [m for m in voting if m.steps and not m.decisive and not m.advisory]
     signals = len({m.vote for m in read}) or 1
     sides = {(m.vote, m.side) for m in voting if m.level is Level.COLLAPSED}
     is_measured = any(m.signal == "kl" for m in read)
@@ -65,7 +66,7 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
         return Verdict(Level.DATA_CHANGED, ", ".join(m.sentence() for m in changed), step)
     elif not named:
         return Verdict(step=step)
-    elif beyond or len(doubtful) >= min(2, signals):
+    elif beyond or advised or len(doubtful) >= min(2, signals):
         level = Level.SUSPICIOUS
     else:
         level = Level.HEALTHY

@@ -121,6 +121,10 @@ MONITORS: list[tuple[str, dict[str, Any]]] = [  # the rest of each is as in `Mon
     ("OpeningMonitor", {"high": 0.3, "high_ratio": 2.0, "optional": True}),
     ("RewardDistributionMonitor", {"high_ratio": 2.0, "low_ratio": 0.4}),
     ("EnsembleMonitor", {"high_ratio": 2.0, "optional": True}),
+    (
+        "GroupSpreadMonitor",
+        {"high": 0.9, "suspicion": 1.0, "patience": 5, "horizon": 0, "optional": True},
+    ),
     ("ExplainedVarianceMonitor", {"low": 0.0, "warmup": 20, "patience": 5, "optional": True}),
     ("FirstRatioMonitor", {"high": 1.05, "low": 0.95, "optional": True}),
     ("SamplerMonitor", {"high": 0.02, "high_ratio": 3.0, "optional": True}),

@@ -3,6 +3,7 @@
 import pytest
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
+from lit_callbacks.names import find_names
 from lit_callbacks.signals import (
     KLMonitor,
     KLPerTokenMonitor,
@@ -11,6 +12,7 @@ from lit_callbacks.signals import (
     default_monitors,
 )
 from lit_callbacks.verdict import Verdict, conclude, judge
+from lit_callbacks.watch import Watch
 from tests.support.monitor_levels import C, H, S
 
 PATIENCE = 2
@@ -239,3 +241,27 @@ def test_an_optional_monitor_votes_once_it_has_observed_a_step() -> None:
     assert level_of(Signal("v", C), silent) is C
     silent.observe(1.0)
     assert level_of(Signal("v", C), silent) is S
+
+
+def test_prompts_without_a_spread_are_told_and_are_no_collapse() -> None:
+    normal = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
+    watch = Watch()
+    for _ in range(10):
+        assert watch.step(normal | {"rollout/informative_share": 0.4}).level is Level.HEALTHY
+    levels = [watch.step(normal | {"rollout/informative_share": 0.05}).level for _ in range(8)]
+    assert levels == [Level.HEALTHY] * 4 + [Level.SUSPICIOUS] * 4
+    told = "share of prompts whose responses score the same 0.95"
+    assert watch.verdict.sentence.startswith(told)
+    # One signal more is still no collapse: the share has no vote.
+    far = normal | {"rollout/kl_per_token": 0.14, "rollout/uninformative_share": 0.95}
+    assert [watch.step(far).level for _ in range(5)][-1] is Level.SUSPICIOUS
+    # Nor does it stand in the way of one.
+    far |= {"rollout/response_length": 300.0}
+    assert [watch.step(far).level for _ in range(2)][-1] is Level.COLLAPSED
+
+
+def test_share_of_trl_is_read_as_it_is() -> None:
+    names = find_names(["kl", "completions/mean_length", "frac_reward_zero_std"])
+    watch = Watch(names=names)
+    step = {"kl": 0.01, "completions/mean_length": 100.0, "frac_reward_zero_std": 0.95}
+    assert [watch.step(step).level for _ in range(6)][-2:] == [Level.SUSPICIOUS] * 2
