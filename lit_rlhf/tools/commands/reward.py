@@ -216,11 +216,35 @@ def run_bench(
         device: auto, cpu, cuda, cuda:1 and so on.
         dtype: Data type of all weights: float32, bfloat16 or float16.
     """
-    from lit_rlhf.tools.evaluation.reward_bench import run_reward_bench
-
-    return run_reward_bench(
-        models, questions, output=output, max_length=max_length, device=device, dtype=dtype
+    check_outputs({"output": output}, [questions])
+    from lit_rlhf.data import DataSource
+    from lit_rlhf.files import code_versions, hash_model, write_text
+    from lit_rlhf.models import ModelOptions
+    from lit_rlhf.tools.evaluation.loading import choose_device
+    from lit_rlhf.tools.evaluation.reward_bench import (
+        measure_accuracy,
+        print_accuracy,
+        read_questions,
     )
+
+    bench = read_questions(questions)
+    results = {}
+    for model in models:
+        results[model] = measure_accuracy(
+            model,
+            bench,
+            options=ModelOptions(dtype=dtype),
+            device=choose_device(device),
+            max_length=max_length,
+        )
+        print_accuracy(model, results[model])
+    inputs = {model: hash_model(model) for model in models}
+    inputs[questions] = DataSource(questions).content_hash()
+    report = {"inputs": inputs, "models": results, "versions": code_versions()}
+    if output is not None:
+        text = json.dumps(report, indent=2) + "\n"
+        print(f"Report: {write_text(output, text)}")
+    return report
 
 
 COMMANDS = {

@@ -5,64 +5,18 @@ It reads the format of RewardBench (Lambert et al., arXiv 2403.13787; pairs) and
 or a list of texts, and the `subset`.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import torch
+
 from lit_rlhf.data import DataSource, RecordError, Row
-from lit_rlhf.files import check_outputs, code_versions, hash_model, write_text
 from lit_rlhf.functional import wilson_interval
-from lit_rlhf.models import DType, ModelOptions
-from lit_rlhf.tools.evaluation.loading import choose_device
+from lit_rlhf.models import ModelOptions
 from lit_rlhf.tools.evaluation.output import make_table, print_table
 from lit_rlhf.tools.evaluation.reward_report import score_pairs
-
-
-def run_reward_bench(
-    models: list[str],
-    questions: str,
-    *,
-    output: str | None = None,
-    max_length: int | None = None,
-    device: str = "auto",
-    dtype: DType = "float32",
-) -> dict[str, Any]:
-    """Measure how often reward models score a right response above all wrong ones.
-
-    Args:
-        models: Folders or hub ids of reward models.
-        questions: File in RewardBench's format (.jsonl, .json or .parquet, or one of these with
-            .gz): prompt, chosen and rejected, each a text or a list of texts, and subset.
-        output: JSON file for the report.
-        max_length: Longest dialogue in tokens. Default: as in the model's training, or 512.
-        device: auto, cpu, cuda, cuda:1 and so on.
-        dtype: Data type of all weights: float32, bfloat16 or float16.
-    """
-    check_outputs({"output": output}, [questions])
-    bench = read_questions(questions)
-    results = {}
-    for model in models:
-        pairs = score_pairs(
-            model,
-            [DataSource(bench.pairs)],
-            options=ModelOptions(dtype=dtype),
-            device=choose_device(device),
-            max_length=max_length,
-        )
-        # lines of rows in memory count from 1
-        places = [record.location.line - 1 for record in pairs.records]
-        wins = dict(zip(places, (pairs.chosen > pairs.rejected).tolist(), strict=True))
-        results[model] = summarize(bench, wins)
-        _print(model, results[model])
-    inputs = {model: hash_model(model) for model in models}
-    inputs[questions] = DataSource(questions).content_hash()
-    report = {"inputs": inputs, "models": results, "versions": code_versions()}
-    if output is not None:
-        text = json.dumps(report, indent=2) + "\n"
-        print(f"Report: {write_text(output, text)}")
-    return report
 
 
 class BenchQuestions(NamedTuple):
@@ -113,6 +67,32 @@ def _read_texts(row: Row, field: str) -> list[str]:
     return texts
 
 
+def measure_accuracy(
+    model: str,
+    bench: BenchQuestions,
+    *,
+    options: ModelOptions | None = None,
+    device: torch.device | None = None,
+    max_length: int | None = None,
+) -> dict[str, Any]:
+    """Measure how often a reward model scores a right response above all wrong ones.
+
+    Args:
+        model: Folder or hub id of the reward model.
+        bench: The questions.
+        options: How the model is loaded.
+        device: Where it computes. `None`: on the CPU.
+        max_length: Longest dialogue in tokens. `None`: as in the model's training, or 512.
+    """
+    pairs = score_pairs(
+        model, [DataSource(bench.pairs)], options=options, device=device, max_length=max_length
+    )
+    # lines of rows in memory count from 1
+    places = [record.location.line - 1 for record in pairs.records]
+    wins = dict(zip(places, (pairs.chosen > pairs.rejected).tolist(), strict=True))
+    return summarize(bench, wins)
+
+
 def summarize(bench: BenchQuestions, wins: Mapping[int, bool]) -> dict[str, Any]:
     """Compute the accuracy by subset with its 95 % interval, and the mean over subsets.
 
@@ -144,7 +124,13 @@ def summarize(bench: BenchQuestions, wins: Mapping[int, bool]) -> dict[str, Any]
     return {"subsets": rows, "mean": fmean(accuracies) if accuracies else None}
 
 
-def _print(model: str, result: dict[str, Any]) -> None:
+def print_accuracy(model: str, result: Mapping[str, Any]) -> None:
+    """Print the accuracy of a reward model by subset.
+
+    Args:
+        model: Its folder or hub id.
+        result: What `measure_accuracy` returned.
+    """
     mean = "-" if result["mean"] is None else f"{result['mean']:.1%}"
     table = make_table(
         f"RewardBench: {model}",

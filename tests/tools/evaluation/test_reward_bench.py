@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from lit_rlhf.command import Command
 from lit_rlhf.data import DialogueEncoder, Message, RecordError
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_scalar_model, load_tokenizer
+from lit_rlhf.tools.commands.reward import COMMANDS
 from lit_rlhf.tools.evaluation.reward_bench import (
     BenchQuestions,
-    _print,
+    print_accuracy,
     read_questions,
-    run_reward_bench,
     summarize,
 )
 from tests.support.evaluation_folders import write_lines, write_policy, write_reward
@@ -70,8 +69,8 @@ def test_the_best_response_has_to_score_highest(
     assert 0 < expected["pair"] < 1
     assert 0 < expected["four"] < 1
     words = ["--models", str(root / "reward"), "--questions", str(root / "questions.jsonl")]
-    command = Command(run_reward_bench, lists=("models",))
-    command.run([*words, "--output", str(root / "report.json"), "--max_length", "64"], "bench")
+    words += ["--output", str(root / "report.json"), "--max_length", "64"]
+    COMMANDS["bench"].run(words, "bench")
     (found,) = json.loads((root / "report.json").read_text("utf-8"))["models"].values()
     rows = found["subsets"]
     assert {subset: rows[subset]["accuracy"] for subset in expected} == pytest.approx(expected)
@@ -92,7 +91,7 @@ def test_all_pairs_of_a_question_count() -> None:
     found = summarize(bench, wins)
     assert (found["subsets"]["a"]["accuracy"], found["mean"]) == (0.0, 0.0)
     assert found["subsets"]["b"] == {"questions": 0, "left_out": 1}
-    _print("model", found)
+    print_accuracy("model", found)
     assert summarize(bench, {})["mean"] is None
 
 
