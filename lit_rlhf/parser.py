@@ -2,12 +2,13 @@
 
 import re
 import sys
+from argparse import ArgumentError
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_rlhf.suggestions import did_you_mean
+from lit_rlhf.suggestions import did_you_mean, find_nearest
 
 # as jsonargparse 4.53 and argparse call an option that there is not
 _UNKNOWN = re.compile(
@@ -15,11 +16,8 @@ _UNKNOWN = re.compile(
     r"|[Uu]nrecognized arguments: --(?P<flag>[\w.]+)"
 )
 
-# what `summarize` makes of an option that the class of a section, such as `model`, does not have
-_UNKNOWN_IN_SECTION = re.compile(
-    r"Parser key \"(?P<section>\w+)\": Problem with given class_path '[^']*': "
-    r"(?P<name>[\w.]+): no such option(; did you mean (?P<meant>[\w.]+)\?)?"
-)
+# how jsonargparse 4.53 begins an error about a section with a class, such as `model`
+_SECTION = re.compile(r'Parser key "(?P<name>\w+)":')
 
 
 class UsageError(Exception):
@@ -30,6 +28,30 @@ class UsageError(Exception):
     """
 
     file: str | None = None
+
+
+class UnknownOptionError(ArgumentError):
+    """An option that a parser does not have.
+
+    Attributes:
+        option: Its dotted name in the parser.
+        nearest: The option that was perhaps meant; `None` if none is similar.
+
+    Args:
+        option: The dotted name.
+        nearest: The option that was perhaps meant.
+    """
+
+    def __init__(self, option: str, nearest: str | None) -> None:
+        advice = "" if nearest is None else f"; did you mean {nearest}?"
+        super().__init__(None, f"{option}: no such option{advice}")
+        self.option = option
+        self.nearest = nearest
+
+    def inside(self, section: str) -> "UnknownOptionError":
+        """The same error for a parser that has this one's options in a section."""
+        nearest = None if self.nearest is None else f"{section}.{self.nearest}"
+        return UnknownOptionError(f"{section}.{self.option}", nearest)
 
 
 class CommandParser(ArgumentParser):
@@ -89,20 +111,30 @@ class CommandParser(ArgumentParser):
             message: What jsonargparse says, in several lines.
             ex: Its error, with the reasons as causes.
         """
-        line = self.name_nearest(message) or summarize(message, ex)
-        if not self.exit_on_error:  # a parser that jsonargparse makes for a class
-            super().error(line)
-        raise UsageError(line) from ex
+        unknown = self.find_unknown_option(message, ex)
+        problem = unknown or ArgumentError(None, summarize(message, ex))
+        if not self.exit_on_error:  # a parser that jsonargparse makes for the class of a section
+            raise problem
+        raise UsageError(str(problem)) from ex
 
-    def name_nearest(self, message: str) -> str | None:
-        """Say which option an unknown one may have meant; `None` for another error."""
-        unknown = _UNKNOWN.search(message)
-        if unknown is None:
-            return None
-        name = unknown["option"] or unknown["flag"]
-        if unknown["group"]:
-            name = f"{unknown['group']}.{name}"
-        return f"{name}: no such option{did_you_mean(name, self.known_options())}"
+    def find_unknown_option(
+        self, message: str, error: BaseException | None
+    ) -> UnknownOptionError | None:
+        """Say which option does not exist; `None` for another error.
+
+        Args:
+            message: What jsonargparse says.
+            error: Its error. One of its causes is the error of a section's parser, if it is there.
+        """
+        if unknown := _UNKNOWN.search(message):
+            name = unknown["option"] or unknown["flag"]
+            if unknown["group"]:
+                name = f"{unknown['group']}.{name}"
+            return UnknownOptionError(name, find_nearest(name, self.known_options()))
+        section = _SECTION.match(message)
+        while error is not None and not isinstance(error, UnknownOptionError):
+            error = error.__cause__
+        return None if section is None or error is None else error.inside(section["name"])
 
     def known_options(self) -> Iterable[str]:
         """Dotted names of all options."""
@@ -132,10 +164,5 @@ def summarize(message: str, error: BaseException | None) -> str:
         error = error.__cause__
     named = [h for h in headings if h.endswith(":") and not reason.startswith(h)]
     line = " ".join([*named, *reason.split()])
-    # the class of a section has no such option: it is the section's to those who write it
-    if unknown := _UNKNOWN_IN_SECTION.fullmatch(line):
-        section = unknown["section"]
-        meant = f"; did you mean {section}.{unknown['meant']}?" if unknown["meant"] else ""
-        return f"{section}.{unknown['name']}: no such option{meant}"
     # a group of options was given a value, which is taken for a file
     return f"{line}; a group has flags, --GROUP.FIELD" if "Unable to load config" in line else line

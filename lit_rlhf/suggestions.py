@@ -6,8 +6,8 @@ from difflib import SequenceMatcher
 _SIMILAR = 0.6  # ratio of matching characters from which a name may be a misspelling
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest of those known, if one is similar.
+def find_nearest(name: str, known: Iterable[str]) -> str | None:
+    """The nearest known name to an unknown one; `None` if none is similar.
 
     The last parts of dotted names are compared too, for an option that was given without its group.
     """
@@ -17,4 +17,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return max(SequenceMatcher(None, a, b).ratio() for a, b in pairs)
 
     nearest = max(known, key=similarity, default="")
-    return f"; did you mean {nearest}?" if nearest and similarity(nearest) >= _SIMILAR else ""
+    return nearest if nearest and similarity(nearest) >= _SIMILAR else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest known one, if one is similar."""
+    nearest = find_nearest(name, known)
+    return "" if nearest is None else f"; did you mean {nearest}?"

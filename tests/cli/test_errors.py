@@ -112,6 +112,23 @@ MISTAKES = {
         {"trainer": {"callbacks": [{"class_path": RESUME, "init_args": {"evry": 1}}]}},
         f"{OF_CALLBACK}evry: no such option\n",
     ),
+    "an option that a sampler has not": Mistake(
+        ["fit", "--config", str(QUICKSTART / "ppo_max.yaml"), "--config", "mine.yaml"],
+        "lit_rlhf fit: error: mine.yaml: model.sampler.ulr: no such option; did you mean "
+        "model.sampler.url?\n",
+        overlay=yaml.safe_dump(
+            {
+                "model": {
+                    "init_args": {
+                        "sampler": {
+                            "class_path": "lit_rlhf.rollout.VLLMServerSampler",
+                            "init_args": {"ulr": "http://127.0.0.1:8000", "weights_dir": "w"},
+                        }
+                    }
+                }
+            }
+        ),
+    ),
     "a stage that has not run": Mistake(
         SFT,
         "lit_rlhf fit: error: model.model_path: expected a folder with a model or a hub id (name "
