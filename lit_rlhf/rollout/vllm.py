@@ -22,7 +22,7 @@ from lit_rlhf.checks import check_positive
 from lit_rlhf.forward import LanguageModel, is_sharded, unwrap_model
 from lit_rlhf.models import merged_state_dict
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.generation import check_prompts
+from lit_rlhf.rollout.generation import Sampler, check_prompts
 from lit_rlhf.rollout.sampling import SamplingOptions
 from lit_rlhf.stats import fail_together
 
@@ -41,7 +41,7 @@ class Completion(NamedTuple):
     logprobs: Sequence[float]
 
 
-class _VLLM(ABC):
+class _VLLM(Sampler, ABC):
     """Samples with vLLM, which decides how many responses are in progress."""
 
     def __call__(
@@ -78,7 +78,7 @@ class _VLLM(ABC):
         # a seed for each response: equal prompts would have equal responses
         generator = torch.Generator().manual_seed(seed)
         seeds = torch.randint(2**31, (len(prompts),), generator=generator).tolist()
-        completions = self.complete(model, prompts, [settings | {"seed": s} for s in seeds])
+        completions = self._complete(model, prompts, [settings | {"seed": s} for s in seeds])
         terminated = []
         for completion in completions:
             ids = completion.token_ids
@@ -109,7 +109,7 @@ class _VLLM(ABC):
         )
 
     @abstractmethod
-    def complete(
+    def _complete(
         self, model: LanguageModel, prompts: list[list[int]], settings: list[dict[str, Any]]
     ) -> list[Completion]:
         """Hand the weights over, and sample by the settings of each prompt.
@@ -135,16 +135,10 @@ class VLLMSampler(_VLLM):
         self.engine = dict(engine)
         self._llm: Any = None
 
-    def complete(
+    def _complete(
         self, model: LanguageModel, prompts: list[list[int]], settings: list[dict[str, Any]]
     ) -> list[Completion]:
-        """Hand the weights over, and sample by the settings of each prompt.
-
-        Args:
-            model: The policy.
-            prompts: Token ids of each prompt.
-            settings: Sampling parameters of each prompt, by vLLM's names.
-        """
+        """Hand the weights over, and sample; see the base class."""
         from vllm import SamplingParams  # not installed with lit_rlhf
 
         llm = self._llm = self._llm or self._build_engine(model)
@@ -217,16 +211,10 @@ class VLLMServerSampler(_VLLM):
         """Connections to the server, made at the first call: a module may be sent to processes."""
         return httpx2.Client(base_url=self.url, timeout=self.timeout)
 
-    def complete(
+    def _complete(
         self, model: LanguageModel, prompts: list[list[int]], settings: list[dict[str, Any]]
     ) -> list[Completion]:
-        """Hand the weights over, and sample by the settings of each prompt.
-
-        Args:
-            model: The policy.
-            prompts: Token ids of each prompt.
-            settings: Sampling parameters of each prompt, by vLLM's names.
-        """
+        """Hand the weights over, and sample; see the base class."""
         with fail_together("hand the weights over to vLLM"):
             if not distributed.is_initialized() or distributed.get_rank() == 0:
                 self.hand_over(model)

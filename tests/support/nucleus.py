@@ -1,13 +1,13 @@
 """Log-probs of a nucleus by its definition, in float64."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_rlhf.forward import LanguageModel
-from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
+from lit_rlhf.rollout import RolloutBatch, Sampler, SamplingOptions, generate_responses
 
 
 def nucleus_logprobs(
@@ -26,7 +26,7 @@ def nucleus_logprobs(
     return drawn.log()[rollouts.response_mask]
 
 
-class Nucleus:
+class Nucleus(Sampler):
     """Draws from a nucleus, whatever the options say."""
 
     calls = 0
@@ -40,20 +40,8 @@ class Nucleus:
         prompt_ids: Tensor,
         prompt_mask: Tensor,
         options: SamplingOptions,
-        *,
-        eos_token_ids: Sequence[int],
-        pad_token_id: int,
-        seed: int,
-        batch_size: int | None = None,
+        **settings: Any,
     ) -> RolloutBatch:
         Nucleus.calls += 1
-        return generate_responses(
-            model,
-            prompt_ids,
-            prompt_mask,
-            replace(options, top_p=self.top_p),
-            eos_token_ids=eos_token_ids,
-            pad_token_id=pad_token_id,
-            seed=seed,
-            batch_size=batch_size,
-        )
+        in_nucleus = replace(options, top_p=self.top_p)
+        return generate_responses(model, prompt_ids, prompt_mask, in_nucleus, **settings)
