@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from lit_rlhf.forward import cpu, forward_plan, optimize_forward, target_logprobs
 from lit_rlhf.forward.cpu import PadToMultiple, matmul_dtype, mkl_is_slow, use_onednn_matmul
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
-from lit_rlhf.rollout import SamplingOptions, generate_responses
-from tests.support.decoding import EOS_IDS, generate_with_transformers, make_prompts
-from tests.support.tiny_models import FAMILIES, PAD_ID, tiny_causal_lm
+from lit_rlhf.rollout import SamplingOptions
+from tests.support.decoding import generate_with_transformers, make_prompts, sample_responses
+from tests.support.tiny_models import FAMILIES, tiny_causal_lm
 
 onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
@@ -185,16 +185,7 @@ def test_padding_rows_of_a_decoding_step_change_nothing(family: str) -> None:
         lambda _, inputs, __: read.extend([len(inputs[0])] if inputs[0].shape[1] == 1 else [])
     )
     for n_slots in (6, 2):
-        rollouts = generate_responses(
-            model,
-            ids,
-            mask,
-            greedy,
-            eos_token_ids=EOS_IDS,
-            pad_token_id=PAD_ID,
-            seed=0,
-            batch_size=n_slots,
-        )
+        rollouts = sample_responses(model, ids, mask, greedy, batch_size=n_slots)
         assert torch.equal(rollouts.response_ids, expected[:, : rollouts.response_ids.shape[1]])
     assert set(read) == {8}
 

@@ -9,14 +9,13 @@ import torch
 
 from lit_rlhf.rollout import (
     RolloutBatch,
+    SamplingOptions,
     batch,
     compute_policy_statistics,
     decoder,
-    generate_responses,
 )
 from lit_rlhf.rollout.decoder import KVCache
-from lit_rlhf.rollout.sampling import SamplingOptions
-from tests.support.decoding import EOS_IDS, generate_with_transformers, make_prompts
+from tests.support.decoding import generate_with_transformers, make_prompts, sample_responses
 from tests.support.nucleus import nucleus_logprobs
 from tests.support.tiny_models import FAMILIES, PAD_ID, optimized_causal_lm, tiny_causal_lm
 
@@ -35,16 +34,7 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
     greedy = SamplingOptions(max_new_tokens=30, do_sample=False, **options)
     for n_slots in (6, 2):
         model = optimized_causal_lm(family)
-        rollouts = generate_responses(
-            model,
-            ids,
-            mask,
-            greedy,
-            eos_token_ids=EOS_IDS,
-            pad_token_id=PAD_ID,
-            seed=0,
-            batch_size=n_slots,
-        )
+        rollouts = sample_responses(model, ids, mask, greedy, batch_size=n_slots)
         assert torch.equal(rollouts.response_ids, expected[:, : rollouts.response_ids.shape[1]])
 
 
@@ -52,33 +42,12 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
 def test_response_depends_only_on_prompt_row_and_seed(family: str) -> None:
     model, options = optimized_causal_lm(family), SamplingOptions(max_new_tokens=30)
     ids, mask = make_prompts()
-    one, other = (
-        generate_responses(
-            model,
-            ids,
-            mask,
-            options,
-            eos_token_ids=EOS_IDS,
-            pad_token_id=PAD_ID,
-            seed=3,
-            batch_size=n,
-        )
-        for n in (6, 2)
-    )
+    one, other = (sample_responses(model, ids, mask, options, seed=3, batch_size=n) for n in (6, 2))
     assert torch.equal(one.response_ids, other.response_ids)
     # other prompts in other rows, and nothing of it is seen in the third
     third = torch.arange(6)[:, None] == 2
     changed = torch.where(third, ids, ids.flip(1)).masked_fill(~mask, PAD_ID)
-    beside = generate_responses(
-        model,
-        changed,
-        mask,
-        options,
-        eos_token_ids=EOS_IDS,
-        pad_token_id=PAD_ID,
-        seed=3,
-        batch_size=2,
-    )
+    beside = sample_responses(model, changed, mask, options, seed=3, batch_size=2)
     n_tokens = int(one.lengths[2])
     assert int(beside.lengths[2]) == n_tokens
     assert torch.equal(beside.response_ids[2, :n_tokens], one.response_ids[2, :n_tokens])
@@ -91,15 +60,11 @@ def test_padding_does_not_count_as_a_token_that_occurred() -> None:
     ids, mask = make_prompts()
     for row in range(len(ids)):
         prompt, real = ids[row, mask[row]][None], mask[row, mask[row]][None]
-        one = generate_responses(
-            model, prompt, real, options, eos_token_ids=[], pad_token_id=PAD_ID, seed=0
-        )
+        one = sample_responses(model, prompt, real, options, eos_token_ids=[])
         alone.append(one.response_ids[0])
     for row in range(1, len(ids)):
         padded = ids.masked_fill(~mask, int(alone[row][0]))
-        together = generate_responses(
-            model, padded, mask, options, eos_token_ids=[], pad_token_id=PAD_ID, seed=0
-        )
+        together = sample_responses(model, padded, mask, options, eos_token_ids=[])
         assert torch.equal(together.response_ids[row], alone[row])
 
 
@@ -107,9 +72,7 @@ def test_padding_does_not_count_as_a_token_that_occurred() -> None:
 def test_statistics_of_sampling_equal_those_of_scoring(temperature: float) -> None:
     model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=30, temperature=temperature, top_k=40)
-    rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3, batch_size=4
-    )
+    rollouts = sample_responses(model, ids, mask, options, seed=3, batch_size=4)
     assert not rollouts.statistics.logprobs.requires_grad
     assert not rollouts.statistics.entropy.requires_grad
     scored = compute_policy_statistics(model, rollouts, temperature=temperature)
@@ -121,47 +84,23 @@ def test_statistics_of_sampling_equal_those_of_scoring(temperature: float) -> No
 def test_log_probs_of_a_nucleus_are_of_what_is_left_of_the_policy() -> None:
     model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=12, temperature=0.8, top_p=0.7)
-    rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3, batch_size=4
-    )
+    rollouts = sample_responses(model, ids, mask, options, seed=3, batch_size=4)
     expected = nucleus_logprobs(model, rollouts, options)
     drawn = rollouts.sampler_logprobs
     torch.testing.assert_close(drawn[rollouts.response_mask].double(), expected, rtol=0, atol=1e-4)
     assert not drawn[~rollouts.response_mask].any()
     plain = replace(options, top_p=1.0)
     for of_policy in (plain, replace(options, do_sample=False)):
-        sampled = generate_responses(
-            model,
-            ids,
-            mask,
-            of_policy,
-            eos_token_ids=EOS_IDS,
-            pad_token_id=PAD_ID,
-            seed=3,
-            batch_size=4,
-        )
+        sampled = sample_responses(model, ids, mask, of_policy, seed=3, batch_size=4)
         assert sampled.sampler_logprobs is None
 
 
 def test_statistics_of_sampling_are_dropped_in_bfloat16() -> None:
     model, (ids, mask) = optimized_causal_lm().to(torch.bfloat16), make_prompts()
     options = SamplingOptions(max_new_tokens=10)
-    assert (
-        generate_responses(
-            model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=0
-        ).statistics
-        is None
-    )
+    assert sample_responses(model, ids, mask, options).statistics is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = generate_responses(
-            optimized_causal_lm(),
-            ids,
-            mask,
-            options,
-            eos_token_ids=EOS_IDS,
-            pad_token_id=PAD_ID,
-            seed=0,
-        )
+        mixed = sample_responses(optimized_causal_lm(), ids, mask, options)
     assert mixed.statistics is None
 
 
@@ -173,9 +112,7 @@ def test_ended_sequences_are_not_computed() -> None:
     embedding.register_forward_hook(lambda _, inputs, __: read.append(tuple(inputs[0].shape)))
     heads: list[int] = []
     model.lm_head.register_forward_hook(lambda _, inputs, __: heads.append(len(inputs[0])))
-    rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3, batch_size=2
-    )
+    rollouts = sample_responses(model, ids, mask, options, seed=3, batch_size=2)
     assert sum(heads) == int(rollouts.lengths.sum())  # one position for each token
     assert 0 < int(rollouts.terminated.sum()) < 6
     # prompts are read once, each token of a response but the last once, and nothing else
@@ -188,35 +125,25 @@ def test_release_interval_does_not_change_responses(monkeypatch: pytest.MonkeyPa
     model, options = optimized_causal_lm("gpt2"), SamplingOptions(max_new_tokens=28)
     mask = torch.arange(100) >= 100 - torch.tensor([100, 40, 99])[:, None]
     ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(1))
-    expected = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3, batch_size=2
-    )
+    expected = sample_responses(model, ids, mask, options, seed=3, batch_size=2)
     assert int(expected.terminated.sum()) > 0
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
-    rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3, batch_size=2
-    )
+    rollouts = sample_responses(model, ids, mask, options, seed=3, batch_size=2)
     assert torch.equal(rollouts.response_ids, expected.response_ids)
     assert torch.equal(rollouts.response_mask, expected.response_mask)
-    endless = generate_responses(
-        model, ids, mask, options, eos_token_ids=[], pad_token_id=PAD_ID, seed=3, batch_size=2
-    )
+    endless = sample_responses(model, ids, mask, options, eos_token_ids=[], seed=3, batch_size=2)
     assert endless.lengths.tolist() == [28] * 3
 
 
 def test_prefill_reads_no_more_tokens_at_once_than_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=30)
-    expected = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3
-    )
+    expected = sample_responses(model, ids, mask, options, seed=3)
     read: list[int] = []
     embedding = model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
     monkeypatch.setattr(batch, "CPU_TOKENS_PER_FORWARD", 20)
-    rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3
-    )
+    rollouts = sample_responses(model, ids, mask, options, seed=3)
     assert read[:4] == [20, 18, 18, 9]  # prompts of 20, 13 + 5, 17 + 1 and 9 tokens
     assert max(read[4:]) <= 6
     assert torch.equal(rollouts.response_ids, expected.response_ids)
@@ -226,19 +153,13 @@ def test_changed_weights_are_read_under_autocast() -> None:
     model, (ids, mask) = optimized_causal_lm().requires_grad_(True), make_prompts()
     greedy = SamplingOptions(max_new_tokens=10, do_sample=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        before = generate_responses(
-            model, ids, mask, greedy, eos_token_ids=[], pad_token_id=PAD_ID, seed=0
-        ).response_ids
+        before = sample_responses(model, ids, mask, greedy, eos_token_ids=[]).response_ids
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(-parameter)
-        after = generate_responses(
-            model, ids, mask, greedy, eos_token_ids=[], pad_token_id=PAD_ID, seed=0
-        ).response_ids
+        after = sample_responses(model, ids, mask, greedy, eos_token_ids=[]).response_ids
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        again = generate_responses(
-            model, ids, mask, greedy, eos_token_ids=[], pad_token_id=PAD_ID, seed=0
-        ).response_ids
+        again = sample_responses(model, ids, mask, greedy, eos_token_ids=[]).response_ids
     assert torch.equal(after, again)
     assert not torch.equal(before, after)
 
@@ -256,9 +177,7 @@ def test_decoding_with_cast_weights_samples_what_autocast_samples(
 
     def sample() -> RolloutBatch:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return generate_responses(
-                model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=3
-            )
+            return sample_responses(model, ids, mask, options, seed=3)
 
     rollouts = sample()
     assert not any(autocast_in_layers)
@@ -276,9 +195,7 @@ def test_decoding_with_cast_weights_samples_what_autocast_samples(
 def test_the_cache_is_freed_with_the_rollout() -> None:
     model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=5)
-    rollouts = generate_responses(
-        model, ids, mask, options, eos_token_ids=EOS_IDS, pad_token_id=PAD_ID, seed=0, batch_size=2
-    )
+    rollouts = sample_responses(model, ids, mask, options, batch_size=2)
     gc.collect()
     assert len(rollouts.response_ids) == 6
     assert KVCache not in {type(thing) for thing in gc.get_objects()}

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decoder, generate_responses, graphs
+from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decoder, graphs
 from lit_rlhf.rollout.graphs import RowGraphs
 from tests.support import recorded_graph
-from tests.support.decoding import EOS_IDS, make_prompts
-from tests.support.tiny_models import PAD_ID, optimized_causal_lm
+from tests.support.decoding import make_prompts, sample_responses
+from tests.support.tiny_models import optimized_causal_lm
 
 
 class Captures:
@@ -57,16 +57,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
 
 def sample(family: str, options: SamplingOptions, n_slots: int) -> RolloutBatch:
     model, (ids, mask) = optimized_causal_lm(family), make_prompts()
-    return generate_responses(
-        model,
-        ids,
-        mask,
-        options,
-        eos_token_ids=EOS_IDS,
-        pad_token_id=PAD_ID,
-        seed=3,
-        batch_size=n_slots,
-    )
+    return sample_responses(model, ids, mask, options, seed=3, batch_size=n_slots)
 
 
 @pytest.mark.parametrize(
@@ -104,16 +95,7 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             captures.captured.clear()
-            expected = generate_responses(
-                model,
-                ids,
-                mask,
-                options,
-                eos_token_ids=EOS_IDS,
-                pad_token_id=PAD_ID,
-                seed=3,
-                batch_size=4,
-            )
+            expected = sample_responses(model, ids, mask, options, seed=3, batch_size=4)
     told = [line for line in caplog.messages if "graphs" in line]
     assert told == ["LlamaModel: decodes with CUDA graphs"]
     caplog.clear()
@@ -129,16 +111,7 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
     model.base_model.layers[0].register_forward_hook(wait)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            rollouts = generate_responses(
-                model,
-                ids,
-                mask,
-                options,
-                eos_token_ids=EOS_IDS,
-                pad_token_id=PAD_ID,
-                seed=3,
-                batch_size=4,
-            )
+            rollouts = sample_responses(model, ids, mask, options, seed=3, batch_size=4)
             assert torch.equal(rollouts.response_ids, expected.response_ids)
     assert (captures.captured, captures.replayed) == ([] if found else [4], [])
     lines = [line for line in caplog.messages if "CUDA graphs" in line]

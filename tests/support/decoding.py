@@ -1,15 +1,18 @@
-"""Prompts of unequal lengths, and the responses that transformers decodes to them."""
+"""Prompts of unequal lengths, and responses to them: sampled ones, and those of transformers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from lit_rlhf.forward import LanguageModel
+from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 from tests.support.tiny_models import EOS_ID, PAD_ID, VOCAB_SIZE
 
 EOS_IDS = [EOS_ID, 17, 44, 150, 200]
-"""So many that some responses of models with random weights end early."""
+"""Enough of them that some responses of models with random weights end early."""
 WIDTH = 20
 MAX_NEW_TOKENS = 30
 
@@ -35,6 +38,39 @@ def make_short_prompts() -> tuple[Tensor, Tensor]:
         ids[row, width - length :] = torch.randint(4, VOCAB_SIZE, (length,), generator=generator)
         mask[row, width - length :] = True
     return ids, mask
+
+
+def sample_responses(
+    model: LanguageModel,
+    ids: Tensor,
+    mask: Tensor,
+    options: SamplingOptions,
+    *,
+    eos_token_ids: Sequence[int] = EOS_IDS,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> RolloutBatch:
+    """Sample by `generate_responses`, with the padding of the tiny models.
+
+    Args:
+        model: Causal language model.
+        ids: Prompts, `[B, P]`.
+        mask: True for their tokens, `[B, P]`.
+        options: How tokens are sampled.
+        eos_token_ids: Tokens of which the first ends a response.
+        seed: Seed of all random numbers.
+        batch_size: Sequences in progress at a time, at most; `None`: all.
+    """
+    return generate_responses(
+        model,
+        ids,
+        mask,
+        options,
+        eos_token_ids=eos_token_ids,
+        pad_token_id=PAD_ID,
+        seed=seed,
+        batch_size=batch_size,
+    )
 
 
 def generate_with_transformers(
