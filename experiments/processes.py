@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
-from benchmarks.speed.machine import device_name
+from experiments.device import device_name
 from experiments.frame import ROOT
 from experiments.results_file import read_runs
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
@@ -230,25 +230,38 @@ def fit_step(
     *,
     name: str,
     part: int = 1,
-    configs: Iterable[Path],
-    changes: Mapping[str, Any],
-    overlay: Path,
+    folder: Path,
+    config: Path,
+    model: Mapping[str, Any],
+    data: Mapping[str, Any],
+    trainer: Mapping[str, Any],
     collect: Callable[[], dict[str, Any]],
 ) -> Step:
     """A step of `lit_rlhf fit`, which resumes from its newest checkpoint.
 
+    In the folder, it writes the finished model to `NAME` and its log to `logs/NAME`.
+
     Args:
         name: Name of the step.
         part: Number of the experiment's part that it belongs to.
-        configs: Configurations, of which later ones win.
-        changes: Settings on top of them.
-        overlay: File for these settings.
+        folder: Folder of the experiment's files.
+        config: The configuration.
+        model: Options of the module on top of it.
+        data: Options of the datamodule on top of it.
+        trainer: Options of the trainer on top of it.
         collect: Reads the figures once the process has ended.
     """
+    logger = {"init_args": {"save_dir": str(folder / "logs"), "name": name}}
+    changes = {
+        "trainer": {"logger": logger, **trainer},
+        "model": {"init_args": {**model, "output_dir": str(folder / name)}},
+        "data": {"init_args": dict(data)},
+    }
+    overlay = folder / "configs" / f"{name}.yaml"
     # in this order: the critic starts from the first reward model
-    write_text(overlay, yaml.safe_dump(dict(changes), sort_keys=False))
+    write_text(overlay, yaml.safe_dump(changes, sort_keys=False))
     on_gpu = [CONFIGS / "overlays" / "gpu.yaml"] if torch.cuda.is_available() else []
-    files = [*configs, overlay, CONFIGS / "overlays" / "resumable.yaml", *on_gpu]
+    files = [config, overlay, CONFIGS / "overlays" / "resumable.yaml", *on_gpu]
     command = ["-m", "lit_rlhf.cli.main", "fit"]
     command += [word for file in files for word in ("--config", str(file))]
     return Step(name, part, [*command, "--ckpt_path", "last"], collect)

@@ -22,9 +22,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.gpu.profile_decode import N_KERNELS, cuda_kernels
 from benchmarks.speed.job import Job
-from benchmarks.speed.machine import device_name
 from benchmarks.speed.ours import build_loader, build_module, build_trainer
 from benchmarks.speed.workload import SIZES, Mode, Precision, Size, Workload, save_networks
+from experiments.device import device_name
 from lit_rlhf.modules.phase_timer import PhaseTimer
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.speed.job import Job
-from benchmarks.speed.machine import bf16_peak, device_name, matmul_ceiling, memory_bandwidth
+from benchmarks.speed.machine import bf16_peak, matmul_ceiling, memory_bandwidth
+from experiments.device import device_name
 
 
 def main(job_file: str, result_file: str) -> None:

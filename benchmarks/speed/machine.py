@@ -176,17 +176,6 @@ def bf16_peak(device_name: str) -> float | None:
     return next(peaks, None)
 
 
-def device_name(device: str) -> str:
-    """Model name of the processor or GPU."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    listed = Path("/proc/cpuinfo")  # on Linux
-    for line in listed.read_text("utf-8").splitlines() if listed.exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 KERNEL_LIBRARY = re.compile(
     r"lib(?:[^/ ]*(?:mkl|blas|dnnl)[^/ ]*|gomp|iomp|omp|torch_cpu)[^/ ]*\.so[^/ ]*$", re.MULTILINE
 )
@@ -219,7 +208,7 @@ def folder_name(device: str) -> str:
     """A device's name as a folder, for instance `intel_xeon`.
 
     Args:
-        device: What `device_name` returns.
+        device: What `experiments.device.device_name` returns.
     """
     words = re.sub(r"\((R|TM)\)|\bProcessor\b|\bCPU\b|@.*", " ", device, flags=re.IGNORECASE)
     return "_".join(re.findall(r"\w+", words.lower()))

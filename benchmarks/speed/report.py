@@ -17,8 +17,9 @@ from typing import Any
 
 from benchmarks.speed.flops import generation_bytes, stage_flops
 from benchmarks.speed.job import Job
-from benchmarks.speed.machine import QUIET_CORES, device_name, folder_name
+from benchmarks.speed.machine import QUIET_CORES, folder_name
 from benchmarks.speed.workload import Size
+from experiments.device import device_name
 from experiments.results_file import table
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -192,28 +192,19 @@ class Steps:
             data: Options of the datamodule.
             trainer: Options of the trainer.
         """
-        val = {"val_fraction": 0.0} if config == "ppo" else {"val_fraction": 0.05}
         network = {"trained_layers": self.recipe.trained_layers}
-        changes = {
-            "trainer": {
-                "logger": {"init_args": {"save_dir": self.path("logs"), "name": name}},
-                **trainer,
-            },
-            "model": {
-                "init_args": {
-                    "model_path": start,
-                    "network": network,
-                    **options,
-                    "output_dir": self.path(name),
-                }
-            },
-            "data": {"init_args": {**data, **val, "max_length": 96, "max_prompt_length": 64}},
+        sizes = {
+            "val_fraction": 0.0 if config == "ppo" else 0.05,
+            "max_length": 96,
+            "max_prompt_length": 64,
         }
         return fit_step(
             name=name,
-            configs=[CONFIGS / "smollm2" / f"{config}.yaml"],
-            changes=changes,
-            overlay=Path(self.path("configs", f"{name}.yaml")),
+            folder=self.root,
+            config=CONFIGS / "smollm2" / f"{config}.yaml",
+            model={"model_path": start, "network": network, **options},
+            data={**data, **sizes},
+            trainer=trainer,
             collect=lambda: self.read_log(name),
         )
 

@@ -28,7 +28,7 @@ import torch
 import yaml
 from torchmetrics.functional import spearman_corrcoef
 
-from benchmarks.speed.machine import device_name
+from experiments.device import device_name
 from experiments.frame import DOCS, IMAGES, Documents
 from experiments.pretrained.page import draw, format_page, format_tables
 from experiments.processes import (
@@ -312,23 +312,14 @@ class Benchmark:
             data: Options of the datamodule.
             trainer: Options of the trainer.
         """
-        changes = {
-            "trainer": {
-                "precision": self.precision,
-                "logger": {"init_args": {"save_dir": str(self.path("logs")), "name": name}},
-                **trainer,
-            },
-            "model": {"init_args": {**options, "output_dir": str(self.path(name))}},
-            "data": {
-                "init_args": {**data, "val_fraction": 0.0, "val_sources": self.sources("val")}
-            },
-        }
         return fit_step(
             name=name,
             part=part,
-            configs=[CONFIGS / "smollm2" / f"{stage}.yaml"],
-            changes=changes,
-            overlay=self.path("configs", f"{name}.yaml"),
+            folder=self.root,
+            config=CONFIGS / "smollm2" / f"{stage}.yaml",
+            model=options,
+            data={**data, "val_fraction": 0.0, "val_sources": self.sources("val")},
+            trainer={"precision": self.precision, **trainer},
             collect=lambda: self.read_run(name),
         )
 

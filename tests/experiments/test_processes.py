@@ -67,14 +67,23 @@ def test_step_is_kept_before_the_next_one_fails(tmp_path: Path) -> None:
 
 
 def test_fit_puts_its_changes_on_top_of_the_configurations(tmp_path: Path) -> None:
-    overlay = tmp_path / "configs" / "own.yaml"
-    changes = {"model": {"init_args": {"seed": 3}}}
     step = fit_step(
-        name="ppo", configs=[Path("a.yaml")], changes=changes, overlay=overlay, collect=dict
+        name="ppo",
+        folder=tmp_path,
+        config=Path("a.yaml"),
+        model={"seed": 3},
+        data={"batch_size": 2},
+        trainer={"max_epochs": 1},
+        collect=dict,
     )
-    assert yaml.safe_load(overlay.read_text("utf-8")) == changes
-    files = [word for word in step.command if word.endswith(".yaml")]
-    assert [Path(file).name for file in files][:3] == ["a.yaml", "own.yaml", "resumable.yaml"]
+    files = [Path(word) for word in step.command if word.endswith(".yaml")]
+    assert [file.name for file in files][:3] == ["a.yaml", "ppo.yaml", "resumable.yaml"]
+    logger = {"init_args": {"save_dir": str(tmp_path / "logs"), "name": "ppo"}}
+    assert yaml.safe_load(files[1].read_text("utf-8")) == {
+        "trainer": {"logger": logger, "max_epochs": 1},
+        "model": {"init_args": {"seed": 3, "output_dir": str(tmp_path / "ppo")}},
+        "data": {"init_args": {"batch_size": 2}},
+    }
     assert step.command[-2:] == ["--ckpt_path", "last"]
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-CALLBACKS = TESTS.parent / "callbacks" / "lit_callbacks"
+ROOT = TESTS.parent
+CALLBACKS = ROOT / "callbacks" / "lit_callbacks"
 
 # the step of Lightning's loggers, which has no public name, and a documented method of NamedTuple
 WITHOUT_PUBLIC_NAME = {"_batches_that_stepped", "_replace"}
@@ -37,6 +38,17 @@ def find_imports(source: str) -> list[str]:
             module = "." * node.level + (node.module or "")
             names += [f"{module}.{alias.name}" for alias in node.names]
     return names
+
+
+def test_experiments_import_nothing_from_benchmarks() -> None:
+    # which use what experiments share: results, processes and judgements
+    imports = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in sorted((ROOT / "experiments").rglob("*.py"))
+        for name in find_imports(file.read_text("utf-8"))
+        if name.partition(".")[0] == "benchmarks"
+    ]
+    assert imports == []
 
 
 def find_forbidden_imports(path: str, source: str) -> list[str]:
