@@ -43,7 +43,7 @@ class UnusableNetworkError(ValueError):
     """A network that computes nothing finite from any tokens."""
 
 
-def optimize_forward(model: ModuleT) -> ModuleT:
+def optimize_forward(model: ModuleT, role: str = "") -> ModuleT:
     """Choose how `model` computes its forward, and change it in place accordingly.
 
     All of this project's loading functions call it. Call it to make other networks as fast: a plain
@@ -63,6 +63,10 @@ def optimize_forward(model: ModuleT) -> ModuleT:
     any device and dtype that the network has later. A second call changes nothing.
 
     Of an output layer or another layer on its own, it only chooses the matmul.
+
+    Args:
+        model: The network.
+        role: What it is for, such as `critic`, for the message; empty: it is not said.
 
     Raises:
         UnusableNetworkError: If the network computes NaN or infinity for all tokens of a probe.
@@ -91,7 +95,8 @@ def optimize_forward(model: ModuleT) -> ModuleT:
     )
     setattr(inner, PLAN_ATTRIBUTE, plan)
     source = f" from {inner.name_or_path}" if inner.name_or_path else ""
-    rank_zero_info(f"{type(inner).__name__}{source}: {_describe(plan)}")
+    prefix = f"{role}: " if role else ""
+    rank_zero_info(f"{prefix}{type(inner).__name__}{source}: {_describe(plan)}")
     return model
 
 

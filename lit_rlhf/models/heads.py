@@ -47,7 +47,7 @@ def add_value_head(policy: LanguageModel, seed: int) -> PreTrainedModel:
     if inner is not policy:
         critic.score.float()  # what is trained beside adapters is float32
     setattr(inner, VALUE_HEAD, critic.score)
-    optimize_forward(critic.train())
+    optimize_forward(critic.train(), role="critic")
     return critic
 
 

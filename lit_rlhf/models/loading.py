@@ -58,6 +58,7 @@ def load_causal_lm(
     path: str | Path,
     options: ModelOptions = ModelOptions(),
     *,
+    role: str = "",
     pickled_weights: bool = False,
     delta_weights: bool = False,
 ) -> LanguageModel:
@@ -69,6 +70,7 @@ def load_causal_lm(
     Args:
         path: Folder or hub id of the model.
         options: How the network is loaded and run.
+        role: What it is for, such as `policy`, see `optimize_forward`.
         pickled_weights: Take `pytorch_model.bin` if there is no safetensors file. It is read as
             plain data, so that no code in it is run.
         delta_weights: Accept differences from another model's weights, see `add_base_weights`.
@@ -76,13 +78,14 @@ def load_causal_lm(
     model = _load_plain_causal_lm(
         path, options, pickled_weights=pickled_weights, delta_weights=delta_weights
     )
-    return prepare_model(model, options, TaskType.CAUSAL_LM, seed=0)
+    return prepare_model(model, options, TaskType.CAUSAL_LM, seed=0, role=role)
 
 
 def load_scalar_model(
     path: str | Path,
     options: ModelOptions = ModelOptions(),
     *,
+    role: str = "",
     head_seed: int | None = None,
     heads: int | None = 1,
     base: LanguageModel | None = None,
@@ -100,6 +103,7 @@ def load_scalar_model(
     Args:
         path: Folder or hub id of the model.
         options: How the network is loaded and run.
+        role: As for `load_causal_lm`.
         head_seed: Seed of the weights of a new head for a language model, and of adapters. `None`
             refuses a language model: its scores would mean nothing.
         heads: Number of outputs of a new head. A stored ensemble of heads on one trunk becomes its
@@ -140,11 +144,11 @@ def load_scalar_model(
             f"heads: expected {expected} for the reward model {path}, got {heads}; several start "
             "from a language model"
         )
-    return prepare_model(model, options, TaskType.SEQ_CLS, seed=head_seed or 0)
+    return prepare_model(model, options, TaskType.SEQ_CLS, seed=head_seed or 0, role=role)
 
 
 def build_random_scalar_model(
-    path: str | Path, options: ModelOptions = ModelOptions(), seed: int = 0
+    path: str | Path, options: ModelOptions = ModelOptions(), seed: int = 0, *, role: str = ""
 ) -> LanguageModel:
     """Build a scalar model with random weights, for instance a critic that starts from nothing.
 
@@ -153,6 +157,7 @@ def build_random_scalar_model(
             read.
         options: How the network is run.
         seed: Seed of all weights, adapters included.
+        role: As for `load_causal_lm`.
     """
     config = read_config(path, options)
     config.num_labels = 1
@@ -165,7 +170,7 @@ def build_random_scalar_model(
         )
     model.score = init_scalar_head(model.score.in_features, seed).to(model.dtype)
     _set_padding_of_tokenizer(model.config, path, options)
-    return prepare_model(model, options, TaskType.SEQ_CLS, seed=seed)
+    return prepare_model(model, options, TaskType.SEQ_CLS, seed=seed, role=role)
 
 
 def load_lm_head(path: str | Path, options: ModelOptions = ModelOptions()) -> nn.Linear:

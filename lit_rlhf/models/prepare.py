@@ -36,7 +36,7 @@ _LIGER_LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 
 
 def prepare_model(
-    model: PreTrainedModel, options: ModelOptions, task: TaskType, *, seed: int
+    model: PreTrainedModel, options: ModelOptions, task: TaskType, *, seed: int, role: str = ""
 ) -> LanguageModel:
     """Set a loaded model up for training.
 
@@ -45,6 +45,7 @@ def prepare_model(
         options: How it is run and trained.
         task: peft's name of its kind. Under `SEQ_CLS` the scalar head is trained in full.
         seed: Seed of the adapters.
+        role: What the model is for, see `optimize_forward`.
     """
     model.train()
     lower = []
@@ -52,7 +53,8 @@ def prepare_model(
         lower = freeze_lower_layers(model, options.trained_layers)
     if options.gradient_checkpointing:
         checkpoint_activations(model)
-    prepared = optimize_forward(add_adapters(model, options, task, seed=seed, without=lower))
+    adapted = add_adapters(model, options, task, seed=seed, without=lower)
+    prepared = optimize_forward(adapted, role)
     # Compilation comes last: a compiled trunk would be compiled for the sizes that
     # `optimize_forward` compares forwards on.
     if options.fused_kernels:

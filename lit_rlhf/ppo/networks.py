@@ -121,7 +121,7 @@ def load_policy(model_path: str, options: ModelOptions) -> LanguageModel:
 
     So rollout, scoring and update compute the log-probs of one policy, and the first ratio is 1.
     """
-    return disable_dropout(load_causal_lm(model_path, options))
+    return disable_dropout(load_causal_lm(model_path, options, role="policy"))
 
 
 def frozen_options(options: ModelOptions, memory: MemoryOptions) -> ModelOptions:
@@ -154,7 +154,7 @@ def load_reference(
     if options.lora_rank > 0:
         return None
     plain = replace(frozen_options(options, memory), gradient_checkpointing=False)
-    model = freeze(load_causal_lm(model_path, plain))
+    model = freeze(load_causal_lm(model_path, plain, role="reference"))
     if memory.offload_frozen or memory.shard_frozen:
         return Offloaded(model, to_cpu=memory.offload_frozen, shard=memory.shard_frozen)
     share_lower_layers(model, policy)
@@ -199,13 +199,13 @@ def load_critic(
                 "critic_init: expected 'policy' or 'reward' with network.load_in_4bit, got "
                 "'random': 4-bit weights come from a folder"
             )
-        return build_random_scalar_model(source, options, seed)
+        return build_random_scalar_model(source, options, seed, role="critic")
     base: LanguageModel | None = None
     if options.lora_rank > 0 and init in ("policy", "reward"):
         base = policy if init == "policy" else rewards[0].find_base(options)
     # only the policy has no scalar head of its own
     head_seed = seed if init == "policy" else None
-    critic = load_scalar_model(source, options, head_seed=head_seed, base=base)
+    critic = load_scalar_model(source, options, role="critic", head_seed=head_seed, base=base)
     n_expected = policy.config.get_text_config().vocab_size
     n_tokens = critic.config.get_text_config().vocab_size
     if source == init and n_tokens != n_expected:

@@ -118,10 +118,10 @@ class ModelReward(nn.Module):
         # the options are the policy's, whose adapters and checkpointing serve only training
         plain = replace(options, lora_rank=0, gradient_checkpointing=False)
         if loaded is None:
-            model = load_scalar_model(path, plain, heads=None)
+            model = load_scalar_model(path, plain, heads=None, role="reward model")
         else:
             scalar_head_of(loaded)  # refuses a model without one
-            model = optimize_forward(loaded)
+            model = optimize_forward(loaded, role="reward model")
         model = freeze(model)
         config = unwrap_model(model).config
         self.n_heads = count_heads(config)
