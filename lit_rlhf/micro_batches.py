@@ -5,18 +5,28 @@ of the whole batch on all ranks, and the shares of the micro-batches add up.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+import torch
+from torch import Tensor
 
-from lit_rlhf.forward import LanguageModel, trunk_of, unwrap_model
-from lit_rlhf.rollout import split_by_tokens
+from lit_rlhf.forward import (
+    LanguageModel,
+    activation_bytes,
+    checkpoints_activations,
+    forward_plan,
+    logit_bytes,
+    logits_per_chunk,
+    matmul_widths,
+    unwrap_model,
+)
+from lit_rlhf.rollout import default_tokens_per_forward, split_by_tokens
 from lit_rlhf.stats import global_max
 
 ACTIVATION_BYTES = 2**30
 """Most that the activations of a micro-batch may take on a CPU where no size is set: 1 GiB."""
+CUDA_MEMORY_SHARE = 0.25
+"""Share of a CUDA device's memory for a micro-batch's activations and logits in that case."""
 
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 
@@ -124,8 +134,7 @@ def split_batch(
     """Split this rank's batch into micro-batches, of which every rank gets the same number.
 
     Every backward may wait for the other ranks, but ranks differ in tokens, and in the dynamic
-    batches of Section 4.2 in rows. Without any limit, a CPU takes as many tokens as fit into
-    `ACTIVATION_BYTES`.
+    batches of Section 4.2 in rows. Without any limit, the device's memory sets one.
 
     Args:
         model: The network that computes the loss.
@@ -133,8 +142,8 @@ def split_batch(
         max_rows: Most rows of a micro-batch; `None`: no limit.
         max_tokens: Most real tokens of a micro-batch; `None`: no limit.
     """
-    if max_rows is None and max_tokens is None and lengths.device.type == "cpu":
-        max_tokens = tokens_within_memory(model)
+    if max_rows is None and max_tokens is None:
+        max_tokens = default_tokens(model, lengths.device)
     rows_of_parts = split_rows(lengths, max_rows=max_rows, max_tokens=max_tokens)
     parts = [MicroBatch(rows, weight=1.0) for rows in rows_of_parts]
     if max_rows is not None or max_tokens is not None:
@@ -143,26 +152,59 @@ def split_batch(
     return parts
 
 
-def tokens_within_memory(model: LanguageModel) -> int:
-    """Number of tokens whose activations take about `ACTIVATION_BYTES` in `model`, at least 1."""
-    return max(ACTIVATION_BYTES // activation_bytes(model), 1)
+def default_tokens(model: LanguageModel, device: torch.device) -> int | None:
+    """Most tokens of a micro-batch where the user set no size; `None`: no limit.
 
-
-def activation_bytes(model: LanguageModel) -> int:
-    """About what a token's activations take until the backward, in bytes.
-
-    A layer keeps the inputs and outputs of its matmuls, and half as much again for norms, rotary
-    positions and the activation function: measured on Llamas in float32. GPT-2 keeps
-    twice that: its activation function is written out in several operations. With gradient
-    checkpointing there are the inputs of the layers, and one layer in full.
+    Args:
+        model: The network that computes the loss.
+        device: The device that it is on.
     """
-    network = unwrap_model(model)
-    with suppress(ValueError):  # without its own trunk it computes all logits: they count
-        network = trunk_of(model)
-    matmuls = [m for m in network.modules() if isinstance(m, nn.Linear | Conv1D)]
-    widths = 1.5 * sum(sum(m.weight.shape) for m in matmuls)
-    config = network.config.get_text_config()
-    if any(getattr(module, "gradient_checkpointing", False) for module in network.modules()):
-        n_layers = config.num_hidden_layers
-        widths = widths / n_layers + n_layers * config.hidden_size
-    return int(widths * next(network.parameters()).itemsize)
+    memory = micro_batch_memory(device)
+    if memory is None:
+        return None
+    if torch.is_autocast_enabled(device.type):
+        itemsize = torch.get_autocast_dtype(device.type).itemsize
+    else:
+        itemsize = next(model.parameters()).itemsize
+    return tokens_within_memory(model, device, memory=memory, itemsize=itemsize)
+
+
+def micro_batch_memory(device: torch.device) -> int | None:
+    """Bytes that a micro-batch may take on `device`, see `tokens_within_memory`; `None`: any."""
+    if device.type == "cpu":
+        return ACTIVATION_BYTES
+    if device.type == "cuda":
+        return int(CUDA_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return None
+
+
+def tokens_within_memory(
+    model: LanguageModel, device: torch.device, *, memory: int, itemsize: int
+) -> int:
+    """Most tokens of a micro-batch whose activations fit into `memory`, at least 1.
+
+    On CUDA the logits that exist at once have to fit as well, and there are at most as many tokens
+    as in a forward without gradients, which keep the device busy. On a CPU the logits of a chunk
+    are beside it.
+
+    Args:
+        model: The network that computes the loss.
+        device: The kind of device.
+        memory: Bytes for the micro-batch.
+        itemsize: Bytes of a number in computation.
+    """
+    kept = activation_bytes(
+        matmul_widths(model), itemsize=itemsize, checkpointing=checkpoints_activations(model)
+    )
+    inner = unwrap_model(model)
+    logits = 0
+    if inner.get_output_embeddings() is not None:  # type: ignore[no-untyped-call]
+        logits = inner.config.get_text_config().vocab_size * logit_bytes(itemsize)
+    chunked = forward_plan(model).chunked_logits
+    if device.type == "cpu":
+        return max(memory // (kept if chunked else kept + logits), 1)
+    tokens = memory // (kept + logits)
+    if chunked:  # beyond a chunk, more tokens have no more logits
+        chunk = logits_per_chunk(device, training=True) * logit_bytes(itemsize)
+        tokens = max(tokens, (memory - chunk) // kept)
+    return max(min(tokens, default_tokens_per_forward(device)), 1)

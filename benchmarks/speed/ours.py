@@ -77,9 +77,10 @@ def build_module(job: Job) -> PPOModule:
         output_dir=str(folder / f"trained_{os.getpid()}"),
         network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
         sampling=SamplingOptions(max_new_tokens=work.response),
-        # no accumulation, as TRL has none
+        # on a CPU no accumulation, as TRL has none; on CUDA what the module does by default
         minibatches=MinibatchOptions(
-            minibatch_size=work.minibatch, micro_batch_size=work.minibatch
+            minibatch_size=work.minibatch,
+            micro_batch_size=work.minibatch if job.device == "cpu" else None,
         ),
         seed=work.seed,
         **MODULE_ARGUMENTS,

@@ -6,6 +6,11 @@ return hidden states, log-probs, values and scores follow that decision. They ra
 the argument's name, for wrong shapes and dtypes and for a model without the head that they need.
 """
 
+from lit_rlhf.forward.activations import MatmulWidths as MatmulWidths
+from lit_rlhf.forward.activations import activation_bytes as activation_bytes
+from lit_rlhf.forward.activations import checkpoints_activations as checkpoints_activations
+from lit_rlhf.forward.activations import logit_bytes as logit_bytes
+from lit_rlhf.forward.activations import matmul_widths as matmul_widths
 from lit_rlhf.forward.attention import AttentionInputs as AttentionInputs
 from lit_rlhf.forward.attention import RowOffsets as RowOffsets
 from lit_rlhf.forward.attention import cached_attention as cached_attention
@@ -44,9 +49,9 @@ from lit_rlhf.forward.networks import trunk_of as trunk_of
 from lit_rlhf.forward.networks import unwrap_model as unwrap_model
 from lit_rlhf.forward.optimize import head_matches_logits as head_matches_logits
 from lit_rlhf.forward.optimize import optimize_forward as optimize_forward
-from lit_rlhf.forward.outputs import CHUNK_SIZE as CHUNK_SIZE
 from lit_rlhf.forward.outputs import hidden_states as hidden_states
 from lit_rlhf.forward.outputs import logits_from_hidden as logits_from_hidden
+from lit_rlhf.forward.outputs import logits_per_chunk as logits_per_chunk
 from lit_rlhf.forward.outputs import map_target_logits as map_target_logits
 from lit_rlhf.forward.outputs import response_logits as response_logits
 from lit_rlhf.forward.outputs import response_values as response_values

@@ -37,8 +37,27 @@ CHUNK_SIZE = 2**24
 CPU_CHUNK_SIZE = 2**20
 """The same on a CPU without gradients: a chunk that fits into the processor's caches."""
 
+CUDA_CHUNK_SIZE = 2**27
+"""The same on CUDA: 4,096 tokens with a vocabulary of 32k.
+
+Each chunk reads, and under autocast casts, the whole output layer, which costs more than the logits
+of a few hundred tokens.
+"""
+
 LogitsFunction = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """Maps logits `[1, n, V]` and the tokens they predict, `[1, n]`, to tensors `[1, n]`."""
+
+
+def logits_per_chunk(device: torch.device, *, training: bool) -> int:
+    """Number of logits that exist at once.
+
+    Args:
+        device: Device of the logits.
+        training: Whether they have gradients.
+    """
+    if device.type == "cuda":
+        return CUDA_CHUNK_SIZE
+    return CPU_CHUNK_SIZE if device.type == "cpu" and not training else CHUNK_SIZE
 
 
 def hidden_states(
@@ -220,8 +239,7 @@ def _map_in_chunks(
         return function(logits, token_ids.unsqueeze(0))
 
     training = torch.is_grad_enabled()
-    on_cpu = targets.states.device.type == "cpu"
-    n_logits = CPU_CHUNK_SIZE if on_cpu and not training else CHUNK_SIZE
+    n_logits = logits_per_chunk(targets.states.device, training=training)
     size = max(n_logits // unwrap_model(model).config.vocab_size, 1)
     if len(targets.token_ids) <= size:
         return map_chunk(targets.states, targets.token_ids)

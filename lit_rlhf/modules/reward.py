@@ -72,9 +72,10 @@ class RewardModule(StageModule):
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
             5e-6 after a warm-up over a tenth of the steps.
         micro_batch_size: Most pairs per forward and backward; `None`: no limit.
-        micro_batch_tokens: Most tokens, without padding, of the pairs per forward and backward;
-            `None`: no limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A
-            longer pair is computed by itself.
+        micro_batch_tokens: Most tokens, without padding, of the pairs per forward and backward. A
+            longer pair is computed by itself. With neither limit, the device's memory sets one: a
+            micro-batch takes about 1 GiB on a CPU, and on CUDA a quarter of the device's memory,
+            but at most 16,384 tokens.
         head_seed: Seed of the weights of a new scalar head; further heads have the next seeds.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at

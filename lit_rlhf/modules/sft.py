@@ -28,9 +28,10 @@ class SFTModule(StageModule):
         optimizer: Optimizer and schedule. The defaults are the paper's for 7B: a learning rate of
             9.5e-6 that falls on a cosine to a tenth of it, without warm-up.
         micro_batch_size: Most sequences per forward and backward; `None`: no limit.
-        micro_batch_tokens: Most tokens, without padding, per forward and backward; `None`: no
-            limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A longer
-            sequence is computed by itself.
+        micro_batch_tokens: Most tokens, without padding, per forward and backward. A longer
+            sequence is computed by itself. With neither limit, the device's memory sets one: a
+            micro-batch takes about 1 GiB on a CPU, and on CUDA a quarter of the device's memory,
+            but at most 16,384 tokens.
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
             which training stops.

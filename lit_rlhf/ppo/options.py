@@ -269,9 +269,10 @@ class MinibatchOptions:
         minibatch_size: Rollouts per update and rank.
         micro_batch_size: Most rollouts per forward and backward; `None`: no limit. The gradient
             does not depend on it.
-        micro_batch_tokens: Most tokens, without padding, per forward and backward; `None`: no
-            limit, or on a CPU without `micro_batch_size` as many as take about 1 GiB. A longer
-            rollout is computed by itself. The gradient does not depend on it.
+        micro_batch_tokens: Most tokens, without padding, per forward and backward. A longer rollout
+            is computed by itself. The gradient does not depend on it. With neither limit, the
+            device's memory sets one: a micro-batch takes about 1 GiB on a CPU, and on CUDA a
+            quarter of the device's memory, but at most 16,384 tokens.
     """
 
     ppo_epochs: int = 1

@@ -23,8 +23,13 @@ ROWS = 4
 PROMPT, RESPONSE = 38, 6  # tokens, about
 
 HIDDEN, LAYERS = 128, 4
+INTERMEDIATE = 344
 SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
-SIZES |= {"intermediate_size": 344, "num_attention_heads": 4, "max_position_embeddings": 128}
+SIZES |= {
+    "intermediate_size": INTERMEDIATE,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
 TOKENS = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
 CONFIG = LlamaConfig(**SIZES, **TOKENS, tie_word_embeddings=False)
 
@@ -64,6 +69,7 @@ def test_each_phase_takes_its_estimate(tmp_path: Path, monkeypatch: pytest.Monke
             hidden=HIDDEN,
             kv_width=HIDDEN,
             vocabulary=VOCAB_SIZE,
+            matmul_width=11 * HIDDEN + 3 * INTERMEDIATE,
         )
         sizes = PPOSizes(
             gpus=RANKS,

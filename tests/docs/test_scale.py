@@ -165,7 +165,6 @@ def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
         "response_tokens": options["sampling.max_new_tokens"],
         "rollouts": options["memory.rollout_batch_size"],
         "rows": options["minibatches.minibatch_size"],
-        "micro_batch_tokens": options["minibatches.micro_batch_tokens"],
     }
     shards = (options["memory.shard_frozen"], False)
     sizes_of = [PPOSizes(**sizes, shard_frozen=shard) for shard in shards]

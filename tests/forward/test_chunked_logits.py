@@ -1,5 +1,6 @@
 """Logits of target tokens alone, in chunks, give what all logits at once give."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Grani
 
 from lit_rlhf import forward
 from lit_rlhf.functional import token_logprobs_and_entropy
+from tests.support.pretend_cuda import PretendCuda, mark, mark_module
 from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal_lm, tiny_config
 
 SIZES = (
@@ -56,16 +58,40 @@ def test_chunked_readings_agree_with_those_of_all_logits(
             assert float((one.grad - other.grad).abs().max()) <= 1e-5 * largest
 
 
-def test_no_more_logits_exist_at_once_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_rlhf.forward.outputs.CHUNK_SIZE", 288 * 4)
+@pytest.mark.parametrize(("device", "size"), [("cpu", "CHUNK_SIZE"), ("cuda", "CUDA_CHUNK_SIZE")])
+def test_no_more_logits_exist_at_once_than_a_chunk(
+    device: str, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CHUNK_SIZE", "CPU_CHUNK_SIZE", "CUDA_CHUNK_SIZE"):
+        monkeypatch.setattr(f"lit_rlhf.forward.outputs.{name}", 288 * (4 if name == size else 9))
     model, (ids, mask, targets) = optimized_causal_lm(), batch()
+    n_targets = int(targets.sum())
     sizes: list[int] = []
     model.lm_head.register_forward_hook(lambda _, __, output: sizes.append(output.shape[1]))
-    (logprobs, _) = forward.map_target_logits(model, ids, mask, targets, read)
-    logprobs.sum().backward()
-    n_targets = int(targets.sum())
+    with PretendCuda() if device == "cuda" else nullcontext():
+        if device == "cuda":
+            mark_module(model)
+            mark([ids, mask, targets])
+        (logprobs, _) = forward.map_target_logits(model, ids, mask, targets, read)
+        logprobs.sum().backward()
     # once forward, once more in the backward
     assert (max(sizes), sum(sizes)) == (4, 2 * n_targets)
+
+
+def test_chunks_are_as_large_as_the_device_likes() -> None:
+    sizes = {
+        (kind, training): forward.logits_per_chunk(torch.device(kind), training=training)
+        for kind in ("cpu", "mps", "cuda")
+        for training in (True, False)
+    }
+    assert sizes == {
+        ("cpu", True): 2**24,
+        ("cpu", False): 2**20,
+        ("mps", True): 2**24,
+        ("mps", False): 2**24,
+        ("cuda", True): 2**27,
+        ("cuda", False): 2**27,
+    }
 
 
 @pytest.mark.parametrize("chunk", [None, 288 * 5])

@@ -126,7 +126,12 @@ def test_ten_iterations_of_a_billion_weights_and_their_peak_next_to_the_estimate
         **kept,
     )
     shape = NetworkShape(
-        parameters=found["parameters"], layers=22, hidden=2048, kv_width=256, vocabulary=32000
+        parameters=found["parameters"],
+        layers=22,
+        hidden=2048,
+        kv_width=256,
+        vocabulary=32000,
+        matmul_width=6 * 2048 + 2 * 256 + 3 * (2048 + 5632),
     )
     estimate = ppo_memory(shape, sizes).peak
     record_property("peak_bytes", found["peak"])

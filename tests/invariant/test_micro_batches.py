@@ -1,7 +1,9 @@
 """Micro-batches follow the trajectory of the whole batch, however it is split."""
 
-from functools import partial
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,19 +12,43 @@ from torch import Tensor
 from lit_rlhf import micro_batches
 from lit_rlhf.forward import LanguageModel, hidden_states
 from lit_rlhf.micro_batches import MicroBatch
+from tests.support.pretend_cuda import PretendCuda, PretendCudaStrategy
 from tests.support.stages import StepRecorder, fitted
-from tests.support.trajectories import assert_same_trajectory, stage_run, trajectory
+from tests.support.trajectories import (
+    Trajectory,
+    assert_same_trajectory,
+    stage_run,
+    trajectory,
+)
 
 STAGES = ("sft", "reward", "ppo")
 TOKENS = 100
 
 
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
+@pytest.mark.parametrize(
+    ("device", "limit", "nothing", "strategy"),
+    [
+        (nullcontext, "ACTIVATION_BYTES", 1, lambda: "auto"),
+        (PretendCuda, "CUDA_MEMORY_SHARE", 0.0, PretendCudaStrategy),
+    ],
+    ids=["cpu", "cuda"],
+)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_batch_with_much_to_keep_is_split_without_being_asked(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    device: Callable[[], AbstractContextManager[Any]],
+    limit: str,
+    nothing: float,
+    strategy: Callable[[], Any],
 ) -> None:
-    run = partial(trajectory, stage, root)
-    whole = run(tmp_path / "whole")
+    def run(folder: Path) -> Trajectory:
+        place = {"accelerator": "auto", "strategy": strategy()}
+        return trajectory(stage, root, folder, trainer=place)
+
     rows: list[int] = []
 
     def forward(model: LanguageModel, ids: Tensor, mask: Tensor, *lower: Tensor | None) -> Tensor:
@@ -30,13 +56,17 @@ def test_a_batch_with_much_to_keep_is_split_without_being_asked(
             rows.append(len(ids))
         return hidden_states(model, ids, mask, *lower)
 
-    for place in ("modules.reward", "forward.outputs"):
-        monkeypatch.setattr(f"lit_rlhf.{place}.hidden_states", forward)
-    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 1)
-    parts = run(tmp_path / "parts")
+    for user in ("modules.reward", "forward.outputs"):
+        monkeypatch.setattr(f"lit_rlhf.{user}.hidden_states", forward)
+    with device():
+        whole = run(tmp_path / "whole")
+        assert 1 not in rows
+        rows.clear()
+        monkeypatch.setattr(micro_batches, limit, nothing)
+        parts = run(tmp_path / "parts")
 
-    assert set(rows) == {2 if stage == "reward" else 1}  # a pair is two rows
-    assert_same_trajectory(parts, whole)
+        assert set(rows) == {2 if stage == "reward" else 1}  # a pair is two rows
+        assert_same_trajectory(parts, whole)
 
 
 @pytest.mark.filterwarnings("ignore:critic_pretraining.iterations=1. the run has 1")

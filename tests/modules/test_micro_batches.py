@@ -3,24 +3,42 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
 from lit_rlhf import micro_batches
 from lit_rlhf.data import PreferenceBatch, TokenBatch
-from lit_rlhf.forward import hidden_states
-from lit_rlhf.micro_batches import (
+from lit_rlhf.forward import (
+    PLAN_ATTRIBUTE,
+    LanguageModel,
     activation_bytes,
+    checkpoints_activations,
+    hidden_states,
+    matmul_widths,
+)
+from lit_rlhf.forward.networks import ForwardPlan
+from lit_rlhf.micro_batches import (
+    default_tokens,
+    micro_batch_memory,
     slice_batch,
+    split_batch,
     split_rows,
     tokens_within_memory,
 )
 from lit_rlhf.models.prepare import checkpoint_activations
 from lit_rlhf.modules import MinibatchOptions, RewardModule, SFTModule
 from tests.support.tiny_models import optimized_causal_lm, tiny_causal_lm
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+CHUNK = 2**27 * 14
+"""Bytes of a chunk of logits on CUDA in half precision."""
 
 
 def test_nested_batches_are_cut_alike() -> None:
@@ -69,24 +87,108 @@ def test_activations_are_estimated_from_the_widths_of_matmuls(family: str) -> No
         states = hidden_states(model, ids, ids >= 0)
 
     assert states.requires_grad
-    estimate = activation_bytes(model) * ids.numel()
+    estimate = kept_bytes(model) * ids.numel()
     assert 0.6 < estimate / sum(saved.values()) < 1.6
 
 
-def test_activations_depend_on_checkpointing_and_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def kept_bytes(model: LanguageModel) -> int:
+    """Bytes that the layers of a float32 model keep of a token."""
+    return activation_bytes(
+        matmul_widths(model), itemsize=4, checkpointing=checkpoints_activations(model)
+    )
+
+
+def test_activations_depend_on_checkpointing() -> None:
     optimized = optimized_causal_lm().train()
-    whole = activation_bytes(optimized)  # two layers
+    whole = kept_bytes(optimized)  # two layers
     checkpoint_activations(optimized)  # the inputs of layers and one layer
-    assert activation_bytes(optimized) == whole // 2 + 2 * 16 * 4
-    model = tiny_causal_lm()
-    trunk = activation_bytes(model)
+    assert kept_bytes(optimized) == whole // 2 + 2 * 16 * 4
+
+
+def test_matmuls_are_the_layers_with_or_without_a_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_causal_lm()  # Llama with two heads of 8 that share a key
+    # queries, keys, values, output, and the MLP's three
+    widths = (16 + 16) + 2 * (16 + 8) + (16 + 16) + 3 * (16 + 32)
+    assert matmul_widths(model) == (2, 16, 2 * widths)
     monkeypatch.setattr(type(model), "base_model", property(lambda self: self))
-    assert activation_bytes(model) == trunk + 6 * (16 + 288)
+    assert matmul_widths(model) == (2, 16, 2 * widths)
 
 
-def test_tokens_are_as_many_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmuls_of_weights_in_four_bits_have_their_own_widths() -> None:
+    model = tiny_causal_lm()
+    expected = matmul_widths(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):  # as bitsandbytes keeps them
+            module.weight = nn.Parameter(module.weight.data.reshape(-1, 1))
+    assert matmul_widths(model) == expected
+
+
+def test_a_cpu_takes_as_many_tokens_as_its_bytes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     model = optimized_causal_lm()
-    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 100 * activation_bytes(model))
-    assert tokens_within_memory(model) == 100
+    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 100 * kept_bytes(model))
+    assert default_tokens(model, CPU) == 100
+    plain = tiny_causal_lm()  # all logits exist at once
+    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 100 * (kept_bytes(plain) + 288 * 28))
+    assert default_tokens(plain, CPU) == 100
     monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 1)
-    assert tokens_within_memory(model) == 1
+    assert default_tokens(model, CPU) == 1
+
+
+def llama_7b(kind: Any = AutoModelForCausalLM) -> Any:
+    """LLaMA 7B without numbers; its logits are computed in chunks."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+    config = LlamaConfig(vocab_size=32000, num_attention_heads=32, num_labels=1, **sizes)
+    with torch.device("meta"):
+        model = kind.from_config(config, dtype=torch.bfloat16).train()
+    setattr(model, PLAN_ATTRIBUTE, ForwardPlan(packed=True, chunked_logits=True))
+    return model
+
+
+def test_a_cuda_device_takes_activations_and_a_chunk_of_logits() -> None:
+    model = llama_7b()
+    scalar = llama_7b(AutoModelForSequenceClassification)
+    kept = 3 * 32 * (11 * 4096 + 3 * 11008)  # of a token, in bfloat16
+    logits = 14 * 32000
+
+    def tokens(model: Any, memory: int, itemsize: int = 2) -> int:
+        return tokens_within_memory(model, CUDA, memory=memory, itemsize=itemsize)
+
+    # less than a chunk of logits, then more
+    assert tokens(model, 20 * 10**9) == 20 * 10**9 // (kept + logits) == 2517
+    assert tokens(model, 40 * 10**9) == (40 * 10**9 - CHUNK) // kept == 5085
+    assert tokens(scalar, 40 * 10**9) == 40 * 10**9 // kept == 5336
+    float32 = 6 * 32 * (11 * 4096 + 3 * 11008)
+    assert tokens(scalar, 40 * 10**9, itemsize=4) == 40 * 10**9 // float32 == 2668
+    assert tokens(model, 1) == 1
+    assert tokens(model, 10**15) == 16384
+    setattr(model, PLAN_ATTRIBUTE, ForwardPlan(chunked_logits=False))
+    assert tokens(model, 40 * 10**9) == 40 * 10**9 // (kept + logits) == 5035
+    checkpoint_activations(scalar)
+    layers = 3 * (11 * 4096 + 3 * 11008) + 2 * 32 * 4096
+    assert tokens(scalar, 10**9) == 10**9 // layers == 2014
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_cuda_device_gives_a_quarter_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch, autocast: bool
+) -> None:
+    properties = SimpleNamespace(total_memory=80 * 10**9)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
+    monkeypatch.setattr("torch.is_autocast_enabled", lambda kind: autocast and kind == "cuda")
+    model = llama_7b().float()
+    expected = tokens_within_memory(model, CUDA, memory=20 * 10**9, itemsize=2 if autocast else 4)
+    assert default_tokens(model, CUDA) == expected < 16384
+    assert default_tokens(model, torch.device("mps")) is None
+    assert micro_batch_memory(torch.device("mps")) is None
+
+
+def test_a_size_of_the_user_is_the_only_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(micro_batches, "ACTIVATION_BYTES", 1)
+    lengths = torch.tensor([3, 3, 4, 20])
+    model = optimized_causal_lm()
+    rows = split_batch(model, lengths, max_rows=3, max_tokens=None)
+    tokens = split_batch(model, lengths, max_rows=None, max_tokens=10)
+    default = split_batch(model, lengths, max_rows=None, max_tokens=None)
+    assert [(part.rows.start, part.rows.stop) for part in rows] == [(0, 3), (3, 4)]
+    assert [(part.rows.start, part.rows.stop) for part in tokens] == [(0, 3), (3, 4)]
+    assert len(default) == 4

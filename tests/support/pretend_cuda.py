@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import pytest
@@ -295,6 +296,8 @@ class PretendCuda(TorchFunctionMode):
         patch.setattr("torch.cuda.is_bf16_supported", lambda *_, **__: True)
         patch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
         patch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 0))
+        properties = SimpleNamespace(total_memory=80 * 10**9)
+        patch.setattr("torch.cuda.get_device_properties", lambda *_: properties)
         patch.setattr("lit_rlhf.forward.attention._find_kernel", lambda: self._varlen_attn)
         patch.setattr("lit_rlhf.rollout.graphs.capture_graph", self._capture_graph)
         patch.setattr("lit_rlhf.rollout.graphs.refuse_waits", self._refuse_waits)

@@ -6,9 +6,8 @@ scoring, gradients and activations in the update. Policy and critic are updated 
 gradients of one of them are there at a time. DeepSpeed's own estimate counts the gradients of each
 engine all the time, and a bfloat16 copy of them that DeepSpeed 0.19.8 does not make.
 
-Activations have the form of Korthikanti et al., "Reducing Activation Recomputation in Large
-Transformer Models" (2022), Table 2, without the attention matrix, which `sdpa` never holds. Their
-constants are measured on a CPU. CUDA, NCCL and fragmentation take some GB more.
+Activations are those that micro-batches are cut by, see `lit_rlhf.forward.activations`. Constants
+are measured on a CPU. CUDA, NCCL and fragmentation take some GB more.
 """
 
 from collections.abc import Iterable
@@ -19,8 +18,18 @@ import torch
 from torch import nn
 
 from lit_rlhf.checks import check_count
-from lit_rlhf.forward import CHUNK_SIZE, MAX_LOWER_BYTES, LanguageModel, Offloaded, unwrap_model
-from lit_rlhf.micro_batches import tokens_within_memory
+from lit_rlhf.forward import (
+    MAX_LOWER_BYTES,
+    LanguageModel,
+    MatmulWidths,
+    Offloaded,
+    activation_bytes,
+    logit_bytes,
+    logits_per_chunk,
+    matmul_widths,
+    unwrap_model,
+)
+from lit_rlhf.micro_batches import CUDA_MEMORY_SHARE, micro_batch_memory, tokens_within_memory
 from lit_rlhf.rollout import default_tokens_per_forward
 from lit_rlhf.tools.doctor.case import Case
 
@@ -30,8 +39,6 @@ GRADIENT_BYTES = 4  # per weight of the partitioned gradient, which is float32
 CPU_BUFFER_FACTOR = 1.5  # DeepSpeed's allowance for buffers in CPU memory
 BUCKET_WEIGHTS = 200_000_000
 """Largest gradient bucket of the multi-engine strategy, in weights. Reduction overlaps in two."""
-LAYER_BYTES = 48
-"""Bytes of a layer's activations per token and hidden unit, in transformers' Llama (GPT: 34)."""
 FORWARD_BYTES = 25
 """Bytes of a forward without gradients per token and hidden unit, in transformers' Llama.
 
@@ -39,8 +46,9 @@ With an MLP of 3.5 times the hidden size, as in Llama 3, it is 29.
 """
 SCORED_LOGIT_BYTES = 18
 """Bytes of a logit in scoring, entropy included: in bfloat16, and four float32 temporaries."""
-LEARNED_LOGIT_BYTES = 14
-"""Bytes of a logit in the update: in bfloat16, its log-softmax in float32, and two gradients."""
+CUDA = torch.device("cuda")
+A100_BYTES = 80 * 10**9
+"""Memory of the device that a run for GPUs is estimated for where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +61,8 @@ class NetworkShape:
         hidden: Width of a token's hidden state.
         kv_width: Width of a token's keys in one layer: key-value heads times their size.
         vocabulary: Number of tokens in the vocabulary.
+        matmul_width: Numbers per token that go into and come out of the matmuls of one layer. In a
+            Llama whose heads share no keys they are 11 times the hidden size and 3 times the MLP's.
     """
 
     parameters: int
@@ -60,6 +70,7 @@ class NetworkShape:
     hidden: int
     kv_width: int
     vocabulary: int
+    matmul_width: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +94,8 @@ class PPOSizes:
         trained_layers: Layers that are trained, from the top, while the outputs of the others are
             kept; `None` for all.
         sharded: Whether the strategy is `fsdp2`, which shards all networks.
+        device: The kind of device that computes.
+        itemsize: Bytes of a number in computation: 2 in bfloat16, 4 in float32.
     """
 
     gpus: int
@@ -91,7 +104,7 @@ class PPOSizes:
     rollouts: int
     rows: int
     micro_batch_tokens: int | None = None
-    scored_tokens: int = default_tokens_per_forward(torch.device("cuda"))
+    scored_tokens: int = default_tokens_per_forward(CUDA)
     gradient_checkpointing: bool = True
     offload_optimizer: bool = False
     offload_frozen: bool = False
@@ -99,6 +112,8 @@ class PPOSizes:
     nodes: int = 1
     trained_layers: int | None = None
     sharded: bool = False
+    device: torch.device = CUDA
+    itemsize: int = WEIGHT_BYTES
 
     def __post_init__(self) -> None:
         check_count("gpus", self.gpus)
@@ -154,11 +169,13 @@ class ModelStates(NamedTuple):
 
 
 def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
-    """Estimate the memory of PPO on four networks of one shape, under ZeRO-2 or FSDP2 in bf16.
+    """Estimate the memory of PPO on four networks of one shape, under ZeRO-2 or FSDP2.
 
-    `shape` is the one of each network, and `sizes` are the run's.
+    `shape` is the one of each network, and `sizes` are the run's. Trained networks are in bfloat16
+    with masters in float32.
     """
-    weights = WEIGHT_BYTES * shape.parameters
+    itemsize = sizes.itemsize
+    weights = itemsize * shape.parameters
     in_shares = sizes.shard_frozen or sizes.sharded
     resident = weights // sizes.gpus if in_shares else weights
     visits = weights if sizes.offload_frozen or in_shares else 0
@@ -171,26 +188,33 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         nodes=sizes.nodes,
     )
     tokens = sizes.prompt_tokens + sizes.response_tokens
-    scored = min(sizes.rollouts * sizes.response_tokens * shape.vocabulary, CHUNK_SIZE)
+    scored = min(
+        sizes.rollouts * sizes.response_tokens * shape.vocabulary,
+        logits_per_chunk(sizes.device, training=False),
+    )
     learned = sizes.rows * tokens
     if sizes.micro_batch_tokens is not None:
         learned = min(learned, max(sizes.micro_batch_tokens, tokens))  # a long row is a part
     targets = min(sizes.rows * sizes.response_tokens, learned)
-    trained = network.states - weights if sizes.sharded else network.states
+    logits = min(targets * shape.vocabulary, logits_per_chunk(sizes.device, training=True))
+    trained = network.states
+    if sizes.sharded:
+        trained -= WEIGHT_BYTES * shape.parameters
     # FSDP2 gathers the policy for a rollout, and for an update its ends and two layers at a time
-    ends = 2 * WEIGHT_BYTES * shape.vocabulary * shape.hidden
+    ends = 2 * itemsize * shape.vocabulary * shape.hidden
     layers = 2 * (weights - ends) // shape.layers
     return PPOMemory(
         trained=2 * trained,
         frozen=0 if sizes.offload_frozen else 2 * resident,
-        rollout=2 * WEIGHT_BYTES * shape.layers * shape.kv_width * tokens * sizes.rollouts
+        rollout=2 * itemsize * shape.layers * shape.kv_width * tokens * sizes.rollouts
         + sizes.sharded * weights,
-        scoring=FORWARD_BYTES * shape.hidden * sizes.scored_tokens
-        + SCORED_LOGIT_BYTES * scored
+        scoring=itemsize
+        * (FORWARD_BYTES * shape.hidden * sizes.scored_tokens + SCORED_LOGIT_BYTES * scored)
+        // WEIGHT_BYTES
         + visits,
         update=learned * layer_activations(shape, sizes)
         + 2 * kept_states(shape, sizes)
-        + LEARNED_LOGIT_BYTES * min(targets * shape.vocabulary, CHUNK_SIZE)
+        + logit_bytes(itemsize) * logits
         + sizes.sharded * (ends + layers),
         gradients=network.gradients
         + (2 * layers if sizes.sharded else bucket_bytes(shape.parameters)),
@@ -232,34 +256,29 @@ def bucket_bytes(parameters: int) -> int:
 def kept_states(shape: NetworkShape, sizes: PPOSizes) -> int:
     """Bytes of the kept outputs of a network's layers below the trained ones."""
     tokens = sizes.rollouts * (sizes.prompt_tokens + sizes.response_tokens)
-    size = WEIGHT_BYTES * shape.hidden * tokens
+    size = sizes.itemsize * shape.hidden * tokens
     return size if sizes.trained_layers is not None and size <= MAX_LOWER_BYTES else 0
 
 
 def layer_activations(shape: NetworkShape, sizes: PPOSizes) -> int:
-    """Bytes per token that the trained layers keep for the backward.
-
-    Gradient checkpointing keeps each layer's input, and one layer's activations at a time.
-    """
+    """Bytes per token that the trained layers keep for the backward."""
     n_layers = sizes.trained_layers or shape.layers
-    if sizes.gradient_checkpointing:
-        return shape.hidden * (WEIGHT_BYTES * n_layers + LAYER_BYTES)
-    return shape.hidden * LAYER_BYTES * n_layers
+    widths = MatmulWidths(
+        layers=n_layers, hidden=shape.hidden, matmuls=n_layers * shape.matmul_width
+    )
+    return activation_bytes(
+        widths, itemsize=sizes.itemsize, checkpointing=sizes.gradient_checkpointing
+    )
 
 
 def estimate_memory(case: Case) -> PPOMemory:
     """Estimate the memory of the run from its networks.
 
-    States are counted from the networks as they are. The phases of `ppo_memory`, which are for
-    bfloat16, are doubled if computation is in float32. CPU memory counts only offloaded optimizers
+    States are counted from the networks as they are. CPU memory counts only offloaded optimizers
     and networks.
     """
     module = case.module
     plan = case.plan
-    in_float32 = (
-        case.trainer.precision in ("32-true", "64-true") and module.network.dtype == "float32"
-    )
-    factor = 2 if in_float32 else 1
     phases = ppo_memory(network_shape(module.policy), ppo_sizes(case))
     counted: set[int] = set()  # with LoRA, networks have frozen weights in common
     trained = [
@@ -287,9 +306,9 @@ def estimate_memory(case: Case) -> PPOMemory:
         trained=sum(network.states for network in trained),
         frozen=frozen_bytes(frozen, plan.engines or plan.sharded) // shares
         + (0 if to_cpu else sum(offloaded)),
-        rollout=factor * phases.rollout,
-        scoring=factor * phases.scoring,
-        update=factor * phases.update,
+        rollout=phases.rollout,
+        scoring=phases.scoring,
+        update=phases.update,
         # policy and critic are updated in turn
         gradients=max(network.gradients for network in trained),
         cpu=(sum(network.cpu for network in trained) if plan.offload_optimizer else 0)
@@ -354,12 +373,14 @@ def network_shape(policy: LanguageModel) -> NetworkShape:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    widths = matmul_widths(policy)
     return NetworkShape(
         parameters=sum(p.numel() for p in policy.parameters()),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         kv_width=kv_heads * head_size,
         vocabulary=config.vocab_size,
+        matmul_width=widths.matmuls / widths.layers,
     )
 
 
@@ -374,9 +395,18 @@ def ppo_sizes(case: Case) -> PPOSizes:
     response = module.sampling.max_new_tokens
     device = torch.device("cuda" if case.plan.on_gpu else "cpu")
     limit = module.memory.max_tokens_per_forward or default_tokens_per_forward(device)
+    in_float32 = (
+        case.trainer.precision in ("32-true", "64-true") and module.network.dtype == "float32"
+    )
+    itemsize = 4 if in_float32 else 2
     micro_batch_tokens = minibatches.micro_batch_tokens
-    if micro_batch_tokens is None and minibatches.micro_batch_size is None and device.type == "cpu":
-        micro_batch_tokens = tokens_within_memory(module.policy)  # as the module does
+    if micro_batch_tokens is None and minibatches.micro_batch_size is None:  # as the module does
+        absent = case.plan.on_gpu and not torch.cuda.is_available()
+        memory = int(CUDA_MEMORY_SHARE * A100_BYTES) if absent else micro_batch_memory(device)
+        assert memory is not None
+        micro_batch_tokens = tokens_within_memory(
+            module.policy, device, memory=memory, itemsize=itemsize
+        )
     return PPOSizes(
         gpus=case.plan.ranks,
         prompt_tokens=prompt,
@@ -393,4 +423,6 @@ def ppo_sizes(case: Case) -> PPOSizes:
         nodes=case.plan.nodes,
         trained_layers=module.network.trained_layers,
         sharded=case.plan.sharded,
+        device=device,
+        itemsize=itemsize,
     )

@@ -5,13 +5,20 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from lit_rlhf.forward import CHUNK_SIZE, map_target_logits, optimize_forward, target_logprobs
+from lit_rlhf.forward import (
+    map_target_logits,
+    matmul_widths,
+    optimize_forward,
+    target_logprobs,
+)
+from lit_rlhf.forward.outputs import CHUNK_SIZE
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.models.prepare import checkpoint_activations
 from lit_rlhf.tools.doctor.checks.time import ppo_seconds
@@ -25,7 +32,11 @@ from lit_rlhf.tools.doctor.memory import (
 )
 from tests.support.live_memory import LiveTensors
 
-SHAPE = NetworkShape(parameters=1000, layers=3, hidden=8, kv_width=4, vocabulary=50)
+SHAPE = NetworkShape(
+    parameters=1000, layers=3, hidden=8, kv_width=4, vocabulary=50, matmul_width=160
+)
+KEPT = 480
+"""Bytes that a layer keeps of a token: 1.5 numbers of two bytes for each of its matmuls."""
 SIZES: Any = {"gpus": 4, "prompt_tokens": 6, "response_tokens": 4, "rollouts": 5, "rows": 2}
 SIZES["scored_tokens"] = 30
 ROWS, TOKENS = 8, 64
@@ -86,16 +97,16 @@ def test_the_terms_by_hand() -> None:
         frozen=2 * 2000,
         rollout=2 * 2 * 3 * 4 * 10 * 5,
         scoring=30 * 8 * 25 + 5 * 4 * 50 * 18,
-        update=2 * (10 * 8 * (3 * 2 + 48) + 4 * 50 * 14),
+        update=2 * (10 * (8 * 3 * 2 + KEPT) + 4 * 50 * 14),
         gradients=4000 // 4 + 2 * 2000,
         cpu=2 * 1000 * 4 * 4 * 3 // 2,
     )
     short = ppo_memory(SHAPE, PPOSizes(**SIZES, micro_batch_tokens=15))
-    assert short.update == 15 * 8 * (3 * 2 + 48) + 2 * 4 * 50 * 14
+    assert short.update == 15 * (8 * 3 * 2 + KEPT) + 2 * 4 * 50 * 14
     single = ppo_memory(SHAPE, PPOSizes(**SIZES, micro_batch_tokens=5))
-    assert single.update == 10 * 8 * (3 * 2 + 48) + 2 * 4 * 50 * 14
+    assert single.update == 10 * (8 * 3 * 2 + KEPT) + 2 * 4 * 50 * 14
     plain = ppo_memory(SHAPE, PPOSizes(**SIZES, gradient_checkpointing=False))
-    assert plain.update == 2 * (10 * 8 * 3 * 48 + 4 * 50 * 14)
+    assert plain.update == 2 * (10 * 3 * KEPT + 4 * 50 * 14)
     offloaded = ppo_memory(SHAPE, PPOSizes(**SIZES, offload_optimizer=True, offload_frozen=True))
     assert (offloaded.trained, offloaded.frozen) == (2 * 2000, 0)
     assert offloaded.scoring == 30 * 8 * 25 + 5 * 4 * 50 * 18 + 2000
@@ -107,6 +118,27 @@ def test_the_terms_by_hand() -> None:
     both = ppo_memory(SHAPE, PPOSizes(**SIZES, shard_frozen=True, offload_frozen=True))
     assert (both.frozen, both.scoring) == (0, sharded.scoring + 500)
     assert both.cpu == 2 * 24_000 + 2 * 512 * 4
+
+
+def test_phases_in_float32_by_hand() -> None:
+    half = ppo_memory(SHAPE, PPOSizes(**SIZES, offload_frozen=True))
+    full = ppo_memory(SHAPE, PPOSizes(**SIZES, offload_frozen=True, itemsize=4))
+    assert (full.rollout, full.scoring) == (2 * half.rollout, 2 * half.scoring)
+    assert full.update == 2 * half.update
+
+
+def test_logits_are_those_of_a_chunk_of_the_device() -> None:
+    shape = replace(SHAPE, vocabulary=2**26)  # two tokens' are a chunk on CUDA
+    cuda, cpu = (
+        ppo_memory(shape, PPOSizes(**SIZES, device=torch.device(kind))) for kind in ("cuda", "cpu")
+    )
+    few = ppo_memory(SHAPE, PPOSizes(**SIZES))
+    beside_scoring = few.scoring - 18 * 5 * 4 * 50
+    beside_update = few.update - 14 * 2 * 4 * 50
+    assert cuda.scoring == beside_scoring + 18 * 2**27
+    assert cuda.update == beside_update + 14 * 2**27
+    assert cpu.scoring == beside_scoring + 18 * 2**20
+    assert cpu.update == beside_update + 14 * 2**24
 
 
 def test_the_peak_is_that_of_the_largest_phase() -> None:
@@ -160,7 +192,12 @@ def test_activations_next_to_the_tensors_of_a_llama(
     )
     logits = SCORED_LOGIT_BYTES * ROWS * TOKENS * vocabulary
     shape = NetworkShape(
-        parameters=1, layers=layers, hidden=hidden, kv_width=hidden, vocabulary=vocabulary
+        parameters=1,
+        layers=layers,
+        hidden=hidden,
+        kv_width=hidden,
+        vocabulary=vocabulary,
+        matmul_width=matmul_widths(model).matmuls / layers,
     )
     expected = ppo_memory(shape, sizes)
     assert peak(model, update) == pytest.approx(expected.update, rel=0.2)

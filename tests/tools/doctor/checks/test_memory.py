@@ -104,11 +104,35 @@ def test_ranks_have_shares_of_frozen_networks(root: Path, tmp_path: Path) -> Non
     assert needs.cpu == 0
 
 
+def test_a_gpu_that_is_not_there_has_an_a100s_memory(root: Path, tmp_path: Path) -> None:
+    case = case_of(root, tmp_path, RunPlan(on_gpu=True))
+    with (
+        patch("torch.cuda.is_available", return_value=False),
+        patch("lit_rlhf.tools.doctor.memory.tokens_within_memory", return_value=9) as tokens,
+    ):
+        sizes = ppo_sizes(case)
+    assert (sizes.micro_batch_tokens, sizes.device.type, sizes.itemsize) == (9, "cuda", 4)
+    assert tokens.call_args.args[1] == torch.device("cuda")
+    assert tokens.call_args.kwargs == {"memory": 20 * 10**9, "itemsize": 4}
+
+
+def test_a_gpu_that_is_there_has_its_own_memory(root: Path, tmp_path: Path) -> None:
+    case = case_of(root, tmp_path, RunPlan(on_gpu=True))
+    with (
+        patch("torch.cuda.is_available", return_value=True),
+        patch("torch.cuda.get_device_properties") as properties,
+        patch("lit_rlhf.tools.doctor.memory.tokens_within_memory", return_value=9) as tokens,
+    ):
+        properties.return_value.total_memory = 40 * 10**9
+        assert ppo_sizes(case).micro_batch_tokens == 9
+    assert tokens.call_args.kwargs["memory"] == 10**10
+
+
 def test_a_cpu_splits_an_update_by_itself(root: Path, tmp_path: Path) -> None:
     whole = estimate_memory(case_of(root, tmp_path, RunPlan(on_gpu=True)))
     split = case_of(root, tmp_path)
     of_users = case_of(root, tmp_path, minibatches={"micro_batch_size": 4})
-    with patch("lit_rlhf.tools.doctor.memory.tokens_within_memory", lambda model: 8):
+    with patch("lit_rlhf.tools.doctor.memory.tokens_within_memory", lambda *_, **__: 8):
         assert estimate_memory(split).update < whole.update
         assert estimate_memory(of_users).update == whole.update
 
