@@ -63,7 +63,7 @@ class ModelOptions:
             `liger`).
         torch_compile: Backend of torch.compile for the decoder layers, for instance `inductor`;
             `None` does not compile. On a CPU, decoding stays as it is. `docs/speed.md` says where
-            it pays.
+            it pays on a CPU, and `docs/cuda.md` what is known of it on a GPU.
     """
 
     dtype: DType = "float32"

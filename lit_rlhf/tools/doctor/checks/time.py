@@ -4,8 +4,7 @@ The estimate counts operations and bytes. A forward takes two operations per wei
 backward twice as many. Sampling reads all weights, and the keys and values so far, for every token
 of its longest response. What attention computes, communication, and what the host takes are left
 out: at 7B and 2,048 tokens attention adds 4 %. Default speeds are for an A100 with 80 GB
-(NVIDIA's data sheet: 312 TFLOP/s in bfloat16 and 2.0 TB/s), of which 40 and 70 % are assumed, and
-not measured.
+(NVIDIA's data sheet: 312 TFLOP/s in bfloat16 and 2.0 TB/s), of which 40 and 70 % are assumed.
 """
 
 import math
