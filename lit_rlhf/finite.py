@@ -42,14 +42,21 @@ def weight_sums(network: nn.Module, name: str) -> dict[str, Tensor]:
 
 def find_non_finite(quantities: Mapping[str, Tensor]) -> list[str]:
     """Names of the quantities that hold NaN or infinity on any rank, the same on all ranks."""
-    flags = torch.stack([~torch.isfinite(value).all() for value in quantities.values()])
-    counts = global_sum(flags.int()).tolist()
+    # one number for each, so that one check serves all: a kernel per weight adds up on a GPU
+    numbers = torch.stack([_reduce(value) for value in quantities.values()])
+    counts = global_sum((~torch.isfinite(numbers)).int()).tolist()
     n_ranks = world_size()
     return [
         name if n_ranks == 1 else f"{name} (on {count} of {n_ranks} ranks)"
         for name, count in zip(quantities, counts, strict=True)
         if count
     ]
+
+
+def _reduce(values: Tensor) -> Tensor:
+    """A number, 0-dim, that is finite only if all of these are."""
+    # times 0, because a sum of large numbers may be infinite
+    return values if values.dim() == 0 else (values * 0).sum()
 
 
 def require_finite(quantities: Mapping[str, Tensor]) -> None:
