@@ -5,7 +5,7 @@ sequences that have ended. Notation: `B` samples, `P` prompt tokens, `T` respons
 slots, `n` sequences in progress, `C` capacity of a slot in tokens, `K` key-value heads of size `D`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -202,23 +202,27 @@ class Decoder:
         for part in split_by_tokens(lengths, max_tokens):
             first_slot = len(self.host_lengths)
             slots = slice(first_slot, first_slot + len(samples[part]))
-            layout = _PrefillLayout(self.cache, lengths[part], first_slot)
+            # one copy to the device for both
+            numbers = self.samples.new_tensor([samples[part], lengths[part]])
+            self.samples[slots] = numbers[0]
+            self.lengths[slots] = numbers[1]
+            layout = _PrefillLayout(
+                self.cache, lengths[part], first_slot, device_lengths=self.lengths[slots]
+            )
             input_ids = torch.cat([self.prompts[sample] for sample in samples[part]]).unsqueeze(0)
             position_ids = layout.packed.position_ids
             hidden = run_with_layout(self.trunk, input_ids, position_ids, layout)
             self.host_lengths += lengths[part]
-            self.samples[slots] = self.samples.new_tensor(samples[part])
-            self.lengths[slots] = self.lengths.new_tensor(lengths[part])
             # the slot was free, but steps may have sampled for it
-            for numbers in (self.n_sampled, self.last_tokens, self.ended):
-                numbers[slots] = 0
+            for state in (self.n_sampled, self.last_tokens, self.ended):
+                state[slots] = 0
             self.sample(hidden[0, layout.last_tokens], slots)
 
     def step(self) -> None:
         """Process the last token of every sequence in progress, and sample the next."""
         n = len(self.host_lengths)
         if self.graphs is None and not self.cache.varlen_obstacle:
-            self.graphs = RowGraphs(self._decode, self.trunk)
+            self.graphs = RowGraphs(self._decode, self.trunk, self._graph_settings())
         elif self.graphs is None and self.lengths.device.type == "cuda":
             log_once(
                 self.trunk,
@@ -231,6 +235,17 @@ class Decoder:
             self._decode(n, max(self.host_lengths) + 1)
         self.host_lengths = [length + 1 for length in self.host_lengths]
         self.n_steps += 1
+
+    def _graph_settings(self) -> Hashable:
+        """What the kernels of a step depend on, see `RowGraphs`.
+
+        `None` where a step may do more than launch kernels: compiled layers may compile for what
+        they have not met, and autocast may cast a weight that it then keeps.
+        """
+        is_compiled = any(module._compiled_call_impl is not None for module in self.trunk.modules())
+        if is_compiled or torch.is_autocast_enabled(self.lengths.device.type):
+            return None
+        return self.options, self.matmul_dtype, torch.is_inference_mode_enabled()
 
     def _decode(self, n: int, width: int | None = None) -> None:
         """Process the last tokens of the first `n` slots, and sample the next.
@@ -307,8 +322,11 @@ class Decoder:
         for gap, mover in zip(gaps, movers, strict=True):
             order[gap] = mover
         self.host_lengths = [self.host_lengths[slot] for slot in order]
-        self.cache.move(movers, gaps, max(self.host_lengths, default=0))
-        index = self.samples.new_tensor(order)
+        # one copy to the device for all of them
+        indices = self.samples.new_tensor([*order, *movers, *gaps])
+        index, sources, targets = torch.split(indices, [n_left, len(gaps), len(gaps)])
+        if gaps:
+            self.cache.move(sources, targets, max(self.host_lengths))
         for numbers in (self.samples, self.lengths, self.n_sampled, self.last_tokens, self.ended):
             numbers[:n_left] = numbers[index]
             numbers[n_left:] = self.n_samples if numbers is self.samples else 0
@@ -374,34 +392,42 @@ class KVCache:
         layer.values[slots, columns] = value
         return layer
 
-    def move(self, sources: list[int], targets: list[int], width: int) -> None:
-        """Copy sequences from slots to other slots.
+    def move(self, sources: Tensor, targets: Tensor, width: int) -> None:
+        """Copy sequences from slots to other slots, in two kernels for each buffer.
 
         Args:
-            sources: Slots to copy from.
-            targets: Slots to copy to, one for each source.
+            sources: Slots to copy from, `[m]` long.
+            targets: Slots to copy to, `[m]` long, none of which is a source.
             width: Tokens of the longest of all sequences.
         """
         for layer in self._layers.values():
             for buffer in layer:
-                for source, target in zip(sources, targets, strict=True):
-                    buffer[target, :width] = buffer[source, :width]
+                tokens = buffer[:, :width]
+                tokens[targets] = tokens[sources]
 
 
 class _PrefillLayout:
     """Attention of packed prompts, whose keys and values go to the slots from `first_slot`.
 
-    `last_tokens` is the index of each prompt's last token among the packed ones.
+    Args:
+        cache: Where they go.
+        lengths: Tokens of each prompt.
+        first_slot: Slot of the first prompt.
+        device_lengths: `lengths` on the device, `[m]` long.
+
+    Attributes:
+        last_tokens: Index of each prompt's last token among the packed ones, `[m]` long.
     """
 
-    def __init__(self, cache: KVCache, lengths: list[int], first_slot: int) -> None:
+    def __init__(
+        self, cache: KVCache, lengths: list[int], first_slot: int, *, device_lengths: Tensor
+    ) -> None:
         self.cache = cache
         self.packed = PackedLayout(lengths, cache.device)
-        sizes = torch.tensor(lengths, device=cache.device)
         slots = torch.arange(first_slot, first_slot + len(lengths), device=cache.device)
         # given its size, repeat_interleave does not wait for the device
-        self.slots = slots.repeat_interleave(sizes, output_size=sum(lengths))
-        self.last_tokens = sizes.cumsum(0) - 1
+        self.slots = slots.repeat_interleave(device_lengths, output_size=sum(lengths))
+        self.last_tokens = device_lengths.cumsum(0) - 1
 
     def attend(self, module: nn.Module, inputs: AttentionInputs) -> Tensor:
         """Causal attention within each prompt, see `AttentionLayout`; caches keys and values."""
@@ -516,9 +542,13 @@ def _cast_linear_layers(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Let linear layers multiply in `dtype` inside the context; all else keeps its dtype."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     for layer in layers:
-        bias = None if layer.bias is None else layer.bias.to(dtype)
+        # parameters, whose sizes torch.compile takes as fixed
+        weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)
+        bias = None
+        if layer.bias is not None:
+            bias = nn.Parameter(layer.bias.to(dtype), requires_grad=False)
         # on the instance, because an embedding may share the weight
-        forward = partial(_multiply, weight=layer.weight.to(dtype), bias=bias)
+        forward = partial(_multiply, weight=weight, bias=bias)
         layer.forward = forward  # type: ignore[method-assign]
     try:
         yield

@@ -1,11 +1,11 @@
 """CUDA graphs of a decoding step, which replay all of its kernels with a single launch."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -13,6 +13,9 @@ from torch import nn
 
 _NEVER_WAITS: WeakSet[nn.Module] = WeakSet()
 """Networks of which one call did not wait for the device."""
+
+_WARM: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
+"""By network, the calls that this process has made: libraries are set up for the same ones."""
 
 _NOT_CAPTURABLE: WeakSet[nn.Module] = WeakSet()
 """Networks of which a call waited, or a capture failed."""
@@ -33,11 +36,21 @@ class RowGraphs:
     The function takes a number of rows and works on the device. It is called again after an error,
     and so changes its state at the end, after everything that may raise. If it waits for the
     device, this and later rollouts of its network call it without a graph.
+
+    Args:
+        function: The function.
+        network: The network that it calls.
+        settings: What its kernels depend on beside the number of rows. A size that was called with
+            the same settings before, in this process, is captured at once. `None`: the first call
+            of each size is never captured.
     """
 
-    def __init__(self, function: Callable[[int], None], network: nn.Module) -> None:
+    def __init__(
+        self, function: Callable[[int], None], network: nn.Module, settings: Hashable = None
+    ) -> None:
         self.function = function
         self.network = network
+        self.settings = settings
         self._pool: Any = None
         self._next: dict[int, Callable[[], None]] = {}
 
@@ -45,8 +58,19 @@ class RowGraphs:
         """Run the function once for this number of rows."""
         if n_rows in self._next:
             self._next[n_rows]()
+        elif self._is_warm(n_rows):
+            self._capture(n_rows)
         else:
             self._warm_up(n_rows)
+
+    def _is_warm(self, n_rows: int) -> bool:
+        """Whether the function can be captured before its first call of this size."""
+        return (
+            self.settings is not None
+            and (self.settings, n_rows) in _WARM.get(self.network, ())
+            and self.network in _NEVER_WAITS
+            and self.network not in _NOT_CAPTURABLE
+        )
 
     def _warm_up(self, n_rows: int) -> None:
         """The first call of a size: libraries allocate their workspaces outside of the graph.
@@ -54,6 +78,7 @@ class RowGraphs:
         So autocast makes its copies of the weights, and torch.compile compiles.
         """
         self.function(n_rows)
+        _WARM.setdefault(self.network, set()).add((self.settings, n_rows))
         following: Callable[[int], None] = self._look_for_waits
         if self.network in _NOT_CAPTURABLE:
             following = self.function

@@ -13,16 +13,17 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
+from lit_rlhf.finite import NotFiniteError, require_finite, weight_sums
 from lit_rlhf.forward import LanguageModel, disable_dropout
-from lit_rlhf.models import load_causal_lm
+from lit_rlhf.models import ModelOptions, load_causal_lm
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.modules.phase_timer import PhaseTimer
 from lit_rlhf.modules.stage import StageModule
 from lit_rlhf.modules.updates import UpdateGuard
 from lit_rlhf.rollout import SamplingOptions, generate_responses
-from lit_rlhf.rollout.decoder import GPU_RELEASE_INTERVAL, Decoder
+from lit_rlhf.rollout.decoder import GPU_RELEASE_INTERVAL, Decoder, KVCache
 from lit_rlhf.stats import global_sum
 from tests.support.pretend_cuda import (
     CUDA,
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
 PLAIN: dict[str, Any] = {}
 ADAPTED: dict[str, Any] = {"lora_rank": 2, "gradient_checkpointing": True}
 
-WAITS = {"rollout": 10, "prefill": 3, "score": 6, "estimate": 10, "update": 32}
+WAITS = {"rollout": 10, "prefill": 1, "score": 6, "estimate": 10, "update": 32}
 """Most host waits of PPO's phases, two of them by the timer of each; none in a decoding step.
 
 The update has a minibatch of two micro-batches, and a step of each network.
@@ -50,11 +51,17 @@ WAITS_OF_A_STEP = 16
 """Most host waits of a step of SFT or reward modelling, in two micro-batches."""
 WAITS_OF_A_LOOK = 2
 """Most host waits of a look at which responses have ended: to read it, and to close the gaps."""
-KERNELS = {torch.bfloat16: (41, 49), torch.float32: (42, 51)}
-"""Most kernels of a decoding step: in each layer of a Llama, and around the layers.
+KERNELS = {"bf16-true": (41, 49), "bf16-mixed": (44, 49), "32-true": (42, 51)}
+"""Most kernels of a decoding step by precision: in each layer of a Llama, and around the layers.
 
 Float32 attends with a mask, and has the log-probs of what is sampled in the step.
 """
+KERNELS_WITH_LORA = {"bf16-true": (83, 49), "bf16-mixed": (86, 49), "32-true": (42, 51)}
+"""The same with adapters on all linear layers, which float32 merges into the weights."""
+KERNELS_OF_A_CHECK = 8
+"""Most kernels of a check for finite weights, beside one for each weight."""
+KERNELS_OF_A_MOVE = 2
+"""Kernels that move sequences in a buffer of keys or values, however many they are."""
 
 
 def stage_module(name: str, root: Path, network: dict[str, Any]) -> StageModule:
@@ -191,13 +198,18 @@ def policy(root: Path) -> LanguageModel:
     return disable_dropout(load_causal_lm(root / "policy"))
 
 
-def audited_rollout(policy: LanguageModel) -> PretendCuda:
+def audited_rollout(policy: LanguageModel, *, precision: str = "32-true") -> PretendCuda:
     """Sample responses of 12 tokens to three prompts in two slots."""
     mask = torch.arange(5) >= torch.tensor([[0], [3], [2]])
     ids = torch.where(mask, torch.arange(4, 19).view(3, 5), PAD_ID)
     mark_module(policy)
     options = SamplingOptions(max_new_tokens=12)
-    with auditing(count_kernels=True) as audit:
+    mixed = precision == "bf16-mixed"
+    with (
+        auditing(count_kernels=True) as audit,
+        # as Lightning's plugin does
+        torch.autocast("cuda", dtype=torch.bfloat16, enabled=mixed, cache_enabled=False),
+    ):
         marked_ids, marked_mask = mark([ids, mask])
         generate_responses(
             policy,
@@ -212,9 +224,10 @@ def audited_rollout(policy: LanguageModel) -> PretendCuda:
     return audit
 
 
-@pytest.mark.parametrize("dtype", KERNELS, ids=str)
+@pytest.mark.parametrize("lora_rank", [0, 2], ids=["plain", "adapters"])
+@pytest.mark.parametrize("precision", KERNELS)
 def test_a_decoding_step_launches_a_bounded_number_of_kernels(
-    policy: LanguageModel, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    root: Path, precision: str, lora_rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_kernels: set[int] = set()
     n_rows: set[int] = set()
@@ -230,15 +243,57 @@ def test_a_decoding_step_launches_a_bounded_number_of_kernels(
     enter = PretendCuda.__enter__
     monkeypatch.setattr(PretendCuda, "__enter__", lambda self: audits.append(self) or enter(self))
     monkeypatch.setattr(Decoder, "_decode", counted)
-    audit = audited_rollout(policy.to(dtype))
+    dtype = "bfloat16" if precision == "bf16-true" else "float32"
+    options = ModelOptions(dtype=dtype, lora_rank=lora_rank)
+    policy = disable_dropout(load_causal_lm(root / "policy", options))
+    audit = audited_rollout(policy, precision=precision)
     check_decoding(audit)
-    per_layer, per_step = KERNELS[dtype]
+    per_layer, per_step = (KERNELS_WITH_LORA if lora_rank else KERNELS)[precision]
     (steps,) = n_kernels  # as many in each step, whatever the lengths and the rows
     assert steps <= per_layer * policy.config.num_hidden_layers + per_step
+    # bf16-mixed casts weights once, before the first step
+    assert audit.weight_casts["decode"] + audit.weight_casts["sample"] == 0
     # a captured step is one launch, after one step of each number of rows that warms it up, and one
     # of the network that looks for waits
     captured = audit.calls["step"] - len(n_rows) - 1
-    assert audit.calls["replay"] == (captured if dtype == torch.bfloat16 else 0)
+    assert audit.calls["replay"] == (0 if precision == "32-true" else captured)
+
+
+@pytest.mark.parametrize("n_moved", [1, 3])
+def test_moved_sequences_cost_two_kernels_in_each_buffer(n_moved: int) -> None:
+    n_layers = 2
+    with PretendCuda(count_kernels=True) as audit:
+        cache = KVCache(n_slots=8, capacity=6, device=CUDA)
+        modules = [nn.Module() for _ in range(n_layers)]
+        states = torch.arange(8.0, device=CUDA)[:, None, None].expand(8, 2, 4)
+        slots = torch.arange(8, device=CUDA)
+        layers = [
+            cache.write(module, states, -states, slots, torch.ones_like(slots))
+            for module in modules
+        ]
+        sources = slots[-n_moved:]
+        targets = slots[:n_moved].flip(0)
+        before = sum(audit.kernels.values())
+        cache.move(sources, targets, width=2)
+        assert sum(audit.kernels.values()) - before == KERNELS_OF_A_MOVE * 2 * n_layers
+        for layer in layers:
+            numbers = layer.keys[:, 1, 0, 0].tolist()
+            assert numbers[:n_moved] == [7.0 - slot for slot in range(n_moved)]
+            assert numbers[n_moved:] == [float(slot) for slot in range(n_moved, 8)]
+            assert torch.equal(layer.values, -layer.keys)
+
+
+def test_check_of_weights_launches_one_kernel_for_each(policy: LanguageModel) -> None:
+    mark_module(policy)
+    weights = dict(policy.named_parameters())
+    with PretendCuda(count_kernels=True) as audit:
+        require_finite(weight_sums(policy, "the policy"))
+        assert sum(audit.kernels.values()) <= len(weights) + KERNELS_OF_A_CHECK
+        assert audit.n_waits("start") == 1
+        with torch.no_grad():
+            weights["model.norm.weight"][3] = torch.inf
+        with pytest.raises(NotFiniteError, match=r"weights of the policy \(model\.norm\.weight\)$"):
+            require_finite(weight_sums(policy, "the policy"))
 
 
 def test_read_while_decoding_is_found(

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, decoder, graphs
+from lit_rlhf.rollout.decoder import Decoder
 from lit_rlhf.rollout.graphs import RowGraphs
 from tests.support import recorded_graph
 from tests.support.decoding import make_prompts, sample_responses
@@ -51,7 +53,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     monkeypatch.setattr(graphs, "refuse_waits", recorded_graph.refuse_waits)
     monkeypatch.setattr(decoder, "CPU_RELEASE_INTERVAL", 8)
     yield counted
-    for networks in (graphs._NOT_CAPTURABLE, graphs._NEVER_WAITS, graphs._LOGGED):
+    for networks in (graphs._NOT_CAPTURABLE, graphs._NEVER_WAITS, graphs._LOGGED, graphs._WARM):
         networks.clear()
 
 
@@ -140,6 +142,40 @@ def test_size_is_captured_after_call_without_waits(monkeypatch: pytest.MonkeyPat
         ("call", 4), ("call", 4), ("capture", 4), ("replay", 4), ("replay", 4), ("call", 2),
         ("replay", 4), ("capture", 2), ("replay", 2),
     ]  # fmt: skip
+
+
+def test_size_that_the_process_has_run_is_captured_at_once(
+    captures: Captures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, (ids, mask) = optimized_causal_lm(), make_prompts()
+    called: list[int] = []
+    decode = Decoder._decode
+
+    def counted(self: Decoder, n: int) -> None:
+        called.append(n)
+        decode(self, n)
+
+    monkeypatch.setattr(Decoder, "_decode", counted)
+
+    def calls_before_capture(options: SamplingOptions) -> int:
+        """Number of steps that a rollout makes without a graph."""
+        called.clear()
+        captures.captured.clear()
+        rollouts.append(sample_responses(model, ids, mask, options, seed=3, batch_size=4))
+        assert len(captures.captured) > 1
+        return len(called) - len(captures.captured)  # a capture calls the function, too
+
+    rollouts: list[RolloutBatch] = []
+    options = SamplingOptions(max_new_tokens=30)
+    assert calls_before_capture(options) == len(captures.captured) + 1  # one looks for waits
+    assert calls_before_capture(options) == 0
+    assert torch.equal(rollouts[0].response_ids, rollouts[1].response_ids)
+    assert torch.equal(rollouts[0].response_mask, rollouts[1].response_mask)
+    # other options launch other kernels
+    assert calls_before_capture(replace(options, top_k=40)) == len(captures.captured)
+    # what torch.compile does at a call is not known before
+    model.base_model.layers[0].compile(backend="eager")
+    assert calls_before_capture(options) == len(captures.captured)
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, free: int) -> list[object]:

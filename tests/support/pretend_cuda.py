@@ -102,9 +102,10 @@ def mark_module(module: nn.Module) -> nn.Module:
 class PretendCuda(TorchFunctionMode):
     """The context in which there is the pretend device.
 
-    What it counts is by phase, which `named` and `watch` set: waits by what for, kernels (which
-    doubles the time; those of a CUDA graph are in `replay`), tensors computed on the host, and
-    calls. `refused` keeps what was refused, as a handler may swallow the error.
+    What it counts is by phase, which `named` and `watch` set: waits by what for, kernels, and casts
+    of weights among them (which doubles the time; those of a CUDA graph are in `replay`), tensors
+    computed on the host, and calls. `refused` keeps what was refused, as a handler may swallow the
+    error.
     """
 
     def __init__(self, *, count_kernels: bool = False) -> None:
@@ -113,6 +114,7 @@ class PretendCuda(TorchFunctionMode):
         self.phase = "start"
         self.waits: dict[str, Counter[str]] = {}
         self.kernels: Counter[str] = Counter()
+        self.weight_casts: Counter[str] = Counter()
         self.host_tensors: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.refused: list[str] = []
@@ -287,7 +289,10 @@ class PretendCuda(TorchFunctionMode):
                 self.wait("a mask as an index")
 
     def _patch_torch(self, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr("torch.autocast", _Autocast)
+        for name in ("torch.autocast", "torch.amp.autocast"):
+            patch.setattr(name, _Autocast)
+        for name in ("is_autocast_enabled", "get_autocast_dtype"):
+            patch.setattr(torch, name, _of_pretend_autocast(getattr(torch, name)))
         patch.setattr("torch.cuda.synchronize", lambda *_: self.wait("synchronize"))
         patch.setattr("torch.cuda.reset_peak_memory_stats", lambda *_: None)
         patch.setattr("torch.cuda.max_memory_allocated", lambda *_: 0)
@@ -380,6 +385,15 @@ class _Autocast(torch.autocast):
         super().__init__("cpu", *args, **kwargs)
 
 
+def _of_pretend_autocast(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A function that reads the state of autocast on a device, by where the numbers are."""
+
+    def read_state(device_type: str = "cuda") -> Any:
+        return read("cpu" if device_type == "cuda" else device_type)
+
+    return read_state
+
+
 class _CountKernels(TorchDispatchMode):
     def __init__(self, audit: PretendCuda) -> None:
         super().__init__()
@@ -390,6 +404,8 @@ class _CountKernels(TorchDispatchMode):
             name = func.name().partition("::")[2].partition(".")[0]
             if not func.is_view and name not in WITHOUT_KERNEL:
                 self.audit.kernels[self.audit.phase] += 1
+            if name == "_to_copy" and isinstance(args[0], nn.Parameter):
+                self.audit.weight_casts[self.audit.phase] += 1
         return func(*args, **(kwargs or {}))
 
 
