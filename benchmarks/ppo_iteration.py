@@ -2,6 +2,7 @@
 
     python -m benchmarks.ppo_iteration --peer_python runs/peer_trl/bin/python
     python -m benchmarks.ppo_iteration --precisions '[fp32,bf16-mixed]'
+    python -m benchmarks.ppo_iteration --kernels '[plain,compiled]'
     python -m benchmarks.ppo_iteration --size 135m --peer false
     python -m benchmarks.ppo_iteration --trees '[../before,.]' --peer false --output runs/trees
     python -m benchmarks.ppo_iteration --device cuda --size 1b --precisions '[bf16-true]'
@@ -27,7 +28,7 @@ from benchmarks.speed.comparison import compare_sides, our_sides, peer_side
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
 from benchmarks.speed.report import Labels, default_output
-from benchmarks.speed.workload import SIZES, Mode, Precision, Size, Workload
+from benchmarks.speed.workload import SIZES, Kernels, Mode, Precision, Size, Workload
 
 
 def ppo_iteration(
@@ -45,6 +46,7 @@ def ppo_iteration(
     quiet_cores: float = QUIET_CORES,
     peer: bool = True,
     trees: tuple[str, ...] = (),
+    kernels: tuple[Kernels, ...] = ("plain",),
 ) -> None:
     """Measure all sides in turn, print the tables and write the results.
 
@@ -65,8 +67,10 @@ def ppo_iteration(
         peer: Measure TRL too.
         trees: Source trees of lit_rlhf (clones or worktrees) to measure in turn, each with its own
             `benchmarks.speed.ours`; none for this one.
+        kernels: What runs in the networks of lit_rlhf: each is a side of its own. `compiled` needs
+            a C++ compiler on a CPU, `fused` a GPU.
     """
-    sides = our_sides("benchmarks.speed.ours", trees)
+    sides = our_sides("benchmarks.speed.ours", trees, kernels)
     if peer:
         sides.append(peer_side("benchmarks.speed.peer_trl", peer_python))
     jobs: dict[Labels, Job] = {

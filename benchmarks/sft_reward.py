@@ -20,7 +20,7 @@ from benchmarks.speed.comparison import compare_sides, our_sides, peer_side
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES
 from benchmarks.speed.report import Labels, default_output
-from benchmarks.speed.workload import SIZES, Precision, Size, Workload
+from benchmarks.speed.workload import SIZES, Kernels, Precision, Size, Workload
 
 
 def sft_reward(
@@ -39,6 +39,7 @@ def sft_reward(
     quiet_cores: float = QUIET_CORES,
     peer: bool = True,
     trees: tuple[str, ...] = (),
+    kernels: tuple[Kernels, ...] = ("plain",),
 ) -> None:
     """Measure all sides in turn, print the tables and write the results.
 
@@ -60,8 +61,10 @@ def sft_reward(
         peer: Measure TRL too.
         trees: Source trees of lit_rlhf (clones or worktrees) to measure in turn, each with its own
             `benchmarks.speed.ours_supervised`; none for this one.
+        kernels: What runs in the networks of lit_rlhf: each is a side of its own. `compiled` needs
+            a C++ compiler on a CPU, `fused` a GPU.
     """
-    sides = our_sides("benchmarks.speed.ours_supervised", trees)
+    sides = our_sides("benchmarks.speed.ours_supervised", trees, kernels)
     if peer:
         sides.append(peer_side("benchmarks.speed.peer_supervised", peer_python))
     work = Workload(**SIZES[size])

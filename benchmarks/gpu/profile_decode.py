@@ -1,13 +1,15 @@
 """Profile decoding on a CUDA device: `python -m benchmarks.gpu.profile_decode`.
 
-Prints, with CUDA graphs allowed and refused, the time of a step, its launches, graphs and kernels,
-the share of the time in which the device waits for the host, what captures take, the peak of memory
-beside weights and cache, and the kernels that take most of the device's time. Attention and the
-draw's cumulative sum have their own lines.
+Prints the time of a step for each kind of kernels and number of rows, beside the time that reading
+the weights takes; launches, graphs and kernels of a step; what captures take; the peak of memory
+beside weights and cache; and the kernels that take most of the device's time. Attention and the
+draw's cumulative sum have their own lines. Without CUDA graphs, the device waits for the host
+between kernels. Inside a graph the rest of the time is gaps between kernels, in which it does not.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +18,16 @@ from unittest.mock import patch
 
 import torch
 from jsonargparse import auto_cli
+from peft import TaskType
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.speed.workload import SIZES, Size, Workload, policy_network
-from lit_rlhf.forward import LanguageModel, disable_dropout, optimize_forward
+from benchmarks.speed.job import Job
+from benchmarks.speed.machine import memory_bandwidth
+from benchmarks.speed.ours import model_options
+from benchmarks.speed.workload import SIZES, Kernels, Size, Workload, policy_network
+from lit_rlhf.forward import LanguageModel, disable_dropout
+from lit_rlhf.models.prepare import prepare_model
 from lit_rlhf.rollout import SamplingOptions, generate_responses, graphs
 from lit_rlhf.rollout.decoder import GPU_RELEASE_INTERVAL
 
@@ -53,36 +60,77 @@ class StepProfile(NamedTuple):
 
 
 def profile_decode(
-    device: Literal["cpu", "cuda"] = "cuda", size: Size = "1b", rows: int = 16, steps: int = 32
+    *,
+    device: Literal["cpu", "cuda"] = "cuda",
+    size: Size = "1b",
+    kernels: tuple[Kernels, ...] = ("plain",),
+    rows: tuple[int, ...] = (16,),
+    steps: int = 32,
+    lora_rank: int = 0,
+    without_graphs: bool = True,
 ) -> None:
     """Profile a bfloat16 Llama with random weights.
 
     Args:
         device: `cpu` only tries the script.
         size: The network.
-        rows: Sequences in progress.
+        kernels: What runs in the network, one after the other.
+        rows: Numbers of sequences in progress.
         steps: Steps to measure.
+        lora_rank: Rank of LoRA adapters on all linear layers; 0: none.
+        without_graphs: Profile steps without CUDA graphs too.
     """
     work = Workload(**SIZES[size])
-    with torch.device(device):
-        network = policy_network(work, torch.bfloat16).requires_grad_(False)
-    model = disable_dropout(optimize_forward(network))
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
-    print(f"{size} on {name}, {rows} rows, {steps} steps, torch {torch.__version__}")
-    weights, cache = memory_of(model, work, rows, steps)
-    print(f"weights {weights / 1e9:.2f} GB, keys and values of a rollout {cache / 1e9:.2f} GB")
-    print_profile("graphs allowed", profile_steps(model, work, rows, steps))
-    # a network whose capture failed once decodes without graphs from then on
-    with patch("lit_rlhf.rollout.graphs.capture_graph", side_effect=RuntimeError("to compare")):
-        print_profile("graphs refused", profile_steps(model, work, rows, steps))
+    bandwidth = memory_bandwidth(device)
+    print(f"{size} on {name}, {steps} steps, torch {torch.__version__}, LoRA rank {lora_rank}")
+    for kind in kernels:
+        model = build_network(work, kind, device=device, lora_rank=lora_rank)
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        print(
+            f"\n# {kind}: weights {weights / 1e9:.2f} GB, which are read in "
+            f"{weights / bandwidth * 1e3:.2f} ms at {bandwidth / 1e9:.0f} GB/s"
+        )
+        for n_rows in rows:
+            cache = cache_values(work, n_rows, steps) * model.dtype.itemsize
+            print(f"{n_rows} rows, keys and values of a rollout {cache / 1e9:.2f} GB")
+            start = time.perf_counter()
+            profiled = profile_steps(model, work, n_rows, steps)
+            print_profile(f"{kind}, {n_rows} rows", profiled, weights / bandwidth)
+            print(f"  measured in {time.perf_counter() - start:.0f} s", flush=True)
+        if without_graphs:
+            # a network whose capture failed once decodes without graphs from then on
+            refuse = RuntimeError("to compare")
+            with patch("lit_rlhf.rollout.graphs.capture_graph", side_effect=refuse):
+                profiled = profile_steps(model, work, rows[0], steps)
+            print_profile(f"{kind}, {rows[0]} rows, no graphs", profiled, weights / bandwidth)
+        del model
+        free_memory()
 
 
-def memory_of(model: LanguageModel, work: Workload, rows: int, steps: int) -> tuple[int, int]:
-    """Bytes of the weights, and of the keys and values of the longest rollout."""
+def build_network(
+    work: Workload, kernels: Kernels, *, device: str, lora_rank: int = 0
+) -> LanguageModel:
+    """A bfloat16 language model with random weights, set up as a stage's."""
+    job = Job(work, precision="bf16-true", device=device, kernels=kernels, lora_rank=lora_rank)
+    with torch.device(device):
+        network = policy_network(work, torch.bfloat16)
+    model = prepare_model(network, model_options(job), TaskType.CAUSAL_LM, seed=work.seed)
+    return disable_dropout(model.to(device).requires_grad_(False))
+
+
+def free_memory() -> None:
+    """Give back the memory of networks that are no longer used."""
+    gc.collect()
+    torch.compiler.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def cache_values(work: Workload, rows: int, steps: int) -> int:
+    """Number of keys and values of the longest rollout."""
     capacity = work.prompt_max + N_SHORT + steps + GPU_RELEASE_INTERVAL
-    of_a_token = 2 * work.layers * work.kv_heads * (work.hidden // work.heads)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return weights, rows * capacity * of_a_token * model.dtype.itemsize
+    return rows * capacity * 2 * work.layers * work.kv_heads * (work.hidden // work.heads)
 
 
 def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -> StepProfile:
@@ -130,15 +178,21 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
     )
 
 
-def print_profile(name: str, found: StepProfile) -> None:
-    """Print a profile as a table of kernels below a line for the step."""
+def print_profile(name: str, found: StepProfile, bound: float) -> None:
+    """Print a profile as a table of kernels below a line for the step.
+
+    Args:
+        name: What was profiled.
+        found: The profile.
+        bound: Seconds that reading the weights takes.
+    """
     n_kernels = sum(n for _, n, _ in found.kernels)
     busy = sum(us for _, _, us in found.kernels)
     print(
-        f"\n{name}, {found.graphs:.1f} CUDA graphs a step: {found.seconds * 1e3:.2f} ms, "
-        f"{found.launches:.1f} launches, "
-        f"{n_kernels:.1f} kernels, {busy / 1e3:.2f} ms of the device, which waits for the host in "
-        f"{max(1 - busy / 1e6 / found.seconds, 0):.0%} of the time"
+        f"{name}: {found.seconds * 1e3:.2f} ms a step, {found.seconds / bound:.1f} x the weights; "
+        f"{found.graphs:.1f} CUDA graphs, {found.launches:.1f} launches, {n_kernels:.1f} kernels "
+        f"of {busy / 1e3:.2f} ms; {'gaps' if found.graphs else 'waits for the host'} "
+        f"{max(1 - busy / 1e6 / found.seconds, 0):.0%}"
     )
     print(
         f"  {len(found.captures)} captures in a rollout, {sum(found.captures) * 1e3:.1f} ms; "

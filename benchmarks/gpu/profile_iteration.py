@@ -1,12 +1,15 @@
 """Profile a PPO iteration on a CUDA device: `python -m benchmarks.gpu.profile_iteration`.
 
-Prints, for each phase, its seconds, the time that kernels take, the share of the seconds in which
-the device waits for the host, the kernels, and the peak of memory; then the kernels that take most
-of the device's time. The seconds are those of an iteration without the profiler.
+Prints, for each kind of kernels and each phase, its seconds, the time that kernels take, the share
+of the seconds in which none runs, the number of kernels, the rate of useful operations as a share
+of the fastest `torch.mm`, and the peak of memory; then the kernels that take most of the device's
+time. The seconds are those of an iteration without the profiler. In the rollout, kernels of a CUDA
+graph have gaps between them that are counted as time in which none runs.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +23,22 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.profiler import ProfilerActivity, profile
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.gpu.profile_decode import N_KERNELS, cuda_kernels
+from benchmarks.gpu.profile_decode import N_KERNELS, cuda_kernels, free_memory
+from benchmarks.speed.flops import update_flops
 from benchmarks.speed.job import Job
+from benchmarks.speed.machine import matmul_ceiling
 from benchmarks.speed.ours import build_loader, build_module, build_trainer
-from benchmarks.speed.workload import SIZES, Mode, Precision, Size, Workload, save_networks
+from benchmarks.speed.workload import (
+    SIZES,
+    Kernels,
+    Mode,
+    Precision,
+    Size,
+    Workload,
+    save_networks,
+)
 from experiments.device import device_name
+from lit_rlhf.data import PromptBatch
 from lit_rlhf.modules.phase_timer import PhaseTimer
 
 
@@ -35,12 +49,14 @@ class PhaseProfile(NamedTuple):
         seconds: Its time without the profiler.
         busy: Seconds in which kernels ran.
         kernels: Number of kernels.
+        rate: Useful operations per second.
         peak: Peak memory in GiB.
     """
 
     seconds: float
     busy: float
     kernels: int
+    rate: float
     peak: float
 
 
@@ -49,28 +65,42 @@ class LastIteration(Callback):
 
     Attributes:
         metrics: What the iteration before it logged.
+        operations: Useful operations of that iteration by phase.
         kernels: By phase, the number of each kernel and its microseconds.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.metrics: dict[str, float] = {}
+        self.operations: dict[str, float] = {}
         self.kernels: dict[str, dict[str, tuple[int, float]]] = {}
         # without the operations of the host, whose records take longer than the iteration
         gpu = ProfilerActivity.CUDA
         cpu = ProfilerActivity.CPU
         self.activities = [gpu if job.device == "cuda" else cpu]
 
-    def on_train_batch_start(
+    def on_train_batch_end(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        batch: Any,  # noqa: ANN401  # Lightning's signature
+        outputs: Any,  # noqa: ANN401  # Lightning's signature
+        batch: PromptBatch,
         batch_idx: int,
     ) -> None:
-        """Keep what the iteration before the last logged."""
-        if batch_idx == self.job.steps - 1:
-            self.metrics = {name: float(v) for name, v in trainer.callback_metrics.items()}
+        """Keep what the iteration before the last logged, and count its work."""
+        if batch_idx != self.job.steps - 2:
+            return
+        self.metrics = {name: float(v) for name, v in trainer.callback_metrics.items()}
+        prompts = batch.attention_mask.sum(1).tolist()
+        responses = outputs["response_lengths"].tolist()
+        work = update_flops(self.job.work, prompts, responses)
+        # score is the reward model's forward, estimate those of reference and critic: a third each
+        self.operations = {
+            "rollout": work.rollout,
+            "score": work.score / 3,
+            "estimate": work.score * 2 / 3,
+            "update": work.update,
+        }
 
     @contextmanager
     def profiled(self) -> Iterator[None]:
@@ -98,6 +128,7 @@ class LastIteration(Callback):
                 self.metrics[f"time/{phase}"],
                 sum(us for _, us in kernels.values()) / 1e6,
                 sum(n for n, _ in kernels.values()),
+                self.operations[phase] / self.metrics[f"time/{phase}"],
                 self.metrics[f"memory/{phase}"],
             )
             for phase, kernels in self.kernels.items()
@@ -105,10 +136,15 @@ class LastIteration(Callback):
 
 
 def profile_iteration(
+    *,
     device: Literal["cpu", "cuda"] = "cuda",
     size: Size = "1b",
     precision: Precision = "bf16-mixed",
     mode: Mode = "ragged",
+    kernels: tuple[Kernels, ...] = ("plain",),
+    lora_rank: int = 0,
+    strategy: str | None = None,
+    iterations: int = 4,
 ) -> None:
     """Profile an iteration of networks with random weights.
 
@@ -117,26 +153,69 @@ def profile_iteration(
         size: Networks, batch and lengths.
         precision: Precision of weights and computation.
         mode: `ragged` for responses that end at random, `full` for responses that do not end.
+        kernels: What runs in the networks, one after the other.
+        lora_rank: Rank of the LoRA adapters that are trained; 0: all weights are trained.
+        strategy: Name of the Trainer's strategy, for instance `multi_deepspeed_stage_1`; `None`:
+            one device, without an engine.
+        iterations: Iterations of each kind of kernels, at least 2. The last is profiled, and the
+            one before it is timed.
     """
     disable_progress_bar()  # of saving the networks
     work = Workload(mode=mode, **SIZES[size])
-    with TemporaryDirectory(prefix="profile_") as folder:
-        job = Job(work, folder, precision=precision, device=device, warmup=2, updates=2)
-        save_networks(work, Path(folder), precision, device)
-        last = LastIteration(job)
-        with last.profiled():
-            batches = build_loader(work, job.steps)
-            build_trainer(job, last).fit(build_module(job), train_dataloaders=batches)
+    ceiling = matmul_ceiling(torch.float32 if precision == "fp32" else torch.bfloat16, device)
     print(f"{size}, {mode}, {precision} on {device_name(device)}, torch {torch.__version__}")
+    print(f"LoRA rank {lora_rank}, strategy {strategy}, torch.mm {ceiling / 1e12:.0f} TFLOP/s")
+    with TemporaryDirectory(prefix="profile_") as folder:
+        save_networks(work, Path(folder), precision, device)
+        for kind in kernels:
+            job = Job(
+                work,
+                folder,
+                precision=precision,
+                device=device,
+                kernels=kind,
+                lora_rank=lora_rank,
+                strategy=strategy,
+                warmup=iterations - 2,
+                updates=2,
+            )
+            start = time.perf_counter()
+            last = profile_last_iteration(job)
+            print(f"\n# {kind}: {iterations} iterations in {time.perf_counter() - start:.0f} s")
+            print_phases(last, ceiling)
+            del last
+            free_memory()
+
+
+def profile_last_iteration(job: Job) -> LastIteration:
+    """Train for the job's iterations, and profile the last of them."""
+    last = LastIteration(job)
+    with last.profiled():
+        batches = build_loader(job.work, job.steps)
+        build_trainer(job, last).fit(build_module(job), train_dataloaders=batches)
+    return last
+
+
+def print_phases(last: LastIteration, ceiling: float) -> None:
+    """Print the phases as a table, and below it the kernels that take most of the time.
+
+    Args:
+        last: The profile.
+        ceiling: Operations per second of the fastest `torch.mm`.
+    """
     print(
-        f"{'phase':10} {'seconds':>8} {'kernels take':>13} {'waits':>6} {'kernels':>8} {'GiB':>6}"
+        f"{'phase':10} {'seconds':>8} {'kernels take':>13} {'idle':>6} {'kernels':>8} "
+        f"{'of mm':>6} {'GiB':>6}"
     )
     for phase, found in last.phases().items():
-        waits = max(1 - found.busy / found.seconds, 0)
+        idle = max(1 - found.busy / found.seconds, 0)
         print(
-            f"{phase:10} {found.seconds:8.3f} {found.busy:13.3f} {waits:6.0%} {found.kernels:8} "
-            f"{found.peak:6.1f}"
+            f"{phase:10} {found.seconds:8.3f} {found.busy:13.3f} {idle:6.0%} {found.kernels:8} "
+            f"{found.rate / ceiling:6.0%} {found.peak:6.1f}"
         )
+    seconds = sum(found.seconds for found in last.phases().values())
+    rate = sum(last.operations.values()) / seconds
+    print(f"{'all':10} {seconds:8.3f} {'':13} {'':6} {'':8} {rate / ceiling:6.0%}")
     totals: dict[str, float] = {}
     for kernels in last.kernels.values():
         for name, (_, us) in kernels.items():

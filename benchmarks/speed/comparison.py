@@ -38,7 +38,7 @@ from benchmarks.speed.report import (
     ratios,
     summarize,
 )
-from benchmarks.speed.workload import save_networks
+from benchmarks.speed.workload import Kernels, save_networks
 from lit_rlhf.environment import choose_values
 from lit_rlhf.files import ProgressFile, write_text
 from lit_rlhf.tools.evaluation.output import progress_bar
@@ -59,29 +59,38 @@ class Side:
         module: What its process runs.
         python: Interpreter of its environment.
         tree: Source tree that its process imports from.
+        kernels: What runs in its networks; TRL's are always plain.
     """
 
     name: str
     module: str
     python: str = sys.executable
     tree: Path = ROOT
+    kernels: Kernels = "plain"
 
 
 CEILINGS = Side("ceilings", "benchmarks.speed.ceilings")
 
 
-def our_sides(module: str, trees: Sequence[str] = ()) -> list[Side]:
-    """The sides that run lit_rlhf: this source tree, or the given ones.
+def our_sides(
+    module: str, trees: Sequence[str] = (), kernels: Sequence[Kernels] = ("plain",)
+) -> list[Side]:
+    """The sides that run lit_rlhf: this source tree with each kind of kernels, or other trees.
 
     Args:
         module: What their processes run, each tree its own.
-        trees: Source trees (clones or worktrees of this repository); none for this one.
+        trees: Source trees (clones or worktrees of this repository), which run plain kernels; none
+            for this one.
+        kernels: What runs in the networks of this tree.
 
     Raises:
         ValueError: If a tree does not have the module, or two trees have one name.
     """
     if not trees:
-        return [Side(OURS, module)]
+        return [
+            Side(OURS if kind == "plain" else f"{OURS} {kind}", module, kernels=kind)
+            for kind in kernels
+        ]
     sides = []
     for tree in (Path(path).resolve() for path in trees):
         if not (tree / (module.replace(".", "/") + ".py")).is_file():
@@ -124,7 +133,7 @@ def run_job(side: Side, job: Job) -> dict[str, Any]:
     """
     folder = Path(job.folder)
     job_file, result = folder / "job.json", folder / "result.json"
-    job.save(job_file)
+    replace(job, kernels=side.kernels).save(job_file)
     # Its own environment has everything but `benchmarks`, which is in the working directory.
     own_packages = side.python != sys.executable
     paths = [] if own_packages else [str(side.tree), str(side.tree / "callbacks")]

@@ -20,7 +20,7 @@ from benchmarks.speed.machine import (
     synchronize,
     versions,
 )
-from benchmarks.speed.workload import Precision, Stage, Workload
+from benchmarks.speed.workload import Kernels, Precision, Stage, Workload
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class Job:
         folder: Folder that `save_networks` wrote the networks to.
         precision: Precision of weights and computation.
         device: `cpu` or `cuda`.
+        kernels: What runs in the networks of lit_rlhf.
+        lora_rank: Rank of the LoRA adapters that lit_rlhf trains; 0: all weights are trained.
+        strategy: Name of the strategy of lit_rlhf's Trainer; `None`: one device, without an engine.
         warmup: Updates before the timed ones. The process's memory still grows in the second.
         updates: Number of timed updates.
         threads: torch's threads on a CPU.
@@ -43,6 +46,9 @@ class Job:
     stage: Stage = "ppo"
     precision: Precision = "fp32"
     device: str = "cpu"
+    kernels: Kernels = "plain"
+    lora_rank: int = 0
+    strategy: str | None = None
     warmup: int = 2
     updates: int = 4
     threads: int = 2

@@ -60,6 +60,16 @@ def build_loader(work: Workload, iterations: int) -> DataLoader[PromptBatch]:
     return DataLoader(cast(Any, batches), batch_size=None, collate_fn=lambda batch: batch)
 
 
+def model_options(job: Job) -> ModelOptions:
+    """Options of the job's networks."""
+    return ModelOptions(
+        dtype="bfloat16" if job.precision == "bf16-true" else "float32",
+        lora_rank=job.lora_rank,
+        fused_kernels=job.kernels in ("fused", "both"),
+        torch_compile="inductor" if job.kernels in ("compiled", "both") else None,
+    )
+
+
 class UnsavedPPO(PPOModule):
     """Writes no finished model, which takes longer than an update of a billion weights."""
 
@@ -75,7 +85,7 @@ def build_module(job: Job) -> PPOModule:
         {str(folder / "reward"): 1.0},
         # of its own, as a stage does not replace a folder that another version has saved
         output_dir=str(folder / f"trained_{os.getpid()}"),
-        network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
+        network=model_options(job),
         sampling=SamplingOptions(max_new_tokens=work.response),
         # on a CPU no accumulation, as TRL has none; on CUDA what the module does by default
         minibatches=MinibatchOptions(
@@ -135,10 +145,11 @@ class LeftOnDevice(SingleDeviceStrategy):
 
 def build_trainer(job: Job, callback: Callback) -> Trainer:
     """Build a Trainer for one pass over the data that logs, shows and saves nothing."""
+    one_device = LeftOnDevice("cuda:0" if job.device == "cuda" else "cpu")
     return Trainer(
         max_epochs=1,
         accelerator="gpu" if job.device == "cuda" else "cpu",
-        strategy=LeftOnDevice("cuda:0" if job.device == "cuda" else "cpu"),
+        strategy=job.strategy or one_device,
         devices=1,
         callbacks=[callback],
         logger=False,

@@ -16,10 +16,9 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch.utils.data import DataLoader
 
 from benchmarks.speed.job import Job, Laps
-from benchmarks.speed.ours import PACKAGES, build_trainer
+from benchmarks.speed.ours import PACKAGES, build_trainer, model_options
 from benchmarks.speed.workload import PAD, completions, prompts
 from lit_rlhf.data import PreferenceBatch, TokenBatch, TokenExample, collate_tokens
-from lit_rlhf.models import ModelOptions
 from lit_rlhf.modules import OptimizerOptions, RewardModule, SFTModule
 
 COMMON: dict[str, Any] = {"optimizer": OptimizerOptions(1e-5, lr_scheduler="constant")}
@@ -78,7 +77,7 @@ def run(job: Job) -> Laps:
         str(Path(job.folder) / "policy"),
         # another one each time, as a stage does not replace a folder that another version has saved
         output_dir=str(Path(job.folder) / f"trained_{os.getpid()}"),
-        network=ModelOptions(dtype="bfloat16" if job.precision == "bf16-true" else "float32"),
+        network=model_options(job),
         **MODULE_ARGUMENTS[job.stage],
     )
     data = cast(Any, build_batches(job))

@@ -394,11 +394,14 @@ def summary_table(results: Path) -> str:
         seconds = {(r["case"], r["precision"], r["side"]): r["seconds"] for r in result["summary"]}
         what = "PPO, {}" if name.startswith("ppo") else "{}"
         at = " at 135M" if name.endswith("135m") else ""
+        at += ", CPU s of a thread" if result["machine"]["threads"] == 1 else ""
         for ratio in result["ratios"]:
-            case, precision = ratio["case"], ratio["precision"]
-            if precision == ratio["other_precision"]:
-                times = (f"{seconds[case, precision, side]:.2f}" for side in (OURS, PEER))
-                rows.setdefault((what.format(case) + at, precision), {})[machine] = [
+            case, precision, side = ratio["case"], ratio["precision"], ratio["side"]
+            if ratio["other"] == PEER and precision == ratio["other_precision"]:
+                times = (f"{seconds[case, precision, name]:.2f}" for name in (side, PEER))
+                # a side with other kernels than torch's has their name behind its own
+                kind = precision + side.removeprefix(OURS).replace(" ", ", ")
+                rows.setdefault((what.format(case) + at, kind), {})[machine] = [
                     " / ".join(times),
                     f"{ratio['speed']:.2f}",
                     f"{ratio['memory']:.2f}",

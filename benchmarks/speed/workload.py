@@ -29,6 +29,9 @@ NEVER = -30.0  # logit of a token that is not to be sampled
 Mode = Literal["ragged", "full"]
 Stage = Literal["ppo", "sft", "reward"]
 Precision = Literal["fp32", "bf16-mixed", "bf16-true"]
+Kernels = Literal["plain", "fused", "compiled", "both"]
+"""What runs in the networks of lit_rlhf: torch's own kernels (`plain`), liger-kernel's where it has
+them (`fused`), decoder layers under torch.compile (`compiled`), or `both`."""
 DTYPES = {"fp32": torch.float32, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}
 """Type of the weights. `bf16-mixed` keeps them in float32 and computes in bfloat16."""
 
@@ -71,8 +74,16 @@ class Workload:
     seed: int = 1
 
 
-Size = Literal["tiny", "5m", "135m", "1b", "3b", "7b"]
-SIZES: dict[Size, dict[str, int]] = {
+Size = Literal["tiny", "5m", "135m", "1b", "1b-long", "3b", "7b"]
+_1B: dict[str, Any] = {
+    "hidden": 2048,
+    "layers": 16,
+    "heads": 32,
+    "kv_heads": 8,
+    "intermediate": 8192,
+    "vocab": 32768,
+}
+SIZES: dict[Size, dict[str, Any]] = {
     "tiny": {
         **{"batch": 8, "minibatch": 4, "response": 8, "prompt_min": 2, "prompt_max": 6},
         **{"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 48, "vocab": 64},
@@ -82,13 +93,13 @@ SIZES: dict[Size, dict[str, int]] = {
         **{"batch": 16, "minibatch": 8, "hidden": 576, "layers": 30, "heads": 9, "kv_heads": 3},
         **{"intermediate": 1536, "vocab": 49152},
     },
-    "1b": {
-        "hidden": 2048,
-        "layers": 16,
-        "heads": 32,
-        "kv_heads": 8,
-        "intermediate": 8192,
-        "vocab": 32768,
+    "1b": _1B,
+    "1b-long": {
+        **_1B,
+        "prompt_min": 64,
+        "prompt_max": 192,
+        "response": 512,
+        "eos_probability": 1 / 300,
     },
     "3b": {
         "hidden": 3072,
@@ -110,7 +121,8 @@ SIZES: dict[Size, dict[str, int]] = {
 """Differences from the defaults of `Workload`: `tiny` to try a script in seconds, `5m` for a CPU,
 `135m` with SmolLM2-135M's shape (163 million weights, as its output layer is not tied here), whose
 iteration takes less than a minute and 12 GiB on two cores, `1b` and `3b` with the shapes of Llama
-3.2's two smaller models and a smaller vocabulary, and `7b` with LLaMA 7B's."""
+3.2's two smaller models and a smaller vocabulary, and `7b` with LLaMA 7B's. `1b-long` is `1b` with
+longer prompts and with responses of about 246 tokens, 512 at most."""
 
 
 def llama_config(work: Workload, **changes: Any) -> LlamaConfig:
