@@ -7,7 +7,7 @@ slots, `n` sequences in progress, `C` capacity of a slot in tokens, `K` key-valu
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -537,25 +537,30 @@ def _only_linear_layers_multiply(model: nn.Module) -> bool:
     )
 
 
+class _CastLinear(nn.Linear):
+    """A linear layer whose weights have the dtype that it multiplies in."""
+
+    def forward(self, input: Tensor) -> Tensor:  # the name that nn.Linear gave it
+        """`nn.Linear.forward`, of an input in any dtype."""
+        return functional.linear(input.to(self.weight.dtype), self.weight, self.bias)
+
+
 @contextmanager
 def _cast_linear_layers(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Let linear layers multiply in `dtype` inside the context; all else keeps its dtype."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    for layer in layers:
-        # parameters, whose sizes torch.compile takes as fixed
-        weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)
-        bias = None
-        if layer.bias is not None:
-            bias = nn.Parameter(layer.bias.to(dtype), requires_grad=False)
-        # on the instance, because an embedding may share the weight
-        forward = partial(_multiply, weight=weight, bias=bias)
-        layer.forward = forward  # type: ignore[method-assign]
+    kinds = [type(layer) for layer in layers]
+    # an embedding that shares the weight keeps its own
+    parameters = [dict(layer.named_parameters(recurse=False)) for layer in layers]
+    for layer, own in zip(layers, parameters, strict=True):
+        for name, weight in own.items():
+            setattr(layer, name, nn.Parameter(weight.to(dtype), requires_grad=False))
+        # torch.compile compiles once for a class, but anew for each layer with a forward of its own
+        layer.__class__ = _CastLinear
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
-
-
-def _multiply(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return functional.linear(states.to(weight.dtype), weight, bias)
+        for layer, kind, own in zip(layers, kinds, parameters, strict=True):
+            layer.__class__ = kind
+            for name, weight in own.items():
+                setattr(layer, name, weight)

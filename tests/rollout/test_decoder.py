@@ -170,6 +170,8 @@ def test_decoding_with_cast_weights_samples_what_autocast_samples(
 ) -> None:
     model, (ids, mask) = optimized_causal_lm(family), make_prompts()
     options = SamplingOptions(max_new_tokens=12, top_p=0.9)
+    kinds = [type(module) for module in model.modules()]
+    parameters = [id(parameter) for parameter in model.parameters()]
     autocast_in_layers: list[bool] = []
     model.get_output_embeddings().register_forward_hook(
         lambda *_: autocast_in_layers.append(torch.is_autocast_enabled("cpu"))
@@ -189,7 +191,8 @@ def test_decoding_with_cast_weights_samples_what_autocast_samples(
     # the products are equal to the bit: both multiply bfloat16 weights in the same kernel
     assert torch.equal(rollouts.sampler_logprobs, expected.sampler_logprobs)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert [type(module) for module in model.modules()] == kinds
+    assert [id(parameter) for parameter in model.parameters()] == parameters
 
 
 def test_the_cache_is_freed_with_the_rollout() -> None:
