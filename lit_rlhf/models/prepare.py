@@ -34,6 +34,14 @@ from lit_rlhf.models.config import ModelOptions
 _LIGER_LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 """Arguments of liger-kernel that replace a model's own loss, which nothing here computes."""
 
+MAX_GRAPHS = 64
+"""Graphs that torch.compile may make of one function before it runs it uncompiled.
+
+torch allows 8. But it counts by code, not by module: the layers of all networks of a stage share
+the graphs of their class, and need different ones for prompts, decoding steps, scoring, training
+and activations that are computed again, with and without adapters.
+"""
+
 
 def prepare_model(
     model: PreTrainedModel, options: ModelOptions, task: TaskType, *, seed: int, role: str = ""
@@ -63,14 +71,25 @@ def prepare_model(
         check_choice(
             "torch_compile", options.torch_compile, torch.compiler.list_backends(exclude_tags=())
         )
-        # Layers of one kind share what is compiled for the first of them, for sequences of any
-        # length. A trunk would be compiled with all of its layers.
-        for layer in decoder_layers(trunk_of(prepared)):
-            layer.compile(dynamic=True, backend=options.torch_compile)
+        _compile_layers(prepared, options.torch_compile)
         # compiled layers do not take over what lower layers gave in the rollout
         plan = replace(forward_plan(prepared), lower_layers=0)
         setattr(unwrap_model(prepared), PLAN_ATTRIBUTE, plan)
     return prepared
+
+
+def _compile_layers(model: LanguageModel, backend: str) -> None:
+    """Compile each decoder layer at its first call, for sequences of any length."""
+    # Layers of one kind share what is compiled for the first of them. A trunk would be compiled
+    # with all of its layers.
+    arguments: dict[str, Any] = {"dynamic": True, "backend": backend}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch 2.13
+        arguments["recompile_limit"] = MAX_GRAPHS
+    else:
+        limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
+        torch._dynamo.config.recompile_limit = limit
+    for layer in decoder_layers(trunk_of(model)):
+        layer.compile(**arguments)
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:

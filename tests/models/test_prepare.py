@@ -16,6 +16,7 @@ from transformers.models.llama import modeling_llama
 
 from lit_rlhf.forward import hidden_states, sequence_scores, target_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
+from lit_rlhf.models.prepare import MAX_GRAPHS
 from lit_rlhf.models.saving import merged_state_dict, save_model_folder
 from lit_rlhf.rollout import SamplingOptions, generate_responses
 from tests.support.adapters import IDS, LORA, MASK, logits, perturb_trained_weights
@@ -138,7 +139,12 @@ def test_layers_are_compiled_after_the_comparison(
 
     monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "compile", compile_module)
     model = load_causal_lm(folder, ModelOptions(torch_compile="inductor"))
-    assert calls == [{"dynamic": True, "backend": "inductor"}] * model.config.num_hidden_layers
+    assert len(calls) == model.config.num_hidden_layers
+    for arguments in calls:
+        assert (arguments["dynamic"], arguments["backend"]) == (True, "inductor")
+        # torch before 2.13 has one limit for all
+        limit = arguments.get("recompile_limit", torch._dynamo.config.recompile_limit)
+        assert limit == MAX_GRAPHS
 
 
 def test_compiled_layers_do_not_decode_on_a_cpu(folder: Path) -> None:

@@ -1,0 +1,62 @@
+"""Compiled layers in a PPO run. They are compiled in its first iteration, and not again."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lit_rlhf.modules import PPOModule
+from lit_rlhf.rollout import decoder
+from tests.support.stages import fitted, ppo_options, prompts
+
+ADAPTED = {"lora_rank": 2, "gradient_checkpointing": True}
+
+
+class CountGraphs(Callback):
+    """Counts the graphs that torch.compile has made up to the end of each iteration."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountGraphs]:
+    """Layers that are compiled for decoding too, as on a GPU, and an error where torch gives up."""
+    monkeypatch.setattr(decoder, "_without_compiled_layers", nullcontext)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield CountGraphs()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("network", [{}, ADAPTED], ids=["plain", "adapters"])
+def test_later_iterations_compile_nothing(
+    root: Path,
+    tmp_path: Path,
+    network: dict[str, Any],
+    precision: str,
+    counted: CountGraphs,
+) -> None:
+    options = ppo_options(
+        root,
+        network={"torch_compile": "eager", **network},
+        # a response that ends before the others leaves a number of rows that was not met before
+        sampling={"min_new_tokens": 6},
+        minibatches={"micro_batch_size": 2, "ppo_epochs": 1},
+    )
+    data = prompts(root, batch_size=4)
+    fitted(
+        PPOModule(**options), data, tmp_path, max_epochs=2, precision=precision, callbacks=[counted]
+    )
+    first, *later = counted.counts
+    assert first > 0
+    assert later == [first] * 3
