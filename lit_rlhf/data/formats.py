@@ -141,7 +141,7 @@ def detect_format(row: Row, kind: RecordKind, columns: Collection[str] = ()) -> 
         return "text"
     known = "".join(f"\n  {name}: {fields}" for name, fields in FORMATS.items())
     raise row.error(
-        "", "no known format has these fields", f"{sorted(keys)}; known formats:{known}"
+        "no known format has these fields", detail=f"{sorted(keys)}; known formats:{known}"
     )
 
 
@@ -184,7 +184,7 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
         row.check_text("text", text)
         return [TextRecord(text, row.source, row.location)]
     if format == "text":
-        raise row.error("text", f"plain text has no {kind} in it")
+        raise row.error(f"plain text has no {kind} in it", field="text")
     if kind == "prompt":
         # A prompt needs no answer, so an error in one must not cost the prompt.
         bad = {"rejected", *(name for name in _RESPONSE_FIELDS if row.get(name) == [])}
@@ -207,7 +207,9 @@ def _check_supported(row: Row, kind: RecordKind) -> None:
         value = row.get(name)
         # some files hold JSON in a string
         if isinstance(value, list | Mapping | str) and value and value not in ("[]", "{}"):
-            raise row.error(name, f"{name} are not supported", "drop the field to go on without")
+            raise row.error(
+                f"{name} are not supported", field=name, detail="drop the field to go on without"
+            )
     if kind != "demonstration":
         return
     for field in ("messages", "conversations"):
@@ -215,7 +217,7 @@ def _check_supported(row: Row, kind: RecordKind) -> None:
         for turn in turns if isinstance(turns, list) else ():
             if isinstance(turn, Mapping) and turn.get("weight") == 0:
                 raise row.error(
-                    f"{field}.weight", "turns that are not trained on are not supported"
+                    "turns that are not trained on are not supported", field=f"{field}.weight"
                 )
 
 
@@ -323,7 +325,7 @@ def _split_response(turns: _Turns) -> _Answered:
 def _read_hh_turns(row: Row, field: str) -> _Turns:
     turns = split_dialogue(row.read_string(field))
     if turns is None:
-        raise row.error(field, "the dialogue does not start with '\\n\\nHuman:'")
+        raise row.error("the dialogue does not start with '\\n\\nHuman:'", field=field)
     return turns
 
 
@@ -335,7 +337,7 @@ def _read_text_turns(row: Row, field: str) -> _Turns:
     """Read a list of strings: turns that begin with their speaker's marker, or alternate."""
     texts = row.get(field)
     if not _is_text_list(texts):
-        raise row.error(field, "not a list of strings", type(texts).__name__)
+        raise row.error("not a list of strings", field=field, detail=type(texts).__name__)
     markers = [next((m for m in _SPEAKERS if text.startswith(m)), None) for text in texts]
     if None in markers:
         return tuple(
@@ -367,7 +369,7 @@ def _read_prompt(row: Row, field: str) -> _Turns:
 def _join_instruction(row: Row, instruction: str, extra: Any, field: str) -> _Turns:  # noqa: ANN401
     """Make a prompt of an instruction and the input that follows it."""
     if extra is not None and not isinstance(extra, str):
-        raise row.error(field, "not a string", type(extra).__name__)
+        raise row.error("not a string", field=field, detail=type(extra).__name__)
     text = f"{instruction}\n\n{extra}" if extra and extra.strip() else instruction
     return (Message("user", text),)
 
@@ -389,7 +391,7 @@ def _add_history(row: Row, turns: _Turns) -> _Turns:
         _is_text_list(pair) and len(pair) == 2 for pair in history
     )
     if not is_pairs:
-        raise row.error("history", "not a list of pairs, each a question and its answer")
+        raise row.error("not a list of pairs, each a question and its answer", field="history")
     n_system = int(turns[0].role == "system")
     earlier = [
         message
@@ -413,7 +415,7 @@ def _read_response(row: Row, prompt: _Turns, field: str) -> _Answered:
     if isinstance(value, Mapping):
         message = row.read_turn(value, field)
         if message.role != "assistant":
-            raise row.error(field, "not an assistant turn")
+            raise row.error("not an assistant turn", field=field)
         value = message.content
     return _Answered(prompt, value)
 
@@ -466,7 +468,7 @@ def _parse_pairs(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     chosen = _read_response(row, stem, "chosen")
     rejected = _read_response(row, stem, "rejected")
     if not chosen.prompt:
-        raise row.error("prompt", "missing")
+        raise row.error("missing", field="prompt")
     yield _Parts(
         prompt=chosen.prompt,
         prompt_field=field,
@@ -515,7 +517,7 @@ def _parse_comparison(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     choice = row.get(choice_field)
     preferred = comparison.preferred.get(choice) if isinstance(choice, int) else None
     if preferred is None:
-        raise row.error(choice_field, "neither response is preferred", repr(choice))
+        raise row.error("neither response is preferred", field=choice_field, detail=repr(choice))
     yield _Parts(
         prompt=prompt,
         prompt_field=comparison.prompt,
@@ -530,7 +532,7 @@ def _parse_comparison(row: Row, kind: RecordKind) -> Iterator[_Parts]:
 def _read_summaries(row: Row) -> list[Any]:
     summaries = row.get("summaries")
     if not isinstance(summaries, list) or len(summaries) != 2:
-        raise row.error("summaries", "not a list of two summaries")
+        raise row.error("not a list of two summaries", field="summaries")
     return [summary.get("text") if isinstance(summary, Mapping) else None for summary in summaries]
 
 
@@ -538,7 +540,7 @@ def _read_summary_prompt(row: Row) -> str:
     """The text to summarize, laid out as in the data of Stiennon et al. (arXiv 2009.01325)."""
     info = row.get("info")
     if not isinstance(info, Mapping):
-        raise row.error("info", "not an object", type(info).__name__)
+        raise row.error("not an object", field="info", detail=type(info).__name__)
     if info.get("post") is None:
         return f"{replace(row, fields=info).read_string('article')}\n\nTL;DR:"
     post = replace(row, fields=info).read_string("post")
@@ -553,7 +555,7 @@ def _parse_multiple_choice(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     if options is None:
         options = [row.get(letter) for letter in letters if row.get(letter) is not None]
     if not isinstance(options, list) or not 2 <= len(options) <= len(letters):
-        raise row.error("options", f"not a list of 2 to {len(letters)} options")
+        raise row.error(f"not a list of 2 to {len(letters)} options", field="options")
     lines = [f"{letter}. {option}" for letter, option in zip(letters, options, strict=False)]
     prompt = _add_system(row, (Message("user", "\n".join([row.read_string("question"), *lines])),))
     answer = row.get("answer")
@@ -565,7 +567,9 @@ def _parse_multiple_choice(row: Row, kind: RecordKind) -> Iterator[_Parts]:
         index = letters.find(answer.strip()) if len(answer.strip()) == 1 else -1
     # bool is a subclass of int, but True is not the index of an option
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(options):
-        raise row.error("answer", "not the letter or the index of an option", repr(answer))
+        raise row.error(
+            "not the letter or the index of an option", field="answer", detail=repr(answer)
+        )
     yield _Parts(
         prompt=prompt,
         prompt_field="question",
@@ -578,10 +582,10 @@ def _parse_instances(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     instruction = row.read_string("instruction")
     instances = row.get("instances")
     if not isinstance(instances, list) or not instances:
-        raise row.error("instances", "not a list of at least one instance")
+        raise row.error("not a list of at least one instance", field="instances")
     for instance in instances:
         if not isinstance(instance, Mapping):
-            raise row.error("instances", "an instance is not an object")
+            raise row.error("an instance is not an object", field="instances")
         prompt = _join_instruction(row, instruction, instance.get("input"), "instances.input")
         yield _Parts(
             prompt=_add_system(row, prompt),
@@ -623,9 +627,9 @@ def _make_record(row: Row, kind: RecordKind, parts: _Parts) -> Record:
         return DemonstrationRecord(messages, row.source, row.location)
     rejected = _check_response(row, parts.rejected, field="rejected", missing_field="rejected")
     if parts.rejected_prompt is not None and parts.rejected_prompt != prompt:
-        raise row.error("rejected", "chosen and rejected have different prompts")
+        raise row.error("chosen and rejected have different prompts", field="rejected")
     if response.strip() == rejected.strip():
-        raise row.error("rejected", "chosen and rejected are equal")
+        raise row.error("chosen and rejected are equal", field="rejected")
     return PreferenceRecord(
         prompt=prompt,
         chosen=response,
@@ -640,33 +644,33 @@ def _check_prompt(row: Row, prompt: _Turns, field: str, answered: bool) -> None:
     turns = prompt[1:] if prompt and prompt[0].role == "system" else prompt
     for message in prompt:
         if not message.content.strip():
-            raise row.error(field, f"empty {_speaker(message.role)} turn")
+            raise row.error(f"empty {_speaker(message.role)} turn", field=field)
         row.check_text(field, message.content)
     for turn, message in enumerate(turns):
         if message.role == "system":
-            raise row.error(field, "a system turn after the first turn")
+            raise row.error("a system turn after the first turn", field=field)
         before = turns[turn - 1].role if turn else "assistant"
         if message.role == before:
             if turn == 0:
-                raise row.error(field, "the dialogue starts with an assistant turn")
-            raise row.error(field, f"two {_speaker(before)} turns in a row")
+                raise row.error("the dialogue starts with an assistant turn", field=field)
+            raise row.error(f"two {_speaker(before)} turns in a row", field=field)
     if not turns:
-        raise row.error(field, "no human turn")
+        raise row.error("no human turn", field=field)
     if turns[-1].role == "assistant":
         if answered:  # this is the last but one of the dialogue's turns
-            raise row.error(field, "two assistant turns in a row")
-        raise row.error(field, "the prompt ends with an assistant turn")
+            raise row.error("two assistant turns in a row", field=field)
+        raise row.error("the prompt ends with an assistant turn", field=field)
 
 
 def _check_response(row: Row, value: Any, *, field: str, missing_field: str) -> str:  # noqa: ANN401
     """Check a response, and raise the error of its field, or of the field that it should have."""
     if value is None:
         has = f"the row has {', '.join(row.fields)}"
-        raise row.error(missing_field, "missing, or no assistant turn at the end", has)
+        raise row.error("missing, or no assistant turn at the end", field=missing_field, detail=has)
     if not isinstance(value, str):
-        raise row.error(field, "not a string", type(value).__name__)
+        raise row.error("not a string", field=field, detail=type(value).__name__)
     if not value.strip():
-        raise row.error(field, "empty assistant turn")
+        raise row.error("empty assistant turn", field=field)
     row.check_text(field, value)
     return value
 
@@ -678,7 +682,7 @@ def _read_margin(row: Row, default: Any) -> float:  # noqa: ANN401 - whatever th
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
     # compared and not passed to `isfinite`, which fails for an integer of 400 digits
     if not is_number or not 0 <= margin <= _LARGEST_MARGIN:
-        raise row.error("margin", "not a number of at least 0", f"{margin!r:.100}")
+        raise row.error("not a number of at least 0", field="margin", detail=f"{margin!r:.100}")
     return float(margin)
 
 

@@ -6,6 +6,7 @@ into typed records. Whatever is wrong on the way is a `RecordError` that names t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 RecordKind = Literal["demonstration", "preference", "prompt", "text", "ptx"]
@@ -54,10 +55,12 @@ class RecordError(ValueError):
         reason: What is wrong, in words that do not depend on the row; bad records are counted by
             their reason.
         field: The field that is wrong, `""` if the record as a whole is.
-        detail: What is particular to this row, for instance the value that was found.
+        detail: What is particular to this row, for instance the value.
     """
 
-    def __init__(self, location: Location, reason: str, field: str = "", detail: str = "") -> None:
+    def __init__(
+        self, location: Location, reason: str, *, field: str = "", detail: str = ""
+    ) -> None:
         self.location = location
         self.reason = reason
         self.field = field
@@ -66,7 +69,8 @@ class RecordError(ValueError):
         super().__init__(f"{where}: {reason}" + (f" ({detail})" if detail else ""))
 
     def __reduce__(self) -> tuple[Any, ...]:  # a worker process may raise it
-        return type(self), (self.location, self.reason, self.field, self.detail)
+        make = partial(type(self), field=self.field, detail=self.detail)
+        return make, (self.location, self.reason)
 
     @property
     def file(self) -> str:
@@ -110,15 +114,15 @@ class Row:
         """The value of a field, None if the row does not have it."""
         return self.fields.get(field)
 
-    def error(self, field: str, reason: str, detail: str = "") -> RecordError:
-        """Make the error of a field of this row, to be raised by the caller.
+    def error(self, reason: str, *, field: str = "", detail: str = "") -> RecordError:
+        """Make an error about this row, to be raised by the caller.
 
         Args:
-            field: The field that is wrong, `""` if the row as a whole is.
             reason: What is wrong, in words that do not depend on the row.
-            detail: What is particular to this row.
+            field: The field that is wrong, `""` if the row as a whole is.
+            detail: What is particular to this row, for instance the value.
         """
-        return RecordError(self.location, reason, field, detail)
+        return RecordError(self.location, reason, field=field, detail=detail)
 
     def find_field(self, *names: str) -> str:
         """The first of several names of a field that the row has, or the first of all."""
@@ -128,11 +132,11 @@ class Row:
         """Read a field that has to be a string with more than whitespace, or raise its error."""
         value = self.get(field)
         if value is None:
-            raise self.error(field, "missing")
+            raise self.error("missing", field=field)
         if not isinstance(value, str):
-            raise self.error(field, "not a string", type(value).__name__)
+            raise self.error("not a string", field=field, detail=type(value).__name__)
         if not value.strip():
-            raise self.error(field, "empty")
+            raise self.error("empty", field=field)
         return value
 
     def check_text(self, field: str, text: str) -> None:
@@ -141,29 +145,29 @@ class Row:
             text.encode()
         except UnicodeEncodeError as error:
             detail = f"{text[error.start]!r} at character {error.start + 1}"
-            raise self.error(field, "half of a surrogate pair", detail) from error
+            raise self.error("half of a surrogate pair", field=field, detail=detail) from error
 
     def read_turns(self, field: str) -> tuple[Message, ...]:
         """Read a field that must be a list of at least one turn, or raise its error.
 
-        A system turn without text says nothing and is left out, as an empty field `system` is.
+        A system turn without text says nothing and is left out, like an empty field `system`.
         """
         value = self.get(field)
         if not isinstance(value, list):
-            raise self.error(field, "not a list of turns", type(value).__name__)
+            raise self.error("not a list of turns", field=field, detail=type(value).__name__)
         if not value:
-            raise self.error(field, "empty")
+            raise self.error("empty", field=field)
         turns = tuple(self.read_turn(turn, field) for turn in value)
         if turns[0].role == "system" and not turns[0].content.strip():
             turns = turns[1:]
         if not turns:
-            raise self.error(field, "empty")
+            raise self.error("empty", field=field)
         return turns
 
     def read_turn(self, turn: Any, field: str) -> Message:  # noqa: ANN401 - whatever the file holds
         """Read a turn, `{role, content}`, `{role, text}` or `{from, value}`, or raise its error."""
         if not isinstance(turn, Mapping):
-            raise self.error(field, "a turn is not an object", type(turn).__name__)
+            raise self.error("a turn is not an object", field=field, detail=type(turn).__name__)
         role_key = "from" if "from" in turn else "role"
         content_key = "value" if "from" in turn else "content"
         if content_key not in turn and "text" in turn:
@@ -172,16 +176,20 @@ class Row:
         content = turn.get(content_key)
         if turn.get("tool_calls") or (isinstance(role, str) and role.lower() in _TOOL_ROLES):
             named = "tool_calls" if turn.get("tool_calls") else role_key
-            raise self.error(f"{field}.{named}", "calls of tools are not supported", repr(role))
+            raise self.error(
+                "calls of tools are not supported", field=f"{field}.{named}", detail=repr(role)
+            )
         if not isinstance(role, str) or role.lower() not in _ROLES:
-            raise self.error(f"{field}.{role_key}", "unknown role", repr(role))
+            raise self.error("unknown role", field=f"{field}.{role_key}", detail=repr(role))
         if isinstance(content, list):
             content = self._join_parts(content, f"{field}.{content_key}")
         if not isinstance(content, str):
             if content is not None:
-                raise self.error(f"{field}.{content_key}", "not a string", type(content).__name__)
+                raise self.error(
+                    "not a string", field=f"{field}.{content_key}", detail=type(content).__name__
+                )
             if _ROLES[role.lower()] == "user":
-                raise self.error(f"{field}.{content_key}", "missing")
+                raise self.error("missing", field=f"{field}.{content_key}")
             # a prompt needs no answer, and where one is needed the empty turn is refused
             content = ""
         return Message(_ROLES[role.lower()], content)
@@ -192,7 +200,9 @@ class Row:
         for part in parts:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             if kind != "text" or not isinstance(part.get("text"), str):
-                raise self.error(field, "a part is not a text", f"a part of type {kind!r}")
+                raise self.error(
+                    "a part is not a text", field=field, detail=f"a part of type {kind!r}"
+                )
             texts.append(part["text"])
         return "".join(texts)
 

@@ -162,7 +162,7 @@ class DataSource:
             if missing and unchecked:
                 # raised and not counted: a misspelt name would make every record a bad one
                 reason = "the first record does not have this field, which `columns` names"
-                raise row.error(missing[0], reason, f"it has {sorted(row.fields)}")
+                raise row.error(reason, field=missing[0], detail=f"it has {sorted(row.fields)}")
             unchecked = False
             own_names = set(columns.values())
             fields = {name: value for name, value in row.fields.items() if name not in own_names}
@@ -182,7 +182,7 @@ class DataSource:
                 mapped = function(dict(row.fields))
             except Exception as error:  # whatever the function raises
                 detail = f"{type(error).__name__}: {error}"
-                yield row.error("", f"{path} failed", detail)
+                yield row.error(f"{path} failed", detail=detail)
                 continue
             for fields in [mapped] if isinstance(mapped, Mapping) else mapped or ():
                 yield replace(row, fields=fields)

@@ -125,14 +125,14 @@ def _parse_line(row: Row | RecordError) -> ResponseLine:
         raise row
     response = row.get("response")
     if not isinstance(response, str):
-        raise row.error("response", "missing" if response is None else "not a string")
+        raise row.error("missing" if response is None else "not a string", field="response")
     # without the other fields, where the parser would look for a prompt if this one is missing
     prompt_row = replace(row, fields={"prompt": row.get("prompt")})
     (record,) = parse_row(prompt_row, "prompt", "prompt")
     assert isinstance(record, PromptRecord)  # for mypy: the kind that was asked for
     policy = row.get("policy") if "policy" in row.fields else row.source.split(".")[0]
     if not isinstance(policy, str) or not policy:
-        raise row.error("policy", "not a name", repr(policy))
+        raise row.error("not a name", field="policy", detail=repr(policy))
     return ResponseLine(
         policy=policy, prompt=record.prompt, response=response, location=row.location
     )

@@ -48,7 +48,7 @@ def read_questions(path: str) -> BenchQuestions:
         right = _read_texts(row, "chosen")
         wrong = _read_texts(row, "rejected")
         if set(right) & set(wrong):
-            raise row.error("rejected", "a text that is chosen, too")
+            raise row.error("a text that is chosen, too", field="rejected")
         pairs += [
             {"prompt": prompt, "chosen": chosen, "rejected": rejected, "question": len(subsets)}
             for chosen in right
@@ -63,7 +63,7 @@ def _read_texts(row: Row, field: str) -> list[str]:
     texts = [texts] if isinstance(texts, str) else texts
     is_list = isinstance(texts, list) and bool(texts)
     if not is_list or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise row.error(field, "not a text or a list of texts", repr(texts)[:80])
+        raise row.error("not a text or a list of texts", field=field, detail=repr(texts)[:80])
     return texts
 
 

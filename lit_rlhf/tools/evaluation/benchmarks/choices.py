@@ -61,14 +61,16 @@ def _parse_question(row: Row) -> dict[str, Any]:
     question = row.read_string("question")
     choices = row.get("choices")
     if choices is None:
-        raise row.error("choices", "missing", "expected a list of two or more texts")
+        raise row.error("missing", field="choices", detail="expected a list of two or more texts")
     if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
-        raise row.error("choices", "not a list of texts", repr(choices)[:80])
+        raise row.error("not a list of texts", field="choices", detail=repr(choices)[:80])
     if not 2 <= len(choices) <= len(LETTERS):
-        raise row.error("choices", f"not 2 to {len(LETTERS)} of them", str(len(choices)))
+        raise row.error(
+            f"not 2 to {len(LETTERS)} of them", field="choices", detail=str(len(choices))
+        )
     subject = row.get("subject")
     if not isinstance(subject, str | None):
-        raise row.error("subject", "not a string", type(subject).__name__)
+        raise row.error("not a string", field="subject", detail=type(subject).__name__)
     lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, choices, strict=False)]
     end = "答案：" if _CHINESE.search(question) else "Answer:"  # which the model continues
     return {
@@ -82,15 +84,15 @@ def _parse_question(row: Row) -> dict[str, Any]:
 def _parse_answer(row: Row, n_choices: int) -> int:
     answer = row.get("answer")
     if answer is None:
-        raise row.error("answer", "missing", "expected a letter, or an index from 0")
+        raise row.error("missing", field="answer", detail="expected a letter, or an index from 0")
     if isinstance(answer, str) and answer.strip().upper() in tuple(LETTERS):
         answer = LETTERS.index(answer.strip().upper())
     # bool is a subclass of int, and `true` in JSON is not an index
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < n_choices:
         raise row.error(
-            "answer",
             "not one of the choices",
-            f"expected a letter up to {LETTERS[n_choices - 1]} or an index from 0 to "
+            field="answer",
+            detail=f"expected a letter up to {LETTERS[n_choices - 1]} or an index from 0 to "
             f"{n_choices - 1}, got {answer!r}",
         )
     return answer

@@ -235,7 +235,7 @@ def read_strengths(path: str) -> list[dict[str, Any]]:
         (record,) = parse_row(row, "pairs", "preference")
         assert isinstance(record, PreferenceRecord)  # for mypy: the kind that was asked for
         if not isinstance(row.get("strength"), float):
-            raise row.error("strength", "not a number of `lit_rlhf reward strength`")
+            raise row.error("not a number of `lit_rlhf reward strength`", field="strength")
         rows.append(
             {
                 "source": record.source,
