@@ -6,12 +6,25 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.names import find_names
 from lit_callbacks.runs import EmptyLogError, Run, read_run
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
+
+
+class JudgedStep(NamedTuple):
+    """A logged step and the verdict on it.
+
+    Attributes:
+        step: Its x value in the log.
+        verdict: The verdict.
+    """
+
+    step: int
+    verdict: Verdict
 
 
 def read_logged_steps(log: str | Path) -> dict[int, dict[str, float]]:
@@ -36,7 +49,7 @@ def replay_steps(
     steps: Mapping[int, Mapping[str, float]],
     monitors: Sequence[Monitor] | None = None,
     votes: int = 2,
-) -> list[tuple[int, Verdict]]:
+) -> list[JudgedStep]:
     """Judge logged steps as `CollapseDetector` judges them during the run.
 
     Steps without any watched metric are skipped. A monitor of a tensor needs the metrics that a
@@ -49,19 +62,19 @@ def replay_steps(
         votes: Number of different signals that make a collapse, at least 1.
 
     Returns:
-        Each judged step and its verdict.
+        The steps that were judged, in order.
 
     Raises:
         ValueError: If a metric of a given monitor is in no step.
     """
     watch = Watch(monitors, votes)
-    replayed = []
+    replayed: list[JudgedStep] = []
     for step, scalars in steps.items():
         non_finite = tuple(key for key, value in scalars.items() if not math.isfinite(value))
         metrics = StepMetrics(scalars, {}, non_finite)
         if any(m.keys and not m.optional and m.can_read(metrics) for m in watch.monitors):
             watch.observe(metrics)
-            replayed.append((step, watch.judge()))
+            replayed.append(JudgedStep(step, watch.judge()))
     unread = {m.key for m in watch.monitors if m.keys and not m.optional and not m.steps}
     if unread and (monitors is not None or not replayed):
         logged = {key for scalars in steps.values() for key in scalars}
@@ -74,7 +87,7 @@ def replay_steps(
 
 def replay_run(
     log: str, monitors: Sequence[Monitor] | None = None, votes: int = 2
-) -> list[tuple[int, Verdict]]:
+) -> list[JudgedStep]:
     """Judge a log as `CollapseDetector` judges a run, see `replay_steps`.
 
     Args:
@@ -83,7 +96,7 @@ def replay_run(
         votes: Number of different signals that make a collapse, at least 1.
 
     Returns:
-        Each judged step and its verdict.
+        The steps that were judged, in order.
     """
     return replay_steps(read_logged_steps(log), monitors, votes)
 

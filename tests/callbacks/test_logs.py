@@ -224,19 +224,19 @@ def detected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watch]:
 
 def test_replay_repeats_the_detector(detected: tuple[Path, Watch]) -> None:
     folder, watch = detected
-    replayed = [(step, v.level, v.sentence) for step, v in replay_run(str(folder), monitors())]
-    assert [step for step, _, _ in replayed] == [*range(1, STEPS + 1)]
-    assert {level for _, level, _ in replayed} == {0, 1, 2}
+    replayed = replay_run(str(folder), monitors())
+    assert [judged.step for judged in replayed] == [*range(1, STEPS + 1)]
+    assert {judged.verdict.level for judged in replayed} == {0, 1, 2}
     # TensorBoard keeps 32 bits of a number; sentences show three digits
-    assert replayed == [(v.step, v.level, v.sentence) for v in watch.verdicts]
+    assert [judged.verdict for judged in replayed] == watch.verdicts
 
 
 def test_other_votes_give_another_verdict(detected: tuple[Path, Watch]) -> None:
     folder, _ = detected
 
     def first(votes: int) -> int:
-        verdicts = replay_run(str(folder), monitors(), votes)
-        return next(step for step, verdict in verdicts if verdict.level is Level.COLLAPSED)
+        replayed = replay_run(str(folder), monitors(), votes)
+        return next(j.step for j in replayed if j.verdict.level is Level.COLLAPSED)
 
     # by hand: rewards are beyond their threshold from 17 on, KL from 20 on, length from 21 on, and
     # each votes at the second step beyond it; KL is needed in any case
@@ -253,4 +253,4 @@ def test_a_metric_that_was_not_logged_is_named(detected: tuple[Path, Watch]) -> 
 def test_default_monitors_take_what_a_log_has() -> None:
     step = {"rollout/kl": 1.0, "rollout/response_length": 50.0}
     replayed = replay_steps(dict.fromkeys(range(3), step))
-    assert [verdict.level for _, verdict in replayed] == [Level.HEALTHY] * 3
+    assert [judged.verdict.level for judged in replayed] == [Level.HEALTHY] * 3
