@@ -118,7 +118,7 @@ def encode_part(
     if entry is not None and (cached := _open_entry(entry)) is not None:
         return cached
     source = read()
-    # All parts of a split are cached, or none: else everything would be read for a small one.
+    # Cache all parts of a split or none: a small part that is not cached would have all read again.
     n_read = sum(counts.kept.total() for counts in source.read_counts.values())
     if entry is not None and n_read >= MIN_CACHED_RECORDS and _are_storable(source.records):
         try:
@@ -364,7 +364,9 @@ def _encode_in_processes(
     encode: RecordEncoder,
     on_bad_record: OnBadRecord,
 ) -> DataCounts:
-    """Encode shares of the records into a file each, in a process for each share of many records.
+    """Encode equal shares of the records, each into a file, with a worker process for each share.
+
+    Few records are a single share, which this process encodes.
 
     Returns:
         What encoding left out of all records.
@@ -421,7 +423,7 @@ def _encode_share(
     end = len(records) * (share + 1) // n_shares
     file = folder / f"rows_{str(share).zfill(len(str(n_shares)))}.arrow"
     schema = pa.schema(_TYPES[_example_type(records[0])])
-    # the shares are equal, so the first tells how far all are
+    # the shares are equal, so the progress of the first stands for all
     bar = datasets.utils.tqdm(
         desc=f"Encoding {part}", total=len(records), unit=" records", disable=share > 0
     )

@@ -212,10 +212,10 @@ class DialogueEncoder:
     def encode_text(self, text: str, block: int | None = None) -> list[TokenExample]:
         """Encode a plain document into consecutive blocks.
 
-        They are trained on everywhere but at the first position. The document ends with the EOS
-        token, and begins with the BOS token if the contract says so. A last block of one token is
-        left out, since nothing would predict its token. The text of a special token is encoded as
-        ordinary text and counted with the first block.
+        Every token of a block but the first is a target. The document ends with the EOS token, and
+        begins with the BOS token if the contract says so. A last block of one token is left out,
+        since nothing would predict its token. The text of a special token is encoded as ordinary
+        text and counted with the first block.
 
         Args:
             text: The document.
@@ -427,8 +427,8 @@ class DialogueEncoder:
         rendered = self.render_prompt(history)
         before = _REASONING_START.sub("", rendered)
         start = len(before)
-        # what a response starts with, such as the channel of gpt-oss; earlier turns may
-        # lack it, as with reasoning models
+        # what a response starts with, such as the channel of gpt-oss; templates of reasoning
+        # models leave it out of earlier turns
         head = self._response_text(history, rendered, content).partition(content)[0]
         answer = re.match(f"(?:{re.escape(head)})?{_BEFORE_ANSWER}", text[start:])
         end = start + (answer.end() if answer else 0) + len(content)
@@ -472,7 +472,7 @@ class _Span(NamedTuple):
 
 
 def _drop_turns(messages: tuple[Message, ...]) -> list[tuple[Message, ...]]:
-    """All ways to shorten a dialogue, from long to short.
+    """List all ways to shorten a dialogue, from the longest result to the shortest.
 
     The oldest human turn goes with its answer, then the next one, and at last the system turn.
     """
@@ -526,7 +526,7 @@ def encode_records(
 
 
 def encode_prompts(prompts: Sequence[str], encoder: DialogueEncoder) -> PromptBatch:
-    """Render and tokenize prompts that were given as plain texts, as for `parse_prompts`."""
+    """Parse plain texts as prompts, see `parse_prompts`, and encode them with `encoder`."""
     examples = []
     for index, record in enumerate(parse_prompts(prompts)):
         try:

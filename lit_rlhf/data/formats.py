@@ -224,8 +224,8 @@ def _check_supported(row: Row, kind: RecordKind) -> None:
 def count_unused_parts(row: Row, kind: RecordKind) -> dict[str, int]:
     """Count the parts of a row's turns that its records leave out, by name.
 
-    These are the reasoning of an assistant's turns in a field of its own. Prompts have no use for
-    it: templates drop it from earlier turns.
+    The only such part is the reasoning that an assistant's turn has in a separate field. Prompts
+    have no use for it: templates drop it from earlier turns.
     """
     counts: dict[str, int] = {}
     if kind == "prompt":
@@ -282,7 +282,7 @@ def split_dialogue(text: str) -> _Turns | None:
 
 
 class _Parts(NamedTuple):
-    """Unchecked parts of a row, as a parser finds them; None for a part that is missing.
+    """The parts that a parser finds in a row, unchecked; None for a missing part.
 
     Attributes:
         prompt: The turns before the response.

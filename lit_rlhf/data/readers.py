@@ -37,8 +37,8 @@ _LONGEST_CELL = 2**31 - 1  # the largest that every platform takes; the default 
 def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
     """Read the rows of a local file in order, or the error in place of one that cannot be parsed.
 
-    The suffix says what it is. Blank lines are skipped but counted. A text file is one
-    row with the field `text`.
+    The suffix of `path` decides how it is read, and `source` is the rows' data source. Blank lines
+    are skipped but counted. A text file is one row with the field `text`.
     """
     if not Path(path).is_file():
         raise RecordError(Location(path), "no such file")
@@ -58,7 +58,7 @@ def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
             elif lower.endswith(CSV_SUFFIXES):
                 yield from _read_csv(file, path, source)
             elif _starts_array(file, of_objects=lower.endswith(LINE_SUFFIXES)):
-                # the location of an element is its number, as with the rows of a dataset
+                # elements are numbered like the rows of a dataset
                 values = _parse_json(_decode_all(file, path), Location(path), "broken JSON array")
                 for number, value in enumerate(values, start=1):
                     yield _make_row(value, Location(path, number), source)

@@ -33,10 +33,9 @@ class DataSource:
             `.parquet` or `.arrow`), a folder of such files or of `Dataset.save_to_disk`, or the id
             of a dataset on the Hugging Face hub. In Python also the rows themselves: a
             `datasets.Dataset`, or a list of dicts.
-        weight: How often the training records of this source are used per epoch, as a multiple of
-            their number: each record `floor(weight)` times, and a random subset once more to reach
-            the fraction (2.5 of 100 records: 250, half of them three times). Validation and test
-            records are not weighted.
+        weight: How often each training record is used per epoch, above 0: `floor(weight)` times,
+            and a random subset once more to reach the fraction (2.5 of 100 records: 250, half of
+            them three times). Validation and test records are not weighted.
         name: Name of the source in metrics; default: the file name without suffixes, or the id;
             `rows` for rows.
         format: The record format (see docs/data.md), or `"auto"` to detect it from the
@@ -119,9 +118,9 @@ class DataSource:
     def content_hash(self) -> str | None:
         """Hash of the rows that `read_rows` yields, apart from `columns`, in hexadecimal digits.
 
-        Files are hashed byte by byte. Other rows are read, and with `map` they are hashed as the
-        function returns them: no hash would cover all that a function uses. It is `None` for rows
-        that can be read once only, or not be hashed.
+        Files are hashed byte by byte. Other rows are read, and with `map` the results of the
+        function are hashed: no hash would cover all that a function uses. `None` for rows that can
+        be read only once, or cannot be hashed.
         """
         if not isinstance(self.path, str | list | tuple | datasets.Dataset):
             return None
@@ -253,7 +252,7 @@ def _load_source(
     limit: int | None,
     counts: DataCounts,
 ) -> list[Record]:
-    """Read all records of one source, and count what is not among them."""
+    """Read all records of one source, and count what is left out."""
     format: str = source.format
     records: list[Record] = []
     first_error: RecordError | None = None

@@ -60,7 +60,7 @@ CHAT_TEMPLATES: dict[str, str] = {
 
 
 def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer by default begins every text with its BOS token, as GPT-2's does not."""
+    """Whether a tokenizer begins every text with its BOS token by default; GPT-2's does not."""
     ids: list[int] = tokenizer("a")["input_ids"]
     return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
 

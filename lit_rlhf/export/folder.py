@@ -79,7 +79,7 @@ def load_folder_model(
     has_tokenizer = (path / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(path if has_tokenizer else base or config_source, trust_remote_code)
     lm_head = read_lm_head(path) if scalar else None
-    # a card of several heads says nothing true of their mean
+    # the folder's card describes several heads, and not their mean
     averaged = scalar and not has_adapters and count_heads(read_config(path, options)) > 1
     card = path / "README.md"
     return ExportableModel(

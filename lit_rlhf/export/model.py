@@ -171,7 +171,7 @@ def _check_same_start(
 
 
 def _architecture(exported: ExportableModel) -> list[Any]:
-    """What weights of the same shapes may be used for in other ways."""
+    """Settings that change what weights of the same shapes compute."""
     config: Any = unwrap_model(exported.model).config.get_text_config()
     names = ("model_type", "tie_word_embeddings", "num_attention_heads", "rope_parameters")
     return [getattr(config, name, None) for name in names]

@@ -32,7 +32,7 @@ class FolderLocks:
         self._held: list[BaseFileLock] = []
 
     def acquire(self, folders: Iterable[Path]) -> None:
-        """Lock folders or free names, all or none; warn of a file system without locks."""
+        """Lock all folders or none; they need not exist. Warns of a file system without locks."""
         for path, folder in {lock_path(folder): folder for folder in folders}.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             # not per thread: the lock may be released in another thread

@@ -46,7 +46,7 @@ def manifest_path(path: str | Path) -> Path:
 def read_manifest(path: str | Path, strict: bool = False) -> dict[str, Any]:
     """Read the manifest of a folder or file; empty if there is none, or one of another program.
 
-    If it is to be compared with its files (`strict`), one that is no JSON is a ValueError.
+    With `strict`, a manifest that is not JSON is a ValueError: its files are to be compared.
     """
     file = manifest_path(path)
     try:
@@ -77,7 +77,10 @@ def listed_files(path: Path, strict: bool = False) -> dict[str, list[Any]]:
 
 
 def hash_files(folder: Path) -> dict[str, list[Any]]:
-    """Size and SHA-256 of a file, or of all in a folder but its manifest; nothing for the rest."""
+    """Size and SHA-256 by name, of a file or of all files in a folder but its manifest.
+
+    What is neither a file nor a folder, such as a broken link, gets an empty list.
+    """
     if folder.is_file():
         return {folder.name: _size_and_hash(folder)}
     entries: dict[str, list[Any]] = {}

@@ -61,8 +61,8 @@ class ProgressFile:
     the context ends without an error, because the output is complete then. A damaged file, or a
     file of a command with other settings, is refused.
 
-    `settings` are all that the batches depend on, as JSON types; without an `output`, nothing is
-    kept.
+    `settings` is everything that the batches depend on, as JSON types. Without an `output`, nothing
+    is kept.
     """
 
     def __init__(self, output: str | Path | None, settings: Mapping[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 Section 4 of *Secrets of RLHF in Large Language Models Part II* (arXiv 2401.06080). With J the
 `difference_loss` of pairs of a policy's responses, which need no labels, a step takes the gradient
-of the usual loss at theta' = theta + rate * grad J(theta), and applies it to theta. To the first
-order in the rate, it so prefers ways to lower the loss that raise J.
+of the usual loss at theta' = theta + rate * grad J(theta), and applies it to theta. To first order
+in the rate, it prefers ways to lower the loss that also raise J.
 """
 
 from collections.abc import Callable, Iterable, Iterator

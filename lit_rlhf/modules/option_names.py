@@ -1,4 +1,4 @@
-"""Names of a module's options, which are its arguments and the fields of those in groups."""
+"""Names of a module's options: its arguments, and the fields of arguments that are groups."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ def check_names(cls: type, names: Iterable[str]) -> None:
 
 
 def option_names(cls: type) -> list[str]:
-    """Names of the options of a module's class; those in groups have dotted names."""
+    """Names of the options of a module's class; options in groups have dotted names."""
     groups = option_groups(cls)
     names = [p.name for p in _parameters(cls) if p.kind is not p.VAR_KEYWORD]
     return [
@@ -76,7 +76,7 @@ def plain_arguments(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dotted_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain arguments of a module in one level, with dotted names for those in groups."""
+    """Plain arguments of a module in one level, with dotted names for options in groups."""
     shown: dict[str, Any] = {}
     for name, value in arguments.items():
         if name == "_instantiator":  # LightningCLI's, for `load_from_checkpoint`

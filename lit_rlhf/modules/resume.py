@@ -66,7 +66,7 @@ class Change(Enum):
 REMARKS: dict[str, dict[str, str]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text("utf-8")
 )
-"""Why or from when a change has its consequence: by consequence, and by names of settings."""
+"""Why, or from when, a change has its consequence, by consequence and by names of settings."""
 
 CHANGES = {
     name: Change[change.upper()]
@@ -401,7 +401,7 @@ def fill_buffers(module: nn.Module, saved: dict[str, Any]) -> dict[str, Any]:
 def apply_optimizer_settings(
     network: TrainedNetwork, configured: ConfiguredOptimizer, fields: set[str]
 ) -> None:
-    """Set what is configured, after a checkpoint's state has replaced it.
+    """Set configured values again, after a checkpoint's state has replaced them.
 
     The schedule stays at its position. Peak learning rates that a callback has lowered are kept
     unless `learning_rate` has changed.

@@ -45,8 +45,8 @@ class ComparedPairs(NamedTuple):
     Attributes:
         metrics: Share of the pairs in the means of a step, by key, 0-dim; they add up over
             micro-batches.
-        differences: Scores (the heads' means) of the chosen less the rejected responses, `[B]`,
-            without a graph.
+        differences: Score of the chosen response minus the score of the rejected one, each a mean
+            over the heads, `[B]`, without a graph.
     """
 
     metrics: dict[str, Tensor]
@@ -59,8 +59,8 @@ class RewardModule(StageModule):
     The loss is the pairwise loss (Eq. 1) plus `lm_coef` times the language-model loss of the chosen
     responses, which keeps the trunk a language model. The score is read at the last token.
 
-    Several `heads` are an ensemble on one trunk. Prompts are in as many folds, and each head does
-    not learn from the pairs of another one. The pairwise loss is the mean over the heads' pairs.
+    Several `heads` are an ensemble on one trunk. Prompts are divided into as many folds, and each
+    head skips the pairs of one fold. The pairwise loss is the mean over the heads' pairs.
 
     Args:
         model_path: Folder or hub id of a causal language model, usually the SFT model.
@@ -80,8 +80,8 @@ class RewardModule(StageModule):
         network: How the network is loaded.
         max_skipped_in_a_row: Number of updates in a row, skipped because a number is not finite, at
             which training stops.
-        heads: Number of scalar heads, whose mean is the score. A reward model to go on with has as
-            many; with 1 its heads become their mean.
+        heads: Number of scalar heads, whose mean is the score. A reward model to continue from
+            must have as many; with 1, its heads are averaged.
         meta_rate: The rate eta of MetaRM with the pairs of `data.meta_sources`, by which weights
             are moved before the loss is computed, see `lit_rlhf.modules.meta_rm`; 0 is off.
     """
@@ -164,7 +164,7 @@ class RewardModule(StageModule):
         )
         hidden = hidden_states(self.model, ids, mask)
         chosen_scores, rejected_scores = scores_from_hidden(self.model, hidden, mask).chunk(2)
-        # as many heads learn from each pair, so that a share of the pairs is one of their losses
+        # every pair has equally many learning heads, so means of micro-batches weigh by pairs
         share = n_rows / pairs
         learning = learning_heads(chosen, self.heads) if self.heads > 1 else None
         pairwise = pairwise_reward_loss(

@@ -18,7 +18,7 @@ from lit_rlhf.modules.run_state import RunState
 class RunFolders(Callback):
     """Locks the folders that a run writes to, until it ends, and has the finished model saved.
 
-    A callback, since a LightningModule does not hear of exceptions.
+    It is a callback, because a LightningModule is not told of exceptions.
 
     Attributes:
         hashes: Hashes of the models that the run starts from, by names for their card.

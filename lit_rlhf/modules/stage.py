@@ -90,7 +90,7 @@ class StageModule(FixedDtypeBuffers, RunState):
         super().__init__()
         check_model_path(model_path)  # before a model is taken for a hyper-parameter
         # Collects the arguments of the subclass too: it looks through the calling constructors.
-        # Those are left out that may be models, which it would copy.
+        # Arguments that may be models are left out: it would copy them.
         self.save_hyperparameters(ignore=self.object_arguments)
         # Checkpoints hold plain data, so that they are read with `weights_only=True`.
         self.save_hyperparameters(plain_arguments(type(self), self.hparams))
@@ -376,7 +376,7 @@ class StageModule(FixedDtypeBuffers, RunState):
 
 
 def gather_state(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """A state dict with all numbers of sharded weights, on rank 0; others have part of it only."""
+    """Gather a state dict with whole weights on rank 0; the other ranks get only part of it."""
     whole: dict[str, Tensor] = {}
     for name, tensor in state.items():
         full = full_tensor(tensor)
@@ -384,7 +384,7 @@ def gather_state(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, T
             whole[name] = full
     for name, source in getattr(network, "all_tied_weights_keys", {}).items():
         if name in whole and source in whole:
-            whole[name] = whole[source]  # which saving finds to be one
+            whole[name] = whole[source]  # one tensor, so that saving sees the tie
     return whole
 
 
@@ -415,7 +415,7 @@ def _check_lightning_tools(module: LightningModule) -> None:
 def _check_trained_weights(optimizer: Optimizer, names: Mapping[int, str]) -> None:
     """Refuse float16 weights, and warn of bfloat16 ones, that an optimizer steps without masters.
 
-    `names` are the parameters' by their `id`.
+    `names` has the name of each parameter by its `id`.
     """
     n_movable = 0
     n_weights = 0

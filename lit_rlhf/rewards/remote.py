@@ -21,7 +21,7 @@ from lit_rlhf.time_limit import call_with_timeout
 
 TOO_MANY_REQUESTS = 429
 MAX_BODY = 2**24  # bytes of a response, hundreds of thousands of scores
-OF_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
+TRANSFER_HEADERS = ("content-encoding", "content-length", "transfer-encoding")
 LARGEST_SCORE = torch.finfo(torch.float32).max
 
 VARIABLE = re.compile(r"\$[A-Za-z_]\w*")
@@ -119,7 +119,7 @@ class LimitedClient(httpx2.Client):
                     raise httpx2.ReadTimeout("the time is up", request=request)
         finally:
             response.close()
-        headers = {k: v for k, v in response.headers.items() if k.lower() not in OF_TRANSFER}
+        headers = {k: v for k, v in response.headers.items() if k.lower() not in TRANSFER_HEADERS}
         return httpx2.Response(
             response.status_code, headers=headers, content=bytes(body), request=request
         )
@@ -138,7 +138,7 @@ class RemoteScorer:
         url: URL of the service, http or https. It may begin with `user:$VARIABLE@`, which sends the
             password in that environment variable (HTTP Basic); parameters of its query may be
             `name=$VARIABLE`, and parts of its path `$VARIABLE`. A password or token itself is
-            refused, as configurations, checkpoints and model cards hold the URL.
+            refused, because configurations, checkpoints and model cards contain the URL.
         batch_size: Most responses per request.
         timeout: Seconds that an attempt may take, from connecting to the end of the answer.
         retries: Further attempts after the first.

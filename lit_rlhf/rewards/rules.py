@@ -236,7 +236,7 @@ class SentimentRule:
 
 
 def _read_answers(field: str, value: Any, prompt: str) -> list[str]:  # noqa: ANN401  # as in the data
-    """The answers in a field, as text; an empty one would be in every response."""
+    """Read the answers in a field as text; refuse empty ones, which every response contains."""
     values = value if isinstance(value, list | tuple) else [value]
     answers = [str(answer) for answer in values if answer is not None]
     if not answers or not all(answer.strip() for answer in answers):

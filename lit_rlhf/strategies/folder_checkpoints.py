@@ -1,7 +1,7 @@
 """Checkpoint folders of the strategies that partition weights and optimizers over ranks.
 
-A folder has the same content whichever strategy wrote it, so that one resumes from another's, and
-from the single files of Lightning's own strategies.
+A folder has the same content whichever strategy wrote it. Each strategy therefore resumes from the
+folders of the others, and from the single files of Lightning's own strategies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ class FolderCheckpoints(DDPStrategy):
 
         Args:
             checkpoint: Lightning's content of the checkpoint.
-            filepath: Path of the folder; the one of rank 0 counts.
+            filepath: Path of the folder; rank 0's is used.
             storage_options: Not supported: has to be `None`.
         """
         if storage_options is not None:
@@ -257,7 +257,7 @@ def keys_in_shards(layouts: Mapping[str, EngineLayout]) -> set[str]:
 
 
 def full_tensor(value: Any) -> Any:  # noqa: ANN401  # of a state dict
-    """A DTensor's numbers of all ranks, in CPU memory; anything else as it is."""
+    """Gather a DTensor from all ranks into CPU memory; return anything else unchanged."""
     if not isinstance(value, DTensor):
         return value
     with torch.no_grad():

@@ -11,8 +11,8 @@ Under each of them gradients are averaged over ranks and never divided by the nu
 steps. A rank's loss is therefore its sum over tokens divided by (global token count / number of
 ranks).
 
-Under DDP the average is taken in `clipped_step`, of the network that steps. An engine reduces in
-every backward, so that every rank must call `backward` equally often between two steps.
+Under DDP, `clipped_step` averages the gradients of the network that steps. An engine reduces in
+every backward, so every rank must call `backward` equally often between two steps.
 """
 
 from collections.abc import Generator, Sequence
@@ -159,9 +159,9 @@ def _network_parameters(optimizer: LightningOptimizer) -> list[Tensor]:
 def average_gradients(parameters: Sequence[Tensor]) -> None:
     """Average the gradients of some parameters over ranks, in place and in large buckets.
 
-    A parameter that no rank has used keeps no gradient; where some ranks have used it, as with the
-    experts of a mixture, the gradient of the others is zero. Gradients that are partitioned over
-    ranks (`DTensor`) are averaged already.
+    A parameter that no rank has used keeps no gradient. If only some ranks have used it, for
+    instance an expert of a mixture, the gradient of the others is zero. Gradients that are
+    partitioned over ranks (`DTensor`) are averaged already.
     """
     if any(isinstance(parameter, DTensor) for parameter in parameters):
         return

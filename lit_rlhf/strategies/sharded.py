@@ -52,8 +52,8 @@ class ShardedStrategy(FolderCheckpoints):
     Trained networks have float32 weights and moments. Under bf16-mixed they are gathered in
     bfloat16, frozen ones are cast to it, and gradients are averaged in float32.
 
-    Checkpoints are folders as `MultiEngineDeepSpeedStrategy` writes them. It, DDP and this strategy
-    resume from each other's with any number of processes.
+    Checkpoints are folders in the format of `MultiEngineDeepSpeedStrategy`. That strategy, DDP and
+    this one resume from each other's checkpoints with any number of processes.
     """
 
     strategy_name = "fsdp2"

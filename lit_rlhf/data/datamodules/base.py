@@ -142,9 +142,9 @@ class RecordDataModule(LightningDataModule, ABC):
         self._encode_parts(None if self.trainer is None else self.trainer.state.fn)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open or encode the parts of a stage, `None` for all, except those that are there already.
+        """Open or encode the parts of a stage that are not open yet; `None` means all parts.
 
-        Networks of the module that is trained have to embed every token.
+        All networks of the trained module have to embed every token.
         """
         self._make_encoder()
         self._encode_parts(stage)
@@ -173,7 +173,7 @@ class RecordDataModule(LightningDataModule, ABC):
     def _count_part(self, part: Part) -> None:
         """Add what a part lost to the counts, and log what was read."""
         encoded = self._encoded[part]
-        # every part of a split tells what was read of all of them
+        # each part of a split has the read counts of all its parts
         for name, counts in encoded.read_counts.items():
             if name not in self._counted:
                 counts.log_read()
