@@ -330,7 +330,7 @@ def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
 
 
 def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], *, shows_values: bool) -> Line2D:
-    """Draw a curve and its moving average, which is the bold line that is returned.
+    """Draw a curve and its moving average as a bold line, and return that line.
 
     Pieces that were undone are dotted, and values that are not finite are gaps with a stroke.
 
@@ -364,7 +364,7 @@ def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], *, shows_valu
 
 
 def _fit_values(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
-    """Choose the scale and the limits of the vertical axis for the finite ones of some values."""
+    """Choose the scale and the limits of the vertical axis for the finite values."""
     finite = [value for value in values if math.isfinite(value)]
     low = min(finite, default=0.0)
     high = max(finite, default=1.0)

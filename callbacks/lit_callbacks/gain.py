@@ -95,7 +95,7 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
     """Explain the rise of the mean score from the first quarter of the steps to the last.
 
     The score is regressed on the properties of the responses, with an intercept for each step, so
-    that a common trend explains nothing. A property explains its worth times its change.
+    that a common trend explains nothing. A property explains its coefficient times its change.
 
     Args:
         samples: Responses with `step`, `response` (a text) and `score`, and perhaps `length` and

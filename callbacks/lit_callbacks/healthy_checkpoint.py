@@ -53,7 +53,7 @@ class HealthyCheckpoint(ModelCheckpoint):
             raise ValueError(f"save_top_k: expected at least 1, got {self.save_top_k}")
         if getattr(self, "save_on_exception", False):  # Lightning 2.4 has no such option
             raise ValueError(
-                "save_on_exception: expected False, as it saves the model in any state, got True"
+                "save_on_exception: expected False, since it saves the model in any state, got True"
             )
         self.bounds = {key: _parse_bounds(key, pair) for key, pair in (bounds or {}).items()}
 

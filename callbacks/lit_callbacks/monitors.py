@@ -118,10 +118,10 @@ class Monitor:
     A threshold is crossed when every condition given for its side holds: `high` (a value) and
     `high_ratio` (a multiple of the baseline), or `low` and `low_ratio`.
 
-    Noise moves a threshold that is given as a ratio: to at least `deviations` standard errors from
-    the baseline, but at most to twice its distance, and a low one at most by 0.9 of the baseline.
-    The noise is the standard error of the mean over the step's responses where their number is
-    known, or the noise that successive readings show if that is more.
+    Noise moves a threshold given as a ratio away from the baseline: to at least `deviations`
+    standard errors, but at most to twice its distance, and a low one at most to a tenth of the
+    baseline. The noise is the standard error of the mean over the step's responses where their
+    number is known, or the noise that successive readings show if that is more.
 
     The level is *collapsed* after `patience` steps in a row beyond a threshold. It is *suspicious*
     after as many steps beyond the fraction `suspicion` of the way from baseline to threshold, or
@@ -511,7 +511,7 @@ class Monitor:
             return f"{self.name} is never above {format_number(high)}: its monitor is dead"
         if self.has_judged and not math.isfinite(low) and not math.isfinite(high):
             baseline = format_number(self.baseline or 0.0)
-            return f"{self.name} has no threshold, as its baseline is {baseline}"
+            return f"{self.name} has no threshold, because its baseline is {baseline}"
         return ""
 
     def sentence(self) -> str:

@@ -9,10 +9,15 @@ from lit_callbacks.runs import Run
 
 
 class Panel(NamedTuple):
-    """One metric on the page: its key, title, unit, and the heading of its group.
+    """One metric on the page.
 
-    With `signed_log` the y axis may be logarithmic on both sides of zero. It does not go below
-    `floor`, however low the values are.
+    Attributes:
+        key: Key of the metric.
+        title: Title of its chart.
+        unit: Unit of its values; empty for none.
+        group: Heading of the group that it belongs to.
+        signed_log: Whether the y axis may be logarithmic on both sides of zero.
+        floor: Lowest value of the y axis, however low the values are; `None` for no limit.
     """
 
     key: str
@@ -48,8 +53,8 @@ _NOT_SHOWN = {"hp_metric", "epoch"}  # Lightning's placeholder and a counter
 def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[Panel]:
     """Choose the panels of a page.
 
-    Without `keys`, they are the known ones that a run logged, and all metrics of a run that logged
-    none of them. If no run logged one of the keys, it is a ValueError.
+    Without `keys`, choose the known metrics that a run logged, and all metrics of a run that logged
+    none of them. A key that no run logged is a ValueError.
     """
     if isinstance(keys, str):
         raise ValueError(f"keys: expected a list of keys, got the string {keys!r}")

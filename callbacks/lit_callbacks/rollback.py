@@ -1,4 +1,4 @@
-"""Actions that keep weights from before a collapse: to leave them, or to train on from there."""
+"""Actions that keep weights from before a collapse, to end with them or to train on from them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ RESPONSES_KEY = "rollout/responses"
 NOT_NEGATIVE = Range(0.0, math.inf)
 SHARE = Range(0.0, 1.0)
 START_READINGS = 3
-"""First readings, from which follows how far the policy was from its reference at the start."""
+"""Number of first readings that tell how far the policy was from its reference at the start."""
 
 
 class KLMonitor(Monitor):
@@ -195,7 +195,7 @@ class TruncationMonitor(ShareMonitor):
 
 
 class EntropyMonitor(Monitor):
-    """Entropy of the policy's next-token distribution, in nats per token: a fall, and a rise."""
+    """Entropy of the next-token distribution in nats per token; watches for a fall and a rise."""
 
     signal = "entropy"
     title = "entropy"
@@ -273,7 +273,7 @@ class EnsembleMonitor(Monitor):
 
 
 class RewardDistributionMonitor(Monitor):
-    """Width of the distribution of one batch's rewards: a rise, and a fall.
+    """Width of the distribution of one batch's rewards; watches for a rise and a fall.
 
     The reading is the standard deviation. A few responses that exploit the reward model make it
     wider (Figure 13 of arXiv 2307.04964: quantiles of -1 and 9 become 0 and 25); rewards that all

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lit_callbacks.monitors import Level, Monitor
 
 LONGER_AND_SURER = {("length", "high"), ("entropy", "low")}
-"""Signals that training on answers that can be checked moves together, without any harm."""
+"""Signals that move together, without harm, when training on answers that can be checked."""
 
 
 class Verdict(NamedTuple):

@@ -57,7 +57,7 @@ def shorten_keys(keys: Sequence[str]) -> list[str]:
 
 
 def shorten_sentence(sentence: str, words: int) -> str:
-    """A sentence in at most so many words; its conclusion, after the last colon, is kept.
+    """Shorten a sentence to at most `words` words; its conclusion, after the last colon, is kept.
 
     Examples:
         >>> shorten_sentence("KL 41 nats is 12x its baseline, length 40: the policy exploits", 9)

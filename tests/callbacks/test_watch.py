@@ -67,7 +67,7 @@ def test_thresholds_are_said_once_when_the_baseline_is_known() -> None:
     [
         (Monitor("x", low=-5.0, high_ratio=2.0), [1.0], "x is never below -5: its monitor is dead"),
         (Monitor("x", low=-5.0, high_ratio=2.0), [-1.0, 9.0, 9.0], ""),
-        (Monitor("x", high_ratio=2.0), [0.0], "x has no threshold, as its baseline is 0"),
+        (Monitor("x", high_ratio=2.0), [0.0], "x has no threshold, because its baseline is 0"),
         (LengthMonitor("x", low=0.0), [9.0], "length is never below 0: its monitor is dead"),
     ],
 )

@@ -20,7 +20,7 @@ LONGEST_SETTING = 24
 CONFIG_FILE = "config.yaml"
 """File that LightningCLI saves in the log folder of a run."""
 PLACES = ("trainer.logger", "trainer.callbacks", "model.init_args.output_dir", "ckpt_path")
-"""Settings that differ between any two runs, are lists of objects, or say that one was resumed."""
+"""Prefixes of settings that the table leaves out: outputs, lists of objects, and what resumes."""
 NONE = "-"
 """Cell of a metric, level or setting that a run does not have."""
 

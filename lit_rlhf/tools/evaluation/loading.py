@@ -77,7 +77,7 @@ def load_shared_encoder(
         if mismatch is not None:
             raise ValueError(
                 f"model {path!r} (here): expected a model that reads text like the first one, "
-                f"{policies[0]!r} (there), as only such models can be compared: {mismatch}"
+                f"{policies[0]!r} (there), because only such models can be compared: {mismatch}"
             )
         encoders.append(encoder)
     return encoders[0]

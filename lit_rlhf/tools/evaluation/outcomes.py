@@ -45,7 +45,7 @@ class Outcomes(NamedTuple):
 
 
 class HeadToHeads(NamedTuple):
-    """Each policy against the baseline, as one reward or one criterion of a judge decides.
+    """Each policy against the baseline, judged by one reward or one criterion.
 
     Attributes:
         judge: Name of the reward or of the criterion.
@@ -75,8 +75,8 @@ class ScoreSummary(NamedTuple):
 def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -> Outcomes:
     """Compute win, tie and lose rates of one policy against another.
 
-    Of `S` samples, the ones at the same place are compared, and a prompt counts as one trial of the
-    intervals.
+    With `S` samples per prompt, samples at the same place are compared, and each prompt counts as
+    one trial of the intervals.
 
     Args:
         scores: Scores of the policy, `[N]` or `[N, S]`, finite.

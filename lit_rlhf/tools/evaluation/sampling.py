@@ -134,7 +134,7 @@ def batch_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     """Divide the positions of sequences into batches of similar length.
 
     The longest sequences come first: if memory does not suffice, the first batch fails. `lengths`
-    are the sequences', in tokens, and each batch but the last has `batch_size` of them.
+    are in tokens, and each batch but the last has `batch_size` sequences.
     """
     check_count("batch_size", batch_size)
     order = sorted(range(len(lengths)), key=lambda position: -lengths[position])

@@ -1,6 +1,6 @@
 """The lab's world: prompts, demonstrations with people's mistakes, and labels of preferences.
 
-A label is a draw from a Bradley-Terry model, of gold differences, declared biases and noise; Eq. 1
+A label is drawn from a Bradley-Terry model of gold differences, declared biases and noise; Eq. 1
 of arXiv 2307.04964 is its likelihood. The biases towards long and polite responses matter little
 among SFT samples, whose lengths and phrases are alike, and dominate outside of that range. A reward
 model that learns them can be exploited.
@@ -39,8 +39,8 @@ class World:
         length_bias: Logit per word by which a response is longer, a flaw of the labellers.
         phrase_bias: Logit per polite phrase that a response has more, another flaw.
         label_noise: Share of labels that are drawn from a fair coin.
-        labels_see_form: Whether labellers see the form of a response (`GoldTerms`), as gold does,
-            or overlook it, as hurried people do.
+        labels_see_form: Whether labellers see the form of a response (`GoldTerms`) like gold, or
+            overlook it like hurried people.
     """
 
     language: Literal["en", "zh", "both"] = "en"

@@ -21,7 +21,7 @@ def read_questions(path: str) -> list[dict[str, Any]]:
     line and the field.
 
     Returns:
-        For each question its `text`, as MMLU and C-Eval ask it, the `letters` that the model
+        For each question its `text` in the form of MMLU and C-Eval, the `letters` that the model
         chooses among, the index of the right one as `answer`, and the `subject`, perhaps empty.
     """
     questions = []
