@@ -201,10 +201,10 @@ class DialogueEncoder:
             # template that drops a part. No model can tell them apart.
             raise EncodingError("chosen and rejected are the same tokens")
         room = min(self._prompt_room(chosen_ids), self._prompt_room(rejected_ids))
-        fitted = self._fit_prompt(history, rendered, room)
+        shared_prompt = self._fit_prompt(history, rendered, room)
         return PreferenceExample(
-            chosen=self._join(fitted, chosen_ids, "last"),
-            rejected=self._join(fitted, rejected_ids, "last"),
+            chosen=self._join(shared_prompt, chosen_ids, "last"),
+            rejected=self._join(shared_prompt, rejected_ids, "last"),
             margin=margin,
             source=source,
         )

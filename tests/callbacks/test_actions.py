@@ -29,7 +29,7 @@ from tests.support.scripted import (
     Counted,
     Scripted,
     batches,
-    fitted,
+    fit_batches,
     script_of,
     trainer,
     watching,
@@ -83,9 +83,9 @@ def test_level_and_cooldown_of_an_action(tmp_path: Path, options: Any, expected:
 @pytest.mark.parametrize("done", [3, 4, 5])
 def test_a_resumed_run_keeps_the_cooldown(tmp_path: Path, done: int) -> None:
     script = script_of([1] * 9)
-    fitted(tmp_path, Scripted(script), 9, watching(Counted(level="suspicious", cooldown=4)))
+    fit_batches(tmp_path, Scripted(script), 9, watching(Counted(level="suspicious", cooldown=4)))
     action = Counted(level="suspicious", cooldown=4)
-    fitted(tmp_path, Scripted(script), 9, watching(action), done=done)
+    fit_batches(tmp_path, Scripted(script), 9, watching(action), done=done)
     assert action.acts == [step for step in (1, 5, 9) if step > done]
 
 
@@ -103,7 +103,7 @@ def test_what_was_done_is_written_under_the_verdict(tmp_path: Path) -> None:
 
 def test_what_ended_a_fit_and_the_weights_before_it_can_be_found(tmp_path: Path) -> None:
     detector = watching(StopTraining(every_n_steps=2))
-    run = fitted(tmp_path, Scripted(script_of([0, 0, 0, 0, 0, 2])), 6, detector)
+    run = fit_batches(tmp_path, Scripted(script_of([0, 0, 0, 0, 0, 2])), 6, detector)
     found = find_collapse(run)
     assert found is not None
     assert found.verdict.level is Level.COLLAPSED
@@ -112,7 +112,7 @@ def test_what_ended_a_fit_and_the_weights_before_it_can_be_found(tmp_path: Path)
     saved = torch.load(tmp_path / "healthy/weights_step=3.ckpt", weights_only=True)
     assert found.checkpoint == tmp_path / "healthy/weights_step=3.ckpt"
     assert "optimizer_states" not in saved
-    healthy = fitted(tmp_path / "2", Scripted(script_of([0, 1])), 2, watching(StopTraining()))
+    healthy = fit_batches(tmp_path / "2", Scripted(script_of([0, 1])), 2, watching(StopTraining()))
     assert find_collapse(healthy) is None
     # a Trainer that keeps no checkpoints
     run = trainer(tmp_path / "3", watching(StopTraining()))
@@ -194,7 +194,7 @@ def test_a_resumed_run_goes_on_with_what_was_set(tmp_path: Path) -> None:
     names = ("beta", "gamma", "kl_coef", "objective.entropy_coef")
     for one, done in ((straight, None), (module, 3)):
         actions = [AdjustCoefficient(name, 2.0) for name in names]
-        fitted(tmp_path, one, 5, watching(*actions), done=done)
+        fit_batches(tmp_path, one, 5, watching(*actions), done=done)
         assert (one.beta, one.hparams["gamma"], one.objective.entropy_coef) == (0.2, 1.0, 1.0)
     # the checkpoint of a batch is older than the module's own hook at its end
     assert float(straight.kl_coef) == 2 * 1.25 + 4
@@ -270,6 +270,6 @@ def test_a_resumed_run_scales_as_an_uninterrupted_one(tmp_path: Path, done: int)
     straight, resumed = (TwoOptimizers([0, 0, 1, 1, 1, 1, 1, 1], "sequence") for _ in range(2))
     for module, start in ((straight, None), (resumed, done)):
         action = AdjustLearningRate(0.5, times=2, cooldown=2)
-        fitted(tmp_path, module, 8, watching(action), done=start)
+        fit_batches(tmp_path, module, 8, watching(action), done=start)
     for rates, expected in zip(resumed.rates, straight.rates[done:], strict=True):
         assert rates == pytest.approx(expected, rel=1e-12)

@@ -39,7 +39,7 @@ from tests.support.scripted import (
     Watch,
     above,
     batches,
-    fitted,
+    fit_batches,
     trainer,
 )
 
@@ -355,7 +355,9 @@ def patient_monitors() -> list[Monitor]:
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Verdict]]:
     """The folder of a run with its checkpoints, and its verdicts."""
     folder, watch = tmp_path_factory.mktemp("uninterrupted"), Watch()
-    fitted(folder, Scripted(LATE), len(LATE["kl"]), CollapseDetector(patient_monitors(), [watch]))
+    fit_batches(
+        folder, Scripted(LATE), len(LATE["kl"]), CollapseDetector(patient_monitors(), [watch])
+    )
     return folder, watch.verdicts
 
 
@@ -367,7 +369,7 @@ def test_verdicts_of_a_resumed_run_are_those_of_a_whole_run(
     assert [v.step for v in verdicts if v.level is Level.COLLAPSED] == [8, 9]
     watch = Watch()
     detector = CollapseDetector(patient_monitors(), [watch])
-    fitted(folder, Scripted(LATE), len(LATE["kl"]), detector, done=done)
+    fit_batches(folder, Scripted(LATE), len(LATE["kl"]), detector, done=done)
     assert watch.verdicts == verdicts[done:]
 
 
@@ -382,7 +384,7 @@ def test_the_last_verdict_is_in_a_checkpoint(uninterrupted: tuple[Path, list[Ver
 def test_early_stopping_ends_a_resumed_run_at_the_same_batch(tmp_path: Path) -> None:
     for done in (None, 6):
         module, stopping = Scripted(LATE), CollapseEarlyStopping(patient_monitors())
-        run = fitted(tmp_path, module, len(LATE["kl"]), stopping, done=done)
+        run = fit_batches(tmp_path, module, len(LATE["kl"]), stopping, done=done)
         assert (run.global_step, module.batches) == (8, 8 - (done or 0))
 
 
@@ -392,12 +394,12 @@ def test_detectors_of_one_run_keep_a_state_each(tmp_path: Path) -> None:
     def detectors() -> list[CollapseDetector]:
         return [CollapseDetector([above(10.0, key)], []) for key in ("kl", "size")]
 
-    fitted(tmp_path, Scripted(script), 4, *detectors())
+    fit_batches(tmp_path, Scripted(script), 4, *detectors())
     state = torch.load(tmp_path / "3.ckpt", weights_only=True)["callbacks"]
     levels = {key: value["level"] for key, value in state.items() if "CollapseDetector" in key}
     assert levels == {f"CollapseDetector(train_batch: {k})": n for k, n in (("kl", 2), ("size", 0))}
     resumed = detectors()
-    fitted(tmp_path, Scripted(script), 4, *resumed, done=3)
+    fit_batches(tmp_path, Scripted(script), 4, *resumed, done=3)
     assert [detector.verdict.level for detector in resumed] == [2, 2]
 
 
@@ -416,11 +418,13 @@ def test_state_keys_differ_by_what_is_watched_and_when() -> None:
 def test_other_actions_start_anew_while_the_monitors_go_on(tmp_path: Path) -> None:
     """So that a run that collapsed can be resumed with an action against it."""
     script = {"kl": [1.0, 1.0, 20.0, 20.0, 20.0]}
-    fitted(tmp_path, Scripted(script), 5, CollapseDetector([above(10.0)], [AdjustLearningRate()]))
+    fit_batches(
+        tmp_path, Scripted(script), 5, CollapseDetector([above(10.0)], [AdjustLearningRate()])
+    )
     actions: list[Action] = [AdjustLearningRate(level="collapsed"), StopTraining()]
     detector = CollapseDetector([above(10.0)], actions)
     told = "checkpoint has the actions AdjustLearningRate, the run has .*, StopTraining"
     with pytest.warns(UserWarning, match=told):
-        run = fitted(tmp_path, Scripted(script), 5, detector, done=3)
+        run = fit_batches(tmp_path, Scripted(script), 5, detector, done=3)
     assert run.global_step == 4
     assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05)

@@ -55,7 +55,9 @@ def checkpoint(folder: Path, **options: Any) -> HealthyCheckpoint:
     return HealthyCheckpoint(**{"dirpath": folder / "best", **defaults, **options})
 
 
-def fitted(folder: Path, module: LightningModule, *callbacks: Callback, **arguments: Any) -> None:
+def fit_module(
+    folder: Path, module: LightningModule, *callbacks: Callback, **arguments: Any
+) -> None:
     ckpt_path = arguments.pop("ckpt_path", None)
     options = {"enable_checkpointing": True, "limit_val_batches": 0, **arguments}
     loaders = [DataLoader(torch.zeros(n)) for n in (len(module.scores), 1)]  # type: ignore[arg-type]
@@ -71,7 +73,7 @@ def kept(folder: Path, module: LightningModule, *others: Callback, **options: An
     """The batch after which the best checkpoint was saved; 0 for none."""
     saver = checkpoint(folder, **options)
     # in front of the others, where Lightning does not leave it
-    fitted(folder, module, saver, *others)
+    fit_module(folder, module, saver, *others)
     return trained_batches(saver.best_model_path) if saver.best_model_path else 0
 
 
@@ -118,9 +120,9 @@ def test_what_a_detector_finds_is_never_the_best(beside: float, level: str, tmp_
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_fit_goes_on_from_its_best(tmp_path: Path) -> None:
     first, resumed = (checkpoint(tmp_path, bounds={"kl": [None, 50.0]}) for _ in range(2))
-    fitted(tmp_path, Scripted(SCORES, KLS), first, Saver(tmp_path))
+    fit_module(tmp_path, Scripted(SCORES, KLS), first, Saver(tmp_path))
     assert first.best_model_score == 3.0
-    fitted(tmp_path, Scripted(SCORES, KLS), resumed, ckpt_path=tmp_path / "3.ckpt")
+    fit_module(tmp_path, Scripted(SCORES, KLS), resumed, ckpt_path=tmp_path / "3.ckpt")
     # the fourth batch is healthy too, but not better
     assert resumed.best_model_score == 3.0
     assert resumed.best_model_path == first.best_model_path
@@ -138,7 +140,7 @@ def test_received_checkpoint_deletes_nothing_outside_its_folder(tmp_path: Path, 
     with pytest.warns(UserWarning, match="The dirpath has changed from None"):
         received.load_state_dict(state)
     assert (received.best_k_models, received.last_model_path) == ({}, "")
-    fitted(tmp_path, Scripted([1.0, 2.0]), received)
+    fit_module(tmp_path, Scripted([1.0, 2.0]), received)
     assert precious.exists()
 
 
@@ -152,7 +154,7 @@ def test_validations_within_an_epoch_save(high: float, best: int, tmp_path: Path
     saver = checkpoint(
         tmp_path, monitor="val/score", bounds={"val/kl": [None, high]}, every_n_train_steps=None
     )
-    fitted(tmp_path, Scripted(SCORES, KLS, manual=True), saver, **WITHIN)
+    fit_module(tmp_path, Scripted(SCORES, KLS, manual=True), saver, **WITHIN)
     assert trained_batches(saver.best_model_path) == best
 
 
@@ -173,7 +175,7 @@ def test_last_is_kept_as_it_is(tmp_path: Path) -> None:
 
 def test_a_linked_last_is_the_best(tmp_path: Path) -> None:
     saver = checkpoint(tmp_path, monitor="val/score", every_n_train_steps=None, save_last="link")
-    fitted(tmp_path, Scripted(SCORES, KLS), saver, **WITHIN)
+    fit_module(tmp_path, Scripted(SCORES, KLS), saver, **WITHIN)
     link = tmp_path / "best" / "last.ckpt"
     assert link.is_symlink()
     assert trained_batches(str(link)) == trained_batches(saver.best_model_path) == 4

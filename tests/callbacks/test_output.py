@@ -62,7 +62,7 @@ class Writer(Callback):
         log_histogram(trainer, "toy/none", [math.nan], step)
 
 
-def fitted(folder: Path, logs_step: bool, logger: Any) -> Writer:
+def fit_writer(folder: Path, logs_step: bool, logger: Any) -> Writer:
     """Fit four batches, which are two steps of the optimizer."""
     writer, module = Writer(), Scripted({}, logs_step=logs_step)
     options = {"logger": logger, "log_every_n_steps": 50, "accumulate_grad_batches": 2}
@@ -73,7 +73,7 @@ def fitted(folder: Path, logs_step: bool, logger: Any) -> Writer:
 @pytest.mark.parametrize(("logs_step", "steps"), [(True, [1, 2, 3, 4]), (False, [0, 1, 1, 2])])
 def test_x_axis_by_module_or_optimizer(logs_step: bool, steps: list[int], tmp_path: Path) -> None:
     board, table = TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path / "table")
-    assert fitted(tmp_path, logs_step, [table, board]).seen == steps
+    assert fit_writer(tmp_path, logs_step, [table, board]).seen == steps
     assert read_texts(tmp_path, "toy/text") == [(step, f"at {step}") for step in steps]
     written = read_events(tmp_path)
     # histograms leave out what TensorBoard cannot draw
@@ -83,7 +83,7 @@ def test_x_axis_by_module_or_optimizer(logs_step: bool, steps: list[int], tmp_pa
     # a logger beside TensorBoard writes too
     other = records(Path(table.log_dir) / "log.jsonl")
     assert [record["step"] for record in other] == steps
-    assert fitted(tmp_path, logs_step, False).seen == steps
+    assert fit_writer(tmp_path, logs_step, False).seen == steps
 
 
 def test_a_mean_just_below_a_step_is_that_step() -> None:

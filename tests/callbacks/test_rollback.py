@@ -24,7 +24,15 @@ from lit_callbacks import (
     Verdict,
 )
 from lit_callbacks.rollback import SavedWeights
-from tests.support.scripted import Scripted, above, batches, fitted, script_of, trainer, watching
+from tests.support.scripted import (
+    Scripted,
+    above,
+    batches,
+    fit_batches,
+    script_of,
+    trainer,
+    watching,
+)
 from tests.support.unpickling import Payload
 
 
@@ -155,7 +163,7 @@ def test_a_name_to_keep_that_there_is_not_is_refused_when_training_starts(tmp_pa
 def test_an_action_that_saves_weights_alone_leaves_its_checkpoints_be(tmp_path: Path) -> None:
     module, snapshots = Trained([0, 0, 0, 1, 0]), Snapshots()
     detector = watching(RollBack(level="suspicious"), StopTraining(every_n_steps=1))
-    fitted(tmp_path, module, 5, detector, snapshots)
+    fit_batches(tmp_path, module, 5, detector, snapshots)
     saved = ["step=1.ckpt", "weights_step=1.ckpt", "weights_step=5.ckpt"]
     assert files(tmp_path / "healthy") == saved
     assert same(snapshots.after[4], snapshots.after[1])
@@ -301,10 +309,10 @@ def test_a_resumed_run_goes_back_to_where_a_whole_one_does(tmp_path: Path, done:
     levels = [0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 0, 2, 0]
     actions = [RollBack(2, every_n_steps=2, folder=str(tmp_path / "own")) for _ in range(2)]
     straight, resumed = Snapshots(), Snapshots()
-    fitted(tmp_path, Trained(levels), 14, watching(actions[0]), straight)
+    fit_batches(tmp_path, Trained(levels), 14, watching(actions[0]), straight)
     assert same(straight.after[6], straight.after[3])
     assert same(straight.after[11], straight.after[8])
-    fitted(tmp_path, Trained(levels), 14, watching(actions[1]), resumed, done=done)
+    fit_batches(tmp_path, Trained(levels), 14, watching(actions[1]), resumed, done=done)
     assert list(resumed.after) == list(range(done + 1, 14))  # the third collapse stops it
     assert all(same(resumed.after[i], straight.after[i]) for i in resumed.after)
     assert (actions[1].done, actions[1].saved) == (2, actions[0].saved)

@@ -66,7 +66,7 @@ def batches() -> DataLoader[Tensor]:
     return DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
 
 
-def fitted(folder: Path, module: Answering, *callbacks: Any, **arguments: Any) -> Answering:
+def fit_answering(folder: Path, module: Answering, *callbacks: Any, **arguments: Any) -> Answering:
     ckpt_path = arguments.pop("ckpt_path", None)
     torch.manual_seed(1)
     random.seed(1)
@@ -89,7 +89,7 @@ def test_training_does_not_notice(tmp_path: Path) -> None:
     states = []
     for callbacks in ([], [SampleTimeline(["hi"], every_n_batches=1)]):
         torch.manual_seed(0)
-        module = fitted(tmp_path, Answering(), *callbacks)
+        module = fit_answering(tmp_path, Answering(), *callbacks)
         states.append({k: v.clone() for k, v in module.state_dict().items()})
         draws = (float(torch.rand(())), random.random(), np.random.rand())  # noqa: NPY002
         states[-1]["draws"] = torch.tensor(draws, dtype=torch.float64)
@@ -106,12 +106,12 @@ class TestFit:
             module.log("monitor/level", float(trainer.global_step in (3, 4)))
 
         judging = LambdaCallback(on_train_batch_end=judge)
-        fitted(tmp_path, Answering(), judging, SampleTimeline(["hi"], every_n_batches=8))
+        fit_answering(tmp_path, Answering(), judging, SampleTimeline(["hi"], every_n_batches=8))
         assert steps(tmp_path / "samples.jsonl") == [0, 3, 5, 8, 10]
 
     def test_it_samples_first_each_n_batches_and_last(self, tmp_path: Path) -> None:
         module = Answering()
-        fitted(tmp_path, module, SampleTimeline(["hi", "why"], every_n_batches=4))
+        fit_answering(tmp_path, module, SampleTimeline(["hi", "why"], every_n_batches=4))
         path = tmp_path / "samples.jsonl"
         assert steps(path) == [0, 0, 4, 4, 8, 8, 10, 10]
         assert module.asked == [["hi", "why"]] * 4
@@ -127,24 +127,26 @@ class TestFit:
         self, tmp_path: Path, interval: int, accumulated: int, sampled: list[int]
     ) -> None:
         timeline = SampleTimeline(["hi"], every_n_batches=interval)
-        fitted(tmp_path, Answering(), timeline, accumulate_grad_batches=accumulated)
+        fit_answering(tmp_path, Answering(), timeline, accumulate_grad_batches=accumulated)
         assert steps(tmp_path / "samples.jsonl") == sampled
 
     def test_the_sanity_check_is_not_sampled(self, tmp_path: Path) -> None:
         module = Answering()
-        fitted(tmp_path, module, SampleTimeline(["hi"], 100), num_sanity_val_steps=2)
+        fit_answering(tmp_path, module, SampleTimeline(["hi"], 100), num_sanity_val_steps=2)
         assert len(module.asked) == 2
 
     def test_the_modules_own_step_and_another_method(self, tmp_path: Path) -> None:
         timeline = SampleTimeline(["hi"], 5, "answers", str(tmp_path / "new" / "mine.jsonl"))
-        fitted(tmp_path, Answering(own_step=True), timeline)
+        fit_answering(tmp_path, Answering(own_step=True), timeline)
         assert steps(tmp_path / "new" / "mine.jsonl") == [0, 500, 1000]
 
     def test_tensorboard_gets_a_table_per_prompt_and_step(self, tmp_path: Path) -> None:
         records = [{"response": "a|b\n*c*", "score": 0.12345, "cut": True, "n": 2}] * 2
         logger = TensorBoardLogger(tmp_path, name="", version="")
         timeline = SampleTimeline(["<hi>", "why"], every_n_batches=5)
-        fitted(tmp_path, Answering(records=records), timeline, logger=logger, log_every_n_steps=1)
+        fit_answering(
+            tmp_path, Answering(records=records), timeline, logger=logger, log_every_n_steps=1
+        )
         rest = ["|---|---|", r"| response | a\|b<br>\*c\* |"]
         rest += ["| score | 0.123 |", "| cut | yes |", "| n | 2 |"]
         for index, shown in enumerate(["&lt;hi&gt;", "why"]):
@@ -160,7 +162,7 @@ class TestFit:
         def timeline(name: str) -> SampleTimeline:
             return SampleTimeline(["hi", "why"], 2, file=str(tmp_path / name))
 
-        fitted(
+        fit_answering(
             tmp_path,
             Answering(own_step=True),
             timeline("whole.jsonl"),
@@ -174,7 +176,9 @@ class TestFit:
         text = "\n".join(json.dumps(line, ensure_ascii=False) for line in cut)
         (tmp_path / "cut.jsonl").write_text(text, "utf-8")
         resumed = Answering(own_step=True)
-        fitted(tmp_path, resumed, timeline("cut.jsonl"), ckpt_path=tmp_path / f"{saved_at}.ckpt")
+        fit_answering(
+            tmp_path, resumed, timeline("cut.jsonl"), ckpt_path=tmp_path / f"{saved_at}.ckpt"
+        )
         assert len(resumed.asked) == sampled
         after = lines(tmp_path / "cut.jsonl")
         kept = 2 * (6 - sampled)
@@ -185,16 +189,16 @@ class TestFit:
 
     @resumes_at_the_next_batch
     def test_a_checkpoint_without_a_timeline_drops_nothing(self, tmp_path: Path) -> None:
-        fitted(tmp_path, Answering(), Saver(tmp_path), enable_checkpointing=True)
+        fit_answering(tmp_path, Answering(), Saver(tmp_path), enable_checkpointing=True)
         (tmp_path / "samples.jsonl").write_text('{"step": 99}\n')
         timeline = SampleTimeline(["hi"], 4)
-        fitted(tmp_path, Answering(), timeline, ckpt_path=tmp_path / "5.ckpt")
+        fit_answering(tmp_path, Answering(), timeline, ckpt_path=tmp_path / "5.ckpt")
         assert steps(tmp_path / "samples.jsonl") == [99, 8, 10]
 
     def test_a_new_fit_starts_the_file_anew(self, tmp_path: Path) -> None:
         timeline = SampleTimeline(["hi"], every_n_batches=10)
         for _ in range(2):
-            fitted(tmp_path, Answering(), timeline)
+            fit_answering(tmp_path, Answering(), timeline)
         assert steps(tmp_path / "samples.jsonl") == [0, 10]
 
     def test_a_file_that_is_no_timeline_is_left_alone(self, tmp_path: Path) -> None:
@@ -203,14 +207,16 @@ class TestFit:
         path.write_text(content)
         timeline = SampleTimeline(str(path), file=str(path))
         with pytest.raises(ValueError, match=r"prompts\.jsonl:2: expected a line of a timeline"):
-            fitted(tmp_path, Answering(), timeline)
+            fit_answering(tmp_path, Answering(), timeline)
         assert path.read_text() == content
 
     def test_rank_1_writes_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(SingleDeviceStrategy, "is_global_zero", property(lambda self: False))
         module = Answering()
         logger = TensorBoardLogger(tmp_path, name="", version="")
-        fitted(tmp_path, module, SampleTimeline(["hi"], 5), logger=logger, log_every_n_steps=1)
+        fit_answering(
+            tmp_path, module, SampleTimeline(["hi"], 5), logger=logger, log_every_n_steps=1
+        )
         assert len(module.asked) == 3
         assert not (tmp_path / "samples.jsonl").exists()
         assert read_events(tmp_path).Tags()["tensors"] == []
@@ -219,7 +225,7 @@ class TestFit:
         (tmp_path / "samples.jsonl").write_text("precious\n")
         timeline = SampleTimeline(["hi"], file=str(tmp_path / "samples.jsonl"))
         module = Answering()
-        fitted(tmp_path, module, timeline, fast_dev_run=True)
+        fit_answering(tmp_path, module, timeline, fast_dev_run=True)
         assert len(module.asked) == 2
         assert (tmp_path / "samples.jsonl").read_text() == "precious\n"
 
@@ -239,11 +245,11 @@ class TestFit:
         self, records: Any, message: str, tmp_path: Path
     ) -> None:
         with pytest.raises(ValueError, match=message):
-            fitted(tmp_path, Answering(records=records), SampleTimeline(["hi"]))
+            fit_answering(tmp_path, Answering(records=records), SampleTimeline(["hi"]))
 
     def test_missing_method_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="method: expected Answering to have a method 'talk'"):
-            fitted(tmp_path, Answering(), SampleTimeline(["hi"], method="talk"))
+            fit_answering(tmp_path, Answering(), SampleTimeline(["hi"], method="talk"))
 
 
 def test_prompts_are_read_from_files(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from lit_rlhf.cli.show import COMMAND
 from lit_rlhf.files import ProgressFile, code_versions, hash_model, lock_path
 from lit_rlhf.modules import PPOModule
 from tests.support.engine_folders import write
-from tests.support.stages import fitted, ppo_options, prompts, write_data, write_models
+from tests.support.stages import fit_module, ppo_options, prompts, write_data, write_models
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_models(write_data(tmp_path_factory.mktemp("show")))
     module = PPOModule(**ppo_options(root, output_dir=str(root / "model")))
     keep = ResumeCheckpoint(every_n_batches=1, dirpath=str(root / "checkpoints"))
-    fitted(module, prompts(root, batch_size=8), root, callbacks=[keep], enable_checkpointing=True)
+    fit_module(
+        module, prompts(root, batch_size=8), root, callbacks=[keep], enable_checkpointing=True
+    )
     return root
 
 

@@ -14,7 +14,7 @@ from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
 from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
 from tests.support.live_memory import LiveTensors
 from tests.support.ranks import run_on_ranks
-from tests.support.stages import fitted, write_data, write_models
+from tests.support.stages import fit_module, write_data, write_models
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE
 from tests.support.trajectories import stage_run
 
@@ -54,7 +54,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> tuple[int, dict[str, int]]
         arguments: Any = {"strategy": MultiEngineDeepSpeedStrategy(stage=2), "devices": RANKS}
         arguments |= {"precision": "bf16-mixed", "use_distributed_sampler": False}
         # the policy is not trained in the first iteration
-        fitted(module, data, folder, max_epochs=3, **arguments)
+        fit_module(module, data, folder, max_epochs=3, **arguments)
     return sum(p.numel() for p in module.policy.parameters()), peaks
 
 

@@ -16,7 +16,7 @@ from tests.support.stages import (
     copy_state,
     demonstrations,
     distance,
-    fitted,
+    fit_module,
     write_data,
     write_models,
 )
@@ -29,7 +29,7 @@ def resume(root: Path, folder: Path, batch_size: int, **arguments: Any) -> dict[
     optimizer = {"learning_rate": 1e-3, "eps": ADAM_EPS}
     module = SFTModule(str(root / "policy"), optimizer=optimizer)
     data = demonstrations(root, batch_size=batch_size)
-    fitted(module, data, folder, max_epochs=EPOCHS, **arguments)
+    fit_module(module, data, folder, max_epochs=EPOCHS, **arguments)
     return copy_state(module)
 
 

@@ -9,7 +9,7 @@ import pytest
 from lit_rlhf.modules import SFTModule
 from tests.support.rank_runs import strategy
 from tests.support.ranks import run_on_ranks
-from tests.support.stages import demonstrations, fitted, write_data, write_models
+from tests.support.stages import demonstrations, fit_module, write_data, write_models
 
 
 class FullDisk(SFTModule):
@@ -37,7 +37,7 @@ def on_a_rank(rank: int, homes: list[Path], folder: Path) -> dict[str, str]:
             data = demonstrations(folder, batch_size=2)
             arguments = {"devices": 2, "strategy": strategy(strategy_name), "max_steps": 1}
             with pytest.raises((ValueError, OSError, RuntimeError)) as raised:
-                fitted(module, data, run, enable_checkpointing=True, **arguments)
+                fit_module(module, data, run, enable_checkpointing=True, **arguments)
             errors[name] = f"{type(raised.value).__name__}: {raised.value}"
     return errors
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.support.rank_runs import RANKS, strategy
 from tests.support.ranks import run_on_ranks
-from tests.support.stages import copy_state, distance, fitted, write_data, write_models
+from tests.support.stages import copy_state, distance, fit_module, write_data, write_models
 from tests.support.trajectories import SAMPLES, stage_run
 
 ITERATIONS = 3
@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
 def run(root: Path, folder: Path, case: str, n: int, **arguments: Any) -> dict[str, Tensor]:
     """Weights after a run with `n` rollouts per iteration and rank, in micro-batches of one."""
     module, data = stage_run("ppo", root, n, micro_batch_size=1, **CASES[case])
-    fitted(module, data, folder, max_epochs=ITERATIONS, **arguments)
+    fit_module(module, data, folder, max_epochs=ITERATIONS, **arguments)
     return copy_state(module)
 
 

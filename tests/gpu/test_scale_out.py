@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.tools.doctor import NetworkShape, PPOSizes, ppo_memory
 from tests.support.long_runs import CLIPS, PRETRAINING, Run, ppo_run
-from tests.support.stages import fitted, ppo_options, prompts, write_data, write_models
+from tests.support.stages import fit_module, ppo_options, prompts, write_data, write_models
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID
 from tests.support.trajectories import Logged
 
@@ -84,7 +84,7 @@ def billion(root: Path, folder: Path, strategy: str, offload_frozen: bool) -> di
     logged = Logged()
     options = {"accelerator": "gpu", "strategy": strategy, "precision": "bf16-mixed"}
     data = prompts(root, batch_size=ROWS)
-    fitted(module, data, folder, max_epochs=10, callbacks=[logged], **options)
+    fit_module(module, data, folder, max_epochs=10, callbacks=[logged], **options)
     parameters = sum(p.numel() for p in module.policy.parameters())
     peak = torch.cuda.max_memory_allocated()
     return {"parameters": parameters, "metrics": logged.steps, "peak": peak}

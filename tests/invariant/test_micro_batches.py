@@ -13,7 +13,7 @@ from lit_rlhf import micro_batches
 from lit_rlhf.forward import LanguageModel, hidden_states
 from lit_rlhf.micro_batches import MicroBatch
 from tests.support.pretend_cuda import PretendCuda, PretendCudaStrategy
-from tests.support.stages import StepRecorder, fitted
+from tests.support.stages import StepRecorder, fit_module
 from tests.support.trajectories import (
     Trajectory,
     assert_same_trajectory,
@@ -91,7 +91,7 @@ def test_uneven_micro_batches_count_their_own_rows_and_tokens(
     for recorder, limit in zip((whole, *others), limits, strict=True):
         unclipped = {"critic_optimizer" if stage == "ppo" else "optimizer": {"grad_clip": None}}
         module, data = stage_run(stage, root, **limit, **unclipped)
-        fitted(module, data, tmp_path / str(limit), callbacks=[recorder])
+        fit_module(module, data, tmp_path / str(limit), callbacks=[recorder])
     assert (sizes[None], sizes[3]) == ([8], [3, 3, 2])
     assert len(set(sizes[TOKENS])) > 1
     network = "critic" if stage == "ppo" else next(iter(whole.steps))

@@ -33,7 +33,7 @@ from tests.support.stages import (
     assert_equal_states,
     copy_state,
     demonstrations,
-    fitted,
+    fit_module,
     nested,
     ppo_options,
     preferences,
@@ -92,7 +92,7 @@ STAGES = {"sft": sft, "reward": reward, "meta": meta, "ppo": ppo, "rloo": rloo}
 def run(stage: str, root: Path, folder: Path, **arguments: Any) -> tuple[Any, dict[str, Any]]:
     """Two epochs; the module at their end, and the optimizers' and schedules' states."""
     module, data = STAGES[stage](root)
-    run = fitted(module, data, folder, max_epochs=2, callbacks=[SaveOnce(folder)], **arguments)
+    run = fit_module(module, data, folder, max_epochs=2, callbacks=[SaveOnce(folder)], **arguments)
     optimizers = [optimizer.state_dict() for optimizer in run.optimizers]
     schedules = [config.scheduler.state_dict() for config in run.lr_scheduler_configs]
     return module, {"optimizers": optimizers, "schedules": schedules}
@@ -156,7 +156,7 @@ def test_a_run_resumes_from_any_hook_and_then_again(
         module, data = sft(root)
         callback = SaveAndDie(hook, batches, tmp_path / f"{batches}.ckpt")
         with suppress(Killed):
-            fitted(module, data, tmp_path, callbacks=[callback], ckpt_path=ckpt_path, **options)
+            fit_module(module, data, tmp_path, callbacks=[callback], ckpt_path=ckpt_path, **options)
         return module, callback.steps
 
     whole, steps = go("never", 0, None)
@@ -177,7 +177,7 @@ def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path,
         callback = SaveAndDie(hook, batches, tmp_path / "stopped.ckpt")
         options: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 1}
         with suppress(Killed):
-            fitted(module, data, tmp_path, callbacks=[callback], ckpt_path=ckpt_path, **options)
+            fit_module(module, data, tmp_path, callbacks=[callback], ckpt_path=ckpt_path, **options)
         return module
 
     whole = go(0)
@@ -188,7 +188,7 @@ def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path,
 def test_checkpoint_holds_state_and_no_frozen_weights(dropout_root: Path, tmp_path: Path) -> None:
     module, data = ppo(dropout_root)
     path = tmp_path / "stopped.ckpt"
-    fitted(module, data, tmp_path, callbacks=[SaveOnce(tmp_path)])
+    fit_module(module, data, tmp_path, callbacks=[SaveOnce(tmp_path)])
     saved = torch.load(path, weights_only=True)
     state = saved["state_dict"]
     assert not [name for name in state if name.startswith(("reference", "reward"))]
@@ -228,7 +228,7 @@ def test_configured_optimizer_beats_the_saved(root: Path, tmp_path: Path, schedu
         module = SFTModule(str(root / "policy"), optimizer=optimizer)
         data, seen = demonstrations(root, batch_size=BATCH), Rates()
         callbacks = [SaveOnce(tmp_path), seen]
-        fitted(module, data, tmp_path, max_epochs=2, callbacks=callbacks, **arguments)
+        fit_module(module, data, tmp_path, max_epochs=2, callbacks=callbacks, **arguments)
         return seen.seen
 
     other = {"learning_rate": 4e-4, "weight_decay": 0.3}
@@ -248,7 +248,7 @@ def test_lowered_learning_rate_stays_until_another_is_set(root: Path, tmp_path: 
         options = {"learning_rate": rate, "weight_decay": decay, "lr_scheduler": "constant"}
         module = SFTModule(str(root / "policy"), optimizer=options)
         data, seen = demonstrations(root, batch_size=BATCH), Rates()
-        fitted(module, data, tmp_path, callbacks=[*callbacks, seen], **arguments)
+        fit_module(module, data, tmp_path, callbacks=[*callbacks, seen], **arguments)
         return seen.seen[3][0][0]
 
     halving = LambdaCallback(on_train_batch_end=halve)
@@ -268,7 +268,9 @@ def test_configured_kl_coefficient_beats_the_saved(
     for kl_coef, expected in ((0.05, saved), (0.2, 0.2)):
         module, data = ppo(dropout_root, **{"reward_shaping.kl_coef": kl_coef})
         seen.clear()
-        fitted(module, data, tmp_path, max_epochs=1, callbacks=[start], ckpt_path=stopped["ppo"])
+        fit_module(
+            module, data, tmp_path, max_epochs=1, callbacks=[start], ckpt_path=stopped["ppo"]
+        )
         assert seen[0] == expected
 
 
@@ -296,19 +298,19 @@ def test_other_runs_are_refused(
     for name, value in attributes.items():
         setattr(data, name, value)
     with pytest.raises(ChangedRunError) as refused:
-        fitted(module, data, tmp_path, ckpt_path=stopped[stage], max_epochs=2, **arguments)
+        fit_module(module, data, tmp_path, ckpt_path=stopped[stage], max_epochs=2, **arguments)
     changes = str(refused.value).splitlines()[1:-1] or [str(refused.value)]
     assert listed in changes[0]
     assert len(changes) == 1
 
 
-def fitted_ppo(
+def fit_ppo(
     root: Path, folder: Path, rewards: Any, allow_changes: bool = False, **arguments: Any
 ) -> PPOModule:
     """PPO with these rewards after an epoch, a checkpoint of which is left in the folder."""
     module, data = ppo(root, rewards=rewards)
     module.allow_changes = allow_changes
-    fitted(module, data, folder, max_epochs=1, callbacks=[SaveOnce(folder)], **arguments)
+    fit_module(module, data, folder, max_epochs=1, callbacks=[SaveOnce(folder)], **arguments)
     return module
 
 
@@ -324,7 +326,7 @@ def test_other_content_of_the_same_files_is_refused(
         shutil.copytree(dropout_root / name, tmp_path / name)
     write_data(tmp_path)
 
-    fitted_ppo(tmp_path, tmp_path, rewards)
+    fit_ppo(tmp_path, tmp_path, rewards)
     function.write_text(function.read_text().replace("1.0", "2.0"))
     prompts_file = tmp_path / "prompts.jsonl"
     prompts_file.write_text(prompts_file.read_text().replace("how are you", "how is she"))
@@ -336,20 +338,20 @@ def test_other_content_of_the_same_files_is_refused(
         (tmp_path / name / "lit_rlhf.json").unlink()  # it lists other weights
     path = tmp_path / "stopped.ckpt"
     with pytest.raises(ChangedRunError) as refused:
-        fitted_ppo(tmp_path, tmp_path, rewards, ckpt_path=path)
+        fit_ppo(tmp_path, tmp_path, rewards, ckpt_path=path)
     changed = [line.strip().partition(":")[0] for line in str(refused.value).splitlines()[1:-1]]
     weights = ["weights of the reward models", "sources of the reward functions"]
     assert changed == [*weights, "weights of the reference", "training examples"]
-    resumed = fitted_ppo(tmp_path, tmp_path, rewards, allow_changes=True, ckpt_path=path)
+    resumed = fit_ppo(tmp_path, tmp_path, rewards, allow_changes=True, ckpt_path=path)
     assert int(resumed.ppo.iteration) == 5
 
 
 def test_allowed_reward_changes_start_moments_anew(dropout_root: Path, tmp_path: Path) -> None:
     rewards: dict[str, Any] = {str(dropout_root / "reward"): {"weight": 1.0, "normalize": True}}
-    fitted_ppo(dropout_root, tmp_path, rewards, allow_changes=True)
+    fit_ppo(dropout_root, tmp_path, rewards, allow_changes=True)
     rewards["brevity"] = {"rule": "length", "longest": 0, "normalize": True}
     path = tmp_path / "stopped.ckpt"
-    module = fitted_ppo(dropout_root, tmp_path, rewards, allow_changes=True, ckpt_path=path)
+    module = fit_ppo(dropout_root, tmp_path, rewards, allow_changes=True, ckpt_path=path)
     assert [float(moments.count) for moments in module.reward.moments.values()] == [2 * BATCH] * 2
 
 
@@ -358,14 +360,14 @@ def test_buffer_that_an_older_checkpoint_lacks_starts_anew(
 ) -> None:
     """A trick with state leaves the checkpoints of the version before it usable."""
     module, data = ppo(dropout_root)
-    fitted(module, data, tmp_path, max_epochs=1, callbacks=[SaveOnce(tmp_path)])
+    fit_module(module, data, tmp_path, max_epochs=1, callbacks=[SaveOnce(tmp_path)])
     path = tmp_path / "stopped.ckpt"
     checkpoint = torch.load(path, weights_only=True)
     assert int(checkpoint["state_dict"].pop("ppo_step")) > 0
     torch.save(checkpoint, path)
     resumed, data = ppo(dropout_root)
     with caplog.at_level("INFO"):
-        fitted(resumed, data, tmp_path, max_epochs=1, ckpt_path=path)
+        fit_module(resumed, data, tmp_path, max_epochs=1, ckpt_path=path)
     assert "written without ppo_step: starting from 0" in caplog.text
     assert 0 < int(resumed.ppo.ppo_step) < int(module.ppo.ppo_step)
 
@@ -381,7 +383,7 @@ def test_settings_without_a_batch_to_act_on_are_told(
             warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
             keep = ResumeCheckpoint(every_n_batches=1, dirpath=str(tmp_path))
             options: dict[str, Any] = {"enable_checkpointing": True, "ckpt_path": last}
-            fitted(module, data, tmp_path, callbacks=[keep], **options)
+            fit_module(module, data, tmp_path, callbacks=[keep], **options)
         card = (tmp_path / "model/README.md").read_text("utf-8")
         assert "| `optimizer.learning_rate` | 0.001 |" in card
     told = "no batch was left to train, so that optimizer.learning_rate had no effect"
@@ -395,7 +397,7 @@ def test_settings_without_a_batch_to_act_on_are_told(
 def test_checkpoint_without_a_part_is_not_resumed(root: Path, tmp_path: Path, key: str) -> None:
     module, data = sft(root)
     keep = ResumeCheckpoint(every_n_batches=1, dirpath=str(tmp_path))
-    fitted(module, data, tmp_path, callbacks=[keep], enable_checkpointing=True)
+    fit_module(module, data, tmp_path, callbacks=[keep], enable_checkpointing=True)
     content = torch.load(tmp_path / "batch=3.ckpt", weights_only=True)
     content |= {"optimizer_states": []} if key == "optimizer_states" else {}
     content.pop(key if key != "optimizer_states" else "", None)
@@ -409,7 +411,7 @@ def test_checkpoint_without_a_part_is_not_resumed(root: Path, tmp_path: Path, ke
     }
     with message[key]:
         options: Any = {"enable_checkpointing": True, "ckpt_path": tmp_path / "less.ckpt"}
-        fitted(module, data, tmp_path / "again", callbacks=[ResumeCheckpoint()], **options)
+        fit_module(module, data, tmp_path / "again", callbacks=[ResumeCheckpoint()], **options)
 
 
 def test_every_setting_has_a_rule_and_the_documentation_shows_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_rlhf.modules import PPOModule
-from tests.support.stages import copy_state, fitted, ppo_options, prompts
+from tests.support.stages import copy_state, fit_module, ppo_options, prompts
 
 # Dtype and shape by key of the state dict, from checkpoints that were written when `PPOModule` was
 # itself the algorithm.
@@ -34,7 +34,7 @@ def test_checkpoint_has_the_keys_of_earlier_versions(root: Path, tmp_path: Path,
             for key, value in options["rewards"].items()
         }
     module = PPOModule(**options)
-    run = fitted(module, prompts(root), tmp_path, limit_train_batches=1)
+    run = fit_module(module, prompts(root), tmp_path, limit_train_batches=1)
     run.save_checkpoint(tmp_path / "run.ckpt")
     state = torch.load(tmp_path / "run.ckpt", weights_only=True)["state_dict"]
     written = {

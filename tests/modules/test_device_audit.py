@@ -34,7 +34,14 @@ from tests.support.pretend_cuda import (
     mark,
     mark_module,
 )
-from tests.support.stages import demonstrations, fitted, ppo_options, preferences, prompts, stage
+from tests.support.stages import (
+    demonstrations,
+    fit_module,
+    ppo_options,
+    preferences,
+    prompts,
+    stage,
+)
 from tests.support.tiny_models import EOS_ID, PAD_ID
 
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
@@ -108,7 +115,7 @@ def audited_fit(module: StageModule, data: Any, folder: Path, **trainer: Any) ->
     """Fit one batch, write a checkpoint and the finished model, all on the pretend device."""
     with auditing() as audit, one_rank():
         place: dict[str, Any] = {"accelerator": "auto", "strategy": PretendCudaStrategy()}
-        run = fitted(module, data, folder, limit_train_batches=1, **place, **trainer)
+        run = fit_module(module, data, folder, limit_train_batches=1, **place, **trainer)
         run.save_checkpoint(folder / "run.ckpt")
     return audit
 
@@ -139,7 +146,7 @@ def test_networks_on_the_host_are_saved(root: Path, tmp_path: Path) -> None:
 
     with auditing() as audit, one_rank():
         module, place = stage_module("sft", root, PLAIN), {"accelerator": "auto"}
-        fitted(module, stage_data("sft", root), tmp_path, strategy=Leaving(), **place)
+        fit_module(module, stage_data("sft", root), tmp_path, strategy=Leaving(), **place)
     assert not is_on_device(next(module.parameters()))
     assert audit.refused == []
     assert (tmp_path / "model/config.json").exists()

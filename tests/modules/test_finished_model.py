@@ -22,7 +22,7 @@ from tests.support.stages import (
     content,
     demonstrations,
     first_batch,
-    fitted,
+    fit_module,
     ppo_options,
     preferences,
     prompts,
@@ -41,14 +41,14 @@ def chain(
     places = {name: str(folder / name) for name in ("sft", "reward", "ppo")}
     options: dict[str, Any] = {"optimizer": optimizer, **lora}
     sft = SFTModule(str(root / "policy"), places["sft"], **options)
-    fitted(sft, demonstrations(root), folder)
+    fit_module(sft, demonstrations(root), folder)
     reward = RewardModule(places["sft"], places["reward"], **options)
     # its tokenizer carries the template now
-    fitted(reward, preferences(root, chat_template="tokenizer"), folder)
+    fit_module(reward, preferences(root, chat_template="tokenizer"), folder)
     options = {"model_path": places["sft"], "rewards": {places["reward"]: 1.0}, **lora}
     options |= {"sampling": {"temperature": 0.7}, "policy_optimizer": optimizer}
     ppo = PPOModule(**ppo_options(root, output_dir=places["ppo"], **options))
-    fitted(ppo, prompts(root, chat_template="tokenizer"), folder)
+    fit_module(ppo, prompts(root, chat_template="tokenizer"), folder)
     return {"folder": folder, "sft": sft, "reward": reward, "ppo": ppo}
 
 
@@ -98,7 +98,7 @@ def test_manifest_has_the_hash_of_the_model_that_was_read(root: Path, tmp_path: 
 
     module = SFTModule(str(base), str(tmp_path / "sft"))
     start = LambdaCallback(on_train_start=replace)
-    fitted(module, demonstrations(root), tmp_path, callbacks=[start])
+    fit_module(module, demonstrations(root), tmp_path, callbacks=[start])
     assert hash_model(base) != before
     assert read_manifest(tmp_path / "sft")["made"]["inputs"]["SHA-256 of base"] == before
 
@@ -115,7 +115,7 @@ def test_weights_written_over_during_a_run_are_noticed(root: Path, tmp_path: Pat
     def fit(**options: Any) -> None:
         module = SFTModule(str(base), str(output), network=options)
         start = LambdaCallback(on_train_start=write_over)
-        fitted(module, demonstrations(root), tmp_path, callbacks=[start])
+        fit_module(module, demonstrations(root), tmp_path, callbacks=[start])
 
     with pytest.raises(ValueError, match=f"^{base}.*: expected the weights .* written over"):
         fit(lora_rank=2)
@@ -162,16 +162,18 @@ def test_code_on_a_card_runs(
 @pytest.fixture
 def finished(root: Path, tmp_path: Path) -> Path:
     """The model that a run has left."""
-    fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
+    fit_module(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
     return tmp_path / "model"
 
 
 def test_a_trial_leaves_a_finished_model_alone(root: Path, tmp_path: Path, finished: Path) -> None:
     before = content(finished)
     fast = {"optimizer": {"learning_rate": 1e-2, "lr_scheduler": "constant"}}
-    fitted(SFTModule(str(root / "policy"), **fast), demonstrations(root), tmp_path, fast_dev_run=1)
+    fit_module(
+        SFTModule(str(root / "policy"), **fast), demonstrations(root), tmp_path, fast_dev_run=1
+    )
     assert content(finished) == before
-    fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path, fast_dev_run=True)
+    fit_module(PPOModule(**ppo_options(root)), prompts(root), tmp_path, fast_dev_run=True)
     assert content(finished) == before
 
 
@@ -199,7 +201,7 @@ def test_a_sanity_check_saves_nothing(root: Path, tmp_path: Path) -> None:
     stop = LambdaCallback(on_sanity_check_end=Mock(side_effect=InterruptedError))
     options = {"num_sanity_val_steps": 1, "limit_val_batches": 1, "callbacks": [stop]}
     with pytest.raises(InterruptedError):
-        fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, **options)
+        fit_module(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, **options)
     assert not (tmp_path / "model").exists()
 
 
@@ -213,7 +215,7 @@ def test_run_interrupted_while_saving_leaves_no_half_model(root: Path, tmp_path:
         write(module, network, folder, *more, **options)
 
     with patch.object(PPOModule, "write_network", interrupted), pytest.raises(InterruptedError):
-        fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path)
+        fit_module(PPOModule(**ppo_options(root)), prompts(root), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".model.lock"]
 
 

@@ -37,14 +37,16 @@ def test_ppo_resumes_and_is_exported_as_it_was(wide: Path, tmp_path: Path, init:
     module = ppo(wide, critic_init=init)
     before = stages.copy_state(module)
     assert not any("proj.base_layer" in name for name in before)
-    run = stages.fitted(module, stages.prompts(wide), tmp_path / "first")
+    run = stages.fit_module(module, stages.prompts(wide), tmp_path / "first")
     run.save_checkpoint(tmp_path / "first.ckpt")
     assert stages.distance(stages.copy_state(module), before) > 0
 
     resumed, whole = ppo(wide, critic_init=init), ppo(wide, critic_init=init)
     start = {"ckpt_path": tmp_path / "first.ckpt"}
-    run = stages.fitted(resumed, stages.prompts(wide), tmp_path / "resumed", max_epochs=2, **start)
-    stages.fitted(whole, stages.prompts(wide), tmp_path / "whole", max_epochs=2)
+    run = stages.fit_module(
+        resumed, stages.prompts(wide), tmp_path / "resumed", max_epochs=2, **start
+    )
+    stages.fit_module(whole, stages.prompts(wide), tmp_path / "whole", max_epochs=2)
     stages.assert_equal_states(stages.copy_state(resumed), stages.copy_state(whole))
     run.save_checkpoint(tmp_path / "last.ckpt")
 
@@ -61,7 +63,7 @@ def test_ppo_resumes_and_is_exported_as_it_was(wide: Path, tmp_path: Path, init:
 def test_offloaded_networks_are_whole(wide: Path, tmp_path: Path) -> None:
     module = ppo(wide, memory={"offload_frozen": True}, critic_init="policy")
     assert {p.dtype for p in module.reward.models[0].model.network.parameters()} == {torch.float32}
-    run = stages.fitted(module, stages.prompts(wide), tmp_path)
+    run = stages.fit_module(module, stages.prompts(wide), tmp_path)
     assert run.callback_metrics["rollout/score"].isfinite()
 
 
@@ -72,7 +74,7 @@ def test_sft_and_reward_models_train_below_4_bit_weights(wide: Path, tmp_path: P
         (RewardModule, stages.preferences, "reward"),
     ):
         module = kind(str(wide / "policy"), network=QLORA, optimizer=optimizer)
-        run = stages.fitted(module, data(wide), tmp_path / name, max_epochs=3)
+        run = stages.fit_module(module, data(wide), tmp_path / name, max_epochs=3)
         assert run.callback_metrics[f"{name}/loss"].isfinite()
     whole = load_causal_lm(tmp_path / "sft" / "model")  # a folder without bitsandbytes
     assert not hasattr(whole.config, "quantization_config")

@@ -14,7 +14,7 @@ from lit_rlhf.modules import PPOModule, RewardShapingOptions, SFTModule
 from lit_rlhf.modules.option_names import check_names, option_groups, option_names
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.rollout import SamplingOptions
-from tests.support.stages import demonstrations, fitted, ppo_options, prompts
+from tests.support.stages import demonstrations, fit_module, ppo_options, prompts
 
 
 class FrugalPPO(PPOModule):
@@ -48,7 +48,7 @@ def test_groups_are_built_again(root: Path, tmp_path: Path, module_class: type[P
     shaping = RewardShapingOptions(kl_coef=0.2, clip=None)
     module = module_class(**ppo_options(root) | {"reward_shaping": shaping, "seed": 3})
     checkpoint, logger = tmp_path / "run.ckpt", TensorBoardLogger(tmp_path, "", "")
-    fitted(module, prompts(root), tmp_path, logger=logger).save_checkpoint(checkpoint)
+    fit_module(module, prompts(root), tmp_path, logger=logger).save_checkpoint(checkpoint)
 
     saved = torch.load(checkpoint, weights_only=True)["hyper_parameters"]
     assert saved["reward_shaping"]["kl_coef"] == 0.2
@@ -77,7 +77,7 @@ def test_wrong_field_of_a_mapping_names_the_right_one(root: Path) -> None:
 
 
 def test_unknown_names_in_a_checkpoint_are_refused(root: Path, tmp_path: Path) -> None:
-    run = fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
+    run = fit_module(SFTModule(str(root / "policy")), demonstrations(root), tmp_path)
     run.save_checkpoint(tmp_path / "new.ckpt")
     content = torch.load(tmp_path / "new.ckpt", weights_only=True)
     content["hyper_parameters"] = {"model_path": str(root / "policy"), "lora_rank": 0}
@@ -87,7 +87,7 @@ def test_unknown_names_in_a_checkpoint_are_refused(root: Path, tmp_path: Path) -
         SFTModule.load_from_checkpoint(tmp_path / "other.ckpt", weights_only=True)
     module = SFTModule(str(root / "policy"))
     with pytest.raises(ValueError, match=told):
-        fitted(module, demonstrations(root), tmp_path, ckpt_path=tmp_path / "other.ckpt")
+        fit_module(module, demonstrations(root), tmp_path, ckpt_path=tmp_path / "other.ckpt")
 
 
 def test_names_of_a_subclass_are_its_own_and_its_bases() -> None:

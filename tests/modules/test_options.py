@@ -12,7 +12,7 @@ import torch
 
 from lit_rlhf.modules import OptimizerOptions, PPOModule
 from tests.support.paper_options import PPO_MAX
-from tests.support.stages import fitted, ppo_options, prompts, source, trainer
+from tests.support.stages import fit_module, ppo_options, prompts, source, trainer
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_reward_model_of_another_template_is_refused(root: Path, tmp_path: Path)
     module = PPOModule(**ppo_options(root))
     start = {name: weight.clone() for name, weight in module.policy.state_dict().items()}
     with pytest.raises(ValueError, match=f"{root}/reward.* does not read what the policy writes"):
-        fitted(module, prompts(root, chat_template="paper-en"), tmp_path)
+        fit_module(module, prompts(root, chat_template="paper-en"), tmp_path)
     assert all(torch.equal(module.policy.state_dict()[k], v) for k, v in start.items())
 
 
@@ -137,33 +137,33 @@ def test_missing_ptx_source_is_told_where_its_loss_is_asked_for(
         caplog.clear()
         module = PPOModule(**ppo_options(root, loss={"ptx_coef": coef}))
         with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
-            fitted(module, prompts(root, ptx=ptx, batch_size=4), tmp_path)
+            fit_module(module, prompts(root, ptx=ptx, batch_size=4), tmp_path)
         assert caplog.text.count(said) == times
 
 
 def test_max_iterations_is_the_length_of_the_run(root: Path, tmp_path: Path) -> None:
     module = PPOModule(**ppo_options(root, max_iterations=3))
-    run = fitted(module, prompts(root, batch_size=4), tmp_path, max_epochs=-1)
+    run = fit_module(module, prompts(root, batch_size=4), tmp_path, max_epochs=-1)
     assert int(module.ppo.iteration) == 3
     run.save_checkpoint(tmp_path / "end.ckpt")
     again = PPOModule(**ppo_options(root, max_iterations=3))
     end = {"ckpt_path": tmp_path / "end.ckpt"}
-    fitted(again, prompts(root, batch_size=4), tmp_path, max_epochs=-1, **end)
+    fit_module(again, prompts(root, batch_size=4), tmp_path, max_epochs=-1, **end)
     assert int(again.ppo.iteration) == 3  # and not one more
 
 
 def test_lightnings_max_steps_is_refused_with_advice(root: Path, tmp_path: Path) -> None:
     refusal = r"trainer.max_steps: expected -1 \(off\), got 12: .* set model.max_iterations"
     with pytest.raises(ValueError, match=refusal):
-        fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path, max_steps=12)
+        fit_module(PPOModule(**ppo_options(root)), prompts(root), tmp_path, max_steps=12)
     # a trial sets it for itself
-    fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path, fast_dev_run=True)
+    fit_module(PPOModule(**ppo_options(root)), prompts(root), tmp_path, fast_dev_run=True)
 
 
 def test_critic_pretraining_as_long_as_the_run_is_a_warning(root: Path, tmp_path: Path) -> None:
     module = PPOModule(**ppo_options(root, critic_pretraining={"iterations": 2}))
     with pytest.warns(UserWarning, match=r"iterations=2: the run has 2 iterations, so that the"):
-        fitted(module, prompts(root), tmp_path, max_epochs=2)
+        fit_module(module, prompts(root), tmp_path, max_epochs=2)
 
 
 def test_adam_has_its_betas_and_decays_matrices_alone(root: Path) -> None:

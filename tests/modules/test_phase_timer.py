@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule, phase_timer
 from lit_rlhf.modules.phase_timer import GIB, PhaseTimer
 from lit_rlhf.ppo import PPO
-from tests.support.stages import demonstrations, fitted, ppo_options, preferences, prompts
+from tests.support.stages import demonstrations, fit_module, ppo_options, preferences, prompts
 
 ADVICE: dict[str, tuple[str, tuple[str, ...]]] = {  # the method that fails, and what helps
     "rollout": ("rollout", ("lower memory.rollout_batch_size (now 4)",)),
@@ -78,7 +78,7 @@ def test_unreset_mark_gives_processs_peak(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_the_phases_that_hints_speak_of_are_those_of_ppo(root: Path, tmp_path: Path) -> None:
-    run = fitted(PPOModule(**ppo_options(root)), prompts(root), tmp_path)
+    run = fit_module(PPOModule(**ppo_options(root)), prompts(root), tmp_path)
     seen = {key.removeprefix("time/") for key in run.callback_metrics if key.startswith("time/")}
     assert {"rollout", "score", "estimate", "update"} <= seen
     peaks = [float(run.callback_metrics[f"memory/{p}"]) for p in seen - {"iteration"}]
@@ -98,7 +98,7 @@ def test_ppos_phases_are_named_with_their_sizes_and_settings(
     monkeypatch.setattr(PPO, method, too_much)
     module = PPOModule(**ppo_options(root, memory={"rollout_batch_size": 4}))
     with pytest.raises(torch.OutOfMemoryError) as error:
-        fitted(module, prompts(root), tmp_path)
+        fit_module(module, prompts(root), tmp_path)
     message = str(error.value)
     assert message.startswith(f"{phase}: out of memory with 8 sequences of ")
     for text in (*advice, "lower sampling.max_new_tokens (now 6)", "you tried to allocate 4000000"):
@@ -114,7 +114,7 @@ def test_an_update_of_the_other_stages_is_named_too(
     monkeypatch.setattr(kind, "forward", too_much)
     options = {"micro_batch_size": 2, "network": {"gradient_checkpointing": True}}
     with pytest.raises(torch.OutOfMemoryError) as error:
-        fitted(kind(str(root / "policy"), **options), data(root), tmp_path)
+        fit_module(kind(str(root / "policy"), **options), data(root), tmp_path)
     message = str(error.value)
     assert message.startswith("update: out of memory with 4 sequences of ")
     assert "lower micro_batch_size (now 2), or set micro_batch_tokens (now None)" in message

@@ -18,7 +18,7 @@ from lit_rlhf.rewards import Scores
 from lit_rlhf.rollout import Experience, RolloutBatch, RolloutMetrics, TokenStatistics
 from tests.support.stages import (
     first_batch,
-    fitted,
+    fit_module,
     nested,
     ppo_options,
     prompts,
@@ -102,7 +102,7 @@ def test_an_update_learns_from_prompts_with_unlike_scores(root: Path, tmp_path: 
         "policy_optimizer": {"lr_scheduler": "linear"},
     }
     module = with_algorithm(Scored)(**ppo_options(root, **options))
-    run = fitted(module, prompts(root, ptx=True), tmp_path)
+    run = fit_module(module, prompts(root, ptx=True), tmp_path)
     ids, width = module.ppo.prompt_ids[[6, 7, 12, 13]], learned[0].rollouts.prompt_ids.shape[1]
     assert torch.equal(learned[0].rollouts.prompt_ids, ids[:, -width:])
     assert float(run.callback_metrics["rollout/informative_share"]) == 2 / 8
@@ -111,7 +111,7 @@ def test_an_update_learns_from_prompts_with_unlike_scores(root: Path, tmp_path: 
     assert run.lr_scheduler_configs[0].scheduler.get_last_lr()[0] == pytest.approx(1e-3 / 3)
     module = PPOModule(**ppo_options(root, **nested(options, {"advantages.learned_prompts": 9})))
     with pytest.raises(ValueError, match=r"learned_prompts: expected at most data.batch_size=8"):
-        fitted(module, prompts(root), tmp_path)
+        fit_module(module, prompts(root), tmp_path)
 
 
 def test_draws_depend_on_seed_iteration_and_rank() -> None:
@@ -134,7 +134,7 @@ def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_p
     outputs = LambdaCallback(on_train_batch_end=lambda _, __, found, *___: returned.append(found))
     options = {"rewards": {"tests.support.reward_functions:ended": 2.0}, "critic_init": "policy"}
     module = with_algorithm(Watched)(**ppo_options(root, **options))
-    fitted(module, prompts(root), tmp_path, callbacks=[outputs])
+    fit_module(module, prompts(root), tmp_path, callbacks=[outputs])
     for found, rollouts in zip(returned, made, strict=True):
         assert found["response_lengths"].tolist() == rollouts.response_mask.sum(1).tolist()
         assert found["scores"].tolist() == (4.0 * rollouts.terminated - 2.0).tolist()
@@ -202,7 +202,7 @@ def test_coefficient_waits_for_training(pretraining: int, root: Path, tmp_path: 
     module = PPOModule(**ppo_options(root, **options))
     told = pytest.warns(UserWarning, match="the policy is not trained")
     with told if pretraining else nullcontext():
-        fitted(module, prompts(root), tmp_path, limit_train_batches=1, max_epochs=1)
+        fit_module(module, prompts(root), tmp_path, limit_train_batches=1, max_epochs=1)
     assert (float(module.ppo.kl_coef) == 0.2) == bool(pretraining)
 
 
@@ -214,7 +214,7 @@ def test_the_coefficient_of_the_iteration_is_logged_and_kl_of_a_response_moves_i
         with torch.no_grad():
             for parameter in module.policy.parameters():
                 parameter.mul_(1.1)
-        logged = fitted(module, prompts(root), tmp_path).callback_metrics
+        logged = fit_module(module, prompts(root), tmp_path).callback_metrics
         return module, {key: float(value) for key, value in logged.items()}
 
     _, fixed = run()
@@ -235,7 +235,7 @@ def test_the_coefficient_of_the_iteration_is_logged_and_kl_of_a_response_moves_i
 @pytest.mark.parametrize("coef", [0.0, 0.1])
 def test_entropy_is_computed_for_its_bonus_alone(root: Path, tmp_path: Path, coef: float) -> None:
     options = {"loss.entropy_coef": coef, "loss.entropy_clip": 1.0}
-    logged = fitted(PPOModule(**ppo_options(root, **options)), prompts(root), tmp_path)
+    logged = fit_module(PPOModule(**ppo_options(root, **options)), prompts(root), tmp_path)
     assert ("ppo/entropy_loss" in logged.callback_metrics) == (coef > 0)
 
 
@@ -260,7 +260,7 @@ def test_iterations_draw_anew_and_validations_alike(root: Path, tmp_path: Path) 
 
     options = ppo_options(root, seed=5, minibatches={"minibatch_size": 4})
     module = with_algorithm(Watched)(**options)
-    fitted(module, prompts(root, batch_size=4), tmp_path, max_epochs=2, limit_val_batches=2)
+    fit_module(module, prompts(root, batch_size=4), tmp_path, max_epochs=2, limit_val_batches=2)
     assert (int(module.ppo.iteration), len(set(iterations)), len(seeds)) == (4, 4, 4)
     assert seeds[0] != seeds[1]
     assert seeds[:2] == seeds[2:]

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from lit_rlhf.forward import Offloaded
 from lit_rlhf.modules import PPOModule
-from tests.support.stages import copy_state, fitted, ppo_options, prompts
+from tests.support.stages import copy_state, fit_module, ppo_options, prompts
 
 FROZEN = ("reference.", "reward.")
 
 
 def trained(root: Path, folder: Path, **options: Any) -> tuple[PPOModule, dict[str, float]]:
     module = PPOModule(**ppo_options(root, **options))
-    metrics = fitted(module, prompts(root), folder).callback_metrics.items()
+    metrics = fit_module(module, prompts(root), folder).callback_metrics.items()
     skipped = ("time/", "throughput/", "memory/")
     return module, {k: float(v) for k, v in metrics if not k.startswith(skipped)}
 

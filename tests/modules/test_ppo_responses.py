@@ -9,7 +9,7 @@ from lit_rlhf.data import PromptBatch
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.ppo import PPO
 from lit_rlhf.rollout import RolloutBatch
-from tests.support.stages import fitted, ppo_options, prompts
+from tests.support.stages import fit_module, ppo_options, prompts
 
 N = 3
 
@@ -39,7 +39,7 @@ def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_pat
     linear = {"learning_rate": 1e-3, "lr_scheduler": "linear"}
     options: dict[str, Any] = {"policy_optimizer": linear, "loss.ptx_coef": 0.1}
     whole = stage(root, **options)
-    run = fitted(whole, prompts(root, ptx=True, batch_size=4), tmp_path)
+    run = fit_module(whole, prompts(root, ptx=True, batch_size=4), tmp_path)
 
     (batch, rollouts), _ = whole.ppo.seen
     assert len(set(batch.texts)) == 4
@@ -57,11 +57,11 @@ def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_pat
 
 def test_a_held_out_prompt_gets_one_response(root: Path, tmp_path: Path) -> None:
     module = stage(root)
-    fitted(module, prompts(root), tmp_path, limit_val_batches=1)
+    fit_module(module, prompts(root), tmp_path, limit_val_batches=1)
     assert [len(batch.texts) for batch, _ in module.ppo.seen] == [8 * N, 8]
 
 
 def test_minibatches_divide_all_responses_of_an_iteration(root: Path, tmp_path: Path) -> None:
     module = stage(root, minibatches={"minibatch_size": 7})
     with pytest.raises(ValueError, match=r"divisor of the 24 rollouts .* times responses_per_prom"):
-        fitted(module, prompts(root), tmp_path)
+        fit_module(module, prompts(root), tmp_path)

@@ -50,7 +50,7 @@ class Watching(Callback):
 def test_a_run_goes_on_from_its_sources_moments(root: Path, tmp_path: Path) -> None:
     data = {"batch_size": 2}  # four iterations
     whole, seen = module(root, brevity=BREVITY, letters=LETTERS), Watching(tmp_path)
-    stages.fitted(whole, stages.prompts(root, **data), tmp_path / "whole", callbacks=[seen])
+    stages.fit_module(whole, stages.prompts(root, **data), tmp_path / "whole", callbacks=[seen])
     assert [float(m.count) for m in whole.reward.moments.values()] == [8.0, 8.0, 8.0]
     for logged, scores in zip(seen.logged, seen.scores, strict=True):
         assert logged["rollout/score"] == pytest.approx(float(scores.mean()), abs=1e-5)
@@ -65,7 +65,9 @@ def test_a_run_goes_on_from_its_sources_moments(root: Path, tmp_path: Path) -> N
     assert kept == {f"reward.moments.{n}.{b}" for n in names for b in ("mean", "m2", "count")}
 
     resumed = module(root, brevity=BREVITY, letters=LETTERS)
-    stages.fitted(resumed, stages.prompts(root, **data), tmp_path / "resumed", ckpt_path=seen.path)
+    stages.fit_module(
+        resumed, stages.prompts(root, **data), tmp_path / "resumed", ckpt_path=seen.path
+    )
     stages.assert_equal_states(stages.copy_state(resumed), stages.copy_state(whole))
 
 
@@ -74,7 +76,7 @@ def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_p
     small = {"critic_init": "policy", "minibatches": {"minibatch_size": 2}}
     options = stages.ppo_options(root, rewards={"brevity": BREVITY}, **small)
     stage = FaultyEstimates((1,), "values", **options)
-    stages.fitted(stage, stages.prompts(root, batch_size=2), tmp_path)
+    stages.fit_module(stage, stages.prompts(root, batch_size=2), tmp_path)
     (moments,) = stage.reward.moments.values()
     # of four iterations, one was skipped
     assert float(moments.count) == float(stage.ppo.score_moments.count) == 6.0
@@ -82,7 +84,7 @@ def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_p
 
 def test_validation_learns_nothing(root: Path, tmp_path: Path) -> None:
     stage = module(root, brevity=BREVITY)
-    run = stages.fitted(stage, stages.prompts(root), tmp_path, limit_val_batches=1)
+    run = stages.fit_module(stage, stages.prompts(root), tmp_path, limit_val_batches=1)
     assert [float(m.count) for m in stage.reward.moments.values()] == [8.0, 8.0]
     assert "val/rollout/score/brevity" in run.callback_metrics
     stage.sample(["hi"])
@@ -108,7 +110,7 @@ def test_answer_of_its_record_reaches_reward_of_prompt(root: Path, tmp_path: Pat
     options = {"rewards": {EQUALS: 1.0, "known": known, "said": said}, "gold_reward": EQUALS}
     stage = PPOModule(**stages.ppo_options(root, critic_init="policy", **options))
     with patch.object(PPO, "score", autospec=True, side_effect=PPO.score) as score:
-        run = stages.fitted(stage, answered(root, answer=list("abcdefgh")), tmp_path)
+        run = stages.fit_module(stage, answered(root, answer=list("abcdefgh")), tmp_path)
     batch: PromptBatch = score.call_args.args[2]
     seen = [(fields["question"], fields["answer"]) for fields in batch.fields]
     pairs = dict(zip(stages.QUESTIONS, "abcdefgh", strict=True))
@@ -141,7 +143,7 @@ def test_field_that_records_lack_is_named(
     label = {"rewards": next(iter(rewards)), "gold_reward": EQUALS}[option]
     told = f"{label}'.*: expected records with the field 'answer'.*the train records have "
     with pytest.raises(ValueError, match=told + "label, question"):
-        stages.fitted(stage, answered(root, label=list("abcdefgh")), tmp_path)
+        stages.fit_module(stage, answered(root, label=list("abcdefgh")), tmp_path)
 
 
 def test_results_of_gsm8k_are_verified(
@@ -188,7 +190,7 @@ def test_a_function_of_a_notebook_is_a_reward(root: Path, tmp_path: Path) -> Non
         return data
 
     whole, seen = stage(brevity), Watching(tmp_path)
-    stages.fitted(whole, data(), tmp_path / "whole", callbacks=[seen])
+    stages.fit_module(whole, data(), tmp_path / "whole", callbacks=[seen])
     assert "rollout/score/brevity" in seen.logged[0]
     checkpoint = torch.load(seen.path, weights_only=True)
     assert checkpoint["hyper_parameters"]["rewards"] == {"__main__:brevity": 1.0}
@@ -196,7 +198,7 @@ def test_a_function_of_a_notebook_is_a_reward(root: Path, tmp_path: Path) -> Non
     assert "how are you" not in str(checkpoint["resume_settings"])  # rows are no setting
 
     resumed = stage([brevity])
-    stages.fitted(resumed, data(), tmp_path / "resumed", ckpt_path=seen.path)
+    stages.fit_module(resumed, data(), tmp_path / "resumed", ckpt_path=seen.path)
     stages.assert_equal_states(stages.copy_state(resumed), stages.copy_state(whole))
 
     with pytest.raises(ValueError, match=r"rewards: the checkpoint names __main__:brevity, .* ob"):
@@ -222,7 +224,7 @@ def test_failure_of_a_function_ends_the_run(root: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(reward_functions, "calls", 0)
     broken, data = failing(root, "fails_from_the_third_call"), stages.prompts(root, batch_size=2)
     with pytest.raises(RuntimeError) as error:  # in the third of four iterations
-        stages.fitted(broken, data, tmp_path)
+        stages.fit_module(broken, data, tmp_path)
     told = "fails_from_the_third_call' raised ConnectionError: .* Called with prompt '.*Human: "
     assert re.search(told, str(error.value))
     assert int(broken.ppo.iteration) == 2
@@ -238,6 +240,6 @@ def test_the_time_limit_holds_for_every_function(root: Path, tmp_path: Path, sou
     stage = failing(root, name, reward_timeout=2.0, **options)
     try:
         with pytest.raises(TimeoutError, match=r"waits': no scores after 2 seconds .reward_time"):
-            stages.fitted(stage, stages.prompts(root), tmp_path)
+            stages.fit_module(stage, stages.prompts(root), tmp_path)
     finally:
         reward_functions.released.set()

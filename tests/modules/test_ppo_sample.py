@@ -47,7 +47,7 @@ def asked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Asking,
     options = {"rewards": {"tests.support.reward_functions:length": 2.0}, "critic_init": "policy"}
     options |= {"policy_optimizer.learning_rate": 0.05, "seed": 3}
     module = PPOModule(**stages.ppo_options(root, **options))
-    stages.fitted(module, stages.prompts(root), folder, callbacks=[asking])
+    stages.fit_module(module, stages.prompts(root), folder, callbacks=[asking])
     return asking, module
 
 
@@ -125,7 +125,7 @@ def test_a_timeline_follows_ppos_iterations_and_changes_nothing(root: Path, tmp_
         timeline = SampleTimeline([ASKED[0], DIALOGUE], every_n_batches=3)
         callbacks = [timeline] if name == "with" else []
         options: dict[str, Any] = {"callbacks": callbacks, "max_epochs": 2}
-        stages.fitted(module, stages.prompts(root, batch_size=4), tmp_path / name, **options)
+        stages.fit_module(module, stages.prompts(root, batch_size=4), tmp_path / name, **options)
         states.append(stages.copy_state(module))
     stages.assert_equal_states(*states)
     lines = [json.loads(x) for x in (tmp_path / "with/samples.jsonl").read_text().splitlines()]

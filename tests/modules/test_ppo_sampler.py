@@ -7,13 +7,13 @@ import torch
 
 from lit_rlhf.modules import PPOModule
 from tests.support.nucleus import Nucleus
-from tests.support.stages import fitted, ppo_options, prompts
+from tests.support.stages import fit_module, ppo_options, prompts
 
 
 def run(root: Path, folder: Path, cap: float | None) -> tuple[PPOModule, dict[str, Any]]:
     options = ppo_options(root, sampler=Nucleus(), **{"loss.importance_cap": cap})
     module = PPOModule(**options)
-    trainer = fitted(module, prompts(root), folder, limit_val_batches=1)
+    trainer = fit_module(module, prompts(root), folder, limit_val_batches=1)
     return module, dict(trainer.logged_metrics)
 
 

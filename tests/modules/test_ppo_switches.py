@@ -18,7 +18,7 @@ from lit_rlhf.modules import PPOModule
 from lit_rlhf.ppo import PPO
 from lit_rlhf.rewards import Scores
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
-from tests.support.stages import causal_lm, copy_state, encoder_of, fitted, ppo_options, prompts
+from tests.support.stages import causal_lm, copy_state, encoder_of, fit_module, ppo_options, prompts
 from tests.support.tiny_models import tiny_config, tiny_tokenizer
 
 Record = dict[str, Tensor]
@@ -150,7 +150,7 @@ def recorded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorder:
         if options["model_path"] == "other":
             options["model_path"] = str(other)
         module = Recorded(**options)
-        fitted(module, prompts(root, ptx=True), tmp_path_factory.mktemp("run"))
+        fit_module(module, prompts(root, ptx=True), tmp_path_factory.mktemp("run"))
         return module.ppo.record
 
     return lambda options: run(tuple(sorted((BASE | options).items())))

@@ -16,7 +16,7 @@ from tests.support.stages import (
     assert_equal_states,
     copy_state,
     distance,
-    fitted,
+    fit_module,
     ppo_options,
     prompts,
     write_data,
@@ -67,7 +67,7 @@ ADAPTED |= {"network.gradient_checkpointing": True}
 @pytest.mark.parametrize("options", [{}, COOLER, COOLER | ADAPTED])
 def test_first_ratio_is_one(dropout_root: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     module = Recording(**ppo_options(dropout_root, **options))
-    logged = fitted(module, prompts(dropout_root), tmp_path).callback_metrics
+    logged = fit_module(module, prompts(dropout_root), tmp_path).callback_metrics
     first, later = module.ppo.policy_losses[0], module.ppo.policy_losses[-1]
     assert first["ppo/ratio"] == pytest.approx(1.0, abs=1e-5)
     # exp(x) - 1 - x of every token's log ratio x: not an average that cancels
@@ -91,7 +91,7 @@ def test_critic_pretraining_keeps_the_policy_and_ends(root: Path, tmp_path: Path
             steps.append(int(module.ppo.ppo_step))
 
     watch = Watch()
-    fitted(module, prompts(root, batch_size=4), tmp_path, max_epochs=2, callbacks=[watch])
+    fit_module(module, prompts(root, batch_size=4), tmp_path, max_epochs=2, callbacks=[watch])
     assert len(policies) == 4
     for policy in policies[:2]:
         assert_equal_states(policy, start)
@@ -110,7 +110,7 @@ def test_critic_pretraining_ends_at_a_value_loss(root: Path, tmp_path: Path) -> 
         phase = {"iterations": 4, "target_value_loss": target}
         options = {"critic_optimizer.learning_rate": 1e-2, "loss.value_clip": None}
         module = Recording(**ppo_options(root, critic_pretraining=phase, **options))
-        fitted(module, prompts(root), tmp_path / str(target), max_epochs=5)
+        fit_module(module, prompts(root), tmp_path / str(target), max_epochs=5)
         return module
 
     slow = run(None)
@@ -135,7 +135,7 @@ def test_iteration_without_anything_to_learn_from_moves_nothing(root: Path, tmp_
     module = Unending(**ppo_options(root, advantages={"truncation": "mask"}))
     start = copy_state(module.policy)
     with pytest.warns(UserWarning, match="truncation: mask leaves nothing to learn from, as all"):
-        run = fitted(module, prompts(root), tmp_path)
+        run = fit_module(module, prompts(root), tmp_path)
     assert_equal_states(copy_state(module.policy), start)
     (update,) = module.ppo.updates
     assert update == {}
@@ -148,6 +148,6 @@ def test_rollouts_are_divided(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     rollout = Mock(side_effect=AssertionError("refused only after a rollout"))
     monkeypatch.setattr(module.ppo, "rollout", rollout)
     with pytest.raises(ValueError, match=r"minibatch_size: expected a divisor of the 8 rollouts"):
-        fitted(module, prompts(root), tmp_path)
+        fit_module(module, prompts(root), tmp_path)
     # a loader's last batch may be shorter than a minibatch
     assert [module.minibatches.updates_per_iteration(n) for n in (9, 3, 2)] == [6, 2, 2]

@@ -92,7 +92,7 @@ def test_a_margin_of_the_data_has_to_be_beaten(root: Path) -> None:
 def test_imitation_can_be_left_out(root: Path, tmp_path: Path) -> None:
     model = module(root, lm_coef=0.0)
     assert model.lm_head is None
-    logged = stages.fitted(model, stages.preferences(root), tmp_path).callback_metrics
+    logged = stages.fit_module(model, stages.preferences(root), tmp_path).callback_metrics
     assert float(logged["reward/loss"]) == float(logged["reward/pairwise_loss"])
     assert not any("lm_loss" in key for key in logged)
     assert read_lm_head(tmp_path / "model") is None
@@ -103,7 +103,7 @@ def test_imitation_can_be_left_out(root: Path, tmp_path: Path) -> None:
 def test_the_folder_keeps_the_trained_output_layer(root: Path, tmp_path: Path) -> None:
     model = module(root, optimizer={"learning_rate": 0.1})
     before = model.lm_head.weight.detach().clone()
-    stages.fitted(model, stages.preferences(root), tmp_path)
+    stages.fit_module(model, stages.preferences(root), tmp_path)
     saved = read_lm_head(tmp_path / "model")
     assert torch.equal(saved.weight, model.lm_head.weight)
     assert not torch.equal(saved.weight, before)
@@ -195,7 +195,7 @@ def fit(module: Observed, root: Path, folder: Path) -> tuple[Any, dict[str, Tens
     """The data of a run of one step, and the gradients that it was made with."""
     sources = stages.source(root, "preferences") if module.meta_rate else None
     recorder, data = stages.StepRecorder(), stages.preferences(root, meta_sources=sources)
-    stages.fitted(module, data, folder, callbacks=[recorder], limit_train_batches=1)
+    stages.fit_module(module, data, folder, callbacks=[recorder], limit_train_batches=1)
     return data, recorder.steps["networks"][0]
 
 
@@ -266,7 +266,7 @@ def test_meta_rate_is_checked_where_the_module_and_the_run_begin(
     with pytest.raises(ValueError, match="meta_rate: expected a finite number >= 0, got -1"):
         build(root, meta_rate=-1.0)
     with pytest.raises(ValueError, match=r"or neither, got 0\.3 and 0 sources"):
-        stages.fitted(build(root), stages.preferences(root), tmp_path)
+        stages.fit_module(build(root), stages.preferences(root), tmp_path)
 
 
 def test_draws_follow_the_place_in_the_run(root: Path) -> None:

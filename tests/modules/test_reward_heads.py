@@ -126,6 +126,6 @@ def test_ppo_learns_from_the_heads_of_one_model(folder: str, root: Path, tmp_pat
     options = stages.ppo_options(root, rewards={folder: 1.0}, reward_shaping=shaping)
     module = PPOModule(**options)
     torch.testing.assert_close(module.critic.score.weight, load_scalar_model(folder).score.weight)
-    run = stages.fitted(module, stages.prompts(root), tmp_path)
+    run = stages.fit_module(module, stages.prompts(root), tmp_path)
     assert float(run.callback_metrics["rollout/score_spread"]) > 0
     assert load_scalar_model(tmp_path / "model" / "critic", heads=None).config.num_labels == 1

@@ -13,7 +13,7 @@ from lit_callbacks import ResumeCheckpoint
 from lit_rlhf.files import FolderLocks, lock_path
 from lit_rlhf.modules import PPOModule, SFTModule
 from tests.support import stages
-from tests.support.stages import content, demonstrations, fitted, ppo_options, prompts
+from tests.support.stages import content, demonstrations, fit_module, ppo_options, prompts
 
 
 class Started(AssertionError):
@@ -40,7 +40,7 @@ def sft(root: Path, output: Path | None, **options: Any) -> None:
     if "callbacks" in options:
         options["enable_checkpointing"] = True
     callbacks = [Refused(), *options.pop("callbacks", [])]
-    fitted(module, demonstrations(root), root / "logs", callbacks=callbacks, **options)
+    fit_module(module, demonstrations(root), root / "logs", callbacks=callbacks, **options)
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ def test_the_output_may_not_be_an_input(own: Path) -> None:
     module = PPOModule(**ppo_options(own, output_dir=str(own / "reward")))
     told = r"output_dir: .*reward, which is or contains rewards \(.*reward\)"
     with pytest.raises(ValueError, match=told):
-        fitted(module, prompts(own), own / "logs", callbacks=[Refused()])
+        fit_module(module, prompts(own), own / "logs", callbacks=[Refused()])
     inside = ppo_options(own, output_dir=str(own / "ppo"), model_path=str(own / "ppo" / "sft"))
     (own / "ppo").mkdir()
     (own / "policy").rename(own / "ppo" / "sft")
     with pytest.raises(ValueError, match=r"ppo, which is or contains model_path"):
-        fitted(PPOModule(**inside), prompts(own), own / "logs", callbacks=[Refused()])
+        fit_module(PPOModule(**inside), prompts(own), own / "logs", callbacks=[Refused()])
 
 
 def test_a_link_to_itself_is_refused_at_the_start(own: Path) -> None:
@@ -128,9 +128,9 @@ def test_run_that_ends_leaves_no_lock_and_interrupted_one_mark(root: Path, tmp_p
     assert not lock_path(output).exists()
     module = SFTModule(str(root / "policy"), output_dir=str(output))
     with pytest.raises(KeyError):
-        fitted(module, demonstrations(root), tmp_path, callbacks=[Interrupted()])
+        fit_module(module, demonstrations(root), tmp_path, callbacks=[Interrupted()])
     assert lock_path(output).is_file()
-    fitted(module, demonstrations(root), tmp_path)
+    fit_module(module, demonstrations(root), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -139,13 +139,13 @@ def test_a_run_does_not_start_from_the_folder_of_an_interrupted_one(own: Path) -
     (own / "policy").rename(own / "sft")
     module = SFTModule(str(own / "sft"), output_dir=str(own / "policy"))
     with pytest.raises(KeyError):
-        fitted(module, demonstrations(own), own, callbacks=[Interrupted()])
+        fit_module(module, demonstrations(own), own, callbacks=[Interrupted()])
     (own / "sft").rename(own / "policy")  # stands for the model of an earlier run
     told = rf"model_path: expected a finished model, got {own}/policy, .*process {os.getpid()} on"
     first, ppo = SFTModule(str(own / "policy")), PPOModule(**ppo_options(own))
     for stage, data in ((first, demonstrations(own)), (ppo, prompts(own))):
         with pytest.raises(ValueError, match=told):
-            fitted(stage, data, own / "logs", callbacks=[Refused()])
+            fit_module(stage, data, own / "logs", callbacks=[Refused()])
     lock_path(own / "policy").unlink()
     with pytest.raises(Started):
         sft(own, own / "out")

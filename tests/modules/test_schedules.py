@@ -37,7 +37,7 @@ def percents(rates: list[float], peak: float) -> str:
 
 def one_network(module: LightningModule, data: Any, folder: Path, **options: Any) -> dict[str, str]:
     rates = Rates()
-    stages.fitted(module, data, folder, callbacks=[rates], **options)
+    stages.fit_module(module, data, folder, callbacks=[rates], **options)
     return {"": percents(rates.rates["critic"], 1e-3)}
 
 
@@ -64,7 +64,7 @@ def ppo(name: str, iterations: int, target: float | None) -> Callable[[Path, Pat
             max_iterations=5,
         )
         module, rates = PPOModule(**options), Rates()
-        stages.fitted(module, stages.prompts(root), folder, max_epochs=-1, callbacks=[rates])
+        stages.fit_module(module, stages.prompts(root), folder, max_epochs=-1, callbacks=[rates])
         return {network: percents(seen, 1e-3) for network, seen in rates.rates.items()}
 
     return run
@@ -126,8 +126,8 @@ def test_a_resumed_schedule_knows_when_pretraining_ended(root: Path, tmp_path: P
 
     whole, rest = Save(), Rates()
     data = stages.prompts(root)
-    stages.fitted(PPOModule(**options), data, tmp_path, max_epochs=-1, callbacks=[whole])
+    stages.fit_module(PPOModule(**options), data, tmp_path, max_epochs=-1, callbacks=[whole])
     module, third = PPOModule(**options), {"ckpt_path": tmp_path / "third.ckpt"}
-    stages.fitted(module, data, tmp_path, max_epochs=-1, callbacks=[rest], **third)
+    stages.fit_module(module, data, tmp_path, max_epochs=-1, callbacks=[rest], **third)
     assert whole.rates["policy"] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
     assert (rest.rates["policy"], int(module.ppo.iteration)) == (whole.rates["policy"][2:], 5)

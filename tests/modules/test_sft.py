@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_rlhf.modules import SFTModule
-from tests.support.stages import demonstrations, first_batch, fitted, token_nll, trainer
+from tests.support.stages import demonstrations, first_batch, fit_module, token_nll, trainer
 from tests.support.tiny_models import EOS_ID
 
 
@@ -37,7 +37,7 @@ def test_loss_is_the_mean_over_all_completion_tokens(
     (held_out,) = run.validate(model, datamodule=data, verbose=False)
     assert held_out["val/sft/loss"] == pytest.approx(float(expected), rel=1e-5)
     assert held_out["val/sft/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
-    logged = fitted(model, demonstrations(root, batch_size=8), tmp_path).callback_metrics
+    logged = fit_module(model, demonstrations(root, batch_size=8), tmp_path).callback_metrics
     assert float(logged["sft/loss"]) == pytest.approx(float(expected), rel=1e-5)
     assert float(logged["sft/perplexity"]) == pytest.approx(math.exp(expected), rel=1e-4)
 
@@ -61,6 +61,6 @@ def test_token_accuracy_counts_completion_tokens_ranked_first(root: Path) -> Non
 
 def test_an_endless_run_cannot_have_a_schedule_with_an_end(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lr_scheduler: 'cosine_with_min_lr' needs the length"):
-        fitted(module(root), demonstrations(root), tmp_path, max_epochs=-1)
+        fit_module(module(root), demonstrations(root), tmp_path, max_epochs=-1)
     with pytest.raises(ValueError, match=r"warmup_ratio: expected a number in \[0, 1\], got 2"):
-        fitted(module(root, optimizer={"warmup_ratio": 2.0}), demonstrations(root), tmp_path)
+        fit_module(module(root, optimizer={"warmup_ratio": 2.0}), demonstrations(root), tmp_path)

@@ -28,7 +28,7 @@ from tests.support.stages import (
     StepRecorder,
     demonstrations,
     first_batch,
-    fitted,
+    fit_module,
     ppo_options,
     prompts,
     stage,
@@ -85,7 +85,7 @@ def test_trunk_and_heads_are_clipped_together(
     root: Path, tmp_path: Path, name: str, network: str
 ) -> None:
     (module, data), steps = stage(name, root, optimizer={"grad_clip": 0.25}), StepRecorder()
-    run = fitted(module, data, tmp_path, callbacks=[steps])
+    run = fit_module(module, data, tmp_path, callbacks=[steps])
     assert any("lm_head" in key for key in steps.steps[network][0])
     assert steps.norms(network) == pytest.approx([0.25, 0.25], rel=1e-4)
     assert float(run.callback_metrics[f"{name}/grad_norm"]) > 0.25  # before
@@ -95,7 +95,7 @@ def test_warmup_is_rounded_up_and_the_rate_falls_to_its_least(root: Path, tmp_pa
     optimizer = {"learning_rate": 1e-3, "lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.3}
     optimizer |= {"warmup_ratio": 0.15}  # 1.5 of ten steps
     (module, data), watch = stage("sft", root, optimizer=optimizer), Rates()
-    run = fitted(module, data, tmp_path, max_epochs=5, callbacks=[watch])
+    run = fit_module(module, data, tmp_path, max_epochs=5, callbacks=[watch])
     rates = [rate for ((rate, _),) in watch.seen.values()]
     assert rates[:3] == pytest.approx([0.5e-3, 1e-3, 1e-3])
     last = 0.3 + 0.7 * 0.5 * (1 + math.cos(math.pi * 7 / 8))  # of eight steps behind the warm-up
@@ -138,7 +138,7 @@ def test_sums_of_validation_set_are_not_rounded_with_weights(root: Path, tmp_pat
 def test_metrics_of_model_are_neither_detectors_nor_machines(root: Path, tmp_path: Path) -> None:
     module = SFTModule(str(root / "policy"))
     detector = CollapseDetector([Monitor("sft/loss", high=1e9)])
-    run = fitted(module, demonstrations(root), tmp_path, callbacks=[detector])
+    run = fit_module(module, demonstrations(root), tmp_path, callbacks=[detector])
     assert float(run.callback_metrics["monitor/level"]) == 0.0
     assert "time/update" in run.callback_metrics
     assert "sft/loss" in module.model_card().metrics
@@ -153,7 +153,7 @@ def test_metrics_of_model_are_neither_detectors_nor_machines(root: Path, tmp_pat
 def test_float16_is_refused(root: Path, tmp_path: Path, dtype: str, precision: str) -> None:
     module = SFTModule(str(root / "policy"), network={"dtype": dtype})
     with pytest.raises(ValueError, match="weights for training, got float16 in model"):
-        fitted(module, demonstrations(root), tmp_path, precision=precision)
+        fit_module(module, demonstrations(root), tmp_path, precision=precision)
 
 
 def test_bfloat16_weights_warn_of_how_many_can_move(root: Path, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_bfloat16_weights_warn_of_how_many_can_move(root: Path, tmp_path: Path) 
     module = PPOModule(**ppo_options(root, network={"dtype": "bfloat16"}, policy_optimizer=rates))
     total = sum(weight.numel() for weight in module.policy.parameters())
     with pytest.warns(UserWarning, match="rounded back") as shown:
-        fitted(module, prompts(root), tmp_path)
+        fit_module(module, prompts(root), tmp_path)
     policy, critic = (str(w.message) for w in shown if "rounded back" in str(w.message))
     told = (
         rf"policy: a step at a learning rate of 5e-07 can change .*?([\d,]+) of {total:,} weights"
@@ -174,9 +174,11 @@ def test_bfloat16_weights_warn_of_how_many_can_move(root: Path, tmp_path: Path) 
 
 def test_trained_weights_in_float32_are_nothing_to_warn_of(root: Path, tmp_path: Path) -> None:
     # warnings are errors here
-    fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, precision="bf16-mixed")
+    fit_module(
+        SFTModule(str(root / "policy")), demonstrations(root), tmp_path, precision="bf16-mixed"
+    )
     lora = {"dtype": "bfloat16", "lora_rank": 2}
-    fitted(SFTModule(str(root / "policy"), network=lora), demonstrations(root), tmp_path)
+    fit_module(SFTModule(str(root / "policy"), network=lora), demonstrations(root), tmp_path)
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(1e-6, 1), (0.002, 2), (0.004, 3), (1.0, 4)])
@@ -194,7 +196,7 @@ def test_bfloat16_without_its_instructions_is_told(
     module = SFTModule(str(root / "policy"))
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        fitted(module, demonstrations(root), tmp_path, precision=precision, max_steps=1)
+        fit_module(module, demonstrations(root), tmp_path, precision=precision, max_steps=1)
     assert any("take 32-true" in str(warning.message) for warning in shown) == warned
 
 
@@ -204,7 +206,7 @@ def test_bfloat16_without_its_instructions_is_told(
 def test_stochastic_weight_averaging_is_refused(root: Path, tmp_path: Path) -> None:
     module, averaging = SFTModule(str(root / "policy")), StochasticWeightAveraging(swa_lrs=1e-3)
     with pytest.raises(ValueError, match=r"callbacks: expected no StochasticWeightAveraging"):
-        fitted(module, demonstrations(root), tmp_path, callbacks=[averaging])
+        fit_module(module, demonstrations(root), tmp_path, callbacks=[averaging])
     assert not (tmp_path / "model").exists()
 
 
@@ -213,4 +215,4 @@ def test_stochastic_weight_averaging_is_refused(root: Path, tmp_path: Path) -> N
 def test_compiled_module_is_refused_with_option_that_compiles(root: Path, tmp_path: Path) -> None:
     module: Any = torch.compile(SFTModule(str(root / "policy")))
     with pytest.raises(ValueError, match=r"expected a module that is not compiled.*torch_compile"):
-        fitted(module, demonstrations(root), tmp_path)
+        fit_module(module, demonstrations(root), tmp_path)

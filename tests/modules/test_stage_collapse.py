@@ -13,7 +13,7 @@ from lit_callbacks.actions import read_coefficient, write_coefficient
 from lit_rlhf.files import read_manifest
 from lit_rlhf.models import load_causal_lm
 from lit_rlhf.modules import PPOModule, SFTModule
-from tests.support.stages import copy_state, demonstrations, fitted, ppo_options, prompts
+from tests.support.stages import copy_state, demonstrations, fit_module, ppo_options, prompts
 
 SABOTAGED, HEALTHY = 4, 1  # a checkpoint of step 3 would not be confirmed
 
@@ -45,7 +45,7 @@ def test_last_healthy_weights_are_left_and_said(root: Path, tmp_path: Path) -> N
     module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "out"))
     sabotage = Sabotage()
     data, callbacks = demonstrations(root, batch_size=1), [sabotage, stopping()]
-    run = fitted(module, data, tmp_path, callbacks=callbacks, enable_checkpointing=True)
+    run = fit_module(module, data, tmp_path, callbacks=callbacks, enable_checkpointing=True)
     assert run.fit_loop.total_batch_idx + 1 == SABOTAGED
     for name, weight in load_causal_lm(tmp_path / "out").state_dict().items():
         assert torch.equal(weight, sabotage.weights[HEALTHY][f"model.{name}"])
@@ -57,7 +57,7 @@ def test_last_healthy_weights_are_left_and_said(root: Path, tmp_path: Path) -> N
 
     # a later run that ends well leaves no trace of it
     module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "out"))
-    fitted(module, demonstrations(root), tmp_path)
+    fit_module(module, demonstrations(root), tmp_path)
     made = read_manifest(tmp_path / "out")["made"]
     assert (made["collapse"], made["updates"]) == (None, 2)
 
@@ -70,7 +70,7 @@ def test_both_saved_networks_are_of_the_last_healthy_step(
     options["advantages.estimator"] = estimator
     module = PPOModule(**ppo_options(root, **options))
     sabotage, data = Sabotage(), prompts(root, batch_size=2)
-    fitted(module, data, tmp_path, callbacks=[sabotage, stopping()], enable_checkpointing=True)
+    fit_module(module, data, tmp_path, callbacks=[sabotage, stopping()], enable_checkpointing=True)
     for name, weight in load_causal_lm(tmp_path / "out").state_dict().items():
         assert torch.equal(weight, sabotage.weights[HEALTHY][f"policy.{name}"])
     assert (tmp_path / "out" / "critic" / "model.safetensors").is_file() == (estimator == "gae")
@@ -80,7 +80,7 @@ def test_without_healthy_weights_no_model_is_left(root: Path, tmp_path: Path) ->
     module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "out"))
     data, callbacks = demonstrations(root, batch_size=1), [Sabotage(), stopping()]
     with pytest.warns(UserWarning, match="no healthy weights were kept: .*out is not written"):
-        fitted(module, data, tmp_path, callbacks=callbacks)
+        fit_module(module, data, tmp_path, callbacks=callbacks)
     assert not (tmp_path / "out").exists()
 
 

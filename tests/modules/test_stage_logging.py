@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lit_callbacks.output import say
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
-from tests.support.stages import demonstrations, fitted, ppo_options, preferences, prompts
+from tests.support.stages import demonstrations, fit_module, ppo_options, preferences, prompts
 
 # logged once the policy is trained; docs/test_metrics.py compares all keys with those of the page
 POLICY = {
@@ -22,7 +22,7 @@ POLICY = {
 def logged(module: Any, data: Any, folder: Path) -> EventAccumulator:
     """The events of a fit with validation."""
     logger = TensorBoardLogger(folder, name="", version="")
-    fitted(module, data, folder, logger=logger, limit_val_batches=None, max_epochs=2)
+    fit_module(module, data, folder, logger=logger, limit_val_batches=None, max_epochs=2)
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     return events
@@ -101,7 +101,7 @@ def test_lines_of_callbacks_stay_out_of_the_progress_bar(
 ) -> None:
     speaker = LambdaCallback(on_train_batch_end=lambda run, *_: say(run, "a verdict"))
     options = {"callbacks": [RichProgressBar(), speaker], "enable_progress_bar": True}
-    fitted(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, **options)
+    fit_module(SFTModule(str(root / "policy")), demonstrations(root), tmp_path, **options)
     assert (tmp_path / "model/config.json").is_file()
     printed = capsys.readouterr()
     assert "Epoch 0/0" in printed.out

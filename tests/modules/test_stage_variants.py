@@ -43,7 +43,7 @@ def test_lora_trains_adapters_and_heads_alone(root: Path, tmp_path: Path, name: 
         kls.append(float(run.callback_metrics.get("rollout/kl", 0.0)))
 
     noting = LambdaCallback(on_train_batch_end=note)
-    run = stages.fitted(module, data, tmp_path, max_epochs=2, callbacks=[noting])
+    run = stages.fit_module(module, data, tmp_path, max_epochs=2, callbacks=[noting])
     moved = {key for key, v in stages.copy_state(module).items() if not torch.equal(v, before[key])}
     weights = {key for key in moved if key in dict(module.named_parameters())}
     assert weights
@@ -72,7 +72,7 @@ def test_weights_below_adapters_are_held_once(root: Path, tmp_path: Path, init: 
         if separate:
             module.critic = copy.deepcopy(module.critic)
             module.ppo.networks = module.ppo.networks._replace(critic=module.critic)
-        run = stages.fitted(module, data, tmp_path / str(separate))
+        run = stages.fit_module(module, data, tmp_path / str(separate))
         run.save_checkpoint(tmp_path / f"{separate}.ckpt")
         runs.append(stages.copy_state(module))
     stages.assert_equal_states(*runs)
@@ -86,7 +86,7 @@ def test_weights_below_adapters_are_held_once(root: Path, tmp_path: Path, init: 
 
 def test_critic_keeps_its_weights_when_reward_model_is_another(root: Path, tmp_path: Path) -> None:
     module, data = stage("ppo", root, network={"lora_rank": 2})
-    stages.fitted(module, data, tmp_path).save_checkpoint(tmp_path / "ppo.ckpt")
+    stages.fit_module(module, data, tmp_path).save_checkpoint(tmp_path / "ppo.ckpt")
     other = load_scalar_model(root / "reward")
     with torch.no_grad():
         for parameter in other.parameters():
@@ -111,7 +111,7 @@ def test_gradient_checkpointing_changes_memory_alone(root: Path, tmp_path: Path,
             modules = unwrap_model(network).modules()
             assert any(getattr(m, "gradient_checkpointing", False) for m in modules) is on
             assert network.training
-        stages.fitted(module, data, tmp_path / str(on))
+        stages.fit_module(module, data, tmp_path / str(on))
         runs.append(stages.copy_state(module))
         for network in networks(module):
             assert network.training  # rollouts put the mode back: it acts in training mode only
@@ -123,7 +123,7 @@ def test_bf16_mixed_follows_fp32(root: Path, tmp_path: Path, name: str) -> None:
     losses = []
     for precision in ("32-true", "bf16-mixed"):
         module, data = stage(name, root)
-        run = stages.fitted(module, data, tmp_path / precision, precision=precision)
+        run = stages.fit_module(module, data, tmp_path / precision, precision=precision)
         losses.append(float(run.callback_metrics[LOSSES[name]]))
         assert all(p.dtype == torch.float32 for p in module.parameters())
         if isinstance(module, PPOModule):
@@ -137,7 +137,7 @@ def test_bf16_mixed_follows_fp32(root: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_weights_in_bf16_train(root: Path, tmp_path: Path, name: str) -> None:
     module, data = stage(name, root, network={"dtype": "bfloat16"})
-    before, run = stages.copy_state(module), stages.fitted(module, data, tmp_path)
+    before, run = stages.copy_state(module), stages.fit_module(module, data, tmp_path)
     for network in networks(module):
         assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
     assert stages.distance(stages.copy_state(module), before) > 0
@@ -149,7 +149,7 @@ def test_true_bf16_rounds_weights_and_no_state_of_ppo(root: Path, tmp_path: Path
     shaping = {"kl_coef": 0.1, "kl_target": 0.5, "kl_horizon": 10_000}
     module = PPOModule(**stages.ppo_options(root, reward_shaping=shaping))
     module.ppo.iteration.fill_(256)  # bf16 goes on with 258
-    run = stages.fitted(module, stages.prompts(root), tmp_path, precision="bf16-true")
+    run = stages.fit_module(module, stages.prompts(root), tmp_path, precision="bf16-true")
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert int(module.ppo.iteration) == 257
     # eight rollouts move it by at most 20 % * 8 / 10,000; the next number of bf16 is 0.5 % away
@@ -165,4 +165,4 @@ def test_half_precision_with_a_loss_scale_is_refused(root: Path, tmp_path: Path)
     module, data = stage("sft", root)
     scaler = patch.object(Trainer, "scaler", PropertyMock(return_value=object()))
     with scaler, pytest.raises(ValueError, match="precision: expected 32-true, bf16-mixed"):
-        stages.fitted(module, data, tmp_path)
+        stages.fit_module(module, data, tmp_path)

@@ -22,7 +22,7 @@ from tests.support.stages import (
     assert_equal_states,
     demonstrations,
     distance,
-    fitted,
+    fit_module,
     ppo_options,
     prompts,
     trainer,
@@ -36,7 +36,7 @@ def course(module: Any, data: Any, folder: Path, warning: str | None, **argument
     """Fit and return what happened; `warning` is what the run has to say."""
     recorder = Course()
     with nullcontext() if warning is None else pytest.warns(UserWarning, match=warning):
-        fitted(module, data, folder, callbacks=[recorder], **arguments)
+        fit_module(module, data, folder, callbacks=[recorder], **arguments)
     return recorder
 
 
@@ -63,7 +63,7 @@ def test_a_run_with_a_fault_is_the_run_without_that_update(root: Path, tmp_path:
     recorder = Course()
     module, data = faulty_stage("sft", root, at=(2,))
     with pytest.warns(UserWarning, match=SKIPPED):
-        fitted(module, data, tmp_path, callbacks=[recorder, keep])
+        fit_module(module, data, tmp_path, callbacks=[recorder, keep])
     plain = SFTModule(str(root / "policy"))
     optimizer = torch.optim.AdamW(plain.model.parameters(), weight_decay=0.0, eps=ADAM_EPS)
     rates = [1e-2, 1e-2, 1e-2 * 2 / 3, 1e-2 / 3]  # one batch of warm-up, then linear to 0
@@ -178,7 +178,7 @@ def test_non_finite_weight_skips_the_iteration_and_is_named(root: Path, tmp_path
     recorder, data = Course(), prompts(root, batch_size=2)
     more = {"limit_val_batches": None, "val_check_interval": 1}
     with pytest.warns(UserWarning, match="non-finite: weights of the policy") as shown:
-        fitted(module, data, tmp_path, callbacks=[NaNWeight(until=3), recorder], **more)
+        fit_module(module, data, tmp_path, callbacks=[NaNWeight(until=3), recorder], **more)
     told = [str(w.message) for w in shown]
     assert [text.partition(". Weights")[0] for text in told if SKIPPED in text] == [
         f"update of policy and critic skipped at iteration {iteration}: non-finite: weights of "
@@ -209,7 +209,7 @@ def test_detector_sees_skipped_updates_and_can_roll_back(root: Path, tmp_path: P
     nan = LambdaCallback(on_train_start=lambda *_: spoil(module.policy))
     ends = pytest.raises(TooManySkippedUpdates, match="skipped updates of policy and critic")
     with pytest.warns(UserWarning, match=SKIPPED), ends:
-        fitted(module, prompts(root, batch_size=2), tmp_path, callbacks=[detector, nan])
+        fit_module(module, prompts(root, batch_size=2), tmp_path, callbacks=[detector, nan])
     assert detector.verdict.level is Level.COLLAPSED
     assert "rollout/kl" in detector.verdict.sentence
 
@@ -221,7 +221,7 @@ def test_skipped_last_update_saves_nothing(root: Path, tmp_path: Path, at: tuple
         pytest.warns(UserWarning, match="update of the model skipped"),
         pytest.raises(TooManySkippedUpdates, match="the run ends with skipped updates of the mod"),
     ):
-        fitted(module, data, tmp_path, limit_train_batches=2)
+        fit_module(module, data, tmp_path, limit_train_batches=2)
     assert not (tmp_path / "model").exists()
 
 
@@ -230,20 +230,20 @@ def test_weights_that_are_not_finite_are_refused_at_the_start(root: Path, tmp_pa
     spoil(module.model, torch.inf)
     message = r"model_path, rewards, ckpt_path: .*weights of sft \(model\.model\.norm\.weight\)"
     with pytest.raises(ValueError, match=message):
-        fitted(module, demonstrations(root), tmp_path)
+        fit_module(module, demonstrations(root), tmp_path)
 
 
 def test_weights_of_checkpoint_that_are_not_finite_are_refused(root: Path, tmp_path: Path) -> None:
     keep = ResumeCheckpoint(every_n_batches=2, dirpath=str(tmp_path))
     module = SFTModule(str(root / "policy"))
-    fitted(module, demonstrations(root), tmp_path, callbacks=[keep], enable_checkpointing=True)
+    fit_module(module, demonstrations(root), tmp_path, callbacks=[keep], enable_checkpointing=True)
     content = torch.load(tmp_path / "batch=2.ckpt", weights_only=True)
     content["state_dict"]["model.model.norm.weight"][0] = torch.nan
     torch.save(content, tmp_path / "nan.ckpt")
     module = SFTModule(str(root / "policy"), output_dir=str(tmp_path / "again"))
     nan = {"ckpt_path": tmp_path / "nan.ckpt", "callbacks": [ResumeCheckpoint()]}
     with pytest.raises(ValueError, match="expected finite numbers, got NaN or infinity"):
-        fitted(module, demonstrations(root), tmp_path, enable_checkpointing=True, **nan)
+        fit_module(module, demonstrations(root), tmp_path, enable_checkpointing=True, **nan)
     assert not (tmp_path / "again").exists()
 
 
@@ -251,7 +251,7 @@ def test_weights_that_are_not_finite_are_not_saved(root: Path, tmp_path: Path) -
     module, data = SFTModule(str(root / "policy")), demonstrations(root)
     nan = LambdaCallback(on_train_end=lambda *_: spoil(module.model))
     with pytest.raises(ValueError, match=f"{tmp_path}/model: expected finite numbers"):
-        fitted(module, data, tmp_path, callbacks=[nan])
+        fit_module(module, data, tmp_path, callbacks=[nan])
     assert not (tmp_path / "model").exists()
 
 
@@ -283,7 +283,9 @@ def test_training_stops_after_the_set_number(root: Path, tmp_path: Path) -> None
     module, data = faulty_stage("sft", root, at=(4, 5, 6), max_skipped_in_a_row=3)
     told = pytest.warns(UserWarning, match="in a row, and training stops after 3")
     with told, pytest.raises(TooManySkippedUpdates) as error:
-        fitted(module, data, tmp_path, max_epochs=2, callbacks=[saving], enable_checkpointing=True)
+        fit_module(
+            module, data, tmp_path, max_epochs=2, callbacks=[saving], enable_checkpointing=True
+        )
     message = str(error.value)
     assert "update of the model skipped at epoch 1, batch 2: non-finite: sft/loss" in message
     assert "It was number 3 in a row (max_skipped_in_a_row)" in message
@@ -298,7 +300,7 @@ def test_training_stops_after_the_set_number(root: Path, tmp_path: Path) -> None
 def test_without_a_checkpoint_the_end_says_so(root: Path, tmp_path: Path) -> None:
     module, data = faulty_stage("reward", root, at=(0,), max_skipped_in_a_row=1)
     with pytest.raises(TooManySkippedUpdates, match="There is no checkpoint"):
-        fitted(module, data, tmp_path)
+        fit_module(module, data, tmp_path)
 
 
 def test_an_update_that_goes_through_ends_the_row_of_its_network_alone(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lit_rlhf.rollout import Experience
 from lit_rlhf.tools.doctor.memory import estimate_memory
 from tests.support import doctor_runs, stages
 from tests.support.doctor_runs import findings, not_ok
-from tests.support.stages import copy_state, distance, fitted, ppo_options, prompts
+from tests.support.stages import copy_state, distance, fit_module, ppo_options, prompts
 from tests.support.tiny_models import FAMILIES, tiny_config
 
 LAYERS = 3
@@ -153,7 +153,7 @@ def test_only_the_top_layers_move_and_what_is_kept_changes_nothing(
         monkeypatch.setattr(forward.lower, "MAX_LOWER_BYTES", 2**30 if kept else 0)
         module = module_of(root, **{"minibatches.micro_batch_size": 3})
         before = copy_state(module)
-        fitted(module, prompts(root), tmp_path / str(kept))
+        fit_module(module, prompts(root), tmp_path / str(kept))
         ends.append(copy_state(module))
         moved = {name for name, weight in ends[-1].items() if not torch.equal(weight, before[name])}
         assert {n for n in moved if n.startswith(("policy.model", "critic.model"))} == {
@@ -190,11 +190,13 @@ def test_shared_critic_is_saved_and_resumed(
     ends = []
     for name, path in (("whole", None), ("resumed", tmp_path / "first.ckpt")):
         module = module_of(root, **SHARED, **extra)
-        run = fitted(module, prompts(root), tmp_path / name, ckpt_path=path, **arguments)
+        run = fit_module(module, prompts(root), tmp_path / name, ckpt_path=path, **arguments)
         ends.append(copy_state(module))
         if path is None:
             first = module_of(root, **SHARED, **extra)
-            one = fitted(first, prompts(root), tmp_path / "one", **{**arguments, "max_epochs": 1})
+            one = fit_module(
+                first, prompts(root), tmp_path / "one", **{**arguments, "max_epochs": 1}
+            )
             one.save_checkpoint(tmp_path / "first.ckpt")
     assert (distance(*ends), len(run.optimizers)) == (0, 1)
     assert len(run.optimizers[0].param_groups) >= 2

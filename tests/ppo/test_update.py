@@ -22,7 +22,7 @@ from lit_rlhf.ppo import (
     iteration_draws,
     load_networks,
 )
-from tests.support.stages import assert_equal_states, copy_state, fitted, ppo_options, prompts
+from tests.support.stages import assert_equal_states, copy_state, fit_module, ppo_options, prompts
 
 
 class Batches(Callback):
@@ -77,7 +77,7 @@ def test_loop_without_a_trainer_ends_with_the_weights_of_one(root: Path, tmp_pat
     options = {"loss.ptx_coef": 0.3, "reward_shaping": {"kl_target": 0.5, "kl_horizon": 50}}
     module, batches = PPOModule(**ppo_options(root, **options)), Batches()
     ppo = algorithm(root, module)
-    fitted(module, prompts(root, ptx=True, batch_size=4), tmp_path, callbacks=[batches])
+    fit_module(module, prompts(root, ptx=True, batch_size=4), tmp_path, callbacks=[batches])
     policy, critic = ppo.networks.policy, ppo.networks.critic
     assert critic is not None
     stepper = OptimizerStepper(
@@ -102,7 +102,7 @@ def test_loop_without_a_trainer_ends_with_the_weights_of_one(root: Path, tmp_pat
 
 def test_update_steps_the_policy_after_critic_pretraining(root: Path, tmp_path: Path) -> None:
     module, batches = PPOModule(**ppo_options(root)), Batches()
-    fitted(module, prompts(root), tmp_path, callbacks=[batches])
+    fit_module(module, prompts(root), tmp_path, callbacks=[batches])
     phase = CriticPretrainingOptions(iterations=1)
     ppo, stepper = algorithm(root, module, critic_pretraining=phase), CountingStepper()
     collected = ppo.collect(batches.seen[0], seed=1)
@@ -125,7 +125,7 @@ def test_update_steps_the_policy_after_critic_pretraining(root: Path, tmp_path: 
 
 def test_numbers_that_are_not_finite_change_nothing(root: Path, tmp_path: Path) -> None:
     module, batches = PPOModule(**ppo_options(root)), Batches()
-    fitted(module, prompts(root), tmp_path, callbacks=[batches])
+    fit_module(module, prompts(root), tmp_path, callbacks=[batches])
     ppo = algorithm(root, module)
     collected = ppo.collect(batches.seen[0], seed=1)
     before = copy_state(ppo)

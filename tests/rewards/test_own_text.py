@@ -10,7 +10,7 @@ from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rewards import WeightedReward
 from tests.support.reward_inputs import make_rollouts
-from tests.support.stages import fitted, ppo_options, prompts, write_data, write_models
+from tests.support.stages import fit_module, ppo_options, prompts, write_data, write_models
 from tests.support.tiny_models import VOCAB_SIZE, tiny_causal_lm, tiny_tokenizer
 from tests.support.tiny_tokenizers import CHATML
 from tests.support.tiny_tokenizers import tiny_tokenizer as other_tokenizer
@@ -80,5 +80,5 @@ def test_ppo_trains_on_the_scores_of_a_smaller_vocabulary(path: str, tmp_path: P
     with pytest.raises(ValueError, match="critic_init: expected 'policy' or 'random'"):
         PPOModule(**options)
     module = PPOModule(**{**options, "critic_init": "policy"})
-    scores = fitted(module, prompts(root), tmp_path / "run").callback_metrics
+    scores = fit_module(module, prompts(root), tmp_path / "run").callback_metrics
     assert torch.isfinite(scores["rollout/score"])

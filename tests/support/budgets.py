@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from lit_rlhf.modules import PPOModule
-from tests.support.stages import fitted, ppo_options, prompts, write_data, write_models
+from tests.support.stages import fit_module, ppo_options, prompts, write_data, write_models
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "lit_rlhf", ROOT / "callbacks" / "lit_callbacks")
@@ -57,7 +57,9 @@ def trace_iteration() -> set[Place]:
     with tempfile.TemporaryDirectory() as folder:
         root = write_models(write_data(Path(folder)))
         module = Traced(**ppo_options(root))
-        fitted(module, prompts(root, ptx=True), root / "run", max_epochs=1, limit_train_batches=1)
+        fit_module(
+            module, prompts(root, ptx=True), root / "run", max_epochs=1, limit_train_batches=1
+        )
     return seen
 
 

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lit_rlhf.ppo import PPO, LossShare
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy
-from tests.support.stages import fitted, ppo_options, prompts, with_algorithm
+from tests.support.stages import fit_module, ppo_options, prompts, with_algorithm
 
 TIMEOUT = timedelta(seconds=15)
 
@@ -47,7 +47,7 @@ def main() -> None:
     module = with_algorithm(Dying)(**ppo_options(root, minibatches=minibatches))
     ranks: dict[str, Any] = {"devices": 2, "use_distributed_sampler": False}
     data = prompts(root, batch_size=4)
-    fitted(module, data, root / name, max_epochs=4, strategy=strategy, **ranks)
+    fit_module(module, data, root / name, max_epochs=4, strategy=strategy, **ranks)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.faulty_stages import Course, FaultyEstimates, FaultyPPO, faulty_stage
 from tests.support.rank_runs import RANKS, strategy
-from tests.support.stages import fitted, ppo_options, prompts
+from tests.support.stages import fit_module, ppo_options, prompts
 
 STRATEGIES = ("ddp", "deepspeed")
 # a fault with a finite gradient shows on its own rank alone: the ranks have to tell each other
@@ -39,7 +39,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             with warnings.catch_warnings(record=True) as shown:
                 warnings.simplefilter("always")
                 place, options = folder / name / stage, {"strategy": strategy(name), **ranks}
-                fitted(module, data, place, max_epochs=2, callbacks=[course], **options)
+                fit_module(module, data, place, max_epochs=2, callbacks=[course], **options)
             logged = [item for metrics in course.metrics for item in metrics.items()]
             results[f"{name} {stage}"] = {
                 "states": course.states,

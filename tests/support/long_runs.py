@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from lit_rlhf.stats import local_part
 from lit_rlhf.strategies.engine_optimizer import EngineOptimizer
 from tests.support.rank_runs import RANKS, STRATEGIES, strategy
-from tests.support.stages import copy_state, fitted
+from tests.support.stages import copy_state, fit_module
 from tests.support.trajectories import SAMPLES, Logged, stage_run
 
 PRETRAINING = 2
@@ -116,7 +116,9 @@ def ppo_run(root: Path, folder: Path, iterations: int, size: int = SAMPLES, **op
     arguments = options.pop("trainer", {})
     module, data = stage_run("ppo", root, size, **{**OPTIONS, **options})
     logged, witness = Logged(), Witness()
-    fitted(module, data, folder, max_epochs=iterations, callbacks=[logged, witness], **arguments)
+    fit_module(
+        module, data, folder, max_epochs=iterations, callbacks=[logged, witness], **arguments
+    )
     return Run(logged.steps, copy_state(module), witness.squares, witness.untouched, witness.steps)
 
 

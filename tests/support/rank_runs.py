@@ -122,7 +122,7 @@ def variants(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Traj
         callbacks = [logged, CollapseDetector(monitors=[monitor], actions=[back])]
         data, place = stages.prompts(root, batch_size=4), folder / f"{name} {variant}"
         given = {"callbacks": callbacks, "strategy": strategy(name), **common, **arguments}
-        stages.fitted(module, data, place, **given)
+        stages.fit_module(module, data, place, **given)
         runs[f"{name} {variant}"] = Trajectory(logged.steps, stages.copy_state(module))
     return runs
 
@@ -137,7 +137,7 @@ def dynamic_batches(root: Path, folder: Path, shared: dict[str, Any]) -> dict[st
         recorder, batches = stages.StepRecorder(), Batches()
         made = module(str(root / "policy"), micro_batch_size=1, optimizer={"grad_clip": None})
         options = {"callbacks": [recorder, batches], "strategy": strategy("ddp"), **shared}
-        stages.fitted(made, data, folder / f"dynamic {name}", **options)
+        stages.fit_module(made, data, folder / f"dynamic {name}", **options)
         (steps,) = recorder.steps.values()
         seen[name] = {"gradients": steps[0], "rows": batches.rows}
     return seen
@@ -175,7 +175,7 @@ def traffic(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
         patch.setattr(optimization, "BUCKET_SIZE", 2**25)  # one bucket
         options = {"callbacks": [counted], "limit_train_batches": 1, "strategy": strategy("ddp")}
         data = stages.prompts(root, batch_size=4)
-        stages.fitted(module, data, folder / "traffic", **options, **shared)
+        stages.fit_module(module, data, folder / "traffic", **options, **shared)
     networks = (module.critic, module.policy)
     return {
         "by DDP": counted.numbers,
@@ -192,5 +192,5 @@ def pretraining(root: Path, folder: Path, shared: dict[str, Any]) -> list[bool]:
     ends = {"on_train_batch_end": lambda *_: states.append(module.ppo.in_critic_pretraining())}
     options = {"max_epochs": 3, "callbacks": [LambdaCallback(**ends)], **shared}
     options["strategy"] = strategy("ddp")
-    stages.fitted(module, stages.prompts(root, batch_size=4), folder / "pretraining", **options)
+    stages.fit_module(module, stages.prompts(root, batch_size=4), folder / "pretraining", **options)
     return states

@@ -23,7 +23,7 @@ from tests.support.stages import (
     ADAM_EPS,
     StepRecorder,
     copy_state,
-    fitted,
+    fit_module,
     nested,
     ppo_options,
     prompts,
@@ -105,7 +105,7 @@ def run_step(
     start, recorder = copy_state(module.policy), StepRecorder()
     engines = isinstance(trainer.get("strategy"), MultiEngineDeepSpeedStrategy)
     data = prompts(root, batch_size=8 // n_ranks)
-    run = fitted(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
+    run = fit_module(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
     return Step(
         samples=module.ppo.samples,
         start=start,

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import Experience
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, full_tensor
-from tests.support.stages import ADAM_EPS, StepRecorder, fitted, ppo_options, prompts
+from tests.support.stages import ADAM_EPS, StepRecorder, fit_module, ppo_options, prompts
 from tests.support.trajectories import ScriptedPPO
 
 TRUNCATIONS = ("terminal", "bootstrap", "mask")
@@ -142,7 +142,7 @@ def run_iteration(
     start = states(module)
     data = prompts(root, ptx=True, batch_size=8 // n_ranks)
     engines = isinstance(trainer.get("strategy"), MultiEngineDeepSpeedStrategy)
-    run = fitted(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
+    run = fit_module(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
     logged = {key: float(value) for key, value in run.callback_metrics.items()}
     return Iteration(
         samples=module.ppo.samples,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.support import stages
 from tests.support.engine_checkpoints import write_checkpoint_folder
-from tests.support.stages import fitted, nested
+from tests.support.stages import fit_module, nested
 
 
 class SavedRun(NamedTuple):
@@ -33,7 +33,7 @@ def saved_run(stage: str, root: Path, folder: Path, **options: Any) -> SavedRun:
         usual |= {"sampling": {"temperature": 0.7}}
     size, options = 8 if stage == "ppo" else 4, nested(usual, options)
     module, data = stages.stage(stage, root, size, output_dir=str(finished), **options)
-    fitted(module, data, folder).save_checkpoint(folder / f"{stage}.ckpt")
+    fit_module(module, data, folder).save_checkpoint(folder / f"{stage}.ckpt")
     networks = {"sft": ("model",), "reward": ("networks",), "ppo": ("policy", "critic")}[stage]
     return SavedRun(folder / f"{stage}.ckpt", finished, module, networks)
 

@@ -146,7 +146,7 @@ class Saver(Checkpoint):
         trainer.save_checkpoint(self.folder / f"{trainer.fit_loop.total_batch_idx + 1}.ckpt")
 
 
-def fitted(
+def fit_batches(
     folder: Path, module: Any, count: int, *callbacks: Any, done: int | None = None, **options: Any
 ) -> Trainer:
     """Fit `count` batches, with a checkpoint in `folder` after each one.

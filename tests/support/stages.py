@@ -194,7 +194,7 @@ def trainer(folder: Path, **arguments: Any) -> Trainer:
     return scripted.trainer(folder, *callbacks, **(usual | arguments))
 
 
-def fitted(module: LightningModule, data: Any, folder: Path, **arguments: Any) -> Trainer:
+def fit_module(module: LightningModule, data: Any, folder: Path, **arguments: Any) -> Trainer:
     """Fit and return the Trainer; the finished model goes to `folder/model`."""
     ckpt_path, run = arguments.pop("ckpt_path", None), trainer(folder, **arguments)
     with warnings.catch_warnings():

@@ -20,7 +20,7 @@ from tests.support.stages import (
     copy_state,
     demonstrations,
     distance,
-    fitted,
+    fit_module,
     nested,
     ppo_options,
     preferences,
@@ -116,7 +116,7 @@ def trajectory(
     arguments = options.pop("trainer", {})
     module, data = stage_run(stage, root, batch_size, **options)
     logged = Logged()
-    fitted(module, data, folder, **{"max_epochs": EPOCHS, "callbacks": [logged], **arguments})
+    fit_module(module, data, folder, **{"max_epochs": EPOCHS, "callbacks": [logged], **arguments})
     return Trajectory(logged.steps, copy_state(module))
 
 
