@@ -36,7 +36,7 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpy
 N_KERNELS = 12
 """Kernels that are listed."""
 N_SHORT = 8
-"""Tokens of a rollout that is taken off a longer one."""
+"""Tokens of the short rollout, whose time and counts are subtracted from a longer one."""
 
 
 class StepProfile(NamedTuple):
@@ -45,7 +45,7 @@ class StepProfile(NamedTuple):
     Attributes:
         seconds: Time of a step, without the profiler.
         launches: Calls that start work on the device.
-        graphs: Those of them that start a CUDA graph; 0 where none ran.
+        graphs: Launches that start a CUDA graph; 0 where none ran.
         captures: Seconds of each capture of a CUDA graph in a rollout.
         peak: Largest number of bytes in use during a rollout; 0 on a CPU.
         kernels: Name, number and microseconds of each kernel in a step, the longest first.
@@ -178,30 +178,30 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
     )
 
 
-def print_profile(name: str, found: StepProfile, bound: float) -> None:
+def print_profile(name: str, step: StepProfile, bound: float) -> None:
     """Print a profile as a table of kernels below a line for the step.
 
     Args:
         name: What was profiled.
-        found: The profile.
+        step: Profile of a decoding step.
         bound: Seconds that reading the weights takes.
     """
-    n_kernels = sum(n for _, n, _ in found.kernels)
-    busy = sum(us for _, _, us in found.kernels)
+    n_kernels = sum(n for _, n, _ in step.kernels)
+    busy = sum(us for _, _, us in step.kernels)
     print(
-        f"{name}: {found.seconds * 1e3:.2f} ms a step, {found.seconds / bound:.1f} x the weights; "
-        f"{found.graphs:.1f} CUDA graphs, {found.launches:.1f} launches, {n_kernels:.1f} kernels "
-        f"of {busy / 1e3:.2f} ms; {'gaps' if found.graphs else 'waits for the host'} "
-        f"{max(1 - busy / 1e6 / found.seconds, 0):.0%}"
+        f"{name}: {step.seconds * 1e3:.2f} ms a step, {step.seconds / bound:.1f} x the weights; "
+        f"{step.graphs:.1f} CUDA graphs, {step.launches:.1f} launches, {n_kernels:.1f} kernels "
+        f"of {busy / 1e3:.2f} ms; {'gaps' if step.graphs else 'waits for the host'} "
+        f"{max(1 - busy / 1e6 / step.seconds, 0):.0%}"
     )
     print(
-        f"  {len(found.captures)} captures in a rollout, {sum(found.captures) * 1e3:.1f} ms; "
-        f"peak {found.peak / 1e9:.2f} GB"
+        f"  {len(step.captures)} captures in a rollout, {sum(step.captures) * 1e3:.1f} ms; "
+        f"peak {step.peak / 1e9:.2f} GB"
     )
     for part in ("flash", "scan"):  # attention, and the cumulative sum of the draw
-        us = sum(us for kernel, _, us in found.kernels if part in kernel.lower())
+        us = sum(us for kernel, _, us in step.kernels if part in kernel.lower())
         print(f"  {part}: {us:.0f} us a step, {us / busy if busy else 0:.0%} of the device's time")
-    for kernel, n, us in found.kernels[:N_KERNELS]:
+    for kernel, n, us in step.kernels[:N_KERNELS]:
         print(f"  {us:8.1f} us {n:6.1f} x {kernel[:90]}")
 
 

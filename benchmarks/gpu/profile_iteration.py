@@ -207,13 +207,13 @@ def print_phases(last: LastIteration, ceiling: float) -> None:
         f"{'phase':10} {'seconds':>8} {'kernels take':>13} {'idle':>6} {'kernels':>8} "
         f"{'of mm':>6} {'GiB':>6}"
     )
-    for phase, found in last.phases().items():
-        idle = max(1 - found.busy / found.seconds, 0)
+    for phase, totals in last.phases().items():
+        idle = max(1 - totals.busy / totals.seconds, 0)
         print(
-            f"{phase:10} {found.seconds:8.3f} {found.busy:13.3f} {idle:6.0%} {found.kernels:8} "
-            f"{found.rate / ceiling:6.0%} {found.peak:6.1f}"
+            f"{phase:10} {totals.seconds:8.3f} {totals.busy:13.3f} {idle:6.0%} {totals.kernels:8} "
+            f"{totals.rate / ceiling:6.0%} {totals.peak:6.1f}"
         )
-    seconds = sum(found.seconds for found in last.phases().values())
+    seconds = sum(totals.seconds for totals in last.phases().values())
     rate = sum(last.operations.values()) / seconds
     print(f"{'all':10} {seconds:8.3f} {'':13} {'':6} {'':8} {rate / ceiling:6.0%}")
     totals: dict[str, float] = {}

@@ -26,7 +26,7 @@ from lit_callbacks import (
 )
 from tests.support.report_pages import read_texts
 from tests.support.scripted import (
-    Counted,
+    RecordActs,
     Scripted,
     batches,
     fit_batches,
@@ -75,7 +75,7 @@ def act(action: Action, module: LightningModule) -> str:
     ],
 )
 def test_level_and_cooldown_of_an_action(tmp_path: Path, options: Any, expected: list[int]) -> None:
-    levels, action = [0, 1, 1, 1, 1, 0, 1, 2, 2, 2], Counted(**options)
+    levels, action = [0, 1, 1, 1, 1, 0, 1, 2, 2, 2], RecordActs(**options)
     trainer(tmp_path, watching(action)).fit(Scripted(script_of(levels)), batches(10))
     assert action.acts == expected
 
@@ -83,15 +83,15 @@ def test_level_and_cooldown_of_an_action(tmp_path: Path, options: Any, expected:
 @pytest.mark.parametrize("done", [3, 4, 5])
 def test_a_resumed_run_keeps_the_cooldown(tmp_path: Path, done: int) -> None:
     script = script_of([1] * 9)
-    fit_batches(tmp_path, Scripted(script), 9, watching(Counted(level="suspicious", cooldown=4)))
-    action = Counted(level="suspicious", cooldown=4)
+    fit_batches(tmp_path, Scripted(script), 9, watching(RecordActs(level="suspicious", cooldown=4)))
+    action = RecordActs(level="suspicious", cooldown=4)
     fit_batches(tmp_path, Scripted(script), 9, watching(action), done=done)
     assert action.acts == [step for step in (1, 5, 9) if step > done]
 
 
 def test_what_was_done_is_written_under_the_verdict(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
-    actions = [Counted(cooldown=2), AdjustCoefficient("beta", 2.0, level="collapsed")]
+    actions = [RecordActs(cooldown=2), AdjustCoefficient("beta", 2.0, level="collapsed")]
     trainer(tmp_path, watching(*actions), logger=logger).fit(Coefficients([0, 2, 2, 2]), batches(4))
     steps, texts = zip(*read_texts(tmp_path), strict=True)
     assert steps == (2, 4)  # a new level, and an act without one

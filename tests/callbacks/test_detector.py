@@ -33,7 +33,7 @@ from lit_callbacks import (
 from lit_callbacks.rollback import SavedWeights
 from tests.support.report_pages import read_events, read_texts
 from tests.support.scripted import (
-    Counted,
+    RecordActs,
     Script,
     Scripted,
     Watch,
@@ -84,7 +84,7 @@ def test_nan_in_any_metric_is_a_collapse_at_once(tmp_path: Path) -> None:
 
 
 def test_all_actions_see_a_step_before_one_acts(tmp_path: Path, monkeypatch: Any) -> None:
-    told, actions = Mock(), [Counted(cooldown=1), Counted(cooldown=1)]
+    told, actions = Mock(), [RecordActs(cooldown=1), RecordActs(cooldown=1)]
     for action, own in zip(actions, (told.first, told.second), strict=True):
         own.acts.return_value = ""
         monkeypatch.setattr(action, "on_step", own.sees)
@@ -96,7 +96,7 @@ def test_all_actions_see_a_step_before_one_acts(tmp_path: Path, monkeypatch: Any
 
 
 def test_readings_are_void_after_an_action_that_restores_an_earlier_state(tmp_path: Path) -> None:
-    monitor, other, action = above(10.0), above(10.0, "drift"), Counted(cooldown=1)
+    monitor, other, action = above(10.0), above(10.0, "drift"), RecordActs(cooldown=1)
     action.clears_monitors = True
     detector = CollapseDetector([monitor, other], [action], votes=1)
     script = {"kl": [1.0, 20.0, 20.0, 20.0], "drift": [1.0, 2.0, 3.0, 4.0]}
@@ -126,8 +126,8 @@ def _log_levels(caplog: pytest.LogCaptureFixture) -> None:
 def test_levels_and_actions_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     monitors = [KLMonitor(), LengthMonitor(), PerplexityMonitor(), EntropyMonitor(high_ratio=3.0)]
     board, table = TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path, "csv")
-    detector = CollapseDetector(monitors, [Counted(cooldown=10)])
-    with patch.object(Counted, "act", return_value="raised " + "one and another " * 20):
+    detector = CollapseDetector(monitors, [RecordActs(cooldown=10)])
+    with patch.object(RecordActs, "act", return_value="raised " + "one and another " * 20):
         trainer(tmp_path, detector, logger=[board, table]).fit(Scripted(LONG), batches(11))
     ranges, verdict, action = lines(caplog)
     assert ranges.startswith("thresholds: KL at most 30 nats, length 1.82 to 5.31 tokens, ")

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lit_callbacks import ResumeCheckpoint, default_checkpoint_dir
 from tests.support import scripted
 from tests.support.scripted import resumes_at_the_next_batch
-from tests.support.signals_in_training import Module, Numbers, Told
+from tests.support.signals_in_training import Module, Numbers, SignalInHook
 
 
 class Counts(Callback):
@@ -97,7 +97,7 @@ def test_minutes_pass_between_checkpoints(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_closed_terminal_ends_the_run_as_sigterm_does(tmp_path: Path) -> None:
-    told = Told("on_train_batch_start", 3, signal.SIGHUP)
+    told = SignalInHook("on_train_batch_start", 3, signal.SIGHUP)
     ended_by_sigterm(tmp_path, told, ResumeCheckpoint())
     assert names(tmp_path) == ["batch=3.ckpt"]
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
@@ -113,7 +113,7 @@ def test_handler_that_is_not_pythons_is_kept(
 ) -> None:
     before = signal.signal(number, handler)
     try:
-        fit(tmp_path, Told("on_train_batch_start", 3, number), ResumeCheckpoint())
+        fit(tmp_path, SignalInHook("on_train_batch_start", 3, number), ResumeCheckpoint())
     finally:
         signal.signal(number, before)
     assert getattr(handler, "call_count", 0) == calls
@@ -127,13 +127,15 @@ def test_without_a_period_it_saves_nothing_unless_told_to_end(tmp_path: Path) ->
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     # nor does a trial run
     fit(tmp_path, ResumeCheckpoint(every_n_batches=1), fast_dev_run=2)
-    ended_by_sigterm(tmp_path, Told("on_train_start", 1), ResumeCheckpoint(), fast_dev_run=2)
+    ended_by_sigterm(
+        tmp_path, SignalInHook("on_train_start", 1), ResumeCheckpoint(), fast_dev_run=2
+    )
     assert names(tmp_path) == []
 
 
 def test_a_resumed_run_goes_on_with_its_checkpoints(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    ended_by_sigterm(tmp_path, Told("on_train_batch_start", 5), ResumeCheckpoint(2))
+    ended_by_sigterm(tmp_path, SignalInHook("on_train_batch_start", 5), ResumeCheckpoint(2))
     assert names(tmp_path) == ["batch=4.ckpt", "batch=5.ckpt"]
     module = fit(tmp_path, ResumeCheckpoint(2), ckpt_path=folder / "batch=5.ckpt")
     assert module.seen == [1, 2, 3]
@@ -191,7 +193,7 @@ def test_a_checkpoint_from_elsewhere_deletes_no_checkpoint_of_its_names(tmp_path
 def test_the_batch_under_way_is_finished_and_the_rest_is_left_to_the_resumed_run(
     tmp_path: Path, hook: str, nth: int, saved: int, left: list[int]
 ) -> None:
-    ended_by_sigterm(tmp_path, Told(hook, nth), ResumeCheckpoint())
+    ended_by_sigterm(tmp_path, SignalInHook(hook, nth), ResumeCheckpoint())
     assert names(tmp_path) == [f"batch={saved}.ckpt"]
     module = resumed(tmp_path, saved)
     assert module.seen == left
@@ -200,7 +202,9 @@ def test_the_batch_under_way_is_finished_and_the_rest_is_left_to_the_resumed_run
 
 @pytest.mark.parametrize(("nth", "saved"), [(1, 2), (5, 4), (16, 8)])
 def test_a_validation_under_way_is_finished(tmp_path: Path, nth: int, saved: int) -> None:
-    ended = Told("on_validation_batch_end", nth)  # 4 batches, after every second of training
+    ended = SignalInHook(
+        "on_validation_batch_end", nth
+    )  # 4 batches, after every second of training
     ended_by_sigterm(tmp_path, ended, ResumeCheckpoint(), val_check_interval=2)
     assert len(ended.calls) == -(-nth // 4) * 4
     assert names(tmp_path) == [f"batch={saved}.ckpt"]
@@ -211,7 +215,7 @@ def test_a_validation_under_way_is_finished(tmp_path: Path, nth: int, saved: int
 def test_ctrl_c_saves_after_the_batch_under_way_and_ends_with_a_status_of_its_own(
     tmp_path: Path, hook: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = Told(hook, 3, signal.SIGINT)
+    told = SignalInHook(hook, 3, signal.SIGINT)
     assert ended_by_ctrl_c(tmp_path, told, ResumeCheckpoint()) == 130
     assert names(tmp_path) == ["batch=3.ckpt"]
     assert "Ctrl-C: the run ends after this batch" in capfd.readouterr().err
@@ -219,32 +223,37 @@ def test_ctrl_c_saves_after_the_batch_under_way_and_ends_with_a_status_of_its_ow
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
-    twice = [Told("on_train_batch_start", 3, signal.SIGINT) for _ in range(2)]
+    twice = [SignalInHook("on_train_batch_start", 3, signal.SIGINT) for _ in range(2)]
     assert ended_by_ctrl_c(tmp_path, *twice, ResumeCheckpoint()) == 1  # Lightning's
     assert names(tmp_path) == []
 
 
 def test_a_validation_that_is_due_does_not_begin(tmp_path: Path) -> None:
-    validation, told = Told("on_validation_batch_start", 9), Told("on_train_batch_start", 2)
+    validation, told = (
+        SignalInHook("on_validation_batch_start", 9),
+        SignalInHook("on_train_batch_start", 2),
+    )
     ended_by_sigterm(tmp_path, told, validation, ResumeCheckpoint(), val_check_interval=2)
     assert validation.calls == []
 
 
 def test_a_signal_before_the_first_batch_is_not_lost(tmp_path: Path) -> None:
-    sanity = Told("on_sanity_check_end", 1)
+    sanity = SignalInHook("on_sanity_check_end", 1)
     options: dict[str, Any] = {"val_check_interval": 2, "num_sanity_val_steps": 1}
     ended_by_sigterm(tmp_path, sanity, ResumeCheckpoint(), **options)
     assert names(tmp_path) == ["batch=1.ckpt"]
     # in the sanity check itself Lightning ends the run, and there is nothing to save
     options["num_sanity_val_steps"] = 2
-    sanity = Told("on_validation_batch_end", 1)
+    sanity = SignalInHook("on_validation_batch_end", 1)
     ended_by_sigterm(tmp_path / "2", sanity, ResumeCheckpoint(), **options)
     assert names(tmp_path / "2") == []
 
 
 def test_the_last_batch_is_logged_before_the_run_ends(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="", version="", flush_logs_every_n_steps=1)
-    ended_by_sigterm(tmp_path, Told("on_train_batch_start", 3), ResumeCheckpoint(), logger=logger)
+    ended_by_sigterm(
+        tmp_path, SignalInHook("on_train_batch_start", 3), ResumeCheckpoint(), logger=logger
+    )
     rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert rows[0].split(",").index("toy/batch") >= 0
     assert len(rows) == 1 + 3
@@ -277,5 +286,5 @@ def test_its_folder_is_that_of_model_checkpoint(tmp_path: Path, logger: Any) -> 
 
 
 def test_a_batch_that_was_just_saved_is_not_saved_again_at_sigterm(tmp_path: Path) -> None:
-    ended_by_sigterm(tmp_path, Told("on_train_batch_start", 4), ResumeCheckpoint(2))
+    ended_by_sigterm(tmp_path, SignalInHook("on_train_batch_start", 4), ResumeCheckpoint(2))
     assert names(tmp_path) == ["batch=2.ckpt", "batch=4.ckpt"]

@@ -28,7 +28,7 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 main = partial(COMMAND.run, prog="lit_rlhf export")
 
 
-def refused(*arguments: str) -> str:
+def export_error(*arguments: str) -> str:
     with pytest.raises(SystemExit) as error:
         main(arguments)
     return str(error.value.code)
@@ -59,10 +59,10 @@ def test_flags_choose_type_shards_adapters_and_base(runs: Runs, tmp_path: Path) 
     main([*source, "--output", str(adapters), "--merge_lora", "false"])
     assert (adapters / "adapter_config.json").is_file()
     more = ["--output", str(tmp_path / "n"), "--merge_lora", "false", "--format", "trl"]
-    assert "format: expected transformers for adapters" in refused(*source, *more)
+    assert "format: expected transformers for adapters" in export_error(*source, *more)
     save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
     other = ["--output", str(tmp_path / "n"), "--base", str(tmp_path / "other")]
-    assert "path: expected a model of the weights' shape" in refused(*source, *other)
+    assert "path: expected a model of the weights' shape" in export_error(*source, *other)
     assert not (tmp_path / "n").exists()
 
 
@@ -80,10 +80,10 @@ def test_foreign_model_gets_a_template(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_file_that_is_neither_checkpoint_nor_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     output = ["--output", str(tmp_path / "m")]
-    assert "does not exist" in refused("--checkpoint", str(tmp_path / "missing"), *output)
-    assert "state.ckpt" in refused("--checkpoint", str(tmp_path / "empty"), *output)
+    assert "does not exist" in export_error("--checkpoint", str(tmp_path / "missing"), *output)
+    assert "state.ckpt" in export_error("--checkpoint", str(tmp_path / "empty"), *output)
     # a closing tag of rich's markup, without an opening one
-    assert "does not exist" in refused("--checkpoint", str(tmp_path / "[/bold]"), *output)
+    assert "does not exist" in export_error("--checkpoint", str(tmp_path / "[/bold]"), *output)
 
 
 def test_taken_name_is_refused_unless_overwriting_is_asked_for(
@@ -91,13 +91,13 @@ def test_taken_name_is_refused_unless_overwriting_is_asked_for(
 ) -> None:
     shutil.copytree(root / "policy", tmp_path / "m")
     arguments = ["--checkpoint", str(runs("sft").checkpoint), "--output", str(tmp_path / "m")]
-    assert "--overwrite true replaces a model" in refused(*arguments)
+    assert "--overwrite true replaces a model" in export_error(*arguments)
     assert_same_model(tmp_path / "m", root / "policy")
     main([*arguments, "--overwrite", "true"])
     assert_same_model(tmp_path / "m", runs("sft").finished)
     (tmp_path / "m" / "thesis.docx").write_text("mine")
     arguments[1] = str(tmp_path / "missing")  # which is not read
-    assert "thesis.docx" in refused(*arguments, "--overwrite", "true")
+    assert "thesis.docx" in export_error(*arguments, "--overwrite", "true")
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_bad_upload_is_refused_before_anything_is_written(
     runs: Runs, tmp_path: Path, hub: Mock, token: Any, name: str, message: str
 ) -> None:
     with patch("huggingface_hub.get_token", return_value=token):
-        assert message in refused(*uploading(runs, tmp_path / "m", "--push_to_hub", name))
+        assert message in export_error(*uploading(runs, tmp_path / "m", "--push_to_hub", name))
     assert hub.mock_calls == list(tmp_path.iterdir()) == []
 
 
@@ -150,7 +150,7 @@ def test_failed_upload_keeps_the_folder_and_says_how_to_go_on(
     runs: Runs, tmp_path: Path, hub: Mock
 ) -> None:
     hub.upload_folder.side_effect = ConnectionError("cut off")
-    said = refused(*uploading(runs, tmp_path / "m", "--push_to_hub", "someone/model"))
+    said = export_error(*uploading(runs, tmp_path / "m", "--push_to_hub", "someone/model"))
     assert "uploading to someone/model failed: cut off" in said
     assert "hf upload someone/model" in said
     assert_same_model(tmp_path / "m", runs("sft").finished)
@@ -189,7 +189,7 @@ def test_weights_are_averaged(stage: str, runs: Runs, tmp_path: Path) -> None:
 def test_other_models_are_not_averaged(runs: Runs, tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
     source = ["--checkpoint", str(runs("sft").finished), "--output", str(tmp_path / "m")]
-    message = refused(*source, "--average", f"[{tmp_path / 'other'}]")
+    message = export_error(*source, "--average", f"[{tmp_path / 'other'}]")
     assert "average: expected fine-tunings of one model, got the language model in" in message
     assert "their architectures differ" in message
     # weights of the same shapes that positions enter in another way, and of another template
@@ -202,8 +202,8 @@ def test_other_models_are_not_averaged(runs: Runs, tmp_path: Path) -> None:
         content = json.loads((finished / file).read_text("utf-8"))
         assert content[key] != value
         (tmp_path / name / file).write_text(json.dumps(content | {key: value}), "utf-8")
-    assert "architectures differ" in refused(*source, "--average", f"[{tmp_path / 'rope'}]")
-    assert "add_bos is False here and True" in refused(
+    assert "architectures differ" in export_error(*source, "--average", f"[{tmp_path / 'rope'}]")
+    assert "add_bos is False here and True" in export_error(
         *source, "--average", f"[{tmp_path / 'text'}]"
     )
     assert not (tmp_path / "m").exists()

@@ -56,7 +56,7 @@ def fit(root: Path, *flags: str, **trainer: Any) -> RLHFCLI:
     return fit_command.fit(root, *flags, stage="SFT", options=options, trainer=quiet | trainer)
 
 
-refused = partial(fit_command.refused, fit)
+fit_error = partial(fit_command.capture_usage_error, fit)
 
 
 def weights() -> bytes:
@@ -93,7 +93,7 @@ def test_damaged_last_offers_the_one_before(root: Path, capsys: pytest.CaptureFi
     path = Path("run/checkpoints/batch=4.ckpt")
     path.write_bytes(path.read_bytes()[:-1000])
     for value in ("last", str(path)):
-        told = refused(capsys, root, "--ckpt_path", value, callbacks=[KEEP_EACH])
+        told = fit_error(capsys, root, "--ckpt_path", value, callbacks=[KEEP_EACH])
         assert "checkpoint run/checkpoints/batch=4.ckpt: is damaged or cut off" in told
         assert "resume from run/checkpoints/batch=3.ckpt instead" in told
 
@@ -164,7 +164,7 @@ def test_last_spares_another_model(root: Path, capsys: pytest.CaptureFixture[str
     rate = "--model.optimizer.learning_rate=0.5"  # another command
     fit(root)
     whole = weights()
-    told = refused(capsys, root, "--ckpt_path", "last", rate, callbacks=[KEEP_EACH])
+    told = fit_error(capsys, root, "--ckpt_path", "last", rate, callbacks=[KEEP_EACH])
     assert "model: expected no earlier run" in told
     assert weights() == whole
     fit(root, "--ckpt_path", "last", rate, "--overwrite", callbacks=[KEEP_EACH])
@@ -209,7 +209,7 @@ def test_command_names_a_checkpoint(root: Path, capsys: pytest.CaptureFixture[st
 def test_other_run_is_refused_until_allowed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, callbacks=[KEEP_EACH])
     flags = ["--ckpt_path", "run/checkpoints/batch=3.ckpt", "--data.seed", "1"]
-    told = refused(capsys, root, *flags, callbacks=[KEEP_EACH])
+    told = fit_error(capsys, root, *flags, callbacks=[KEEP_EACH])
     assert "data.seed: 0 -> 1" in told
     assert "--allow_changes on the command line" in told
     cli = fit(root, *flags, "--allow_changes", callbacks=[KEEP_EACH])
@@ -237,7 +237,7 @@ def test_a_run_that_was_stopped_as_collapsed_has_a_status_of_its_own(root: Path)
 
 
 def test_last_without_checkpoint_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, root, "--ckpt_path", "last", enable_checkpointing=False)
+    told = fit_error(capsys, root, "--ckpt_path", "last", enable_checkpointing=False)
     assert "--ckpt_path last: the run keeps no checkpoints" in told
 
 
@@ -268,14 +268,14 @@ def fit_named(root: Path, *flags: str, **trainer: Any) -> RLHFCLI:
     return fit_command.fit(root, *flags, stage="SFT", options=options, trainer=few | trainer)
 
 
-refusal = partial(fit_command.refused, fit_named)
+named_fit_error = partial(fit_command.capture_usage_error, fit_named)
 
 
 def test_earlier_run_is_replaced_if_asked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit_named(root, "--model.optimizer.learning_rate", "1.0e-3")
     before, first = content(Path("runs")), logged(Path("runs/logs/sft"))["sft/loss"]
 
-    told = refusal(capsys, root, "--model.optimizer.learning_rate", "2.0e-3")
+    told = named_fit_error(capsys, root, "--model.optimizer.learning_rate", "2.0e-3")
     assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in told
     for way in ("--name NAME", "--ckpt_path last", "--overwrite"):
         assert way in told
@@ -297,7 +297,7 @@ def test_other_run_replaces_no_model(root: Path, capsys: pytest.CaptureFixture[s
     (checkpoint,) = Path("runs/logs/other/checkpoints").iterdir()
     before = content(Path("runs"))
     more = ["--ckpt_path", str(checkpoint), "--trainer.max_epochs", "2"]
-    told = refusal(capsys, root, *more)
+    told = named_fit_error(capsys, root, *more)
     assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in told
     assert content(Path("runs")) == before
     fit_named(root, *more, "--name", "third")
@@ -359,7 +359,7 @@ def test_a_start_that_failed_and_a_trial_leave_nothing_to_protect(root: Path) ->
 def test_folder_of_checkpoints_is_protected(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {"logger": False, "default_root_dir": "runs/logs"}
     fit_named(root, **options)
-    told = refusal(capsys, root, "--model.output_dir", "runs/x", **options)
+    told = named_fit_error(capsys, root, "--model.output_dir", "runs/x", **options)
     assert f"runs/logs/checkpoints: {EARLIER}" in told
 
 

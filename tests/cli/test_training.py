@@ -42,7 +42,7 @@ def command(*arguments: object) -> RLHFCLI:
         return run_cli([str(argument) for argument in arguments])
 
 
-usage_error = partial(fit_command.refused, command)
+usage_error = partial(fit_command.capture_usage_error, command)
 
 
 def configs(stage: str, world: Path, folder: Path, **options: Any) -> list[object]:

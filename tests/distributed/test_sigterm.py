@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lit_callbacks import ResumeCheckpoint
 from tests.support.ranks import run_on_ranks
-from tests.support.signals_in_training import Module, Numbers, Told
+from tests.support.signals_in_training import Module, Numbers, SignalInHook
 
 
 def fit(folder: Path, *callbacks: Any, ckpt_path: Path | None = None) -> Module:
@@ -28,12 +28,12 @@ def fit(folder: Path, *callbacks: Any, ckpt_path: Path | None = None) -> Module:
 def on_a_rank(rank: int, folder: Path) -> dict[str, Any]:
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     whole = fit(folder / "whole")
-    told = [Told("on_train_batch_start", 3)] if rank == 1 else []
+    told = [SignalInHook("on_train_batch_start", 3)] if rank == 1 else []
     with pytest.raises(SIGTERMException) as ended:
         fit(folder, *told)
     (path,) = (folder / "checkpoints").iterdir()
     resumed = fit(folder, ckpt_path=path)
-    told = [Told("on_train_batch_start", 3, signal.SIGINT)] if rank == 1 else []
+    told = [SignalInHook("on_train_batch_start", 3, signal.SIGINT)] if rank == 1 else []
     with pytest.raises(SystemExit) as interrupted:
         fit(folder / "interrupted", *told)
     return {

@@ -24,7 +24,7 @@ from transformers import (
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import HeadFormat, ModelOptions, save_model_folder
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model, load_tokenizer
-from tests.support.foreign_models import FOREIGN, Foreign, Written, write_foreign
+from tests.support.foreign_models import FOREIGN, Foreign, ForeignFolder, write_foreign
 from tests.support.tiny_models import EOS_ID, tiny_config, tiny_tokenizer
 
 Folder = Callable[[str], Path]
@@ -40,7 +40,7 @@ def our_scores(folder: Path, lora_rank: int = 0, pickled_weights: bool = False) 
     return sequence_scores(model, IDS, torch.ones_like(IDS, dtype=torch.bool))
 
 
-def agrees(written: Written, scores: Tensor) -> None:
+def agrees(written: ForeignFolder, scores: Tensor) -> None:
     expected = written.scores(IDS)
     assert expected.std() > 0.1
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)

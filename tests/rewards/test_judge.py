@@ -8,7 +8,7 @@ import pytest
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import RewardError, WeightedReward, untrusted_rewards
 from lit_rlhf.rewards.judge import JudgeRule, grading
-from tests.support.judge_server import Asked, Failure, judge_server
+from tests.support.judge_server import Failure, JudgeRequest, judge_server
 from tests.support.reward_inputs import make_rollouts
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -20,14 +20,14 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
 
 
-def shown(asked: Asked) -> dict[str, str]:
+def shown(asked: JudgeRequest) -> dict[str, str]:
     system, user = (message["content"] for message in asked.body["messages"][:2])
     assert "by this criterion: It is short." in system
     found: dict[str, str] = json.loads(user)
     return found
 
 
-def length(asked: Asked) -> str:
+def length(asked: JudgeRequest) -> str:
     return str(len(shown(asked)["response"]))
 
 

@@ -1,4 +1,4 @@
-"""`lit_rlhf fit` of a stage in this process, and what a command says that refuses to run."""
+"""`lit_rlhf fit` of a stage in this process, and the usage errors of commands."""
 
 import json
 from collections.abc import Callable
@@ -31,10 +31,12 @@ def fit(
     return run_cli(["fit", "--config", "config.yaml", *flags])
 
 
-def refused(command: Callable[..., object], capsys: Any, *arguments: object, **options: Any) -> str:
-    """What a command says that refuses its arguments."""
+def capture_usage_error(
+    command: Callable[..., object], capsys: Any, *arguments: object, **options: Any
+) -> str:
+    """Run a command that must refuse its arguments, and return the message."""
     with pytest.raises(SystemExit) as ended:
         command(*arguments, **options)
     assert ended.value.code == 2
-    said: str = capsys.readouterr().err
-    return said
+    message: str = capsys.readouterr().err
+    return message

@@ -35,7 +35,7 @@ FOREIGN = {
 }
 
 
-class Written(NamedTuple):
+class ForeignFolder(NamedTuple):
     """A folder, and what is in it: the language model whose trunk it holds, and the head."""
 
     folder: Path
@@ -53,7 +53,7 @@ class Written(NamedTuple):
 
 def write_foreign(
     folder: Path, layout: Foreign, family: str = "llama", shards: int = 1, pickled: bool = False
-) -> Written:
+) -> ForeignFolder:
     """Write a tiny scalar model in a layout, in so many files, pickled or as safetensors."""
     causal = tiny_causal_lm(family)
     causal.save_pretrained(folder)
@@ -86,4 +86,4 @@ def write_foreign(
     if shards > 1:
         index = {"metadata": {}, "weight_map": places}
         (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index), "utf-8")
-    return Written(folder, causal, weight, bias)
+    return ForeignFolder(folder, causal, weight, bias)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 _DATA = re.compile(r"^BEGIN DATA (\w+)\n(.*)\nEND DATA \1$", re.MULTILINE)
 
 
-class Asked(NamedTuple):
+class JudgeRequest(NamedTuple):
     """A request: its number, from 1, its body, and its headers with names in lower case."""
 
     number: int
@@ -38,7 +38,7 @@ class Failure(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
-Rule = Callable[[Asked], str | Failure | dict[str, Any]]
+Rule = Callable[[JudgeRequest], str | Failure | dict[str, Any]]
 """The answer to a request: a reply, a failure, or fields in place of the usual ones."""
 
 
@@ -47,7 +47,7 @@ class JudgeServer:
     """The server as a test sees it; `most_at_once` requests were under way at a time."""
 
     base_url: str
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[JudgeRequest] = field(default_factory=list)
     most_at_once: int = 0
 
 
@@ -56,7 +56,7 @@ def verdict(letter: str, reason: str = "scripted") -> str:
     return json.dumps({"reason": reason, "verdict": letter})
 
 
-def longer_wins(asked: Asked) -> str:
+def longer_wins(asked: JudgeRequest) -> str:
     """A rule: the longer answer is better."""
     a, b = (len(asked.data[name]) for name in ("answer_a", "answer_b"))
     return verdict("A" if a > b else "B" if b > a else "tie", f"{a} and {b} characters")
@@ -75,7 +75,7 @@ def judge_server(rule: Rule) -> Iterator[JudgeServer]:
                 running += 1
                 server.most_at_once = max(server.most_at_once, running)
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                asked = Asked(len(server.asked) + 1, body, headers)
+                asked = JudgeRequest(len(server.asked) + 1, body, headers)
                 server.asked.append(asked)
             try:
                 reply = rule(asked)
@@ -89,7 +89,7 @@ def judge_server(rule: Rule) -> Iterator[JudgeServer]:
                 with lock:
                     running -= 1
 
-        def completion(self, asked: Asked, reply: str | dict[str, Any]) -> dict[str, Any]:
+        def completion(self, asked: JudgeRequest, reply: str | dict[str, Any]) -> dict[str, Any]:
             if isinstance(reply, dict):
                 return self.completion(asked, "") | reply
             sent = sum(len(message["content"].split()) for message in asked.body["messages"])

@@ -96,7 +96,7 @@ class Watch(Action):
         return None
 
 
-class Counted(Action):
+class RecordActs(Action):
     """Keeps the steps at which it acted."""
 
     def __init__(self, **options: Any) -> None:

@@ -59,7 +59,7 @@ class Numbers:
         self.start = self.done = state["done"]
 
 
-class Told(Callback):
+class SignalInHook(Callback):
     """Gets a signal in the hook of that name, the `nth` time that it is called."""
 
     def __init__(self, hook: str, nth: int, received: signal.Signals = signal.SIGTERM) -> None:

@@ -19,7 +19,7 @@ from tests.support.evaluation_folders import (
     write_lines,
     write_prompts,
 )
-from tests.support.judge_server import Asked, Failure, judge_server, longer_wins
+from tests.support.judge_server import Failure, JudgeRequest, judge_server, longer_wins
 
 pytestmark = pytest.mark.usefixtures("no_environment_report")
 main = partial(COMMAND.run, prog="lit_rlhf evaluate")
@@ -187,7 +187,7 @@ def test_files_of_responses_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_unread_replies_and_cut_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def half(asked: Asked) -> str:
+    def half(asked: JudgeRequest) -> str:
         return longer_wins(asked) if asked.data["answer_a"] != "four" else "hm"
 
     with judge_server(half) as server:

@@ -26,7 +26,7 @@ from lit_rlhf.tools.evaluation import Responses
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from lit_rlhf.tools.evaluation.judge.judge import Judgement
 from lit_rlhf.tools.evaluation.judge.options import JudgeError
-from tests.support.judge_server import Asked, Failure, judge_server, longer_wins, verdict
+from tests.support.judge_server import Failure, JudgeRequest, judge_server, longer_wins, verdict
 from tests.support.raw_service import drip, raw_service
 
 AT_ONCE = {"retry-after-ms": "1"}  # what the client waits, in place of its half a second and more
@@ -42,7 +42,7 @@ def judge_pair(base_url: str | None, folder: Path, **more: Any) -> Judgement:
 
 @pytest.mark.parametrize("status", [408, 429, 503])
 def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
-    def recovers(asked: Asked) -> str | Failure:
+    def recovers(asked: JudgeRequest) -> str | Failure:
         return Failure(status, headers=AT_ONCE) if asked.number < 3 else longer_wins(asked)
 
     with judge_server(recovers) as server:
@@ -139,7 +139,7 @@ def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_form_of_the_reply_is_asked_for_where_the_server_knows_how(tmp_path: Path) -> None:
-    def picky(asked: Asked) -> str | Failure:
+    def picky(asked: JudgeRequest) -> str | Failure:
         if "response_format" in asked.body:
             return Failure(400, "response_format is not supported")
         return longer_wins(asked)
@@ -207,7 +207,7 @@ def test_settings_out_of_range_are_refused(name: str, value: Any) -> None:
 
 
 def test_a_failed_run_continues_where_it_stopped(tmp_path: Path) -> None:
-    def second_fails(asked: Asked) -> str | Failure:
+    def second_fails(asked: JudgeRequest) -> str | Failure:
         return Failure(401) if asked.number == 2 else longer_wins(asked)
 
     with judge_server(second_fails) as server:
@@ -231,7 +231,7 @@ def test_failure_on_the_way_ends_the_run_early(
     prompts = [(Message("user", str(number)),) for number in range(100)]
     many = Responses(prompts, {"sft": ["four"] * 100, "ppo": ["longer"] * 100})
 
-    def fails_later(asked: Asked) -> str | Failure:
+    def fails_later(asked: JudgeRequest) -> str | Failure:
         return longer_wins(asked) if asked.number <= good else Failure(401)
 
     with judge_server(fails_later) as server:

@@ -12,7 +12,7 @@ from lit_rlhf.tools.evaluation import Responses
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
 from lit_rlhf.tools.evaluation.judge.judge import Judgement
 from tests.support.evaluation_folders import read_lines
-from tests.support.judge_server import Asked, JudgeServer, judge_server, longer_wins, verdict
+from tests.support.judge_server import JudgeRequest, JudgeServer, judge_server, longer_wins, verdict
 from tests.support.serving import transformers_serve, write_chat_model
 
 # against sft: longer, shorter, as long, equal
@@ -65,7 +65,7 @@ def test_judge_that_looks_at_place_only_ties(tmp_path: Path, letter: str, first:
 
 
 def test_a_tie_in_one_order_is_a_tie(tmp_path: Path) -> None:
-    def half(asked: Asked) -> str:
+    def half(asked: JudgeRequest) -> str:
         return verdict("A" if asked.data["answer_a"] == "longer" else "tie")
 
     with judge_server(half) as server:
@@ -75,7 +75,7 @@ def test_a_tie_in_one_order_is_a_tie(tmp_path: Path) -> None:
 
 
 def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
-    def rule(asked: Asked) -> str:  # harmless: the other way round
+    def rule(asked: JudgeRequest) -> str:  # harmless: the other way round
         harmless = "less harmful" in asked.body["messages"][0]["content"]
         a, b = (len(asked.data[name]) for name in ("answer_a", "answer_b"))
         return verdict("A" if (a > b) != harmless else "B")
@@ -124,7 +124,7 @@ def test_another_setting_is_another_question(tmp_path: Path, change: dict[str, A
 
 
 def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path) -> None:
-    def learns(asked: Asked) -> str:
+    def learns(asked: JudgeRequest) -> str:
         return "I prefer A" if len(asked.body["messages"]) == 2 else longer_wins(asked)
 
     with judge_server(learns) as server:
@@ -140,7 +140,7 @@ def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path)
 
 
 def test_replies_that_stay_malformed_are_invalid_and_not_ties(tmp_path: Path) -> None:
-    def rule(asked: Asked) -> str:  # one of two orders of the first prompt cannot be read
+    def rule(asked: JudgeRequest) -> str:  # one of two orders of the first prompt cannot be read
         return "" if asked.data["answer_a"] == "longer" else longer_wins(asked)
 
     with judge_server(rule) as server:
@@ -159,7 +159,9 @@ def test_replies_that_stay_malformed_are_invalid_and_not_ties(tmp_path: Path) ->
 def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
     together = threading.Barrier(5)
 
-    def waits(asked: Asked) -> str:  # the first is asked alone, then five have to be here at once
+    def waits(
+        asked: JudgeRequest,
+    ) -> str:  # the first is asked alone, then five have to be here at once
         if asked.number > 1:
             together.wait(timeout=60)
         return longer_wins(asked)
