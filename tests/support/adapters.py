@@ -17,7 +17,7 @@ LORA = ModelOptions(lora_rank=2, lora_alpha=8.0)
 
 
 def perturb_trained_weights(model: LanguageModel) -> LanguageModel:
-    """Stands in for training: adapters and fully trained layers that differ from their start."""
+    """Move adapters and fully trained layers away from their start, in place of training."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

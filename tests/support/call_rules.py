@@ -16,9 +16,9 @@ EXCEPTION = "# call rules: "
 PACKAGES = (ROOT / "lit_rlhf", ROOT / "callbacks" / "lit_callbacks")
 OTHER_FOLDERS = tuple(ROOT / name for name in ("benchmarks", "experiments", "tests"))
 MAX_POSITIONAL_ARGUMENTS = 5
-"""At a call. ruff's PLR0917 has the same bound for signatures."""
+"""Largest number of arguments by position at a call; PLR0917 of ruff is the rule for signatures."""
 MIN_DESCRIBED_PARAMETERS = 3
-"""A public function of so many parameters describes each of them in its `Args:` section."""
+"""A public function with at least this many parameters describes each in its `Args:` section."""
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SCOPES = (ast.Module, *FUNCTIONS)
@@ -51,7 +51,7 @@ def check_source(source: str, in_package: bool) -> list[Breach]:
 
 
 def walk_scope(scope: ast.AST) -> Iterator[ast.AST]:
-    """Nodes of a module or function without those of the functions in it."""
+    """Walk the nodes of a module or function, but not the bodies of functions inside."""
     for node in ast.iter_child_nodes(scope):
         yield node
         if not isinstance(node, FUNCTIONS):
@@ -59,7 +59,7 @@ def walk_scope(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def find_packed_tuples(tree: ast.Module) -> Iterator[Breach]:
-    """Calls `f(*packed)` of a tuple that the same function has packed before."""
+    """Find calls `f(*packed)` with a tuple that the same function has packed before."""
     for scope in (node for node in ast.walk(tree) if isinstance(node, SCOPES)):
         nodes = list(walk_scope(scope))
         packed = {
@@ -80,14 +80,14 @@ def find_packed_tuples(tree: ast.Module) -> Iterator[Breach]:
 
 
 def find_tuple_aliases(tree: ast.Module) -> Iterator[Breach]:
-    """Names of types that are bare tuples of fields."""
+    """Find aliases of types that are bare tuples of fields."""
     for node in (node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)):
         if node.value is not None and is_tuple_of_fields(node.value):
             yield Breach(node.lineno, "alias of a bare tuple: define a NamedTuple")
 
 
 def find_long_calls(tree: ast.Module) -> Iterator[Breach]:
-    """Calls with many arguments by position."""
+    """Find calls with many arguments by position."""
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         n_positional = sum(not isinstance(argument, ast.Starred) for argument in call.args)
         if n_positional > MAX_POSITIONAL_ARGUMENTS:
@@ -95,14 +95,14 @@ def find_long_calls(tree: ast.Module) -> Iterator[Breach]:
 
 
 def find_tuple_results(tree: ast.Module) -> Iterator[Breach]:
-    """Functions that return bare tuples of fields."""
+    """Find functions that return bare tuples of fields."""
     for function in (node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)):
         if function.returns is not None and is_tuple_of_fields(function.returns):
             yield Breach(function.lineno, f"{function.name} returns a bare tuple: name its fields")
 
 
 def find_double_assignments(tree: ast.Module) -> Iterator[Breach]:
-    """Assignments `a, b = x, y` that do not swap."""
+    """Find assignments `a, b = x, y` that do not swap."""
     for node in (node for node in ast.walk(tree) if isinstance(node, ast.Assign)):
         if not (isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)):
             continue
@@ -113,7 +113,7 @@ def find_double_assignments(tree: ast.Module) -> Iterator[Breach]:
 
 
 def find_undescribed_parameters(tree: ast.Module) -> Iterator[Breach]:
-    """Parameters of public functions that `Args:` does not describe."""
+    """Find parameters of public functions that `Args:` does not describe."""
     for owner in (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef)):
         for function in owner.body:
             if not isinstance(function, FUNCTIONS) or function.name.startswith("_"):

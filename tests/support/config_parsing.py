@@ -1,4 +1,4 @@
-"""Configurations as the command line reads them, without making anything of them."""
+"""Reads configurations like the command line, but builds nothing from them."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -56,7 +56,7 @@ def parse_configs(*configs: Path) -> Mapping[str, Any]:
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Keys that the two do not share, or whose values differ."""
+    """Keys that only one of the two has, or whose values differ."""
     return {key for key in before.keys() | after if before.get(key) != after.get(key)}
 
 

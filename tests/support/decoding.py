@@ -12,7 +12,7 @@ from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 from tests.support.tiny_models import EOS_ID, PAD_ID, VOCAB_SIZE
 
 EOS_IDS = [EOS_ID, 17, 44, 150, 200]
-"""Enough of them that some responses of models with random weights end early."""
+"""Enough ids that some responses of models with random weights end early."""
 WIDTH = 20
 MAX_NEW_TOKENS = 30
 
@@ -76,7 +76,7 @@ def sample_responses(
 def generate_with_transformers(
     model: PreTrainedModel, ids: Tensor, mask: Tensor, **options: Any
 ) -> Tensor:
-    """Greedy responses of transformers' own loop, one prompt at a time and so without padding.
+    """Decode greedily by transformers' own loop, one prompt at a time and therefore unpadded.
 
     Args:
         model: Causal language model.

@@ -1,4 +1,4 @@
-"""Commands of the documents, run in this process or, as a reader types them, in a shell."""
+"""Runs commands of the documents, in this process or in a shell."""
 
 import os
 import shlex
@@ -29,7 +29,7 @@ def run_small(words: Sequence[str], folder: Path) -> None:
 
 
 def refusal(*words: str) -> str:
-    """The error with which a command ends."""
+    """Run a command that must fail, and return its error."""
     with pytest.raises(SystemExit) as ended:
         run(*words)
     return str(ended.value)

@@ -1,4 +1,4 @@
-"""A workspace as readers of the documentation have it after a (tiny) quickstart."""
+"""The workspace that readers of the documentation have after a quickstart, but tiny."""
 
 import shutil
 import sys

@@ -40,14 +40,14 @@ def findings(
     """What the doctor finds in a tiny run; `trainer` and `data` are settings over the usual."""
     settings = {"accelerator": "cpu", "max_epochs": 3, "default_root_dir": folder, **trainer}
     with warnings.catch_warnings():
-        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
+        # reference and reward model are frozen in evaluation mode, which Lightning warns about
         warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
         data_module, run = prompts(root, **(data or {})), Trainer(**(QUIET | settings))
         return examine(module or module_of(root), data_module, run, plan)
 
 
 def not_ok(report: Report) -> dict[str, str]:
-    """Status of the checks that are not ok, after seeing that all are there."""
+    """Status of the checks that are not ok, after asserting that no check is missing."""
     assert set(report.findings) == CHECKS
     return {name: str(f.status) for name, f in report.findings.items() if f.status != "ok"}
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders as the multi-engine strategy writes them, without engines."""
+"""Checkpoint folders in the format of the multi-engine strategy, written without engines."""
 
 from collections.abc import Mapping
 from pathlib import Path

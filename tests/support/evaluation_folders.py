@@ -21,7 +21,7 @@ CHOICE_RECORDS: list[dict[str, Any]] = [
     {"question": "Why?", "choices": ["so", "no", "yes", "ok"], "answer": "D", "subject": "sums"},
     {"question": "Tea?", "choices": ["yes", "no"], "answer": "A", "subject": "sums"},
 ]
-"""Questions with choices, as a file of a benchmark has them."""
+"""Records of a benchmark's file of multiple-choice questions."""
 
 
 class Folders(NamedTuple):
@@ -78,21 +78,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def refusal(main: Callable[[list[str]], Any], argv: list[str]) -> str:
-    """The message with which a command ends."""
+    """Run a command that must fail, and return its message."""
     with pytest.raises(SystemExit) as ended:
         main(argv)
     return str(ended.value.code)
 
 
 def assert_continued(folder: Path) -> None:
-    """An interrupted command that was given again leaves `out.jsonl` as one run leaves `whole`."""
+    """Assert that a command continued after an interruption wrote the same as one whole run."""
     assert (folder / "out.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
     made = {"out.jsonl", "whole.jsonl", *(f".{n}.jsonl.lit_rlhf.json" for n in ("out", "whole"))}
     assert {path.name for path in folder.iterdir()} == made
 
 
 class Sampling:
-    """Samples, and counts the batches; the user presses Ctrl-C in one."""
+    """Samples and counts batches, and can raise KeyboardInterrupt in one of them."""
 
     def __init__(self, last: int | None = None) -> None:
         self.last = last

@@ -29,7 +29,7 @@ def runs(rank: int, root: Path) -> dict[str, Any]:
 
 
 def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
-    """What each run was like on this rank, by strategy and stage, and what it warned of."""
+    """Record the course and warnings of each run on this rank, by strategy and stage."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     results: dict[str, Any] = {}
     ranks = {"devices": RANKS, "use_distributed_sampler": False}

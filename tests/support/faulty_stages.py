@@ -1,4 +1,4 @@
-"""Faults put into runs of the three stages, and what a run looked like batch by batch."""
+"""Faults put into runs of the three stages, and records of the runs batch by batch."""
 
 from collections.abc import Collection
 from copy import deepcopy
@@ -18,7 +18,7 @@ KINDS = ("nan", "infinite without a gradient", "gradient")
 
 
 def break_loss(loss: Tensor, kind: str) -> Tensor:
-    """`loss` as NaN, as infinite with a finite gradient, or with a gradient of NaN."""
+    """Make `loss` NaN, infinite with a finite gradient, or finite with a gradient of NaN."""
     if kind == "nan":
         return loss * torch.nan
     if kind == "infinite without a gradient":
@@ -48,11 +48,11 @@ class Faulty:
 
 
 class FaultySFT(Faulty, SFTModule):
-    """Of fine-tuning."""
+    """SFT with a faulty loss."""
 
 
 class FaultyReward(Faulty, RewardModule):
-    """Of reward modelling."""
+    """Reward modelling with a faulty loss."""
 
 
 class FaultyLosses(PPO):
@@ -119,7 +119,7 @@ class FaultyEstimates(PPOModule):
 
 
 class Course(Callback):
-    """What a run was like after each batch: weights and buffers, moments, rates, metrics."""
+    """Records weights and buffers, moments, learning rates and metrics after each batch."""
 
     def __init__(self) -> None:
         self.states: list[dict[str, Tensor]] = []

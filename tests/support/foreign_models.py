@@ -1,4 +1,4 @@
-"""Scalar models under the names that other projects keep them by, written without this project."""
+"""Scalar models with the weight names of other projects, written without this project."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,14 @@ FOREIGN = {
 
 
 class ForeignFolder(NamedTuple):
-    """A folder, and what is in it: the language model whose trunk it holds, and the head."""
+    """A folder of a scalar model.
+
+    Attributes:
+        folder: The folder.
+        causal: The language model whose trunk it holds.
+        weight: Weight of the head, `[1, H]`.
+        bias: Bias of the head, `[1]`.
+    """
 
     folder: Path
     causal: PreTrainedModel
@@ -54,7 +61,7 @@ class ForeignFolder(NamedTuple):
 def write_foreign(
     folder: Path, layout: Foreign, family: str = "llama", shards: int = 1, pickled: bool = False
 ) -> ForeignFolder:
-    """Write a tiny scalar model in a layout, in so many files, pickled or as safetensors."""
+    """Write a tiny scalar model in a layout, in `shards` files, pickled or as safetensors."""
     causal = tiny_causal_lm(family)
     causal.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def largest_file(size: int) -> Generator[None, None, None]:
-    """As on a disk with room for `size` bytes: no file can grow larger."""
+    """Simulate a disk with room for `size` bytes: no file can grow larger."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,4 +1,4 @@
-"""A tiny Llama in a GGUF file, as llama.cpp's converter would write it."""
+"""A tiny Llama in a GGUF file with the layout of llama.cpp's converter."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tell tensors that were made on the host from a module's own, where both are on the CPU.
+"""Tells tensors made on the host from tensors of a module, where both are on the CPU.
 
 A process group of GPUs reduces only tensors on the GPU. On a CPU every tensor is on the one
 device, so tensors that a GPU run would have on the host are marked by a subclass.
@@ -21,7 +21,7 @@ COLLECTIVES += ("reduce_scatter_tensor",)
 
 
 class HostTensor(Tensor):
-    """A tensor that no device was given for."""
+    """A tensor that was made without a device."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return self.clone()

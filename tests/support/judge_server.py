@@ -13,7 +13,13 @@ _DATA = re.compile(r"^BEGIN DATA (\w+)\n(.*)\nEND DATA \1$", re.MULTILINE)
 
 
 class JudgeRequest(NamedTuple):
-    """A request: its number, from 1, its body, and its headers with names in lower case."""
+    """A request to the judge.
+
+    Attributes:
+        number: Its number, from 1.
+        body: Its JSON body.
+        headers: Its headers, with names in lower case.
+    """
 
     number: int
     body: dict[str, Any]
@@ -21,7 +27,7 @@ class JudgeRequest(NamedTuple):
 
     @property
     def data(self) -> dict[str, Any]:
-        """Conversation and answers, found as the system message tells the judge to find them."""
+        """Conversation and answers, between the markers that the system message names."""
         system, user = (message["content"] for message in self.body["messages"][:2])
         ((mark, line),) = _DATA.findall(user)
         assert f"between BEGIN DATA {mark} and END DATA {mark}" in system
@@ -44,7 +50,13 @@ Rule = Callable[[JudgeRequest], str | Failure | dict[str, Any]]
 
 @dataclass
 class JudgeServer:
-    """The server as a test sees it; `most_at_once` requests were under way at a time."""
+    """The server as a test sees it.
+
+    Attributes:
+        base_url: Its address.
+        asked: The requests so far.
+        most_at_once: Largest number of requests in progress at a time.
+    """
 
     base_url: str
     asked: list[JudgeRequest] = field(default_factory=list)
@@ -52,7 +64,7 @@ class JudgeServer:
 
 
 def verdict(letter: str, reason: str = "scripted") -> str:
-    """A reply in the form that was asked for."""
+    """A reply in the requested form."""
     return json.dumps({"reason": reason, "verdict": letter})
 
 

@@ -1,4 +1,4 @@
-"""Counting the bytes of living tensors, where no device counts what it allocates."""
+"""Counts the bytes of live tensors on the CPU, which has no allocation statistics."""
 
 import weakref
 from typing import Any

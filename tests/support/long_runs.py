@@ -33,11 +33,15 @@ OPTIONS = {
 
 
 class Run(NamedTuple):
-    """A rank's metrics of each iteration, and weights and steps of each optimizer at the end.
+    """What one rank recorded.
 
-    `squares` are sums of squares of this rank's part of each clipped gradient. `untouched` says
-    after each iteration of critic pre-training and one more whether the policy and all that its
-    optimizer and schedule hold are as at the start.
+    Attributes:
+        metrics: Metrics of each iteration.
+        state: Weights and buffers at the end.
+        squares: Sums of squares of this rank's part of each clipped gradient, by network.
+        untouched: Whether the policy, its optimizer and its schedule are as at the start, after
+            each iteration of critic pre-training and the one after it.
+        steps: Steps of each optimizer.
     """
 
     metrics: list[dict[str, float]]
@@ -48,7 +52,7 @@ class Run(NamedTuple):
 
 
 class Witness(Callback):
-    """Looks at the optimizers that really step, inside the engines where there are any."""
+    """Records what the optimizers that really step do, inside engines if there are any."""
 
     def __init__(self) -> None:
         self.squares: dict[str, list[float]] = {"policy": [], "critic": []}
@@ -130,7 +134,7 @@ def on_a_rank(
     ranks: int = RANKS,
     strategies: tuple[str, ...] = STRATEGIES,
 ) -> dict[str, Run]:
-    """By strategy, a run with the rank's share of the rollouts, in micro-batches of one row."""
+    """Run this rank's share of the rollouts under each strategy, in micro-batches of one row."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     runs, shared = {}, {"devices": ranks, "use_distributed_sampler": False}
     for name in strategies:

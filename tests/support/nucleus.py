@@ -13,7 +13,7 @@ from lit_rlhf.rollout import RolloutBatch, Sampler, SamplingOptions, generate_re
 def nucleus_logprobs(
     model: torch.nn.Module, rollouts: RolloutBatch, options: SamplingOptions
 ) -> Tensor:
-    """Of the response tokens, `[n]`: within the likeliest tokens that together reach `top_p`."""
+    """Log-probs of the response tokens within the likeliest tokens that reach `top_p`, `[n]`."""
     with torch.no_grad():
         logits = model(rollouts.sequence_ids, attention_mask=rollouts.sequence_mask.long()).logits
     width = rollouts.response_ids.shape[1]
@@ -27,7 +27,7 @@ def nucleus_logprobs(
 
 
 class Nucleus(Sampler):
-    """Draws from a nucleus, whatever the options say."""
+    """A sampler that draws from a nucleus of its own `top_p`, whatever the options say."""
 
     calls = 0
 

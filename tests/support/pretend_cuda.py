@@ -81,7 +81,7 @@ def is_on_device(tensor: Any) -> bool:
 
 
 def mark(tree: Any, *, on_device: bool = True) -> Any:
-    """Say of all tensors of a tree, in place, whether they are on the pretend device."""
+    """Mark all tensors of a tree, in place, as on the pretend device or not."""
     if isinstance(tree, Tensor):
         kind = nn.Parameter if type(tree) in (nn.Parameter, CudaParameter) else Tensor
         cuda = CudaParameter if kind is nn.Parameter else CudaTensor
@@ -94,18 +94,18 @@ def mark(tree: Any, *, on_device: bool = True) -> Any:
 
 
 def mark_module(module: nn.Module) -> nn.Module:
-    """Say of a module's weights and buffers that they are on the pretend device."""
+    """Mark a module's weights and buffers as on the pretend device."""
     mark([*module.parameters(), *module.buffers()])
     return module
 
 
 class PretendCuda(TorchFunctionMode):
-    """The context in which there is the pretend device.
+    """The context in which the pretend device exists.
 
-    What it counts is by phase, which `named` and `watch` set: waits by what for, kernels, and casts
-    of weights among them (which doubles the time; those of a CUDA graph are in `replay`), tensors
-    computed on the host, and calls. `refused` keeps what was refused, as a handler may swallow the
-    error.
+    It counts by phase, which `named` and `watch` set: waits by their cause, kernels, and casts of
+    weights among them (which doubles the time; kernels of a CUDA graph count in `replay`), tensors
+    computed on the host, and calls. `refused` lists every refusal, because a handler may swallow
+    the error.
     """
 
     def __init__(self, *, count_kernels: bool = False) -> None:
@@ -162,7 +162,7 @@ class PretendCuda(TorchFunctionMode):
         return self.call(func, args, dict(kwargs or {}))
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a function of torch with CPU tensors, and say where its result is."""
+        """Run a function of torch with CPU tensors, and mark where its result is."""
         name = func.__name__
         tensors = _tensors((*args, *kwargs.values()))
         if in_backward():
@@ -194,7 +194,7 @@ class PretendCuda(TorchFunctionMode):
         result = self._run(func, args, kwargs, counting=target is not CPU)
         if func is functional.scaled_dot_product_attention:  # whose strides CUDA has otherwise
             result = result.transpose(1, 2).contiguous().transpose(1, 2)
-        if name == "__set__":  # of `data`, which moves a parameter
+        if name == "__set__":  # setting `data` moves a parameter
             if func == Tensor.data.__set__:  # type: ignore[attr-defined]
                 mark(args[0], on_device=is_on_device(args[1]))
             return result
@@ -466,7 +466,7 @@ def _device_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[
 
 
 def _place_of(device: Any) -> torch.device:
-    """Where the numbers of a device are: nowhere on meta, on which models are built first."""
+    """Where the numbers of a device are: nowhere for meta, where models are built first."""
     found = torch.device(device)
     return found if found.type == "meta" else CPU
 

@@ -15,7 +15,14 @@ BE_BRIEF = "Be brief."
 
 
 class PublishedRow(NamedTuple):
-    """A dataset's row, what it serves as, settings of its source, and the field of its margin."""
+    """A dataset's row.
+
+    Attributes:
+        fields: The row.
+        kinds: The kinds of records that it can be read as.
+        settings: Settings of its source.
+        margin: Field of its margin; empty for none.
+    """
 
     fields: Any
     kinds: tuple[RecordKind, ...] = ("preference", "demonstration", "prompt")

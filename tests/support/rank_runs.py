@@ -63,7 +63,7 @@ class UnlikeLosses(ScriptedPPO):
 
 
 class Batches(Callback):
-    """The batches that this rank is given, as lists of (ids, completion mask) of its rows."""
+    """Records this rank's batches, each a list of (ids, completion mask) of its rows."""
 
     def __init__(self) -> None:
         self.rows: list[list[tuple[Tensor, Tensor]]] = []
@@ -74,9 +74,9 @@ class Batches(Callback):
 
 
 def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
-    """Everything that this rank saw; by scenario."""
+    """Run all scenarios on this rank, and return its results by scenario."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
-    optimization.BUCKET_SIZE = 2000  # gradients take several buckets, as those of large networks
+    optimization.BUCKET_SIZE = 2000  # so that gradients take several buckets
     shared = {"devices": RANKS, "use_distributed_sampler": False}
     results: dict[str, Any] = {}
     with host_tensors_in_collectives() as results["host tensors"]:
@@ -90,7 +90,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     options = {"trainer": {"strategy": strategy("ddp"), **shared}, "meta_rate": 0.3}
     results["meta"] = trajectory("reward", root, folder / "meta", SAMPLES // RANKS, **options)
     for stage in STAGES:
-        # the ranks' rows make unlike numbers of micro-batches
+        # the ranks have different numbers of micro-batches
         for name in ("deepspeed", "fsdp2"):
             arguments = {"strategy": strategy(name), **shared}
             options = {"micro_batch_tokens": MICRO_BATCH_TOKENS, "trainer": arguments}
@@ -113,7 +113,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
 
 
 def variants(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Trajectory]:
-    """Runs that sample, and go back to earlier weights once."""
+    """Run PPO in each variant, with responses of the policy and one roll-back."""
     runs, common = {}, {"max_epochs": 8, "enable_checkpointing": True, **shared}
     for name, (variant, (options, arguments)) in product(("ddp", "fsdp2"), VARIANTS.items()):
         logged, module = Logged(), PPOModule(**stages.ppo_options(root, **options))
@@ -128,7 +128,7 @@ def variants(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Traj
 
 
 def dynamic_batches(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
-    """First step's gradients on batches of unlike numbers of rows, in micro-batches of one."""
+    """Gradients of the first step on batches of unequal size, in micro-batches of one row."""
     sizes, seen = {"batch_size": 1, "tokens_per_batch": 90}, {}
     for name, module, data in (
         ("sft", SFTModule, stages.demonstrations(root, **sizes)),
@@ -159,7 +159,7 @@ class ReducedByDDP(Callback):
 
 
 def traffic(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
-    """Numbers reduced in an iteration: an update of each network in two micro-batches."""
+    """Count the numbers reduced in an iteration: one update of each network, two micro-batches."""
     counted, reduced = ReducedByDDP(), []
     all_reduce = distributed.all_reduce
 

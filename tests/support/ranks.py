@@ -19,10 +19,10 @@ PRELOADED = ("deepspeed", "lit_rlhf.modules", "lit_rlhf.strategies", "tests.supp
 
 
 def run_on_ranks(fn: Any, world_size: int, tmp_path: Path, *args: Any, fresh: bool = False) -> Any:
-    """What `fn(rank, *args)` returns on every rank of a gloo group, by rank.
+    """Run `fn(rank, *args)` on every rank of a gloo group, and return the results by rank.
 
     `fn` is imported by name on the ranks, which have this process's environment and none of its
-    other state. `fresh` ones are new interpreters, which know nothing of a device yet.
+    other state. With `fresh`, ranks are new interpreters, in which no device was chosen yet.
     """
     # a new folder: a meeting point cannot be used twice
     folder, environment = Path(mkdtemp(prefix="ranks_", dir=tmp_path)), dict(os.environ)

@@ -1,4 +1,4 @@
-"""A server whose answers are given byte by byte, so that they may be cut off or never end."""
+"""A server whose answers are raw bytes, so that they may be cut off or never end."""
 
 import re
 import socket

@@ -1,4 +1,4 @@
-"""Reads data files as the tests of formats, readers and sources need it."""
+"""Reads data files for the tests of formats, readers and sources."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -19,8 +19,8 @@ READS = ("_local_scalar_dense", "nonzero", "_unique2", "masked_select")
 class RecordedGraph(TorchDispatchMode):
     """Records the operations inside, without an effect on tensors from outside.
 
-    A replay sees nothing of Python: neither numbers nor branches are computed again. An operation
-    that waits for the device is refused, as by CUDA.
+    A replay runs no Python: neither numbers nor branches are computed again. Like CUDA, it refuses
+    an operation that waits for the device.
     """
 
     active: RecordedGraph | None = None

@@ -1,4 +1,4 @@
-"""One update without a critic again, in float64: each paper's equations as loops over responses."""
+"""One update without a critic, recomputed in float64: each paper's equations as plain loops."""
 
 import math
 from pathlib import Path
@@ -49,9 +49,15 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 class Step(NamedTuple):
-    """A rank's samples, groups in adjacent places, and the policy before and after an update.
+    """One update on one rank.
 
-    `gradients` are what the update was made with, after clipping; empty under engines.
+    Attributes:
+        samples: The rank's samples, the responses to a prompt in adjacent places.
+        start: Weights of the policy before the update.
+        end: Its weights after it.
+        gradients: Gradients of the update after clipping; empty under engines.
+        logged: Logged metrics.
+        networks: Names of the networks that the module has.
     """
 
     samples: list[Sample]
@@ -63,7 +69,7 @@ class Step(NamedTuple):
 
 
 class GroupedPPO(ScriptedPPO):
-    """Unlike responses to a prompt, of 1 to 6 tokens; one or two of each three end."""
+    """Different responses to a prompt, of 1 to 6 tokens; one or two of each three end."""
 
     def rollout(self, batch: Any, seed: int) -> Any:
         copies = torch.arange(len(batch.index)) % GROUP
@@ -172,7 +178,7 @@ def recompute_step(root: Path, estimator: str, truncation: str, ranks: list[Step
             ref_logprobs.append(ref)
     learned = [truncation == "terminal" or sample.ended for sample in samples]
     advantages = token_advantages(estimator, rewards, learned)
-    losses = []  # of the tokens of each response
+    losses = []  # token losses of each response
     for i, sample in enumerate(samples):
         if not learned[i]:
             continue

@@ -1,7 +1,7 @@
-"""One PPO iteration again, in float64: row by row without padding, token by token.
+"""One PPO iteration recomputed in float64: row by row without padding, token by token.
 
 It is written from the paper (arXiv 2307.04964) and shares no code with the package: the networks
-are those of transformers, everything else is a loop.
+are transformers', everything else is a loop.
 """
 
 import math
@@ -51,10 +51,16 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Iteration:
-    """What an iteration of the module started from and came to, on one rank.
+    """One iteration of the module on one rank.
 
-    `order` has places in `samples` of each minibatch, `gradients` those after clipping of each
-    step by network; empty under engines, which clip inside their step.
+    Attributes:
+        samples: The rank's samples.
+        order: Places in `samples` of each minibatch.
+        start: Weights by network before the iteration.
+        end: Weights by network after it.
+        gradients: Clipped gradients of each step by network; empty under engines, which clip inside
+            their step.
+        logged: Logged metrics.
     """
 
     samples: list[Sample]
@@ -265,7 +271,7 @@ def score_samples(
 
 
 def whiten(scores: list[Score]) -> list[Score]:
-    """Advantages normalized and clipped, as those of one minibatch."""
+    """Normalize and clip advantages like the advantages of one minibatch."""
     mean, std = mean_and_std([a for score in scores for a in score.advantages])
     bounded = [[clip((a - mean) / std, GAE["clip"]) for a in s.advantages] for s in scores]
     return [s._replace(advantages=own) for s, own in zip(scores, bounded, strict=True)]
@@ -414,6 +420,6 @@ def assert_follows_reference(actual: Iteration, expected: Expected) -> None:
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """L2 norm of the difference; that of `a` if `b` is empty."""
+    """L2 norm of the difference; the norm of `a` if `b` is empty."""
     gaps = [x.double() - b.get(name, torch.zeros(())).double() for name, x in a.items()]
     return math.sqrt(sum(float(gap.square().sum()) for gap in gaps))

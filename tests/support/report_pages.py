@@ -22,7 +22,7 @@ Series: TypeAlias = Mapping[str, Sequence[float]]
 def write_run(
     folder: Path, series: Series, texts: Mapping[int, str] | None = None, first: int = 1
 ) -> str:
-    """Step by step, as a run logs; every event comes one second after the one before."""
+    """Write the log of a run step by step; every event comes one second after the one before."""
     with SummaryWriter(str(folder)) as writer:
         for place in range(max(map(len, series.values()))):
             step = first + place

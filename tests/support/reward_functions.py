@@ -32,7 +32,7 @@ def noisy(prompts: list[str], responses: list[str]) -> list[float]:
 
 
 def _returns(result: Callable[[int], Any]) -> Callable[[list[str], list[str]], Any]:
-    """A function that returns this of the number of responses."""
+    """Make a reward function that returns `result` of the number of responses."""
     return lambda prompts, responses: result(len(responses))
 
 
@@ -46,7 +46,7 @@ beyond_any_float = _returns(lambda n: [10**400] * n)
 
 
 def _does(effect: Callable[[list[str], list[str]], object]) -> Callable[..., list[float]]:
-    """A function that does this first."""
+    """Make a reward function that has an `effect` before it scores."""
 
     def score(prompts: list[str], responses: list[str]) -> list[float]:
         effect(prompts, responses)
@@ -119,7 +119,7 @@ released = Event()
 
 
 def waits(prompts: list[str], responses: list[str]) -> list[float]:
-    """Until a test sets `released`."""
+    """Wait until a test sets `released`."""
     released.wait()
     return [0.0] * len(responses)
 

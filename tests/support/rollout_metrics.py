@@ -14,7 +14,7 @@ REF_LOGPROBS = ((-1.5, -2.0, -1.5, -2.0), (-0.25,), (-2.5, -4.0))
 ENTROPY = ((0.5, 1.0, 1.5, 2.0), (3.0,), (0.25, 0.75))
 SCORES = (1.0, -2.0, 4.0)
 JUNK = 999.0
-"""What stands behind the ends of the responses."""
+"""Fills the columns behind the ends of the responses."""
 
 
 def pad_rows(rows: Any) -> Tensor:

@@ -13,7 +13,14 @@ from tests.support.stages import fit_module, nested
 
 
 class SavedRun(NamedTuple):
-    """A run's last checkpoint, of one process, the folder it left, and its module at the end."""
+    """A finished run of one process.
+
+    Attributes:
+        checkpoint: Its last checkpoint.
+        finished: Folder of its finished model.
+        module: Its module at the end.
+        networks: Names of the trained networks.
+    """
 
     checkpoint: Path
     finished: Path
@@ -39,7 +46,7 @@ def saved_run(stage: str, root: Path, folder: Path, **options: Any) -> SavedRun:
 
 
 def as_engines_write_it(run: SavedRun, path: Path, ranks: int) -> Path:
-    """The run's checkpoint as the multi-engine strategy writes it: a folder, a shard per rank."""
+    """Write the run's checkpoint in the multi-engine strategy's format, with a shard per rank."""
     content = torch.load(run.checkpoint, weights_only=True)
     state: dict[str, Tensor] = content["state_dict"]
     trained, aliases = {}, {}

@@ -20,7 +20,7 @@ from lit_callbacks import Action, CollapseDetector, Level, Monitor, Verdict
 
 Script = Mapping[str, Sequence[float | None]]
 
-# Arguments of a fit that resumes: states are made of plain values. Before 2.6 there is no such one.
+# Arguments of a fit that resumes. States are plain values; Lightning before 2.6 lacks the argument.
 PLAIN = {"weights_only": True} if "weights_only" in signature(Trainer.fit).parameters else {}
 REPEATS = Version(lightning.__version__) < Version("2.5")
 WHY_REPEATS = "Lightning 2.4 repeats the batch at whose end a checkpoint within an epoch was saved"
@@ -114,7 +114,7 @@ def above(threshold: float, key: str = "kl", **options: Any) -> Monitor:
 
 
 class Loader(DataLoader[Any]):
-    """All its batches are alike, so that any place in it is as good as another in a resumed run."""
+    """A loader whose batches are all alike, so a resumed run may start at any position in it."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -137,7 +137,7 @@ def trainer(folder: Path, *callbacks: Any, **arguments: Any) -> Trainer:
 
 
 class Saver(Checkpoint):
-    """Saves after each batch, behind all other callbacks, as `ModelCheckpoint` does."""
+    """Saves after each batch. Like `ModelCheckpoint`, it runs after all other callbacks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -151,7 +151,7 @@ def fit_batches(
 ) -> Trainer:
     """Fit `count` batches, with a checkpoint in `folder` after each one.
 
-    Or go on from such a checkpoint, of `done` batches.
+    With `done`, resume from the checkpoint after that number of batches.
     """
     if REPEATS and done is not None:
         pytest.skip(WHY_REPEATS)

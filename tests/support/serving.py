@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 def write_chat_model(folder: Path, reply: str | None = None) -> str:
     """A Llama of a few thousand weights with a chat template and room for a judge's questions.
 
-    It answers everything by `reply`, one token and EOS, or talks nonsense without one.
+    It answers everything with `reply`, one token and EOS, or with nonsense without one.
     """
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -45,7 +45,7 @@ def write_chat_model(folder: Path, reply: str | None = None) -> str:
 
 @torch.no_grad()
 def _always_says(model: LlamaForCausalLM, token: int) -> None:
-    """Weights with which any token is followed by `token`, and that by EOS."""
+    """Set weights with which any token is followed by `token`, and `token` by EOS."""
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
@@ -77,7 +77,7 @@ def transformers_serve(log: Path) -> Iterator[str]:
                 file.write(line)
                 if "Uvicorn running" in line:
                     started.set()
-        started.set()  # or ended
+        started.set()  # the server has started, or ended
 
     with subprocess.Popen([*command, "--device", "cpu"], env=environment, **output) as server:
         reader = Thread(target=copy_output, args=[server])

@@ -1,4 +1,4 @@
-"""A module whose fit gets a signal."""
+"""A module and a callback for fits that receive a signal."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ class Module(LightningModule):
 
 
 class Numbers:
-    """0, 1, 2, 3; it goes on where a checkpoint stands."""
+    """A loader of the numbers 0 to 3 that resumes at a checkpoint's position."""
 
     def __init__(self) -> None:
         self.done = self.start = 0
@@ -60,7 +60,7 @@ class Numbers:
 
 
 class SignalInHook(Callback):
-    """Gets a signal in the hook of that name, the `nth` time that it is called."""
+    """Sends the process a signal the `nth` time that a hook is called."""
 
     def __init__(self, hook: str, nth: int, received: signal.Signals = signal.SIGTERM) -> None:
         self.calls: list[str] = []

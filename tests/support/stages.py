@@ -198,14 +198,14 @@ def fit_module(module: LightningModule, data: Any, folder: Path, **arguments: An
     """Fit and return the Trainer; the finished model goes to `folder/model`."""
     ckpt_path, run = arguments.pop("ckpt_path", None), trainer(folder, **arguments)
     with warnings.catch_warnings():
-        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
+        # reference and reward model are frozen in evaluation mode, which Lightning warns about
         warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
         run.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return run
 
 
 class StepRecorder(Callback):
-    """By network, the clipped gradients by parameter name that each of its steps is made with."""
+    """Records the clipped gradients of each step, by network and parameter name."""
 
     def __init__(self) -> None:
         self.steps: dict[str, list[dict[str, Tensor]]] = {}
@@ -228,7 +228,7 @@ class StepRecorder(Callback):
 
 
 class Rates(Callback):
-    """The learning rates and weight decays that each batch trains with, by batch and optimizer."""
+    """Records learning rate and weight decay of each optimizer, by batch."""
 
     def __init__(self) -> None:
         self.seen: dict[int, list[tuple[float, float]]] = {}
@@ -240,7 +240,7 @@ class Rates(Callback):
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """What is in a folder, by name."""
+    """Contents of the files in a folder, by name."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
@@ -250,7 +250,7 @@ def copy_state(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def assert_equal_states(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Equal to the bit, name by name."""
+    """Assert that two states are equal to the bit, name by name."""
     assert actual.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
 

@@ -1,4 +1,4 @@
-"""Runs small modules under a strategy, in processes of their own, and writes what came out.
+"""Runs small modules under a strategy, in separate processes, and writes the results.
 
 The tests call `outcome`, and launchers of two nodes this file, with the arguments FOLDER STRATEGY
 DEVICES PRECISION SCENARIO... Rank 0 writes FOLDER/SCENARIO.pt.
@@ -40,7 +40,7 @@ NAMES_USED_OFFLOADED = (*NAMES_USED, "_offload_accumulated_param_ids")
 
 
 def strategy_of(name: str) -> str | Strategy:
-    """A registered name, or one of these: buckets smaller than a layer, one network in fp32."""
+    """The strategy of a registered name or of a variant: small buckets, one network in float32."""
     small = {"zero_optimization": {"reduce_bucket_size": 40}}
     if name == "small_buckets":
         return MultiEngineDeepSpeedStrategy(config=small)
@@ -77,7 +77,7 @@ class Runs:
             logger=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            # for folders too; the other strategies write and read theirs by themselves
+            # reads folders too; the other strategies write and read their own format
             plugins=[AtomicCheckpointIO()] if self.strategy in ("auto", DDP) else [],
             **{"max_epochs": 1, "enable_checkpointing": False, **arguments},
         )
@@ -111,7 +111,7 @@ class Runs:
         return {"state": module.state_dict(), "records": module.records}
 
     def pretraining(self) -> dict[str, Any]:
-        """Critic pre-training only; what the policy's optimizer holds then."""
+        """Pre-train only the critic; return weights before and after, and the policy's moments."""
         module = toy_modules.PolicyAndCritic(pretraining=toy_modules.STEPS)
         start = {k: v.clone() for k, v in module.state_dict().items()}
         self.trained(module)
@@ -134,7 +134,7 @@ class Runs:
         return result
 
     def names(self) -> dict[str, Any]:
-        """Which of the names that the strategy uses are there."""
+        """Return DeepSpeed's attributes that the strategy uses but that are missing, and dtypes."""
         module = toy_modules.Gan()
         module.frozen.bfloat16()  # a reference model may be loaded in bf16 to save memory
         trainer = self.trainer()
@@ -193,7 +193,7 @@ class Runs:
         return {"state": module.state_dict()}
 
     def damaged(self) -> dict[str, Any]:
-        """What is said of a checkpoint with a shard cut short, and with a bit of it flipped."""
+        """Return the errors about a checkpoint with a truncated shard, and with a flipped bit."""
         told = {}
         for damage in ("cut", "flipped"):
             copy = self.folder / damage / "copy.ckpt"
@@ -227,7 +227,7 @@ class Runs:
         return {"state": module.state_dict(), "before": before, "after": after}
 
     def disk_full(self) -> dict[str, Any]:
-        """The last rank cannot write; what each rank is told, and what is left."""
+        """Let the last rank fail to write; return each rank's error, and the files left."""
         path = self.folder / "full" / "last.ckpt"
         module = toy_modules.PolicyAndCritic(pretraining=0)
         trainer, told = self.trainer(max_steps=4), ""
@@ -250,7 +250,7 @@ class Runs:
         return {"told": told, "left": left, "state": module.state_dict()}
 
     def refused(self) -> dict[str, Any]:
-        """Messages of misuse while engines exist."""
+        """Return the messages about misuse while engines exist."""
 
         class Misuse(toy_modules.Gan):
             def __init__(self, script: Callable[[Misuse], None]) -> None:
@@ -287,7 +287,7 @@ def outcome(
     precision: str = "32-true",
     environment: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run scenarios in processes of their own, one per device, and read what rank 0 wrote."""
+    """Run scenarios in separate processes, one per device, and read what rank 0 wrote."""
     folder.mkdir(parents=True, exist_ok=True)
     added = {"DS_ACCELERATOR": "cpu", "NODE_RANK": "0", **(environment or {})}
     arguments = [folder, strategy, devices, precision, scenarios, added]  # of `on_a_rank`

@@ -52,7 +52,7 @@ def tiny_config(family: str, vocab_size: int = VOCAB_SIZE) -> PreTrainedConfig:
 
 
 def with_dropout(family: str) -> PreTrainedConfig:
-    """Config of a family in which half of everything that can be is dropped."""
+    """Config of a family with a dropout rate of 0.5 wherever it has one."""
     config = tiny_config(family)
     for name in list(vars(config)):
         if name.endswith(("dropout", "_pdrop", "layerdrop")):
@@ -69,7 +69,7 @@ def tiny_causal_lm(family: str = "llama", vocab_size: int = VOCAB_SIZE, seed: in
 
 
 def move_adapters(model: Any, std: float = 0.3) -> Any:
-    """Stands in for training: `lora_B`, which is 0 at first, is drawn anew."""
+    """Draw `lora_B`, which is 0 at first, from a normal distribution, in place of training."""
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -97,7 +97,7 @@ def noisy_causal_lm() -> Model:
 
 
 def tiny_tokenizer(pad_token: Any = PAD, special_pad: bool = True) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of `VOCAB_SIZE` tokens; any text goes through it and back.
+    """A byte-level BPE tokenizer of `VOCAB_SIZE` tokens, which decodes any text that it encodes.
 
     `pad_token` may be `</s>` or None, and the vocabulary has `<pad>` if `special_pad`.
     """

@@ -1,4 +1,4 @@
-"""The configurations on a tiny world: paths moved, sizes cut, otherwise as they are.
+"""The configurations on a tiny world: with other paths and small sizes, otherwise unchanged.
 
 A root holds what `runs/quickstart` holds after a quickstart: `world/` with its base model, and then
 `sft/`, `reward/`, `ppo_max/`, `ppo_vanilla/` and `logs/`, each trained for a step or two.
@@ -78,7 +78,7 @@ def run(*arguments: str) -> None:
         patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"}),
         warnings.catch_warnings(),
     ):
-        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
+        # reference and reward model are frozen in evaluation mode, which Lightning warns about
         warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
         main(arguments)
 
@@ -89,7 +89,7 @@ def fit(configs: Sequence[Path], *flags: str) -> None:
 
 
 def fit_stage(stage: str, configs: Sequence[Path], folder: Path, moves: Mapping[str, Path]) -> None:
-    """Fit a stage, small: the overlay that makes it so goes behind the first configuration."""
+    """Fit a stage with small sizes, by an overlay after the first configuration."""
     first, *others = (write_moved_config(config, folder / "configs", moves) for config in configs)
     fit([first, overlay(folder / "configs", f"small_{stage}", SMALL[stage]), *others])
 
@@ -134,7 +134,7 @@ def full_root(base: Path) -> Path:
 
 
 def write_preferences(path: Path, world: World, pairs: int) -> None:
-    """Labelled pairs of two demonstrators' answers, where the quickstart samples from SFT."""
+    """Write labelled pairs of two demonstrators' answers; the quickstart samples from SFT."""
     rng = random.Random(0)
     records: list[dict[str, str]] = []
     for prompt in world.sample_prompts(4 * pairs, seed=1):

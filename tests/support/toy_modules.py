@@ -1,4 +1,4 @@
-"""Small modules with two optimizers, for runs in processes of their own."""
+"""Small modules with two optimizers, for runs in separate processes."""
 
 from itertools import pairwise
 from typing import Any, cast
@@ -26,7 +26,7 @@ def global_batch(index: int) -> list[Tensor]:
 
 
 class Network(nn.Sequential):
-    """Runs in the type of its weights, as a language model does, whose inputs are token ids."""
+    """Computes in the type of its weights, like a language model, whose inputs are token ids."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         for layer in self:
@@ -64,7 +64,7 @@ class TwoNetworks(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         first = torch.optim.AdamW(self.first.parameters(), lr=1e-2)
-        groups: list[dict[str, Any]] = [  # two, as with and without weight decay
+        groups: list[dict[str, Any]] = [  # two groups, with and without weight decay
             {"params": [p for p in self.second.parameters() if p.dim() > 1]},
             {"params": [p for p in self.second.parameters() if p.dim() == 1], "lr": 1e-2},
         ]
@@ -135,7 +135,7 @@ class PolicyAndCritic(TwoNetworks):
             loss = (self.first(inputs) - targets).square().mean()
             penalty = (self.first(inputs) - self.frozen(inputs)).square().mean()
             backward(self, loss + 0.1 * penalty, policy)
-            extra = self.first(-inputs).square().mean()  # as a ptx loss: a second backward
+            extra = self.first(-inputs).square().mean()  # like a ptx loss: a second backward
             backward(self, 0.3 * extra, policy)
             steps.append(clipped_step(policy, self.max_norm))
         self.finish(*steps)

@@ -1,6 +1,6 @@
-"""Short runs of the three stages and what came out of them, step by step.
+"""Short runs of the three stages, and their metrics and weights step by step.
 
-What a run is spread over (micro-batches, ranks, interruptions) must not show in it.
+How a run is divided (micro-batches, ranks, interruptions) must not change them.
 """
 
 from pathlib import Path
@@ -87,7 +87,7 @@ class Logged(Callback):
 
 
 def stage_run(stage: str, root: Path, batch_size: int = SAMPLES, **options: Any) -> tuple[Any, Any]:
-    """A module and its data; the batch size is that of one rank."""
+    """A module and its data; `batch_size` is the size on one rank."""
     limits = {n: options.pop(n, None) for n in ("micro_batch_size", "micro_batch_tokens")}
     usual = {"model_path": str(root / "policy"), **limits}
     usual |= {"optimizer": {"learning_rate": 1e-3, "warmup_ratio": 0.0, "eps": ADAM_EPS}}
@@ -123,7 +123,7 @@ def trajectory(
 def run_validation(
     stage: str, root: Path, folder: Path, size: int, **arguments: Any
 ) -> dict[str, Any]:
-    """Results of the validation set, of a module that was not trained; `arguments` of a Trainer."""
+    """Validate an untrained module; `arguments` are the Trainer's."""
     module, data = stage_run(stage, root, size)
     run = trainer(folder, limit_val_batches=None, **arguments)
     run.validate(module, datamodule=data, verbose=False)
