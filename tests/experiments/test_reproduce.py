@@ -277,7 +277,7 @@ def test_verdicts_of_other_results_are_refused(
 
 
 def mean_gold(found: Found, figure: str, arm: table.Arm, place: int = -1) -> str:
-    """The committed gold reward of an arm, in the sample at a place, as the pages have it."""
+    """The committed gold reward of an arm, in the sample at a place, rounded like the pages."""
     names = {arm.name for arm in table.EXPERIMENTS[figure].arms}
     runs = [runs for runs in found.values() if names <= runs.keys()]
     return f"{fmean(run[arm.name]['samples']['gold'][place] for run in runs):.2f}"
@@ -290,7 +290,7 @@ def test_table_of_tricks_agrees_with_the_committed_results(found: Found) -> None
     rows.append(f"| none left out, none added | {gold(table.PPO_MAX)} | {gold(table.VANILLA)} |")
     text = (ROOT / "docs" / "recipe.md").read_text("utf-8")
     assert "\n".join(rows) in text
-    assert f"means of ten seeds, SFT has {gold(table.PPO_MAX, 0)} (" in text
+    assert f"means of ten seeds, where SFT has {gold(table.PPO_MAX, 0)} (" in text
 
 
 def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> None:
@@ -300,7 +300,7 @@ def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> N
     text = " ".join((ROOT / "docs" / "lab.md").read_text("utf-8").split())
     assert (
         f"gold rises from {gold(vanilla, 0)} to {gold(vanilla, 4)} in iteration 40, where "
-        f"PPO-max's is {gold(ppo_max, 4)}, and ends at {gold(vanilla)}, as PPO-max's does"
+        f"PPO-max has {gold(ppo_max, 4)}, and both end at {gold(vanilla)}"
     ) in text
     assert gold(vanilla) == gold(ppo_max)
     runs = [found[seed][arm.name] for seed in figure.seeds for arm in figure.arms]
