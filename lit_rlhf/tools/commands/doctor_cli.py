@@ -89,7 +89,7 @@ def examine_run(arguments: Sequence[str], parser: Mapping[str, str]) -> Examinat
     """Build module, data and Trainer of a PPO run, check them, and print the findings.
 
     Args:
-        arguments: Those of `lit_rlhf doctor`.
+        arguments: Arguments of `lit_rlhf doctor`.
         parser: Arguments of the parser: `prog`, `usage` and `description`.
     """
     with silence_lightning():

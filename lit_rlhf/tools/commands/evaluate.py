@@ -119,7 +119,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
 
 
 class _Compared(NamedTuple):
-    """What the policies' responses have in common with a report.
+    """The compared responses, and the report on them so far.
 
     Attributes:
         report: The report so far.

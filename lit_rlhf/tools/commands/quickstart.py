@@ -171,7 +171,7 @@ class Quickstart:
 class Outcome(NamedTuple):
     """The numbers of a finished quickstart that tell what happened in it.
 
-    All are means over the held-out prompts but the deviation.
+    All but the deviation are means over the held-out prompts.
 
     Attributes:
         sft_gold: Gold reward of the SFT policy.
@@ -181,8 +181,8 @@ class Outcome(NamedTuple):
         vanilla_score: Score of vanilla PPO under the reward model.
         max_score: Score of PPO-max under the reward model.
         sft_well_formed: Share of well-formed responses of the SFT policy, 0 to 1.
-        vanilla_well_formed: The same of vanilla PPO.
-        max_well_formed: The same of PPO-max.
+        vanilla_well_formed: Share of well-formed responses of vanilla PPO.
+        max_well_formed: Share of well-formed responses of PPO-max.
     """
 
     sft_gold: float

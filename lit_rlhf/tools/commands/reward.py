@@ -38,9 +38,9 @@ def measure_strength(
             wins. Data, model, seeds and folders are set by this command.
         output: JSON lines file for the pairs in order, with strength and strength_std. Finished
             models' scores are kept beside it, and after an interruption the same command continues.
-        folds: Number of parts of the pairs. A model is trained without each, and scores it; 1 is a
-            model of all pairs, as in the paper.
-        repeats: Number of models to score a pair, each trained with other parts and seeds.
+        folds: Number of parts of the pairs. A model is trained without each part, and scores it; 1
+            trains a model on all pairs, as in the paper.
+        repeats: Number of models that score each pair, trained with other parts and seeds.
         seed: Seed of the first model and parts; the others have the next ones.
         split: Split of a dataset on the hub, for example train or train[:200].
         on_bad_record: error stops at the first record that cannot be used; skip leaves it out.
@@ -186,7 +186,7 @@ def relabel(
         raise ValueError(f"flip, remove: expected to leave pairs as they are, got {flip}, {remove}")
     for pair in (rows[place] for place in weakest[:n_flipped]):
         pair["chosen"], pair["rejected"] = pair["rejected"], pair["chosen"]
-        pair |= {"strength": -pair["strength"], "margin": 0.0}  # that of the other label
+        pair |= {"strength": -pair["strength"], "margin": 0.0}  # the old margin was the other label's
     removed = set(weakest[n_flipped : n_flipped + n_removed])
     rows = [pair for place, pair in enumerate(rows) if place not in removed]
     for pair in rows if margin else ():

@@ -65,16 +65,14 @@ class ResponseLine(NamedTuple):
 def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
     """Read the responses of several policies from files.
 
-    `lit_rlhf generate` and `lit_rlhf evaluate --responses` write such files.
+    `lit_rlhf generate` and `lit_rlhf evaluate --responses` write such files. If policies did not
+    respond to the same prompts, the error names the first line that differs.
 
     Args:
         paths: JSON lines files with the fields `prompt` (in any format of a prompt file) and
             `response`, which may be empty. The field `policy` names the policy; without it, the
             file's name does.
         limit: Number of responses to keep of each policy, from the first; `None` keeps all.
-
-    The error about policies that did not respond to the same prompts names the first line that
-    differs.
     """
     if limit is not None:
         check_count("max_prompts", limit)
