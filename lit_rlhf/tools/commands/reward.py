@@ -186,7 +186,7 @@ def relabel(
         raise ValueError(f"flip, remove: expected to leave pairs as they are, got {flip}, {remove}")
     for pair in (rows[place] for place in weakest[:n_flipped]):
         pair["chosen"], pair["rejected"] = pair["rejected"], pair["chosen"]
-        pair |= {"strength": -pair["strength"], "margin": 0.0}  # the old margin was the other label's
+        pair |= {"strength": -pair["strength"], "margin": 0.0}  # its margin was the other label
     removed = set(weakest[n_flipped : n_flipped + n_removed])
     rows = [pair for place, pair in enumerate(rows) if place not in removed]
     for pair in rows if margin else ():
