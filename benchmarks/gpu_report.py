@@ -81,7 +81,7 @@ def _tests(
     expected: str = "no test fails",
     gpus: int = 1,
 ) -> Part:
-    # warnings do not fail tests here, as other plugins of pytest give some of their own
+    # warnings do not fail tests here, because other plugins of pytest may warn
     options = ("-m", "gpu", "-v", "--tb", "short", "-W", "default", "-p", "no:benchmark")
     return Part(name, ("-m", "pytest", *options, *arguments), limit, expected, call=2, gpus=gpus)
 

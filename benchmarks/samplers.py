@@ -11,7 +11,7 @@ with vLLM. The arm `stale` hands the weights over once, before training, to see 
 The rule, fixed before the runs: vLLM's gold is within noise of the decoder's if Student's 95 %
 interval of the paired difference over the seeds contains 0 and its mean is less than 0.2 away, the
 margin of equal arms in `experiments.reproduce`. A stale sampler is noticed if `SamplerMonitor`
-calls it collapsed before the run ends, and no other arm's. Gold is that of the run's own rollouts;
+calls it collapsed before the run ends, and no other arm's. Gold is taken from the run's rollouts;
 gold of the finished policies on held-out prompts, sampled by lit_rlhf, was added after the runs,
 and so was `stale_unweighted`.
 
@@ -59,7 +59,7 @@ SHOWN = ("rollout/gold", "rollout/score", "rollout/kl", "rollout/response_length
 QUICKSTART = "quickstart"
 SMOLLM2 = "SmolLM2-135M"
 LAST = {QUICKSTART: (7, 70), SMOLLM2: (10, 40)}
-"""By model, the last iterations, which are measured, of so many."""
+"""Number of last iterations that are measured, and number of all iterations, by model."""
 
 
 class StaleSampler(VLLMSampler):

@@ -69,7 +69,7 @@ class CommandParser(ArgumentParser):
         """Parse arguments, or end with status 2 and one line that says what is wrong.
 
         Args:
-            args: The arguments. Default: those of the process.
+            args: The arguments. Default: the process's.
             *others: Further arguments of jsonargparse.
             **options: The same, by keyword.
         """

@@ -147,7 +147,7 @@ atexit.register(_SANDBOX.stop)
 def render_template(arguments: dict[str, Any]) -> str:
     """Render a dialogue in the sandbox, or raise SandboxError.
 
-    `arguments` are those of transformers' `render_jinja_template`, as plain data.
+    `arguments` are arguments of transformers' `render_jinja_template`, as plain data.
     """
     return str(_SANDBOX.call("render", arguments))
 

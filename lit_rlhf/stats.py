@@ -219,7 +219,7 @@ def global_masked_moments(values: Tensor, mask: Tensor) -> Moments:
 
 
 class FixedDtypeBuffers(nn.Module):
-    """A module whose buffers, like those of its submodules, keep their dtype when it is cast.
+    """A module whose buffers, and its submodules' buffers, keep their dtype when it is cast.
 
     Casts such as `.bfloat16()` or Lightning's true half precision are for weights. A running count
     in bfloat16 would stop at 256, a coefficient that adapts by 0.1 % per step would never change,

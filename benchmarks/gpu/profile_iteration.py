@@ -3,7 +3,7 @@
 Prints, for each kind of kernels and each phase, its seconds, the time that kernels take, the share
 of the seconds in which none runs, the number of kernels, the rate of useful operations as a share
 of the fastest `torch.mm`, and the peak of memory; then the kernels that take most of the device's
-time. The seconds are those of an iteration without the profiler. In the rollout, kernels of a CUDA
+time. The seconds are from an iteration without the profiler. In the rollout, kernels of a CUDA
 graph have gaps between them that are counted as time in which none runs.
 """
 

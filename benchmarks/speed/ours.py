@@ -83,11 +83,11 @@ def build_module(job: Job) -> PPOModule:
     module = UnsavedPPO(
         str(folder / "policy"),
         {str(folder / "reward"): 1.0},
-        # of its own, as a stage does not replace a folder that another version has saved
+        # a new folder, because a stage does not replace a folder that another version has saved
         output_dir=str(folder / f"trained_{os.getpid()}"),
         network=model_options(job),
         sampling=SamplingOptions(max_new_tokens=work.response),
-        # on a CPU no accumulation, as TRL has none; on CUDA what the module does by default
+        # on a CPU no accumulation, because TRL has none; on CUDA what the module does by default
         minibatches=MinibatchOptions(
             minibatch_size=work.minibatch,
             micro_batch_size=work.minibatch if job.device == "cpu" else None,

@@ -75,7 +75,7 @@ def run(job: Job) -> Laps:
     stage = SFTModule if job.stage == "sft" else RewardModule
     module = stage(
         str(Path(job.folder) / "policy"),
-        # another one each time, as a stage does not replace a folder that another version has saved
+        # a new folder, because a stage does not replace a folder that another version has saved
         output_dir=str(Path(job.folder) / f"trained_{os.getpid()}"),
         network=model_options(job),
         **MODULE_ARGUMENTS[job.stage],

@@ -119,7 +119,7 @@ SIZES: dict[Size, dict[str, Any]] = {
     },
 }
 """Differences from the defaults of `Workload`: `tiny` to try a script in seconds, `5m` for a CPU,
-`135m` with SmolLM2-135M's shape (163 million weights, as its output layer is not tied here), whose
+`135m` with SmolLM2-135M's shape (163 million weights, with an output layer that is not tied), whose
 iteration takes less than a minute and 12 GiB on two cores, `1b` and `3b` with the shapes of Llama
 3.2's two smaller models and a smaller vocabulary, and `7b` with LLaMA 7B's. `1b-long` is `1b` with
 longer prompts and with responses of about 246 tokens, 512 at most."""

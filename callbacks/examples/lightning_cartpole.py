@@ -78,7 +78,7 @@ class CartPole(LightningModule):
 
 
 def train(growth: float, iterations: int = 80) -> CollapseDetector:
-    """Train for at most so many iterations under a detector, and return it."""
+    """Train for a limited number of iterations under a detector, and return it."""
     seed_everything(0, verbose=False)
     detector = CollapseDetector(
         monitors=[

@@ -35,7 +35,7 @@ def tokenizer_of_letters() -> PreTrainedTokenizerFast:
 
 
 def main(steps: int = 150) -> None:
-    """Train until the monitors see the collapse, for at most so many steps."""
+    """Train until the monitors see the collapse, or for a maximum number of steps."""
     set_seed(0)
     tokenizer = tokenizer_of_letters()
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64}

@@ -195,7 +195,7 @@ def draw(results: Mapping[str, Any]) -> Figure:
             _draw(left, courses(results, "ppo_max", "end", key), label, color)
         left.set_title("PPO-max, iterations 21 to 35: means")
         for axis, (arm, label) in zip(others, ARMS.items(), strict=True):
-            # that of pre-training is far below 0
+            # the curve of pre-training is far below 0
             for color, (phase, (first, end)) in zip(
                 COLORS[2:], [*PHASES.items()][1:], strict=False
             ):

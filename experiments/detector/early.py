@@ -51,7 +51,7 @@ SIGNALS: dict[str, Callable[[Curves], list[float]]] = {
 
 
 class EarlyWarning(NamedTuple):
-    """How a signal does: threshold, collapses reported of so many, and leads in iterations."""
+    """How early a signal warns: its threshold, and its leads in iterations."""
 
     threshold: float
     leads: list[float]

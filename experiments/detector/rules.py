@@ -63,7 +63,7 @@ def length_drift(run: Trajectory) -> int | None:
     responses = run.steps[0]["rollout/responses"]
 
     def drifts(early: Sequence[float], recent: Sequence[float]) -> bool:
-        # the spread of single responses, from that of their means
+        # the spread of single responses, from the spread of their means
         spread = pstdev(early) * math.sqrt(responses)
         return abs(fmean(recent) - fmean(early)) > 3 * max(spread, 1e-9)
 

@@ -222,7 +222,7 @@ def make_run(kind: Kind, seed: int) -> Trajectory:
 def sample_step(
     levels: Mapping[str, float], walks: Mapping[str, float], responses: int, draw: random.Random
 ) -> Step:
-    """The metrics of a step, of so many responses."""
+    """Draw the metrics of a step with a number of responses."""
     error = 1 / math.sqrt(responses)
 
     def noisy(key: str, relative: float) -> float:

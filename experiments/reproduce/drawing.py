@@ -50,7 +50,7 @@ def draw(experiment: Experiment, results: Results) -> Figure:
 
 
 def shown_course(run: Mapping[str, Any], kind: str, measure: str) -> np.ndarray:
-    """A measure over a run; scores above the first, as each reward model has its own zero."""
+    """A measure over a run; scores start at 0, because each reward model has its own zero."""
     course = np.array(run[kind][measure], float)
     return course - run["samples"]["score"][0] if measure == "score" else course
 

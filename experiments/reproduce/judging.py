@@ -58,8 +58,8 @@ class Value:
         part: The arm or foundation.
         measure: A measure of the samples on held-out prompts; or of the curves, of rollouts, which
             `rollout.` before its name asks for; or the dotted name of a single number of the
-            result. `gain` is gold above that of the run's first samples, but at least `FLOOR`, and
-            `score_width` the standard deviation of a sample's histogram of scores.
+            result. `gain` is gold minus the gold of the run's first samples, but at least `FLOOR`;
+            `score_width` is the standard deviation of a sample's histogram of scores.
         at: Which value of a course: the first, the last, the largest, the smallest, or the mean
             over the first quarter (`early`). Of curves each is a mean over a tenth of the run. Not
             used for a single number.
@@ -144,8 +144,8 @@ class Check:
     def effect(self, runs: Runs) -> float:
         """By how much a seed is on the right side; for `~` the difference itself.
 
-        NaN if a number is missing, if both gains are at their floor, as collapsed runs are not
-        compared, or if a ratio is not positive.
+        NaN if a number is missing, if a ratio is not positive, or if both gains are at their floor:
+        collapsed runs are not compared.
         """
         left = self.left.of(runs)
         right = self.right.of(runs) if isinstance(self.right, Value) else self.right

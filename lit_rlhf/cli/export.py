@@ -39,11 +39,11 @@ def export(
             file, whose weights are dequantized.
         output: Folder to write the model to.
         average: Further checkpoints or models, fine-tuned from the same start, whose weights are
-            averaged with those of checkpoint.
+            averaged with the checkpoint's.
         network: Network to export. Of a PPO checkpoint: policy or critic. Of a folder: reward or
             critic if it is a scalar model, policy or model if it is a language model. Default: the
             policy, or the only network.
-        format: Names of the weights of a reward model or critic. transformers: those of sequence
+        format: Names of the weights of a reward model or critic. transformers: a model for sequence
             classification, which TRL, vLLM and OpenRLHF load too; openrlhf: the same, and the
             config names the head; trl: a language model with a value head.
         dtype: Type of the weights. Default: as in the checkpoint or folder; float32 for GGUF.

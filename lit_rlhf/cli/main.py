@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script.
 
     Args:
-        argv: The arguments, without the program's name. Default: those of the process.
+        argv: The arguments, without the program's name. Default: the process's.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     outlive_terminal()

@@ -81,7 +81,7 @@ class RLHFArgumentParser(CommandParser, LightningArgumentParser):
         return super().parse_args(given, *others, **options)
 
     def known_options(self) -> Iterable[str]:
-        """Dotted names of all options, those of the commands included."""
+        """Dotted names of all options, including options of the commands."""
         options = [self.get_defaults(), *(stage.get_defaults() for stage in self.stages)]
         return [name for namespace in options for name in namespace.keys()]  # noqa: SIM118
 

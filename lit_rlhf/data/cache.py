@@ -398,8 +398,8 @@ def _encode_in_processes(
                 counts.update(done.result())
         except BrokenProcessPool as error:
             raise ValueError(
-                f"{part}: a process that encodes the data was killed, as the system does where "
-                f"memory runs out; {n_shares} run at a time, one for each processor of this process"
+                f"{part}: a process that encodes the data was killed, probably because memory ran "
+                f"out; {n_shares} run at a time, one for each processor of this process"
             ) from error
         except BaseException:  # a Ctrl-C does not wait for the shares
             for process in {*multiprocessing.active_children()} - others:

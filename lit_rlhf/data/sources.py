@@ -46,7 +46,7 @@ class DataSource:
         columns: The dataset's own names of fields, by the names that formats read:
             `{"prompt": "context_messages"}`.
         map: `package.module:function` of a function that turns the fields of a row (a dict) into
-            those of a known format, or in Python the function. It may return a list of such dicts,
+            fields of a known format, or in Python the function. It may return a list of such dicts,
             or None for a row that has no record.
         drop_duplicates: Whether to leave out records that equal an earlier one of this source. They
             are counted in any case.

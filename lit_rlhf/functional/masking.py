@@ -55,7 +55,7 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
         3.0
     """
     check_mask(values.shape, mask=mask)
-    # filled and not multiplied, as 0 * NaN is NaN
+    # filled and not multiplied, because 0 * NaN is NaN
     masked_values = values.masked_fill(~mask, 0)
     return masked_values.sum() if dim is None else masked_values.sum(dim)
 
@@ -130,7 +130,7 @@ def masked_moments(values: Tensor, mask: Tensor) -> Moments:
         [2.0, 1.0, 2.0]
     """
     check_floating(None, values=values)
-    # float64, as float32 would lose the variance of values far from 0
+    # float64, because float32 would lose the variance of values far from 0
     exact = values.detach().double()
     count = mask.sum()
     mean = masked_mean(exact, mask)

@@ -50,7 +50,7 @@ class ModelOptions:
         lora_dropout: Dropout probability before the adapters, in [0, 1). PPO trains without any
             dropout, so that rollout and update have the same policy, and ignores it.
         lora_targets: Modules that get adapters, `all-linear` or a regular expression over module
-            names, as peft's `target_modules`.
+            names, like peft's `target_modules`.
         trained_layers: Number of layers, from the top, that are trained, with what follows them;
             the embeddings, also where they are the output layer, and the other layers stay as they
             are. PPO keeps what those give for its rollouts, and does not compute it again. `None`

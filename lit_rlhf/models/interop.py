@@ -251,7 +251,7 @@ def check_not_delta_weights(model: PreTrainedModel, path: str | Path) -> None:
     norms = [p.abs().mean() for n, p in trunk_of(model).named_parameters() if "layernorm" in n]
     if norms and max(norms) < _MAX_DELTA_NORM:
         raise ValueError(
-            f"path: expected whole weights in {path}, got differences from LLaMA's, as the "
-            "paper's authors publish them; make whole ones with `lit_rlhf export --checkpoint "
+            f"path: expected whole weights in {path}, got differences from LLaMA's, which the "
+            "paper's authors publish; make whole ones with `lit_rlhf export --checkpoint "
             f"{path} --base LLAMA --output FOLDER`"
         )

@@ -441,7 +441,7 @@ def _check_trained_weights(optimizer: Optimizer, names: Mapping[int, str]) -> No
     if n_weights:
         rank_zero_warn(
             f"{network}: a step at a learning rate of {learning_rate:g} can change {n_movable:,} "
-            f"of {n_weights:,} weights ({n_movable / n_weights:.2%}), as the others are rounded "
+            f"of {n_weights:,} weights ({n_movable / n_weights:.2%}): the others are rounded "
             "back to what they were in bfloat16. Take float32 weights (network.dtype: float32, "
             "with trainer.precision: bf16-mixed to compute in bfloat16), or a strategy that keeps "
             "float32 masters (multi_deepspeed_stage_2)"

@@ -154,7 +154,7 @@ class UpdateGuard:
             )
 
     def pop_count(self) -> Tensor:
-        """Number of skipped updates since the last call, 0-dim float32, as metrics are."""
+        """Number of skipped updates since the last call, 0-dim float32 like all metrics."""
         count, self._count = self._count, 0
         return torch.tensor(float(count))
 

@@ -530,9 +530,9 @@ class PPO(FixedDtypeBuffers):
         no_tokens = self.advantages.truncation == "mask" and not has_tokens(experience.loss_mask)
         if no_tokens and (not distributed.is_initialized() or distributed.get_rank() == 0):
             warnings.warn(
-                "advantages.truncation: mask leaves nothing to learn from, as all responses of an "
-                f"iteration ran to sampling.max_new_tokens={self.sampling.max_new_tokens}: raise "
-                "it, or use truncation: terminal with a reward_shaping.missing_eos_penalty",
+                "advantages.truncation: mask leaves nothing to learn from, because all responses "
+                f"of an iteration ran to sampling.max_new_tokens={self.sampling.max_new_tokens}: "
+                "raise it, or use truncation: terminal with a reward_shaping.missing_eos_penalty",
                 stacklevel=2,
             )
         metrics = {
@@ -642,7 +642,7 @@ class PPO(FixedDtypeBuffers):
 
         Args:
             minibatch: What to learn from.
-            ptx: Text for the language-model loss, as many rows; `None`: there is no such loss.
+            ptx: Text for the language-model loss, with as many rows; `None`: no such loss.
             stepper: Makes the step.
         """
         policy = self.networks.policy

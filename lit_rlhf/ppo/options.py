@@ -180,8 +180,8 @@ class PPOLossOptions:
         importance_cap: Largest weight of a token that was drawn from another distribution than the
             policy's, by `sampler` or with `sampling.top_p` and the like, see
             `lit_rlhf.functional.truncated_importance`; `None`: no weights.
-        ref_kl_coef: Weight of KL to the reference in the policy's loss (k3), as GRPO has it, beside
-            or instead of the penalty in the rewards, `reward_shaping.kl_coef`.
+        ref_kl_coef: Weight of KL to the reference in the policy's loss (k3), like GRPO's, beside or
+            instead of the penalty in the rewards, `reward_shaping.kl_coef`.
         entropy_coef: Weight of the entropy bonus.
         entropy_clip: Entropy of a token above which it gets no bonus (Appendix B.3), in nats;
             `None`: no bound. The entropy is at most the log of the vocabulary's size.

@@ -2,7 +2,7 @@
 
 A checkpoint is either a single file, which Lightning's own strategies write, or a folder, which
 `MultiEngineDeepSpeedStrategy` writes. A file is a zip archive with a CRC-32 for each member. A
-folder has a manifest, as models have, with the size and CRC-32 of each file.
+folder has a manifest, like models, with the size and CRC-32 of each file.
 """
 
 import json
@@ -154,7 +154,7 @@ def file_problem(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             if any(member.compress_type for member in archive.infolist()):
                 # no checkpoint is compressed, and unpacking a forged one may take hours
-                return "is compressed, as no checkpoint is"
+                return "is compressed, unlike any checkpoint"
             damaged = archive.testzip()
     except Exception as error:  # damaged bytes can raise almost anything inside zipfile
         return f"is damaged or cut off: {error}"

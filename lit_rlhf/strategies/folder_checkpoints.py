@@ -88,7 +88,7 @@ class FolderCheckpoints(DDPStrategy):
         """
         if storage_options is not None:
             raise TypeError(
-                "storage_options: expected None, as checkpoints are local folders, got "
+                "storage_options: expected None, because checkpoints are local folders, got "
                 f"{storage_options!r}"
             )
         path = Path(self.broadcast(str(filepath)))
@@ -256,7 +256,7 @@ def keys_in_shards(layouts: Mapping[str, EngineLayout]) -> set[str]:
     return {f"{network}.{name}" for network, layout in layouts.items() for name in layout.names}
 
 
-def full_tensor(value: Any) -> Any:  # noqa: ANN401  # of a state dict
+def full_tensor(value: Any) -> Any:  # noqa: ANN401  # any value of a state dict
     """Gather a DTensor from all ranks into CPU memory; return anything else unchanged."""
     if not isinstance(value, DTensor):
         return value

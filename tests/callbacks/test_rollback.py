@@ -63,7 +63,7 @@ class Snapshot(NamedTuple):
     weights: dict[str, Tensor]
     moments: dict[int, dict[str, Tensor]]
     settings: dict[str, Any]
-    """Of the optimizer, the learning rate among them."""
+    """Settings of the optimizer, the learning rate among them."""
     global_step: int
 
 

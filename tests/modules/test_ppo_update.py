@@ -134,7 +134,9 @@ def test_iteration_without_anything_to_learn_from_moves_nothing(root: Path, tmp_
 
     module = Unending(**ppo_options(root, advantages={"truncation": "mask"}))
     start = copy_state(module.policy)
-    with pytest.warns(UserWarning, match="truncation: mask leaves nothing to learn from, as all"):
+    with pytest.warns(
+        UserWarning, match="truncation: mask leaves nothing to learn from, because all"
+    ):
         run = fit_module(module, prompts(root), tmp_path)
     assert_equal_states(copy_state(module.policy), start)
     (update,) = module.ppo.updates

@@ -111,7 +111,7 @@ def test_compressed_file_is_refused_before_it_is_unpacked(tmp_path: Path) -> Non
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
-    with pytest.raises(ValueError, match="is compressed, as no checkpoint is"):
+    with pytest.raises(ValueError, match="is compressed, unlike any checkpoint"):
         step_of(path)
 
 

@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
         const=30.0,
         default=0.0,
         metavar="SECONDS",
-        help="write the page anew every so many seconds (30), until Ctrl-C; browsers reload it",
+        help="write the page anew every SECONDS (default 30), until Ctrl-C; browsers reload it",
     )
     options = parser.parse_args(argv)
     path = Path(options.output)

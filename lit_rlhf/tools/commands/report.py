@@ -47,8 +47,8 @@ def report_reward_model(
             the pairs that look mislabelled.
         split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
         max_pairs: Number of first pairs to use of each source. Default: all.
-        max_length: Longest dialogue in tokens; longer ones lose their oldest turns. Default: that
-            of the model's training, or 512.
+        max_length: Longest dialogue in tokens; longer ones lose their oldest turns. Default: the
+            longest of the model's training, or 512.
         on_bad_record: error stops at the first record that cannot be used and names its line; skip
             counts such records on the page.
         chat_template: tokenizer for the template in the model's folder, or hh, paper-en, paper-zh.

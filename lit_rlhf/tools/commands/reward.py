@@ -212,7 +212,8 @@ def run_bench(
         questions: File in RewardBench's format (.jsonl, .json or .parquet, or one of these with
             .gz): prompt, chosen and rejected, each a text or a list of texts, and subset.
         output: JSON file for the report.
-        max_length: Longest dialogue in tokens. Default: that of the model's training, or 512.
+        max_length: Longest dialogue in tokens. Default: the same as in the model's training, or
+            512.
         device: auto, cpu, cuda, cuda:1 and so on.
         dtype: Data type of all weights: float32, bfloat16 or float16.
     """

@@ -65,7 +65,7 @@ class Models:
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
-    """Of a measurement of the pairs in `out.jsonl`, in three folds."""
+    """Arguments that measure the pairs in three folds and write `out.jsonl`."""
     pairs = write_lines(tmp_path / "data" / "pairs.jsonl", PAIRS)
     words = ["--model", "sft", "--preferences", pairs, "--fit_config", "quickstart/reward"]
     return [*words, "--folds", "3", "--output", str(tmp_path / "made" / "out.jsonl")]

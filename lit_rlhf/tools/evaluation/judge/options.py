@@ -77,7 +77,7 @@ def _advise(error: Exception, options: JudgeOptions) -> str:
     repeated = f"after {options.max_retries} retries (judge.max_retries)"
     if isinstance(error, openai.APIStatusError) and error.response.is_redirect:
         return (
-            "redirects to another address, which is not followed, as the texts would go there; "
+            "redirects to another address, which would get the texts and is not followed; "
             "give that address as judge.base_url"
         )
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
