@@ -51,7 +51,13 @@ SIGNALS: dict[str, Callable[[Curves], list[float]]] = {
 
 
 class EarlyWarning(NamedTuple):
-    """How early a signal warns: its threshold, and its leads in iterations."""
+    """How early a signal warns.
+
+    Attributes:
+        threshold: Its threshold, in units of the signal.
+        leads: Iterations from the warning to the harm, for each collapse; minus infinity for a
+            collapse without a warning.
+    """
 
     threshold: float
     leads: list[float]

@@ -148,7 +148,7 @@ class RewardModule(StageModule):
         Args:
             batch: The micro-batch, `B` pairs.
             pairs: Pairs of the whole batch, see `global_denominator`, 0-dim.
-            tokens: Tokens of its chosen responses, likewise.
+            tokens: Tokens of the chosen responses of the whole batch, likewise 0-dim.
         """
         chosen = batch.chosen
         rejected = batch.rejected

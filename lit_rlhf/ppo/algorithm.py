@@ -746,9 +746,11 @@ class PPO(FixedDtypeBuffers):
         return LossShare(value.loss, metrics)
 
     def joint_loss(self, experience: Experience, tokens: Tensor) -> LossShare:
-        """Share of a micro-batch in both losses, by one forward of the trunk that both share.
+        """Share of a micro-batch in both losses, by one forward of the shared trunk.
 
-        `tokens` are as for `policy_loss`.
+        Args:
+            experience: The micro-batch.
+            tokens: Tokens of the whole minibatch, see `global_denominator`, 0-dim.
         """
         rollouts = experience.rollouts
         hidden = hidden_states(
@@ -878,7 +880,10 @@ class PPO(FixedDtypeBuffers):
                 )
 
     def ptx_loss(self, batch: TokenBatch, tokens: Tensor) -> Tensor:
-        """Share of a micro-batch of text in the language-model loss over `tokens` (Eq. 17)."""
+        """Share of a micro-batch of text in the language-model loss (Eq. 17).
+
+        `tokens` are the targets of the whole minibatch, see `global_denominator`, 0-dim.
+        """
         logprobs = target_logprobs(
             self.networks.policy, batch.input_ids, batch.attention_mask, batch.completion_mask
         )
