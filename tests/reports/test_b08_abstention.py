@@ -21,7 +21,7 @@ from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.evaluation.compare import compare_policies
 from tests.support.ranks import run_on_ranks
 from tests.support.reward_inputs import make_rollouts, service
-from tests.support.stages import fitted, ppo_options, write_data, write_models
+from tests.support.stages import fit_module, ppo_options, write_data, write_models
 from tests.support.tiny_models import tiny_tokenizer
 
 TEXTS = ["a", "abc", "ab", "abcdef", "abcd", "x"]
@@ -190,7 +190,7 @@ def test_ppo_learns_from_a_mixture_of_tasks(tmp_path: Path) -> None:
             gold_reward=even,
         )
     )
-    logged = fitted(module, data, tmp_path / "run", limit_val_batches=0).callback_metrics
+    logged = fit_module(module, data, tmp_path / "run", limit_val_batches=0).callback_metrics
     assert float(logged["rollout/score/known"]) == 0.0
     assert math.isfinite(float(logged["rollout/score"]))
     (moments,) = module.reward.moments.values()
