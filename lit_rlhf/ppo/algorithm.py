@@ -538,7 +538,7 @@ class PPO(FixedDtypeBuffers):
         metrics = {
             "rollout/reward": rewards.sum() / global_denominator(len(rewards), rewards.device)
         }
-        if self.responses_per_prompt > 1:
+        if self.responses_per_prompt > 1 and not no_tokens:
             informative = F.informative_groups(
                 scores.total, self.responses_per_prompt, experience.loss_mask.any(1)
             )

@@ -168,6 +168,7 @@ def score_on_a_rank(rank: int) -> tuple[list[float], list[float]]:
     return scores.total.tolist(), [float(moments.count), float(moments.mean), float(moments.var)]
 
 
+@pytest.mark.slow
 def test_ranks_get_what_one_rank_gets(tmp_path: Path) -> None:
     (first, moments), (second, other_moments) = run_on_ranks(score_on_a_rank, 2, tmp_path)
     assert moments == other_moments == pytest.approx([3.0, 4.0, 8 / 3])

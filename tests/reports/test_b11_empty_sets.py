@@ -221,6 +221,7 @@ def mask_of(ppo: PPO, learned: list[bool]) -> torch.Tensor:
     return experience.loss_mask & torch.tensor(learned)[:, None]
 
 
+@pytest.mark.slow
 def test_rank_without_values_neither_hangs_nor_counts(tmp_path: Path) -> None:
     first, second = run_on_ranks(
         update_on_a_rank, 2, tmp_path, [[False] * 4, [False, True, True, False]]
