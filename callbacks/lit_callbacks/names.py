@@ -55,7 +55,7 @@ NAMES: dict[str, dict[str, str]] = {
         SPREAD: "reward_std",
         UNINFORMATIVE: "frac_reward_zero_std",
     },
-    "TRL, GRPO before 0.16": {
+    "TRL, GRPO before 0.17": {
         PER_TOKEN: "kl",
         LENGTH: "completion_length",
         SPREAD: "reward_std",

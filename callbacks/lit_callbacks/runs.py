@@ -329,7 +329,11 @@ def _read_records(file: Path) -> _Log:
     verdicts = []
     written = file.stat().st_mtime
     for place, record in enumerate(read_records(file)):
-        numbers = {key: n for key, v in record.items() if (n := parse_number(v)) is not None}
+        numbers = {
+            key: number
+            for key, value in record.items()
+            if key and (number := parse_number(value)) is not None
+        }
         axis = next((name for name in STEPS if name in numbers), "")
         time = written + 1e-6 * place
         step = int(numbers.pop(axis, place))

@@ -27,8 +27,8 @@ class WatchCallback:
 
     Args:
         watch: Monitors and verdict; by default `Watch()`.
-        names: Names of the metrics by the monitors' keys; by default the names of TRL, OpenRLHF
-            and verl are recognized.
+        names: Names of the metrics by the monitors' keys; by default the names of the trainers in
+            `lit_callbacks.names` are recognized.
         stop: Level at which training ends, `suspicious` or `collapsed`; `None` only reports.
     """
 

@@ -27,6 +27,7 @@ class Snapshot(NamedTuple):
     level: Level
     steps: int
     stands_in: bool
+    advisory: bool
     decisive: bool
     decides: bool
     is_beyond: bool
@@ -124,6 +125,7 @@ def record(run: Trajectory, monitor: Monitor, changed: frozenset[int]) -> list[S
                 level=monitor.level,
                 steps=monitor.steps,
                 stands_in=monitor.stands_in,
+                advisory=monitor.advisory,
                 decisive=monitor.decisive,
                 decides=monitor.decides,
                 is_beyond=monitor.is_beyond,

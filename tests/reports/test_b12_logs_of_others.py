@@ -124,6 +124,21 @@ def test_downloads_of_lit_rlhf_have_its_keys() -> None:
     }
 
 
+def test_panels_of_one_run_are_read_together(tmp_path: Path) -> None:
+    for key in KEYS:
+        rows = [f'"{r["step"]}","{r[key]}","{r[key]}"' for r in RECORDS]
+        head = f'"Step","my run - {key}","my run - {key}__MAX"'
+        (tmp_path / f"wandb_export_{key.replace('/', '_')}.csv").write_text(
+            "\n".join([head, *rows])
+        )
+    assert read_logged_steps(str(tmp_path)) == STEPS
+
+
+def test_table_with_an_index_and_ragged_rows_is_read(tmp_path: Path) -> None:
+    (tmp_path / "history.csv").write_text(",_step,kl\n0,5,0.5,9\n\n1,6,\n")
+    assert read_logged_steps(str(tmp_path / "history.csv")) == {5: {"kl": 0.5}}
+
+
 def test_panel_of_several_runs_is_refused_by_their_names(tmp_path: Path) -> None:
     (tmp_path / "panel.csv").write_text('"Step","b - x - kl","a - kl"\n"1","0.1","0.2"\n')
     with pytest.raises(ValueError, match=r"expected a panel of one run, got .*csv with a, b - x;"):
