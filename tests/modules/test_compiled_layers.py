@@ -37,6 +37,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountGraphs]:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:min_new_tokens=6")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("network", [{}, ADAPTED], ids=["plain", "adapters"])
 def test_later_iterations_compile_nothing(

@@ -58,12 +58,12 @@ WAITS_OF_A_STEP = 16
 """Most host waits of a step of SFT or reward modelling, in two micro-batches."""
 WAITS_OF_A_LOOK = 2
 """Most host waits of a look at which responses have ended: to read it, and to close the gaps."""
-KERNELS = {"bf16-true": (41, 49), "bf16-mixed": (44, 49), "32-true": (42, 51)}
+KERNELS = {"bf16-true": (41, 49), "bf16-mixed": (44, 45), "32-true": (42, 51)}
 """Most kernels of a decoding step by precision: in each layer of a Llama, and around the layers.
 
 Float32 attends with a mask, and has the log-probs of what is sampled in the step.
 """
-KERNELS_WITH_LORA = {"bf16-true": (83, 49), "bf16-mixed": (86, 49), "32-true": (42, 51)}
+KERNELS_WITH_LORA = {"bf16-true": (83, 49), "bf16-mixed": (77, 45), "32-true": (42, 51)}
 """The same with adapters on all linear layers, which float32 merges into the weights."""
 KERNELS_OF_A_CHECK = 8
 """Most kernels of a check for finite weights, beside one for each weight."""
