@@ -7,7 +7,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.mutation.__main__ import changed_lines, find_tests, replace_code, use_forked_ranks
+from tests.mutation.__main__ import (
+    FUNCTIONS,
+    ROOT,
+    changed_lines,
+    find_tests,
+    read_equivalents,
+    replace_code,
+    use_forked_ranks,
+)
 from tests.mutation.mutants import make_mutants
 from tests.support import ranks
 
@@ -139,3 +147,15 @@ def test_ranks_have_the_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("tests.mutation.test_mutation.DEFECTS", [7])
     use_forked_ranks()
     assert ranks.run_on_ranks(seen, 2, tmp_path) == [[7], [7]]
+
+
+def test_entries_of_the_equivalents_are_mutants() -> None:
+    entries = read_equivalents((ROOT / "tests/mutation/equivalents.txt").read_text("utf-8"))
+    mutants = {
+        (mutant.module, mutant.text, mutant.was, mutant.now)
+        for module in {entry[0] for entry in entries}
+        for mutant in make_mutants(
+            module, (ROOT / module).read_text("utf-8"), FUNCTIONS.get(module, ("",))
+        )
+    }
+    assert entries - mutants == set()
