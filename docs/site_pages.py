@@ -112,9 +112,10 @@ def reference_packages(nav: list[dict[str, Any]]) -> Iterator[str]:
 def public_names(package: str) -> list[str]:
     """The names that a package exports, which may be imported or found when they are used."""
     module = importlib.import_module(package)
-    imported = (name for name, value in vars(module).items() if not inspect.ismodule(value))
     names: list[str] = getattr(module, "__all__", None) or [
-        name for name in imported if not name.startswith("_")
+        name
+        for name in module.__dir__()  # in the order of the module, unlike `dir`
+        if not name.startswith("_") and not inspect.ismodule(getattr(module, name))
     ]
     return names
 

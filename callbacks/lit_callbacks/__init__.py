@@ -17,7 +17,17 @@ _MODULES = {
     if isinstance(statement, ast.ImportFrom)
     for alias in statement.names
 }
-_CORE = {"monitors", "verdict", "signals", "watch", "runs", "logs", "words", "trainer_callback"}
+_CORE = {
+    "files",
+    "logs",
+    "monitors",
+    "runs",
+    "signals",
+    "trainer_callback",
+    "verdict",
+    "watch",
+    "words",
+}
 
 __all__ = sorted(_MODULES)
 

@@ -5,6 +5,7 @@ from lit_callbacks.detector import Collapse as Collapse
 from lit_callbacks.detector import CollapseDetector as CollapseDetector
 from lit_callbacks.detector import CollapseEarlyStopping as CollapseEarlyStopping
 from lit_callbacks.detector import find_collapse as find_collapse
+from lit_callbacks.files import name_file as name_file
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint as HealthyCheckpoint
 from lit_callbacks.logs import JudgedStep as JudgedStep
 from lit_callbacks.logs import read_logged_steps as read_logged_steps
@@ -14,7 +15,6 @@ from lit_callbacks.monitors import Level as Level
 from lit_callbacks.monitors import Monitor as Monitor
 from lit_callbacks.monitors import StepMetrics as StepMetrics
 from lit_callbacks.output import log_text as log_text
-from lit_callbacks.output import name_file as name_file
 from lit_callbacks.phases import PhaseSummary as PhaseSummary
 from lit_callbacks.progress import StageProgressBar as StageProgressBar
 from lit_callbacks.resume import ResumeCheckpoint as ResumeCheckpoint

@@ -1,4 +1,4 @@
-"""Output of callbacks: files, the terminal, texts and histograms for loggers."""
+"""Output of callbacks: the terminal, texts and histograms for loggers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from time import time
 from typing import Any
@@ -17,22 +16,11 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger
 
+from lit_callbacks.files import name_file
 from lit_callbacks.runs import RECORDS_FILE
 
 # Lightning shows this branch of loggers in the terminal
 _terminal = logging.getLogger("lightning.pytorch.lit_callbacks")
-
-
-@contextmanager
-def name_file(path: str | Path) -> Iterator[None]:
-    """Name a file in the errors of writing it. The error of a full disk has no name by itself."""
-    try:
-        yield
-    except OSError as error:
-        # only errors of the operating system have a number
-        if error.filename is not None or error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def say(trainer: Trainer, line: str, level: int = logging.INFO) -> None:

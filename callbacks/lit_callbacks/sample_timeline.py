@@ -16,7 +16,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
-from lit_callbacks.output import escape_markdown, log_text, logger_step, name_file
+from lit_callbacks.files import name_file
+from lit_callbacks.output import escape_markdown, log_text, logger_step
 from lit_callbacks.runs import LEVEL_KEY
 from lit_callbacks.words import format_number
 

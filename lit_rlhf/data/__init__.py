@@ -5,6 +5,9 @@ A preference takes four shapes on its way: a `Row` of a file with its location, 
 and plain text take the same way. The datamodules walk it from end to end.
 """
 
+import importlib
+import typing
+
 from lit_rlhf.data.contract import CONTRACT_FILE as CONTRACT_FILE
 from lit_rlhf.data.contract import TextContract as TextContract
 from lit_rlhf.data.contract import tokenizer_hash as tokenizer_hash
@@ -12,10 +15,6 @@ from lit_rlhf.data.counts import DataCounts as DataCounts
 from lit_rlhf.data.counts import EncodingError as EncodingError
 from lit_rlhf.data.counts import OnBadRecord as OnBadRecord
 from lit_rlhf.data.counts import describe_bad_records as describe_bad_records
-from lit_rlhf.data.datamodules import DemonstrationDataModule as DemonstrationDataModule
-from lit_rlhf.data.datamodules import PreferenceDataModule as PreferenceDataModule
-from lit_rlhf.data.datamodules import PromptDataModule as PromptDataModule
-from lit_rlhf.data.datamodules import RecordDataModule as RecordDataModule
 from lit_rlhf.data.encoding import DialogueEncoder as DialogueEncoder
 from lit_rlhf.data.encoding import decode_tokens as decode_tokens
 from lit_rlhf.data.encoding import encode_prompts as encode_prompts
@@ -50,3 +49,27 @@ from lit_rlhf.data.sources import load_records as load_records
 from lit_rlhf.data.splits import prompt_of as prompt_of
 from lit_rlhf.data.splits import split_records as split_records
 from lit_rlhf.data.templates import CHAT_TEMPLATES as CHAT_TEMPLATES
+
+if typing.TYPE_CHECKING:
+    from lit_rlhf.data.datamodules import DemonstrationDataModule as DemonstrationDataModule
+    from lit_rlhf.data.datamodules import PreferenceDataModule as PreferenceDataModule
+    from lit_rlhf.data.datamodules import PromptDataModule as PromptDataModule
+    from lit_rlhf.data.datamodules import RecordDataModule as RecordDataModule
+
+_DATAMODULES = (
+    "DemonstrationDataModule",
+    "PreferenceDataModule",
+    "PromptDataModule",
+    "RecordDataModule",
+)
+
+
+def __getattr__(name: str) -> object:
+    """Import the datamodules when one of them is used: only they need Lightning."""
+    if name not in _DATAMODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("lit_rlhf.data.datamodules"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_DATAMODULES]

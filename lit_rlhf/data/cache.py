@@ -31,7 +31,6 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -49,6 +48,7 @@ from lit_rlhf.files import (
     write_manifest,
 )
 from lit_rlhf.limits import end_with_parent
+from lit_rlhf.rank_zero import rank_zero_only
 
 MIN_CACHED_RECORDS = 1000
 """Number of records from which examples are cached; fewer are encoded in a second or two."""

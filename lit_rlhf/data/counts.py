@@ -5,11 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lightning.pytorch.utilities import rank_zero_only
-
 from lit_rlhf.choices import OnBadRecord as OnBadRecord
 from lit_rlhf.data.examples import Example, TokenExample
 from lit_rlhf.data.records import Location, RecordError
+from lit_rlhf.rank_zero import rank_zero_only
 
 MAX_SHOWN = 5
 """Number of bad records that a log message shows."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -35,6 +34,7 @@ from lit_rlhf.data.examples import (
 from lit_rlhf.data.formats import parse_prompts
 from lit_rlhf.data.records import NOWHERE, AnyRecord, Location, Message
 from lit_rlhf.data.templates import render_dialogue, resolve_template
+from lit_rlhf.rank_zero import rank_zero_only
 
 TrainOn = Literal["last", "all"]
 """The assistant turns that are trained on: the last one, or all of them."""

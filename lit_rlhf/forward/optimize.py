@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import is_flash_attention_requested
@@ -35,6 +34,7 @@ from lit_rlhf.forward.networks import (
 )
 from lit_rlhf.forward.outputs import hidden_states, logits_from_hidden, token_logits
 from lit_rlhf.forward.packing import packed_states
+from lit_rlhf.rank_zero import rank_zero_info
 
 _PROBE_LENGTHS = (12, 7, 9)  # tokens of the rows on which packed and padded forward are compared
 

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from jinja2 import StrictUndefined, Template
-from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_rlhf.files import code_versions
+from lit_rlhf.rank_zero import rank_zero_warn
 
 TITLES = {
     "sft": "Supervised fine-tuning",

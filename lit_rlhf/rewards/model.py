@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -34,6 +33,7 @@ from lit_rlhf.forward import (
     unwrap_model,
 )
 from lit_rlhf.models import ModelOptions, load_scalar_model, load_tokenizer
+from lit_rlhf.rank_zero import rank_zero_info, rank_zero_warn
 from lit_rlhf.rollout import RolloutBatch, default_tokens_per_forward, split_by_tokens
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
+
+from lit_rlhf.rank_zero import rank_zero_info
 
 _NEVER_WAITS: WeakSet[nn.Module] = WeakSet()
 """Networks of which one call did not wait for the device."""

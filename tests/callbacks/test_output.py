@@ -1,10 +1,8 @@
 """Short texts, and what goes to loggers: on rank 0 only, against the module's own step."""
 
-import errno
 import html
 import json
 import math
-import os
 import re
 from pathlib import Path
 from time import time
@@ -30,7 +28,6 @@ from lit_callbacks.output import (
     log_note,
     log_text,
     logger_step,
-    name_file,
 )
 from lit_callbacks.words import format_duration, format_number, shorten_keys
 from tests.support.report_pages import read_events, read_texts
@@ -167,10 +164,3 @@ def test_markdown_shows_the_text_as_it_is(text: str) -> None:
 
 def test_lines_stay_in_one_cell() -> None:
     assert escape_markdown(" one\ntwo\r\n\nfour \n") == "one<br>two<br><br>four"
-
-
-def test_an_error_of_writing_is_named_with_the_file(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"No space left on device: 'a.jsonl'"), name_file("a.jsonl"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(FileNotFoundError, match=r"missing'"), name_file("a.jsonl"):
-        (tmp_path / "missing").read_text()

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from lit_callbacks.charts import FEW_RUNS, metric_chart, run_class
+from lit_callbacks.files import name_file
 from lit_callbacks.monitors import Level
-from lit_callbacks.output import name_file
 from lit_callbacks.panels import Panel, choose_panels
 from lit_callbacks.report.reading import read_any_run, read_phases, read_responses
 from lit_callbacks.report.table import runs_table

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, cast
 
 import datasets
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,6 +18,7 @@ from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.records import Record, RecordKind
 from lit_rlhf.data.sources import DataSource, load_records
 from lit_rlhf.data.splits import prompt_of, repeat_by_weight, split_records
+from lit_rlhf.rank_zero import rank_zero_only
 from lit_rlhf.sandbox import check_tokenizer_file
 
 Part = Literal["train", "val", "test", "ptx", "meta"]

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from lightning.pytorch.utilities import rank_zero_info
-
 from lit_rlhf.checks import check_count, check_fields, check_not_negative, check_positive
+from lit_rlhf.rank_zero import rank_zero_info
 from lit_rlhf.rewards.functions import RewardError, shorten
 from lit_rlhf.rewards.judge.endpoint import (
     PROMPTS,
