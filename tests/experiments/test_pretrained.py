@@ -15,10 +15,9 @@ from experiments.pretrained.page import draw, find_harm, format_tables
 from experiments.pretrained.study import FILES, Benchmark, Sizes, correlate_scores
 from experiments.processes import Step
 from experiments.results_file import read_runs
-from lit_rlhf.data import CHAT_TEMPLATES
-from lit_rlhf.tools.lab import World, write_world
+from lit_rlhf.tools.lab import World
 from tests.support.experiment_steps import options_of
-from tests.support.tiny_runs import write_preferences
+from tests.support.tiny_runs import write_preferences, write_tiny_world
 
 SETTINGS = {
     "sizes": {"max_response": 96},
@@ -102,16 +101,7 @@ def test_no_step_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 @pytest.mark.slow
 def test_all_parts_run_on_a_tiny_model(tmp_path: Path) -> None:
     world = World()
-    write_world(
-        tmp_path / "world",
-        world,
-        seed=0,
-        chat_template=CHAT_TEMPLATES["hh"],
-        n_demonstrations=48,
-        n_train_prompts=48,
-        n_heldout_prompts=8,
-        n_texts=16,
-    )
+    write_tiny_world(tmp_path / "world", world)
     write_preferences(tmp_path / "pairs.jsonl", world, 72)
     (tmp_path / "hh").mkdir()
     for file in FILES.values():

@@ -102,13 +102,10 @@ def logged(run: Path) -> dict[str, list[float]]:
     return {key: [event.value for event in events.Scalars(key)] for key in keys}
 
 
-@cache
-def world_root(base: Path) -> Path:
-    """A root with the world, the SFT model and the reward model; read only."""
-    root = base / "tiny_quickstart"
-    world = World()
-    folder = write_world(
-        root / "world",
+def write_tiny_world(folder: Path, world: World) -> Path:
+    """Write a world of a few records, and return its folder."""
+    return write_world(
+        folder,
         world,
         seed=0,
         chat_template=CHAT_TEMPLATES["hh"],
@@ -117,6 +114,14 @@ def world_root(base: Path) -> Path:
         n_heldout_prompts=8,
         n_texts=16,
     )
+
+
+@cache
+def world_root(base: Path) -> Path:
+    """A root with the world, the SFT model and the reward model; read only."""
+    root = base / "tiny_quickstart"
+    world = World()
+    folder = write_tiny_world(root / "world", world)
     write_preferences(folder / "preferences.jsonl", world, 24)
     for stage in ("sft", "reward"):
         fit_stage(stage, [QUICKSTART / f"{stage}.yaml"], root, {RUNS: root})
