@@ -5,7 +5,6 @@
 Notation: `B` responses, `T` tokens of the longest response.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lit_callbacks import log_text
 from lit_rlhf.checks import check_count, check_positive
@@ -26,12 +26,16 @@ from lit_rlhf.models import ModelOptions, separate_weights
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.phase_timer import PhaseTimer
+from lit_rlhf.modules.ppo_checkpoint import complete_state, drop_frozen, name_state_as_saved
 from lit_rlhf.modules.ppo_checks import (
+    check_batch_size,
+    check_max_steps,
     check_on_policy_sampling,
     is_trial,
+    refuse_untrusted_rewards,
     warn_about_options,
 )
-from lit_rlhf.modules.resume import fill_buffers, weights_checksum
+from lit_rlhf.modules.resume import weights_checksum
 from lit_rlhf.modules.schedules import build_schedule, training_batch_size
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule, evaluation_prefix
 from lit_rlhf.modules.updates import GuardedStepper
@@ -58,14 +62,11 @@ from lit_rlhf.rewards import (
     Rewards,
     plain_rewards,
     reward_key,
-    untrusted_rewards,
 )
 from lit_rlhf.rollout import (
     RolloutMetrics,
     Sampler,
     SamplingOptions,
-    build_response_records,
-    check_minibatch_size,
     format_sample_table,
 )
 from lit_rlhf.stats import global_means
@@ -74,9 +75,6 @@ ValueT = TypeVar("ValueT")
 
 # metrics beside the ones of `RolloutMetrics` that an iteration logs even if it is skipped
 OF_AN_ITERATION = ("rollout/score", "rollout/reward")
-FROZEN = ("reference.", "reward.functions.")  # keys of the state dict that checkpoints leave out
-OWN_STATE = "ppo."
-"""Prefix of the algorithm's own state, which checkpoints hold without it."""
 
 
 class OfAlgorithm(Generic[ValueT]):
@@ -289,9 +287,7 @@ class PPOModule(StageModule):
         self._register_networks()
         self._note_inputs()
         self._evaluation: RolloutMetrics | None = None
-        # torch declares no types for these two
-        self.register_state_dict_post_hook(_drop_own_prefix)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_add_own_prefix)  # type: ignore[no-untyped-call]
+        name_state_as_saved(self)
 
     def _register_networks(self) -> None:
         """Make the networks children of the module, by the names that checkpoints have."""
@@ -323,20 +319,7 @@ class PPOModule(StageModule):
         cls, saved: Mapping[str, Any], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Merge arguments as the base class does, and refuse reward functions of the checkpoint."""
-        gold = saved.get("gold_reward")
-        named = {
-            "rewards": untrusted_rewards(saved.get("rewards", {})),
-            "gold_reward": untrusted_rewards({} if gold is None else {gold: 1.0}),
-        }
-        for option, names in named.items():
-            if names and option not in given:
-                raise ValueError(
-                    f"{option}: the checkpoint names {', '.join(names)}, which would be imported "
-                    "or sent all responses, or was a Python object, which it does not hold. If "
-                    f"you trust it, give {option} yourself: "
-                    f"load_from_checkpoint(path, {option}={saved[option]!r}), with the object in "
-                    "place of its name if there was one"
-                )
+        refuse_untrusted_rewards(saved, given)
         return super().trusted_arguments(saved, given)
 
     def setup(self, stage: str) -> None:
@@ -352,22 +335,10 @@ class PPOModule(StageModule):
                 self.reward.check_fields(available, f"the {part} records")
                 if self.ppo.networks.gold is not None:
                     self.ppo.networks.gold.check_fields(available, f"the {part} records")
-        if stage == "fit" and self.trainer.max_steps != -1 and not is_trial(self.trainer):
-            raise ValueError(
-                f"trainer.max_steps: expected -1 (off), got {self.trainer.max_steps}: it would "
-                "count the updates of policy and critic together; set "
-                "model.max_iterations, the number of PPO iterations"
-            )
-        if stage == "fit" and isinstance(self.datamodule, PromptDataModule):
-            n_prompts = self.datamodule.batch_size
-            n_learned = self.advantages.learned_prompts
-            if n_learned is not None and n_learned > n_prompts:
-                raise ValueError(
-                    f"advantages.learned_prompts: expected at most data.batch_size={n_prompts}, "
-                    f"got {n_learned}"
-                )
-            n_rollouts = self.ppo.count_learned(n_prompts * self.responses_per_prompt)
-            check_minibatch_size(n_rollouts, self.minibatches.minibatch_size)
+        if stage == "fit":
+            check_max_steps(self.trainer)
+            if isinstance(self.datamodule, PromptDataModule):
+                check_batch_size(self.ppo, self.datamodule.batch_size)
 
     def on_train_start(self) -> None:
         """Tell of a missing ptx loss; stop at once if a checkpoint is at the end of the run."""
@@ -425,8 +396,7 @@ class PPOModule(StageModule):
             yield record
         if self.guard.skipped:
             # the learning rates follow the plan all the same
-            n_learned = ppo.count_learned(n_responses)
-            for _ in range(self.minibatches.updates_per_iteration(n_learned)):
+            for _ in range(ppo.count_updates(n_responses)):
                 record.stepper.end_minibatch(trains_policy=not ppo.in_critic_pretraining())
             ppo.iteration += 1
             keys = [*RolloutMetrics.KEYS, *OF_AN_ITERATION]
@@ -477,48 +447,57 @@ class PPOModule(StageModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One AdamW and schedule for the policy, and one for a critic with a trunk of its own."""
+        iterations = self._plan_iterations()
+
+        def critic_updates(iterations: float = iterations) -> float:
+            n_rollouts = training_batch_size(self.trainer) * self.responses_per_prompt
+            return iterations * self.ppo.count_updates(n_rollouts)
+
+        def policy_updates() -> float:
+            # without the iterations that pre-training took, or may take until it has ended
+            pretraining = int(self.ppo.pretraining_length)
+            if self.ppo.in_critic_pretraining():
+                pretraining = self.critic_pretraining.iterations
+            return critic_updates(max(iterations - pretraining, 1))
+
         policy = self.build_optimizer(self.policy, self.policy_optimizer)
         if self.critic is not None and self.ppo.shares_trunk:
-            # the head is new, and so may need a larger learning rate than the trunk
-            head = list(scalar_head_of(self.critic).parameters())
-            for group in policy.param_groups:
-                group["params"] = [p for p in group["params"] if all(p is not h for h in head)]
-            options = self.critic_optimizer
-            settings = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
-            policy.add_param_group({"params": head, **settings})
+            self._add_head_group(policy, self.critic)
+        schedule = build_schedule(policy, self.policy_optimizer, policy_updates)
+        if self.critic is None or self.ppo.shares_trunk:
+            return [policy], [schedule]
+        critic = self.build_optimizer(self.critic, self.critic_optimizer)
+        # critic pre-training replaces the critic's warm-up (Section 5.3.3)
+        warmup_ratio = 0.0 if self.critic_pretraining.iterations else None
+        critic_schedule = build_schedule(
+            critic, self.critic_optimizer, critic_updates, warmup_ratio
+        )
+        return [policy, critic], [schedule, critic_schedule]
+
+    def _plan_iterations(self) -> float:
+        """Iterations of the run; may be infinite. Warns if the policy would not be trained."""
+        # `setup` refuses max_steps, so that Lightning counts batches here
+        iterations = float(self.trainer.estimated_stepping_batches)
+        if self.max_iterations is not None:
+            iterations = min(iterations, self.max_iterations)
         pretraining = self.critic_pretraining.iterations
-        limit = math.inf if self.max_iterations is None else self.max_iterations
-        # max_steps is refused, so that Lightning counts batches here
-        iterations = min(float(self.trainer.estimated_stepping_batches), limit)
         if pretraining >= iterations and not is_trial(self.trainer):
             rank_zero_warn(
                 f"critic_pretraining.iterations={pretraining}: the run has {iterations:.0f} "
                 "iterations, so that the policy is not trained unless critic pre-training ends "
                 "early; lower it, or make the run longer"
             )
+        return iterations
 
-        def critic_updates(iterations: float = iterations) -> float:
-            n_rollouts = training_batch_size(self.trainer) * self.responses_per_prompt
-            n_learned = self.ppo.count_learned(n_rollouts)
-            return iterations * self.minibatches.updates_per_iteration(n_learned)
-
-        def policy_updates() -> float:
-            # those that pre-training took, or may take until it has ended
-            in_pretraining = self.ppo.in_critic_pretraining()
-            phase = pretraining if in_pretraining else int(self.ppo.pretraining_length)
-            return critic_updates(max(iterations - phase, 1))
-
-        schedule = build_schedule(policy, self.policy_optimizer, policy_updates)
-        if not self.ppo.separate_critic or self.critic is None:
-            return [policy], [schedule]
-        critic = self.build_optimizer(self.critic, self.critic_optimizer)
-        return [policy, critic], [
-            schedule,
-            # critic pre-training replaces its warm-up (Section 5.3.3)
-            build_schedule(
-                critic, self.critic_optimizer, critic_updates, 0.0 if pretraining else None
-            ),
-        ]
+    def _add_head_group(self, optimizer: Optimizer, critic: nn.Module) -> None:
+        """Move the head of a critic on the policy's trunk to a group with the critic's options."""
+        # the head is new, and so may need a larger learning rate than the trunk
+        head = list(scalar_head_of(critic).parameters())
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if all(p is not h for h in head)]
+        options = self.critic_optimizer
+        settings = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
+        optimizer.add_param_group({"params": head, **settings})
 
     def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """Generate and score responses to held-out prompts, with the same draws each time."""
@@ -535,11 +514,9 @@ class PPOModule(StageModule):
         collected = self.ppo.collect(batch, self.seed + batch_idx, PhaseTimer(self))
         self.ppo.measure(collected, self._evaluation)
         if batch_idx == 0:
-            records = build_response_records(
-                collected.rollouts, collected.scores.total, collected.estimates, self.tokenizer
-            )
             n_rows = self.sampled_texts
-            table = format_sample_table(batch.texts[:n_rows], records[:n_rows])
+            records = self.ppo.describe_responses(collected)[:n_rows]
+            table = format_sample_table(batch.texts[:n_rows], records)
             name = f"{evaluation_prefix(self.trainer)}samples"
             log_text(self.trainer, name, table, int(self.ppo.iteration))
 
@@ -557,54 +534,26 @@ class PPOModule(StageModule):
     def sample(self, prompts: list[str]) -> list[dict[str, Any]]:
         """Sample one response per prompt, with the same random numbers at every call.
 
-        Prompts have the form of the field `prompt` in a data file. `build_response_records` builds
-        the records. The score is NaN if a reward function needs fields of records,
-        which plain text does not have.
+        Prompts have the form of the field `prompt` in a data file. See `PPO.sample_records` for
+        what is returned.
         """
         if self.encoder is None:
             raise RuntimeError("sample: the trainer has no datamodule that has set up an encoder")
         batch = encode_prompts(prompts, self.encoder)
         batch = self.transfer_batch_to_device(batch, self.device, dataloader_idx=0)
-        return self.sample_records(batch, seed=self.seed)
-
-    @torch.no_grad()
-    def sample_records(self, batch: PromptBatch, seed: int) -> list[dict[str, Any]]:
-        """Sample one response per prompt of a batch; see `sample` for the records."""
-        needed = [getattr(function, "required_fields", ()) for function in self.reward.functions]
-        if any(needed) and not any(batch.fields):
-            rollouts = self.ppo.rollout(batch, seed)
-            scores = torch.full((len(batch.texts),), torch.nan, device=self.device)
-            estimates = self.ppo.estimate(rollouts)
-        else:
-            collected = self.ppo.collect(batch, seed, PhaseTimer(self))
-            rollouts = collected.rollouts
-            scores = collected.scores.total
-            estimates = collected.estimates
-        return build_response_records(rollouts, scores, estimates, self.tokenizer)
+        return self.ppo.sample_records(batch, self.seed, PhaseTimer(self))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave out the weights of reference and reward models, which do not change."""
         super().on_save_checkpoint(checkpoint)
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {k: v for k, v in state.items() if not k.startswith(FROZEN)}
+        checkpoint["state_dict"] = drop_frozen(checkpoint["state_dict"])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the weights of reference and reward models from their folders."""
         super().on_load_checkpoint(checkpoint)
-        frozen_prefixes: tuple[str, ...] = FROZEN
-        changed = self.resume.changed_names()
-        if changed & {"rewards", "reward_shaping.ensemble", "weights of the reward models"}:
-            # Running moments belong to a reward, or a head of it: for others they start anew.
-            frozen_prefixes = (*frozen_prefixes, "reward.moments.")
-        if "reward_shaping.kl_coef" in changed:
-            frozen_prefixes = (*frozen_prefixes, "kl_coef")
-        saved = {
-            k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(frozen_prefixes)
-        }
-        # The state dict is loaded strictly, so all keys have to be there.
-        own = {k: v for k, v in self.state_dict().items() if k.startswith(frozen_prefixes)}
-        checkpoint["state_dict"] = own | fill_buffers(self, saved)
-        separate_weights(self, checkpoint["state_dict"])
+        state = complete_state(self, checkpoint["state_dict"], self.resume.changed_names())
+        separate_weights(self, state)
+        checkpoint["state_dict"] = state
 
     def write_finished(self, folder: Path) -> None:
         """Write the policy, with the critic, if there is one, in a folder inside."""
@@ -615,24 +564,6 @@ class PPOModule(StageModule):
         source = critic_source(self.critic_init, self.model_path, models)
         card = replace(self.model_card(), stage="critic", base_model=source)
         self.write_network(self.critic, folder / "critic", card=card)
-
-
-def _drop_own_prefix(
-    module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Mapping[str, Any]
-) -> None:
-    """Name the algorithm's own state as checkpoints have it: `kl_coef`, not `ppo.kl_coef`."""
-    for key in [key for key in state if key.startswith(prefix + OWN_STATE)]:
-        state[prefix + key.removeprefix(prefix + OWN_STATE)] = state.pop(key)
-
-
-def _add_own_prefix(
-    module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object
-) -> None:
-    """The reverse of `_drop_own_prefix`, before a state dict is loaded."""
-    assert isinstance(module, PPOModule)
-    for name in module.ppo.state_dict():
-        if prefix + name in state:
-            state[prefix + OWN_STATE + name] = state.pop(prefix + name)
 
 
 def generation_settings(temperature: float) -> dict[str, Any]:

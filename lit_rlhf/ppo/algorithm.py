@@ -16,7 +16,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -54,6 +54,7 @@ from lit_rlhf.rollout import (
     RolloutBatch,
     RolloutMetrics,
     TokenStatistics,
+    build_response_records,
     iterate_minibatches,
     score_rollouts,
 )
@@ -371,6 +372,39 @@ class PPO(FixedDtypeBuffers):
         )
         return metrics
 
+    def describe_responses(self, collected: Collected) -> list[dict[str, Any]]:
+        """Describe each response by plain values, see `build_response_records`."""
+        return build_response_records(
+            collected.rollouts,
+            collected.scores.total,
+            collected.estimates,
+            self.networks.tokenizer,
+        )
+
+    @torch.no_grad()
+    def sample_records(
+        self, prompts: PromptBatch, seed: int, phase_context: PhaseContext = untimed
+    ) -> list[dict[str, Any]]:
+        """Sample a response to each prompt, and describe it as `describe_responses` does.
+
+        The score is NaN if a reward function needs fields of records and no prompt has any.
+
+        Args:
+            prompts: The prompts.
+            seed: Seed of the responses.
+            phase_context: Wraps each phase, as in `collect`.
+        """
+        functions = self.networks.reward.functions
+        needs_fields = any(getattr(function, "required_fields", ()) for function in functions)
+        if not needs_fields or any(prompts.fields):
+            return self.describe_responses(self.collect(prompts, seed, phase_context))
+        rollouts = self.rollout(prompts, seed)
+        unknown = torch.full(
+            (len(rollouts.response_ids),), torch.nan, device=rollouts.response_ids.device
+        )
+        estimates = self.estimate(rollouts)
+        return self.describe_responses(Collected(prompts, rollouts, Scores(unknown), estimates))
+
     def shape_rewards(
         self, rollouts: RolloutBatch, scores: Scores, estimates: TokenStatistics
     ) -> Tensor:
@@ -575,6 +609,10 @@ class PPO(FixedDtypeBuffers):
         """How many of an iteration's rollouts on a rank the update learns from."""
         n_prompts = self.advantages.learned_prompts
         return n_rollouts if n_prompts is None else n_prompts * self.responses_per_prompt
+
+    def count_updates(self, n_rollouts: int) -> int:
+        """Updates of a network in an iteration with `n_rollouts` rollouts on a rank."""
+        return self.minibatches.updates_per_iteration(self.count_learned(n_rollouts))
 
     def reparameterize_advantages(self, minibatch: Experience) -> Experience:
         """Whiten, clip and weigh the advantages of a minibatch, over all ranks (Section 5.3.1)."""
