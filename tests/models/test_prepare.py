@@ -18,10 +18,11 @@ from lit_rlhf.forward import hidden_states, sequence_scores, target_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm, load_lm_head, load_scalar_model
 from lit_rlhf.models.prepare import MAX_GRAPHS
 from lit_rlhf.models.saving import merged_state_dict, save_model_folder
-from lit_rlhf.rollout import SamplingOptions, generate_responses
+from lit_rlhf.rollout import SamplingOptions
 from tests.support.adapters import IDS, LORA, MASK, logits, perturb_trained_weights
+from tests.support.decoding import sample_responses
 from tests.support.pretend_cuda import PretendCuda, mark, mark_module
-from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
+from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 # torch 2.13 looks at the gradients of what it traces, its inductor loads modules that are scripted,
 # and it warns of both itself
@@ -153,15 +154,7 @@ def test_compiled_layers_do_not_decode_on_a_cpu(folder: Path) -> None:
     compiled_frames = torch._dynamo.utils.counters["frames"]
     before = compiled_frames["total"]
     options = SamplingOptions(max_new_tokens=3)
-    generate_responses(
-        model,
-        ids.flip(1),
-        mask.flip(1),
-        options,
-        eos_token_ids=[EOS_ID],
-        pad_token_id=PAD_ID,
-        seed=0,
-    )
+    sample_responses(model, ids.flip(1), mask.flip(1), options)
     assert compiled_frames["total"] == before
     with torch.no_grad():
         target_logprobs(model, *batch(12))
@@ -185,16 +178,7 @@ def test_a_compiled_model_is_the_same_model(folder: Path, backend: str) -> None:
     ids, mask, _ = batch(12)
     options = SamplingOptions(max_new_tokens=8)
     one_rollout, other_rollout = (
-        generate_responses(
-            network,
-            ids.flip(1),
-            mask.flip(1),
-            options,
-            eos_token_ids=[EOS_ID],
-            pad_token_id=PAD_ID,
-            seed=0,
-            batch_size=2,
-        )
+        sample_responses(network, ids.flip(1), mask.flip(1), options, batch_size=2)
         for network in (plain, model)
     )
     assert torch.equal(one_rollout.response_ids, other_rollout.response_ids)
