@@ -319,14 +319,14 @@ def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
     n = len(values)
     if n <= 2 * columns:
         return list(range(n))
-    kept = {0, n - 1}
+    extremes = {0, n - 1}
     for column in range(columns):
         indices = range(column * n // columns, (column + 1) * n // columns)
         finite = [i for i in indices if math.isfinite(values[i])]
         ends = (min, max) if finite else ()
-        kept |= {end(finite, key=values.__getitem__) for end in ends}
-        kept.update([i for i in indices if not math.isfinite(values[i])][:1])
-    return sorted(kept)
+        extremes |= {end(finite, key=values.__getitem__) for end in ends}
+        extremes.update([i for i in indices if not math.isfinite(values[i])][:1])
+    return sorted(extremes)
 
 
 def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], *, shows_values: bool) -> Line2D:

@@ -171,8 +171,8 @@ def check_shared_folders(
     runs, models, first, expected = trainer.strategy.broadcast(
         (runs, models, host, _folder_contents(runs, models))
     )
-    seen = _folder_contents(runs, models)
-    differing = [path for path in seen if seen[path] != expected[path]]
+    contents = _folder_contents(runs, models)
+    differing = [path for path in contents if contents[path] != expected[path]]
     by_rank: list[Any] = [None] * trainer.world_size
     distributed.all_gather_object(by_rank, (host, differing))
     if differing_by_host := {name: paths for name, paths in by_rank if paths}:

@@ -200,7 +200,7 @@ def finish_folder(
     path: Path,
     engines: Mapping[str, EngineLayout],
     checksums: Mapping[str, int],
-    made: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the manifest of a complete `partial_path(path)` and rename that folder to `path`.
 
@@ -208,7 +208,7 @@ def finish_folder(
         path: Path of the checkpoint.
         engines: Layouts of the engines' shards by network.
         checksums: CRC-32 of files by relative name. Other files are forced to disk and read here.
-        made: What the checkpoint was made of, see `PROVENANCE`.
+        provenance: What the checkpoint was made of, see `PROVENANCE`.
     """
     partial = partial_path(path)
     files = {}
@@ -221,7 +221,7 @@ def finish_folder(
             files[name] = {"bytes": file.stat().st_size, "crc32": crc32}
     manifest = {
         "format": FORMAT,
-        "made": made,
+        "made": provenance,
         "files": files,
         "engines": {name: asdict(layout) for name, layout in engines.items()},
     }

@@ -161,9 +161,9 @@ def sample_preferences(
             )
             sampled: dict[int, ResponsePair] = {}
             for batch in batches:
-                found = [ResponsePair(*pair) for pair in batch["pairs"]]
-                sampled |= zip(batch["positions"], found, strict=True)
-                show_progress(sum(pair.is_usable for pair in found))
+                sampled_pairs = [ResponsePair(*pair) for pair in batch["pairs"]]
+                sampled |= zip(batch["positions"], sampled_pairs, strict=True)
+                show_progress(sum(pair.is_usable for pair in sampled_pairs))
             attempts += len(examples)
             records += [
                 label_pair(example.text, sampled[position], settings_of_world, label_rng)
