@@ -108,22 +108,20 @@ def test_minibatch_without_tokens_does_not_count_in_means(
 ) -> None:
     ppo = build_ppo()
     experience = build_experience(ppo, [False, False, True, True])
-    for order, has_first in (([[2, 3], [0, 1]], True), ([[0, 1], [2, 3]], False)):
-        alone = build_ppo()
-        wanted = alone.update(
-            experience.select(torch.tensor([2, 3])), build_stepper(alone), generator()
-        )
-        ppo = build_ppo()
+
+    def update(order: list[list[int]]) -> dict[str, float]:
         monkeypatch.setattr(
             "lit_rlhf.ppo.algorithm.iterate_minibatches",
-            lambda *_, order=order: iter(map(torch.tensor, order)),
+            lambda *_: iter(map(torch.tensor, order)),
         )
+        ppo = build_ppo()
         metrics = ppo.update(experience, build_stepper(ppo), generator())
-        monkeypatch.undo()
-        assert ("ppo/ratio_first" in metrics) == has_first
-        assert metrics.keys() | {"ppo/ratio_first"} == wanted.keys()
-        for key, value in metrics.items():
-            assert float(value) == pytest.approx(float(wanted[key]), rel=1e-6), key
+        return {key: float(value) for key, value in metrics.items()}
+
+    alone = update([[2, 3]])
+    assert update([[2, 3], [0, 1]]) == alone
+    del alone["ppo/ratio_first"]  # a first minibatch has none
+    assert update([[0, 1], [2, 3]]) == alone
 
 
 @pytest.mark.filterwarnings("ignore:advantages.truncation. mask leaves nothing")
@@ -233,8 +231,8 @@ def test_rank_without_values_neither_hangs_nor_counts(tmp_path: Path) -> None:
     experience = replace(experience, loss_mask=mask_of(ppo, [False, True, True, False]))
     alone = ppo.update(experience, StepsOfARank(), generator())
     assert first["some"].keys() - {"ppo/kl_coef"} == alone.keys() >= OF_TOKENS
-    for key, value in alone.items():
-        assert first["some"][key] == pytest.approx(float(value), rel=1e-5, abs=1e-7), key
+    for key, value in alone.items():  # a rank's half of the tokens is scaled by 2 without rounding
+        assert first["some"][key] == float(value), key
     assert first["none"].keys() == {"ppo/kl_coef"}
     assert first["rollouts"]["rollout/distinct_2"] == 1.0
     assert first["rollouts"]["rollout/score/rule"] == 3.0
