@@ -135,8 +135,10 @@ def run_job(side: Side, job: Job) -> dict[str, Any]:
     job_file, result = folder / "job.json", folder / "result.json"
     replace(job, kernels=side.kernels).save(job_file)
     # Its own environment has everything but `benchmarks`, which is in the working directory.
-    own_packages = side.python != sys.executable
-    paths = [] if own_packages else [str(side.tree), str(side.tree / "callbacks")]
+    paths = []
+    if side.python == sys.executable:
+        packages = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        paths = [str(side.tree), str(side.tree / "callbacks"), *filter(None, packages)]
     variables = environment(job.threads) | {"PYTHONPATH": os.pathsep.join(paths)}
     if side.name.startswith(OURS):  # as its commands do; TRL has its defaults
         variables |= choose_values(variables)

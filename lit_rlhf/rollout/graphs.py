@@ -170,6 +170,8 @@ def capture_graph(function: Callable[[], None], pool: Any) -> CapturedGraph:  # 
             memory.
     """
     graph = torch.cuda.CUDAGraph()
+    random_generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    random_state = random_generator.clone_state()
     torch.cuda.synchronize()
     if torch.cuda.mem_get_info()[0] < CAPTURE_MEMORY:
         torch.cuda.empty_cache()
@@ -182,6 +184,8 @@ def capture_graph(function: Callable[[], None], pool: Any) -> CapturedGraph:  # 
         except BaseException:
             with suppress(RuntimeError):  # which says only that there was an error
                 graph.capture_end()
+            # a capture that fails leaves its random state recording, and unusable (torch 2.11)
+            random_generator.graphsafe_set_state(random_state)
             raise
         graph.capture_end()
     return CapturedGraph(graph.replay, graph.pool())

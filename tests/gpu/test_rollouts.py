@@ -52,6 +52,7 @@ def test_step_that_waits_falls_back_and_leaves_the_device_usable(seen: bool) -> 
     assert model.base_model in graphs._NOT_CAPTURABLE
     assert torch.cuda.current_stream() == stream
     assert torch.equal(rollouts.response_ids, expected.response_ids)
+    assert torch.rand(4, device=CUDA).shape == (4,)  # by the generator that every capture records
     torch.cuda.synchronize()
 
 

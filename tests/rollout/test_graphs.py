@@ -189,6 +189,11 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, free: int) -> list[object]:
     )
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(f"torch.cuda.{name}", partial(calls.append, name))
+    generator = SimpleNamespace(
+        clone_state=lambda: "random state",
+        graphsafe_set_state=lambda state: calls.append(f"{state} restored"),
+    )
+    monkeypatch.setattr("torch.cuda.default_generators", (generator,))
     monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: graph)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free, 80 << 30))
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
@@ -221,8 +226,9 @@ def test_capture_leaves_cache_of_torch_as_it_is(free: int, monkeypatch: pytest.M
 
 
 def test_the_error_of_a_failed_capture_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_cuda(monkeypatch, 8 << 30)
+    calls = fake_cuda(monkeypatch, 8 << 30)
     fail = Mock(side_effect=[RuntimeError("waits"), RuntimeError("capture was invalidated")])
     monkeypatch.setattr(torch.cuda.CUDAGraph(), "capture_end", fail)
     with pytest.raises(RuntimeError, match="waits"):
         graphs.capture_graph(fail, None)
+    assert "random state restored" in calls  # later random numbers need it
