@@ -131,6 +131,8 @@ class CommandParser(ArgumentParser):
             if unknown["group"]:
                 name = f"{unknown['group']}.{name}"
             return UnknownOptionError(name, find_nearest(name, self.known_options()))
+        if isinstance(error, UnknownOptionError):  # raised by this parser, about a flag
+            return error
         section = _SECTION.match(message)
         while error is not None and not isinstance(error, UnknownOptionError):
             error = error.__cause__
