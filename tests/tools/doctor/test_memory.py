@@ -78,10 +78,11 @@ def test_seconds_of_the_phases_by_hand() -> None:
     assert seconds == {
         "rollout": forward + read / 100,
         "score": forward,  # the reward model
-        "estimate": 2 * forward,  # the reference and the critic
+        "estimate": 3 * forward,  # the policy, the reference and the critic
         "update": 2 * 2 * 3 * forward,
     }
-    again = ppo_seconds(SHAPE, PPOSizes(**SIZES), rollouts=5, operations=10.0)
+    again = ppo_seconds(SHAPE, PPOSizes(**SIZES, itemsize=4), rollouts=5, operations=10.0)
+    assert again["estimate"] == 2 * forward  # in float32 the rollout has the policy's log-probs
     assert again["update"] == 2 * 4 * forward
 
 

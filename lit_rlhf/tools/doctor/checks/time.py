@@ -157,11 +157,12 @@ def ppo_seconds(
     weights = WEIGHT_BYTES * shape.parameters * response * rounds
     seen = rollouts * (response * prompt + response * (response - 1) / 2)
     cache = 2 * WEIGHT_BYTES * shape.layers * shape.kv_width * seen
+    # reference and critic, and the policy unless the rollout's own log-probs are exact
+    estimated = 2 if sizes.itemsize > WEIGHT_BYTES else 3
     passes = 4 if sizes.gradient_checkpointing else 3
     return {
         "rollout": forward + (weights + cache) / bandwidth,
         "score": forward,
-        # reference and critic: the rollout has computed the policy's log-probs
-        "estimate": 2 * forward,
+        "estimate": estimated * forward,
         "update": 2 * passes * ppo_epochs * forward,
     }
