@@ -194,6 +194,8 @@ class ForwardPlan:
         token_padding: What packed forwards pad their number of tokens to.
         row_padding: What decoding steps pad their number of rows to.
         lower_layers: Number of layers below the trained ones, whose outputs PPO keeps.
+        varying_positions: Rotary factors would depend on the longest row of a forward, and are
+            fixed by `set_longest_sequence`.
     """
 
     packed: bool = False
@@ -203,6 +205,7 @@ class ForwardPlan:
     token_padding: PadToMultiple = NO_PADDING
     row_padding: PadToMultiple = NO_PADDING
     lower_layers: int = 0
+    varying_positions: bool = False
 
 
 def forward_plan(model: LanguageModel) -> ForwardPlan:

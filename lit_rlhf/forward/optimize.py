@@ -34,6 +34,11 @@ from lit_rlhf.forward.networks import (
 )
 from lit_rlhf.forward.outputs import hidden_states, logits_from_hidden, token_logits
 from lit_rlhf.forward.packing import packed_states
+from lit_rlhf.forward.positions import (
+    has_varying_positions,
+    longest_sequence,
+    set_longest_sequence,
+)
 from lit_rlhf.rank_zero import rank_zero_info
 
 _PROBE_LENGTHS = (12, 7, 9)  # tokens of the rows on which packed and padded forward are compared
@@ -80,6 +85,7 @@ def optimize_forward(model: ModuleT, role: str = "") -> ModuleT:
     inner = unwrap_model(model)
     if hasattr(inner, PLAN_ATTRIBUTE):
         return model
+    varying_positions = _fix_positions(inner)
     reason = _install_packing(inner)
     head = inner.get_output_embeddings()  # type: ignore[no-untyped-call]
     plan = ForwardPlan(
@@ -92,6 +98,7 @@ def optimize_forward(model: ModuleT, role: str = "") -> ModuleT:
         token_padding=PadToMultiple.for_network(inner.base_model, TOKEN_MULTIPLE),
         row_padding=PadToMultiple.for_network(inner, ROW_MULTIPLE),
         lower_layers=0 if reason else _count_lower_layers(inner),
+        varying_positions=varying_positions,
     )
     setattr(inner, PLAN_ATTRIBUTE, plan)
     source = f" from {inner.name_or_path}" if inner.name_or_path else ""
@@ -108,7 +115,57 @@ def head_matches_logits(model: LanguageModel, lm_head: nn.Module) -> bool:
     with _probe_mode(inner, inner.device), _without_flash_attention(inner):
         expected = token_logits(inner, ids, mask)
         actual = logits_from_hidden(inner, lm_head, hidden_states(inner, ids, mask))
-        return _outputs_agree(actual, expected)
+        known = expected > -torch.inf  # the network may rule out ids
+        return _outputs_agree(actual[known], expected[known])
+
+
+def _fix_positions(model: PreTrainedModel) -> bool:
+    """Fix rotary factors that depend on the longest row, and say whether there are any.
+
+    Raises:
+        ValueError: If a row changes all the same beside a longer one, on either side of the length
+            at which factors change.
+    """
+    longest = longest_sequence(model)
+    if longest is None and has_varying_positions(model.config):
+        raise ValueError(
+            f"path: expected a model whose rotary positions are transformers' own, got "
+            f"{type(model).__name__}, whose factors depend on the longest sequence of a batch, by "
+            "code that is not known here"
+        )
+    if longest is None:
+        return False
+    # until the run's longest sequence is known
+    set_longest_sequence(model, longest)
+    ids = torch.arange(2 * _PROBE_LENGTHS[0], device=model.device).view(2, -1)
+    positions = torch.arange(ids.shape[1], device=model.device)
+    ones = torch.ones_like(ids)
+
+    def compute(rows: int, position_ids: Tensor) -> Tensor:
+        states: Tensor = model.base_model(
+            input_ids=ids[:rows],
+            attention_mask=ones[:rows],
+            position_ids=position_ids,
+            use_cache=False,
+        ).last_hidden_state
+        return states[0]
+
+    try:
+        for length in (longest, 2 * longest):
+            set_longest_sequence(model, length)
+            # a few tokens at the end of the longest sequence have its positions
+            beside = torch.stack([positions, positions + length - len(positions)])
+            with _probe_mode(model, model.device), _without_flash_attention(model):
+                agree = _outputs_agree(compute(2, beside), compute(1, positions[None]))
+            if not agree:
+                raise ValueError(
+                    f"path: expected a model whose outputs for a sequence do not depend on the "
+                    f"others in its batch, got {type(model).__name__}, in which they change beside "
+                    f"one of {length} tokens; its rotary positions cannot be fixed"
+                )
+    finally:
+        set_longest_sequence(model, longest)
+    return True
 
 
 def _install_packing(model: PreTrainedModel) -> str:

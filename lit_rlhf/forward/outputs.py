@@ -28,6 +28,8 @@ from lit_rlhf.forward.networks import (
     unwrap_model,
 )
 from lit_rlhf.forward.packing import packed_states
+from lit_rlhf.forward.positions import check_lengths
+from lit_rlhf.forward.vocabulary import rule_out_in_logits
 from lit_rlhf.functional import token_logprobs
 from lit_rlhf.tensor_checks import check_ids, check_mask
 
@@ -74,6 +76,7 @@ def hidden_states(
     """
     trunk = trunk_of(model)
     plan = forward_plan(model)
+    check_lengths(model, mask)
     if plan.packed:
         return packed_states(
             trunk,
@@ -96,6 +99,7 @@ def token_logits(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Tenso
         mask: Real tokens, `[B, L]` bool.
     """
     inner = unwrap_model(model)
+    check_lengths(model, mask)
     logits: Tensor = inner(**_arguments(inner, input_ids, mask)).logits
     return logits
 
@@ -113,6 +117,7 @@ def response_logits(
     """
     _check_response_length(response_length, input_ids)
     inner = unwrap_model(model)
+    check_lengths(model, mask)
     arguments = _arguments(inner, input_ids, mask)
     # the model drops the other positions before its head, so that soft-capping and scaling apply
     if _accepts(inner, "logits_to_keep"):
@@ -126,7 +131,7 @@ def logits_from_hidden(model: LanguageModel, lm_head: nn.Module, hidden: Tensor)
 
     Args:
         model: The model that computed the hidden states. Its config says what follows the layer:
-            soft-capping in Gemma 2, scaling in Cohere and Granite.
+            soft-capping in Gemma 2, scaling in Cohere and Granite. Ids that it rules out get -inf.
         lm_head: The output layer.
         hidden: Hidden states, `[..., H]`.
     """
@@ -138,7 +143,7 @@ def logits_from_hidden(model: LanguageModel, lm_head: nn.Module, hidden: Tensor)
         logits = logits / divisor
     if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
         logits = cap * torch.tanh(logits / cap)
-    return logits
+    return rule_out_in_logits(model, logits)
 
 
 def map_target_logits(

@@ -324,6 +324,12 @@ class PPOModule(StageModule):
 
     def setup(self, stage: str) -> None:
         """Check reward models' text, fields that reward functions need, and the run's length."""
+        if self.encoder is not None:
+            n_rollout = self.encoder.max_prompt_length + self.sampling.max_new_tokens
+            # text for the ptx loss is as long as the encoder allows
+            has_ptx = bool(getattr(self.datamodule, "ptx_sources", ()))
+            n_ptx = self.encoder.max_length if has_ptx else 0
+            self.ppo.set_longest_sequence(max(n_rollout, n_ptx))
         for source in self.reward.models:
             if self.encoder is not None:
                 source.check_contract(self.encoder.contract)

@@ -17,7 +17,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.finite import require_finite_weights
-from lit_rlhf.forward import LanguageModel, has_bfloat16, is_sharded, unwrap_model
+from lit_rlhf.forward import (
+    LanguageModel,
+    has_bfloat16,
+    is_sharded,
+    set_longest_sequence,
+    unwrap_model,
+)
 from lit_rlhf.micro_batches import LossShare
 from lit_rlhf.models import (
     ModelCardInfo,
@@ -295,6 +301,11 @@ class StageModule(FixedDtypeBuffers, RunState):
         """Callbacks that lock the run's folders, save the finished model and resume."""
         self.has_trained = False  # Lightning calls this first; the fit before may have failed
         return [self.folders, self.resume]
+
+    def setup(self, stage: str) -> None:
+        """Fix rotary factors that depend on the sequence for the longest one of the data."""
+        if self.encoder is not None:
+            set_longest_sequence(self, self.encoder.max_length)
 
     def prepare_data(self) -> None:
         """On rank 0, check the folder of the finished model, and lock the run's folders.

@@ -25,10 +25,14 @@ from lit_rlhf import functional as F
 from lit_rlhf.data import PromptBatch, TokenBatch
 from lit_rlhf.finite import require_finite, weight_sums
 from lit_rlhf.forward import (
+    Offloaded,
     call,
     hidden_states,
+    ids_without_token,
     map_target_logits,
     response_values,
+    rule_out_ids_without_token,
+    set_longest_sequence,
     stop_token_ids,
     target_logprobs,
     trunk_of,
@@ -55,6 +59,7 @@ from lit_rlhf.rollout import (
     RolloutMetrics,
     TokenStatistics,
     build_response_records,
+    generate_responses,
     iterate_minibatches,
     score_rollouts,
 )
@@ -179,6 +184,10 @@ class PPO(FixedDtypeBuffers):
             )
         # A tuple, whose networks do not become submodules.
         self.networks = networks
+        language_models = (networks.policy, networks.reference)
+        rule_out_ids_without_token(
+            [network for network in language_models if network is not None], networks.tokenizer
+        )
         self.sampling = options.sampling
         self.reward_shaping = options.reward_shaping
         self.advantages = options.advantages
@@ -197,6 +206,22 @@ class PPO(FixedDtypeBuffers):
         no_pretraining = torch.tensor(self.critic_pretraining.iterations == 0)
         self.register_buffer("pretraining_done", no_pretraining)
         self.register_buffer("pretraining_length", torch.zeros((), dtype=torch.long))
+
+    def set_longest_sequence(self, n_tokens: int) -> None:
+        """Fix rotary factors that depend on the sequence for the longest of the run.
+
+        Only networks with such factors (`longrope`, `dynamic`) change. They refuse sequences beyond
+        their first training until this is called.
+
+        Args:
+            n_tokens: Tokens of the longest prompt with the longest response.
+        """
+        networks = self.networks
+        for network in (networks.policy, networks.reference, networks.critic):
+            if network is not None:
+                inner = network.network if isinstance(network, Offloaded) else network
+                set_longest_sequence(inner, n_tokens)
+        networks.reward.set_longest_sequence(n_tokens)
 
     def collect(
         self, prompts: PromptBatch, seed: int, phase_context: PhaseContext = untimed
@@ -300,7 +325,7 @@ class PPO(FixedDtypeBuffers):
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
         """Sample one response to each prompt from the policy."""
         networks = self.networks
-        return networks.sampler(
+        rollouts = networks.sampler(
             networks.policy,
             batch.input_ids,
             batch.attention_mask,
@@ -310,6 +335,16 @@ class PPO(FixedDtypeBuffers):
             seed=seed,
             batch_size=self.memory.rollout_batch_size,
         )
+        ruled_out = ids_without_token(networks.policy)
+        if ruled_out is not None and networks.sampler is not generate_responses:
+            tokens = rollouts.response_ids[rollouts.response_mask]
+            if bool((unknown := torch.isin(tokens, ruled_out)).any()):
+                raise ValueError(
+                    "sampler: expected ids that the tokenizer has tokens for, got "
+                    f"{int(tokens[unknown][0])}, whose probability under the policy is 0 (see "
+                    "lit_rlhf.forward.ids_without_token)"
+                )
+        return rollouts
 
     def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Scores:
         """Score responses by the weighted sum of reward models and functions."""

@@ -30,6 +30,7 @@ from lit_rlhf.forward import (
     optimize_forward,
     scalar_head_of,
     sequence_scores,
+    set_longest_sequence,
     unwrap_model,
 )
 from lit_rlhf.models import ModelOptions, load_scalar_model, load_tokenizer
@@ -128,6 +129,15 @@ class ModelReward(nn.Module):
         self._positions = getattr(config.get_text_config(), "max_position_embeddings", None)
         self.model = Offloaded(model, offload, shard) if offload or shard else model
         self.trust_remote_code = options.trust_remote_code
+
+    def set_longest_sequence(self, n_tokens: int) -> None:
+        """Fix rotary factors that depend on the sequence for a run's longest, in tokens.
+
+        Text for a model with another tokenizer may be as long as its positions.
+        """
+        network = self.model.network if isinstance(self.model, Offloaded) else self.model
+        own = 0 if self.own_text is None else self._positions or 0
+        set_longest_sequence(network, max(own, n_tokens))
 
     def find_base(self, options: ModelOptions) -> LanguageModel | None:
         """The model, if a network that is loaded with `options` can share its frozen weights.

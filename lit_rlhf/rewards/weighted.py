@@ -214,6 +214,11 @@ class WeightedReward(nn.Module):
         """The reward models among the functions."""
         return [function for function in self.functions if isinstance(function, ModelReward)]
 
+    def set_longest_sequence(self, n_tokens: int) -> None:
+        """Fix rotary factors of reward models for sequences of at most `n_tokens` tokens."""
+        for model in self.models:
+            model.set_longest_sequence(n_tokens)
+
     def hash_sources(self) -> dict[str, str]:
         """SHA-256 of the files that define the reward functions, by key, which an edit changes.
 

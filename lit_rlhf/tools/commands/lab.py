@@ -111,7 +111,7 @@ def sample_preferences(
             f"policy: expected one that takes the world's prompts whole, got {policy!r}, which "
             f"takes {encoder.max_prompt_length} tokens"
         )
-    model = load_policy(policy, ModelOptions(), choose_device(device))
+    model = load_policy(policy, ModelOptions(), choose_device(device), encoder.tokenizer)
     options = SamplingOptions(max_new_tokens=max_new_tokens)
     # Three streams of random numbers: how many one of them uses does not change the others.
     prompt_rng = random.Random(f"prompts {seed}")

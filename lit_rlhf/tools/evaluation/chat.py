@@ -9,7 +9,12 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from lit_rlhf.data import DialogueEncoder, EncodingError, Message
-from lit_rlhf.forward import LanguageModel, stop_token_ids, unwrap_model
+from lit_rlhf.forward import (
+    LanguageModel,
+    set_longest_sequence,
+    stop_token_ids,
+    unwrap_model,
+)
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions, generate_with_transformers, seed_temporarily
 from lit_rlhf.tools.evaluation.loading import load_encoder, load_policy, short_names
@@ -285,7 +290,8 @@ def load_speakers(
     speakers = []
     with progress_bar("loading models", len(models)) as progress:
         for name, path, encoder in zip(names, models, encoders, strict=True):
-            model = load_policy(path, model_options, device)
+            model = load_policy(path, model_options, device, encoder.tokenizer)
+            set_longest_sequence(model, encoder.max_prompt_length + sampling.max_new_tokens)
             speakers.append(Speaker(name=name, model=model, encoder=encoder))
             progress(1)
     return speakers

@@ -19,7 +19,7 @@ from lit_callbacks.gain import opening_of, repetition_of
 from lit_rlhf.checks import check_count, check_not_negative
 from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord, PromptBatch, PromptExample
 from lit_rlhf.files import ProgressFile
-from lit_rlhf.forward import LanguageModel
+from lit_rlhf.forward import LanguageModel, set_longest_sequence
 from lit_rlhf.functional import best_of_n, best_of_n_kl, kl_estimate
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import Rewards, Scores, WeightedReward, plain_rewards, split_rewards
@@ -360,12 +360,15 @@ def compare_policies(
         "device": str(device),
     }
     # the baseline stays loaded: it is every policy's reference
-    reference = load_policy(policies[0], model_options, device)
+    reference = load_policy(policies[0], model_options, device, encoder.tokenizer)
     samples: dict[str, PolicySamples] = {}
     with ProgressFile(responses, settings) as unfinished:
         for name, path in paths.items():
+            policy = reference
+            if samples:
+                policy = load_policy(path, model_options, device, encoder.tokenizer)
             samples[name] = measure_policy(
-                policy=load_policy(path, model_options, device) if samples else reference,
+                policy=policy,
                 reference=reference,
                 encoder=encoder,
                 prompts=encoded,
@@ -438,6 +441,11 @@ def measure_policy(
     records, examples = prompts
     if not examples:
         raise ValueError("prompts: expected at least one prompt, got none")
+    longest = max(len(example.input_ids) for example in examples) + sampling.max_new_tokens
+    for network in (policy, reference):
+        set_longest_sequence(network, longest)
+    for reward in rewards.values():
+        reward.set_longest_sequence(longest)
 
     def describe(batch: PromptBatch, rollouts: RolloutBatch) -> dict[str, Any]:
         texts = decode_responses(rollouts, encoder.tokenizer)

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data import DialogueEncoder, TextContract
-from lit_rlhf.forward import LanguageModel, freeze
+from lit_rlhf.forward import LanguageModel, freeze, rule_out_ids_without_token
 from lit_rlhf.models import (
     ModelOptions,
     check_embedding_size,
@@ -20,15 +21,24 @@ from lit_rlhf.rollout import SamplingOptions
 _DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they were trained on
 
 
-def load_policy(path: str, model_options: ModelOptions, device: torch.device) -> LanguageModel:
+def load_policy(
+    path: str,
+    model_options: ModelOptions,
+    device: torch.device,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> LanguageModel:
     """Load a causal language model for sampling and scoring, without gradients or dropout.
 
     Args:
         path: Folder or hub id.
         model_options: How the model is loaded.
         device: Where it computes.
+        tokenizer: The model's tokenizer. Ids that it has no token for are ruled out. `None`: all
+            ids of the model's vocabulary count, as in language-model losses.
     """
     model = freeze(load_causal_lm(path, model_options))
+    if tokenizer is not None:
+        rule_out_ids_without_token([model], tokenizer)
     nn.Module.to(model, device)  # transformers annotates its own `to` for one class only
     return model
 

@@ -30,7 +30,7 @@ from lit_rlhf.data import (
     load_records,
 )
 from lit_rlhf.files import ProgressFile, hash_model
-from lit_rlhf.forward import LanguageModel, stop_token_ids
+from lit_rlhf.forward import LanguageModel, set_longest_sequence, stop_token_ids
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
 from lit_rlhf.tools.evaluation.loading import load_encoder, load_policy, short_names
@@ -186,6 +186,8 @@ def sample_batches(
         del seeds[tuple(record["positions"])]
         yield record
     model = load_model() if seeds else None
+    if model is not None:
+        set_longest_sequence(model, max(lengths) + sampling.max_new_tokens)
     for positions, batch_seed in seeds.items():
         assert model is not None  # for mypy
         device = next(model.parameters()).device
@@ -307,7 +309,7 @@ def generate_from_models(
     with ProgressFile(output, settings | inputs) as unfinished:
         for name, path, encoder, of_model in zip(names, models, encoders, encoded, strict=True):
             batches = sample_batches(
-                partial(load_policy, path, model_options, device),
+                partial(load_policy, path, model_options, device, encoder.tokenizer),
                 encoder,
                 of_model,
                 sampling=sampling,

@@ -1,13 +1,17 @@
 """Checks that the distributions which PPO compares are the right ones, before the first update."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lit_rlhf.forward import unwrap_model
+from lit_rlhf.forward import longest_sequence, unwrap_model
 from lit_rlhf.functional import kl_estimate, masked_mean, token_logprobs
+from lit_rlhf.ppo import PPO
 from lit_rlhf.rollout import RolloutBatch, TokenStatistics, generate_with_transformers
 from lit_rlhf.tools.doctor.case import FEW, Case
 from lit_rlhf.tools.doctor.report import Finding, failure, ok, warning
@@ -61,7 +65,8 @@ def check_ratio(case: Case) -> Finding:
 def check_padding(case: Case) -> Finding:
     """Check that log-probs, values and scores do not depend on padding.
 
-    Rollouts without padding are compared with the same rollouts in a batch with too much of it.
+    Rollouts without padding are compared with the same rollouts in a batch with too much of it,
+    and beside the longest possible sequence where a network may depend on it.
     """
     few = case.rollouts.select(slice(FEW))
     texts = case.batch.texts[:FEW]
@@ -71,8 +76,14 @@ def check_padding(case: Case) -> Finding:
         response = int(few.lengths[row])
         one = few.select(slice(row, row + 1), slice(-prompt, None), slice(response))
         alone.append(_outputs_by_network(case, one, [text]))
-    wide = _add_padding(few, int(case.tokenizer.pad_token_id))
-    together = _outputs_by_network(case, wide, texts)
+    longest = _longest_sequence(case)
+    beside = few if longest is None else _add_row(few, longest)
+    wide = _add_padding(beside, int(case.tokenizer.pad_token_id))
+    if longest is None:
+        together = _outputs_by_network(case, wide, texts)
+    else:
+        with _in_one_forward(case.module.ppo, wide.sequence_mask.numel()):
+            together = _outputs_by_network(case, wide, [*texts, texts[0]])
     limit = case.tolerance(full=1e-3, low=5e-2)
     largest = {
         name: max(_mean_difference(one[name][0], values[row]) for row, one in enumerate(alone))
@@ -201,6 +212,40 @@ def _add_padding(rollouts: RolloutBatch, pad_token_id: int) -> RolloutBatch:
         response_mask=functional.pad(rollouts.response_mask, right),
         terminated=rollouts.terminated,
     )
+
+
+def _longest_sequence(case: Case) -> int | None:
+    """The longest sequence of the run, if the rotary factors of a network may depend on it."""
+    lengths = [longest_sequence(network) for network in case.networks().values()]
+    return min((length for length in lengths if length is not None), default=None)
+
+
+def _add_row(rollouts: RolloutBatch, n_tokens: int) -> RolloutBatch:
+    """The same rollouts and one of `n_tokens` tokens, which are one token again and again."""
+    n_more = n_tokens - rollouts.sequence_shape[1]
+    token = int(rollouts.prompt_ids[0, -1])
+
+    def add_row(values: Tensor, value: int | bool) -> Tensor:
+        return torch.cat([values, torch.full_like(values[:1], value)])
+
+    return RolloutBatch(
+        prompt_ids=add_row(functional.pad(rollouts.prompt_ids, (n_more, 0)), token),
+        prompt_mask=add_row(functional.pad(rollouts.prompt_mask, (n_more, 0)), True),
+        response_ids=add_row(rollouts.response_ids, token),
+        response_mask=add_row(rollouts.response_mask, True),
+        terminated=add_row(rollouts.terminated, False),
+    )
+
+
+@contextmanager
+def _in_one_forward(ppo: PPO, n_tokens: int) -> Iterator[None]:
+    """Let scoring compute as many tokens in a forward inside the context."""
+    before = ppo.memory
+    ppo.memory = replace(before, max_tokens_per_forward=n_tokens)
+    try:
+        yield
+    finally:
+        ppo.memory = before
 
 
 def _outputs_by_network(

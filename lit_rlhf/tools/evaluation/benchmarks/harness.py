@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from lit_rlhf.forward import set_longest_sequence
 from lit_rlhf.models import ModelOptions, load_tokenizer
 from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.tools.evaluation.benchmarks.choices import choice_task
@@ -86,9 +87,12 @@ def load_harness_model(
     with _quiet_harness():
         from lm_eval.models.huggingface import HFLM
 
-        model: nn.Module = load_policy(path, model_options, device)
         tokenizer = load_tokenizer(path, model_options.trust_remote_code)
-        return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+        model: nn.Module = load_policy(path, model_options, device, tokenizer)
+        harness_model = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+        # questions are as long as the harness lets them be
+        set_longest_sequence(model, harness_model.max_length + 1)
+        return harness_model
 
 
 def run_harness_tasks(

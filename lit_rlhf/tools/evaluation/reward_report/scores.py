@@ -32,6 +32,7 @@ from lit_rlhf.forward import (
     hidden_states,
     scores_from_hidden,
     sequence_scores,
+    set_longest_sequence,
     target_logprobs_from_hidden,
     unwrap_model,
 )
@@ -289,6 +290,9 @@ def _score(
     chosen_scores = np.zeros(len(examples))
     rejected_scores = np.zeros(len(examples))
     logprobs = {name: np.zeros(len(examples)) for name in heads}
+    longest = max(len(one.input_ids) for e in examples for one in (e.chosen, e.rejected))
+    for network in (scorer, *(head.trunk for head in heads.values())):
+        set_longest_sequence(network, longest)
     lengths = [len(e.chosen.input_ids) + len(e.rejected.input_ids) for e in examples]
     with progress_bar("pairs scored", len(examples)) as progress:
         for rows in batch_by_length(lengths, batch_size):
