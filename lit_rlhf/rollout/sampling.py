@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from lit_rlhf.checks import check_count, check_number, check_positive
 from lit_rlhf.functional import tempered_logits
@@ -19,8 +24,8 @@ class SamplingOptions:
     """Options of sampling; by default responses come from softmax(logits), the policy itself.
 
     The temperature belongs to the policy: log-probs are scored with the same one. `top_p`,
-    `top_k`, `repetition_penalty` and `min_new_tokens` make the samples off-policy: the samples then
-    come from another distribution than the one that PPO's ratio is taken against.
+    `top_k`, `min_p`, `repetition_penalty` and `min_new_tokens` make the samples off-policy: the
+    samples then come from another distribution than the one that PPO's ratio is taken against.
 
     Attributes:
         max_new_tokens: Longest response in tokens, EOS included.
@@ -28,6 +33,8 @@ class SamplingOptions:
         top_p: Sample from the smallest set of tokens with at least this probability, in (0, 1];
             1 is off.
         top_k: Sample from this many most probable tokens; 0 is off.
+        min_p: Sample from the tokens that are at least this share as probable as the most probable
+            one, in [0, 1]; 0 is off.
         repetition_penalty: transformers' penalty on tokens that occurred, prompt included,
             positive; 1 is off.
         do_sample: Sample; if false, take the most probable token.
@@ -38,6 +45,7 @@ class SamplingOptions:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     repetition_penalty: float = 1.0
     do_sample: bool = True
     min_new_tokens: int = 0
@@ -48,6 +56,7 @@ class SamplingOptions:
         check_positive("temperature", self.temperature)  # do_sample=False is greedy
         check_positive("repetition_penalty", self.repetition_penalty)
         check_number("top_p", self.top_p, "a number in (0, 1]", lambda share: 0 < share <= 1)
+        check_number("min_p", self.min_p, "a number in [0, 1]", lambda share: 0 <= share <= 1)
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             raise ValueError(
                 f"min_new_tokens: expected 0 to max_new_tokens = {self.max_new_tokens}, "
@@ -60,6 +69,7 @@ class SamplingOptions:
         is_on = {
             "top_p": self.top_p < 1,
             "top_k": self.top_k > 0,
+            "min_p": self.min_p > 0,
             "repetition_penalty": self.repetition_penalty != 1,
             "do_sample": not self.do_sample,
             "min_new_tokens": self.min_new_tokens > 0,
@@ -75,10 +85,11 @@ class SamplingOptions:
         settings = asdict(self)
         if not self.do_sample:
             # transformers warns about sampling options beside greedy decoding
-            for name in ("temperature", "top_p", "top_k"):
+            for name in ("temperature", "top_p", "top_k", "min_p"):
                 del settings[name]
-        if self.min_new_tokens == 0:
-            del settings["min_new_tokens"]
+        for name in ("min_new_tokens", "min_p"):
+            if settings.get(name) == 0:
+                del settings[name]
         return settings
 
 
@@ -127,12 +138,14 @@ def sample_tokens(
         scores = torch.where(too_early[:, None], without_eos, scores)
     if not options.do_sample:
         return SampledTokens(scores.argmax(-1), logprobs=None)
-    # the order of transformers: penalties first, then temperature, top-k and top-p
+    # the order of transformers: penalties first, then temperature, top-k, top-p and min-p
     scores = tempered_logits(scores.unsqueeze(0), options.temperature).squeeze(0)
     if options.top_k > 0:
         scores = TopKLogitsWarper(min(options.top_k, scores.shape[1]))(seen, scores)
     if options.top_p < 1:
         scores = TopPLogitsWarper(options.top_p)(seen, scores)
+    if options.min_p > 0:
+        scores = MinPLogitsWarper(options.min_p)(seen, scores)
     # a float32 sum over a large vocabulary would lose the weight of its rare tokens
     cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
     targets = uniforms[:, None] * cumulative[:, -1:]

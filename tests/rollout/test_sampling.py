@@ -43,6 +43,13 @@ def test_each_option_leaves_the_probabilities_by_hand() -> None:
     assert shares(SamplingOptions(max_new_tokens=5, top_k=1), [3]) == [1.0, 0.0, 0.0, 0.0]
     assert shares(SamplingOptions(max_new_tokens=5, top_k=9), [3]) == [0.5, 0.3, 0.15, 0.05]
     assert shares(SamplingOptions(max_new_tokens=5, top_p=0.7), [3]) == [0.625, 0.375, 0.0, 0.0]
+    # a token stays with at least this share of 0.5
+    assert shares(SamplingOptions(max_new_tokens=5, min_p=0.4), [3]) == [0.625, 0.375, 0.0, 0.0]
+    assert shares(SamplingOptions(max_new_tokens=5, min_p=0.2), [3]) == [0.526, 0.316, 0.158, 0.0]
+    assert shares(SamplingOptions(max_new_tokens=5, min_p=1.0), [3]) == [1.0, 0.0, 0.0, 0.0]
+    # the temperature comes first: 0.247 is less than 0.4 times 0.685
+    cold = SamplingOptions(max_new_tokens=5, temperature=0.5, min_p=0.4)
+    assert shares(cold, [3]) == [1.0, 0.0, 0.0, 0.0]
     assert shares(SamplingOptions(max_new_tokens=5, do_sample=False), [3]) == [1.0, 0.0, 0.0, 0.0]
     # log-probs are negative, so a penalty of 2 doubles them: 0.5 becomes 0.25, over 0.75
     penalized = SamplingOptions(max_new_tokens=5, repetition_penalty=2.0)
@@ -62,6 +69,7 @@ def test_each_option_leaves_the_probabilities_by_hand() -> None:
         ({}, ()),
         ({"temperature": 0.7}, ()),
         ({"top_k": 1}, ("top_k",)),
+        ({"min_p": 0.1}, ("min_p",)),
         ({"top_p": 0.9, "repetition_penalty": 1.2}, ("top_p", "repetition_penalty")),
         ({"do_sample": False}, ("do_sample",)),
         ({"min_new_tokens": 1}, ("min_new_tokens",)),
@@ -80,6 +88,8 @@ def test_off_policy_options_are_named(changes: dict[str, Any], expected: tuple[s
         ({"top_p": 0.0}, "top_p: expected"),
         ({"top_p": 1.1}, "top_p: expected"),
         ({"top_k": -1}, "top_k: expected"),
+        ({"min_p": -0.1}, r"min_p: expected a number in \[0, 1\], got -0.1"),
+        ({"min_p": 1.1}, "min_p: expected"),
         ({"repetition_penalty": 0.0}, "repetition_penalty: expected"),
         ({"min_new_tokens": 9}, "min_new_tokens: expected 0 to max_new_tokens = 8, got 9"),
         ({"min_new_tokens": -1}, "min_new_tokens: expected 0 to max_new_tokens = 8, got -1"),
@@ -142,8 +152,9 @@ def test_options_are_spelled_out_for_transformers() -> None:
     sampled |= {"repetition_penalty": 1.0, "do_sample": True}
     options = replace(OPTIONS, temperature=0.7)
     assert options.generation_kwargs() == sampled
+    assert replace(options, min_p=0.1).generation_kwargs() == {**sampled, "min_p": 0.1}
     longer = replace(options, min_new_tokens=1)
     assert longer.generation_kwargs() == {**sampled, "min_new_tokens": 1}
-    greedy = replace(options, do_sample=False)
+    greedy = replace(options, do_sample=False, min_p=0.1)
     expected = {"max_new_tokens": 8, "repetition_penalty": 1.0, "do_sample": False}
     assert greedy.generation_kwargs() == expected

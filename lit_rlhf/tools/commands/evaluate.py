@@ -85,6 +85,7 @@ SETTINGS = (
     "max_new_tokens",
     "temperature",
     "top_p",
+    "min_p",
     "repetition_penalty",
     "tie_margin",
     "batch_size",

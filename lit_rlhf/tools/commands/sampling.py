@@ -22,6 +22,8 @@ class SamplingFlags:
         temperature: Sampling temperature. Default: the paper's.
         top_p: Sample from the smallest set of tokens with this probability; 1 turns it off.
             Default: the paper's.
+        min_p: Sample from the tokens that are at least this share as probable as the most probable
+            one; 0 turns it off.
         repetition_penalty: Penalty on tokens that occurred before, in the prompt too; 1 turns it
             off. Default: the paper's.
         split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
@@ -39,6 +41,7 @@ class SamplingFlags:
     max_new_tokens: int = 128
     temperature: float = 0.8
     top_p: float = 0.9
+    min_p: float = 0.0
     repetition_penalty: float = 1.1
     split: str = "test"
     max_prompts: int | None = None
@@ -58,6 +61,7 @@ class SamplingFlags:
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
+            min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
         )
 
