@@ -18,6 +18,7 @@ from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models import (
     HeadFormat,
     ModelCardInfo,
+    assign_weights,
     merge_adapters,
     merged_state_dict,
     replace_folder,
@@ -128,8 +129,7 @@ def average_models(models: Iterable[ExportableModel], names: Sequence[str]) -> E
     means = {name: total / len(names) for name, total in sums.items()}
     lm_head = {name: means.pop(f"{BESIDE}{name}") for name in first.lm_head}
     averaged = merge_adapters(first.model, torch.float32)
-    averaged.load_state_dict(means, assign=True)  # the first model keeps its own weights
-    averaged.tie_weights()
+    assign_weights(averaged, means)  # the first model keeps its own weights
     return replace(
         first,
         model=averaged,
@@ -173,7 +173,7 @@ def _check_same_start(
 def _architecture(exported: ExportableModel) -> list[Any]:
     """Settings that change what weights of the same shapes compute."""
     config: Any = unwrap_model(exported.model).config.get_text_config()
-    names = ("model_type", "tie_word_embeddings", "num_attention_heads", "rope_parameters")
+    names = ("model_type", "num_attention_heads", "rope_parameters")
     return [getattr(config, name, None) for name in names]
 
 

@@ -65,9 +65,17 @@ def count_frozen_layers(trunk: PreTrainedModel) -> int:
     """Number of layers, from the bottom, without weights that are trained; 0 if all are frozen."""
     layers = decoder_layers(trunk)
     trained = [any(p.requires_grad for p in layer.parameters()) for layer in layers]
-    embedding = trunk.get_input_embeddings().weight
-    assert isinstance(embedding, Tensor)
-    return trained.index(True) if True in trained and not embedding.requires_grad else 0
+    in_layers = {id(parameter) for parameter in layers.parameters()}
+    # adapters outside the layers are, with few exceptions, on what the lowest layer reads
+    outside = [
+        parameter
+        for name, parameter in trunk.named_parameters()
+        if ".lora_" in name and id(parameter) not in in_layers
+    ]
+    inputs = [*trunk.get_input_embeddings().parameters(), *outside]
+    if True not in trained or any(parameter.requires_grad for parameter in inputs):
+        return 0
+    return trained.index(True)
 
 
 class LowerStates:

@@ -31,6 +31,7 @@ from lit_rlhf.models.loading import load_lm_head as load_lm_head
 from lit_rlhf.models.loading import load_scalar_model as load_scalar_model
 from lit_rlhf.models.loading import load_tokenizer as load_tokenizer
 from lit_rlhf.models.loading import pad_with_special_token as pad_with_special_token
+from lit_rlhf.models.prepare import ignore_peft_warning as ignore_peft_warning
 from lit_rlhf.models.saving import check_replaceable as check_replaceable
 from lit_rlhf.models.saving import merge_adapters as merge_adapters
 from lit_rlhf.models.saving import merged_state_dict as merged_state_dict
@@ -38,3 +39,5 @@ from lit_rlhf.models.saving import replace_folder as replace_folder
 from lit_rlhf.models.saving import save_adapter_folder as save_adapter_folder
 from lit_rlhf.models.saving import save_model_folder as save_model_folder
 from lit_rlhf.models.sharing import separate_weights as separate_weights
+from lit_rlhf.models.tying import assign_weights as assign_weights
+from lit_rlhf.models.tying import has_adapted_ties as has_adapted_ties

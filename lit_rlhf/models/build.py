@@ -25,6 +25,7 @@ from lit_rlhf.models.interop import find_stored_head
 from lit_rlhf.models.loading import load_causal_lm, load_scalar_model
 from lit_rlhf.models.prepare import add_adapters, ignore_peft_warning, private_rng
 from lit_rlhf.models.saving import SCORE_WEIGHT, match_score_bias
+from lit_rlhf.models.tying import assign_weights
 from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -66,13 +67,12 @@ def build_model(
         # no more of `prepare_model` than what gives the weights their names
         model = add_adapters(inner, options, task, seed=0)
     try:
-        model.load_state_dict(weights, assign=True)
+        assign_weights(model, weights)
     except RuntimeError as error:
         raise ValueError(
             f"path: expected a model of the weights' shape, got {type(inner).__name__} of {path}: "
             f"{error}"
         ) from error
-    unwrap_model(model).tie_weights()
     return model
 
 

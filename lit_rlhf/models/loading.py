@@ -49,6 +49,7 @@ from lit_rlhf.models.heads import (
 from lit_rlhf.models.interop import check_not_delta_weights, find_stored_head
 from lit_rlhf.models.prepare import prepare_model, private_rng
 from lit_rlhf.models.sharing import copy_sharing_weights
+from lit_rlhf.models.tying import note_untied_embeddings
 from lit_rlhf.sandbox import check_tokenizer_file
 
 _LOADING_ERRORS = (SafetensorError, ArithmeticError, NotImplementedError, ValueError)
@@ -360,6 +361,7 @@ def _load_pretrained(
             f"{list(stored)}, not {list(configured)}"
         )
     _check_complete_and_finite(model, path, sorted(loaded[1]["missing_keys"]))
+    note_untied_embeddings(model)
     if not delta_weights:
         check_not_delta_weights(model, path)
     return model

@@ -31,6 +31,9 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.models.config import ModelOptions
 
+MAMBA_TYPES = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
+"""Model types with layers `out_proj` whose weight is read by a kernel, and not by the layer."""
+
 _LIGER_LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 """Arguments of liger-kernel that replace a model's own loss, which nothing here computes."""
 
@@ -118,18 +121,27 @@ def add_adapters(
     """
     if options.lora_rank == 0:
         return model
+    patterns = [rf"{re.escape(name)}\..*" for name in without]
+    if options.lora_targets == "all-linear" and model.config.model_type in MAMBA_TYPES:
+        patterns.append(r".*\.out_proj")
     config = LoraConfig(
         task_type=task,
         r=options.lora_rank,
         lora_alpha=options.lora_alpha,  # type: ignore[arg-type]  # peft 0.21 types it as int
         lora_dropout=options.lora_dropout,
         target_modules=options.lora_targets,
-        exclude_modules="|".join(rf"{re.escape(name)}\..*" for name in without) or None,
+        exclude_modules="|".join(patterns) or None,
         # GPT-2's layers hold their weight transposed
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
-    with private_rng(seed), ignore_peft_warning():
-        adapted = get_peft_model(model, config)
+    try:
+        with private_rng(seed), ignore_peft_warning():
+            adapted = get_peft_model(model, config)
+    except ValueError as error:  # peft's own words name options of peft
+        raise ValueError(
+            "network.lora_targets: expected modules of the network that LoRA can adapt, got "
+            f"{options.lora_targets!r}: {error}"
+        ) from error
     # peft (0.21) casts adapters, but leaves its copy of the scalar head in the type of the model
     for parameter in adapted.parameters():
         if parameter.requires_grad:
@@ -201,11 +213,16 @@ def _on_cuda(fused: Callable[..., Any], plain: Callable[..., Any]) -> Callable[.
 
 @contextmanager
 def ignore_peft_warning() -> Iterator[None]:
-    """Hide that peft 0.21 reads an attribute of models that transformers 5.23 has renamed."""
+    """Hide what peft 0.21 warns of without need.
+
+    It reads an attribute of models that transformers 5.23 has renamed. And it warns of adapters on
+    tied embeddings, which are merged here so that neither layer changes with the other.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
         )
+        warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings", UserWarning)
         yield
 
 

@@ -38,6 +38,7 @@ from lit_rlhf.models.card import ModelCardInfo, render_model_card
 from lit_rlhf.models.four_bit import dequantized_weights, is_4bit
 from lit_rlhf.models.heads import VALUE_HEAD, save_lm_head, set_scalar_padding
 from lit_rlhf.models.interop import HeadFormat, convert_to_trl
+from lit_rlhf.models.tying import assign_weights, config_for_weights
 
 SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Generation settings that transformers refuses without `do_sample`."""
@@ -111,13 +112,16 @@ def save_model_folder(
                 save_lm_head(lm_head, partial)
         else:
             # save_pretrained writes the config that came with the base model's folder
-            before = inner.generation_config
+            generation_before = inner.generation_config
+            config_before = inner.config
             stop_ids = stop_token_ids(model)
             inner.generation_config = make_generation_config(tokenizer, generation, stop_ids)
+            inner.config = config_for_weights(inner, state)
             try:
                 inner.save_pretrained(partial, state_dict=state, max_shard_size=max_shard_size)
             finally:
-                inner.generation_config = before
+                inner.generation_config = generation_before
+                inner.config = config_before
         _save_companions(tokenizer, partial, contract=contract, card=card, scalar=scalar)
 
 
@@ -337,8 +341,7 @@ def merge_adapters(model: LanguageModel, dtype: torch.dtype | None = None) -> Pr
     with torch.device("meta"):
         merged = type(inner)(config)
         match_score_bias(merged, weights)
-    merged.load_state_dict(weights, assign=True)
-    merged.tie_weights()
+    assign_weights(merged, weights)
     return merged
 
 

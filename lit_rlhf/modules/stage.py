@@ -394,8 +394,9 @@ def gather_state(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, T
         if not isinstance(tensor, DTensor) or distributed.get_rank() == 0:
             whole[name] = full
     for name, source in getattr(network, "all_tied_weights_keys", {}).items():
-        if name in whole and source in whole:
-            whole[name] = whole[source]  # one tensor, so that saving sees the tie
+        # one tensor, so that saving sees the tie, unless adapters have made them differ
+        if name in whole and source in whole and torch.equal(whole[name], whole[source]):
+            whole[name] = whole[source]
     return whole
 
 

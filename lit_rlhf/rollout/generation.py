@@ -5,7 +5,7 @@ Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from peft import PeftModel
@@ -16,7 +16,16 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from lit_rlhf.checks import check_count
-from lit_rlhf.forward import LanguageModel, eval_mode, forward_plan, gathered, unwrap_model
+from lit_rlhf.forward import (
+    LanguageModel,
+    eval_mode,
+    forward_plan,
+    gathered,
+    longest_sequence,
+    raise_too_long,
+    unwrap_model,
+)
+from lit_rlhf.models import ignore_peft_warning
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.decoder import Decoder
 from lit_rlhf.rollout.sampling import SamplingOptions
@@ -212,9 +221,12 @@ def adapters_merged(model: LanguageModel) -> AbstractContextManager[None]:
     of adapters after ten updates are (measured).
     """
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    bases = [layer.get_base_layer() for layer in layers]
-    weights = [weight for base in bases for weight in base.parameters(recurse=False)]
-    in_float32 = all(weight.dtype == torch.float32 for weight in weights)
+    weights = [
+        _LayerWeight(layer=base, name=name, weight=weight)
+        for base in (layer.get_base_layer() for layer in layers)
+        for name, weight in base.named_parameters(recurse=False)
+    ]
+    in_float32 = all(home.weight.dtype == torch.float32 for home in weights)
     autocast = torch.is_autocast_enabled(unwrap_model(model).device.type)
     disabled = any(layer.disable_adapters or layer.merged for layer in layers)
     if not isinstance(model, PeftModel) or not in_float32 or disabled or autocast:
@@ -222,19 +234,37 @@ def adapters_merged(model: LanguageModel) -> AbstractContextManager[None]:
     return _merge_into_copies(model, weights)
 
 
+class _LayerWeight(NamedTuple):
+    """A weight below an adapter.
+
+    Attributes:
+        layer: The layer that has it.
+        name: Its name in the layer.
+        weight: The weight.
+    """
+
+    layer: nn.Module
+    name: str
+    weight: nn.Parameter
+
+
 @contextmanager
-def _merge_into_copies(model: PeftModel, weights: list[nn.Parameter]) -> Iterator[None]:
-    """Merge adapters into copies of `weights`, so that these stay the same to the bit."""
-    homes = [weight.data for weight in weights]
+def _merge_into_copies(model: PeftModel, weights: list[_LayerWeight]) -> Iterator[None]:
+    """Merge adapters into copies of `weights`, so that these stay the same to the bit.
+
+    The copies are parameters of their own. Other layers may share a weight: a tied embedding must
+    not change with the output layer.
+    """
     try:
-        for weight in weights:
-            weight.data = weight.data.clone()
-        model.merge_adapter()
+        for layer, name, weight in weights:
+            setattr(layer, name, nn.Parameter(weight.detach().clone(), weight.requires_grad))
+        with ignore_peft_warning():
+            model.merge_adapter()
         yield
     finally:
         model.unmerge_adapter()  # it changes the copies by rounding
-        for weight, home in zip(weights, homes, strict=True):
-            weight.data = home
+        for layer, name, weight in weights:
+            setattr(layer, name, weight)
 
 
 @contextmanager
@@ -275,6 +305,8 @@ def check_prompts(
         )
     limit = getattr(model.config, "max_position_embeddings", None)
     longest = int(prompt_mask.sum(dim=1).max()) + options.max_new_tokens
+    if longest > (longest_sequence(model) or longest):
+        raise_too_long(model, longest)
     if limit is not None and longest > limit:
         raise ValueError(
             f"options.max_new_tokens: expected prompt and response within the model's {limit} "

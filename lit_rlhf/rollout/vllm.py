@@ -19,14 +19,22 @@ from torch import Tensor, distributed
 from torch.nn.utils.rnn import pad_sequence
 
 from lit_rlhf.checks import check_positive
-from lit_rlhf.forward import LanguageModel, is_sharded, unwrap_model
-from lit_rlhf.models import merged_state_dict
+from lit_rlhf.forward import (
+    LanguageModel,
+    ids_without_token,
+    is_sharded,
+    longest_sequence,
+    unwrap_model,
+)
+from lit_rlhf.models import has_adapted_ties, merged_state_dict
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.generation import Sampler, check_prompts
 from lit_rlhf.rollout.sampling import SamplingOptions
 from lit_rlhf.stats import fail_together
 
 PARALLEL_REQUESTS = 64
+LOWEST_LOGIT_BIAS = -100.0
+"""The lowest that vLLM takes: a probability of e^-100 at equal logits."""
 
 
 class Completion(NamedTuple):
@@ -70,11 +78,15 @@ class _VLLM(Sampler, ABC):
             "temperature": options.temperature if options.do_sample else 0.0,
             "top_p": options.top_p,
             "top_k": options.top_k,
+            "min_p": options.min_p,
             "repetition_penalty": options.repetition_penalty,
             "stop_token_ids": list(eos_token_ids),
             "ignore_eos": True,  # the EOS token of the model's folder
             "logprobs": 0,  # for the token that was drawn only
         }
+        if (ruled_out := ids_without_token(model)) is not None:
+            # a list of all other ids would be sent with every prompt; JSON has no infinity
+            settings["logit_bias"] = dict.fromkeys(ruled_out.tolist(), LOWEST_LOGIT_BIAS)
         # a seed for each response: equal prompts would have equal responses
         generator = torch.Generator().manual_seed(seed)
         seeds = torch.randint(2**31, (len(prompts),), generator=generator).tolist()
@@ -184,6 +196,12 @@ class VLLMSampler(_VLLM):
             "enable_sleep_mode": on_gpu,
             "seed": 0,
         }
+        if has_adapted_ties(policy):
+            # the folder's embedding is the output layer, too; here they are two weights
+            settings["hf_overrides"] = {"tie_word_embeddings": False}
+        if (longest := longest_sequence(policy)) is not None:
+            # vLLM chooses the factors of longrope by it
+            settings["max_model_len"] = longest
         if on_gpu:  # a process of vLLM's own would see every GPU but know no rank
             settings["distributed_executor_backend"] = "external_launcher"
         return LLM(**settings | self.engine)
@@ -230,6 +248,12 @@ class VLLMServerSampler(_VLLM):
 
     def hand_over(self, model: LanguageModel) -> None:
         """Write the weights of the policy, and have the server read them."""
+        if has_adapted_ties(unwrap_model(model)):
+            raise ValueError(
+                "sampler: expected a policy without adapters on embeddings that are the output "
+                "layer, too, got one with such adapters: the server has one weight for both; "
+                "change network.lora_targets, or sample with VLLMSampler or lit_rlhf itself"
+            )
         weights = merged_state_dict(model)
         # both names of tied weights have to be handed over, and a file holds no tensor twice
         for name in getattr(unwrap_model(model), "all_tied_weights_keys", {}):

@@ -31,12 +31,18 @@ from tests.support.tiny_models import (
 
 IDS = torch.tensor([[PAD_ID, 5, 6], [7, 8, 9]])
 MASK = torch.tensor([[False, True, True], [True, True, True]])
-OPTIONS = SamplingOptions(max_new_tokens=4, temperature=0.7, top_p=0.9, top_k=20)
+OPTIONS = SamplingOptions(max_new_tokens=4, temperature=0.7, top_p=0.9, top_k=20, min_p=0.01)
 ANSWERS = [[11, 10, EOS_ID], [12, 13, 14, 15]]  # the first ends, the second is cut off
 LOGPROBS = [[-0.5, -1.5, -2.5], [-0.1, -0.2, -0.3, -0.4]]
 ASKED = {
     **{"max_tokens": 4, "min_tokens": 0, "temperature": 0.7, "top_p": 0.9, "top_k": 20},
-    **{"repetition_penalty": 1.0, "stop_token_ids": [EOS_ID], "ignore_eos": True, "logprobs": 0},
+    **{
+        "min_p": 0.01,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": [EOS_ID],
+        "ignore_eos": True,
+        "logprobs": 0,
+    },
 }
 
 
