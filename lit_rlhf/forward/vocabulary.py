@@ -67,10 +67,11 @@ def rule_out_in_logits(model: LanguageModel, logits: Tensor) -> Tensor:
 
     Args:
         model: The network.
-        logits: Its logits, `[..., V]`.
+        logits: Its logits, `[..., V]`, which are changed in place: a copy of them would be the
+            largest tensor of an update.
     """
     ids = ids_without_token(model)
-    return logits if ids is None else logits.index_fill(-1, ids, -torch.inf)
+    return logits if ids is None else logits.index_fill_(-1, ids, -torch.inf)
 
 
 def _rule_out_in_output(model: PreTrainedModel, _: object, output: Any) -> Any:  # noqa: ANN401
