@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lit_rlhf.forward import LanguageModel, unwrap_model
+
 ADAPTED = (".base_layer.", ".original_module.")
 """Parts of the names of weights below LoRA adapters, and beside layers that peft trains in full."""
 
@@ -54,7 +56,7 @@ def note_untied_embeddings(model: PreTrainedModel) -> None:
         _untie(model.config)
 
 
-def assign_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+def assign_weights(model: LanguageModel, weights: Mapping[str, Tensor]) -> None:
     """Give a model weights, which are not copied; equal ones of layers that share theirs stay one.
 
     Where they differ, the layers get a weight each, and the config says so.
@@ -72,7 +74,7 @@ def assign_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Non
                 parent, _, attribute = name.rpartition(".")
                 setattr(model.get_submodule(parent), attribute, shared)
             else:
-                _untie(model.config)
+                _untie(unwrap_model(model).config)
 
 
 def _plain_name(name: str) -> str:

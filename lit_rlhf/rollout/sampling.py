@@ -145,7 +145,8 @@ def sample_tokens(
     if options.top_p < 1:
         scores = TopPLogitsWarper(options.top_p)(seen, scores)
     if options.min_p > 0:
-        scores = MinPLogitsWarper(options.min_p)(seen, scores)
+        # typed as LongTensor, a class that torch's own functions do not return
+        scores = MinPLogitsWarper(options.min_p)(seen, scores)  # type: ignore[arg-type]
     # a float32 sum over a large vocabulary would lose the weight of its rare tokens
     cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
     targets = uniforms[:, None] * cumulative[:, -1:]

@@ -186,7 +186,7 @@ class VLLMSampler(_VLLM):
 
         policy = unwrap_model(model)
         on_gpu = policy.device.type == "cuda"
-        settings = {
+        settings: dict[str, Any] = {
             "model": policy.config.name_or_path,
             "load_format": "dummy",  # the weights are handed over
             "dtype": str(policy.dtype).removeprefix("torch."),

@@ -28,7 +28,7 @@ from tests.support.doctor_runs import findings, module_of
 from tests.support.stages import (
     causal_lm,
     demonstrations,
-    fitted,
+    fit,
     ppo_options,
     prompts,
     write_data,
@@ -233,10 +233,10 @@ def test_generation_on_both_sides_of_the_original_length_samples_as_scored(
     )
     if rollouts.statistics is None:
         return
-    sequence = rollouts.sequence_ids, rollouts.sequence_mask
     targets = rollouts.to_sequence_mask(rollouts.response_mask)
     with torch.no_grad():
-        scored = target_logprobs(model, *sequence, targets)[:, n_prompt:]
+        scored = target_logprobs(model, rollouts.sequence_ids, rollouts.sequence_mask, targets)
+    scored = scored[:, n_prompt:]
     torch.testing.assert_close(rollouts.statistics.logprobs, scored, rtol=1e-4, atol=1e-4)
 
 
@@ -253,7 +253,7 @@ def test_run_starts_without_kl_and_at_a_ratio_of_one(
     data = prompts(root, max_prompt_length=40)
     options = ppo_options(root, sampling={"max_new_tokens": 24}, network=network)
     module = PPOModule(**options)
-    run = fitted(module, data, tmp_path)
+    run = fit(module, data, tmp_path)
     for trained in (module.policy, module.critic, module.reward.models[0].model):
         assert longest_sequence(trained) == 64
     lengths = [len(example.input_ids) for example in data.examples["train"]]
@@ -264,7 +264,7 @@ def test_run_starts_without_kl_and_at_a_ratio_of_one(
 
 def test_sft_fixes_the_factors_by_the_longest_dialogue(root: Path, tmp_path: Path) -> None:
     module = SFTModule(str(root / "policy"))
-    fitted(module, demonstrations(root, max_length=56), tmp_path)
+    fit(module, demonstrations(root, max_length=56), tmp_path)
     assert longest_sequence(module.model) == 56
     # what is saved is plain: it is fixed anew where it is loaded
     assert longest_sequence(load_causal_lm(tmp_path / "model")) == ORIGINAL
