@@ -41,7 +41,7 @@ from lit_rlhf.rollout import (
 from lit_rlhf.rollout.generation import adapters_merged
 from tests.support.adapters import IDS, logits, perturb_trained_weights
 from tests.support.decoding import make_short_prompts
-from tests.support.stages import fit, ppo_options, prompts, write_data, write_models
+from tests.support.stages import fit_module, ppo_options, prompts, write_data, write_models
 from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_causal_lm, tiny_config, tiny_tokenizer
 
 TIED = ("qwen3", "gpt2", "gemma", "gemma2", "opt")
@@ -192,7 +192,7 @@ def test_run_starts_at_a_ratio_of_one_and_its_models_are_its_policy(
     )
     perturb_trained_weights(module.policy)
     module.train()
-    run = fit(module, prompts(root), tmp_path, enable_checkpointing=False)
+    run = fit_module(module, prompts(root), tmp_path, enable_checkpointing=False)
     assert float(run.callback_metrics["ppo/ratio_first"]) == pytest.approx(1.0, abs=1e-4)
     run.save_checkpoint(tmp_path / "run.ckpt")
     expected = logits(module.policy.eval())

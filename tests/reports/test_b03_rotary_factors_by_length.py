@@ -28,7 +28,7 @@ from tests.support.doctor_runs import findings, module_of
 from tests.support.stages import (
     causal_lm,
     demonstrations,
-    fit,
+    fit_module,
     ppo_options,
     prompts,
     write_data,
@@ -253,7 +253,7 @@ def test_run_starts_without_kl_and_at_a_ratio_of_one(
     data = prompts(root, max_prompt_length=40)
     options = ppo_options(root, sampling={"max_new_tokens": 24}, network=network)
     module = PPOModule(**options)
-    run = fit(module, data, tmp_path)
+    run = fit_module(module, data, tmp_path)
     for trained in (module.policy, module.critic, module.reward.models[0].model):
         assert longest_sequence(trained) == 64
     lengths = [len(example.input_ids) for example in data.examples["train"]]
@@ -264,7 +264,7 @@ def test_run_starts_without_kl_and_at_a_ratio_of_one(
 
 def test_sft_fixes_the_factors_by_the_longest_dialogue(root: Path, tmp_path: Path) -> None:
     module = SFTModule(str(root / "policy"))
-    fit(module, demonstrations(root, max_length=56), tmp_path)
+    fit_module(module, demonstrations(root, max_length=56), tmp_path)
     assert longest_sequence(module.model) == 56
     # what is saved is plain: it is fixed anew where it is loaded
     assert longest_sequence(load_causal_lm(tmp_path / "model")) == ORIGINAL

@@ -36,7 +36,7 @@ from lit_rlhf.rollout import (
 from lit_rlhf.tools.evaluation import generate_from_models
 from lit_rlhf.tools.evaluation.loading import load_policy
 from tests.support.decoding import make_short_prompts
-from tests.support.stages import fit, ppo_options, prompts, write_data, write_models
+from tests.support.stages import fit_module, ppo_options, prompts, write_data, write_models
 from tests.support.tiny_models import (
     EOS_ID,
     FAMILIES,
@@ -191,7 +191,7 @@ def test_ppo_starts_without_kl_and_at_a_ratio_of_one(
         f"LlamaForCausalLM: 60 of its {PADDED_SIZE} ids have no token in its tokenizer; they are "
         "neither sampled nor part of log-probs, entropy and KL"
     ]
-    run = fit(module, prompts(root), tmp_path)
+    run = fit_module(module, prompts(root), tmp_path)
     metrics = run.callback_metrics
     assert float(metrics["rollout/kl"]) == pytest.approx(0.0, abs=1e-5)
     assert float(metrics["ppo/ratio_first"]) == pytest.approx(1.0, abs=1e-5)
