@@ -32,7 +32,9 @@ from lit_rlhf.forward import (
 from lit_rlhf.models.config import ModelOptions
 
 MAMBA_TYPES = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
-"""Model types with layers `out_proj` whose weight is read by a kernel, and not by the layer."""
+"""Model types with Mamba's layers."""
+MAMBA_KERNEL_LAYERS = r".*\.(x_proj|dt_proj|out_proj)"
+"""Their layers whose weights kernels read, which pass adapters by."""
 
 _LIGER_LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 """Arguments of liger-kernel that replace a model's own loss, which nothing here computes."""
@@ -123,7 +125,7 @@ def add_adapters(
         return model
     patterns = [rf"{re.escape(name)}\..*" for name in without]
     if options.lora_targets == "all-linear" and model.config.model_type in MAMBA_TYPES:
-        patterns.append(r".*\.out_proj")
+        patterns.append(MAMBA_KERNEL_LAYERS)
     config = LoraConfig(
         task_type=task,
         r=options.lora_rank,
@@ -215,14 +217,16 @@ def _on_cuda(fused: Callable[..., Any], plain: Callable[..., Any]) -> Callable[.
 def ignore_peft_warning() -> Iterator[None]:
     """Hide what peft 0.21 warns of without need.
 
-    It reads an attribute of models that transformers 5.23 has renamed. And it warns of adapters on
-    tied embeddings, which are merged here so that neither layer changes with the other.
+    It reads an attribute of models that transformers 5.23 has renamed. It warns of adapters on tied
+    embeddings, which are merged here so that neither layer changes with the other, and of GPT-2's
+    output layer, whose weight is not transposed like its other layers'.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
         )
         warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings", UserWarning)
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to True but", UserWarning)
         yield
 
 

@@ -220,7 +220,7 @@ def test_vllm_is_told_to_leave_them_out(monkeypatch: pytest.MonkeyPatch) -> None
         asked.extend(settings)
         return [SimpleNamespace(token_ids=[EOS_ID], logprobs=[-1.0])] * len(prompts)
 
-    monkeypatch.setattr(VLLMSampler, "complete", complete)
+    monkeypatch.setattr(VLLMSampler, "_complete", complete)
     ids, mask = make_short_prompts()
     for model in (padded_model("llama"), ruled_out(padded_model("llama"))):
         VLLMSampler()(
