@@ -73,7 +73,7 @@ from lit_rlhf.stats import global_means
 
 ValueT = TypeVar("ValueT")
 
-# metrics beside the ones of `RolloutMetrics` that an iteration logs even if it is skipped
+# metrics besides `RolloutMetrics` that an iteration logs even if it is skipped
 OF_AN_ITERATION = ("rollout/score", "rollout/reward")
 
 

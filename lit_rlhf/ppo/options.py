@@ -170,7 +170,7 @@ class PPOLossOptions:
         kl_penalty_coef: beta of PPO-penalty (Eq. 14).
         old_policy: What the ratio is taken against: the policy that sampled (`rollout`), or the
             reference (Section 5.3.2).
-        value_coef: Weight of the value loss beside the policy's, where both are of one trunk
+        value_coef: Weight of the value loss when it is added to the policy's, with a shared trunk
             (`critic_init: shared`).
         value_clip: epsilon of the clipped value loss (Eq. 16); `None`: no clipping.
         aggregation: How the losses of tokens make the policy's: their mean over all tokens
@@ -180,8 +180,8 @@ class PPOLossOptions:
         importance_cap: Largest weight of a token that was drawn from another distribution than the
             policy's, by `sampler` or with `sampling.top_p` and the like, see
             `lit_rlhf.functional.truncated_importance`; `None`: no weights.
-        ref_kl_coef: Weight of KL to the reference in the policy's loss (k3), like GRPO's, beside or
-            instead of the penalty in the rewards, `reward_shaping.kl_coef`.
+        ref_kl_coef: Weight of KL to the reference in the policy's loss (k3), like GRPO's; together
+            with or instead of the penalty in the rewards, `reward_shaping.kl_coef`.
         entropy_coef: Weight of the entropy bonus.
         entropy_clip: Entropy of a token above which it gets no bonus (Appendix B.3), in nats;
             `None`: no bound. The entropy is at most the log of the vocabulary's size.

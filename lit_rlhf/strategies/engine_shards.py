@@ -296,7 +296,7 @@ class ShardReader:
             parameter.copy_(shard_like(weights, parameter))
 
     def moments(self, index: int) -> list[str]:
-        """Names of the flat tensors of a group beside its weights."""
+        """Names of the flat tensors of a group besides its weights."""
         names = sorted(key.partition(".")[2] for key in self.keys if key.startswith(f"{index}."))
         return [name for name in names if name != MASTER_WEIGHTS]
 

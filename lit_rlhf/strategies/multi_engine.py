@@ -148,7 +148,7 @@ class MultiEngineDeepSpeedStrategy(FolderCheckpoints, DeepSpeedStrategy):
         # Where there is a compiler, DeepSpeed 0.19.8 compiles a shared-memory all-reduce when it is
         # initialized on a CPU. If the op is marked as incompatible, gloo reduces instead.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        # call DDP's method: the one of DeepSpeedStrategy validates CUDA device indices
+        # call DDP's method: DeepSpeedStrategy's validates CUDA device indices
         DDPStrategy.setup_distributed(self)
         # engines read it; torchrun and Lightning's own launcher set it, but SLURM does not
         os.environ["LOCAL_RANK"] = str(self.local_rank)

@@ -28,7 +28,7 @@ from tests.support.unpickling import Payload
 
 STAGES = {"sft": "sft.yaml", "reward": "reward.yaml", "ppo": "ppo_max.yaml"}
 VALIDATED = {"sft": "val/sft/loss", "reward": "val/reward/accuracy", "ppo": "val/rollout/gold"}
-# reference and reward model are frozen in evaluation mode, which Lightning wonders at
+# reference and reward model are frozen in evaluation mode, which Lightning warns about
 pytestmark = pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
 
 

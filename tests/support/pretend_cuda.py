@@ -49,7 +49,7 @@ READS = {
 FROM_PYTHON = {"as_tensor", "new_tensor", "tensor"}
 """Functions that make a tensor of Python numbers: on the host first, then a blocking copy."""
 WITHOUT_KERNEL = {"_unsafe_view", "detach", "empty", "empty_like", "empty_strided", "lift_fresh"}
-"""ATen operations that launch nothing, beside views."""
+"""ATen operations that launch nothing, besides views."""
 MASKED_ATTENTION_KERNELS = 4
 """Attention with a bool mask: two to make a bias of it, one to align it, one to attend."""
 VARLEN_ATTENTION_KERNELS = 2

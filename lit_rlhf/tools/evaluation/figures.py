@@ -131,7 +131,7 @@ def _draw_judge(axes: Axes, judge: str, outcomes: Mapping[str, Outcomes | None])
 
 
 def _draw_bar(axes: Axes, place: int, outcomes: Outcomes) -> None:
-    """Draw the shares of one policy beside each other, with the intervals of win and lose."""
+    """Draw the shares of one policy side by side, with the intervals of win and lose."""
     left = 0.0
     for name, color in _OUTCOME_COLORS.items():
         share = getattr(outcomes, name)

@@ -68,7 +68,7 @@ def test_quickstart_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
         patch.dict(os.environ, {"JSONARGPARSE_DEPRECATION_WARNINGS": "off"}),
         warnings.catch_warnings(),
     ):
-        # reference and reward model are frozen in evaluation mode, which Lightning wonders at
+        # reference and reward model are frozen in evaluation mode, which Lightning warns about
         warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
         main([*arguments, "--pairs", "8"])
     for name in ("world/base", "sft", "reward", "ppo_max", "ppo_max/critic", "ppo_vanilla"):

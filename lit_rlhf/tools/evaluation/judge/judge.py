@@ -44,7 +44,7 @@ _POINTS = {"win": 1.0, "tie": 0.0, "lose": -1.0}
 
 
 class PairVerdict(NamedTuple):
-    """The judge's verdict on a policy's answer beside the baseline's.
+    """The judge's verdict on a policy's answer against the baseline's.
 
     Attributes:
         result: Who wins; `invalid` if one of the replies could not be read.
@@ -301,7 +301,7 @@ class JudgedGroup(NamedTuple):
 
     Attributes:
         criterion: What the answers are compared by.
-        policy: Name of the policy beside the baseline.
+        policy: Name of the policy that is compared with the baseline.
     """
 
     criterion: Criterion
