@@ -161,7 +161,7 @@ def scaling(
         for size, of_size in values.items()
         for value in of_size
     }
-    disable_progress_bar()  # of saving the networks
+    disable_progress_bar()  # saving the networks would show one
     # the default, which all sweeps share, is measured once
     cases: dict[Labels, Job] = {
         (str(number), precision): Job(work, precision=precision, updates=updates, threads=threads)

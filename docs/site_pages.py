@@ -245,7 +245,7 @@ def messages() -> Iterator[tuple[str, str, str]]:
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                     kind, call = _called(node.exc), node.exc
-                    if kind == "AssertionError":  # of a place that is never reached
+                    if kind == "AssertionError":  # marks a place that is never reached
                         continue
                 elif isinstance(node, ast.Call) and _called(node) in WARNINGS:
                     kind, call = "warning", node
@@ -274,5 +274,5 @@ def _literal(node: ast.expr) -> str:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT), str(ROOT / "callbacks")]  # of the clone, not of an installation
+    sys.path[:0] = [str(ROOT), str(ROOT / "callbacks")]  # the clone, not an installation
     write_pages(ROOT / SITE["docs_dir"])

@@ -49,7 +49,7 @@ def write_run(path: Path, name: str, result: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # of the folder: the file itself is replaced
+        fcntl.flock(folder, fcntl.LOCK_EX)  # lock the folder: the file itself is replaced
         runs = sorted((read_runs(path) | {name: result}).items())
         lines = (json.dumps({"run": run, **content}) + "\n" for run, content in runs)
         write_text(path, "".join(lines))

@@ -160,7 +160,7 @@ def profile_iteration(
         iterations: Iterations of each kind of kernels, at least 2. The last is profiled, and the
             one before it is timed.
     """
-    disable_progress_bar()  # of saving the networks
+    disable_progress_bar()  # saving the networks would show one
     work = Workload(mode=mode, **SIZES[size])
     ceiling = matmul_ceiling(torch.float32 if precision == "fp32" else torch.bfloat16, device)
     print(f"{size}, {mode}, {precision} on {device_name(device)}, torch {torch.__version__}")

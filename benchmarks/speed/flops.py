@@ -42,7 +42,7 @@ def layer_weights(work: Workload) -> int:
 
 def trunk_flops(work: Workload, tokens: int) -> float:
     """Operations of the layers' forward pass over one sequence."""
-    pairs = tokens * (tokens + 1) / 2  # of a query and a key that it sees
+    pairs = tokens * (tokens + 1) / 2  # a query and a key that it sees
     return 2 * layer_weights(work) * tokens + 4 * work.hidden * work.layers * pairs
 
 

@@ -279,7 +279,7 @@ def draw_courses(
         runs = [(places(result), smooth(result["courses"]["gold"])) for result in results]
         for x, y in runs:
             axis.plot(x, y, color=color, linewidth=0.8, alpha=0.3)
-        if runs:  # of places and golds, iteration by iteration
+        if runs:  # places and golds, iteration by iteration
             axis.plot(*np.mean(runs, axis=0), color=color, linewidth=2.0, label=arm)
     finish_axis(axis)
 

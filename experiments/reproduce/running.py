@@ -252,7 +252,7 @@ def train(plan: Plan) -> None:
         plan: What to train. The foundation of an arm is finished.
     """
     stages = _stages(plan)
-    key = plan.key()  # of the files as they are now
+    key = plan.key()  # hashes the files as they are now
     if isinstance(plan.part, Foundation):
         if plan.part == plan.part.base:
             train_base(stages, plan)
@@ -269,7 +269,7 @@ def train(plan: Plan) -> None:
         "code": code_hash(),
         "rules": RULES,
         "trial": plan.trial,
-        # of the last process only, if there was an interruption
+        # only the last process, if there was an interruption
         "cpu_seconds": cpu_seconds_used(),
         "versions": versions(),
         **measured,

@@ -218,7 +218,7 @@ def _hide_bars_of_models() -> None:
 
 
 def _is_no_note_of_deepspeed(record: logging.LogRecord) -> bool:
-    return "Setting accelerator to CPU" not in record.getMessage()  # of DeepSpeed 0.19.8
+    return "Setting accelerator to CPU" not in record.getMessage()  # from DeepSpeed 0.19.8
 
 
 if __name__ == "__main__":

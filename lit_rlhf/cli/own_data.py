@@ -30,12 +30,12 @@ from lit_rlhf.data import (
 from lit_rlhf.files import write_json_lines, write_text
 from lit_rlhf.models import load_tokenizer
 
-_HELD_OUT = 0.05  # of the prompts, for validation, and as many for the evaluation
+_HELD_OUT = 0.05  # share of the prompts for validation, and as many for the evaluation
 _SHOWN = 3  # records
 _MEASURED = 500  # records
 _SHORTEST = 128  # tokens of a dialogue
 _LONGEST = 512  # tokens of a dialogue; `init` makes a model with 512 positions
-_UPDATES = 20  # of an epoch at least, if a file is small
+_UPDATES = 20  # least number in an epoch, for small files
 
 
 class _Lengths(NamedTuple):

@@ -250,7 +250,7 @@ def reinforce_plus_plus_advantages(
 
     Examples:
         >>> rewards, mask = torch.tensor([[1.0, 2.0]]), torch.tensor([[True, True]])
-        >>> reinforce_plus_plus_advantages(rewards, mask).tolist()  # of 3 and 2
+        >>> reinforce_plus_plus_advantages(rewards, mask).tolist()  # whitens 3 and 2
         [[1.0, -1.0]]
     """
     token_mask = mask if loss_mask is None else loss_mask

@@ -31,7 +31,7 @@ from tests.support.ranks import run_on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 DDP = "ddp_find_unused_parameters_true"
-NAMES_USED = (  # of DeepSpeed's ZeRO optimizer, by `engine_optimizer`
+NAMES_USED = (  # attributes of DeepSpeed's ZeRO optimizer in `engine_optimizer`
     *("_coalesce_grad_reduction", "all_grad_tensors", "averaged_gradients", "clip_grad"),
     *("cpu_offload", "micro_step_id", "ready_for_gradients", "reset_cpu_buffers"),
     *("set_gradient_accumulation_boundary", "update_lp_params"),
@@ -290,7 +290,7 @@ def outcome(
     """Run scenarios in separate processes, one per device, and read what rank 0 wrote."""
     folder.mkdir(parents=True, exist_ok=True)
     added = {"DS_ACCELERATOR": "cpu", "NODE_RANK": "0", **(environment or {})}
-    arguments = [folder, strategy, devices, precision, scenarios, added]  # of `on_a_rank`
+    arguments = [folder, strategy, devices, precision, scenarios, added]  # for `on_a_rank`
     run_on_ranks(on_a_rank, devices, folder, *arguments, fresh="RUN_ON" in added)
     return {
         name: torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=False)

@@ -173,7 +173,7 @@ class Probe(TwoNetworks):
         if self.script in ("abandon", "abandon_more"):  # a backward that is given up, then another
             backward(self, 3 * self.second(inputs).mean(), second)
             second.zero_grad()
-        if self.script == "abandon_more":  # of the last layer alone
+        if self.script == "abandon_more":  # a loss of the last layer alone
             loss_second = call(self.second, self.loss_of_last_layer, inputs)
         backward(self, loss_first, first)
         backward(self, loss_second, second)

@@ -176,7 +176,7 @@ def main(pdf: str) -> None:
                     table.writerow(f"{value:.{digits.get(key, 2)}f}" for key, value in cells)
 
 
-def read_distributions(page: Any) -> None:  # noqa: ANN401  # of pymupdf
+def read_distributions(page: Any) -> None:  # noqa: ANN401  # pymupdf has no types
     """Figure 13: ten densities of the scores, with the axis from -10 to 30 below them."""
     shapes = [d for d in page.get_drawings() if d["type"] == "fs"]
     ticks = sorted(d["rect"].x0 for d in shapes if len(d["items"]) == 1)
