@@ -6,17 +6,17 @@ from typing import Any
 
 
 def check_positive(name: str, value: float) -> None:
-    """Raise ValueError unless `value` is finite and above 0."""
+    """Raise ValueError about the argument `name` unless `value` is finite and above 0."""
     check_number(name, value, "a finite number > 0", lambda number: 0 < number < math.inf)
 
 
 def check_not_negative(name: str, value: float) -> None:
-    """Raise ValueError unless `value` is finite and at least 0."""
+    """Raise ValueError about the argument `name` unless `value` is finite and at least 0."""
     check_number(name, value, "a finite number >= 0", lambda number: 0 <= number < math.inf)
 
 
 def check_unit_interval(name: str, value: float) -> None:
-    """Raise ValueError unless `value` lies in [0, 1]."""
+    """Raise ValueError about the argument `name` unless `value` lies in [0, 1]."""
     check_number(name, value, "a number in [0, 1]", lambda number: 0 <= number <= 1)
 
 

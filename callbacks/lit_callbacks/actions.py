@@ -251,7 +251,10 @@ def scale_learning_rates(trainer: Trainer, factor: float) -> str:
 
 
 def scale_rates(state: object, factor: float) -> None:
-    """Scale the base rates in a schedule's `state_dict()` in place, nested schedules included."""
+    """Multiply the base rates in a schedule's `state_dict()` by `factor`, in place.
+
+    Nested schedules are included.
+    """
     if isinstance(state, dict):
         for key, value in state.items():
             if key in SCHEDULE_RATES:

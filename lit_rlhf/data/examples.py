@@ -207,7 +207,7 @@ def pad_sequences(
 
 
 def collate_tokens(examples: Sequence[TokenExample], pad_token_id: int) -> TokenBatch:
-    """Collate sequences, padded on the right; padding is outside of both masks."""
+    """Collate examples, padded on the right with `pad_token_id`, which both masks exclude."""
     for row, example in enumerate(examples):
         if len(example.input_ids) != len(example.completion_mask):
             raise ValueError(
@@ -226,7 +226,7 @@ def collate_tokens(examples: Sequence[TokenExample], pad_token_id: int) -> Token
 def collate_preferences(
     examples: Sequence[PreferenceExample], pad_token_id: int
 ) -> PreferenceBatch:
-    """Collate pairs. Each half is padded to its own longest sequence."""
+    """Collate examples; each half is padded with `pad_token_id` to its own longest sequence."""
     return PreferenceBatch(
         chosen=collate_tokens([example.chosen for example in examples], pad_token_id),
         rejected=collate_tokens([example.rejected for example in examples], pad_token_id),
@@ -236,7 +236,7 @@ def collate_preferences(
 
 
 def collate_prompts(examples: Sequence[PromptExample], pad_token_id: int) -> PromptBatch:
-    """Collate prompts, padded on the left; all or none of them have a ptx example."""
+    """Collate examples, padded on the left with `pad_token_id`; all or none have a ptx example."""
     padded = pad_sequences([example.input_ids for example in examples], pad_token_id, left=True)
     ptx = [example.ptx for example in examples if example.ptx is not None]
     return PromptBatch(

@@ -222,7 +222,7 @@ def _check_supported(row: Row, kind: RecordKind) -> None:
 
 
 def count_unused_parts(row: Row, kind: RecordKind) -> dict[str, int]:
-    """Count the parts of a row's turns that its records leave out, by name.
+    """Count the parts of a row's turns that records of a `kind` leave out, by name.
 
     The only such part is the reasoning that an assistant's turn has in a separate field. Prompts
     have no use for it: templates drop it from earlier turns.

@@ -178,7 +178,7 @@ def _architecture(exported: ExportableModel) -> list[Any]:
 
 
 def with_text_contract(exported: ExportableModel, chat_template: str) -> ExportableModel:
-    """Return a model without a text contract with one of the tokenizer's or a built-in template."""
+    """Give an exported model without a text contract one with the template `chat_template`."""
     if exported.contract is not None:
         raise ValueError(
             f"chat_template: expected none for the {exported.name}, whose text contract names its "

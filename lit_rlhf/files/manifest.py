@@ -71,7 +71,10 @@ def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def listed_files(path: Path, strict: bool = False) -> dict[str, list[Any]]:
-    """Size and SHA-256 by name of the files that a manifest lists."""
+    """Size and SHA-256 by name of the files that the manifest of `path` lists.
+
+    `strict` refuses a damaged manifest, see `read_manifest`.
+    """
     listed = read_manifest(path, strict).get("files", {}).items()
     return {name: known for name, known in listed if isinstance(known, list)}
 

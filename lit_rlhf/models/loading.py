@@ -186,7 +186,7 @@ def load_lm_head(path: str | Path, options: ModelOptions = ModelOptions()) -> nn
 
 
 def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, with padding on the left and a padding token.
+    """Load the tokenizer of the model at `path`, with padding on the left and a padding token.
 
     A tokenizer without a padding token gets a special token of its vocabulary: one whose name has
     "pad" in it, else the unknown token, else EOS. The vocabulary never grows, so no embedding has

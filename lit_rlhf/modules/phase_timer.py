@@ -108,7 +108,11 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def suggest_change(name: str, module: object) -> str:
-    """How to change an option or another setting for less memory; empty if that is done already."""
+    """Suggest how to change the option or setting `name` of a module for less memory.
+
+    Returns:
+        The suggestion; empty if the module has it already.
+    """
     try:
         value = attrgetter(name)(module)
     except AttributeError:

@@ -36,7 +36,10 @@ def check_on_policy_sampling(sampling: SamplingOptions) -> None:
 
 
 def warn_about_options(options: PPOOptions, vocab_size: int) -> None:
-    """Warn about an estimator without KL's gradient, and a bound on entropy that never acts."""
+    """Warn about an estimator without KL's gradient, and a bound on entropy that never acts.
+
+    The entropy of a token is at most the logarithm of `vocab_size`.
+    """
     shaping = options.reward_shaping
     loss = options.loss
     if shaping.kl_estimator != "k1" and shaping.kl_coef > 0:

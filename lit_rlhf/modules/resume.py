@@ -447,7 +447,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Set the random generators that `state`, a result of `random_state`, holds."""
+    """Set the global random generators, including `device`'s, from a result of `random_state`."""
     if "cpu" in state:
         torch.set_rng_state(state["cpu"])
     if "python" in state:

@@ -264,7 +264,12 @@ def read_engine_layouts(path: Path) -> dict[str, EngineLayout]:
 
 
 def read_whole_folder(path: Path, weights_only: bool = True) -> dict[str, Any]:
-    """Read a checkpoint folder as one of Lightning's own strategies would have written it."""
+    """Read a checkpoint folder into the form that Lightning's own strategies write.
+
+    Args:
+        path: Path of the folder.
+        weights_only: Whether Lightning's part may hold only tensors and plain data.
+    """
     layouts = read_engine_layouts(path)
     if problem := content_problem(path):
         raise damaged_checkpoint_error(path, problem)

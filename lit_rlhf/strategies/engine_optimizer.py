@@ -130,7 +130,7 @@ def group_states(optimizer: EngineOptimizer) -> list[GroupState]:
 
 
 def is_partitioned(value: object, master: Tensor) -> bool:
-    """Whether an entry of an optimizer's state has one element per element of the partition."""
+    """Whether an entry `value` of an optimizer's state has the shape of the partition `master`."""
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape == master.shape
 
 

@@ -267,7 +267,7 @@ def full_tensor(value: Any) -> Any:  # noqa: ANN401  # any value of a state dict
 
 @torch.no_grad()
 def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast floating-point parameters in place; buffers such as running moments keep their type."""
+    """Cast a module's floating-point parameters to `dtype` in place; buffers keep their type."""
     for parameter in module.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)

@@ -131,9 +131,9 @@ class RecordDataModule(LightningDataModule, ABC):
 
     @abstractmethod
     def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[Any]:
-        """Make the loader of `"train"`, `"val"` or `"test"` for this rank.
+        """Make the loader of a `part`, `"train"`, `"val"` or `"test"`, for this rank.
 
-        It may draw a new order in every epoch.
+        With `shuffle`, every epoch has a new order.
         """
 
     def prepare_data(self) -> None:

@@ -61,7 +61,7 @@ class DynamicBatchDataModule(RecordDataModule):
         self.max_samples = max_samples
 
     def make_loader(self, part: Part, shuffle: bool) -> ResumableLoader[Any]:
-        """Make the loader of one part for this rank."""
+        """Make the loader of one part for this rank; `shuffle` gives every epoch a new order."""
         examples = self.examples[part]
         sampler: EpochBatchSampler
         options = self.sampler_options(shuffle)
