@@ -6,7 +6,6 @@ The file has a JSON object for each response, with `step`, `response`, `score` a
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lit_callbacks.formats import LogFile, read_json_lines
 from lit_callbacks.words import format_number
 
 OPENING_WORDS = 2
@@ -166,6 +166,5 @@ def repetition_of(text: str) -> float:
 def main(files: Sequence[str]) -> None:
     """Print what the gain in each file of samples is made of."""
     for file in files:
-        lines = Path(file).read_text("utf-8").splitlines()
-        gain = explain_gain([json.loads(line) for line in lines if line.strip()])
+        gain = explain_gain(list(read_json_lines(LogFile.read(Path(file)))))
         print(f"{file}: {gain.sentence()}\n{gain.table()}")

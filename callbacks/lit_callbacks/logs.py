@@ -149,7 +149,7 @@ def watch_logs(
                 raise ValueError(
                     f"{log}: expected one of {', '.join(watched_keys)} or the names of a known "
                     "trainer "
-                    f"(--map KEY=NAME gives others), got {', '.join(logged) or 'no numbers'}"
+                    f"(--map '{{KEY: NAME}}' gives others), got {', '.join(logged) or 'no numbers'}"
                 )
         if not follow:
             break

@@ -10,6 +10,7 @@ import pytest
 
 from lit_callbacks import Level, read_logged_steps
 from lit_callbacks.formats import READERS, LogFile
+from lit_callbacks.gain import main as explain_gain
 from lit_callbacks.logs import watch_logs
 from lit_callbacks.names import find_names
 from lit_callbacks.report import write_report
@@ -175,6 +176,22 @@ def test_separators_within_a_text_do_not_end_a_line(tmp_path: Path) -> None:
     record = {"step": 1, "kl": 0.5, "text": "a\u2028b\x0cc"}
     (tmp_path / "log.jsonl").write_text(json.dumps(record, ensure_ascii=False), "utf-8")
     assert read_logged_steps(str(tmp_path / "log.jsonl")) == {1: {"kl": 0.5}}
+
+
+def test_samples_are_read_like_logs(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "metrics.csv").write_text(table())
+    samples = [
+        {"step": step, "prompt": "p", "response": f"a\u2028b {n}", "score": n + step, "length": n}
+        for step in (0, 1)
+        for n in range(8)
+    ]
+    lines = [json.dumps(sample, ensure_ascii=False) for sample in samples]
+    file = tmp_path / "samples.jsonl"
+    file.write_text("\n\n".join(lines), "utf-8-sig")
+    page = Path(write_report([str(tmp_path)], tmp_path / "page.html"))
+    assert "a\u2028b 7" in page.read_text("utf-8")
+    explain_gain([str(file)])
+    assert f"{file}: of the gain of 1" in capsys.readouterr().out
 
 
 def test_log_without_metrics_is_empty_and_not_healthy(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
         nargs="+",
         metavar="RUN",
         help="a log: folder of a TensorBoardLogger or CSVLogger, or a file or folder of another "
-        "trainer (.jsonl, .csv, trainer_state.json, .wandb); a folder of several runs; "
+        "trainer (.jsonl, .json, .csv, .tsv, .log, .wandb); a folder of several runs; "
         "NAME=LOG names the run",
     )
     parser.add_argument("--output", default="report.html", help="the page (report.html)")

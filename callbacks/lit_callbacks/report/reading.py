@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from lit_callbacks.formats import read_records
 from lit_callbacks.gain import Gain, explain_gain
 from lit_callbacks.logs import logged_steps
 from lit_callbacks.monitors import Level
@@ -64,13 +64,11 @@ def read_responses(run: Run) -> dict[str, Any] | None:
     the score is made of, or why that is not known.
     """
     files = sorted(Path(run.folder).rglob("samples.jsonl")) if Path(run.folder).is_dir() else []
-    samples: list[Sample] = []
-    for number, line in enumerate(files[0].read_text("utf-8").splitlines(True) if files else ()):
-        try:
-            if line.endswith("\n"):  # or it is still being written
-                samples.append({"step": 0, "prompt": "", "response": "", **json.loads(line)})
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{files[0]}:{number + 1}: expected a JSON object") from error
+    samples: list[Sample] = [
+        {"step": 0, "prompt": "", "response": "", **record}
+        for file in files[:1]
+        for record in read_records(file)
+    ]
     if not samples:
         return None
     steps = sorted({sample["step"] for sample in samples})
