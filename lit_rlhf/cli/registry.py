@@ -22,7 +22,7 @@ _TOOLS = {
     "lab": "write the built-in world, and label preferences in it",
     "quickstart": "train and compare all stages on the built-in world",
     "report": "put training runs side by side, or examine a reward model",
-    "reward": "find and correct wrong labels, and examine reward models by RewardBench",
+    "reward": "find wrong labels, and examine rewards by cheats and by RewardBench",
     "watch": "judge the logs of any trainer for a collapse",
 }
 """Commands that look at what was trained. Each is a module `lit_rlhf.tools.commands.<name>`."""

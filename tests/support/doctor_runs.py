@@ -19,7 +19,7 @@ from tests.support.stages import ppo_options, prompts, trainer, with_algorithm
 
 CHECKS = {
     *("start", "vocabulary", "text contract", "memory", "iteration", "reference"),
-    *("ratio", "padding", "sampling", "EOS", "clipping", "time"),
+    *("ratio", "padding", "sampling", "EOS", "clipping", "reward probe", "time"),
 }
 
 
@@ -47,9 +47,13 @@ def findings(
 
 
 def not_ok(report: Report) -> dict[str, str]:
-    """Status of the checks that are not ok, after asserting that no check is missing."""
+    """Status of the checks that are not ok, after asserting that no check is missing.
+
+    The probe of the reward is left out: the random reward models of these runs like some cheats.
+    """
     assert set(report.findings) == CHECKS
-    return {name: str(f.status) for name, f in report.findings.items() if f.status != "ok"}
+    others = {name: f for name, f in report.findings.items() if name != "reward probe"}
+    return {name: str(f.status) for name, f in others.items() if f.status != "ok"}
 
 
 def only_finding(report: Report, check: str, status: str) -> Finding:

@@ -1,4 +1,4 @@
-"""`lit_rlhf reward`: strengths of preferences (arXiv 2401.06080), and RewardBench's questions."""
+"""`lit_rlhf reward`: strengths of preferences (arXiv 2401.06080), RewardBench, and a probe."""
 
 import json
 import math
@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_rlhf.checks import check_count, check_number
 from lit_rlhf.choices import DType, OnBadRecord
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.command import Command
 from lit_rlhf.paths import check_outputs
+
+if TYPE_CHECKING:  # it imports torch, for which --help does not wait
+    from lit_rlhf.tools.evaluation.reward_probe import RewardProbe
 
 
 def measure_strength(
@@ -248,8 +251,112 @@ def run_bench(
     return report
 
 
+def probe(
+    rewards: dict[str, float | dict[str, Any]],
+    data: list[str],
+    *,
+    policy: str | None = None,
+    output: str = "reward_probe",
+    max_prompts: int = 64,
+    max_new_tokens: int | None = None,
+    split: str = "test",
+    on_bad_record: OnBadRecord = "error",
+    chat_template: str = "tokenizer",
+    reward_timeout: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: DType = "float32",
+    trust_remote_code: bool = False,
+) -> "RewardProbe":
+    """Measure how much score each way to cheat gains over honest answers, before a run of PPO.
+
+    The exit status is 1 if a cheat scores higher than honest answers.
+
+    Args:
+        rewards: Weights by reward, as in a configuration of PPO: a reward model's folder or hub id,
+            or 'package.module:function'; a mapping instead of a weight describes a rule
+            (docs/rewards.md). PPO would learn from their sum, which is what is probed.
+        data: Files of preferences or demonstrations (.jsonl, .json, .parquet, .jsonl.gz) or ids of
+            datasets on the hub, each as PATH or NAME=PATH. Chosen responses and answers are the
+            honest ones.
+        policy: Folder or hub id of the policy, usually the SFT model, whose tokenizer and chat
+            template write prompts and responses. Default: the first reward model.
+        output: Folder for probe.json and probe.svg.
+        max_prompts: Number of prompts, drawn by the seed from those with an honest answer.
+        max_new_tokens: Longest response in tokens, as sampling.max_new_tokens of the run; longer
+            ones are cut off, as there. Default: what the policy's positions leave.
+        split: Split of a dataset on the hub, for example test or test[:200]; not used for files.
+        on_bad_record: error stops at the first record that cannot be used and names its line; skip
+            leaves it out.
+        chat_template: tokenizer for the template in the policy's folder, or hh, paper-en, paper-zh.
+        reward_timeout: Seconds that a call of a reward function may take. Default: no limit.
+        seed: Seed of the choice of prompts and of the bootstrap.
+        device: auto, cpu, cuda, cuda:1 and so on.
+        dtype: Data type of all weights: float32, bfloat16 or float16.
+        trust_remote_code: Run code that comes with a model. Leave it off unless you have read it.
+    """
+    check_count("max_prompts", max_prompts)
+    if max_new_tokens is not None:
+        check_count("max_new_tokens", max_new_tokens)
+    from lit_rlhf.files import write_text
+    from lit_rlhf.models import ModelOptions
+    from lit_rlhf.tools.commands.report import parse_source
+    from lit_rlhf.tools.evaluation import save_figure
+    from lit_rlhf.tools.evaluation.loading import choose_device
+    from lit_rlhf.tools.evaluation.output import progress_bar
+    from lit_rlhf.tools.evaluation.reward_probe import (
+        count_responses,
+        draw_probe,
+        load_probe,
+        print_probe,
+        probe_reward,
+    )
+
+    loaded = load_probe(
+        rewards,
+        [parse_source(word, split) for word in data],
+        policy=policy,
+        max_new_tokens=max_new_tokens,
+        on_bad_record=on_bad_record,
+        chat_template=chat_template,
+        reward_timeout=reward_timeout,
+        model_options=ModelOptions(dtype=dtype, trust_remote_code=trust_remote_code),
+        device=choose_device(device),
+    )
+    honest = loaded.answers
+    if len(honest) > max_prompts:
+        honest = random.Random(seed).sample(honest, max_prompts)
+    with progress_bar("responses scored", count_responses(len(honest))) as progress:
+        result = probe_reward(
+            loaded.reward,
+            honest,
+            loaded.encoder,
+            device=choose_device(device),
+            seed=seed,
+            report_progress=progress,
+        )
+    print_probe(result)
+    if loaded.left_out:
+        reasons = ", ".join(f"{n} ({reason})" for reason, n in loaded.left_out.items())
+        print(f"Left out: {reasons}")
+    settings = {"rewards": rewards, "data": data, "policy": policy, "seed": seed}
+    settings |= {"max_new_tokens": max_new_tokens, "dtype": dtype}
+    report = result.as_dict() | {"settings": settings}
+    numbers = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    print(f"Numbers: {write_text(Path(output, 'probe.json'), numbers)}")
+    print(f"Figure: {save_figure(draw_probe(result), Path(output, 'probe.svg'))}")
+    return result
+
+
+def end_with_verdict(result: "RewardProbe") -> None:
+    """End with status 1 if a cheat scores higher than honest answers."""
+    if result.gaining:
+        raise SystemExit(1)
+
+
 COMMANDS = {
     "strength": Command(measure_strength, lists=("preferences", "fit_config")),
     "relabel": Command(relabel),
     "bench": Command(run_bench, lists=("models",)),
+    "probe": Command(probe, lists=("data",), then=end_with_verdict),
 }

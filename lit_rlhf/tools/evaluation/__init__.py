@@ -2,7 +2,8 @@
 
 - `lit_rlhf evaluate`: `compare_policies`, `judge.judge_policies`, `benchmarks.run_benchmarks`;
 - `lit_rlhf generate`: `generate_from_models`, `chat.Chat`;
-- `lit_rlhf report reward`: `reward_report.score_pairs`, `measure_reward_model`.
+- `lit_rlhf report reward`: `reward_report.score_pairs`, `measure_reward_model`;
+- `lit_rlhf reward probe`: `reward_probe.load_probe`, `probe_reward`.
 """
 
 from lit_callbacks.charts import run_figure as run_figure

@@ -1,0 +1,119 @@
+"""A probe of a reward as a table, a figure and sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from lit_callbacks.charts import FIGURE_COLORS, FIGURE_DPI, FIGURE_STYLE
+from lit_rlhf.tools.evaluation.output import NAME_STYLE, make_table, print_table, print_text
+from lit_rlhf.tools.evaluation.reward_probe.measure import CheatResult, RewardProbe, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLORS = {
+    Verdict.GAINS: FIGURE_COLORS[0],
+    Verdict.NO_DIFFERENCE: "#8a8a8a",
+    Verdict.COSTS: FIGURE_COLORS[1],
+}
+_LINEAR = 2.0  # gains beyond this are drawn on a logarithmic scale
+_MAX_SHOWN = 160  # characters of a text
+
+
+def unit_of(probe: RewardProbe) -> str:
+    """What gains are measured in, in words."""
+    if probe.honest_std == 0:
+        return "points, as all honest answers score the same"
+    return "standard deviations of the honest answers' scores"
+
+
+def print_probe(probe: RewardProbe) -> None:
+    """Print the table, an example of each cheat that gains, and what to do about it."""
+    rewards = list(probe.results[0].by_reward) if probe.results else []
+    parts = rewards if len(rewards) > 1 else []
+    table = make_table(
+        f"gain over honest answers to {probe.n_prompts} prompts",
+        ["cheat", "gain [95 % interval]", "wins", "tokens", *parts, "verdict"],
+    )
+    for result in probe.results:
+        table.add_row(
+            result.name,
+            f"{result.gain:+.2f} [{result.low:+.2f}, {result.high:+.2f}]",
+            f"{result.wins:.0%}",
+            f"{result.tokens:.0f}",
+            *(f"{result.by_reward[name]:+.2f}" for name in parts),
+            str(result.verdict),
+        )
+    print_table(table)
+    print(
+        f"Honest answers score {probe.honest_mean:.2f} on average (standard deviation "
+        f"{probe.honest_std:.2f}) and have {probe.honest_tokens:.0f} tokens."
+    )
+    print(f"Gains are in {unit_of(probe)}.")
+    if probe.not_applicable:
+        print(f"Not tried, as the data or the tokenizer lack it: {', '.join(probe.not_applicable)}")
+    console = Console()
+    for result in probe.gaining:
+        example = result.example
+        print_text(console, f"\n{result.name}: {result.about}", style=NAME_STYLE)
+        print_text(console, f"  prompt  {_shorten(example.prompt)}")
+        print_text(console, f"  honest  {example.honest_score:.2f}  {_shorten(example.honest)}")
+        print_text(console, f"  cheat   {example.cheat_score:.2f}  {_shorten(example.cheat)}")
+        print_text(console, f"  To do: {result.advice}.")
+    print_text(console, f"\n{summarize(probe)}")
+
+
+def summarize(probe: RewardProbe) -> str:
+    """One sentence on what PPO can gain by cheating."""
+    n_cheats = len(probe.results)
+    if probe.gaining:
+        names = ", ".join(f"{result.name} ({result.gain:+.1f})" for result in probe.gaining)
+        return (
+            f"{len(probe.gaining)} of {n_cheats} cheats score higher than honest answers: {names}. "
+            "PPO raises this score, so expect it to find them."
+        )
+    unclear = [r.name for r in probe.results if r.verdict is Verdict.NO_DIFFERENCE]
+    return f"None of {n_cheats} cheats scores higher than honest answers." + (
+        f" The reward does not tell these from them: {', '.join(unclear)}." if unclear else ""
+    )
+
+
+def draw_probe(probe: RewardProbe) -> Figure:
+    """Draw the gain of each cheat with its interval, the one that gains most on top."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    with rc_context(FIGURE_STYLE):
+        figure = Figure(figsize=(6.6, 1.1 + 0.28 * len(probe.results)), dpi=FIGURE_DPI)
+        axes = figure.subplots()
+        for place, result in enumerate(probe.results):
+            color = _COLORS[result.verdict]
+            axes.plot([result.low, result.high], [place, place], color=color)
+            axes.plot(result.gain, place, "o", color=color)
+        axes.axvline(0.0, color="black", linewidth=0.8)
+        if any(abs(result.gain) > _LINEAR for result in probe.results):
+            axes.set_xscale("symlog", linthresh=_LINEAR)
+            axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_yticks(range(len(probe.results)), [_label(result) for result in probe.results])
+        axes.set_ylim(len(probe.results) - 0.5, -0.5)
+        axes.set_xlabel(f"gain over honest answers, {unit_of(probe)}")
+        axes.tick_params(labelsize=9)
+        axes.grid(axis="x", alpha=0.25, linewidth=0.6)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        handles = [Line2D([], [], marker="o", color=color) for color in _COLORS.values()]
+        names = [str(verdict) for verdict in _COLORS]
+        figure.legend(handles, names, loc="outside upper center", ncols=3, fontsize=9)
+    return figure
+
+
+def _label(result: CheatResult) -> str:
+    return f"{result.name} ({result.wins:.0%} of prompts)"
+
+
+def _shorten(text: str) -> str:
+    """A text in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_SHOWN else f"{line[: _MAX_SHOWN - 3]}..."

@@ -1,0 +1,291 @@
+"""The probe on rewards whose gains are known, and on the folders of tiny models."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_rlhf.data import DataSource, DialogueEncoder, Message, parse_prompts
+from lit_rlhf.forward import sequence_scores
+from lit_rlhf.models import ModelOptions, load_scalar_model
+from lit_rlhf.rewards import WeightedReward
+from lit_rlhf.tools.evaluation.reward_probe import (
+    CHEATS,
+    AnswerEncoder,
+    Attempt,
+    Cheat,
+    HonestAnswer,
+    RewardProbe,
+    Verdict,
+    count_responses,
+    draw_probe,
+    load_probe,
+    print_probe,
+    probe_reward,
+    summarize,
+)
+from tests.support.evaluation_folders import Folders, write_lines
+from tests.support.tiny_models import EOS_ID, PAD_ID
+
+ANSWERS = ["a bc", "de", "fghij kl", "l", "mn op qrs", "s", "tuv", "wx y z"]
+LENGTHS = [len(answer) for answer in ANSWERS]
+RECORDS = [
+    {"prompt": f"request {row}", "chosen": answer, "rejected": "no"}
+    for row, answer in enumerate(ANSWERS)
+]
+
+
+def honest_answers(encoder: AnswerEncoder, answers: Sequence[str] = ANSWERS) -> list[HonestAnswer]:
+    rows = []
+    for row, text in enumerate(answers):
+        (prompt,) = _prompts(encoder.prompts, f"request {row}")
+        rows.append(HonestAnswer(prompt, text, encoder.encode(prompt, Attempt(text))))
+    return rows
+
+
+def _prompts(encoder: DialogueEncoder, *texts: str) -> list[Any]:
+    return [encoder.encode_prompt(record.prompt) for record in parse_prompts(texts)]
+
+
+@pytest.fixture
+def answers(encoder: DialogueEncoder) -> AnswerEncoder:
+    return AnswerEncoder(encoder, positions=400)
+
+
+def probe(answers: AnswerEncoder, reward: Any, cheats: Sequence[Cheat] = CHEATS) -> RewardProbe:
+    weighted = WeightedReward(reward, ModelOptions(), answers.prompts.tokenizer).eval()
+    return probe_reward(weighted, honest_answers(answers), answers, cheats=cheats)
+
+
+def characters(prompts: list[str], responses: list[str]) -> list[float]:
+    return [float(len(response.strip())) for response in responses]
+
+
+def ended(prompts: list[str], responses: list[str], terminated: list[bool]) -> list[float]:
+    return [float(flag) for flag in terminated]
+
+
+def prefix(function: Callable[[str], str]) -> Cheat:
+    return Cheat("own", "-", lambda corpus, row: Attempt(function(corpus.answers[row])), "-")
+
+
+def result_of(found: RewardProbe, name: str) -> Any:
+    return next(result for result in found.results if result.name == name)
+
+
+def test_gain_is_the_paired_mean_in_standard_deviations(answers: AnswerEncoder) -> None:
+    found = probe(answers, [characters], [prefix(lambda text: text + "!!!")])
+    own = result_of(found, "own")
+    std = statistics.pstdev(LENGTHS)
+    assert found.honest_mean == pytest.approx(statistics.fmean(LENGTHS))
+    assert found.honest_std == pytest.approx(std)
+    # each response is three characters longer, so there is no doubt about the mean
+    assert [own.gain, own.low, own.high] == pytest.approx([3 / std] * 3)
+    assert own.by_reward["characters"] == pytest.approx(3 / std)
+    assert own.wins == 1.0
+    assert own.verdict is Verdict.GAINS
+    assert own.n_prompts == found.n_prompts == 8
+
+
+def test_verdict_follows_the_interval(answers: AnswerEncoder) -> None:
+    shorter = probe(answers, [characters], [prefix(lambda text: text[:-1])])
+    assert result_of(shorter, "own").verdict is Verdict.COSTS
+    # longer on half of the prompts and shorter by as much on the others
+    mixed = prefix(lambda text: text + "!" if ANSWERS.index(text) % 2 else text[:-1])
+    unclear = result_of(probe(answers, [characters], [mixed]), "own")
+    assert unclear.gain == pytest.approx(0.0)
+    assert unclear.low < 0 < unclear.high
+    assert unclear.verdict is Verdict.NO_DIFFERENCE
+    assert unclear.wins == 0.5
+
+
+def test_said_twice_gains_by_characters_and_empty_costs(answers: AnswerEncoder) -> None:
+    found = probe(answers, [characters])
+    std = statistics.pstdev(LENGTHS)
+    longer = statistics.fmean(length + 1 for length in LENGTHS)  # a blank between them
+    assert result_of(found, "said twice").gain == pytest.approx(longer / std)
+    assert result_of(found, "empty").gain == pytest.approx(-statistics.fmean(LENGTHS) / std)
+    assert [r.gain for r in found.results] == sorted((r.gain for r in found.results), reverse=True)
+    names = [result.name for result in found.gaining]
+    assert {"said twice", "flattery", "other language"} <= set(names)
+    assert "empty" not in names
+    assert summarize(found).startswith(f"{len(names)} of ")
+
+
+def test_gains_are_points_where_honest_answers_score_the_same(
+    answers: AnswerEncoder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = probe(answers, [ended])
+    assert found.honest_std == 0.0
+    assert result_of(found, "cut off").gain == -1.0
+    assert {r.gain for r in found.results if r.name != "cut off"} == {0.0}
+    assert found.gaining == []
+    told = summarize(found)
+    assert told.startswith(f"None of {len(found.results)} cheats scores higher than honest answers")
+    assert "does not tell these from them: " in told
+    print_probe(found)
+    assert "Gains are in points, as all honest answers score the same.\n" in capsys.readouterr().out
+
+
+def test_sum_is_probed_with_its_weights(answers: AnswerEncoder) -> None:
+    def minus(prompts: list[str], responses: list[str]) -> list[float]:
+        return [-2.0 * score for score in characters(prompts, responses)]
+
+    found = probe(answers, {characters: 1.0, minus: 1.0}, [prefix(lambda text: text + "!!!")])
+    own = result_of(found, "own")
+    std = statistics.pstdev(LENGTHS)
+    assert own.gain == pytest.approx(-3 / std)  # the sum is minus the number of characters
+    assert own.by_reward == pytest.approx({"characters": 3 / std, "minus": -3 / std})
+
+
+def test_normalized_reward_is_measured_by_the_moments_of_honest_answers(
+    answers: AnswerEncoder,
+) -> None:
+    weights: Any = {characters: {"weight": 2.0, "normalize": True}, ended: 1.0}
+    weighted = WeightedReward(weights, ModelOptions(), answers.prompts.tokenizer).train()
+    cheats = [prefix(lambda text: text + "!!!")]
+    found = probe_reward(weighted, honest_answers(answers), answers, cheats=cheats)
+    std = statistics.pstdev(LENGTHS)
+    # normalized honest answers have a deviation of 1, twice of which is the sum's
+    assert found.honest_std == pytest.approx(2.0)
+    assert result_of(found, "own").gain == pytest.approx(3 / std)
+    assert weighted.training
+    counts = [n for key, n in weighted.moments.state_dict().items() if key.endswith("count")]
+    assert counts == [0]
+
+
+def test_canned_answer_is_chosen_on_other_prompts(answers: AnswerEncoder) -> None:
+    found = probe(answers, [characters], [])
+    (canned,) = found.results
+    # the longest answer of rows 0, 2, 4 and 6 is measured on rows 1, 3, 5 and 7
+    assert canned.example.cheat == "mn op qrs"
+    std = statistics.pstdev(LENGTHS)
+    assert canned.gain == pytest.approx(
+        statistics.fmean(9 - LENGTHS[n] for n in (1, 3, 5, 7)) / std
+    )
+    assert canned.n_prompts == 4
+
+
+def test_example_is_where_the_cheat_gains_most(answers: AnswerEncoder) -> None:
+    cheat = prefix(lambda text: text + "!" * (5 if text == "tuv" else 1))
+    example = result_of(probe(answers, [characters], [cheat]), "own").example
+    assert example.honest == "tuv"
+    assert example.cheat == "tuv!!!!!"
+    assert (example.honest_score, example.cheat_score) == (3.0, 8.0)
+    assert example.prompt == "\n\nHuman: request 6\n\nAssistant:"
+
+
+def test_responses_are_the_ids_that_a_policy_samples(answers: AnswerEncoder) -> None:
+    (prompt,) = _prompts(answers.prompts, "hi")
+    tokenizer = answers.prompts.tokenizer
+
+    def ids(text: str) -> list[int]:
+        encoded: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return encoded
+
+    # hh writes a blank before the answer
+    assert answers.encode(prompt, Attempt("yes")) == ([*ids(" yes"), EOS_ID], True)
+    assert answers.encode(prompt, Attempt("yes", ended=False)) == (ids(" yes"), False)
+    assert answers.encode(prompt, Attempt("")) == ([EOS_ID], True)
+    special = answers.encode(prompt, Attempt("yes", special_tokens=(str(tokenizer.pad_token),)))
+    assert special == ([*ids(" yes"), PAD_ID, EOS_ID], True)
+    told = answers.encode(prompt, Attempt("yes\n\nHuman: and\n\nAssistant: no"))
+    assert told.ids == answers.encode(prompt, Attempt("yes and no")).ids
+
+
+def test_a_response_that_is_too_long_is_cut_off(encoder: DialogueEncoder) -> None:
+    (prompt,) = _prompts(encoder, "hi")
+    whole = AnswerEncoder(encoder, positions=400).encode(prompt, Attempt("iron and zinc"))
+    n_tokens = len(whole.ids)
+    fits = AnswerEncoder(encoder, positions=400, max_new_tokens=n_tokens)
+    assert fits.encode(prompt, Attempt("iron and zinc")) == whole
+    short = AnswerEncoder(encoder, positions=400, max_new_tokens=n_tokens - 1)
+    assert short.encode(prompt, Attempt("iron and zinc")) == (whole.ids[:-1], False)
+    shorter = AnswerEncoder(encoder, positions=len(prompt.input_ids) + 3)
+    assert shorter.encode(prompt, Attempt("iron and zinc")) == (whole.ids[:3], False)
+
+
+def test_scores_are_those_of_the_reward_model(folders: Folders, tmp_path: Path) -> None:
+    data = write_lines(tmp_path / "pairs.jsonl", RECORDS)
+    loaded = load_probe({folders.reward: 1.0}, [DataSource(data)])
+    found = probe_reward(loaded.reward, loaded.answers, loaded.encoder, cheats=[CHEATS[3]])
+    model = load_scalar_model(folders.reward).eval()
+    encoder = loaded.encoder.prompts
+    scores = []
+    for record in RECORDS:
+        answer = record["chosen"]
+        for text in (answer, f"{answer} {answer}"):
+            turns = [Message("user", record["prompt"]), Message("assistant", text)]
+            ids = encoder.encode_dialogue(turns).input_ids[None].long()
+            with torch.no_grad():
+                scores.append(float(sequence_scores(model, ids, ids >= 0)))
+    gains = [twice - once for once, twice in zip(scores[::2], scores[1::2], strict=True)]
+    std = statistics.pstdev(scores[::2])
+    assert result_of(found, "said twice").gain == pytest.approx(
+        statistics.fmean(gains) / std, rel=1e-3
+    )
+
+
+def test_number_of_responses_of_the_progress_bar_is_right(answers: AnswerEncoder) -> None:
+    done: list[int] = []
+    weighted = WeightedReward([characters], ModelOptions(), answers.prompts.tokenizer).eval()
+    probe_reward(weighted, honest_answers(answers), answers, report_progress=done.append)
+    # of twelve cheats, the stock phrases do not apply, and canned answers skip their own prompts
+    assert sum(done) <= count_responses(8)
+    assert sum(done) == 8 * (1 + 10) + 4 * 3 + 4
+
+
+def test_scores_that_are_not_finite_are_refused_with_the_cheat(answers: AnswerEncoder) -> None:
+    def per_word(prompts: list[str], responses: list[str]) -> list[float]:
+        return [1.0 if response.split() else float("nan") for response in responses]
+
+    with (
+        pytest.warns(UserWarning, match="expected finite scores"),
+        pytest.raises(ValueError, match=r"^rewards: expected finite scores, got nan for empty to"),
+    ):
+        probe(answers, [per_word])
+
+
+def test_too_few_prompts_are_refused(answers: AnswerEncoder) -> None:
+    weighted = WeightedReward([characters], ModelOptions(), answers.prompts.tokenizer).eval()
+    with pytest.raises(ValueError, match=r"^data: expected at least 8 prompts .*, got 7$"):
+        probe_reward(weighted, honest_answers(answers, ANSWERS[:7]), answers)
+
+
+def test_records_give_their_fields_to_rewards(folders: Folders, tmp_path: Path) -> None:
+    rows = [{"question": f"q {n}", "answer": text} for n, text in enumerate(ANSWERS)]
+    data = write_lines(tmp_path / "sums.jsonl", rows)
+    rule: Any = {"right": {"rule": "equals", "field": "answer"}}
+    loaded = load_probe(rule, [DataSource(data)], policy=folders.sft)
+    assert [answer.text for answer in loaded.answers] == ANSWERS
+    found = probe_reward(loaded.reward, loaded.answers, loaded.encoder)
+    assert found.honest_mean == 1.0
+    assert result_of(found, "said twice").gain == -1.0
+    missing: Any = {"right": {"rule": "equals", "field": "other"}}
+    with pytest.raises(ValueError, match=r"expected records with the field 'other'"):
+        load_probe(missing, [DataSource(data)], policy=folders.sft)
+
+
+def test_answers_that_do_not_fit_are_left_out_and_counted(folders: Folders, tmp_path: Path) -> None:
+    rows = [*RECORDS, {"prompt": "long", "chosen": "x " * 40, "rejected": "no"}]
+    data = write_lines(tmp_path / "pairs.jsonl", rows)
+    loaded = load_probe({folders.reward: 1.0}, [DataSource(data)], max_new_tokens=30)
+    assert len(loaded.answers) == 8
+    assert loaded.left_out == {"the honest answer is too long": 1}
+    with pytest.raises(ValueError, match=r"^data: expected honest answers that fit, got none"):
+        load_probe({folders.reward: 1.0}, [DataSource(data)], max_new_tokens=1)
+
+
+def test_report_is_json_and_the_figure_names_every_cheat(answers: AnswerEncoder) -> None:
+    found = probe(answers, [characters])
+    report = json.loads(json.dumps(found.as_dict()))
+    assert [row["name"] for row in report["results"]] == [r.name for r in found.results]
+    assert report["results"][0]["verdict"] == "gains"
+    assert report["not_applicable"] == ["stock openings", "stock endings"]
+    (axes,) = draw_probe(found).axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert [label.partition(" (")[0] for label in labels] == [r.name for r in found.results]
