@@ -270,7 +270,7 @@ def probe(
 ) -> "RewardProbe":
     """Measure how much score each way to cheat gains over honest answers, before a run of PPO.
 
-    The exit status is 1 if a cheat scores higher than honest answers.
+    The exit status is 1 if a cheat scores higher than honest answers, and 2 after an error.
 
     Args:
         rewards: Weights by reward, as in a configuration of PPO: a reward model's folder or hub id,
@@ -348,15 +348,21 @@ def probe(
     return result
 
 
+CHEATED = 1
+"""Exit status of a probe if a cheat scores higher than honest answers."""
+ERROR = 2
+"""Exit status of a probe after an error."""
+
+
 def end_with_verdict(result: "RewardProbe") -> None:
-    """End with status 1 if a cheat scores higher than honest answers."""
+    """End with `CHEATED` if a cheat scores higher than honest answers."""
     if result.gaining:
-        raise SystemExit(1)
+        raise SystemExit(CHEATED)
 
 
 COMMANDS = {
     "strength": Command(measure_strength, lists=("preferences", "fit_config")),
     "relabel": Command(relabel),
     "bench": Command(run_bench, lists=("models",)),
-    "probe": Command(probe, lists=("data",), then=end_with_verdict),
+    "probe": Command(probe, lists=("data",), then=end_with_verdict, error_status=ERROR),
 }

@@ -1,14 +1,16 @@
 """`lit_rlhf reward probe`: its files, its exit status, and its mistakes in one line."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lit_rlhf.tools.commands.reward import COMMANDS
-from tests.support.evaluation_folders import CHARACTERS, Folders, refusal, write_lines
+from tests.support.evaluation_folders import CHARACTERS, Folders, write_lines
 
 probe = partial(COMMANDS["probe"].run, prog="lit_rlhf reward probe")
 ANSWERS = ["a bc", "de", "fghij k", "l", "mn op qr", "s", "tuv", "wx y z", "a", "so it is"]
@@ -57,25 +59,42 @@ def test_probe_reads_the_first_reward_models_tokenizer(
     assert report["n_prompts"] == len(ANSWERS)
 
 
-def test_a_language_model_is_refused_as_a_reward(folders: Folders, data: str) -> None:
-    said = refusal(probe, ["--rewards", json.dumps({folders.sft: 1.0}), "--data", data])
+Refuse = Callable[[dict[str, Any], str, list[str]], str]
+
+
+@pytest.fixture
+def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
+    """Runs a probe that ends with status 2, and gives its last line."""
+
+    def run(rewards: dict[str, Any], data: str, words: list[str]) -> str:
+        with pytest.raises(SystemExit) as ended:
+            probe(["--rewards", json.dumps(rewards), "--data", data, *words])
+        assert ended.value.code == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    return run
+
+
+def test_a_language_model_is_refused_as_a_reward(
+    folders: Folders, data: str, refuse: Refuse
+) -> None:
+    said = refuse({folders.sft: 1.0}, data, [])
     assert said.startswith("lit_rlhf reward probe: ")
     assert "language model" in said
 
 
-def test_rules_alone_need_a_policy(data: str) -> None:
-    rewards = {"length": {"rule": "length", "longest": 3}}
-    said = refusal(probe, ["--rewards", json.dumps(rewards), "--data", data])
+def test_rules_alone_need_a_policy(data: str, refuse: Refuse) -> None:
+    said = refuse({"length": {"rule": "length", "longest": 3}}, data, [])
     assert said.startswith("lit_rlhf reward probe: policy: expected the folder or hub id of a ")
 
 
-def test_prompts_without_answers_are_refused(folders: Folders, tmp_path: Path) -> None:
+def test_prompts_without_answers_are_refused(
+    folders: Folders, tmp_path: Path, refuse: Refuse
+) -> None:
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": "why?"}] * 9)
-    words = ["--rewards", json.dumps({folders.reward: 1.0}), "--data", prompts]
-    assert "prompts.jsonl:1: " in refusal(probe, words)
+    assert "prompts.jsonl:1: " in refuse({folders.reward: 1.0}, prompts, [])
 
 
-def test_too_few_prompts_are_refused(folders: Folders, data: str) -> None:
-    words = ["--rewards", json.dumps({folders.reward: 1.0}), "--data", data]
-    said = refusal(probe, [*words, "--max_prompts", "3"])
+def test_too_few_prompts_are_refused(folders: Folders, data: str, refuse: Refuse) -> None:
+    said = refuse({folders.reward: 1.0}, data, ["--max_prompts", "3"])
     assert said.endswith("data: expected at least 8 prompts with an honest answer, got 3")

@@ -3,6 +3,7 @@
 Notation: `N` prompts.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -76,7 +77,7 @@ class CheatResult:
         n_prompts: Number of these prompts.
         tokens: Mean length of the responses in tokens, EOS included.
         by_reward: Mean gain under each reward by itself, before normalization and weights, in units
-            of the spread of that reward's scores of honest answers.
+            of the spread of that reward's scores of honest answers; NaN if it always abstains.
         example: The prompt on which it gains most.
     """
 
@@ -141,7 +142,7 @@ class _Scored:
         prompts: The prompts.
         texts: The responses without special tokens.
         total: The sum that PPO learns from, `[N]`.
-        by_reward: Scores of each reward by itself, `[N]`.
+        by_reward: Scores of each reward by itself, `[N]`; NaN where it abstains.
         tokens: Lengths in tokens, EOS included, `[N]`.
     """
 
@@ -362,7 +363,7 @@ def _compare(cheat: _ScoredCheat, baseline: _Scored, seed: int) -> CheatResult:
         n_prompts=len(gains),
         tokens=float(scores.tokens.mean()),
         by_reward={
-            name: float((own - honest.by_reward[name]).mean() / _spread(baseline.by_reward[name]))
+            name: _mean_gain(own, honest.by_reward[name]) / _spread(baseline.by_reward[name])
             for name, own in scores.by_reward.items()
         },
         example=Example(
@@ -375,9 +376,17 @@ def _compare(cheat: _ScoredCheat, baseline: _Scored, seed: int) -> CheatResult:
     )
 
 
+def _mean_gain(scores: NDArray[np.float64], honest: NDArray[np.float64]) -> float:
+    """Mean difference where a reward has a vote for both; NaN where it always abstains."""
+    gains = scores - honest
+    voted = ~np.isnan(gains)
+    return float(gains[voted].mean()) if voted.any() else math.nan
+
+
 def _spread(scores: NDArray[np.float64]) -> float:
     """Standard deviation of scores; 1 where all are equal, so that gains are in points."""
-    return float(scores.std()) or 1.0
+    votes = scores[~np.isnan(scores)]
+    return (float(votes.std()) if len(votes) else 0.0) or 1.0
 
 
 def _choose_canned(scorer: _Scorer, honest: _Scored) -> str:

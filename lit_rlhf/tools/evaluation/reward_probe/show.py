@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -43,7 +44,7 @@ def print_probe(probe: RewardProbe) -> None:
             f"{result.gain:+.2f} [{result.low:+.2f}, {result.high:+.2f}]",
             f"{result.wins:.0%}",
             f"{result.tokens:.0f}",
-            *(f"{result.by_reward[name]:+.2f}" for name in parts),
+            *(_format_part(result.by_reward[name]) for name in parts),
             str(result.verdict),
         )
     print_table(table)
@@ -111,6 +112,10 @@ def draw_probe(probe: RewardProbe) -> Figure:
 
 def _label(result: CheatResult) -> str:
     return f"{result.name} ({result.wins:.0%} of prompts)"
+
+
+def _format_part(gain: float) -> str:
+    return "-" if math.isnan(gain) else f"{gain:+.2f}"
 
 
 def _shorten(text: str) -> str:

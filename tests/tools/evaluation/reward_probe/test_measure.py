@@ -1,6 +1,7 @@
 """The probe on rewards whose gains are known, and on the folders of tiny models."""
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -156,6 +157,25 @@ def test_normalized_reward_is_measured_by_the_moments_of_honest_answers(
     assert weighted.training
     counts = [n for key, n in weighted.moments.state_dict().items() if key.endswith("count")]
     assert counts == [0]
+
+
+def test_a_reward_that_abstains_counts_where_it_votes(answers: AnswerEncoder) -> None:
+    def of_long_ones(prompts: list[str], responses: list[str]) -> list[float | None]:
+        lengths = [len(response.strip()) for response in responses]
+        return [float(length) if length > 4 else None for length in lengths]
+
+    def never(prompts: list[str], responses: list[str]) -> list[float | None]:
+        return [None] * len(responses)
+
+    weights = {characters: 1.0, of_long_ones: 0.5, never: 1.0}
+    found = probe(answers, weights, [prefix(lambda text: text + "!!!")])
+    own = result_of(found, "own")
+    # it votes for honest answers of more than four characters: 8, 9 and 6
+    std = statistics.pstdev([8, 9, 6])
+    assert own.by_reward["of_long_ones"] == pytest.approx(3 / std)
+    assert math.isnan(own.by_reward["never"])
+    report = json.loads(json.dumps(found.as_dict()))
+    assert report["results"][0]["by_reward"]["never"] is None
 
 
 def test_canned_answer_is_chosen_on_other_prompts(answers: AnswerEncoder) -> None:
