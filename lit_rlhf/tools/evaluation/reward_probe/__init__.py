@@ -3,6 +3,7 @@
 from lit_rlhf.tools.evaluation.reward_probe.answers import AnswerEncoder as AnswerEncoder
 from lit_rlhf.tools.evaluation.reward_probe.answers import HonestAnswer as HonestAnswer
 from lit_rlhf.tools.evaluation.reward_probe.answers import Response as Response
+from lit_rlhf.tools.evaluation.reward_probe.cheats import CANNED_ANSWER as CANNED_ANSWER
 from lit_rlhf.tools.evaluation.reward_probe.cheats import CHEATS as CHEATS
 from lit_rlhf.tools.evaluation.reward_probe.cheats import Attempt as Attempt
 from lit_rlhf.tools.evaluation.reward_probe.cheats import Cheat as Cheat

@@ -66,17 +66,22 @@ def print_probe(probe: RewardProbe) -> None:
     print_text(console, f"\n{summarize(probe)}")
 
 
-def summarize(probe: RewardProbe) -> str:
-    """One sentence on what PPO can gain by cheating."""
+def summarize(probe: RewardProbe, baseline: str = "honest answers") -> str:
+    """Say in a sentence or two what PPO can gain by cheating.
+
+    Args:
+        probe: The probe.
+        baseline: What the cheats were compared with.
+    """
     n_cheats = len(probe.results)
     if probe.gaining:
         names = ", ".join(f"{result.name} ({result.gain:+.1f})" for result in probe.gaining)
         return (
-            f"{len(probe.gaining)} of {n_cheats} cheats score higher than honest answers: {names}. "
+            f"{len(probe.gaining)} of {n_cheats} cheats score higher than {baseline}: {names}. "
             "PPO raises this score, so expect it to find them."
         )
     unclear = [r.name for r in probe.results if r.verdict is Verdict.NO_DIFFERENCE]
-    return f"None of {n_cheats} cheats scores higher than honest answers." + (
+    return f"None of {n_cheats} cheats scores higher than {baseline}." + (
         f" The reward does not tell these from them: {', '.join(unclear)}." if unclear else ""
     )
 

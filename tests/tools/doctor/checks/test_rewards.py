@@ -24,9 +24,12 @@ def test_probe_warns_of_a_reward_that_pays_for_cheats(
     report = findings(root, tmp_path, module_of(root, rewards=[reward], critic_init="policy"))
     finding = report.findings["reward probe"]
     assert finding.status == status
-    assert finding.found.startswith("On 8 prompts, against the policy's own responses: ")
+    assert finding.found.startswith("On 8 prompts: ")
     if status == "warning":
-        assert "cheats score higher than honest answers: flattery (+1.0). PPO" in finding.found
+        assert (
+            "cheats score higher than the policy's own responses: flattery (+1.0). PPO"
+            in finding.found
+        )
         assert finding.change.startswith("Teach the reward to refuse it, by preferences")
     assert not report.failed
 
