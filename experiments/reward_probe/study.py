@@ -453,7 +453,7 @@ def draw(results: Mapping[str, Result]) -> Figure:
         axes.set_yticks(range(len(order)), order, fontsize=8)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        axes.set_title("gain over honest answers, in their standard deviations; bold: named")
+        axes.set_title("gain over honest answers, in standard deviations; bold: named, each seed")
         return figure
 
 

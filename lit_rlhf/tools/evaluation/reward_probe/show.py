@@ -19,7 +19,6 @@ _COLORS = {
     Verdict.NO_DIFFERENCE: "#8a8a8a",
     Verdict.COSTS: FIGURE_COLORS[1],
 }
-_LINEAR = 2.0  # gains beyond this are drawn on a logarithmic scale
 _MAX_SHOWN = 160  # characters of a text
 
 
@@ -100,12 +99,10 @@ def draw_probe(probe: RewardProbe) -> Figure:
             axes.plot([result.low, result.high], [place, place], color=color)
             axes.plot(result.gain, place, "o", color=color)
         axes.axvline(0.0, color="black", linewidth=0.8)
-        if any(abs(result.gain) > _LINEAR for result in probe.results):
-            axes.set_xscale("symlog", linthresh=_LINEAR)
-            axes.xaxis.set_major_formatter("{x:g}")
         axes.set_yticks(range(len(probe.results)), [_label(result) for result in probe.results])
         axes.set_ylim(len(probe.results) - 0.5, -0.5)
-        axes.set_xlabel(f"gain over honest answers, {unit_of(probe)}")
+        unit = "in points" if probe.honest_std == 0 else "in their standard deviations"
+        axes.set_xlabel(f"gain over honest answers, {unit}")
         axes.tick_params(labelsize=9)
         axes.grid(axis="x", alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right", "left"]].set_visible(False)
