@@ -10,3 +10,5 @@ from lit_rlhf.tools.doctor.report import Finding as Finding
 from lit_rlhf.tools.doctor.report import Report as Report
 from lit_rlhf.tools.doctor.report import Status as Status
 from lit_rlhf.tools.doctor.run import examine as examine
+from lit_rlhf.tools.doctor.traffic import PhaseTraffic as PhaseTraffic
+from lit_rlhf.tools.doctor.traffic import ppo_traffic as ppo_traffic
