@@ -190,7 +190,8 @@ def test_other_models_are_not_averaged(runs: Runs, tmp_path: Path) -> None:
     save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
     source = ["--checkpoint", str(runs("sft").finished), "--output", str(tmp_path / "m")]
     message = export_error(*source, "--average", f"[{tmp_path / 'other'}]")
-    assert "average: expected fine-tunings of one model, got the language model in" in message
+    assert f"fine-tunings of one model, got the language model in {tmp_path / 'other'}" in message
+    assert f"beside the language model in {runs('sft').finished}" in message
     assert "their architectures differ" in message
     # weights of the same shapes that positions enter in another way, and of another template
     finished = runs("sft").finished

@@ -44,6 +44,20 @@ def test_networks_of_one_trunk(root: Path, tmp_path: Path) -> None:
     assert not any("value_head" in name for name in weights(saved.finished))
 
 
+def test_critic_has_the_shape_of_the_reward_model_that_it_started_from(tmp_path: Path) -> None:
+    root = write_data(write_models(tmp_path / "root"))
+    larger = tiny_config("llama")
+    larger.num_hidden_layers += 1
+    other = write_models(tmp_path / "other", larger)
+    shutil.rmtree(root / "reward")
+    (other / "reward").rename(root / "reward")
+    saved = saved_run("ppo", root, tmp_path, critic_init="reward")
+    load_checkpoint_model(saved.checkpoint, "critic").save(tmp_path / "m")
+    assert_same_model(tmp_path / "m", saved.finished / "critic")
+    card = json.loads((tmp_path / "m" / "lit_rlhf.json").read_text("utf-8"))
+    assert card["made"]["base_model"] == "reward"
+
+
 def test_a_policy_without_a_critic(root: Path, tmp_path: Path) -> None:
     options = {"advantages": {"estimator": "reinforce_plus_plus"}, "critic_init": "shared"}
     saved = saved_run("ppo", root, tmp_path, **options)
