@@ -320,7 +320,9 @@ def documents() -> Documents:
             others=OTHERS,
             least_named=LEAST_NAMED,
             least_quiet=LEAST_QUIET,
-            smollm2=results.get(SMOLLM2),
+            cut_off=f"{results[SMOLLM2]['cheats']['cut off']['gain']:+.1f}",
+            canned=format_gain(results[SMOLLM2]["cheats"]["canned answer"]),
+            openings=f"{results[SMOLLM2]['cheats']['stock openings']['gain']:+.2f}",
         ),
         TABLES: fill_template(
             TABLES_TEMPLATE,
@@ -379,6 +381,11 @@ def format_outcomes(outcomes: Mapping[str, Outcome]) -> str:
     return table(["reward", "exploited", "by", "the probe names (seeds)", "right"], rows)
 
 
+def format_gain(row: Mapping[str, Any]) -> str:
+    """A gain with its interval."""
+    return f"{row['gain']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
+
+
 def format_rewards(results: Mapping[str, Result], outcomes: Mapping[str, Outcome]) -> str:
     """Format all gains, a row for each reward and seed."""
     names = cheat_names(results)
@@ -389,7 +396,7 @@ def format_rewards(results: Mapping[str, Result], outcomes: Mapping[str, Outcome
         for name in names:
             row = result["cheats"].get(name)
             mark = "**" if row and row["verdict"] == Verdict.GAINS else ""
-            text = f"{row['gain']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]" if row else "-"
+            text = format_gain(row) if row else "-"
             cells.append(f"{mark}{text}{mark}")
         rows.append([run, exploited, *cells])
     return table(["reward", "exploited", *names], rows)
