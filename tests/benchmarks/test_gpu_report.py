@@ -93,6 +93,7 @@ def test_kernel_with_a_wrong_window_fails_the_comparison(
     assert all("window of 50" in line for line in failed)
 
 
+@pytest.mark.slow
 def test_decoding_is_profiled_by_kernels_and_rows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ def test_decoding_is_profiled_by_kernels_and_rows(
     assert "plain, 3 rows: " in printed
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
 def test_each_phase_of_an_iteration_is_profiled(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

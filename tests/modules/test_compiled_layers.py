@@ -40,8 +40,15 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountGraphs]:
 # torch (2.13) looks at the gradients of a graph's inputs
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:min_new_tokens=6")
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("network", [{}, ADAPTED], ids=["plain", "adapters"])
+@pytest.mark.parametrize(
+    ("network", "precision"),
+    [
+        pytest.param({}, "bf16-mixed", id="plain"),
+        pytest.param({}, "32-true", id="plain in float32", marks=pytest.mark.slow),
+        pytest.param(ADAPTED, "bf16-mixed", id="adapters", marks=pytest.mark.slow),
+        pytest.param(ADAPTED, "32-true", id="adapters in float32", marks=pytest.mark.slow),
+    ],
+)
 def test_later_iterations_compile_nothing(
     root: Path,
     tmp_path: Path,
