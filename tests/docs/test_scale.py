@@ -116,7 +116,9 @@ def fake_ranks() -> Iterator[Callable[[int], DeviceMesh]]:
 @pytest.mark.skipif(
     Version(torch.__version__) < Version("2.11"), reason="torch 2.8 gathers no fake tensors"
 )
-@pytest.mark.parametrize(("size", "n_ranks"), [("13B", 8), ("34B", 16)])
+@pytest.mark.parametrize(
+    ("size", "n_ranks"), [("13B", 8), pytest.param("34B", 16, marks=pytest.mark.slow)]
+)
 def test_fsdp2_keeps_the_estimated_bytes(size: str, n_ranks: int, fake_ranks: Any) -> None:
     mesh, network = fake_ranks(n_ranks), shape(size)
     sizes = PPOSizes(

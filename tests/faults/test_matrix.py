@@ -27,6 +27,7 @@ def faults(folder: Path, *options: str) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_some_cells_of_the_matrix_are_green(tmp_path: Path) -> None:
     faults(tmp_path, "--lanes", "1", "--cells", *SOME)
 

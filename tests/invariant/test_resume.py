@@ -168,7 +168,9 @@ def test_a_run_resumes_from_any_hook_and_then_again(
     assert_equal_states(copy_state(module), copy_state(whole))
 
 
-@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_end"])
+@pytest.mark.parametrize(
+    "hook", ["on_train_batch_end", pytest.param("on_validation_end", marks=pytest.mark.slow)]
+)
 def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path, hook: str) -> None:
     def go(batches: int, ckpt_path: Path | None = None) -> Any:
         seed_everything(1 if ckpt_path is None else 2, verbose=False)

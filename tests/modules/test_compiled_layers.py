@@ -65,8 +65,8 @@ def test_later_iterations_compile_nothing(
     )
     data = prompts(root, batch_size=4)
     fit_module(
-        PPOModule(**options), data, tmp_path, max_epochs=2, precision=precision, callbacks=[counted]
+        PPOModule(**options), data, tmp_path, max_epochs=1, precision=precision, callbacks=[counted]
     )
     first, *later = counted.counts
     assert first > 0
-    assert later == [first] * 3
+    assert later == [first]

@@ -149,6 +149,7 @@ def test_ranks_have_the_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert ranks.run_on_ranks(seen, 2, tmp_path) == [[7], [7]]
 
 
+@pytest.mark.slow
 def test_entries_of_the_equivalents_are_mutants() -> None:
     entries = read_equivalents((ROOT / "tests/mutation/equivalents.txt").read_text("utf-8"))
     mutants = {
