@@ -1,4 +1,4 @@
-"""LoRA with its default targets trains every architecture that the documentation names."""
+"""B10: LoRA with its default targets trains every architecture that the documentation names."""
 
 import re
 from collections.abc import Callable
