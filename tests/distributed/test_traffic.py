@@ -48,7 +48,7 @@ class Iteration(NamedTuple):
     calls: dict[tuple[str, str], int]
 
 
-def on_a_rank(rank: int, root: Path, folder: Path, name: str) -> Iteration:
+def on_a_rank(rank: int, root: Path, name: str) -> Iteration:
     """The second iteration, in which policy and critic are updated in two micro-batches each."""
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     timed = PhaseTimer.__call__
@@ -70,7 +70,7 @@ def on_a_rank(rank: int, root: Path, folder: Path, name: str) -> Iteration:
         module, data = stage_run("ppo", root, ROWS, **options)
         arguments: Any = {"strategy": strategy(name), "devices": RANKS}
         arguments |= {"precision": "bf16-mixed", "use_distributed_sampler": False}
-        fit_module(module, data, folder, max_epochs=2, **arguments)
+        fit_module(module, data, root / "run", max_epochs=2, **arguments)
     policy, critic = (
         sum(p.numel() for p in n.parameters()) for n in (module.policy, module.critic)
     )
@@ -84,7 +84,7 @@ def test_each_phase_sends_what_the_doctor_counts(
 ) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     root = write_models(write_data(tmp_path), CONFIG)
-    for found in run_on_ranks(on_a_rank, RANKS, tmp_path, root, tmp_path / "run", name):
+    for found in run_on_ranks(on_a_rank, RANKS, tmp_path, root, name):
         check(found, sharded=name == "fsdp2")
 
 

@@ -176,11 +176,8 @@ def test_longer_sequences_than_the_factors_are_for_are_refused(name: str) -> Non
                 seed=0,
             )
     # padding does not count
-    short = (
-        torch.nn.functional.pad(padded(SHORT)[0], (LONG, 0)),
-        torch.nn.functional.pad(padded(SHORT)[1], (LONG, 0)),
-    )
-    assert token_logits(model, *short).shape[1] == SHORT + LONG
+    short_ids, short_mask = (torch.nn.functional.pad(part, (LONG, 0)) for part in padded(SHORT))
+    assert token_logits(model, short_ids, short_mask).shape[1] == SHORT + LONG
 
 
 @pytest.mark.parametrize("rope", STATIC)
