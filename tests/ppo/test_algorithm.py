@@ -8,48 +8,30 @@ import torch
 from transformers import GenerationConfig
 
 from lit_rlhf.data import PromptBatch
-from lit_rlhf.forward import freeze, optimize_forward
-from lit_rlhf.models import ModelOptions
-from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.ppo import (
     PPO,
     AdvantageOptions,
     Collected,
-    PPONetworks,
     PPOOptions,
     RewardShapingOptions,
 )
-from lit_rlhf.rewards import Scores, WeightedReward
+from lit_rlhf.rewards import Scores
 from lit_rlhf.rollout import Experience, RolloutBatch, SamplingOptions
+from tests.support.ppo_objects import tiny_networks
 from tests.support.tiny_models import (
     EOS_ID,
     VOCAB_SIZE,
-    optimized_causal_lm,
-    tiny_causal_lm,
-    tiny_tokenizer,
 )
 
 LENGTH = 5
 
 
-def count_tokens(prompts: list[str], responses: list[str], lengths: list[int]) -> list[float]:
-    return [float(length) for length in lengths]
-
-
 @pytest.fixture
 def ppo() -> PPO:
-    tokenizer = tiny_tokenizer()
-    networks = PPONetworks(
-        policy=optimized_causal_lm("llama"),
-        reference=freeze(optimized_causal_lm("llama")),
-        critic=optimize_forward(build_scalar_model(tiny_causal_lm("llama"))),
-        reward=WeightedReward(count_tokens, ModelOptions(), tokenizer),
-        tokenizer=tokenizer,
-    )
     shaping = RewardShapingOptions(normalization=False, clip=None, kl_coef=0.05)
     sampling = SamplingOptions(max_new_tokens=LENGTH)
     options = PPOOptions(sampling=sampling, reward_shaping=shaping, responses_per_prompt=2)
-    return PPO(networks, options)
+    return PPO(tiny_networks(), options)
 
 
 @pytest.fixture

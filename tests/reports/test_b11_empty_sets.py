@@ -11,10 +11,7 @@ import torch
 from lit_callbacks import Level, Watch
 from lit_rlhf.data import PromptBatch, TokenBatch
 from lit_rlhf.finite import find_non_finite
-from lit_rlhf.forward import freeze, optimize_forward
 from lit_rlhf.micro_batches import LossShare, NetworkUpdate, accumulate
-from lit_rlhf.models import ModelOptions
-from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.ppo import (
     PPO,
     AdvantageOptions,
@@ -23,15 +20,13 @@ from lit_rlhf.ppo import (
     NetworkName,
     OptimizerStepper,
     PPOLossOptions,
-    PPONetworks,
     PPOOptions,
 )
-from lit_rlhf.rewards import WeightedReward
 from lit_rlhf.rollout import Experience, RolloutMetrics, SamplingOptions
 from lit_rlhf.stats import global_means
+from tests.support.ppo_objects import tiny_networks
 from tests.support.ranks import run_on_ranks
 from tests.support.stages import assert_equal_states, copy_state
-from tests.support.tiny_models import optimized_causal_lm, tiny_causal_lm, tiny_tokenizer
 
 # means over the tokens to learn from; the norm of a gradient is none
 OF_TOKENS = {
@@ -40,19 +35,7 @@ OF_TOKENS = {
 }
 
 
-def score_length(prompts: list[str], responses: list[str], lengths: list[int]) -> list[float]:
-    return [float(length) for length in lengths]
-
-
 def build_ppo(**options: Any) -> PPO:
-    tokenizer = tiny_tokenizer()
-    networks = PPONetworks(
-        policy=optimized_causal_lm("llama"),
-        reference=freeze(optimized_causal_lm("llama")),
-        critic=optimize_forward(build_scalar_model(tiny_causal_lm("llama"))),
-        reward=WeightedReward(score_length, ModelOptions(), tokenizer),
-        tokenizer=tokenizer,
-    )
     usual: dict[str, Any] = {
         "sampling": SamplingOptions(max_new_tokens=4),
         "advantages": AdvantageOptions(truncation="mask"),
@@ -60,7 +43,7 @@ def build_ppo(**options: Any) -> PPO:
         "critic_pretraining": CriticPretrainingOptions(iterations=0),
         "loss": PPOLossOptions(ptx_coef=0.0),
     }
-    return PPO(networks, PPOOptions(**usual | options))
+    return PPO(tiny_networks(), PPOOptions(**usual | options))
 
 
 def build_experience(ppo: PPO, ended: Iterable[bool]) -> Experience:
