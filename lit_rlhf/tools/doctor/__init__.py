@@ -1,5 +1,6 @@
 """Checks of a PPO run before it starts, on the user's own models, data and strategy."""
 
+from lit_rlhf.tools.doctor.checks.time import PhaseSeconds as PhaseSeconds
 from lit_rlhf.tools.doctor.checks.time import ppo_seconds as ppo_seconds
 from lit_rlhf.tools.doctor.memory import NetworkShape as NetworkShape
 from lit_rlhf.tools.doctor.memory import PPOSizes as PPOSizes

@@ -21,7 +21,7 @@ from lit_rlhf.forward import (
 from lit_rlhf.forward.outputs import CHUNK_SIZE
 from lit_rlhf.functional import token_logprobs_and_entropy
 from lit_rlhf.models.prepare import checkpoint_activations
-from lit_rlhf.tools.doctor.checks.time import ppo_seconds
+from lit_rlhf.tools.doctor.checks.time import PhaseSeconds, ppo_seconds
 from lit_rlhf.tools.doctor.memory import (
     SCORED_LOGIT_BYTES,
     NetworkShape,
@@ -76,14 +76,21 @@ def test_seconds_of_the_phases_by_hand() -> None:
     forward = 2 * 1000 * 5 * (6 + 4) / 10  # two rounds: of three rollouts, and of two
     read = 2 * 4 * 2 * 1000 + 5 * (6 + 7 + 8 + 9) * 2 * 2 * 3 * 4
     assert seconds == {
-        "rollout": forward + read / 100,
-        "score": forward,  # the reward model
-        "estimate": 3 * forward,  # the policy, the reference and the critic
-        "update": 2 * 2 * 3 * forward,
+        "rollout": PhaseSeconds(products=forward, memory=read / 100),
+        "score": PhaseSeconds(products=forward),  # the reward model
+        "estimate": PhaseSeconds(products=3 * forward),  # the policy, the reference and the critic
+        "update": PhaseSeconds(products=2 * 2 * 3 * forward),
     }
+    assert seconds["rollout"].total == forward + read / 100
     again = ppo_seconds(SHAPE, PPOSizes(**SIZES, itemsize=4), rollouts=5, operations=10.0)
-    assert again["estimate"] == 2 * forward  # in float32 the rollout has the policy's log-probs
-    assert again["update"] == 2 * 4 * forward
+    # in float32 the rollout has the policy's log-probs
+    assert again["estimate"].products == 2 * forward
+    assert again["update"].products == 2 * 4 * forward
+
+
+def test_phase_is_bound_by_what_takes_longer() -> None:
+    assert PhaseSeconds(products=2.0, memory=2.5).bound == "memory"
+    assert PhaseSeconds(products=2.5, memory=2.0).bound == "products"
 
 
 def test_only_trained_layers_keep_activations() -> None:

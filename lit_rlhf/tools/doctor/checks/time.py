@@ -9,7 +9,7 @@ out: at 7B and 2,048 tokens attention adds 4 %. Default speeds are for an A100 w
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.callbacks import Timer
@@ -29,6 +29,28 @@ OPERATIONS = 0.4 * 312e12
 BANDWIDTH = 0.7 * 2.0e12
 """Bytes that a GPU reads in a second of sampling."""
 _ESTIMATE = "This is an estimate: responses may grow, and validation and saving come on top."
+
+
+class PhaseSeconds(NamedTuple):
+    """Estimated seconds of a phase of an iteration.
+
+    Attributes:
+        products: Seconds that the operations of matrix products take.
+        memory: Seconds that reading weights, keys and values for each sampled token takes.
+    """
+
+    products: float
+    memory: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds of the phase: its products and its reading, one after the other."""
+        return self.products + self.memory
+
+    @property
+    def bound(self) -> str:
+        """What takes more of the phase: `products` or `memory`."""
+        return "memory" if self.memory > self.products else "products"
 
 
 def check_time(case: Case) -> Finding:
@@ -64,7 +86,8 @@ def check_time(case: Case) -> Finding:
         )
         whole += (
             " Counted for an A100 and the longest responses, an iteration takes "
-            f"{format_seconds(sum(counted.values()))} ({format_phases(counted)})."
+            f"{format_seconds(sum(phase.total for phase in counted.values()))} "
+            f"({format_estimates(counted)})."
         )
     if case.plan.max_time is not None:
         allowed = Timer(duration=case.plan.max_time).time_remaining()
@@ -102,6 +125,13 @@ def format_phases(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{n} {format_seconds(s)} = {s / total:.0%}" for n, s in seconds.items())
 
 
+def format_estimates(phases: Mapping[str, PhaseSeconds]) -> str:
+    """Format the estimated seconds and shares of phases as text, with what bounds each of them."""
+    seconds = format_phases({name: phase.total for name, phase in phases.items()})
+    bounds = ", ".join(f"{name} by {phase.bound}" for name, phase in phases.items())
+    return f"{seconds}; bound: {bounds}"
+
+
 def count_iterations(case: Case) -> float:
     """Count the iterations of the run by its limits; infinite without one."""
     trainer = case.trainer
@@ -136,7 +166,7 @@ def ppo_seconds(
     ppo_epochs: int = 1,
     operations: float = OPERATIONS,
     bandwidth: float = BANDWIDTH,
-) -> dict[str, float]:
+) -> dict[str, PhaseSeconds]:
     """Estimate the seconds of each phase of an iteration with the longest prompts and responses.
 
     Args:
@@ -161,8 +191,8 @@ def ppo_seconds(
     estimated = 2 if sizes.itemsize > WEIGHT_BYTES else 3
     passes = 4 if sizes.gradient_checkpointing else 3
     return {
-        "rollout": forward + (weights + cache) / bandwidth,
-        "score": forward,
-        "estimate": estimated * forward,
-        "update": 2 * passes * ppo_epochs * forward,
+        "rollout": PhaseSeconds(products=forward, memory=(weights + cache) / bandwidth),
+        "score": PhaseSeconds(products=forward),
+        "estimate": PhaseSeconds(products=estimated * forward),
+        "update": PhaseSeconds(products=2 * passes * ppo_epochs * forward),
     }

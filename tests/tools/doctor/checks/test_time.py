@@ -38,6 +38,9 @@ def test_a_run_for_gpus_that_are_not_there_is_counted(root: Path, tmp_path: Path
     counted = re.search(r"for an A100 .* takes .* s \((.*)\)\.", report.findings["time"].found)
     assert counted is not None
     assert sum(map(int, re.findall(r"(\d+)%", counted[1]))) == pytest.approx(100, abs=2)
+    bounds = counted[1].partition("; bound: ")[2]
+    products = ", ".join(f"{phase} by products" for phase in ("score", "estimate", "update"))
+    assert bounds == f"rollout by memory, {products}"
 
 
 @pytest.mark.parametrize(
