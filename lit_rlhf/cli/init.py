@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 from lit_rlhf.command import Command
 from lit_rlhf.paths import check_data_paths
 
-if TYPE_CHECKING:  # imports torch, for which --help does not wait
+if TYPE_CHECKING:  # they import torch, for which --help does not wait
     from transformers import PreTrainedTokenizerFast
+
+    from lit_rlhf.data import DataSource
 
 EOS_TOKEN = "<|endoftext|>"
 PAD_TOKEN = "<|pad|>"
+_MARKERS = {"paper-zh": ("<|Human|>", "<|MOSS|>")}
+"""Markers of turns that are single tokens, by template."""
 _BYTES = 256
 _ROLES = {"user": "\n\nHuman: ", "assistant": "\n\nAssistant: "}
 
@@ -57,9 +61,50 @@ def init(
             "choose another one"
         )
     check_data_paths(data)
+    from lit_rlhf.data import DataSource
+
+    make_base(
+        [DataSource(path) for path in data],
+        output_dir,
+        vocab=vocab,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        max_positions=max_positions,
+        seed=seed,
+    )
+
+
+def make_base(
+    sources: "Sequence[DataSource]",
+    output_dir: str,
+    *,
+    template: str = "hh",
+    vocab: int = 2048,
+    layers: int = 3,
+    hidden: int = 128,
+    heads: int = 4,
+    max_positions: int = 512,
+    seed: int = 0,
+) -> None:
+    """Write a small untrained model, and a tokenizer that is trained on texts.
+
+    Args:
+        sources: Where the texts are.
+        output_dir: Folder for the model.
+        template: Chat template of the tokenizer, a key of `lit_rlhf.data.CHAT_TEMPLATES`.
+        vocab: Number of tokens. A small text may give fewer.
+        layers: Number of layers.
+        hidden: Size of the hidden states.
+        heads: Number of attention heads.
+        max_positions: Longest prompt and response together, in tokens.
+        seed: Seed of the weights.
+    """
     from lit_rlhf.models import build_untrained_llama, replace_folder
 
-    tokenizer = _train_tokenizer(texts(data), vocab, max_positions)
+    tokenizer = _train_tokenizer(
+        texts(sources), template=template, vocab=vocab, max_positions=max_positions
+    )
     model = build_untrained_llama(
         tokenizer,
         seed,
@@ -78,17 +123,16 @@ def init(
     )
 
 
-def texts(files: Sequence[str]) -> Iterator[str]:
-    """The texts of files: turns with their roles, or documents."""
-    from lit_rlhf.data import DataSource, RecordError, load_records
+def texts(sources: "Sequence[DataSource]") -> Iterator[str]:
+    """The texts of sources: turns with their roles, or documents."""
+    from lit_rlhf.data import RecordError, load_records
 
-    for file in files:
-        sources = [DataSource(file)]
+    for source in sources:
         try:
-            dialogues = load_records("demonstration", sources, on_bad_record="skip")
+            dialogues = load_records("demonstration", [source], on_bad_record="skip")
         except RecordError as error:
             try:
-                documents = load_records("text", sources, on_bad_record="skip")
+                documents = load_records("text", [source], on_bad_record="skip")
             except RecordError:
                 raise error from None
             yield from (document.text for document in documents)
@@ -98,12 +142,13 @@ def texts(files: Sequence[str]) -> Iterator[str]:
 
 
 def _train_tokenizer(
-    texts: Iterator[str], vocab: int, max_positions: int
+    texts: Iterator[str], *, template: str, vocab: int, max_positions: int
 ) -> "PreTrainedTokenizerFast":
     """Train a byte-level BPE tokenizer, which can encode any text.
 
     Args:
         texts: What it is trained on.
+        template: Its chat template, a key of `lit_rlhf.data.CHAT_TEMPLATES`.
         vocab: Number of tokens.
         max_positions: Longest text of the model, in tokens.
     """
@@ -119,7 +164,7 @@ def _train_tokenizer(
         texts,
         trainers.BpeTrainer(
             vocab_size=vocab,
-            special_tokens=[EOS_TOKEN, PAD_TOKEN],
+            special_tokens=[EOS_TOKEN, PAD_TOKEN, *_MARKERS.get(template, ())],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
@@ -131,7 +176,7 @@ def _train_tokenizer(
         model_max_length=max_positions,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = CHAT_TEMPLATES["hh"]
+    tokenizer.chat_template = CHAT_TEMPLATES[template]
     return tokenizer
 
 

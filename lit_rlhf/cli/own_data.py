@@ -1,6 +1,10 @@
 """The steps of `lit_rlhf start`: reads records, shows some, and writes what trains on them."""
 
-from collections.abc import Iterator, Sequence
+import re
+import shlex
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -12,14 +16,17 @@ import torch
 import yaml
 
 from lit_rlhf.cli.configs import find_config
-from lit_rlhf.cli.init import init
+from lit_rlhf.cli.init import make_base
+from lit_rlhf.cli.time_estimate import Work, describe_time
 from lit_rlhf.data import (
     DataCounts,
     DataSource,
     DialogueEncoder,
+    Message,
     PreferenceRecord,
     RecordError,
     RecordKind,
+    Row,
     TokenExample,
     decode_tokens,
     encode_records,
@@ -27,27 +34,47 @@ from lit_rlhf.data import (
     prompt_of,
     split_records,
 )
+from lit_rlhf.data.formats import detect_format, find_used_fields
 from lit_rlhf.files import write_json_lines, write_text
-from lit_rlhf.models import load_tokenizer
+from lit_rlhf.models import load_tokenizer, max_positions
 
 _HELD_OUT = 0.05  # share of the prompts for validation, and as many for the evaluation
+_FEWEST_PROMPTS = 3  # different ones from which some are held out
 _SHOWN = 3  # records
+_SHOWN_LINES = 6  # of a text
 _MEASURED = 500  # records
 _SHORTEST = 128  # tokens of a dialogue
-_LONGEST = 512  # tokens of a dialogue; `init` makes a model with 512 positions
+_OWN_POSITIONS = 512  # of the model that is made from the text, if nothing else is asked for
+_FEWEST_TOKENS = 16  # of a dialogue: a few of the prompt and of the response
+_NEW_TOKENS = 128  # of a response, where no stage of the data samples any
 _UPDATES = 20  # least number in an epoch, for small files
+_CHINESE = re.compile("[\u4e00-\u9fff]")
+_PPO_FORWARDS = 4  # policy, reference, critic and reward model score each response
+_PPO_UPDATED = 2  # policy and critic learn from it
 
 
-class _Lengths(NamedTuple):
-    """Sizes that fit the data, in tokens.
+@dataclass(frozen=True)
+class _Lengths:
+    """Lengths of the measured records, and the sizes that follow from them, in tokens.
 
     Attributes:
-        dialogue: Longest dialogue that the stages take.
-        batch: Tokens of a batch, with which an epoch has `_UPDATES` updates.
+        by_record: Tokens of each measured record: of a pair, of its longer dialogue.
+        dialogue: Mean tokens of a dialogue.
+        prompt: Mean tokens of a prompt.
+        max_length: Longest dialogue that the stages take.
+        max_new_tokens: Longest response that is sampled.
     """
 
-    dialogue: int
-    batch: int
+    by_record: Sequence[int]
+    dialogue: float
+    prompt: float
+    max_length: int
+    max_new_tokens: int
+
+    @property
+    def max_prompt_length(self) -> int:
+        """Longest prompt to which a response is sampled."""
+        return self.max_length - self.max_new_tokens
 
 
 @dataclass(frozen=True)
@@ -55,15 +82,17 @@ class _OwnData:
     """The user's data, and where everything about it goes.
 
     Attributes:
-        data: File or dataset.
+        source: File or dataset, with the names of its columns.
         kind: What its records serve as.
-        model: Folder or hub id of the model to train; `None` for one that `init` makes.
+        records: The records.
+        model: Folder or hub id of the model to train; `None` for one that is made from the text.
         root: Folder for the configurations and all that they write.
         template: Chat template of the first stage.
     """
 
-    data: str
+    source: DataSource
     kind: RecordKind
+    records: Sequence[Any]
     model: str | None
     root: Path
     template: str
@@ -73,41 +102,87 @@ class _OwnData:
         """The stages that the records serve."""
         return ["sft", "reward", "ppo"] if self.kind == "preference" else ["sft"]
 
+    @property
+    def base(self) -> str:
+        """Folder or hub id of the model that the first stage starts from."""
+        return self.model or f"{self.root}/base"
 
-def start_with(data: str, model: str | None, output_dir: str | None) -> None:
+    @property
+    def held_out_share(self) -> float:
+        """Share of the prompts for validation, and for the evaluation; 0 if there are too few."""
+        return _HELD_OUT if len(set(map(prompt_of, self.records))) >= _FEWEST_PROMPTS else 0.0
+
+
+def start_with(
+    source: DataSource,
+    model: str | None,
+    output_dir: str | None,
+    *,
+    max_length: int | None = None,
+) -> None:
     """Show how records are read, and write the configurations of the stages for them.
 
     Args:
-        data: File or dataset.
+        source: File or dataset.
         model: Folder or hub id of a language model; `None` for a small one from the data's text.
         output_dir: Folder for all that is written; `None` for one in runs/ named after the data.
+        max_length: Longest dialogue of the stages in tokens; `None`: what 99 % of the data need.
     """
-    source = DataSource(data)
     root = Path(output_dir or f"runs/{Path(source.label).name}")
     if root.exists():
         raise ValueError(f"output_dir: expected a free name, got {root}, which exists")
+    positions = _find_positions(model, max_length)
     counts = DataCounts()
     kind, records = _read(source, counts)  # the most that data can serve as
-    splits = split_records(records, val_fraction=_HELD_OUT, test_fraction=_HELD_OUT, seed=0)
-    equal = counts.duplicates.total()
-    print(f"{data}: {len(records):,} records that serve as {kind}s, {equal} equal an earlier one")
+    print(f"{source.place}: {len(records):,} records that serve as {kind}s{_count_equal(counts)}")
+    print(_describe_columns(source, kind))
     counts.log_read()
+    template = "paper-zh" if _is_chinese(records) else "hh"
     if model is None:
-        init([data], f"{root}/base")
+        longest = max_length or _OWN_POSITIONS
+        make_base([source], f"{root}/base", template=template, max_positions=longest)
     tokenizer = load_tokenizer(model or f"{root}/base")
-    template = "tokenizer" if tokenizer.chat_template else "hh"
+    if tokenizer.chat_template:
+        template = "tokenizer"
+    own = _OwnData(source, kind, records, model, root, template)
     encoder = DialogueEncoder(tokenizer, template, max_length=1_000_000)
     examples = encode_records(records[:_MEASURED], partial(_encode, encoder), counts, "skip")
-    own = _OwnData(data, kind, model, root, template)
+    if not examples:
+        raise ValueError(f"{source.place}: no record can be encoded: {counts.dropped_examples[0]}")
     _show_examples(own, examples, encoder)
-    lengths = _measure(examples, len(records))
-    prompts = list(dict.fromkeys(map(prompt_of, splits.test)))
-    write_json_lines(root / "heldout.jsonl", [{"prompt": list(map(vars, p))} for p in prompts])
-    # the report shows how responses to these change
-    shown = [prompt[0].content for prompt in prompts if len(prompt) == 1][:4]
-    for stage in own.stages:
-        _write_stage(stage, own, lengths, shown)
-    _tell_next(own)
+    lengths = _measure(own, examples, positions=positions, max_length=max_length)
+    print(_describe_fit(own, lengths, positions))
+    has_pairs = _write_held_out(
+        own, DialogueEncoder(tokenizer, template, max_length=lengths.max_length)
+    )
+    configs = {stage: _configure(stage, own, lengths) for stage in own.stages}
+    for stage, config in configs.items():
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        comment = f"# {stage} on {source.place}, by `lit_rlhf start`.\n"
+        write_text(root / f"{stage}.yaml", f"{comment}{text}")
+    print(describe_time(own.base, _count_work(configs, lengths, len(records))))
+    _tell_next(own, lengths, has_pairs)
+
+
+def _find_positions(model: str | None, max_length: int | None) -> int | None:
+    """The most tokens that a dialogue may have in the model; `None` for no limit.
+
+    Args:
+        model: Folder or hub id of the model; `None` for one that is made for it.
+        max_length: Longest dialogue that the user wants, in tokens, if any.
+    """
+    if max_length is not None and max_length < _FEWEST_TOKENS:
+        raise ValueError(
+            f"max_length: expected at least {_FEWEST_TOKENS} tokens, got {max_length}"
+        )
+    if model is None:
+        return max_length or _OWN_POSITIONS
+    positions = max_positions(model)
+    if positions is not None and max_length is not None and max_length > positions:
+        raise ValueError(
+            f"max_length: expected at most the {positions:,} positions of {model}, got {max_length}"
+        )
+    return positions
 
 
 class _Records(NamedTuple):
@@ -127,9 +202,56 @@ def _read(source: DataSource, counts: DataCounts) -> _Records:
     try:
         preferences = load_records("preference", [source], "skip", counts=counts)
     except RecordError:
-        demonstrations = load_records("demonstration", [source], "skip", counts=counts)
+        try:
+            demonstrations = load_records("demonstration", [source], "skip", counts=counts)
+        except RecordError as error:
+            if source.columns or source.map:
+                raise
+            raise ValueError(
+                f"{error}; columns of other names are given by --columns '{{prompt: COLUMN, chosen: "
+                "COLUMN, rejected: COLUMN}', or prompt and answer, and other rows are turned into "
+                "such by --map package.module:function"
+            ) from error
         return _Records("demonstration", demonstrations)
     return _Records("preference", preferences)
+
+
+def _count_equal(counts: DataCounts) -> str:
+    """How many records equal an earlier one, for the end of a line, with what leaves them out."""
+    equal = counts.duplicates.total()
+    option = " (drop_duplicates: true in train_sources leaves them out)" if equal else ""
+    return f", {equal} equal an earlier one{option}"
+
+
+def _describe_columns(source: DataSource, kind: RecordKind) -> str:
+    """Which fields the first good row's records are made of, and which others have text."""
+    own_names = source.columns or {}
+    for row in source.read_rows():
+        try:
+            if isinstance(row, RecordError):
+                continue
+            format = source.format
+            if format == "auto":
+                format = detect_format(row, kind, own_names)
+            used = find_used_fields(row, format, kind)
+        except RecordError:
+            continue
+        unused = [
+            name
+            for name, value in row.fields.items()
+            if name not in used and isinstance(value, str) and value.strip()
+        ]
+        named = [f"{name} ({own_names[name]})" if name in own_names else name for name in used]
+        rest = f"; not read: {', '.join(unused)}" if unused else ""
+        return f"Columns that are read: {', '.join(named)}{rest}"
+    return "Columns: no row could be read"
+
+
+def _is_chinese(records: Sequence[Any]) -> bool:
+    """Whether most letters of the prompts are Chinese."""
+    text = "".join(turn.content for r in records[:_MEASURED] for turn in prompt_of(r))
+    n_letters = sum(map(str.isalpha, text))
+    return len(_CHINESE.findall(text)) > n_letters / 2
 
 
 def _show_examples(
@@ -140,55 +262,254 @@ def _show_examples(
     labels = ["chosen", "rejected"] if own.kind == "preference" else ["response"]
     for number, example in enumerate(examples[: _SHOWN * len(labels)]):
         text = "".join(_mark(example, encoder)).strip()
-        print(f"\n{labels[number % len(labels)]}:", *text.splitlines(), sep="\n  | ")
+        print(f"\n{labels[number % len(labels)]}:", *_shorten(text), sep="\n  | ")
+    print()
 
 
-def _measure(examples: Sequence[TokenExample], n_records: int) -> _Lengths:
-    """Choose sizes by the lengths of some examples, and print the longest."""
-    lengths = sorted(example.n_tokens for example in examples)
-    longest = lengths[int(0.99 * (len(examples) - 1))]
-    dialogue = min(max(-(-longest // 64) * 64, _SHORTEST), _LONGEST)
-    print(f"\n99 % of them have at most {longest} tokens, of {dialogue} that the stages take")
-    return _Lengths(dialogue, batch=int(fmean(lengths) * n_records / _UPDATES))
+def _shorten(text: str) -> list[str]:
+    """The lines of a text in the terminal's width, the ones in the middle left out."""
+    width = max(shutil.get_terminal_size().columns - len("  | "), 40)
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, width) or [""]]
+    if len(lines) <= _SHOWN_LINES:
+        return lines
+    n_last = 2  # the response is at the end
+    n_first = _SHOWN_LINES - n_last - 1
+    left_out = len(lines) - n_first - n_last
+    return [*lines[:n_first], f"... {left_out} more lines ...", *lines[-n_last:]]
 
 
-def _write_stage(stage: str, own: _OwnData, lengths: _Lengths, shown: Sequence[str]) -> None:
-    """Write the configuration of a stage.
+def _measure(
+    own: _OwnData,
+    examples: Sequence[TokenExample],
+    *,
+    positions: int | None,
+    max_length: int | None,
+) -> _Lengths:
+    """Choose sizes by the lengths of some examples.
+
+    Args:
+        own: The data.
+        examples: Examples of the first records, whole; of a pair two in a row.
+        positions: The most tokens of a dialogue in the model; `None` for no limit.
+        max_length: Longest dialogue that the user wants, in tokens, if any.
+    """
+    tokens = [example.n_tokens for example in examples]
+    step = 2 if own.kind == "preference" else 1
+    by_record = [max(tokens[place : place + step]) for place in range(0, len(tokens), step)]
+    longest = sorted(by_record)[int(0.99 * (len(by_record) - 1))]
+    chosen = max_length or max(_round_up(longest), _SHORTEST)
+    if positions is not None:
+        chosen = min(chosen, positions)
+    new_tokens = _NEW_TOKENS
+    if "ppo" in own.stages:
+        ppo = _read_packaged("ppo", own)["model"]["init_args"]
+        new_tokens = ppo["sampling"]["max_new_tokens"]
+    return _Lengths(
+        by_record=by_record,
+        dialogue=fmean(tokens),
+        prompt=fmean(int((~example.completion_mask).sum()) for example in examples),
+        max_length=chosen,
+        max_new_tokens=min(new_tokens, chosen // 2),
+    )
+
+
+def _round_up(tokens: int) -> int:
+    """The next multiple of 64."""
+    return -(-tokens // 64) * 64
+
+
+def _describe_fit(own: _OwnData, lengths: _Lengths, positions: int | None) -> str:
+    """How many records fit the stages' lengths, and what takes the others."""
+    n_fit = sum(tokens <= lengths.max_length for tokens in lengths.by_record)
+    n_measured = len(lengths.by_record)
+    whole = "" if n_measured == len(own.records) else "the first "
+    line = f"fits {lengths.max_length:,} tokens: {n_fit} of {whole}{n_measured}"
+    line += f" ({n_fit / n_measured:.0%})".replace("%", " %")
+    if n_fit == n_measured:
+        return line
+    needed = _round_up(max(lengths.by_record))
+    line += "; the others lose their oldest turns, or are left out"
+    if own.model is not None and positions is not None and needed > positions:
+        room = f"the {positions:,} positions of the model are too few"
+        return f"{line}; {needed:,} would take all, for which {room}"
+    return f"{line}; {needed:,} would take all: --max_length {needed}"
+
+
+def _write_held_out(own: _OwnData, encoder: DialogueEncoder) -> bool:
+    """Write prompts and pairs that no stage trains on; return whether there are pairs.
+
+    Args:
+        own: The data. With too few prompts, the ones that are trained on are written.
+        encoder: The stages' encoder; what it refuses is left out.
+    """
+    share = own.held_out_share
+    test = own.records
+    if share:
+        test = split_records(own.records, val_fraction=share, test_fraction=share, seed=0).test
+    else:
+        print("Too few prompts to hold some out: the evaluation uses those that are trained on")
+    good: list[Any] = []
+
+    def keep(record: Any) -> Sequence[TokenExample]:  # noqa: ANN401  # of either kind
+        examples = _encode(encoder, record)
+        good.append(record)
+        return examples
+
+    encode_records(test, keep, DataCounts(), "skip")
+    prompts = dict.fromkeys(map(prompt_of, good or test))
+    rows = [{"prompt": _as_rows(prompt)} for prompt in prompts]
+    write_json_lines(own.root / "heldout.jsonl", rows)
+    pairs = [
+        {"prompt": _as_rows(r.prompt), "chosen": r.chosen, "rejected": r.rejected}
+        for r in good
+        if isinstance(r, PreferenceRecord)
+    ]
+    if pairs:
+        write_json_lines(own.root / "heldout_pairs.jsonl", pairs)
+    return bool(pairs)
+
+
+def _as_rows(turns: Sequence[Message]) -> list[dict[str, str]]:
+    return [{"role": turn.role, "content": turn.content} for turn in turns]
+
+
+def _read_packaged(stage: str, own: _OwnData) -> dict[str, Any]:
+    """Read the packaged configuration of a stage for such a model."""
+    family = "{}/hh_single_gpu" if torch.cuda.is_available() else "smollm2/{}"
+    name = ("{}/hh_cpu" if own.model is None else family).format(stage)
+    config: dict[str, Any] = yaml.safe_load(find_config(name).read_text("utf-8"))
+    return config
+
+
+def _configure(stage: str, own: _OwnData, lengths: _Lengths) -> dict[str, Any]:
+    """The configuration of a stage: the packaged one for such a model, on these data.
 
     Args:
         stage: sft, reward or ppo.
         own: The data, and where everything goes.
         lengths: Sizes that fit the data.
-        shown: Prompts whose responses are shown during the run.
     """
-    config = _configure(stage, own, lengths.dialogue)
-    for callback in config["trainer"]["callbacks"]:
-        if "prompts" in (given := callback.get("init_args", {})):
-            given["prompts"] = shown or given["prompts"]
-    if "tokens_per_batch" in (read := config["data"]["init_args"]):
-        tokens = max(lengths.batch, lengths.dialogue)
-        read["tokens_per_batch"] = min(read["tokens_per_batch"], tokens)
-    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-    comment = f"# {stage} on {own.data}, by `lit_rlhf start`.\n"
-    write_text(own.root / f"{stage}.yaml", f"{comment}{text}")
-
-
-def _tell_next(own: _OwnData) -> None:
-    """Print what was written, and the commands that use it."""
     root = own.root
-    names = ", ".join(f"{stage}.yaml" for stage in own.stages)
+    share = own.held_out_share
+    config = _read_packaged(stage, own)
+    trainer = config["trainer"]
+    options = config["model"]["init_args"]
+    read = config["data"]["init_args"]
+    trainer["logger"]["init_args"]["save_dir"] = f"{root}/logs"
+    options["model_path"] = own.base if stage == "sft" else f"{root}/sft"
+    options["output_dir"] = f"{root}/{stage}"
+    read |= {"train_sources": [_describe_source(own.source)], "max_length": lengths.max_length}
+    read |= {"val_fraction": share, "test_fraction": share}
+    read.pop("max_prompt_length", None)
+    if "tokens_per_batch" in read:
+        tokens = int(lengths.dialogue * len(own.records) / _UPDATES)
+        read["tokens_per_batch"] = min(read["tokens_per_batch"], max(tokens, lengths.max_length))
+    if stage == "sft":
+        read["chat_template"] = own.template
+    if stage == "ppo":
+        options["rewards"] = {f"{root}/reward": 1.0}
+        options["sampling"]["max_new_tokens"] = lengths.max_new_tokens
+        read["max_prompt_length"] = lengths.max_prompt_length
+        if own.model is None:
+            options["critic_pretraining"]["iterations"] = 2
+            read["samples_per_epoch"] = 10 * read["batch_size"]  # ten iterations
+    if not share:  # no validation by which the best could be chosen
+        trainer["callbacks"] = [
+            c for c in trainer["callbacks"] if "HealthyCheckpoint" not in c["class_path"]
+        ]
+    for callback in trainer["callbacks"]:
+        if "prompts" in (given := callback.get("init_args", {})):
+            given["prompts"] = _choose_shown_prompts(own)
+    return config
+
+
+def _describe_source(source: DataSource) -> dict[str, Any]:
+    """The path of a source, with the names of its columns or its function, if it has them."""
+    settings: dict[str, Any] = {"path": source.path}
+    if source.columns:
+        settings["columns"] = dict(source.columns)
+    if source.map:
+        settings["map"] = source.map
+    return settings
+
+
+def _choose_shown_prompts(own: _OwnData) -> list[str]:
+    """Held-out prompts whose responses the report shows during the run, of one turn if there are.
+
+    The configuration has them as text, so that of a dialogue only the last turn is taken.
+    """
+    prompts = [record.prompt for record in load_records("prompt", [_held_out_prompts(own)])]
+    single = [prompt for prompt in prompts if len(prompt) == 1]
+    return [prompt[-1].content for prompt in single or prompts][:4]
+
+
+def _held_out_prompts(own: _OwnData) -> DataSource:
+    return DataSource(str(own.root / "heldout.jsonl"))
+
+
+def _count_work(
+    configs: Mapping[str, dict[str, Any]], lengths: _Lengths, n_records: int
+) -> dict[str, Work]:
+    """Tokens that the networks of each stage read, by the stage's name in a sentence.
+
+    Args:
+        configs: Configurations by stage.
+        lengths: Sizes of the data.
+        n_records: Number of records.
+    """
+    work = {}
+    for stage, config in configs.items():
+        epochs = config["trainer"]["max_epochs"]
+        if stage == "ppo":
+            prompt = min(lengths.prompt, lengths.max_prompt_length)
+            tokens = config["data"]["init_args"]["samples_per_epoch"] * epochs
+            tokens *= prompt + lengths.max_new_tokens
+            work["PPO"] = Work(
+                learned=_PPO_UPDATED * tokens,
+                scored=_PPO_FORWARDS * tokens,
+                sampled=tokens,
+            )
+        else:
+            name = "SFT" if stage == "sft" else "the reward model"
+            n_dialogues = n_records if stage == "sft" else 2 * n_records
+            work[name] = Work(learned=n_dialogues * lengths.dialogue * epochs)
+    return work
+
+
+def _tell_next(own: _OwnData, lengths: _Lengths, has_pairs: bool) -> None:
+    """Print what was written, and the commands that use it.
+
+    Args:
+        own: The data, and where everything is.
+        lengths: The sizes in the configurations.
+        has_pairs: Whether there are pairs on which the reward model is judged.
+    """
+    root = own.root
     is_preference = own.kind == "preference"
-    rewards = f" --rewards '{{{root}/reward: 1.0}}'" if is_preference else ""
-    policies = f"{root}/sft {root}/ppo" if is_preference else f"{root}/sft"
-    print(f"Written to {root}: {names} and heldout.jsonl")
+    files = [*(f"{stage}.yaml" for stage in own.stages), "heldout.jsonl"]
+    if has_pairs:
+        files.append("heldout_pairs.jsonl")
+    print(f"Written to {root}: {', '.join(files[:-1])} and {files[-1]}")
     if not is_preference:
         print("Missing: a reward model needs preferences, the fields prompt, chosen and rejected")
-    commands = [f"lit_rlhf fit --config {root}/{stage}.yaml" for stage in own.stages]
-    commands.append(
-        f"lit_rlhf evaluate --policies {policies} --prompts {root}/heldout.jsonl{rewards} "
-        f"--output {root}/evaluation.json"
-    )
-    print("\n  ".join(["Next, in this order:", *commands]))
+    commands = [["fit", "--config", f"{root}/{stage}.yaml"] for stage in own.stages]
+    if has_pairs:
+        report = ["report", "reward", "--model", f"{root}/reward"]
+        report += ["--preferences", f"{root}/heldout_pairs.jsonl"]
+        report += ["--output", f"{root}/reward_report"]
+        commands.insert(2, report)  # before PPO
+    evaluate = ["evaluate", "--policies", f"{root}/sft"]
+    if is_preference:
+        evaluate.append(f"{root}/ppo")
+    evaluate += ["--prompts", f"{root}/heldout.jsonl"]
+    evaluate += ["--max_prompt_length", str(lengths.max_prompt_length)]
+    evaluate += ["--max_new_tokens", str(lengths.max_new_tokens)]
+    if is_preference:
+        evaluate += ["--rewards", f"{{{root}/reward: 1.0}}"]
+    evaluate += ["--output", f"{root}/evaluation.json"]
+    commands.append(evaluate)
+    lines = [shlex.join(["lit_rlhf", *words]) for words in commands]
+    print("\n  ".join(["Next, in this order:", *lines]))
 
 
 def _encode(encoder: DialogueEncoder, record: Any) -> Sequence[TokenExample]:  # noqa: ANN401
@@ -206,36 +527,3 @@ def _mark(example: TokenExample, encoder: DialogueEncoder) -> Iterator[str]:
     for trained, group in groupby(pairs, key=lambda pair: pair[0]):
         text = decode_tokens(encoder.tokenizer, [token for _, token in group])
         yield f"[[{text}]]" if trained else text
-
-
-def _configure(stage: str, own: _OwnData, length: int) -> dict[str, Any]:
-    """The configuration of a stage: the packaged one for such a model, on these data.
-
-    Args:
-        stage: sft, reward or ppo.
-        own: The data, and where everything goes.
-        length: Longest dialogue, in tokens.
-    """
-    root = own.root
-    model = own.model
-    family = "{}/hh_single_gpu" if torch.cuda.is_available() else "smollm2/{}"
-    name = ("{}/hh_cpu" if model is None else family).format(stage)
-    config: dict[str, Any] = yaml.safe_load(find_config(name).read_text("utf-8"))
-    options = config["model"]["init_args"]
-    read = config["data"]["init_args"]
-    config["trainer"]["logger"]["init_args"]["save_dir"] = f"{root}/logs"
-    options["model_path"] = (model or f"{root}/base") if stage == "sft" else f"{root}/sft"
-    options["output_dir"] = f"{root}/{stage}"
-    read |= {"train_sources": [{"path": own.data}], "max_length": length}
-    read |= {"val_fraction": _HELD_OUT, "test_fraction": _HELD_OUT}
-    if stage == "sft":
-        read["chat_template"] = own.template
-    if stage == "ppo":
-        options["rewards"] = {f"{root}/reward": 1.0}
-        new_tokens = min(options["sampling"]["max_new_tokens"], length // 2)
-        options["sampling"]["max_new_tokens"] = new_tokens
-        read["max_prompt_length"] = length - new_tokens
-        if model is None:
-            options["critic_pretraining"]["iterations"] = 2
-            read["samples_per_epoch"] = 10 * read["batch_size"]  # ten iterations
-    return config

@@ -6,7 +6,15 @@ from lit_rlhf.command import Command
 from lit_rlhf.paths import check_data_paths, check_model_path
 
 
-def start(data: str, model: str | None = None, output_dir: str | None = None) -> None:
+def start(
+    data: str,
+    model: str | None = None,
+    output_dir: str | None = None,
+    *,
+    columns: dict[str, str] | None = None,
+    map: str | None = None,
+    max_length: int | None = None,
+) -> None:
     """Write configurations of the stages for your own data, and show how its records are read.
 
     Without a model it makes one from your text that is small enough for a CPU, for a trial.
@@ -16,6 +24,12 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
         model: Folder or hub id of a causal language model; default: a small one from your text.
         output_dir: Folder for the configurations and all that they write: a free name. Default:
             runs/ and the name of the data.
+        columns: The data's own names of columns, by the names that formats read, for example
+            '{prompt: question, chosen: better, rejected: worse}'.
+        map: package.module:function of a function that turns a row, a dict, into fields that
+            formats read.
+        max_length: Longest dialogue of all stages, in tokens. Default: what 99 % of the data need,
+            at most the model's positions.
     """
     if output_dir is not None and Path(output_dir).exists():
         raise ValueError(f"output_dir: expected a free name, got {output_dir}, which exists")
@@ -23,8 +37,10 @@ def start(data: str, model: str | None = None, output_dir: str | None = None) ->
     if model is not None:
         check_model_path(model)
     from lit_rlhf.cli.own_data import start_with  # imports torch, for which --help does not wait
+    from lit_rlhf.data import DataSource
 
-    start_with(data, model, output_dir)
+    source = DataSource(data, columns=columns, map=map)
+    start_with(source, model, output_dir, max_length=max_length)
 
 
 COMMAND = Command(start, words=("data", "model"))

@@ -201,6 +201,27 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
     return _parse(row, format, kind)
 
 
+def find_used_fields(row: Row, format: str, kind: RecordKind) -> list[str]:
+    """Find the fields that a row's records are made of: without them there are others, or none.
+
+    Args:
+        row: A row that `parse_row` takes.
+        format: Its format, a key of `FORMATS`.
+        kind: The kind of records.
+    """
+    records = parse_row(row, format, kind)
+    used = []
+    for name in row.fields:
+        others = {other: value for other, value in row.fields.items() if other != name}
+        try:
+            changed = parse_row(replace(row, fields=others), format, kind) != records
+        except RecordError:
+            changed = True
+        if changed:
+            used.append(name)
+    return used
+
+
 def _check_supported(row: Row, kind: RecordKind) -> None:
     """Refuse what would change the meaning of a record if it were left out."""
     for name in _UNSUPPORTED_FIELDS:
@@ -620,7 +641,7 @@ def _make_record(row: Row, kind: RecordKind, parts: _Parts) -> Record:
         row,
         parts.response,
         field=parts.response_field,
-        missing_field="chosen" if kind == "preference" else parts.prompt_field,
+        missing_field=_name_missing_response(row, kind, parts),
     )
     if kind == "demonstration":
         messages = (*prompt, Message("assistant", response))
@@ -638,6 +659,13 @@ def _make_record(row: Row, kind: RecordKind, parts: _Parts) -> Record:
         margin=_read_margin(row, parts.margin),
         location=row.location,
     )
+
+
+def _name_missing_response(row: Row, kind: RecordKind, parts: _Parts) -> str:
+    """The field that a row without a response should have."""
+    if kind == "preference":
+        return next((name for name in ("chosen", "rejected") if row.get(name) is None), "chosen")
+    return parts.response_field or _ANSWER_FIELDS[0]
 
 
 def _check_prompt(row: Row, prompt: _Turns, field: str, answered: bool) -> None:

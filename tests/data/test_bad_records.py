@@ -91,7 +91,7 @@ OTHERS: list[tuple[RecordKind, dict[str, Any], dict[str, Any], str, str]] = [
     ("demonstration", ASKED, ASKED | {"instruction": ""}, "instruction", "empty"),
     ("demonstration", ASKED, ASKED | {"output": ""}, "output", "empty assistant turn"),
     ("demonstration", ASKED, ASKED | {"input": 3}, "input", "not a string"),
-    ("demonstration", {"question": "q", "answer": "a"}, {"question": "q"}, "question", DIALOGUE),
+    ("demonstration", {"question": "q", "answer": "a"}, {"question": "q"}, "answer", DIALOGUE),
     (
         "demonstration",
         OPTIONS,

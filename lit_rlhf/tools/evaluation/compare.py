@@ -21,7 +21,7 @@ from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord, PromptBatch,
 from lit_rlhf.files import ProgressFile
 from lit_rlhf.forward import LanguageModel, set_longest_sequence
 from lit_rlhf.functional import best_of_n, best_of_n_kl, kl_estimate
-from lit_rlhf.models import ModelOptions
+from lit_rlhf.models import ModelOptions, max_positions
 from lit_rlhf.rewards import Rewards, Scores, WeightedReward, plain_rewards, split_rewards
 from lit_rlhf.rollout import (
     RolloutBatch,
@@ -337,6 +337,7 @@ def compare_policies(
     records = read_prompts(prompts, max_prompts, on_bad_record)
     encoded = encode_prompt_records(records, encoder, on_bad_record)
     examples = encoded.examples
+    _check_room(policies, examples, sampling, model_options)
     loaded_rewards = _load_rewards(rewards, model_options, encoder, examples, device)
     plain = plain_rewards(rewards)
     inputs = {
@@ -566,6 +567,41 @@ def _score(
         raise ValueError(f"rewards: expected finite scores of {name}, got {float(broken[0])}")
     pairs = zip(scores.total.tolist(), votes.tolist(), strict=True)
     return [score if has_vote else None for score, has_vote in pairs]
+
+
+def _check_room(
+    policies: Sequence[str],
+    examples: Sequence[PromptExample],
+    sampling: SamplingOptions,
+    model_options: ModelOptions,
+) -> None:
+    """Refuse prompts that leave no room for a response in the policies' positions.
+
+    Args:
+        policies: Folders or hub ids.
+        examples: The prompts.
+        sampling: How responses are sampled.
+        model_options: How the models are loaded.
+    """
+    limits = [n for path in policies if (n := max_positions(path, model_options)) is not None]
+    if not limits:
+        return
+    positions = min(limits)
+    room = positions - sampling.max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"max_new_tokens: expected fewer than the model's {positions} positions, got "
+            f"{sampling.max_new_tokens}"
+        )
+    lengths = [len(example.input_ids) for example in examples]
+    n_long = sum(length > room for length in lengths)
+    if n_long:
+        raise ValueError(
+            f"prompts: {n_long} of {len(lengths)} are too long: {sampling.max_new_tokens} new "
+            f"tokens (--max_new_tokens) leave {room} of the model's {positions} positions, and the "
+            f"longest prompt has {max(lengths)}; --max_prompt_length {room} shortens them to their "
+            "last turns"
+        )
 
 
 def _load_rewards(

@@ -212,6 +212,23 @@ def test_shortened_prompts_are_counted(folders: Folders) -> None:
     assert compared(folders, [folders.sft], max_prompts=2, max_prompt_length=16).shortened == 1
 
 
+def test_prompts_that_leave_no_room_are_counted_before_a_model_is_loaded(
+    folders: Folders, prompts: EncodedPrompts
+) -> None:
+    lengths = [len(example.input_ids) for example in prompts.examples]
+    n_long = sum(length > 128 - 120 for length in lengths)
+    expected = (
+        rf"prompts: {n_long} of {len(lengths)} are too long: 120 new tokens \(--max_new_tokens\) "
+        rf"leave 8 of the model's 128 positions, and the longest prompt has {max(lengths)}; "
+        r"--max_prompt_length 8 shortens them"
+    )
+    source = DataSource(folders.prompts)
+    with pytest.raises(ValueError, match=expected):
+        compare_policies([folders.sft], source, {}, SamplingOptions(max_new_tokens=120))
+    with pytest.raises(ValueError, match=r"max_new_tokens: expected fewer than the model's 128"):
+        compare_policies([folders.sft], source, {}, SamplingOptions(max_new_tokens=128))
+
+
 def test_policies_with_different_tokenizers_are_refused(folders: Folders, tmp_path: Path) -> None:
     tokenizer: PreTrainedTokenizerFast = tiny_tokenizer(special_pad=False, pad_token="</s>")
     other = write_policy(tmp_path / "other", tokenizer=tokenizer)
