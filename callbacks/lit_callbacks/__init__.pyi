@@ -15,6 +15,7 @@ from lit_callbacks.monitors import Level as Level
 from lit_callbacks.monitors import Monitor as Monitor
 from lit_callbacks.monitors import StepMetrics as StepMetrics
 from lit_callbacks.output import log_text as log_text
+from lit_callbacks.output import logger_step as logger_step
 from lit_callbacks.phases import PhaseSummary as PhaseSummary
 from lit_callbacks.progress import StageProgressBar as StageProgressBar
 from lit_callbacks.resume import ResumeCheckpoint as ResumeCheckpoint
@@ -22,6 +23,7 @@ from lit_callbacks.resume import count_resumed_epoch as count_resumed_epoch
 from lit_callbacks.resume import default_checkpoint_dir as default_checkpoint_dir
 from lit_callbacks.rollback import RollBack as RollBack
 from lit_callbacks.rollback import StopTraining as StopTraining
+from lit_callbacks.runs import HELD_OUT_KEY as HELD_OUT_KEY
 from lit_callbacks.runs import RECORDS_FILE as RECORDS_FILE
 from lit_callbacks.runs import Curve as Curve
 from lit_callbacks.runs import Point as Point

@@ -23,6 +23,8 @@ RECORDS_FILE = "log.jsonl"
 """File beside a log with the texts and histograms that its logger does not take."""
 LEVEL_KEY = "monitor/level"
 VERDICT_KEY = "monitor/verdict"
+HELD_OUT_KEY = "held_out"
+"""Key of a text that says how good the finished model is on held-out data."""
 STEPS = (
     "step",
     "Step",
@@ -122,6 +124,8 @@ class Run:
         spans: Levels from one change to the next; empty if nothing has judged the run.
         judged_afterwards: Whether the verdicts come from monitors that read the log, and not from a
             detector in the run.
+        held_out: How good the finished model is on held-out data, in a line; empty if the run did
+            not say.
     """
 
     name: str
@@ -130,6 +134,7 @@ class Run:
     verdicts: Sequence[LoggedVerdict]
     spans: Sequence[Span]
     judged_afterwards: bool = False
+    held_out: str = ""
 
     @property
     def level(self) -> Level | None:
@@ -168,10 +173,19 @@ def read_run(name: str, log: str | Path) -> Run:
     if not curves:
         raise EmptyLogError(f"runs: expected a run with scalars, got {log} without any")
     # verdicts of a logger that takes no texts are in the file of records
-    verdicts = read.verdicts or _read_texts(read.folder / RECORDS_FILE)
+    beside = _read_texts(read.folder / RECORDS_FILE)
+    texts = {key: read.texts.get(key) or beside.get(key, []) for key in (VERDICT_KEY, HELD_OUT_KEY)}
+    verdicts = [parse_verdict(t.time, t.step, t.text) for t in texts[VERDICT_KEY]]
     verdicts.sort(key=lambda verdict: verdict.time)
     spans = build_spans(log, read.scalars.get(LEVEL_KEY, []), verdicts)
-    return Run(name=name, folder=str(log), curves=curves, verdicts=verdicts, spans=spans)
+    return Run(
+        name=name,
+        folder=str(log),
+        curves=curves,
+        verdicts=verdicts,
+        spans=spans,
+        held_out=max(texts[HELD_OUT_KEY]).text if texts[HELD_OUT_KEY] else "",
+    )
 
 
 def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
@@ -229,18 +243,32 @@ def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     return LoggedVerdict(time, step, level, sentence, actions)
 
 
+class LoggedText(NamedTuple):
+    """A text in a log.
+
+    Attributes:
+        time: Wall-clock time in seconds, see `Point`.
+        step: Its x value.
+        text: The text.
+    """
+
+    time: float
+    step: int
+    text: str
+
+
 class _Log(NamedTuple):
     """The content of a log.
 
     Attributes:
         folder: Folder that the log lies in.
         scalars: Logged values by key, in order of time.
-        verdicts: Verdicts in order of time.
+        texts: Verdicts and other texts by key, in order of time.
     """
 
     folder: Path
     scalars: dict[str, list[Point]]
-    verdicts: list[LoggedVerdict]
+    texts: dict[str, list[LoggedText]]
 
 
 def find_logs(folder: str | Path) -> list[Path]:
@@ -314,19 +342,19 @@ def _read_event_files(folder: Path) -> _Log:
     for points in scalars.values():
         # the files are read in order of their names, which may not be the order of time
         points.sort(key=lambda point: point.time)
-    tag = f"{VERDICT_KEY}/text_summary"  # TensorBoard's writers add the suffix to text
-    texts = log.Tensors(tag) if tag in log.Tags()["tensors"] else []
-    verdicts = []
-    for event in texts:
-        text = event.tensor_proto.string_val[0].decode("utf-8", "replace")
-        verdicts.append(parse_verdict(event.wall_time, event.step, text))
-    return _Log(folder, scalars, verdicts)
+    texts: dict[str, list[LoggedText]] = {}
+    for key in (VERDICT_KEY, HELD_OUT_KEY):
+        tag = f"{key}/text_summary"  # TensorBoard's writers add the suffix to text
+        for event in log.Tensors(tag) if tag in log.Tags()["tensors"] else []:
+            text = event.tensor_proto.string_val[0].decode("utf-8", "replace")
+            texts.setdefault(key, []).append(LoggedText(event.wall_time, event.step, text))
+    return _Log(folder, scalars, texts)
 
 
 def _read_records(file: Path) -> _Log:
     """Read the scalars of a file. There may be several records for a step, as from `CSVLogger`."""
     scalars: dict[str, list[Point]] = {}
-    verdicts = []
+    texts: dict[str, list[LoggedText]] = {}
     written = file.stat().st_mtime
     for place, record in enumerate(read_records(file)):
         numbers = {
@@ -339,25 +367,27 @@ def _read_records(file: Path) -> _Log:
         step = int(numbers.pop(axis, place))
         for key, number in numbers.items():
             scalars.setdefault(key, []).append(Point(time, step, number))
-        if text := record.get(VERDICT_KEY):
-            verdicts.append(parse_verdict(time, step, str(text)))
-    return _Log(file.parent, scalars, verdicts)
+        for key in (VERDICT_KEY, HELD_OUT_KEY):
+            if text := record.get(key):
+                texts.setdefault(key, []).append(LoggedText(time, step, str(text)))
+    return _Log(file.parent, scalars, texts)
 
 
-def _read_texts(path: Path) -> list[LoggedVerdict]:
-    """Verdicts in a file of records; none if there is no such file."""
+def _read_texts(path: Path) -> dict[str, list[LoggedText]]:
+    """Texts in a file of records by key; none if there is no such file."""
     if not path.exists():
-        return []
+        return {}
     records = []
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             with suppress(ValueError):  # a run that was killed may leave half a line
                 records.append(json.loads(line))
-    return [
-        parse_verdict(record["time"], record["step"], record["text"])
-        for record in records
-        if record.get("key") == VERDICT_KEY
-    ]
+    texts: dict[str, list[LoggedText]] = {}
+    for record in records:
+        if record.get("key") in (VERDICT_KEY, HELD_OUT_KEY):
+            text = LoggedText(record["time"], record["step"], record["text"])
+            texts.setdefault(record["key"], []).append(text)
+    return texts
 
 
 def _build_curve(points: Iterable[Point]) -> Curve:

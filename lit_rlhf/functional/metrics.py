@@ -1,4 +1,4 @@
-"""Confidence intervals of shares, and the best of n samples."""
+"""Confidence intervals of shares, errors of ratios, and the best of n samples."""
 
 import math
 from statistics import NormalDist
@@ -14,6 +14,7 @@ __all__ = [
     "Interval",
     "best_of_n",
     "best_of_n_kl",
+    "ratio_error",
     "wilson_interval",
 ]
 
@@ -65,6 +66,33 @@ def wilson_interval(successes: float, trials: int, *, confidence: float = 0.95) 
     scale = 1 + z**2 / trials
     # rounding can leave [0, 1] by a last digit at a share of 0 or 1
     return Interval(max(0.0, (center - half) / scale), min(1.0, (center + half) / scale))
+
+
+def ratio_error(numerators: Tensor, denominators: Tensor) -> float:
+    """Standard error of a ratio of sums over independent units, such as a loss per token.
+
+    sqrt(k / (k - 1) * sum of (y_i - R x_i)^2) / sum of x_i, where unit i of k has the numerator
+    y_i and the denominator x_i, and R is the ratio of the sums (Cochran 1977, Sampling Techniques,
+    section 6.4).
+
+    Args:
+        numerators: One number of each unit, for instance the summed loss of a dialogue, `[k]`.
+        denominators: The same of what it is divided by, for instance its tokens, `[k]`.
+
+    Returns:
+        The error in the units of the ratio; infinite for a single unit.
+
+    Examples:
+        >>> ratio_error(torch.tensor([2.0, 6.0]), torch.tensor([2.0, 2.0]))  # a mean of 1 and 3
+        1.0
+    """
+    n_units = len(numerators)
+    if n_units < 2:
+        return math.inf
+    total = denominators.double().sum()
+    ratio = numerators.double().sum() / total
+    squares = (numerators.double() - ratio * denominators.double()).square().sum()
+    return float((n_units / (n_units - 1) * squares).sqrt() / total)
 
 
 def best_of_n(proxies: Tensor, values: Tensor, n: int) -> Tensor:

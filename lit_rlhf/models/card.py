@@ -37,6 +37,7 @@ class ModelCardInfo:
         inputs: Hashes and checksums of what was read.
         updates: Number of optimizer steps that were made, over all optimizers.
         collapse: How a detector of collapse ended the run, and which weights were saved.
+        held_out: How good the model is on held-out data, in a line; `None` if that is not known.
     """
 
     stage: str
@@ -49,6 +50,7 @@ class ModelCardInfo:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     updates: int | None = None
     collapse: Mapping[str, Any] | None = None
+    held_out: str | None = None
 
     def manifest(self) -> dict[str, Any]:
         """The content of a folder's manifest: these attributes, and versions of the code.
@@ -108,7 +110,8 @@ def render_model_card(manifest: Mapping[str, Any], *, scalar: bool, chat: bool =
         "metrics": {key: f"{value:.6g}" for key, value in origin["metrics"].items()},
         "versions": manifest["versions"],
     }
-    return template.render({**origin, **values}, scalar=scalar, chat=chat)
+    # manifests of older versions have no such line
+    return template.render({"held_out": None, **origin, **values}, scalar=scalar, chat=chat)
 
 
 def read_card_data(model: str) -> ModelCardData:

@@ -5,11 +5,12 @@ from contextlib import ExitStack, nullcontext
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lit_callbacks import find_collapse
+from lit_callbacks import HELD_OUT_KEY, find_collapse, log_text, logger_step
 from lit_rlhf.data import DataSource, RecordDataModule
 from lit_rlhf.files import write_manifest
 from lit_rlhf.finite import require_finite_weights
 from lit_rlhf.models import ModelCardInfo, replace_folder
+from lit_rlhf.modules.held_out import describe_held_out
 from lit_rlhf.modules.option_names import dotted_arguments
 from lit_rlhf.modules.resume import Resume
 from lit_rlhf.modules.run_folders import RunFolders
@@ -60,7 +61,43 @@ def save_finished(module: RunState, resume: Resume, folders: RunFolders) -> None
         module.write_finished(partial)
         if module.collapse is None and trainer.is_global_zero:
             write_manifest(partial, {"command": module.command})
+    tell_held_out(module, resume)
     rank_zero_info(f"{module.stage}: saved the model to {folder}")
+
+
+def tell_held_out(module: RunState, resume: Resume) -> None:
+    """Tell terminal and loggers how good the finished model is on held-out data.
+
+    Args:
+        module: The module of the run.
+        resume: What it resumed from.
+    """
+    trainer = module.trainer
+    line = describe_held_out(module.stage, finished_metrics(module, resume), trainer)
+    if line is not None:
+        rank_zero_info(f"{module.stage}, held out: {line}")
+        log_text(trainer, HELD_OUT_KEY, line, logger_step(trainer))
+    elif (
+        isinstance(module.datamodule, RecordDataModule)
+        and not trainer.num_val_batches
+        and trainer.limit_val_batches  # type: ignore[attr-defined]  # set, but not declared
+    ):
+        rank_zero_info(
+            f"{module.stage}: no data were held out, so that nothing says how good the model is; "
+            "data.val_fraction: 0.05 holds some out"
+        )
+
+
+def finished_metrics(module: RunState, resume: Resume) -> dict[str, float]:
+    """The last metrics of the finished weights.
+
+    Args:
+        module: The module of the run.
+        resume: What it resumed from.
+    """
+    if module.collapse is not None:  # the weights are older than the last metrics
+        return resume.saved_metrics
+    return last_metrics(module.trainer, resume.saved_metrics)
 
 
 def model_card(module: RunState, resume: Resume, folders: RunFolders) -> ModelCardInfo:
@@ -72,7 +109,7 @@ def model_card(module: RunState, resume: Resume, folders: RunFolders) -> ModelCa
         folders: Its folders.
     """
     collapse = module.collapse
-    saved = resume.saved_metrics
+    metrics = finished_metrics(module, resume)
     ended = None
     if collapse is not None:
         ended = {
@@ -89,7 +126,8 @@ def model_card(module: RunState, resume: Resume, folders: RunFolders) -> ModelCa
         stage=module.stage,
         base_model=module.model_path,
         config={**dotted_arguments(module.hparams), **unused},
-        metrics=last_metrics(module.trainer, saved) if collapse is None else saved,
+        metrics=metrics,
+        held_out=describe_held_out(module.stage, metrics, module.trainer),
         inputs=folders.hashes | resume.checksums(module),
         updates=module.trainer.global_step if collapse is None else None,
         collapse=ended,

@@ -69,7 +69,7 @@ from lit_rlhf.rollout import (
     SamplingOptions,
     format_sample_table,
 )
-from lit_rlhf.stats import global_means
+from lit_rlhf.stats import all_gather_rows, global_means
 
 ValueT = TypeVar("ValueT")
 
@@ -287,6 +287,10 @@ class PPOModule(StageModule):
         self._register_networks()
         self._note_inputs()
         self._evaluation: RolloutMetrics | None = None
+        # Scores of the start's responses to the held-out prompts, by the set and the batch, which
+        # the policy is compared with: they stay the same.
+        self._start_scores: dict[tuple[str, int], Tensor] = {}
+        self._compared: list[Tensor] = []  # of the policy and of the start, by batch
         name_state_as_saved(self)
 
     def _register_networks(self) -> None:
@@ -509,6 +513,7 @@ class PPOModule(StageModule):
         """Generate and score responses to held-out prompts, with the same draws each time."""
         if batch_idx == 0:
             self._evaluation = RolloutMetrics()
+            self._compared = []
             try:
                 self.ppo.require_finite_policy()
             except NotFiniteError as error:
@@ -517,8 +522,13 @@ class PPOModule(StageModule):
                 rank_zero_warn(f"no responses for evaluation: non-finite: {names}")
         if self._evaluation is None:
             return
-        collected = self.ppo.collect(batch, self.seed + batch_idx, PhaseTimer(self))
+        seed = self.seed + batch_idx
+        collected = self.ppo.collect(batch, seed, PhaseTimer(self))
         self.ppo.measure(collected, self._evaluation)
+        place = (evaluation_prefix(self.trainer), batch_idx)
+        if place not in self._start_scores:
+            self._start_scores[place] = self.ppo.score_start(batch, seed)
+        self._compared.append(torch.stack([collected.scores.total, self._start_scores[place]], 1))
         if batch_idx == 0:
             n_rows = self.sampled_texts
             records = self.ppo.describe_responses(collected)[:n_rows]
@@ -535,7 +545,13 @@ class PPOModule(StageModule):
             # not the last known values: a checkpoint might be judged by them
             nan = torch.tensor(torch.nan, device=self.device)
             return dict.fromkeys((*RolloutMetrics.KEYS, "rollout/score"), nan)
-        return self._evaluation.compute()
+        own, start = all_gather_rows(torch.cat(self._compared)).double().unbind(1)
+        return {
+            **self._evaluation.compute(),
+            "rollout/start_score": start.mean(),
+            # a tie is half a win
+            "rollout/win_rate": ((own - start).sign() / 2 + 0.5).mean(),
+        }
 
     def sample(self, prompts: list[str]) -> list[dict[str, Any]]:
         """Sample one response per prompt, with the same random numbers at every call.

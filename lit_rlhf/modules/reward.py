@@ -127,8 +127,8 @@ class RewardModule(StageModule):
         self.networks = nn.ModuleDict({"model": model})
         if lm_coef > 0:
             self.networks["lm_head"] = load_lm_head(model_path, self.network)
-        # Of the evaluation set: sums by batch, and the score difference and source of each pair,
-        # since accuracy per source and calibration need them one by one.
+        # Of the evaluation set: sums by batch, and the differences of scores and lengths and the
+        # source of each pair, since accuracy per source and calibration need them one by one.
         self._sums: list[Tensor] = []
         self._pairs: list[Tensor] = []
 
@@ -268,14 +268,14 @@ class RewardModule(StageModule):
         # float64, also in a module of bfloat16 weights: the sums of a set lose no batch
         values = [sums["reward/pairwise_loss"], lm_loss, tokens]
         self._sums.append(torch.stack([value.detach().double() for value in values]))
-        self._pairs.append(
-            torch.stack([compared.differences.double(), batch.source.double()], dim=1)
-        )
+        longer = batch.chosen.completion_mask.sum(1) - batch.rejected.completion_mask.sum(1)
+        columns = [compared.differences, batch.source, longer]
+        self._pairs.append(torch.stack([column.double() for column in columns], dim=1))
 
     def evaluation_metrics(self) -> dict[str, Tensor]:
-        """Losses, accuracy (and by source), margin and calibration error."""
+        """Losses, accuracy (and by source), margin, calibration error and the rule of length."""
         pairwise_loss, lm_loss, tokens = global_sum(torch.stack(self._sums).sum(0)).unbind()
-        differences, sources = all_gather_rows(torch.cat(self._pairs)).unbind(1)
+        differences, sources, longer = all_gather_rows(torch.cat(self._pairs)).unbind(1)
         self._sums = []
         self._pairs = []
         hits = differences > 0
@@ -286,6 +286,8 @@ class RewardModule(StageModule):
             "reward/calibration_error": binary_calibration_error(
                 preference_probability(differences.abs()), hits.long()
             ),
+            "reward/longer_accuracy": (longer.sign() / 2 + 0.5).mean(),
+            "reward/pairs": differences.new_tensor(len(differences)),
         }
         lm_loss = lm_loss / tokens
         if self.lm_head is not None:

@@ -61,6 +61,7 @@ from lit_rlhf.rollout import (
     build_response_records,
     generate_responses,
     iterate_minibatches,
+    reference_model,
     score_rollouts,
 )
 from lit_rlhf.stats import (
@@ -356,6 +357,28 @@ class PPO(FixedDtypeBuffers):
             turns=batch.turns,
         )
         return scores
+
+    @torch.no_grad()
+    def score_start(self, batch: PromptBatch, seed: int) -> Tensor:
+        """Scores `[B]` of the responses that the policy gave before training, the reference's.
+
+        Args:
+            batch: The prompts.
+            seed: Seed of the responses.
+        """
+        networks = self.networks
+        with reference_model(networks.policy, networks.reference, batch.input_ids.device) as model:
+            rollouts = generate_responses(
+                model,
+                batch.input_ids,
+                batch.attention_mask,
+                self.sampling,
+                eos_token_ids=stop_token_ids(networks.policy, networks.tokenizer),
+                pad_token_id=networks.tokenizer.pad_token_id,
+                seed=seed,
+                batch_size=self.memory.rollout_batch_size,
+            )
+        return self.score(rollouts, batch).total
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
         """Log-probs of policy and reference and values of the critic, before the update."""

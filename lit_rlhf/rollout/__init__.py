@@ -22,6 +22,7 @@ from lit_rlhf.rollout.samples import format_sample_table as format_sample_table
 from lit_rlhf.rollout.sampling import SamplingOptions as SamplingOptions
 from lit_rlhf.rollout.scoring import TokenStatistics as TokenStatistics
 from lit_rlhf.rollout.scoring import compute_policy_statistics as compute_policy_statistics
+from lit_rlhf.rollout.scoring import reference_model as reference_model
 from lit_rlhf.rollout.scoring import score_rollouts as score_rollouts
 from lit_rlhf.rollout.vllm import VLLMSampler as VLLMSampler
 from lit_rlhf.rollout.vllm import VLLMServerSampler as VLLMServerSampler

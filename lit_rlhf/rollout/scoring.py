@@ -4,7 +4,8 @@ Every function here runs its networks without gradients and in evaluation mode. 
 samples, `T` response tokens.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -191,7 +192,7 @@ def compute_reference_statistics(
         lower: Keeps what the reference's lower layers give.
     """
 
-    def compute(model: LanguageModel) -> PolicyStatistics:
+    with reference_model(policy, reference, rollouts.response_ids.device) as model:
         return compute_policy_statistics(
             model,
             rollouts,
@@ -200,9 +201,23 @@ def compute_reference_statistics(
             lower=lower,
         )
 
+
+@contextmanager
+def reference_model(
+    policy: LanguageModel, reference: LanguageModel | Offloaded | None, device: torch.device
+) -> Iterator[LanguageModel]:
+    """The network of the reference, ready for use inside the context.
+
+    Args:
+        policy: The policy.
+        reference: The reference. An offloaded one is on the device inside the context. `None`: the
+            policy with its LoRA adapters off.
+        device: Where it computes.
+    """
     if reference is not None:
-        with on_device(reference, rollouts.response_ids.device) as network:
-            return compute(network)
+        with on_device(reference, device) as network:
+            yield network
+        return
     if not isinstance(policy, PeftModel):
         raise ValueError(
             "reference: expected a model, or None for a policy with LoRA adapters, got None and a "
@@ -210,7 +225,7 @@ def compute_reference_statistics(
         )
     # gathered while adapters require gradients: what it is then decides on how they are reduced
     with gathered(policy), policy.disable_adapter():
-        return compute(policy)
+        yield policy
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Wilson's interval and the best of n, against their definitions."""
+"""Wilson's interval, errors of ratios and the best of n, against their definitions."""
 
 import math
 from itertools import combinations
@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from lit_rlhf.functional import best_of_n, best_of_n_kl, wilson_interval
+from lit_rlhf.functional import best_of_n, best_of_n_kl, ratio_error, wilson_interval
 
 
 def test_the_ends_of_the_interval_are_where_the_share_is_just_not_rejected() -> None:
@@ -33,6 +33,17 @@ def test_more_confidence_is_a_wider_interval_and_half_successes_count() -> None:
     assert wilson_interval(5, 10, confidence=0.99).low < wilson_interval(5, 10).low
     low, high = wilson_interval(0.5, 1)
     assert (low + high) / 2 == pytest.approx(0.5)
+
+
+def test_the_error_of_a_ratio_is_that_of_its_units() -> None:
+    # 9 of 6: residuals of 2 - 1.5 * 1, 3 - 1.5 * 3 and 4 - 1.5 * 2
+    error = ratio_error(torch.tensor([2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0]))
+    assert error == pytest.approx(math.sqrt(3 / 2 * (0.5**2 + 1.5**2 + 1.0**2)) / 6)
+    # of equal denominators it is the standard error of the mean
+    values = torch.tensor([1.0, 4.0, 2.0, 8.0])
+    expected = float(values.std() / math.sqrt(4)) / 5
+    assert ratio_error(values, torch.full((4,), 5.0)) == pytest.approx(expected)
+    assert ratio_error(torch.ones(1), torch.ones(1)) == math.inf
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])

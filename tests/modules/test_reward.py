@@ -132,6 +132,10 @@ def test_validation_weighs_pairs_and_tokens_anew(root: Path, tmp_path: Path) -> 
         hits = (difference > 0).double()  # a tie is a miss
         for key in ("val/reward/accuracy", "val/reward/accuracy/preferences"):
             assert logged[key] == pytest.approx(float(hits.mean()))
+        longer = batch.chosen.completion_mask.sum(1) - batch.rejected.completion_mask.sum(1)
+        wins = [1.0 if n > 0 else 0.5 if n == 0 else 0.0 for n in longer.tolist()]
+        assert logged["val/reward/longer_accuracy"] == pytest.approx(sum(wins) / 8)
+        assert logged["val/reward/pairs"] == 8
         # confidence in the preferred response against how often it is right, in 15 bins
         confidence = difference.abs().sigmoid()
         bins = (confidence * 15).long()

@@ -1,6 +1,7 @@
 """SFT: what the loss counts, and the schedule it is trained with."""
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ def test_loss_is_the_mean_over_all_completion_tokens(
     (held_out,) = run.validate(model, datamodule=data, verbose=False)
     assert held_out["val/sft/loss"] == pytest.approx(float(expected), rel=1e-5)
     assert held_out["val/sft/perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+    # the error over dialogues, and a model that only knows how often each token occurs
+    n_tokens = [len(loss) for loss in losses]
+    residuals = [float(loss.sum() - expected * len(loss)) for loss in losses]
+    error = math.sqrt(8 / 7 * sum(r**2 for r in residuals)) / sum(n_tokens)
+    assert held_out["val/sft/loss_error"] == pytest.approx(error, rel=1e-4)
+    counts = Counter(batch.input_ids[batch.completion_mask].tolist())
+    shares = [count / sum(n_tokens) for count in counts.values()]
+    entropy = -sum(share * math.log(share) for share in shares)
+    assert held_out["val/sft/frequency_loss"] == pytest.approx(entropy, rel=1e-6)
+    assert held_out["val/sft/frequency_accuracy"] == pytest.approx(max(shares))
     logged = fit_module(model, demonstrations(root, batch_size=8), tmp_path).callback_metrics
     assert float(logged["sft/loss"]) == pytest.approx(float(expected), rel=1e-5)
     assert float(logged["sft/perplexity"]) == pytest.approx(math.exp(expected), rel=1e-4)

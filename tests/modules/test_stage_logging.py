@@ -64,7 +64,8 @@ def test_ppo_validates_by_generating_and_scoring(ppo_events: EventAccumulator) -
     validated = keys_of(ppo_events, "val/")
     # the reward that PPO optimizes has the KL of training
     trained = keys_of(ppo_events, "rollout/") - {"rollout/reward"}
-    assert validated == {f"val/{key}" for key in trained}
+    of_the_start = {"rollout/start_score", "rollout/win_rate"}
+    assert validated == {f"val/{key}" for key in trained | of_the_start}
     for key in validated:
         # after each epoch of two iterations
         assert steps(ppo_events, key) == [2, 4], key

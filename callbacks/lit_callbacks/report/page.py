@@ -174,9 +174,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
                 is_over = True
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         table = runs_table(runs, options.keys, width)
+        held_out = [f"{run.name}, held out: {run.held_out}" for run in runs if run.held_out]
     except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
-    print(f"{table}\n\nReport: {path}")
+    print("\n".join([table, "", *held_out, f"Report: {path}"]))
 
 
 def _parse_runs(words: list[str]) -> list[str] | dict[str, str]:

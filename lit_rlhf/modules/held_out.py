@@ -1,0 +1,91 @@
+"""How good a stage's model is on held-out data, in one line, from the metrics of its validation."""
+
+import math
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
+
+from lightning.pytorch import Trainer
+
+from lit_callbacks import CollapseDetector, Level, Verdict
+from lit_rlhf.functional import wilson_interval
+
+_Z = NormalDist().inv_cdf(0.975)  # of 95 % intervals
+
+
+def describe_held_out(stage: str, metrics: Mapping[str, float], trainer: Trainer) -> str | None:
+    """Say how good a model is on held-out data, with a 95 % interval and a naive baseline.
+
+    Args:
+        stage: `sft`, `reward` or `ppo`.
+        metrics: The last metrics of the run, by key.
+        trainer: The trainer of the run, whose detector has the verdict on it.
+
+    Returns:
+        The line; `None` if the stage is another one, or nothing was held out.
+    """
+    held_out = {
+        key.removeprefix("val/"): value for key, value in metrics.items() if key.startswith("val/")
+    }
+    describe = _DESCRIPTIONS.get(stage)
+    if describe is None:
+        return None
+    try:
+        line = describe(held_out)
+    except KeyError:  # no validation, or one of an older version
+        return None
+    verdict = find_verdict(trainer) if stage == "ppo" else None
+    return line if verdict is None else f"{line}; verdict: {verdict.level.word}"
+
+
+def find_verdict(trainer: Trainer) -> Verdict | None:
+    """The verdict of the trainer's first detector on the last step; `None` without one."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set, but not declared
+        if isinstance(callback, CollapseDetector):
+            return callback.verdict
+    return None
+
+
+def _describe_sft(metrics: Mapping[str, float]) -> str:
+    loss = metrics["sft/loss"]
+    interval = ""
+    if (error := metrics.get("sft/loss_error")) is not None:
+        low, high = (math.exp(loss + sign * _Z * error) for sign in (-1, 1))
+        interval = f" [{low:.3g}, {high:.3g}]"
+    return (
+        f"perplexity {math.exp(loss):.3g}{interval}, token accuracy "
+        f"{metrics['sft/token_accuracy']:.2f}; by the frequency of tokens alone "
+        f"{math.exp(metrics['sft/frequency_loss']):.3g} and {metrics['sft/frequency_accuracy']:.2f}"
+    )
+
+
+def _describe_reward(metrics: Mapping[str, float]) -> str:
+    n_pairs = round(metrics["reward/pairs"])
+    accuracy = metrics["reward/accuracy"]
+    longer = metrics["reward/longer_accuracy"]
+    low, high = wilson_interval(accuracy * n_pairs, n_pairs)
+    rule = "longer" if longer >= 0.5 else "shorter"
+    baseline = max(longer, 1 - longer)
+    verdict = "better" if low > baseline else "worse" if high < baseline else "no better"
+    return (
+        f"accuracy {accuracy:.2f} [{low:.2f}, {high:.2f}] on {n_pairs} pairs; "
+        f'"{rule} is better" {baseline:.2f}: {verdict}'
+    )
+
+
+def _describe_ppo(metrics: Mapping[str, float]) -> str:
+    n_responses = round(metrics["rollout/responses"])
+    win_rate = metrics["rollout/win_rate"]
+    low, high = wilson_interval(win_rate * n_responses, n_responses)
+    return (
+        f"score {metrics['rollout/score']:.3g} (start {metrics['rollout/start_score']:.3g}), wins "
+        f"{win_rate:.2f} [{low:.2f}, {high:.2f}] of {n_responses} against the start by its own "
+        f"reward; KL {metrics['rollout/kl']:.3g} nats, length "
+        f"{metrics['rollout/response_length']:.3g} tokens"
+    )
+
+
+_DESCRIPTIONS: dict[str, Callable[[Mapping[str, float]], str]] = {
+    "sft": _describe_sft,
+    "reward": _describe_reward,
+    "ppo": _describe_ppo,
+}
