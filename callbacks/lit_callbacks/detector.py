@@ -30,10 +30,10 @@ class CollapseDetector(Callback):
     """Watches the signals of a collapse, combines them into one verdict and acts on it.
 
     The verdict's level (0, 1, 2) is logged as `monitor/level`, together with the metrics of the
-    step that it judges. When the level changes, or an action did something, a line of at most 25
-    words says so in the terminal, and the text `monitor/verdict` in every logger, with all reasons
-    if there are more. At the end of the fit a line names the monitors that had too few steps to
-    judge. Metrics are averaged over ranks, so that all reach the same verdict.
+    step that it judges. When the level changes, or an action did something, a line says so in the
+    terminal, with as many reasons as 25 words hold, and the text `monitor/verdict` in every logger,
+    with all reasons. At the end of the fit a line names the monitors that had too few steps to
+    judge, and another says where one signal alone would have been a collapse. Metrics are averaged over ranks, so that all reach the same verdict.
 
     A second detector of a trainer logs under `monitor/2/` instead of `monitor/`, and so on.
 
@@ -46,7 +46,8 @@ class CollapseDetector(Callback):
         actions: The actions, from mild to strong; by default none, so that the verdict is only
             reported.
         votes: Number of different signals that must be beyond their thresholds for a collapse (or
-            all, if there are fewer); at least 1.
+            all, if there are fewer); at least 1. Default: two, and a `Monitor` of a metric of your
+            own makes a collapse alone.
         when: What makes a step: `train_batch`, `train_epoch` or `validation`. The module must log
             the watched metrics at that time.
 
@@ -59,7 +60,7 @@ class CollapseDetector(Callback):
         self,
         monitors: list[Monitor] | None = None,
         actions: list[Action] | None = None,
-        votes: int = 2,
+        votes: int | None = None,
         when: When = "train_batch",
     ) -> None:
         self.watch = Watch(monitors, votes)
@@ -129,7 +130,14 @@ class CollapseDetector(Callback):
             self._run_step(trainer, pl_module, None)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Name the monitors that had too few steps to judge."""
+        """Name the monitors that had too few steps to judge, and a collapse that votes left out."""
+        if self.stopped_by is not None or self.verdict.level is Level.COLLAPSED:
+            return  # the end needs no other explanation
+        if (single := self.watch.single) is not None:
+            place = f"{self._unit} {single.step}"
+            text = f"votes: 1 would have called it collapsed at {place}: {single.sentence}"
+            self._say(trainer, text)
+            log_note(trainer, f"{self._prefix}/note", text, metrics_step(trainer))
         # a run may never log an optional metric
         read = [m for m in self.monitors if m.steps or not m.optional]
         silent = [monitor.name for monitor in read if not monitor.has_judged]
@@ -175,12 +183,15 @@ class CollapseDetector(Callback):
         self._read_keys |= {key for monitor in read for key in monitor.keys}
         required = {key for m in self.monitors if not m.optional for key in m.keys}
         if missing := required - self._read_keys - self._reader.seen:
-            by_epoch = "; one that is logged with on_epoch=True is there with when: train_epoch"
+            advice = ""
+            if self.when != "validation" and any(key.startswith("val") for key in missing):
+                advice = "; one that is logged in validation is there with when: validation"
+            elif self.when == "train_batch":
+                advice = "; one that is logged with on_epoch=True is there with when: train_epoch"
             raise ValueError(
                 f"CollapseDetector: expected {', '.join(sorted(missing))} among the logged metrics "
                 f"or the tensors that the training step returns, got "
-                f"{', '.join(sorted(self._reader.seen)) or 'none'}"
-                f"{by_epoch if self.when == 'train_batch' else ''}"
+                f"{', '.join(sorted(self._reader.seen)) or 'none'}{advice}"
             )
         return read
 
@@ -291,12 +302,16 @@ class CollapseEarlyStopping(CollapseDetector):
     Args:
         monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
         votes: Number of different signals that must be beyond their thresholds for a collapse (or
-            all, if there are fewer); at least 1.
+            all, if there are fewer); at least 1. Default: two, and a `Monitor` of a metric of your
+            own makes a collapse alone.
         when: What makes a step: `train_batch`, `train_epoch` or `validation`.
     """
 
     def __init__(
-        self, monitors: list[Monitor] | None = None, votes: int = 2, when: When = "train_batch"
+        self,
+        monitors: list[Monitor] | None = None,
+        votes: int | None = None,
+        when: When = "train_batch",
     ) -> None:
         super().__init__(monitors, actions=[StopTraining()], votes=votes, when=when)
 

@@ -48,7 +48,7 @@ def logged_steps(run: Run) -> dict[int, dict[str, float]]:
 def replay_steps(
     steps: Mapping[int, Mapping[str, float]],
     monitors: Sequence[Monitor] | None = None,
-    votes: int = 2,
+    votes: int | None = None,
 ) -> list[JudgedStep]:
     """Judge logged steps as `CollapseDetector` judges them during the run.
 
@@ -59,7 +59,7 @@ def replay_steps(
         steps: Scalars of the run by step and key, in ascending steps.
         monitors: The monitors; by default one per signal, without those whose metrics are not in
             the log.
-        votes: Number of different signals that make a collapse, at least 1.
+        votes: Number of different signals that make a collapse, at least 1; see `Watch`.
 
     Returns:
         The steps that were judged, in order.
@@ -86,14 +86,14 @@ def replay_steps(
 
 
 def replay_run(
-    log: str, monitors: Sequence[Monitor] | None = None, votes: int = 2
+    log: str, monitors: Sequence[Monitor] | None = None, votes: int | None = None
 ) -> list[JudgedStep]:
     """Judge a log as `CollapseDetector` judges a run, see `replay_steps`.
 
     Args:
         log: A log, see `read_run`.
         monitors: The monitors; by default one per signal.
-        votes: Number of different signals that make a collapse, at least 1.
+        votes: Number of different signals that make a collapse, at least 1; see `Watch`.
 
     Returns:
         The steps that were judged, in order.
@@ -113,7 +113,7 @@ def watch_logs(
     Args:
         logs: Logs, see `read_run`.
         names: Names of metrics by the monitors' keys, besides those that are recognized.
-        votes: Number of different signals that make a collapse, at least 1.
+        votes: Number of different signals that make a collapse, at least 1; see `Watch`.
         responses: Number of responses of a step; 0 reads it from the log.
         follow: Seconds between two looks for new steps, until Ctrl-C; 0 reads the logs once. The
             newest step is judged when the next one is there.

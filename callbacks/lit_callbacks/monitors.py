@@ -31,6 +31,9 @@ NOISE_READINGS = 30
 """Latest readings from whose differences the noise is estimated."""
 EARLY_READINGS = 3
 """Readings from which a threshold is guessed before the baseline is known."""
+LARGEST_RATIO = 20
+"""From this multiple of a baseline on, a sentence compares with the threshold: "820x" says little.
+"""
 FARTHEST_SHARE = 0.9
 """Share of the baseline: noise does not push a low threshold farther away from it."""
 
@@ -110,6 +113,11 @@ class Crossing(NamedTuple):
 def choose(argument: T | None, default: T) -> T:
     """The argument, or the default of the class if it is `None`."""
     return default if argument is None else argument
+
+
+def _share(share: float) -> str:
+    """A share of a threshold in words: `4.1x`, or `56 % of` below 1."""
+    return f"{format_number(round(share, 1))}x" if share >= 1.05 else f"{100 * share:.0f} % of"
 
 
 class Monitor:
@@ -525,8 +533,11 @@ class Monitor:
         sign, threshold = (1, high) if self.side == "high" else (-1, low)
         if baseline is not None and sign * (value - baseline) > 0:
             ratio = value / baseline if sign > 0 and baseline > 0 else math.nan
-            if 1.05 <= ratio < 100:  # "1x" and "3000000x its baseline" say nothing
+            if 1.05 <= ratio < LARGEST_RATIO:  # "1x its baseline" says nothing
                 text = f"{self.name} {now} is {format_number(round(ratio, 1))}x its baseline"
+            elif ratio >= LARGEST_RATIO and 0 < threshold < math.inf:
+                text = f"{self.name} {now} is {_share(value / threshold)} its limit of "
+                text += format_number(threshold)
             else:
                 verb = "rose" if sign > 0 else "fell"
                 text = f"{self.name} {verb} to {now} (baseline {format_number(baseline)})"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from lit_callbacks.monitors import Level, Monitor
+from lit_callbacks.monitors import Level, Monitor, choose
 
 LONGER_AND_SURER = {("length", "high"), ("entropy", "low")}
 """Signals that move together, without harm, when training on answers that can be checked."""
@@ -26,11 +26,16 @@ class Verdict(NamedTuple):
     step: int = 0
 
 
-def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
+DEFAULT_VOTES = 2
+"""Number of different signals that make a collapse if nothing else is asked for."""
+
+
+def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     """Combine the monitors' levels.
 
     The verdict is collapsed if `votes` different signals (or all, if there are fewer) are, or if a
-    monitor decides it by itself. Where the distance to the reference is watched (the signal `kl`),
+    monitor decides it by itself. Without `votes`, two signals do, and so does each monitor that has
+    no signal: whoever sets a threshold for a metric of their own means it. Where the distance to the reference is watched (the signal `kl`),
     it has to be one of them: responses that change while the policy stays near its reference follow
     from the prompts. Where it is not watched, longer responses and lower entropy are one signal:
     training on answers that can be checked brings both. If the prompts' own signal (`data`) has
@@ -41,7 +46,7 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
 
     Args:
         monitors: The monitors, after the step.
-        votes: Number of different signals that make a collapse, at least 1.
+        votes: Number of different signals that make a collapse, at least 1; `None`: see above.
         step: Number of steps judged so far, this one included.
     """
     known = {m.vote for m in monitors if m.steps and not m.stands_in}
@@ -60,7 +65,9 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     changed = [m for m in monitors if m.signal == "data" and m.level is Level.COLLAPSED]
     named = [m for m in voting if m.is_beyond or m.level is not Level.HEALTHY]
     named.sort(key=lambda m: (-m.is_beyond, -m.level))  # the worst first, otherwise as given
-    if any(m.decides for m in voting) or (len(beyond) >= min(votes, signals) and not is_near):
+    needed = min(choose(votes, DEFAULT_VOTES), signals)
+    decided = any(m.decides or (votes is None and counts_alone(m)) for m in voting)
+    if decided or (len(beyond) >= needed and not is_near):
         level = Level.COLLAPSED
     elif changed:
         return Verdict(Level.DATA_CHANGED, ", ".join(m.sentence() for m in changed), step)
@@ -79,6 +86,11 @@ def judge(monitors: Sequence[Monitor], votes: int, step: int) -> Verdict:
     if meaning and level is Level.SUSPICIOUS:
         meaning = f"perhaps {meaning}"
     return Verdict(level, f"{reasons}: {meaning}" if meaning else reasons, step)
+
+
+def counts_alone(monitor: Monitor) -> bool:
+    """Whether a monitor is one of a metric of the user's own, and collapsed."""
+    return not monitor.signal and not monitor.advisory and monitor.level is Level.COLLAPSED
 
 
 class Conclusion(NamedTuple):

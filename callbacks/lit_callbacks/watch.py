@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_callbacks.monitors import Level, Monitor, StepMetrics
+from lit_callbacks.monitors import Level, Monitor, StepMetrics, choose
 from lit_callbacks.signals import RESPONSES_KEY, default_monitors
-from lit_callbacks.verdict import Verdict, judge
+from lit_callbacks.verdict import DEFAULT_VOTES, Verdict, judge
+
+_NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 
 class Watch:
@@ -25,7 +27,8 @@ class Watch:
     Args:
         monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
         votes: Number of different signals that must be beyond their thresholds for a collapse (or
-            all, if there are fewer); at least 1.
+            all, if there are fewer); at least 1. Default: two, and a `Monitor` of a metric of your
+            own makes a collapse alone.
         names: Names of the loop's metrics by the monitors' keys, see `lit_callbacks.names`.
         responses: Number of responses of a step; 0 reads it from the metrics, if they have it.
     """
@@ -33,11 +36,11 @@ class Watch:
     def __init__(
         self,
         monitors: Sequence[Monitor] | None = None,
-        votes: int = 2,
+        votes: int | None = None,
         names: Mapping[str, str] | None = None,
         responses: int = 0,
     ) -> None:
-        if votes < 1:
+        if votes is not None and votes < 1:
             raise ValueError(f"votes: expected at least 1, got {votes}")
         self.monitors = default_monitors() if monitors is None else list(monitors)
         if not self.monitors:
@@ -48,6 +51,8 @@ class Watch:
         self.verdict = Verdict()
         self.notes: list[str] = []
         """Texts about the last step besides the verdict: thresholds and warnings."""
+        self.single: Verdict | None = None
+        """The first verdict that would have been a collapse with `votes=1`, and was none."""
         self._announced = False
         self._changed = ""
         self._finite: set[str] = set()  # keys that have been finite
@@ -104,6 +109,9 @@ class Watch:
     def judge(self) -> Verdict:
         """Combine the monitors' levels after a step."""
         verdict = judge(self.monitors, self.votes, self.verdict.step + 1)
+        if verdict.level is Level.SUSPICIOUS and self.single is None:
+            alone = judge(self.monitors, 1, verdict.step)
+            self.single = alone if alone.level is Level.COLLAPSED else None
         self.notes = []
         judging = [m for m in self.monitors if m.steps and m.has_baseline is not None]
         ready = bool(judging) and all(m.has_baseline for m in judging)
@@ -119,10 +127,26 @@ class Watch:
             self._announced = True
             self._changed = ""
             ranges = [text for m in self.monitors if m.steps and (text := m.allowed())]
-            self.notes = [f"thresholds: {', '.join(ranges)}"] if ranges else []
+            text = f"thresholds: {', '.join(ranges)}; {self.describe_votes()}"
+            self.notes = [text] if ranges else []
             self.notes += [text for m in self.monitors if m.steps and (text := m.dead_threshold())]
         self.verdict = verdict
         return verdict
+
+    def describe_votes(self) -> str:
+        """How many of the signals that were read make a collapse, in words."""
+        voting = [m for m in self.monitors if m.steps and m.signal != "data"]
+        voting = [m for m in voting if not m.decisive and not m.advisory]
+        own = [m.name for m in voting if not m.signal and self.votes is None]
+        n_signals = len({m.vote for m in voting if m.signal or self.votes is not None})
+        needed = min(choose(self.votes, DEFAULT_VOTES), n_signals)
+        if not n_signals:
+            return "each of them makes a collapse alone" if own else "no signal makes a collapse"
+        together = (
+            f"{_NUMBERS.get(needed, needed)} of these {n_signals} signals "
+            f"{'makes' if needed == 1 else 'make'} a collapse (votes: {needed})"
+        )
+        return f"{together}, and {', '.join(own)} alone" if own else together
 
     def clear(self) -> None:
         """Forget the latest readings, but not the baselines, for instance after a roll-back."""
@@ -138,6 +162,7 @@ class Watch:
             "announced": self._announced,
             "changed": self._changed,
             "finite": sorted(self._finite),
+            "single": None if self.single is None else [int(self.single.level), *self.single[1:]],
             "monitors": [monitor.state_dict() for monitor in self.monitors],
         }
 
@@ -147,5 +172,7 @@ class Watch:
         self._announced = state["announced"]
         self._changed = state["changed"]
         self._finite = set(state["finite"])
+        single = state.get("single")  # states of older versions have none
+        self.single = None if single is None else Verdict(Level(single[0]), single[1], single[2])
         for monitor, saved in zip(self.monitors, state["monitors"], strict=True):
             monitor.load_state_dict(saved)

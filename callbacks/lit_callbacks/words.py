@@ -57,16 +57,28 @@ def shorten_keys(keys: Sequence[str]) -> list[str]:
 
 
 def shorten_sentence(sentence: str, words: int) -> str:
-    """Shorten a sentence to at most `words` words; its conclusion, after the last colon, is kept.
+    """Shorten a sentence to about `words` words, by whole reasons.
+
+    Its first reason and its conclusion, after the last colon, are kept. A sentence of a single
+    reason is cut.
 
     Examples:
         >>> shorten_sentence("KL 41 nats is 12x its baseline, length 40: the policy exploits", 9)
-        'KL 41 nats is 12x ...: the policy exploits'
+        'KL 41 nats is 12x its baseline and 1 more: the policy exploits'
     """
     if len(sentence.split()) <= words:
         return sentence
     reasons, _, conclusion = sentence.rpartition(": ")
-    room = words - len(conclusion.split())
-    if not reasons or room < 2:
+    if ", " in conclusion:  # it is a list of reasons itself
+        reasons = sentence
+        conclusion = ""
+    first, *others = reasons.split(", ")
+    if not others:
         return " ".join([*sentence.split()[: words - 1], "..."])
-    return f"{' '.join([*reasons.split()[: room - 1], '...'])}: {conclusion}"
+    room = words - len(f"{first} and 9 more {conclusion}".split())
+    n_kept = 0
+    while n_kept < len(others) and (room := room - len(others[n_kept].split())) >= 0:
+        n_kept += 1
+    rest = len(others) - n_kept
+    text = ", ".join([first, *others[:n_kept]]) + (f" and {rest} more" if rest else "")
+    return f"{text}: {conclusion}" if conclusion else text

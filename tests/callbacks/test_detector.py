@@ -61,7 +61,7 @@ def watched(
 ) -> list[int]:
     """The level of every step."""
     watch = Watch()
-    run = trainer(folder, CollapseDetector(monitors, [watch]), **arguments)
+    run = trainer(folder, CollapseDetector(monitors, [watch], votes=2), **arguments)
     run.fit(Scripted(script, **(module or {})), batches(max(map(len, script.values()))))
     return watch.levels
 
@@ -131,10 +131,13 @@ def test_levels_and_actions_are_said_once(tmp_path: Path, caplog: pytest.LogCapt
         trainer(tmp_path, detector, logger=[board, table]).fit(Scripted(LONG), batches(11))
     ranges, verdict, action = lines(caplog)
     assert ranges.startswith("thresholds: KL at most 30 nats, length 1.82 to 5.31 tokens, ")
-    assert verdict.startswith("collapsed at step 10: KL 40 nats is 13.2x its baseline and rising,")
-    assert verdict.endswith(" ...: the policy is exploiting its reward")
+    assert ranges.endswith("; two of these 3 signals make a collapse (votes: 2)")
+    assert verdict == (
+        "collapsed at step 10: KL 40 nats is 13.2x its baseline and rising and 2 more: the policy "
+        "is exploiting its reward"
+    )
     assert action.startswith("at step 10: raised one and another")
-    assert max(len(line.split()) for line in (verdict, action)) == 25
+    assert len(action.split()) == 25
     severities = [r.levelname for r in caplog.records if "at step 10" in r.getMessage()]
     assert severities == ["WARNING"] * 2
     ((step, text),) = read_texts(tmp_path)
@@ -190,7 +193,10 @@ def test_silent_monitors_are_named(tmp_path: Path, caplog: Any, steps: int, sign
     logger = TensorBoardLogger(tmp_path, name="", version="")
     watched(tmp_path, script, monitors, logger=logger)
     silent = f"{steps} steps were too few for a baseline to judge {signals}"
-    ranges = "thresholds: drift at most 1.5, size at most 40"
+    ranges = (
+        "thresholds: drift at most 1.5, size at most 40; two of these 2 signals make a collapse "
+        "(votes: 2)"
+    )
     assert lines(caplog) == [silent if signals else ranges]
     assert read_texts(tmp_path, "monitor/note")
 
@@ -206,6 +212,40 @@ def test_a_missing_key_ends_the_run_at_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=expected):
         run.fit(module, batches(2))
     assert module.batches == 1
+
+
+def test_a_missing_key_of_validation_is_read_in_validation(tmp_path: Path) -> None:
+    run = trainer(tmp_path, CollapseDetector([above(1.0, "val/acc")]))
+    with pytest.raises(ValueError, match="val/acc .*logged in validation is there with when: val"):
+        run.fit(Scripted({"drift": [1.0]}), batches(1))
+
+
+def test_a_monitor_of_an_own_metric_stops_the_run_alone(tmp_path: Path, caplog: Any) -> None:
+    module = Scripted(COLLAPSE)
+    monitors: list[Monitor] = [*two_monitors(), NonFiniteMonitor()]
+    run = trainer(tmp_path, CollapseDetector(monitors, [StopTraining()]))
+    run.fit(module, batches(9))
+    assert run.global_step == 5  # `drift` is beyond 10 for the second time
+    ranges, verdict, action = lines(caplog)
+    assert ranges.endswith("size at most 40; each of them makes a collapse alone")
+    assert verdict.startswith("collapsed at step 5: drift 13 is ")
+    assert action == "at step 5: stopped training"
+
+
+def test_the_end_says_what_one_vote_would_have_done(tmp_path: Path, caplog: Any) -> None:
+    script = {"drift": COLLAPSE["drift"], "size": [5.0] * 9}
+    assert watched(tmp_path, script, two_monitors()) == [0, 0, 0, 0, 1, 1, 1, 0, 0]
+    *_, last = lines(caplog)
+    assert last.startswith("votes: 1 would have called it collapsed at step 5: drift 13 is ")
+
+
+def test_a_run_that_was_stopped_does_not_speak_of_too_few_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitors: list[Monitor] = [above(10.0, "drift"), Monitor("size", high_ratio=3.0)]
+    detector = CollapseDetector(monitors, [StopTraining()])
+    trainer(tmp_path, detector).fit(Scripted(COLLAPSE), batches(9))
+    assert not any("too few" in line for line in lines(caplog))
 
 
 def test_keys_of_an_earlier_fit_are_not_those_of_this_one(tmp_path: Path) -> None:
@@ -306,7 +346,7 @@ def test_early_stopping_ends_the_run_at_a_collapse(
     tmp_path: Path, manual: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     module = Scripted(COLLAPSE, manual=manual)
-    stopping = CollapseEarlyStopping(two_monitors())
+    stopping = CollapseEarlyStopping(two_monitors(), votes=2)
     run = trainer(tmp_path, stopping)
     run.fit(module, batches(9))
     assert module.batches == run.global_step == 7
@@ -320,7 +360,7 @@ def test_run_that_ends_for_another_reason_is_not_stopped_by_the_detector(tmp_pat
             self.trainer.should_stop = batch_idx == 6
             return super().training_step(batch, batch_idx)
 
-    stopping = CollapseEarlyStopping(two_monitors())
+    stopping = CollapseEarlyStopping(two_monitors(), votes=2)
     run = trainer(tmp_path, stopping)
     run.fit(Ending(COLLAPSE), batches(9))
     assert (stopping.verdict.level, run.global_step) == (Level.COLLAPSED, 7)

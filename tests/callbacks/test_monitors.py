@@ -255,7 +255,9 @@ def test_a_noisy_healthy_series_is_never_a_collapse(seed: int, memory: float) ->
     [
         ({"high": 10.0}, [3.4] * 4 + [41.0], "41 is 12.1x its baseline"),
         ({"high": 10.0}, [4.0] * 4 + [48.0], "48 is 12x its baseline"),
-        ({"high": 10.0}, [0.05] * 4 + [41.0], "rose to 41 (baseline 0.05)"),  # 820x
+        ({"high": 10.0}, [0.05] * 4 + [41.0], "41 is 4.1x its limit of 10"),  # 820x its baseline
+        ({"high": 50.0}, [0.05] * 4 + [41.0], "41 is 82 % of its limit of 50"),
+        ({"high": 10.0}, [2.0] * 4 + [39.9], "39.9 is 20x its baseline"),
         ({"high": 10.0}, [0.0] * 4 + [41.0], "rose to 41 (baseline 0)"),
         ({"high": 10.0}, [-2.0] * 4 + [41.0], "rose to 41 (baseline -2)"),
         ({"high": 1.01}, [1.0] * 4 + [1.02], "rose to 1.02 (baseline 1)"),
@@ -304,7 +306,7 @@ def test_a_sentence_has_the_unit() -> None:
     levels(watcher, [2.0] * 4 + [30.0])
     assert watcher.sentence() == "KL 30 nats is 15x its baseline"
     levels(watcher, [250.0])
-    assert watcher.sentence() == "KL rose to 250 nats (baseline 2)"
+    assert watcher.sentence() == "KL 250 nats is 25x its limit of 10"
 
 
 def test_clearing_keeps_the_baseline_only() -> None:

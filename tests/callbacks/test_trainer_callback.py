@@ -47,7 +47,7 @@ def test_trainer_and_log_have_one_verdict(tmp_path: Path, caplog: pytest.LogCapt
     levels = [record.get("monitor/level") for record in state.log_history]
     assert levels[:12] == [0] * 11 + [2]
     assert "thresholds: KL per token at most 0.07 nats" in caplog.text
-    assert "collapsed at step 12: KL per token 0.4 nats is 40x its baseline" in caplog.text
+    assert "collapsed at step 12: KL per token 0.4 nats is 5.7x its limit of 0.07" in caplog.text
     log = str(tmp_path / "trainer_state.json")
     assert watch_logs([log]) == {log: Level.COLLAPSED}
 

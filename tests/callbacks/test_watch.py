@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lit_callbacks import Level, Monitor, NonFiniteMonitor, PromptMonitor, Watch
-from lit_callbacks.signals import KLPerTokenMonitor, LengthMonitor
+from lit_callbacks.signals import KLMonitor, KLPerTokenMonitor, LengthMonitor
 
 H, S, C, D = Level.HEALTHY, Level.SUSPICIOUS, Level.COLLAPSED, Level.DATA_CHANGED
 NORMAL = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0, "rollout/entropy": 2.0}
@@ -58,7 +58,10 @@ def test_thresholds_are_said_once_when_the_baseline_is_known() -> None:
     for _ in range(20):
         watch.step(NORMAL)
         said.append(watch.notes)
-    expected = "thresholds: KL per token at most 0.07 nats, length 60 to 175 tokens"
+    expected = (
+        "thresholds: KL per token at most 0.07 nats, length 60 to 175 tokens; two of these 2 "
+        "signals make a collapse (votes: 2)"
+    )
     assert said == [[]] * 7 + [[expected]] + [[]] * 12
 
 
@@ -141,3 +144,30 @@ def test_state_continues_in_the_middle() -> None:
         second.load_state_dict(first.state_dict())
         assert before + fed(second, steps[cut:]) == expected
         assert second.state_dict() == whole.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("votes", "text"),
+    [
+        (None, "two of these 2 signals make a collapse (votes: 2), and mine alone"),
+        (1, "one of these 3 signals makes a collapse (votes: 1)"),
+        (3, "three of these 3 signals make a collapse (votes: 3)"),
+        (9, "three of these 3 signals make a collapse (votes: 3)"),
+    ],
+)
+def test_votes_are_said_in_words(votes: int | None, text: str) -> None:
+    # KL per response and per token are one signal
+    monitors = [KLMonitor(), KLPerTokenMonitor(), LengthMonitor(), NonFiniteMonitor()]
+    watch = Watch([*monitors, Monitor("mine", high=5.0)], votes)
+    watch.step(NORMAL | {"mine": 1.0, "rollout/kl": 1.0})
+    assert watch.describe_votes() == text
+
+
+def test_an_own_monitor_makes_a_collapse_alone_unless_votes_are_given() -> None:
+    def last(votes: int | None) -> Level:
+        watch = Watch([KLPerTokenMonitor(), LengthMonitor(), Monitor("mine", high=5.0)], votes)
+        for _ in range(10):
+            watch.step(NORMAL | {"mine": 1.0})
+        return [watch.step(NORMAL | {"mine": 9.0}).level for _ in range(2)][-1]
+
+    assert [last(None), last(2)] == [Level.COLLAPSED, Level.SUSPICIOUS]
