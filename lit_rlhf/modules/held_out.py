@@ -58,7 +58,12 @@ def _describe_sft(metrics: Mapping[str, float]) -> str:
     )
 
 
-def _describe_reward(metrics: Mapping[str, float]) -> str:
+def describe_pairs(metrics: Mapping[str, float]) -> str:
+    """Say how good a reward model is on pairs, beside a rule of length.
+
+    Args:
+        metrics: `reward/accuracy`, `reward/longer_accuracy` and `reward/pairs`.
+    """
     n_pairs = round(metrics["reward/pairs"])
     accuracy = metrics["reward/accuracy"]
     longer = metrics["reward/longer_accuracy"]
@@ -86,6 +91,6 @@ def _describe_ppo(metrics: Mapping[str, float]) -> str:
 
 _DESCRIPTIONS: dict[str, Callable[[Mapping[str, float]], str]] = {
     "sft": _describe_sft,
-    "reward": _describe_reward,
+    "reward": describe_pairs,
     "ppo": _describe_ppo,
 }

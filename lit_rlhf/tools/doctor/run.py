@@ -24,6 +24,7 @@ from lit_rlhf.tools.doctor.checks.distributions import (
 )
 from lit_rlhf.tools.doctor.checks.eos import check_eos
 from lit_rlhf.tools.doctor.checks.memory import check_memory, free_memory
+from lit_rlhf.tools.doctor.checks.pairs import check_known_pairs
 from lit_rlhf.tools.doctor.checks.rewards import check_reward
 from lit_rlhf.tools.doctor.checks.text import check_text_contract, check_vocabulary
 from lit_rlhf.tools.doctor.checks.time import check_time
@@ -233,6 +234,7 @@ CHECKS_DURING = (
     ),
     Check("EOS", "responses end with EOS, and EOS is trained", check_eos, "estimates"),
     Check("clipping", "gradients are clipped under the run's strategy", check_clipping, "updates"),
+    Check("known pairs", "reward models prefer what people preferred", check_known_pairs, "scores"),
     Check(
         "reward probe", "ways to cheat do not score higher than responses", check_reward, "scores"
     ),
