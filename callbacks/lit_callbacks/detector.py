@@ -33,7 +33,8 @@ class CollapseDetector(Callback):
     step that it judges. When the level changes, or an action did something, a line says so in the
     terminal, with as many reasons as 25 words hold, and the text `monitor/verdict` in every logger,
     with all reasons. At the end of the fit a line names the monitors that had too few steps to
-    judge, and another says where one signal alone would have been a collapse. Metrics are averaged over ranks, so that all reach the same verdict.
+    judge, and another says where one signal alone would have been a collapse. Metrics are averaged
+    over ranks, so that all reach the same verdict.
 
     A second detector of a trainer logs under `monitor/2/` instead of `monitor/`, and so on.
 

@@ -26,7 +26,6 @@ from lit_rlhf.data import (
     PreferenceRecord,
     RecordError,
     RecordKind,
-    Row,
     TokenExample,
     decode_tokens,
     encode_records,
@@ -172,9 +171,7 @@ def _find_positions(model: str | None, max_length: int | None) -> int | None:
         max_length: Longest dialogue that the user wants, in tokens, if any.
     """
     if max_length is not None and max_length < _FEWEST_TOKENS:
-        raise ValueError(
-            f"max_length: expected at least {_FEWEST_TOKENS} tokens, got {max_length}"
-        )
+        raise ValueError(f"max_length: expected at least {_FEWEST_TOKENS} tokens, got {max_length}")
     if model is None:
         return max_length or _OWN_POSITIONS
     positions = max_positions(model)
@@ -208,9 +205,9 @@ def _read(source: DataSource, counts: DataCounts) -> _Records:
             if source.columns or source.map:
                 raise
             raise ValueError(
-                f"{error}; columns of other names are given by --columns '{{prompt: COLUMN, chosen: "
-                "COLUMN, rejected: COLUMN}', or prompt and answer, and other rows are turned into "
-                "such by --map package.module:function"
+                f"{error}; columns of other names are given by --columns '{{prompt: COLUMN, "
+                "chosen: COLUMN, rejected: COLUMN}', or prompt and answer, and other rows are "
+                "turned into such by --map package.module:function"
             ) from error
         return _Records("demonstration", demonstrations)
     return _Records("preference", preferences)

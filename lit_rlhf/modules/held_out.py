@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 from lightning.pytorch import Trainer
 
-from lit_callbacks import CollapseDetector, Level, Verdict
+from lit_callbacks import CollapseDetector, Verdict
 from lit_rlhf.functional import wilson_interval
 
 _Z = NormalDist().inv_cdf(0.975)  # of 95 % intervals

@@ -191,7 +191,6 @@ def compute_reference_statistics(
         max_tokens_per_forward: Real tokens of a forward, at most, see `RolloutBatch.split`.
         lower: Keeps what the reference's lower layers give.
     """
-
     with reference_model(policy, reference, rollouts.response_ids.device) as model:
         return compute_policy_statistics(
             model,

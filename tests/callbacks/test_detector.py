@@ -216,7 +216,7 @@ def test_a_missing_key_ends_the_run_at_the_first_step(tmp_path: Path) -> None:
 
 def test_a_missing_key_of_validation_is_read_in_validation(tmp_path: Path) -> None:
     run = trainer(tmp_path, CollapseDetector([above(1.0, "val/acc")]))
-    with pytest.raises(ValueError, match="val/acc .*logged in validation is there with when: val"):
+    with pytest.raises(ValueError, match=r"val/acc .*logged in validation is there with when: val"):
         run.fit(Scripted({"drift": [1.0]}), batches(1))
 
 

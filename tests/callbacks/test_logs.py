@@ -77,7 +77,9 @@ def test_log_of_each_kind_has_its_verdict(kind: str, tmp_path: Path, capsys: Any
     thresholds, verdict, last = capsys.readouterr().out.splitlines()
     each = 1 if kind == "events" else 10  # the steps of event files are counted anew
     assert f"step {8 * each}: thresholds: KL per token at most 0.07 nats, length" in thresholds
-    assert f"step {12 * each}: collapsed: KL per token 0.4 nats is 5.7x its limit of 0.07" in verdict
+    assert (
+        f"step {12 * each}: collapsed: KL per token 0.4 nats is 5.7x its limit of 0.07" in verdict
+    )
     assert "collapsed after 13 steps" in last
 
 
