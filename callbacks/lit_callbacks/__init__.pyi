@@ -8,6 +8,7 @@ from lit_callbacks.detector import find_collapse as find_collapse
 from lit_callbacks.files import name_file as name_file
 from lit_callbacks.healthy_checkpoint import HealthyCheckpoint as HealthyCheckpoint
 from lit_callbacks.logs import JudgedStep as JudgedStep
+from lit_callbacks.logs import read_log as read_log
 from lit_callbacks.logs import read_logged_steps as read_logged_steps
 from lit_callbacks.logs import replay_run as replay_run
 from lit_callbacks.logs import replay_steps as replay_steps

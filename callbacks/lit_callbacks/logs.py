@@ -36,6 +36,18 @@ def read_logged_steps(log: str | Path) -> dict[int, dict[str, float]]:
     return logged_steps(read_run("run", log))
 
 
+def read_log(log: str | Path) -> list[dict[str, float]]:
+    """Read the metrics of a run as a table, for instance for `pandas.DataFrame`.
+
+    Args:
+        log: A log, see `read_run`.
+
+    Returns:
+        A row for each step, in ascending steps: `step`, and the metrics that were logged there.
+    """
+    return [{"step": step, **scalars} for step, scalars in read_logged_steps(log).items()]
+
+
 def logged_steps(run: Run) -> dict[int, dict[str, float]]:
     """The scalars of a run by step and key, in ascending steps."""
     by_step: dict[int, dict[str, float]] = {}

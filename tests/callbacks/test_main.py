@@ -1,0 +1,60 @@
+"""`lit-callbacks`: the commands of the package alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lit_callbacks import read_log
+from lit_callbacks.__main__ import main
+
+CALM = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
+FAR = {"rollout/kl_per_token": 0.2, "rollout/response_length": 300.0}
+
+
+def write_log(path: Path, n_far: int) -> str:
+    rows = [CALM] * 10 + [FAR] * n_far
+    lines = [json.dumps({"step": step, **row}) for step, row in enumerate(rows, 1)]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_watch_ends_with_the_status_of_its_verdict(tmp_path: Path) -> None:
+    main(["watch", write_log(tmp_path / "calm.jsonl", 0)])
+    with pytest.raises(SystemExit, match="1"):
+        main(["watch", write_log(tmp_path / "far.jsonl", 3)])
+    with pytest.raises(SystemExit, match="2"):
+        main(["watch", str(tmp_path / "lost.jsonl")])
+
+
+def test_watch_takes_names_and_votes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"step": step, "my/length": 100.0 if step < 10 else 300.0} for step in range(14)]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["watch", str(path), "--map", "rollout/response_length=my/length", "--votes", "1"]
+    with pytest.raises(SystemExit, match="1"):
+        main(words)
+    assert "one of these 1 signals makes a collapse (votes: 1)" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["watch", str(path), "--map", "my/length"])
+    assert "--map: expected KEY=NAME" in capsys.readouterr().err
+
+
+def test_report_and_gain_are_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    main(["report", write_log(tmp_path / "log.jsonl", 0), "--output", str(page)])
+    assert page.read_text("utf-8").startswith("<!doctype html>")
+    with pytest.raises(SystemExit, match="2"):
+        main(["gain", str(tmp_path / "lost.jsonl")])
+    assert "lit-callbacks gain: error:" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit"])
+    assert "no command 'fit'" in capsys.readouterr().err
+    main([])
+    assert "watch LOG" in capsys.readouterr().out
+
+
+def test_a_log_is_a_table_of_steps(tmp_path: Path) -> None:
+    table = read_log(write_log(tmp_path / "log.jsonl", 1))
+    assert table[0] == {"step": 1, **CALM}
+    assert table[-1] == {"step": 11, **FAR}
