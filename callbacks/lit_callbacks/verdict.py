@@ -37,9 +37,10 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     monitor decides it by itself. Without `votes`, two signals do, and so does each monitor that has
     no signal: whoever sets a threshold for a metric of their own means it. Where the distance to
     the reference is watched (the signal `kl`), it has to be one of the two: responses that change
-    while the policy stays near its reference follow from the prompts. Where it is not watched, longer responses and lower entropy are one signal:
-    training on answers that can be checked brings both. If the prompts' own signal (`data`) has
-    changed, the verdict is that the data changed.
+    while the policy stays near its reference follow from the prompts. Where it is not watched,
+    longer responses and lower entropy are one signal: training on answers that can be checked
+    brings both. If the prompts' own signal (`data`) has changed, the verdict is that the data
+    changed.
 
     The verdict is suspicious if one signal has collapsed, or if two (or all, if there are fewer)
     are suspicious. An advisory monitor has no vote for a collapse.

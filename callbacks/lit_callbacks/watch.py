@@ -142,6 +142,8 @@ class Watch:
         needed = min(choose(self.votes, DEFAULT_VOTES), n_signals)
         if not n_signals:
             return "each of them makes a collapse alone" if own else "no signal makes a collapse"
+        if n_signals == 1 and not own:
+            return "it makes a collapse alone (votes: 1)"
         together = (
             f"{_NUMBERS.get(needed, needed)} of these {n_signals} signals "
             f"{'makes' if needed == 1 else 'make'} a collapse (votes: {needed})"

@@ -34,7 +34,7 @@ def test_watch_takes_names_and_votes(tmp_path: Path, capsys: pytest.CaptureFixtu
     words = ["watch", str(path), "--map", "rollout/response_length=my/length", "--votes", "1"]
     with pytest.raises(SystemExit, match="1"):
         main(words)
-    assert "one of these 1 signals makes a collapse (votes: 1)" in capsys.readouterr().out
+    assert "; it makes a collapse alone (votes: 1)" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         main(["watch", str(path), "--map", "my/length"])
     assert "--map: expected KEY=NAME" in capsys.readouterr().err
