@@ -26,14 +26,17 @@ PHASES = [
 PRINTED = {
     "start": [
         r"pairs\.csv: 40 records that serve as preferences, 0 equal an earlier one",
+        r"Columns that are read: prompt, chosen, rejected",
         r"Base model in runs/pairs/base: .* untrained weights, .* tokens, 512 positions",
         r"Examples; what is trained on is between \[\[ and \]\]:",
         r"(?:chosen|rejected):",
         r"  \| .*",
-        r"99 % of them have at most \d+ tokens, of 128 that the stages take",
-        r"Written to runs/pairs: sft\.yaml, reward\.yaml, ppo\.yaml and heldout\.jsonl",
+        r"fits 128 tokens: 40 of 40 \(100 %\)",
+        r"Time here, roughly: SFT .*, the reward model .*, PPO .*",
+        r"Written to runs/pairs: sft\.yaml, reward\.yaml, ppo\.yaml, heldout\.jsonl and "
+        r"heldout_pairs\.jsonl",
         r"Next, in this order:",
-        r"  lit_rlhf (?:fit|evaluate) .*",
+        r"  lit_rlhf (?:fit|report|evaluate) .*",
     ],
     "fit": [
         r"LlamaForCausalLM from \S+: packed forward, chunked logits",
@@ -41,6 +44,7 @@ PRINTED = {
         BAR,
         *LIGHTNING,
         *PHASES,
+        r"sft, held out: perplexity .*, token accuracy .*; by the frequency of tokens alone .*",
         r"sft: saved the model to \S+",
     ],
     "generate": [
@@ -54,6 +58,7 @@ PRINTED = {
         r"mean of the last tenth +sft",
         r"[\w/]+/\w+ +-?[\d.e+-]+",
         r"highest level +[\w-]+",
+        r"sft, held out: perplexity .*",
         r"Report: page\.html",
     ],
 }
