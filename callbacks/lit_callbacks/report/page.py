@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
         metavar="RUN",
         help="a log: folder of a TensorBoardLogger or CSVLogger, or a file or folder of another "
         "trainer (.jsonl, .json, .csv, .tsv, .log, .wandb); a folder of several runs; "
-        "NAME=LOG names the run",
+        "NAME=LOG names the run, and NAME=LOG,LOG is one run with several seeds",
     )
     parser.add_argument("--output", default="report.html", help="the page (report.html)")
     parser.add_argument("--keys", nargs="+", metavar="KEY", help="metrics to show")
@@ -162,7 +162,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
     is_over = not options.watch
     try:
         while True:
-            named = name_runs(_parse_runs(options.runs))
+            parsed = _parse_runs(options.runs)
+            named = name_runs(parsed.runs)
             runs = [read_any_run(name, folder) for name, folder in named.items()]
             _write_page(runs, path, options.keys, 0 if is_over else options.watch)
             if is_over:
@@ -173,22 +174,48 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
             except KeyboardInterrupt:
                 is_over = True
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        table = runs_table(runs, options.keys, width)
+        table = runs_table(runs, options.keys, width, parsed.groups)
         held_out = [f"{run.name}, held out: {run.held_out}" for run in runs if run.held_out]
     except (ValueError, ModuleNotFoundError) as error:
         parser.error(str(error))
     print("\n".join([table, "", *held_out, f"Report: {path}"]))
 
 
-def _parse_runs(words: list[str]) -> list[str] | dict[str, str]:
-    """Folders, or folders by name if every word has one; a folder may itself contain a `=`."""
-    named = [not Path(word).exists() and "=" in word for word in words]
-    if not any(named):
-        return words
-    pairs = [word.split("=", 1) for word in words]
-    runs = {pair[0]: pair[-1] for pair in pairs}
-    if not all(named) or len(runs) < len(words):
+class ParsedRuns(NamedTuple):
+    """The runs that the arguments name.
+
+    Attributes:
+        runs: Folders, or folders by name.
+        groups: Names of runs by the name of their group.
+    """
+
+    runs: list[str] | dict[str, str]
+    groups: dict[str, list[str]]
+
+
+def _parse_runs(words: list[str]) -> ParsedRuns:
+    """Folders, or folders by name if every word has one; a folder may itself contain a `=`.
+
+    `NAME=FOLDER,FOLDER` is a group of runs, which are numbered.
+    """
+    is_named = [not Path(word).exists() and "=" in word for word in words]
+    if not any(is_named):
+        return ParsedRuns(words, {})
+    folders_of: dict[str, list[str]] = {}
+    for word in words:
+        name, _, place = word.partition("=")
+        folders_of[name] = [place] if Path(place).exists() else place.split(",")
+    if not all(is_named) or len(folders_of) < len(words):
         raise ValueError(
             f"runs: expected folders, or NAME=FOLDER with different names, got {words}"
         )
-    return runs
+    runs: dict[str, str] = {}
+    groups: dict[str, list[str]] = {}
+    for name, folders in folders_of.items():
+        own = {f"{name} {number}": folder for number, folder in enumerate(folders, 1)}
+        if len(folders) == 1:
+            own = {name: folders[0]}
+        else:
+            groups[name] = [*own]
+        runs |= own
+    return ParsedRuns(runs, groups)

@@ -25,7 +25,12 @@ NONE = "-"
 """Cell of a metric, level or setting that a run does not have."""
 
 
-def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None, width: int = 0) -> str:
+def runs_table(
+    runs: Sequence[Run],
+    keys: Sequence[str] | None = None,
+    width: int = 0,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> str:
     """Runs side by side: each metric's mean over the last tenth, levels, and differing settings.
 
     Up to `FEW_RUNS` runs are columns, more are rows. Settings come from the `config.yaml` that
@@ -35,39 +40,84 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str] | None = None, width: in
         runs: The runs.
         keys: Metrics to show, see `choose_panels`.
         width: Characters of a line, after which further columns follow below; 0 for no limit.
+        groups: Names of runs that differ in their seeds alone, by the name of their common column,
+            which has the mean and the range over them. Default: each run has a column.
 
     Returns:
         The table as lines of text.
     """
     names = [panel.key for panel in choose_panels(runs, keys)]
-    rows = [["mean of the last tenth", *(run.name for run in runs)]]
-    rows += [[key, *(_ending(run.curves.get(key)) for run in runs)] for key in names]
-    rows.append(["highest level", *(run.worst.word if run.spans else NONE for run in runs)])
-    settings = [_settings(Path(run.folder)) for run in runs]
+    columns = _group_runs(runs, groups or {})
+    rows = [["mean of the last tenth", *columns]]
+    rows += [[key, *(_endings(own, key) for own in columns.values())] for key in names]
+    rows.append(["highest level", *map(_worst_levels, columns.values())])
+    settings = [_common_settings(own) for own in columns.values()]
     differing = [
         [name, *(str(values.get(name, NONE)) for values in settings)]
         for name in dict.fromkeys(name for values in settings for name in values)
         if all(settings) and len({str(values.get(name, NONE)) for values in settings}) > 1
     ]
-    if len(runs) > FEW_RUNS:
+    if len(columns) > FEW_RUNS:
         rows += [[name.replace(".", "/"), *map(_cut, cells)] for name, *cells in differing]
         headings = shorten_keys([name for name, *_ in rows])
-        columns = [[name, *cells] for name, (_, *cells) in zip(headings, rows, strict=True)]
-        return align_columns(list(zip(*columns, strict=True)), width)
+        by_run = [[name, *cells] for name, (_, *cells) in zip(headings, rows, strict=True)]
+        return align_columns(list(zip(*by_run, strict=True)), width)
     if differing:
         rows += [[], ["settings that differ"], *differing]
     return align_columns(rows, width)
+
+
+def _group_runs(
+    runs: Sequence[Run], groups: Mapping[str, Sequence[str]]
+) -> Mapping[str, Sequence[Run]]:
+    """The runs of each column by its name."""
+    group_of = {name: group for group, names in groups.items() for name in names}
+    columns: dict[str, list[Run]] = {}
+    for run in runs:
+        columns.setdefault(group_of.get(run.name, run.name), []).append(run)
+    return columns
+
+
+def _worst_levels(runs: Sequence[Run]) -> str:
+    """The highest level of some runs, and of how many it is."""
+    levels = [run.worst for run in runs if run.spans]
+    if not levels:
+        return NONE
+    worst = max(levels)
+    return worst.word if len(runs) == 1 else f"{worst.word} {levels.count(worst)}/{len(runs)}"
+
+
+def _endings(runs: Sequence[Run], key: str) -> str:
+    """The end of a metric: of one run its value, of several the mean and the range."""
+    values = [end for run in runs if (end := _ending(run.curves.get(key))) is not None]
+    if not values:
+        return NONE
+    mean = format_number(sum(values) / len(values))
+    if len(runs) == 1:
+        return mean
+    return f"{mean} [{format_number(min(values))}, {format_number(max(values))}]"
+
+
+def _common_settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """Settings that are the same in all of some runs, by dotted name."""
+    first, *others = (_settings(Path(run.folder)) for run in runs)
+    return {
+        name: value
+        for name, value in first.items()
+        if all(other.get(name) == value for other in others)
+    }
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_SETTING else f"...{text[3 - LONGEST_SETTING :]}"
 
 
-def _ending(curve: Curve | None) -> str:
+def _ending(curve: Curve | None) -> float | None:
+    """The mean of a metric over the last part of a run; `None` without the metric."""
     if curve is None:
-        return NONE
+        return None
     last = [point.value for point in curve.points[-max(1, len(curve.points) // LAST_PART) :]]
-    return format_number(sum(last) / len(last))
+    return sum(last) / len(last)
 
 
 def _settings(folder: Path) -> dict[str, Any]:

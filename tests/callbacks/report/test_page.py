@@ -138,6 +138,28 @@ def test_table_shows_settings_only_if_every_run_has_them(tmp_path: Path) -> None
     assert last == [["settings", "that", "differ"], ["lr", "0.1", "0.2"]]
 
 
+def test_runs_of_several_seeds_are_one_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = {"base_0": 1.0, "base_1": 2.0, "base_2": 6.0, "other": 5.0}
+    for seed, (name, end) in enumerate(ends.items()):
+        write_run(tmp_path / name, {"toy/a": [0.0, end]})
+        rate = 0.2 if name == "other" else 0.1
+        (tmp_path / name / "config.yaml").write_text(f"lr: {rate}\nseed: {seed}\n")
+    base = ",".join(str(tmp_path / f"base_{seed}") for seed in range(3))
+    page = tmp_path / "page.html"
+    main([f"base={base}", f"other={tmp_path / 'other'}", "--output", str(page)])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][-2:] == ["base", "other"]
+    assert ["toy/a", "3", "[1,", "6]", "5"] in lines
+    # the seeds differ within the group, and so say nothing about it
+    place = lines.index(["settings", "that", "differ"])
+    assert lines[place + 1] == ["lr", "0.1", "0.2"]
+    assert lines[place + 2] == ["seed", "-", "3"]
+    # the page has a curve for each
+    assert all(f"base {number}" in page.read_text("utf-8") for number in (1, 2, 3))
+
+
 def test_many_runs_are_rows_in_blocks_within_the_width(tmp_path: Path) -> None:
     keys, names = [f"toy/metric_{x}" for x in "abcde"], [f"seed_{seed}" for seed in range(60)]
     for seed, name in enumerate(names):
