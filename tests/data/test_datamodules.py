@@ -66,6 +66,17 @@ def test_demonstration_batch_trains_on_the_response_alone(
     assert sum(len(batch.input_ids) for batch in data.train_dataloader()) == 20
 
 
+def test_plain_text_is_trained_on_as_a_whole(write_lines: Writer, tokenizer: Tokenizer) -> None:
+    text = "iron rusts, and zinc keeps it from rusting"
+    data = started(demonstrations(write_lines({"text": text}), tokenizer, max_length=8))
+    blocks = data.examples["train"]
+    assert max(len(block.input_ids) for block in blocks) == 8
+    ids = [token for block in blocks for token in block.input_ids.tolist()]
+    assert tokenizer.decode(ids) == f"{text}</s>"
+    # nothing predicts the first token of a block
+    assert all(block.completion_mask.tolist() == [False, *[True] * 7] for block in blocks[:-1])
+
+
 def test_responses_end_with_the_named_token(write_lines: Writer) -> None:
     chatml = tiny_tokenizer("<|endoftext|>", extra=["<|im_start|>", "<|im_end|>"])
     chatml.chat_template = CHATML.replace("eos_token", "'<|im_end|>'")

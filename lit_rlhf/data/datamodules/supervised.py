@@ -17,7 +17,7 @@ from lit_rlhf.data.examples import (
     collate_tokens,
 )
 from lit_rlhf.data.loader import ResumableLoader
-from lit_rlhf.data.records import DemonstrationRecord, PreferenceRecord, RecordKind
+from lit_rlhf.data.records import DemonstrationRecord, PreferenceRecord, RecordKind, TextRecord
 from lit_rlhf.data.samplers import EpochBatchSampler, FixedBatchSampler, TokenBudgetBatchSampler
 from lit_rlhf.data.sources import DataSource
 
@@ -76,15 +76,18 @@ class DynamicBatchDataModule(RecordDataModule):
 
 
 class DemonstrationDataModule(DynamicBatchDataModule):
-    """Loads `TokenBatch`es of dialogues to imitate.
+    """Loads `TokenBatch`es of dialogues to imitate, or of plain text.
 
     Args:
-        train_sources: Training data: demonstrations, or preferences for their chosen responses.
+        train_sources: Training data: demonstrations, preferences for their chosen responses, or
+            plain text (rows with `text`), which is cut into blocks of `max_length` tokens. All
+            tokens of plain text are trained on, and the text of special tokens counts as ordinary
+            text.
         train_on: `"last"` trains on the last response, `"all"` on every assistant turn.
         **options: Arguments of `DynamicBatchDataModule` and `RecordDataModule`.
     """
 
-    kind: ClassVar[RecordKind] = "demonstration"
+    kind: ClassVar[RecordKind] = "ptx"  # demonstrations or plain text
     collate = staticmethod(collate_tokens)
 
     def __init__(
@@ -153,8 +156,10 @@ class PreferenceDataModule(DynamicBatchDataModule):
 
 
 def _encode_demonstration(
-    record: DemonstrationRecord, encoder: DialogueEncoder, train_on: TrainOn
+    record: DemonstrationRecord | TextRecord, encoder: DialogueEncoder, train_on: TrainOn
 ) -> list[TokenExample]:
+    if isinstance(record, TextRecord):
+        return encoder.encode_text(record.text)
     return [encoder.encode_dialogue(record.messages, train_on)]
 
 
