@@ -11,7 +11,7 @@ from lit_callbacks.signals import (
     NonFiniteMonitor,
     default_monitors,
 )
-from lit_callbacks.verdict import Verdict, conclude, judge
+from lit_callbacks.verdict import Verdict, advise, conclude, judge
 from lit_callbacks.watch import Watch
 from tests.support.monitor_levels import C, H, S
 
@@ -222,6 +222,13 @@ CONCLUSIONS = [
 @pytest.mark.parametrize(("seen", "meaning"), CONCLUSIONS)
 def test_conclusion_follows_from_the_signals_seen(seen: str, meaning: str) -> None:
     assert conclude({*seen.split()}) == meaning
+
+
+@pytest.mark.parametrize("meaning", sorted({meaning for _, meaning in CONCLUSIONS} - {""}))
+def test_every_conclusion_says_what_to_do_next(meaning: str) -> None:
+    assert advise(f"a 20 is 2x its baseline, b 8 is 2x its baseline: perhaps {meaning}")
+    assert advise(f"a: {meaning}") == advise(f"b: perhaps {meaning}")
+    assert advise("a 20 is 2x its baseline") == ""
 
 
 def test_every_conclusion_speaks_of_signals_that_the_defaults_watch() -> None:

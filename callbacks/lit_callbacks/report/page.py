@@ -24,6 +24,7 @@ from lit_callbacks.panels import Panel, choose_panels
 from lit_callbacks.report.reading import read_any_run, read_phases, read_responses
 from lit_callbacks.report.table import runs_table
 from lit_callbacks.runs import Run, name_runs
+from lit_callbacks.verdict import advise
 from lit_callbacks.words import format_number
 
 _SIGNS = {Level.DATA_CHANGED: "◆", Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
@@ -90,6 +91,7 @@ def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float
         percent=lambda step: 100 * (step - steps.first) / max(1, steps.last - steps.first),
         signs=_SIGNS,
         run_class=run_class,
+        advise=advise,
         format_number=format_number,
     )
 

@@ -20,6 +20,33 @@ from tests.support.report_pages import Page, report, write_run
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def test_page_says_what_curves_mean_and_what_to_do_next(tmp_path: Path, watched: str) -> None:
+    page = report(tmp_path, watched)
+    advice = page.root.one(css="advice").text
+    assert advice.startswith("What to do next: take the best checkpoint on held-out prompts")
+    assert "begins at 0" in page.panel("rollout/kl").one(css="meaning").text
+    assert all(panel.meaning for panel in KNOWN)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "metrics"])
+def test_page_and_table_have_the_line_on_held_out_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    line = "accuracy 0.58 [0.49, 0.67] on 117 pairs"
+    if name == "metrics":
+        rows = [{"step": 1, "toy/a": 1.0}, {"step": 2, "held_out": line}]
+        run = tmp_path / "run.jsonl"
+        run.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        run = Path(write_run(tmp_path / "run", {"toy/a": [1.0]}))
+        record = {"time": 1.0, "step": 1, "key": "held_out", "text": line}
+        (run / name).write_text(json.dumps(record) + "\n")
+    page = tmp_path / "page.html"
+    main([f"reward={run}", "--output", str(page)])
+    assert f"reward, held out: {line}\nReport: {page}" in capsys.readouterr().out
+    assert f'<p class="held-out">On held-out data: {line}</p>' in page.read_text("utf-8")
+
+
 def test_page_needs_nothing_else(tmp_path: Path, watched: str) -> None:
     page = report(tmp_path, watched)
     assert page.source.startswith("<!doctype html>")
