@@ -37,8 +37,8 @@ KNOWN = (
         "Score of the reward model",
         "reward",
         "Reward",
-        meaning="What PPO raises. A steady rise is normal, and says nothing about quality by itself: "
-        "look at KL and responses. The level means nothing.",
+        meaning="What PPO raises. A steady rise is normal, and says nothing about quality by "
+        "itself: look at KL and responses. The level means nothing.",
     ),
     Panel(
         "rollout/reward",
@@ -79,40 +79,40 @@ KNOWN = (
         "Entropy",
         "nats per token",
         "Policy",
-        meaning="The logarithm of the perplexity, on average. A slow fall is normal; near 0 nothing "
-        "new is tried.",
+        meaning="The logarithm of the perplexity, on average. A slow fall is normal; near 0 "
+        "nothing new is tried.",
     ),
     Panel(
         "rollout/response_length",
         "Response length",
         "tokens",
         "Responses",
-        meaning="Many reward models like length. A rise without end, to the limit, is the commonest "
-        "way to exploit them.",
+        meaning="Many reward models like length. A rise without end, to the limit, is the "
+        "commonest way to exploit them.",
     ),
     Panel(
         "rollout/truncation_rate",
         "Truncation rate",
         "share of responses",
         "Responses",
-        meaning="Responses that were cut off. If it is high from the start, raise max_new_tokens; if "
-        "it grows, the policy has learned not to end.",
+        meaning="Responses that were cut off. If it is high from the start, raise max_new_tokens; "
+        "if it grows, the policy has learned not to end.",
     ),
     Panel(
         "rollout/distinct_2",
         "Distinct-2",
         "share of bigrams",
         "Responses",
-        meaning="How varied the responses are together. A fall means that they repeat themselves, or "
-        "each other.",
+        meaning="How varied the responses are together. A fall means that they repeat themselves, "
+        "or each other.",
     ),
     Panel(
         "ppo/policy_loss",
         "Policy loss",
         "",
         "Optimization",
-        meaning="It wanders around 0 and does not fall in a good run: advantages are relative. Look "
-        "at score and KL instead.",
+        meaning="It wanders around 0 and does not fall in a good run: advantages are relative. "
+        "Look at score and KL instead.",
     ),
     Panel(
         "ppo/value_loss",
@@ -129,8 +129,8 @@ KNOWN = (
         "",
         "Optimization",
         floor=-1.0,
-        meaning="1 is a critic that knows the returns, 0 one that knows their mean. Values of 0.2 to "
-        "0.8 are normal; below 0 for long, train the critic first.",
+        meaning="1 is a critic that knows the returns, 0 one that knows their mean. Values of 0.2 "
+        "to 0.8 are normal; below 0 for long, train the critic first.",
     ),
 )
 _NOT_SHOWN = {"hp_metric", "epoch"}  # Lightning's placeholder and a counter

@@ -157,17 +157,17 @@ _ADVICE = {
     "rate, or compute in float32",
     "the policy gives one answer to everything": "read that answer to see what the reward likes; "
     "raise the KL coefficient or lower the learning rate",
-    "the policy cuts its answers short": "see whether the reward pays for short answers; add a rule "
-    "with a lower bound of length, or raise the KL coefficient",
+    "the policy cuts its answers short": "see whether the reward pays for short answers; add a "
+    "rule with a lower bound of length, or raise the KL coefficient",
     "the policy is exploiting its reward": "take the best checkpoint on held-out prompts, read the "
     "best-scored responses for what the reward likes, and raise the KL coefficient or mend the "
     "reward",
     "the policy repeats itself": "add a rule against repetition, or raise the KL coefficient",
     "the policy loses its language": "lower the learning rate, or raise the KL coefficient",
-    "the policy stops exploring": "lower the learning rate, raise the temperature, or add an entropy "
-    "bonus",
-    "rollouts and updates compute log-probs differently": "compare dropout, padding, temperature and "
-    "precision of sampling and update",
+    "the policy stops exploring": "lower the learning rate, raise the temperature, or add an "
+    "entropy bonus",
+    "rollouts and updates compute log-probs differently": "compare dropout, padding, temperature "
+    "and precision of sampling and update",
     "the critic does not follow the returns": "train the critic longer before the policy, or raise "
     "its learning rate",
 }
