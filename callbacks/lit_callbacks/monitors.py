@@ -31,7 +31,7 @@ NOISE_READINGS = 30
 """Latest readings from whose differences the noise is estimated."""
 EARLY_READINGS = 3
 """Readings from which a threshold is guessed before the baseline is known."""
-LARGEST_RATIO = 20
+LARGEST_RATIO = 25
 """From this multiple of a baseline on, a sentence compares with the threshold: "820x" says little.
 """
 FARTHEST_SHARE = 0.9

@@ -113,8 +113,8 @@ class Watch:
             alone = judge(self.monitors, 1, verdict.step)
             self.single = alone if alone.level is Level.COLLAPSED else None
         self.notes = []
-        judging = [m for m in self.monitors if m.steps and m.has_baseline is not None]
-        ready = bool(judging) and all(m.has_baseline for m in judging)
+        # thresholds that need no baseline are ready at once
+        ready = all(m.has_baseline is not False for m in self.monitors if m.steps)
         if verdict.level is Level.DATA_CHANGED:
             self._changed = verdict.sentence
             self._announced = False

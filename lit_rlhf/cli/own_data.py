@@ -321,7 +321,7 @@ def _describe_fit(own: _OwnData, lengths: _Lengths, positions: int | None) -> st
     n_measured = len(lengths.by_record)
     whole = "" if n_measured == len(own.records) else "the first "
     line = f"fits {lengths.max_length:,} tokens: {n_fit} of {whole}{n_measured}"
-    line += f" ({n_fit / n_measured:.0%})".replace("%", " %")
+    line += f" ({round(100 * n_fit / n_measured)} %)"
     if n_fit == n_measured:
         return line
     needed = _round_up(max(lengths.by_record))

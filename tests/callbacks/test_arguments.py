@@ -100,7 +100,7 @@ PLAIN: dict[str, Any] = {
     **{"patience": 2, "horizon": 10, "trend_steps": 10, "optional": False},
 }
 DEFAULTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-    (CollapseDetector, {"votes": 2, "when": "train_batch"}),
+    (CollapseDetector, {"votes": None, "when": "train_batch"}),
     (Action, {"level": "collapsed", "cooldown": 10}),
     (AdjustCoefficient, {"lower": 0.0, "level": "suspicious"}),
     (AdjustLearningRate, {"factor": 0.5, "times": 3, "level": "suspicious"}),

@@ -180,9 +180,11 @@ def test_two_detectors_have_own_keys(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert [event.value for event in events.Scalars(f"{prefix}/level")] == levels[prefix]
         assert [step for step, _ in read_texts(tmp_path, f"{prefix}/verdict")] == steps
     said = lines(caplog)
-    heads = ["collapsed at step 5", "monitor/2", "healthy at step 8", "monitor/2"]
+    heads = ["thresholds", "monitor/2", "collapsed at step 5", "monitor/2"]
+    heads += ["healthy at step 8", "monitor/2"]
     assert [line.partition(": ")[0] for line in said] == heads
-    assert [line.split()[1] for line in said if "monitor/2" in line] == ["collapsed", "healthy"]
+    levels_of_second = [line.split()[1] for line in said if "monitor/2" in line]
+    assert levels_of_second == ["thresholds:", "collapsed", "healthy"]
 
 
 @pytest.mark.parametrize(("steps", "signals"), [(8, ""), (7, "drift"), (3, "any signal")])

@@ -163,7 +163,8 @@ def fit_batches(
 
 def watching(*actions: Action) -> CollapseDetector:
     """A detector that `script_of` leads to any level at once, and back."""
-    return CollapseDetector([above(10.0, key, patience=1) for key in ("kl", "size")], [*actions])
+    monitors = [above(10.0, key, patience=1) for key in ("kl", "size")]
+    return CollapseDetector(monitors, [*actions], votes=2)
 
 
 def script_of(levels: Sequence[int]) -> Script:
