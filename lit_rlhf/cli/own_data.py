@@ -143,7 +143,9 @@ def start_with(
     tokenizer = load_tokenizer(model or f"{root}/base")
     if tokenizer.chat_template:
         template = "tokenizer"
-    own = _OwnData(source, kind, records, model, root, template)
+    own = _OwnData(
+        source=source, kind=kind, records=records, model=model, root=root, template=template
+    )
     encoder = DialogueEncoder(tokenizer, template, max_length=1_000_000)
     examples = encode_records(records[:_MEASURED], partial(_encode, encoder), counts, "skip")
     if not examples:

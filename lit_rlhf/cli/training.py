@@ -413,6 +413,8 @@ def hide_notes_of_libraries() -> None:
     warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
     # LightningCLI warns about arguments other than sys.argv, which `quickstart` gives.
     warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended")
+    # A stage says itself, at its end, that no data were held out.
+    warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_news)
 
 

@@ -80,7 +80,7 @@ def tell_held_out(module: RunState, resume: Resume) -> None:
     elif (
         isinstance(module.datamodule, RecordDataModule)
         and not trainer.num_val_batches
-        and trainer.limit_val_batches  # type: ignore[attr-defined]  # set, but not declared
+        and trainer.limit_val_batches
     ):
         rank_zero_info(
             f"{module.stage}: no data were held out, so that nothing says how good the model is; "

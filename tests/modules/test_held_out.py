@@ -73,6 +73,7 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
     assert described("mine", REWARD) is None
 
 
+@pytest.mark.filterwarnings("ignore:Experiment logs directory .* exists and is not empty")
 @pytest.mark.parametrize("logger", [TensorBoardLogger, CSVLogger])
 def test_terminal_card_and_log_have_the_line(
     root: Path, tmp_path: Path, logger: Any, caplog: pytest.LogCaptureFixture
@@ -90,6 +91,7 @@ def test_terminal_card_and_log_have_the_line(
     assert read_run("reward", log.log_dir).held_out == line[1]
 
 
+@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")
 def test_a_run_without_held_out_data_says_so(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
