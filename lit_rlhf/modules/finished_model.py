@@ -79,7 +79,7 @@ def tell_held_out(module: RunState, resume: Resume) -> None:
         log_text(trainer, HELD_OUT_KEY, line, logger_step(trainer))
     elif (
         isinstance(module.datamodule, RecordDataModule)
-        and not trainer.num_val_batches
+        and "val" not in module.datamodule.examples
         and trainer.limit_val_batches
     ):
         rank_zero_info(
