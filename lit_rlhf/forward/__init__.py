@@ -43,6 +43,7 @@ from lit_rlhf.forward.networks import head_labels as head_labels
 from lit_rlhf.forward.networks import is_language_model as is_language_model
 from lit_rlhf.forward.networks import is_sharded as is_sharded
 from lit_rlhf.forward.networks import on_device as on_device
+from lit_rlhf.forward.networks import replace_parameters as replace_parameters
 from lit_rlhf.forward.networks import scalar_head_of as scalar_head_of
 from lit_rlhf.forward.networks import stop_token_ids as stop_token_ids
 from lit_rlhf.forward.networks import trunk_of as trunk_of

@@ -1,6 +1,6 @@
 """Networks: their parts with and without LoRA adapters, their mode, their device and their plan."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -177,6 +177,30 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def replace_parameters(
+    layers: Iterable[nn.Module], make: Callable[[nn.Parameter], nn.Parameter]
+) -> Iterator[None]:
+    """Give layers other parameters inside the context; they have their own again afterwards.
+
+    A layer outside of `layers` that shares a parameter, like a tied embedding, keeps it.
+
+    Args:
+        layers: The layers, whose submodules stay as they are.
+        make: Makes the other parameter from a layer's own.
+    """
+    own = {layer: dict(layer.named_parameters(recurse=False)) for layer in layers}
+    try:
+        for layer, parameters in own.items():
+            for name, parameter in parameters.items():
+                setattr(layer, name, make(parameter))
+        yield
+    finally:
+        for layer, parameters in own.items():
+            for name, parameter in parameters.items():
+                setattr(layer, name, parameter)
 
 
 @dataclass(frozen=True)

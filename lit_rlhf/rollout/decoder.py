@@ -25,6 +25,7 @@ from lit_rlhf.forward import (
     forward_plan,
     logits_from_hidden,
     matmul_dtype,
+    replace_parameters,
     run_with_layout,
     trunk_of,
     unwrap_model,
@@ -226,7 +227,7 @@ class Decoder:
         elif self.graphs is None and self.lengths.device.type == "cuda":
             log_once(
                 self.trunk,
-                f"decodes without varlen_attn and CUDA graphs, as {self.cache.varlen_obstacle}",
+                f"decodes without varlen_attn and CUDA graphs: {self.cache.varlen_obstacle}",
             )
         if self.graphs is not None:
             # a graph for each power of two: slots that are free cost less than more graphs
@@ -548,19 +549,18 @@ class _CastLinear(nn.Linear):
 @contextmanager
 def _cast_linear_layers(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Let linear layers multiply in `dtype` inside the context; all else keeps its dtype."""
+
+    def cast(parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(parameter.to(dtype), requires_grad=False)
+
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     kinds = [type(layer) for layer in layers]
-    # an embedding that shares the weight keeps its own
-    parameters = [dict(layer.named_parameters(recurse=False)) for layer in layers]
-    for layer, own in zip(layers, parameters, strict=True):
-        for name, weight in own.items():
-            setattr(layer, name, nn.Parameter(weight.to(dtype), requires_grad=False))
-        # torch.compile compiles once for a class, but anew for each layer with a forward of its own
-        layer.__class__ = _CastLinear
-    try:
-        yield
-    finally:
-        for layer, kind, own in zip(layers, kinds, parameters, strict=True):
-            layer.__class__ = kind
-            for name, weight in own.items():
-                setattr(layer, name, weight)
+    with replace_parameters(layers, cast):
+        for layer in layers:
+            # torch.compile compiles once for a class, but anew for each layer with its own forward
+            layer.__class__ = _CastLinear
+        try:
+            yield
+        finally:
+            for layer, kind in zip(layers, kinds, strict=True):
+                layer.__class__ = kind

@@ -5,7 +5,7 @@ Notation: `B` samples, `P` prompt tokens, `T` response tokens.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from peft import PeftModel
@@ -23,6 +23,7 @@ from lit_rlhf.forward import (
     gathered,
     longest_sequence,
     raise_too_long,
+    replace_parameters,
     unwrap_model,
 )
 from lit_rlhf.models import ignore_peft_warning
@@ -221,50 +222,33 @@ def adapters_merged(model: LanguageModel) -> AbstractContextManager[None]:
     of adapters after ten updates are (measured).
     """
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    weights = [
-        _LayerWeight(layer=base, name=name, weight=weight)
-        for base in (layer.get_base_layer() for layer in layers)
-        for name, weight in base.named_parameters(recurse=False)
-    ]
-    in_float32 = all(home.weight.dtype == torch.float32 for home in weights)
+    base_layers = [layer.get_base_layer() for layer in layers]
+    weights = [weight for layer in base_layers for weight in layer.parameters(recurse=False)]
+    in_float32 = all(weight.dtype == torch.float32 for weight in weights)
     autocast = torch.is_autocast_enabled(unwrap_model(model).device.type)
     disabled = any(layer.disable_adapters or layer.merged for layer in layers)
     if not isinstance(model, PeftModel) or not in_float32 or disabled or autocast:
         return nullcontext()
-    return _merge_into_copies(model, weights)
-
-
-class _LayerWeight(NamedTuple):
-    """A weight below an adapter.
-
-    Attributes:
-        layer: The layer that has it.
-        name: Its name in the layer.
-        weight: The weight.
-    """
-
-    layer: nn.Module
-    name: str
-    weight: nn.Parameter
+    return _merge_into_copies(model, base_layers)
 
 
 @contextmanager
-def _merge_into_copies(model: PeftModel, weights: list[_LayerWeight]) -> Iterator[None]:
-    """Merge adapters into copies of `weights`, so that these stay the same to the bit.
+def _merge_into_copies(model: PeftModel, base_layers: list[nn.Module]) -> Iterator[None]:
+    """Merge adapters into copies of the weights below, so that these stay the same to the bit.
 
-    The copies are parameters of their own. Other layers may share a weight: a tied embedding must
-    not change with the output layer.
+    The copies are parameters of their own: a tied embedding must not change with the output layer.
     """
-    try:
-        for layer, name, weight in weights:
-            setattr(layer, name, nn.Parameter(weight.detach().clone(), weight.requires_grad))
-        with ignore_peft_warning():
-            model.merge_adapter()
-        yield
-    finally:
-        model.unmerge_adapter()  # it changes the copies by rounding
-        for layer, name, weight in weights:
-            setattr(layer, name, weight)
+
+    def copy(parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+
+    with replace_parameters(base_layers, copy):
+        try:
+            with ignore_peft_warning():
+                model.merge_adapter()
+            yield
+        finally:
+            model.unmerge_adapter()  # it changes the copies by rounding
 
 
 @contextmanager

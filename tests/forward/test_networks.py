@@ -59,6 +59,25 @@ def test_evaluating_gives_every_module_its_mode_back() -> None:
     assert [module.training for module in model.modules()] == modes
 
 
+def test_replaced_parameters_come_back_and_those_shared_with_other_layers_stay() -> None:
+    embedding = torch.nn.Embedding(5, 3)
+    head = torch.nn.Linear(3, 5)
+    weight = embedding.weight
+    bias = head.bias
+    head.weight = weight
+
+    def double(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+        return torch.nn.Parameter(2 * parameter.detach())
+
+    with pytest.raises(RuntimeError, match="stop"), forward.replace_parameters([head], double):
+        assert torch.equal(head.weight, 2 * weight)
+        assert torch.equal(head.bias, 2 * bias)
+        assert embedding.weight is weight
+        raise RuntimeError("stop")
+    assert head.weight is weight
+    assert head.bias is bias
+
+
 def places(network: torch.nn.Module) -> list[int]:
     return [t.data_ptr() for t in (*network.parameters(), *network.buffers())]
 
