@@ -33,7 +33,13 @@ from lit_rlhf.files import (
     undo_interrupted_replacement,
     write_manifest,
 )
-from lit_rlhf.forward import LanguageModel, count_heads, stop_token_ids, unwrap_model
+from lit_rlhf.forward import (
+    LanguageModel,
+    count_heads,
+    replace_parameters,
+    stop_token_ids,
+    unwrap_model,
+)
 from lit_rlhf.models.card import ModelCardInfo, render_model_card
 from lit_rlhf.models.four_bit import dequantized_weights, is_4bit
 from lit_rlhf.models.heads import VALUE_HEAD, save_lm_head, set_scalar_padding
@@ -313,9 +319,14 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
         return state
     adapter = next(iter(adapted.values())).active_adapters[0]
     for name, module in adapted.items():
-        weight = state[f"{name}.base_layer.weight"]
-        delta = cast(Any, module).get_delta_weight(adapter)
-        state[f"{name}.base_layer.weight"] = weight + delta.to(weight)
+        below = f"{name}.base_layer"
+        if adapter in module.lora_variant or module.lora_bias.get(adapter):
+            merged_layer = _merge_layer(name, module, adapter)
+            state |= {f"{below}.{part}": tensor for part, tensor in merged_layer.items()}
+        else:
+            weight = state[f"{below}.weight"]
+            delta = cast(Any, module).get_delta_weight(adapter)
+            state[f"{below}.weight"] = weight + delta.to(weight)
     merged = {}
     for name, tensor in state.items():
         # a layer that peft trains in full is there twice: as loaded, and as trained under the
@@ -324,6 +335,40 @@ def merged_state_dict(model: LanguageModel) -> dict[str, Tensor]:
             continue
         name = name.replace(".base_layer.", ".").replace(f".modules_to_save.{adapter}.", ".")
         merged[name] = tensor
+    return merged
+
+
+def _merge_layer(name: str, layer: LoraLayer, adapter: str) -> dict[str, Tensor]:
+    """Parameters of a layer with its adapter, which is more than a product of two matrices.
+
+    DoRA (arXiv 2402.09353) also changes the norms of the weight, and an adapter may have a bias.
+
+    Args:
+        name: The layer's name, for messages.
+        layer: The layer, which is not changed.
+        adapter: The adapter.
+    """
+    base: nn.Module = layer.get_base_layer()
+    if getattr(base.get_parameter("weight"), "quant_state", None) is not None:
+        raise ValueError(
+            f"model: expected plain LoRA on weights in 4 bits, got {name} with DoRA or lora_bias, "
+            "which cannot be merged into them"
+        )
+    if layer.lora_bias.get(adapter) and getattr(base, "bias", None) is None:
+        raise ValueError(
+            f"model: expected lora_bias on layers with a bias only, got {name}, which has none to "
+            "merge the adapter's bias into"
+        )
+
+    def copy_parameter(parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+
+    mergeable = cast(Any, layer)
+    with replace_parameters([base], copy_parameter):
+        mergeable.merge(adapter_names=[adapter])
+        # unmerging changes the tensors in place
+        merged = {part: p.detach().clone() for part, p in base.named_parameters(recurse=False)}
+        mergeable.unmerge()
     return merged
 
 

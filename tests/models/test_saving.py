@@ -7,13 +7,14 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from lit_rlhf.files import atomic_io
 from lit_rlhf.files.atomic_io import replaced_path
 from lit_rlhf.forward import stop_token_ids
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, saving
-from lit_rlhf.models.saving import replace_folder, save_model_folder
+from lit_rlhf.models.saving import merge_adapters, replace_folder, save_model_folder
 from tests.support.full_disk import largest_file
 from tests.support.tiny_models import BOS_ID, EOS_ID, PAD_ID, tiny_causal_lm, tiny_tokenizer
 
@@ -225,3 +226,48 @@ def test_a_full_disk_is_named_with_the_folder(tmp_path: Path, room: int) -> None
     with largest_file(room), pytest.raises(OSError, match=told):
         save(tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
+
+
+def adapted_causal_lm(family: str, targets: list[str], **options: Any) -> Any:
+    """A tiny model in LoRA adapters, all of whose numbers have moved."""
+    config = LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM", **options)
+    model = get_peft_model(tiny_causal_lm(family), config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter += 0.1 * torch.randn(parameter.shape)
+    return model
+
+
+# peft (0.21) looks at what transformers 5.17 deprecates
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("family", "targets", "options"),
+    [
+        ("llama", ["q_proj", "down_proj"], {"use_dora": True}),
+        ("gpt2", ["c_attn", "c_proj"], {"use_dora": True, "fan_in_fan_out": True}),
+        ("gpt2", ["c_attn", "c_proj"], {"lora_bias": True, "fan_in_fan_out": True}),
+        ("llama", ["q_proj"], {"use_rslora": True}),
+    ],
+)
+@torch.no_grad()
+def test_saved_model_computes_what_the_adapted_one_does(
+    family: str, targets: list[str], options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = adapted_causal_lm(family, targets, **options)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ids = torch.arange(4, 14).unsqueeze(0)
+    save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
+    merged = load_causal_lm(tmp_path / "m").eval()
+    with model.disable_adapter():
+        assert not torch.allclose(model(ids).logits, merged(ids).logits, atol=1e-2)
+    torch.testing.assert_close(merged(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed but")
+def test_bias_of_an_adapter_needs_a_bias_below_it() -> None:
+    model = adapted_causal_lm("llama", ["q_proj"], lora_bias=True)
+    with pytest.raises(ValueError, match=r"expected lora_bias on layers with a bias only, got .*q_"):
+        merge_adapters(model)
