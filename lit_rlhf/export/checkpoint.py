@@ -105,11 +105,13 @@ def load_checkpoint_model(
         base_model=config_source,
         command=command,
     )
+    model = build_model(config_source, build_options, weights.network, scalar=is_scalar)
     generation = None
     if name == "policy":
-        generation = generation_settings(hparams["sampling"]["temperature"])
+        temperature: float = hparams["sampling"]["temperature"]
+        generation = generation_settings(model, tokenizer, temperature)
     return ExportableModel(
-        model=build_model(config_source, build_options, weights.network, scalar=is_scalar),
+        model=model,
         tokenizer=tokenizer,
         name=f"{name} of {path} ({stage}, {saved.content.get('global_step', '?')} updates)",
         scalar=is_scalar,

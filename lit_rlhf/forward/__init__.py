@@ -66,5 +66,7 @@ from lit_rlhf.forward.packing import PackedLayout as PackedLayout
 from lit_rlhf.forward.positions import longest_sequence as longest_sequence
 from lit_rlhf.forward.positions import raise_too_long as raise_too_long
 from lit_rlhf.forward.positions import set_longest_sequence as set_longest_sequence
+from lit_rlhf.forward.vocabulary import count_tokens as count_tokens
+from lit_rlhf.forward.vocabulary import find_ids_without_token as find_ids_without_token
 from lit_rlhf.forward.vocabulary import ids_without_token as ids_without_token
 from lit_rlhf.forward.vocabulary import rule_out_ids_without_token as rule_out_ids_without_token

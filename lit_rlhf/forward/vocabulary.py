@@ -35,12 +35,10 @@ def rule_out_ids_without_token(
         networks: The language models, in place.
         tokenizer: Their tokenizer.
     """
-    tokens = {*tokenizer.get_vocab().values(), *tokenizer.all_special_ids}
     logged = False
     for network in networks:
         inner = unwrap_model(network.network if isinstance(network, Offloaded) else network)
-        vocab_size = inner.config.get_text_config().vocab_size
-        ids = [token_id for token_id in range(vocab_size) if token_id not in tokens]
+        ids = find_ids_without_token(inner, tokenizer)
         if not ids:
             continue
         if ids_without_token(inner) is None:
@@ -50,10 +48,29 @@ def rule_out_ids_without_token(
         )
         if not logged:
             rank_zero_info(
-                f"{type(inner).__name__}: {len(ids)} of its {vocab_size} ids have no token in its "
-                "tokenizer; they are neither sampled nor part of log-probs, entropy and KL"
+                f"{type(inner).__name__}: {len(ids)} of its {_vocab_size(inner)} ids have no token "
+                "in its tokenizer; they are neither sampled nor part of log-probs, entropy and KL"
             )
             logged = True
+
+
+def find_ids_without_token(
+    model: LanguageModel, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """List the ids of a language model's vocabulary that its tokenizer has no token for."""
+    tokens = {*tokenizer.get_vocab().values(), *tokenizer.all_special_ids}
+    return [token_id for token_id in range(_vocab_size(model)) if token_id not in tokens]
+
+
+def count_tokens(model: LanguageModel) -> int:
+    """Count the ids that a language model gives a probability, which it does not rule out."""
+    ids = ids_without_token(model)
+    return _vocab_size(model) - (0 if ids is None else len(ids))
+
+
+def _vocab_size(model: LanguageModel) -> int:
+    size: int = unwrap_model(model).config.get_text_config().vocab_size
+    return size
 
 
 def ids_without_token(model: LanguageModel) -> Tensor | None:

@@ -16,12 +16,18 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from transformers import PreTrainedTokenizerBase
 
 from lit_callbacks import log_text
 from lit_rlhf.checks import check_count, check_positive
 from lit_rlhf.data import PromptBatch, PromptDataModule, encode_prompts
 from lit_rlhf.finite import NotFiniteError, join_names
-from lit_rlhf.forward import scalar_head_of
+from lit_rlhf.forward import (
+    LanguageModel,
+    count_tokens,
+    find_ids_without_token,
+    scalar_head_of,
+)
 from lit_rlhf.models import ModelOptions, separate_weights
 from lit_rlhf.modules.option_names import merge_options
 from lit_rlhf.modules.options import OptimizerOptions
@@ -73,8 +79,8 @@ from lit_rlhf.stats import all_gather_rows, global_means
 
 ValueT = TypeVar("ValueT")
 
-# metrics besides `RolloutMetrics` that an iteration logs even if it is skipped
-OF_AN_ITERATION = ("rollout/score", "rollout/reward")
+SCORE_KEYS = ("rollout/score", "rollout/reward")
+"""Metrics besides `RolloutMetrics` that an iteration logs even if it is skipped."""
 
 
 class OfAlgorithm(Generic[ValueT]):
@@ -409,7 +415,7 @@ class PPOModule(StageModule):
             for _ in range(ppo.count_updates(n_responses)):
                 record.stepper.end_minibatch(trains_policy=not ppo.in_critic_pretraining())
             ppo.iteration += 1
-            keys = [*RolloutMetrics.KEYS, *OF_AN_ITERATION]
+            keys = [*RolloutMetrics.KEYS, *SCORE_KEYS]
             if self.critic is not None:
                 keys.append("ppo/explained_variance")
             # What the iteration did not get to is broken: NaN, and not left out like the mean of
@@ -579,7 +585,8 @@ class PPOModule(StageModule):
 
     def write_finished(self, folder: Path) -> None:
         """Write the policy, with the critic, if there is one, in a folder inside."""
-        self.write_network(self.policy, folder, generation_settings(self.sampling.temperature))
+        settings = generation_settings(self.policy, self.tokenizer, self.sampling.temperature)
+        self.write_network(self.policy, folder, settings)
         if self.critic is None:
             return
         models = [model.path for model in self.reward.models]
@@ -588,6 +595,18 @@ class PPOModule(StageModule):
         self.write_network(self.critic, folder / "critic", card=card)
 
 
-def generation_settings(temperature: float) -> dict[str, Any]:
-    """Settings of a finished policy's `generation_config.json`: it samples as the rollouts did."""
-    return {"temperature": temperature, "do_sample": True}
+def generation_settings(
+    policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, temperature: float
+) -> dict[str, Any]:
+    """Settings of a finished policy's `generation_config.json`: it samples as the rollouts did.
+
+    Args:
+        policy: The policy.
+        tokenizer: Its tokenizer. Ids that it has no token for are suppressed.
+        temperature: Temperature of the rollouts, above 0.
+    """
+    return {
+        "temperature": temperature,
+        "do_sample": True,
+        "suppress_tokens": find_ids_without_token(policy, tokenizer) or None,
+    }

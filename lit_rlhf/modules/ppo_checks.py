@@ -35,10 +35,10 @@ def check_on_policy_sampling(sampling: SamplingOptions) -> None:
         )
 
 
-def warn_about_options(options: PPOOptions, vocab_size: int) -> None:
+def warn_about_options(options: PPOOptions, n_tokens: int) -> None:
     """Warn about an estimator without KL's gradient, and a bound on entropy that never acts.
 
-    The entropy of a token is at most the logarithm of `vocab_size`.
+    The policy chooses among `n_tokens` tokens, so that an entropy is at most the logarithm of that.
     """
     shaping = options.reward_shaping
     loss = options.loss
@@ -50,11 +50,11 @@ def warn_about_options(options: PPOOptions, vocab_size: int) -> None:
             "reference. Use k1 in rewards."
         )
     clip = loss.entropy_clip
-    largest = math.log(vocab_size)
+    largest = math.log(n_tokens)
     if loss.entropy_coef > 0 and clip is not None and clip >= largest:
         rank_zero_warn(
             f"loss.entropy_clip={clip}: the entropy of a token is at most {largest:.1f} nats (the "
-            f"log of {vocab_size} tokens), so that the bound never acts. It is per token: lower it "
+            f"log of {n_tokens} tokens), so that the bound never acts. It is per token: lower it "
             "to about the entropy of the SFT model (`rollout/entropy`)."
         )
 

@@ -1,6 +1,7 @@
 """B4: ids that the tokenizer has no token for are neither sampled nor part of any distribution."""
 
 import logging
+import math
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lit_rlhf.data import DialogueEncoder, parse_prompts
+from lit_rlhf.export.checkpoint import load_checkpoint_model
 from lit_rlhf.forward import (
     Offloaded,
     forward_plan,
@@ -197,6 +199,31 @@ def test_ppo_starts_without_kl_and_at_a_ratio_of_one(
     assert float(metrics["ppo/ratio_first"]) == pytest.approx(1.0, abs=1e-5)
     # the state dict of a checkpoint is that of a network without ruled out ids
     assert not any("without_token" in name for name in module.state_dict())
+
+
+def test_finished_and_exported_policy_suppress_them(root: Path, tmp_path: Path) -> None:
+    module = PPOModule(**ppo_options(root, output_dir=str(tmp_path / "policy")))
+    run = fit_module(module, prompts(root), tmp_path)
+    run.save_checkpoint(tmp_path / "run.ckpt")
+    exported = load_checkpoint_model(tmp_path / "run.ckpt")
+    without_token = list(range(VOCAB_SIZE, PADDED_SIZE))
+    assert exported.generation is not None
+    assert exported.generation["suppress_tokens"] == without_token
+    plain: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    assert plain.generation_config.suppress_tokens == without_token
+    ids, mask = make_short_prompts()
+    sequences = plain.generate(
+        ids.repeat(8, 1), attention_mask=mask.long().repeat(8, 1), max_new_tokens=20
+    )
+    assert int(sequences.max()) < VOCAB_SIZE
+
+
+def test_bound_on_entropy_is_compared_with_the_number_of_tokens(root: Path) -> None:
+    below = math.log(VOCAB_SIZE) - 0.01
+    above = math.log(VOCAB_SIZE) + 0.01  # and below the log of all ids
+    PPOModule(**ppo_options(root, loss={"entropy_coef": 0.1, "entropy_clip": below}))
+    with pytest.warns(UserWarning, match=f"the log of {VOCAB_SIZE} tokens"):
+        PPOModule(**ppo_options(root, loss={"entropy_coef": 0.1, "entropy_clip": above}))
 
 
 def test_id_that_another_sampler_draws_is_refused(root: Path) -> None:
