@@ -178,7 +178,7 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
     """
     if kind == "ptx":
         kind = "text" if format == "text" else "demonstration"
-    _check_supported(row, kind)
+    _check_supported(row)
     if kind == "text":
         text = row.read_string("text")
         row.check_text("text", text)
@@ -196,9 +196,13 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
         # Only preferences need the rejected response, so an error in it must not cost the others.
         fields = {name: value for name, value in row.fields.items() if name != "rejected"}
         row = replace(row, fields=fields)
-    if kind == "demonstration" and row.get("label") is False:
+    if kind != "demonstration":
+        return _parse(row, format, kind)
+    if row.get("label") is False:
         return []
-    return _parse(row, format, kind)
+    untrained = _has_untrained_turns(row)
+    records = [r for r in _parse(row, format, kind) if isinstance(r, DemonstrationRecord)]
+    return [replace(record, has_untrained_turns=untrained) for record in records]
 
 
 def find_used_fields(row: Row, format: str, kind: RecordKind) -> list[str]:
@@ -222,7 +226,7 @@ def find_used_fields(row: Row, format: str, kind: RecordKind) -> list[str]:
     return used
 
 
-def _check_supported(row: Row, kind: RecordKind) -> None:
+def _check_supported(row: Row) -> None:
     """Refuse what would change the meaning of a record if it were left out."""
     for name in _UNSUPPORTED_FIELDS:
         value = row.get(name)
@@ -231,15 +235,25 @@ def _check_supported(row: Row, kind: RecordKind) -> None:
             raise row.error(
                 f"{name} are not supported", field=name, detail="drop the field to go on without"
             )
-    if kind != "demonstration":
-        return
+
+
+def _has_untrained_turns(row: Row) -> bool:
+    """Whether an answer before the last turn has `weight: 0`; refuse it on the last one."""
+    has_untrained = False
     for field in ("messages", "conversations"):
         turns = row.get(field)
-        for turn in turns if isinstance(turns, list) else ():
-            if isinstance(turn, Mapping) and turn.get("weight") == 0:
-                raise row.error(
-                    "turns that are not trained on are not supported", field=f"{field}.weight"
-                )
+        if not isinstance(turns, list) or not turns:
+            continue
+        untrained = [
+            isinstance(turn, Mapping)
+            and turn.get("weight") == 0
+            and row.read_turn(turn, field).role == "assistant"
+            for turn in turns
+        ]
+        if untrained[-1]:
+            raise row.error("the last answer is not to be trained on", field=f"{field}.weight")
+        has_untrained = has_untrained or any(untrained)
+    return has_untrained
 
 
 def count_unused_parts(row: Row, kind: RecordKind) -> dict[str, int]:
@@ -403,6 +417,16 @@ def _add_system(row: Row, turns: _Turns) -> _Turns:
     return (Message("system", system), *turns)
 
 
+def _refuse_history(row: Row) -> None:
+    """Refuse earlier turns in a separate field, beside a dialogue that has its own."""
+    if row.get("history"):
+        raise row.error(
+            "expected a prompt without earlier turns beside it",
+            field="history",
+            detail="drop the field to go on without",
+        )
+
+
 def _add_history(row: Row, turns: _Turns) -> _Turns:
     """Put the earlier questions and answers first that a row has in a separate field."""
     history = row.get("history")
@@ -448,6 +472,7 @@ def _parse_dialogue(read: Callable[[Row, str], _Turns], *fields: str) -> _Parser
     """A parser of a whole dialogue in one of several fields; `chosen` may have a `rejected`."""
 
     def parse(row: Row, kind: RecordKind) -> Iterator[_Parts]:
+        _refuse_history(row)
         field = next((name for name in fields if row.get(name) is not None), fields[-1])
         dialogue = _split_response(_add_system(row, read(row, field)))
         rejected = None
@@ -490,17 +515,24 @@ def _parse_pairs(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     rejected = _read_response(row, stem, "rejected")
     if not chosen.prompt:
         raise row.error("missing", field="prompt")
+    prompt = chosen.prompt
+    rejected_prompt = rejected.prompt
+    if not has_prompt:  # whole dialogues
+        _refuse_history(row)
+        prompt = _add_system(row, prompt)
+        rejected_prompt = _add_system(row, rejected_prompt) if rejected_prompt else ()
     yield _Parts(
-        prompt=chosen.prompt,
+        prompt=prompt,
         prompt_field=field,
         response=chosen.response,
         response_field="chosen",
         rejected=rejected.response,
-        rejected_prompt=rejected.prompt,
+        rejected_prompt=rejected_prompt,
     )
 
 
 def _parse_conversations(row: Row, kind: RecordKind) -> Iterator[_Parts]:
+    _refuse_history(row)
     field = "conversations"
     turns = _add_system(row, row.read_turns(field))
     if row.get("chosen") is None and row.get("rejected") is None:
@@ -530,7 +562,9 @@ def _parse_comparison(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     else:
         choice_field = row.find_field(*_COMPARISONS)
         comparison = _COMPARISONS[choice_field]
-        prompt = _add_system(row, _read_prompt(row, comparison.prompt))
+        field = comparison.prompt
+        read = _read_prompt if field == "history" else _read_context
+        prompt = _add_system(row, read(row, field))
         responses = [row.get(name) for name in comparison.responses]
     if kind == "prompt":  # even where neither response is preferred
         yield _Parts(prompt=prompt, prompt_field=comparison.prompt)
@@ -571,6 +605,7 @@ def _read_summary_prompt(row: Row) -> str:
 
 
 def _parse_multiple_choice(row: Row, kind: RecordKind) -> Iterator[_Parts]:
+    _refuse_history(row)
     letters = _OPTION_LETTERS
     options = row.get("options")
     if options is None:
@@ -600,6 +635,7 @@ def _parse_multiple_choice(row: Row, kind: RecordKind) -> Iterator[_Parts]:
 
 
 def _parse_instances(row: Row, kind: RecordKind) -> Iterator[_Parts]:
+    _refuse_history(row)
     instruction = row.read_string("instruction")
     instances = row.get("instances")
     if not isinstance(instances, list) or not instances:

@@ -215,11 +215,15 @@ class DemonstrationRecord:
         messages: The turns, which alternate after a system turn if there is one.
         source: Name of the data source.
         location: Where it was read from.
+        has_untrained_turns: Whether the row says of an earlier answer that it is not trained on.
+        fields: All fields of its row by name, where `load_records` was asked to keep them.
     """
 
     messages: tuple[Message, ...]
     source: str
     location: Location = field(default=NOWHERE, compare=False)
+    has_untrained_turns: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from lit_rlhf.data.counts import DataCounts, OnBadRecord
 from lit_rlhf.data.formats import FORMATS, count_unused_parts, detect_format, parse_row
 from lit_rlhf.data.readers import is_file_path, load_dataset, number_rows, read_file
 from lit_rlhf.data.records import (
+    DemonstrationRecord,
     Location,
     Record,
     RecordError,
@@ -208,6 +209,8 @@ def load_records(
     on_bad_record: OnBadRecord = "error",
     limit: int | None = None,
     counts: DataCounts | None = None,
+    *,
+    keep_fields: bool = False,
 ) -> list[Any]:
     """Read all records of some sources, each once.
 
@@ -222,6 +225,7 @@ def load_records(
             single good record always raise.
         limit: Largest number of records to read; `None` reads all.
         counts: Takes the counts of what was left out; `None` logs them.
+        keep_fields: Keep the fields of their rows in demonstrations, as prompts always do.
     """
     if not sources:
         raise ValueError("sources: expected at least one data source, got none")
@@ -235,7 +239,12 @@ def load_records(
         room = None if limit is None else limit - len(records)
         if room is None or room > 0:
             records += _load_source(
-                kind, source, on_bad_record=on_bad_record, limit=room, counts=read
+                kind,
+                source,
+                on_bad_record=on_bad_record,
+                limit=room,
+                counts=read,
+                keep_fields=keep_fields,
             )
     if counts is None:
         read.log_read()
@@ -251,6 +260,7 @@ def _load_source(
     on_bad_record: OnBadRecord,
     limit: int | None,
     counts: DataCounts,
+    keep_fields: bool,
 ) -> list[Record]:
     """Read all records of one source, and count what is left out."""
     format: str = source.format
@@ -263,6 +273,13 @@ def _load_source(
             if format == "auto":
                 format = detect_format(row, kind, source.columns or ())
             parsed = parse_row(row, format, kind)
+            if keep_fields:
+                parsed = [
+                    replace(record, fields=row.fields)
+                    if isinstance(record, DemonstrationRecord)
+                    else record
+                    for record in parsed
+                ]
             records += parsed
             counts.unused_parts.update(count_unused_parts(row, kind))
             counts.label_false[source.label] += not parsed

@@ -82,5 +82,6 @@ def test_callback_ends_a_run(train: Callable[[str], Ran], longest: int, iteratio
 
 
 def test_commands_of_the_page_are_run_here() -> None:
-    names = {"ppo_brevity", "ppo_cooler", "ppo_frugal", "sft_adafactor", "sft_sums", "ppo_watched"}
+    names = {"ppo_brevity", "ppo_cooler", "ppo_frugal", "ppo_mean", "ppo_watched"}
+    names |= {"sft_adafactor", "sft_sums"}
     assert COMMANDS.keys() == names

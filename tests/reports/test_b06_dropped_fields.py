@@ -2,13 +2,22 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from lit_rlhf.data import DataSource, Message, RecordError, load_records, prompt_of
+from lit_rlhf.data import (
+    DataSource,
+    DemonstrationDataModule,
+    Message,
+    RecordError,
+    load_records,
+    prompt_of,
+)
 from lit_rlhf.data.counts import DataCounts
 from lit_rlhf.data.records import RecordKind
+from tests.support.tiny_models import tiny_tokenizer
 
 USER = {"role": "user", "content": "hi"}
 ANSWER = {"role": "assistant", "content": "hello"}
@@ -56,6 +65,33 @@ def test_history_of_another_form_is_refused(history: object) -> None:
         read("prompt", {"instruction": "hi", "history": history})
 
 
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("demonstration", {"messages": [USER, ANSWER]}),
+        ("demonstration", {"conversations": [USER, ANSWER]}),
+        ("demonstration", {"turns": ["hi", "hello"]}),
+        ("demonstration", {"question": "hi", "options": ["a", "b"], "answer": "A"}),
+        ("demonstration", {"instruction": "hi", "instances": [{"input": "", "output": "a"}]}),
+        ("preference", {"chosen": [USER, ANSWER], "rejected": [USER, ANSWER | {"content": "no"}]}),
+        ("preference", {"chosen": f"{DIALOGUE} a", "rejected": f"{DIALOGUE} b"}),
+    ],
+)
+def test_history_beside_whole_dialogues_is_refused(kind: RecordKind, row: dict[str, Any]) -> None:
+    read(kind, row | {"history": []})
+    for form in (HISTORY, "who? me"):
+        with pytest.raises(RecordError, match="field 'history': expected a prompt without earlier"):
+            read(kind, row | {"history": form})
+
+
+def test_history_of_a_comparison_becomes_earlier_turns() -> None:
+    row = {"prompt": "hi", "response_0": "a", "response_1": "b", "better_response_id": 1}
+    record = read("preference", row | {"history": HISTORY})
+    assert list(prompt_of(record)) == [*EARLIER, Message("user", "hi")]
+    shp = {"history": "hi", "human_ref_A": "a", "human_ref_B": "b", "labels": 1}
+    assert list(prompt_of(read("preference", shp))) == [Message("user", "hi")]
+
+
 @pytest.mark.parametrize("name", ["tools", "functions", "images", "videos", "audios"])
 @pytest.mark.parametrize("value", [["a"], '[{"name": "f"}]', {"name": "f"}])
 def test_fields_that_change_the_meaning_are_refused(name: str, value: object) -> None:
@@ -75,11 +111,42 @@ def test_fields_without_content_change_nothing(value: object) -> None:
 
 
 def test_turns_without_weight_are_refused_where_they_would_be_trained_on() -> None:
-    row = {"messages": [USER, ANSWER | {"weight": 0}, USER, ANSWER | {"weight": 1}]}
-    with pytest.raises(RecordError, match=r"field 'messages.weight': turns that are not trained"):
-        read("demonstration", row)
-    assert len(read("prompt", row).prompt) == 3
-    assert read("demonstration", {"messages": [USER, ANSWER | {"weight": 1}]}).messages
+    earlier = {"messages": [USER, ANSWER | {"weight": 0}, USER, ANSWER | {"weight": 1}]}
+    last = {"messages": [USER, ANSWER, USER, ANSWER | {"weight": 0}]}
+    with pytest.raises(RecordError, match=r"field 'messages.weight': the last answer is not"):
+        read("demonstration", last)
+    for row in (earlier, last):
+        assert len(read("prompt", row).prompt) == 3
+    assert len(read("demonstration", earlier).messages) == 4
+    # the human's turns are never trained on
+    messages = [USER | {"weight": 0}, ANSWER, USER | {"weight": 0}, ANSWER]
+    assert not read("demonstration", {"messages": messages}).has_untrained_turns
+
+
+@pytest.mark.parametrize(
+    ("train_on", "on_bad_record", "n_examples"),
+    [("last", "error", 2), ("all", "skip", 1), ("all", "error", None)],
+)
+def test_earlier_turns_without_weight_are_refused_only_with_training_on_all(
+    train_on: Any, on_bad_record: Any, n_examples: int | None
+) -> None:
+    rows = [
+        {"messages": [USER, ANSWER | {"weight": 0}, USER, ANSWER]},
+        {"messages": [USER, ANSWER]},
+    ]
+    data = DemonstrationDataModule(
+        [DataSource(rows)],
+        train_on=train_on,
+        chat_template="hh",
+        max_length=64,
+        batch_size=1,
+        on_bad_record=on_bad_record,
+    )
+    data.tokenizer = tiny_tokenizer()
+    refused = pytest.raises(ValueError, match="an answer with `weight: 0` is not to be trained on")
+    with refused if n_examples is None else nullcontext():
+        data.setup("fit")
+        assert len(data.examples["train"]) == n_examples
 
 
 def test_reasoning_beside_an_answer_is_counted() -> None:
@@ -118,6 +185,7 @@ def test_system_turn_without_text_is_ignored_like_a_field_without_text(content: 
                 "rejected": "\n\nHuman: hi\n\nAssistant: b",
             },
         ),
+        ("preference", {"chosen": [USER, ANSWER], "rejected": [USER, ANSWER | {"content": "no"}]}),
         ("demonstration", {"turns": ["hi", "hello"]}),
         ("demonstration", {"question": "hi", "options": ["a", "b"], "answer": "A"}),
         ("demonstration", {"instruction": "hi", "instances": [{"input": "", "output": "a"}]}),

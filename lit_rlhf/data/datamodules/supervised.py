@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lit_rlhf.data.cache import RecordEncoder
+from lit_rlhf.data.counts import EncodingError
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
 from lit_rlhf.data.encoding import DialogueEncoder, TrainOn
 from lit_rlhf.data.examples import (
@@ -160,6 +161,10 @@ def _encode_demonstration(
 ) -> list[TokenExample]:
     if isinstance(record, TextRecord):
         return encoder.encode_text(record.text)
+    if train_on == "all" and record.has_untrained_turns:
+        raise EncodingError(
+            "an answer with `weight: 0` is not to be trained on", "train_on: last trains on none"
+        )
     return [encoder.encode_dialogue(record.messages, train_on)]
 
 

@@ -46,7 +46,7 @@ def test_a_run_for_gpus_that_are_not_there_is_counted(root: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("trainer", "expected"),
     [
-        ({"log_every_n_steps": 50}, "None is logged, as trainer.log_every_n_steps is 50"),
+        ({"log_every_n_steps": 50}, "None is logged: trainer.log_every_n_steps is 50"),
         ({"logger": False}, "its course cannot be seen afterwards"),
         ({"log_every_n_steps": 1}, None),
     ],
