@@ -320,6 +320,15 @@ class WeightedReward(nn.Module):
             max_tokens_per_forward=max_tokens_per_forward,
         )
 
+    def have_vote(self, votes: Mapping[str, Tensor]) -> Tensor:
+        """Whether a reward with a weight has a vote for each response, `[B]` bool.
+
+        Args:
+            votes: Whether each reward has a vote, `[B]` bool by its short name.
+        """
+        counted = [spec for spec in self.specs if spec.weight != 0] or self.specs
+        return torch.stack([votes[spec.name] for spec in counted]).any(0)
+
     def _require_votes(
         self, by_name: Mapping[str, Votes], rollouts: RolloutBatch, prompts: Sequence[str]
     ) -> None:
@@ -332,11 +341,8 @@ class WeightedReward(nn.Module):
         """
         if not any(isinstance(function, CallableReward) for function in self.functions):
             return  # models never abstain
-        masks = torch.stack([by_name[spec.name].mask for spec in self.specs])
-        counts = torch.tensor([spec.weight != 0 for spec in self.specs], device=masks.device)
-        if not counts.any():
-            counts = ~counts
-        without = (~masks[counts].any(0)).nonzero().flatten().tolist()
+        has_vote = self.have_vote({name: votes.mask for name, votes in by_name.items()})
+        without = (~has_vote).nonzero().flatten().tolist()
         if without:
             labels = [
                 getattr(function, "label", f"reward model {spec.name!r}")

@@ -12,7 +12,6 @@ from lit_rlhf.data import (
     DemonstrationRecord,
     OnBadRecord,
     PromptExample,
-    PromptRecord,
     encode_records,
     load_records,
 )
@@ -112,18 +111,15 @@ def load_honest_answers(
     """
     counts = DataCounts()
     records: list[DemonstrationRecord] = load_records(
-        "demonstration", sources, on_bad_record, counts=counts
+        "demonstration", sources, on_bad_record, counts=counts, keep_fields=True
     )
-    # A reward may need any field of a record, which only prompts keep.
-    prompts: list[PromptRecord] = load_records("prompt", sources, "skip", counts=DataCounts())
-    fields = {(record.location, record.prompt): record.fields for record in prompts}
     texts: list[str] = []
 
     def encode(record: DemonstrationRecord) -> list[PromptExample]:
         turns = record.messages[:-1]
         example = encoder.prompts.encode_prompt(turns)
         texts.append(record.messages[-1].content.strip())
-        return [example._replace(fields=fields.get((record.location, turns), {}))]
+        return [example._replace(fields=record.fields)]
 
     examples = encode_records(records, encode, counts, on_bad_record)
     left_out.update(counts.skipped)

@@ -112,6 +112,8 @@ class RewardProbe:
         honest_tokens: Their mean length in tokens, EOS included.
         results: The cheats, the one that gains most first.
         not_applicable: Names of the cheats for which answers or tokenizer lack what they take.
+        without_vote: Names of the cheats from which all rewards with a weight abstain.
+        n_without_vote: Number of honest answers from which they abstain, which are left out.
     """
 
     n_prompts: int
@@ -120,6 +122,8 @@ class RewardProbe:
     honest_tokens: float
     results: Sequence[CheatResult]
     not_applicable: Sequence[str] = ()
+    without_vote: Sequence[str] = ()
+    n_without_vote: int = 0
 
     @property
     def gaining(self) -> list[CheatResult]:
@@ -144,6 +148,7 @@ class _Scored:
         total: The sum that PPO learns from, `[N]`.
         by_reward: Scores of each reward by itself, `[N]`; NaN where it abstains.
         tokens: Lengths in tokens, EOS included, `[N]`.
+        voted: Rows for which a reward with a weight has a vote.
     """
 
     prompts: Sequence[PromptExample]
@@ -151,15 +156,18 @@ class _Scored:
     total: NDArray[np.float64]
     by_reward: Mapping[str, NDArray[np.float64]]
     tokens: NDArray[np.float64]
+    voted: Sequence[int]
 
     def select(self, rows: Sequence[int]) -> "_Scored":
         """The responses at `rows`."""
+        voted = set(self.voted)
         return _Scored(
             prompts=[self.prompts[row] for row in rows],
             texts=[self.texts[row] for row in rows],
             total=self.total[rows],
             by_reward={name: scores[rows] for name, scores in self.by_reward.items()},
             tokens=self.tokens[rows],
+            voted=[place for place, row in enumerate(rows) if row in voted],
         )
 
 
@@ -245,6 +253,7 @@ class _Scorer:
             total=total,
             by_reward={k: v.double().cpu().numpy() for k, v in scores.by_name.items()},
             tokens=np.array([len(response.ids) for response in responses], dtype=np.float64),
+            voted=self.reward.have_vote(scores.votes).nonzero().flatten().tolist(),
         )
 
     def _score_batch(
@@ -278,11 +287,13 @@ def probe_reward(
     """Measure how much score each cheat gains over honest answers to the same prompts.
 
     An entry of the reward with `normalize` is normalized by the moments of the honest answers, if
-    it has seen no scores yet. The reward's own moments stay as they are.
+    it has seen no scores yet. The reward's own moments stay as they are. Where all rewards with a
+    weight abstain from an honest answer, its prompt is left out, and where they abstain from a
+    cheat's response, that prompt is left out of the cheat's gain.
 
     Args:
         reward: The reward, on `device`.
-        honest: Prompts with honest answers, at least `MIN_PROMPTS`.
+        honest: Prompts with honest answers, at least `MIN_PROMPTS` with a vote.
         encoder: Encodes responses.
         device: Where the reward computes. `None`: on the CPU.
         seed: Seed of the bootstrap.
@@ -295,26 +306,33 @@ def probe_reward(
             f"{len(honest)}"
         )
     scorer = _Scorer(reward, encoder, device or torch.device("cpu"), report_progress)
-    prompts = [answer.prompt for answer in honest]
-    corpus = Corpus(
-        requests=[answer.request for answer in honest],
-        answers=[answer.text for answer in honest],
-        special_tokens=encoder.special_tokens,
-    )
     scored: list[_ScoredCheat] = []
     not_applicable = []
-    with _moments_of(honest, scorer):
-        baseline = scorer.score_honest(honest)
+    with _evaluate(honest, scorer):
+        all_honest = scorer.score_honest(honest)
+        baseline = all_honest.select(all_honest.voted)
+        if len(baseline.texts) < MIN_PROMPTS:
+            raise ValueError(
+                f"rewards: expected votes for at least {MIN_PROMPTS} honest answers, got votes for "
+                f"{len(baseline.texts)} of {len(honest)}; all rewards with a weight abstain from "
+                "the others"
+            )
+        answers = [honest[row] for row in all_honest.voted]
+        corpus = Corpus(
+            requests=[answer.request for answer in answers],
+            answers=[answer.text for answer in answers],
+            special_tokens=encoder.special_tokens,
+        )
         for cheat in cheats:
-            attempts = [cheat.write(corpus, row) for row in range(len(honest))]
+            attempts = [cheat.write(corpus, row) for row in range(len(answers))]
             written = [attempt for attempt in attempts if attempt is not None]
-            if len(written) < len(honest):
+            if len(written) < len(answers):
                 not_applicable.append(cheat.name)
             else:
-                own = scorer.score_attempts(cheat.name, prompts, written)
+                own = scorer.score_attempts(cheat.name, baseline.prompts, written)
                 scored.append(_ScoredCheat(cheat, scores=own, honest=baseline))
         canned = _choose_canned(scorer, baseline)
-        rows = [row for row in range(1, len(honest), 2) if corpus.answers[row] != canned]
+        rows = [row for row in range(1, len(answers), 2) if corpus.answers[row] != canned]
         if rows:
             others = baseline.select(rows)
             attempt = [Attempt(canned)] * len(rows)
@@ -322,14 +340,16 @@ def probe_reward(
             scored.append(_ScoredCheat(CANNED_ANSWER, scores=own, honest=others))
         else:
             not_applicable.append(CANNED_ANSWER.name)
-    results = [_compare(cheat, baseline, seed) for cheat in scored]
+    results = [_compare(cheat, baseline, seed) for cheat in scored if cheat.scores.voted]
     return RewardProbe(
-        n_prompts=len(honest),
+        n_prompts=len(answers),
         honest_mean=float(baseline.total.mean()),
         honest_std=float(baseline.total.std()),
         honest_tokens=float(baseline.tokens.mean()),
         results=sorted(results, key=lambda result: -result.gain),
         not_applicable=not_applicable,
+        without_vote=[cheat.cheat.name for cheat in scored if not cheat.scores.voted],
+        n_without_vote=len(honest) - len(answers),
     )
 
 
@@ -343,12 +363,12 @@ def _compare(cheat: _ScoredCheat, baseline: _Scored, seed: int) -> CheatResult:
     """Summarize a cheat.
 
     Args:
-        cheat: The cheat with its scores.
+        cheat: The cheat with its scores, at least one of which is by a vote.
         baseline: All honest answers, whose spread is the unit.
         seed: Seed of the bootstrap.
     """
-    scores = cheat.scores
-    honest = cheat.honest
+    scores = cheat.scores.select(cheat.scores.voted)
+    honest = cheat.honest.select(cheat.scores.voted)
     gains = (scores.total - honest.total) / _spread(baseline.total)
     summary = score_summary(gains, seed)
     best = int(gains.argmax())
@@ -404,17 +424,23 @@ def _choose_canned(scorer: _Scorer, honest: _Scored) -> str:
         if others.texts:
             attempts = [Attempt(text)] * len(others.texts)
             scored = scorer.score_attempts(CANNED_ANSWER.name, others.prompts, attempts)
-            gains[place] = float((scored.total - others.total).mean())
+            differences = (scored.total - others.total)[scored.voted]
+            gains[place] = float(differences.mean()) if len(differences) else -math.inf
     return candidates[int(np.argmax(gains))]
 
 
 @contextmanager
-def _moments_of(honest: Sequence[HonestAnswer], scorer: _Scorer) -> Iterator[None]:
-    """Score as in evaluation, normalized by the honest answers where there are no moments yet."""
+def _evaluate(honest: Sequence[HonestAnswer], scorer: _Scorer) -> Iterator[None]:
+    """Score as in evaluation, normalized by the honest answers where there are no moments yet.
+
+    Responses from which all rewards abstain are no error inside the context.
+    """
     reward = scorer.reward
     was_training = reward.training
+    could_abstain = reward.may_abstain
     saved = deepcopy(reward.moments.state_dict())
     # The mode of the sum alone: its reward models stay as they are, without dropout.
+    reward.may_abstain = True
     try:
         if any(not bool(saved[key]) for key in saved if key.endswith(".count")):
             reward.training = True
@@ -426,3 +452,4 @@ def _moments_of(honest: Sequence[HonestAnswer], scorer: _Scorer) -> Iterator[Non
     finally:
         reward.moments.load_state_dict(saved)
         reward.training = was_training
+        reward.may_abstain = could_abstain

@@ -54,6 +54,8 @@ def print_probe(probe: RewardProbe) -> None:
     print(f"Gains are in {unit_of(probe)}.")
     if probe.not_applicable:
         print(f"Not tried, as the data or the tokenizer lack it: {', '.join(probe.not_applicable)}")
+    if probe.n_without_vote:
+        print(f"Left out: {probe.n_without_vote} (all rewards abstain from the honest answer)")
     console = Console()
     for result in probe.gaining:
         example = result.example
@@ -73,16 +75,21 @@ def summarize(probe: RewardProbe, baseline: str = "honest answers") -> str:
         baseline: What the cheats were compared with.
     """
     n_cheats = len(probe.results)
+    unclear = [r.name for r in probe.results if r.verdict is Verdict.NO_DIFFERENCE]
     if probe.gaining:
         names = ", ".join(f"{result.name} ({result.gain:+.1f})" for result in probe.gaining)
-        return (
-            f"{len(probe.gaining)} of {n_cheats} cheats score higher than {baseline}: {names}. "
-            "PPO raises this score, so expect it to find them."
-        )
-    unclear = [r.name for r in probe.results if r.verdict is Verdict.NO_DIFFERENCE]
-    return f"None of {n_cheats} cheats scores higher than {baseline}." + (
-        f" The reward does not tell these from them: {', '.join(unclear)}." if unclear else ""
-    )
+        sentences = [
+            f"{len(probe.gaining)} of {n_cheats} cheats score higher than {baseline}: {names}.",
+            "PPO raises this score, so expect it to find them.",
+        ]
+    else:
+        sentences = [f"None of {n_cheats} cheats scores higher than {baseline}."]
+        if unclear:
+            sentences.append(f"The reward does not tell these from them: {', '.join(unclear)}.")
+    if probe.without_vote:
+        names = ", ".join(probe.without_vote)
+        sentences.append(f"All rewards abstain from these, which would end a run of PPO: {names}.")
+    return " ".join(sentences)
 
 
 def draw_probe(probe: RewardProbe) -> Figure:

@@ -178,6 +178,45 @@ def test_a_reward_that_abstains_counts_where_it_votes(answers: AnswerEncoder) ->
     assert report["results"][0]["by_reward"]["never"] is None
 
 
+def votes_for(may_vote: Callable[[str], bool]) -> Any:
+    """The number of characters of the responses that it votes for."""
+
+    def characters_or_none(prompts: list[str], responses: list[str]) -> list[float | None]:
+        texts = [response.strip() for response in responses]
+        return [float(len(text)) if may_vote(text) else None for text in texts]
+
+    return characters_or_none
+
+
+def test_prompt_without_a_vote_for_the_cheat_is_left_out_of_its_gain(
+    answers: AnswerEncoder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reward = votes_for(lambda text: text not in ("", "silent", "tuv!!!"))
+    weighted = WeightedReward([reward], ModelOptions(), answers.prompts.tokenizer).eval()
+    honest = honest_answers(answers, ["silent", *ANSWERS])
+    cheats = [prefix(lambda text: text + "!!!"), CHEATS[0]]
+    result = probe_reward(weighted, honest, answers, cheats=cheats)
+    own = result_of(result, "own")
+    assert result.honest_mean == pytest.approx(statistics.fmean(LENGTHS))
+    assert (result.n_prompts, result.n_without_vote) == (8, 1)
+    assert own.n_prompts == 7
+    assert own.gain == pytest.approx(3 / statistics.pstdev(LENGTHS))
+    assert result.without_vote == ["empty"]
+    print_probe(result)
+    printed = capsys.readouterr().out
+    assert "abstain from these, which would end a run of PPO: empty." in printed.replace("\n", " ")
+    assert "Left out: 1 (all rewards abstain from the honest answer)\n" in printed
+
+
+def test_reward_with_too_few_votes_is_refused_and_left_as_it_was(answers: AnswerEncoder) -> None:
+    reward = votes_for(lambda text: text != "de")
+    weighted = WeightedReward([reward], ModelOptions(), answers.prompts.tokenizer)
+    with pytest.raises(ValueError, match=r"^rewards: expected votes for at least 8 .* 7 of 8; all"):
+        probe_reward(weighted, honest_answers(answers), answers)
+    assert weighted.training
+    assert not weighted.may_abstain
+
+
 def test_canned_answer_is_chosen_on_other_prompts(answers: AnswerEncoder) -> None:
     found = probe(answers, [characters], [])
     (canned,) = found.results
@@ -288,6 +327,26 @@ def test_records_give_their_fields_to_rewards(folders: Folders, tmp_path: Path) 
     missing: Any = {"right": {"rule": "equals", "field": "other"}}
     with pytest.raises(ValueError, match=r"expected records with the field 'other'"):
         load_probe(missing, [DataSource(data)], policy=folders.sft)
+
+
+def test_rows_with_one_prompt_keep_their_own_fields_and_are_read_once(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"question": "name one", "answer": text} for text in ANSWERS]
+    read_rows = DataSource.read_rows
+    reads: list[DataSource] = []
+
+    def record_read(source: DataSource) -> Any:
+        reads.append(source)
+        return read_rows(source)
+
+    monkeypatch.setattr(DataSource, "read_rows", record_read)
+    data = write_lines(tmp_path / "sums.jsonl", rows)
+    rule: Any = {"right": {"rule": "equals", "field": "answer"}}
+    loaded = load_probe(rule, [DataSource(data)], policy=folders.sft)
+    assert len(reads) == 1
+    assert [answer.prompt.fields["answer"] for answer in loaded.answers] == ANSWERS
+    assert probe_reward(loaded.reward, loaded.answers, loaded.encoder).honest_mean == 1.0
 
 
 def test_answers_that_do_not_fit_are_left_out_and_counted(folders: Folders, tmp_path: Path) -> None:
