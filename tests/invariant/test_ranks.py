@@ -7,12 +7,27 @@ import pytest
 import torch
 
 from lit_rlhf.models import load_causal_lm
-from tests.support.rank_runs import BATCH_SIZE, RANKS, STAGES, STRATEGIES, VARIANTS, on_a_rank
+from tests.support.rank_runs import (
+    BATCH_SIZE,
+    ESTIMATORS,
+    RANKS,
+    STAGES,
+    STRATEGIES,
+    TRUNCATION,
+    VARIANTS,
+    on_a_rank,
+)
 from tests.support.ranks import run_on_ranks
-from tests.support.reference_estimators import RECIPES, assert_follows, recompute_step
-from tests.support.reference_iteration import TRUNCATIONS, assert_follows_reference, recompute
+from tests.support.reference_estimators import assert_follows, recompute_step
+from tests.support.reference_iteration import assert_follows_reference, recompute
 from tests.support.rollout_metrics import expected_metrics
-from tests.support.trajectories import SAMPLES, assert_same_trajectory, run_validation, trajectory
+from tests.support.trajectories import (
+    SAMPLES,
+    Trajectory,
+    assert_same_trajectory,
+    run_validation,
+    trajectory,
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +38,20 @@ def ranks(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str
         return run_on_ranks(on_a_rank, RANKS, folder, root, folder)
 
 
+@pytest.fixture(scope="module")
+def alone(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trajectory]:
+    """Each stage in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {stage: trajectory(stage, root, folder / stage, SAMPLES) for stage in STAGES}
+
+
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_ranks_follow_one(
-    root: Path, tmp_path: Path, ranks: list[dict[str, Any]], strategy: str, stage: str
+    alone: dict[str, Trajectory], ranks: list[dict[str, Any]], strategy: str, stage: str
 ) -> None:
-    alone = trajectory(stage, root, tmp_path, SAMPLES)
     for rank in ranks:
-        assert_same_trajectory(rank[f"{strategy} {stage}"], alone)
+        assert_same_trajectory(rank[f"{strategy} {stage}"], alone[stage])
 
 
 def test_two_ranks_move_weights_as_one_does(
@@ -45,17 +66,23 @@ def test_two_ranks_move_weights_as_one_does(
 def test_sharded_networks_follow_whole_ones(ranks: list[dict[str, Any]], variant: str) -> None:
     for rank in ranks:
         whole, sharded = (rank["variants"][f"{name} {variant}"] for name in ("ddp", "fsdp2"))
-        assert all(weights.isfinite().all() for weights in sharded.state.values())
-        if variant == "lora in bf16":  # whose rounding turns draws
-            assert sharded.metrics[0].keys() == whole.metrics[0].keys()
-            continue
-        assert len(whole.metrics) > 5  # after going back once
-        assert len(sharded.metrics) == len(whole.metrics)
-        assert sharded.metrics[-1]["rollout/kl"] == pytest.approx(
-            whole.metrics[-1]["rollout/kl"], abs=1e-3
+        assert whole.n_roll_backs == sharded.n_roll_backs == 1
+        assert len(whole.trajectory.metrics) == len(sharded.trajectory.metrics) == 5
+        assert sharded.trajectory.metrics[-1]["rollout/kl"] == pytest.approx(
+            whole.trajectory.metrics[-1]["rollout/kl"], abs=1e-3
         )
-        for name, weights in whole.state.items():
-            torch.testing.assert_close(sharded.state[name], weights, rtol=1e-5, atol=2e-5)
+        for name, weights in whole.trajectory.state.items():
+            actual = sharded.trajectory.state[name]
+            torch.testing.assert_close(actual, weights, rtol=1e-5, atol=2e-5)
+
+
+def test_sharded_adapters_train_in_bf16(ranks: list[dict[str, Any]]) -> None:
+    # its rounding turns draws, so that no other run has the same metrics
+    for rank in ranks:
+        metrics, state = rank["bf16"].trajectory
+        assert rank["bf16"].n_roll_backs == 1
+        assert metrics[0].keys() == rank["variants"]["ddp lora"].trajectory.metrics[0].keys()
+        assert all(weights.isfinite().all() for weights in state.values())
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -75,24 +102,25 @@ def test_collectives_are_given_tensors_of_the_modules_device(ranks: list[dict[st
         assert rank["host tensors"] == []
 
 
-@pytest.mark.parametrize("truncation", TRUNCATIONS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_iteration_on_two_ranks_follows_the_reference(
-    root: Path, ranks: list[dict[str, Any]], strategy: str, truncation: str
+    root: Path, ranks: list[dict[str, Any]], strategy: str
 ) -> None:
-    iterations = [rank["iterations"][f"{strategy} {truncation}"] for rank in ranks]
-    expected = recompute(root, truncation, iterations)
+    iterations = [rank["iterations"][strategy] for rank in ranks]
+    expected = recompute(root, TRUNCATION, iterations)
     for iteration in iterations:
         assert_follows_reference(iteration, expected)
 
 
-@pytest.mark.parametrize("estimator", RECIPES)
-@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+@pytest.mark.parametrize(
+    ("strategy", "estimator"),
+    [(strategy, name) for strategy, names in ESTIMATORS.items() for name in names],
+)
 def test_an_update_without_a_critic_on_two_ranks_follows_the_equations(
     root: Path, ranks: list[dict[str, Any]], strategy: str, estimator: str
 ) -> None:
     steps = [rank["estimators"][f"{strategy} {estimator}"] for rank in ranks]
-    expected = recompute_step(root, estimator, "mask", steps)
+    expected = recompute_step(root, estimator, TRUNCATION, steps)
     for step in steps:
         assert_follows(step, expected)
 

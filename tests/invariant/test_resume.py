@@ -5,9 +5,11 @@ A run that resumes with other settings applies them, or is refused.
 
 import shutil
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -89,41 +91,97 @@ def meta(root: Path) -> tuple[LightningModule, LightningDataModule]:
 STAGES = {"sft": sft, "reward": reward, "meta": meta, "ppo": ppo, "rloo": rloo}
 
 
-def run(stage: str, root: Path, folder: Path, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-    """Two epochs; the module at their end, and the optimizers' and schedules' states."""
+class FinishedRun(NamedTuple):
+    """A run of two epochs.
+
+    Attributes:
+        module: The module at their end.
+        states: States of the optimizers and of the schedules.
+        checkpoint: The checkpoint that it left after three batches.
+    """
+
+    module: Any
+    states: dict[str, list[Any]]
+    checkpoint: Path
+
+
+def run(stage: str, root: Path, folder: Path, **arguments: Any) -> FinishedRun:
     module, data = STAGES[stage](root)
     run = fit_module(module, data, folder, max_epochs=2, callbacks=[SaveOnce(folder)], **arguments)
-    optimizers = [optimizer.state_dict() for optimizer in run.optimizers]
-    schedules = [config.scheduler.state_dict() for config in run.lr_scheduler_configs]
-    return module, {"optimizers": optimizers, "schedules": schedules}
+    states = {
+        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
+        "schedules": [config.scheduler.state_dict() for config in run.lr_scheduler_configs],
+    }
+    return FinishedRun(module=module, states=states, checkpoint=folder / "stopped.ckpt")
+
+
+@pytest.fixture(scope="module")
+def whole_runs(
+    dropout_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], FinishedRun]:
+    """Gives a run of a stage that was not interrupted, which is made once."""
+
+    @cache
+    def run_whole(stage: str) -> FinishedRun:
+        torch.manual_seed(1)
+        return run(stage, dropout_root, tmp_path_factory.mktemp(stage))
+
+    return run_whole
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_resumed_run_ends_like_the_whole(dropout_root: Path, tmp_path: Path, stage: str) -> None:
-    torch.manual_seed(1)
-    whole, expected = run(stage, dropout_root, tmp_path)
-    checkpoint = tmp_path / "stopped.ckpt"
+def test_resumed_run_ends_like_the_whole(
+    dropout_root: Path, tmp_path: Path, stage: str, whole_runs: Callable[[str], FinishedRun]
+) -> None:
+    whole = whole_runs(stage)
     torch.manual_seed(99)  # a new process stands elsewhere in its random stream
-    resumed, actual = run(stage, dropout_root, tmp_path / "resumed", ckpt_path=checkpoint)
-    assert_equal_states(copy_state(resumed), copy_state(whole))
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    resumed = run(stage, dropout_root, tmp_path, ckpt_path=whole.checkpoint)
+    assert_equal_states(copy_state(resumed.module), copy_state(whole.module))
+    torch.testing.assert_close(resumed.states, whole.states, rtol=0, atol=0)
     # the run went on after the checkpoint, and the checkpoint is not the end
-    saved = torch.load(checkpoint, weights_only=True)["state_dict"]
-    unlike = [name for name in saved if not torch.equal(saved[name], whole.state_dict()[name])]
-    assert len(unlike) > 10
+    saved = torch.load(whole.checkpoint, weights_only=True)["state_dict"]
+    end = whole.module.state_dict()
+    assert len([name for name in saved if not torch.equal(saved[name], end[name])]) > 10
 
 
 class Killed(Exception):
     """In place of a kill."""
 
 
-class SaveAndDie(Callback):
-    """Saves a checkpoint in the hook of that name after so many batches, and ends the run there."""
+class Stop(NamedTuple):
+    """Where a run is ended.
 
-    def __init__(self, hook: str, batches: int, path: Path) -> None:
+    Attributes:
+        hook: Name of the hook.
+        batches: Number of batches that were trained by then.
+    """
+
+    hook: str
+    batches: int
+
+
+class StoppedRun(NamedTuple):
+    """A run that may have been ended.
+
+    Attributes:
+        module: Its module.
+        batches: The batches that it trained, from 0.
+        checkpoint: The checkpoint that it left where it was ended.
+    """
+
+    module: Any
+    batches: list[int]
+    checkpoint: Path
+
+
+class SaveAndDie(Callback):
+    """Saves a checkpoint at a place in the run, and ends the run there."""
+
+    def __init__(self, stop: Stop, path: Path) -> None:
         self.steps: list[int] = []
-        self.batches, self.path = batches, path
-        setattr(self, hook, self.save)
+        self.batches = stop.batches
+        self.path = path
+        setattr(self, stop.hook, self.save)
 
     def on_train_batch_start(self, trainer: Trainer, *_: object) -> None:
         self.steps.append(trainer.fit_loop.total_batch_idx)
@@ -134,38 +192,59 @@ class SaveAndDie(Callback):
             raise Killed
 
 
+def run_sft(root: Path, folder: Path, stop: Stop | None, ckpt_path: Path | None) -> StoppedRun:
+    """SFT of twelve batches with a validation after every second one, up to `stop`."""
+    module, data = sft(root)
+    place = folder / "none.ckpt" if stop is None else folder / f"{stop.batches}.ckpt"
+    callback = SaveAndDie(stop or Stop("never", 0), place)
+    with suppress(Killed):
+        fit_module(
+            module,
+            data,
+            folder,
+            callbacks=[callback],
+            ckpt_path=ckpt_path,
+            max_epochs=3,
+            limit_val_batches=1,
+            val_check_interval=2,
+        )
+    return StoppedRun(module=module, batches=callback.steps, checkpoint=place)
+
+
+@pytest.fixture(scope="module")
+def whole_sft(root: Path, tmp_path_factory: pytest.TempPathFactory) -> StoppedRun:
+    whole = run_sft(root, tmp_path_factory.mktemp("whole"), stop=None, ckpt_path=None)
+    assert whole.batches == list(range(12))
+    return whole
+
+
 @pytest.mark.parametrize(
-    ("first", "second"),
+    "stops",
     [
+        # before a validation in the middle of an epoch, after the next at its end, and in the next
+        [Stop("on_train_batch_end", 2), Stop("on_validation_end", 4), Stop("on_train_batch_end", 6)],
         # behind the last batch of an epoch, then at the end of the next
-        (("on_train_batch_end", 4), ("on_train_epoch_end", 8)),
-        (("on_train_batch_end", 4), ("on_train_batch_end", 8)),
-        (("on_train_epoch_end", 4), ("on_validation_end", 8)),
-        (("on_validation_end", 4), ("on_train_batch_end", 6)),
-        # before a validation in the middle of an epoch, then after the next
-        (("on_train_batch_end", 2), ("on_validation_end", 4)),
-        (("on_validation_end", 6), ("on_train_epoch_end", 12)),
+        [Stop("on_train_batch_end", 4), Stop("on_train_epoch_end", 8), Stop("on_validation_end", 12)],
+        [
+            Stop("on_train_batch_end", 4),
+            Stop("on_train_batch_end", 8),
+            Stop("on_validation_end", 10),
+            Stop("on_train_epoch_end", 12),
+        ],
     ],
+    ids=lambda stops: "-".join(f"{stop.hook[3:]}_{stop.batches}" for stop in stops),
 )
-def test_a_run_resumes_from_any_hook_and_then_again(
-    root: Path, tmp_path: Path, first: tuple[str, int], second: tuple[str, int]
+def test_a_run_resumes_from_any_hook_again_and_again(
+    root: Path, tmp_path: Path, whole_sft: StoppedRun, stops: list[Stop]
 ) -> None:
-    options: dict[str, Any] = {"max_epochs": 3, "limit_val_batches": 1, "val_check_interval": 2}
-
-    def go(hook: str, batches: int, ckpt_path: Path | None) -> tuple[Any, list[int]]:
-        module, data = sft(root)
-        callback = SaveAndDie(hook, batches, tmp_path / f"{batches}.ckpt")
-        with suppress(Killed):
-            fit_module(module, data, tmp_path, callbacks=[callback], ckpt_path=ckpt_path, **options)
-        return module, callback.steps
-
-    whole, steps = go("never", 0, None)
-    assert steps == list(range(12))
-    seen = go(*first, None)[1]
-    seen += go(*second, tmp_path / f"{first[1]}.ckpt")[1]
-    module, rest = go("never", 0, tmp_path / f"{second[1]}.ckpt")
-    assert seen + rest == steps
-    assert_equal_states(copy_state(module), copy_state(whole))
+    batches: list[int] = []
+    checkpoint = None
+    for stop in [*stops, None]:
+        part = run_sft(root, tmp_path, stop, checkpoint)
+        batches += part.batches
+        checkpoint = part.checkpoint
+    assert batches == whole_sft.batches
+    assert_equal_states(copy_state(part.module), copy_state(whole_sft.module))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +255,7 @@ def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path,
         seed_everything(1 if ckpt_path is None else 2, verbose=False)
         rewards = {"tests.support.reward_functions:noisy": 1.0}
         module, data = ppo(root, rewards=rewards, critic_init="policy")
-        callback = SaveAndDie(hook, batches, tmp_path / "stopped.ckpt")
+        callback = SaveAndDie(Stop(hook, batches), tmp_path / "stopped.ckpt")
         options: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 1}
         with suppress(Killed):
             fit_module(module, data, tmp_path, callbacks=[callback], ckpt_path=ckpt_path, **options)
@@ -187,10 +266,10 @@ def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path,
     assert_equal_states(copy_state(go(0, tmp_path / "stopped.ckpt")), copy_state(whole))
 
 
-def test_checkpoint_holds_state_and_no_frozen_weights(dropout_root: Path, tmp_path: Path) -> None:
-    module, data = ppo(dropout_root)
-    path = tmp_path / "stopped.ckpt"
-    fit_module(module, data, tmp_path, callbacks=[SaveOnce(tmp_path)])
+def test_checkpoint_holds_state_and_no_frozen_weights(
+    tmp_path: Path, whole_runs: Callable[[str], FinishedRun]
+) -> None:
+    module, _, path = whole_runs("ppo")
     saved = torch.load(path, weights_only=True)
     state = saved["state_dict"]
     assert not [name for name in state if name.startswith(("reference", "reward"))]
@@ -210,17 +289,6 @@ def test_checkpoint_holds_state_and_no_frozen_weights(dropout_root: Path, tmp_pa
     torch.save(saved, tmp_path / "damaged.ckpt")
     with pytest.raises(RuntimeError, match=rf"Missing key.*{weight}"):
         PPOModule.load_from_checkpoint(tmp_path / "damaged.ckpt", weights_only=True)
-
-
-@pytest.fixture(scope="module")
-def stopped(dropout_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of each stage after three batches."""
-    paths = {}
-    for stage in STAGES:
-        folder = tmp_path_factory.mktemp(stage)
-        run(stage, dropout_root, folder)
-        paths[stage] = folder / "stopped.ckpt"
-    return paths
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine_with_min_lr"])
@@ -261,18 +329,17 @@ def test_lowered_learning_rate_stays_until_another_is_set(root: Path, tmp_path: 
 
 
 def test_configured_kl_coefficient_beats_the_saved(
-    dropout_root: Path, tmp_path: Path, stopped: dict[str, Path]
+    dropout_root: Path, tmp_path: Path, whole_runs: Callable[[str], FinishedRun]
 ) -> None:
-    saved = float(torch.load(stopped["ppo"], weights_only=True)["state_dict"]["kl_coef"])
+    checkpoint = whole_runs("ppo").checkpoint
+    saved = float(torch.load(checkpoint, weights_only=True)["state_dict"]["kl_coef"])
     assert saved != 0.05
     seen: list[float] = []
     start = LambdaCallback(on_train_batch_start=lambda _, m, *__: seen.append(float(m.ppo.kl_coef)))
     for kl_coef, expected in ((0.05, saved), (0.2, 0.2)):
         module, data = ppo(dropout_root, **{"reward_shaping.kl_coef": kl_coef})
         seen.clear()
-        fit_module(
-            module, data, tmp_path, max_epochs=1, callbacks=[start], ckpt_path=stopped["ppo"]
-        )
+        fit_module(module, data, tmp_path, max_epochs=1, callbacks=[start], ckpt_path=checkpoint)
         assert seen[0] == expected
 
 
@@ -293,14 +360,18 @@ OTHER_RUNS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]
 
 @pytest.mark.parametrize("case", OTHER_RUNS, ids=lambda case: case[-1].partition(":")[0])
 def test_other_runs_are_refused(
-    dropout_root: Path, tmp_path: Path, stopped: dict[str, Path], case: tuple[Any, ...]
+    dropout_root: Path,
+    tmp_path: Path,
+    whole_runs: Callable[[str], FinishedRun],
+    case: tuple[Any, ...],
 ) -> None:
     stage, options, attributes, arguments, listed = case
+    checkpoint = whole_runs(stage).checkpoint
     module, data = STAGES[stage](dropout_root, **options)
     for name, value in attributes.items():
         setattr(data, name, value)
     with pytest.raises(ChangedRunError) as refused:
-        fit_module(module, data, tmp_path, ckpt_path=stopped[stage], max_epochs=2, **arguments)
+        fit_module(module, data, tmp_path, ckpt_path=checkpoint, max_epochs=2, **arguments)
     changes = str(refused.value).splitlines()[1:-1] or [str(refused.value)]
     assert listed in changes[0]
     assert len(changes) == 1

@@ -6,7 +6,7 @@ One spawn does everything, since importing takes longer than the runs.
 import os
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, ShardedStrategy, optimization
 from tests.support import stages
 from tests.support.host_tensors import host_tensors_in_collectives
-from tests.support.reference_estimators import RECIPES, run_step
-from tests.support.reference_iteration import TRUNCATIONS, run_iteration
+from tests.support.reference_estimators import run_step
+from tests.support.reference_iteration import run_iteration
 from tests.support.rollout_metrics import compute_metrics
 from tests.support.trajectories import (
     SAMPLES,
@@ -39,12 +39,19 @@ STRATEGIES = ("ddp", "deepspeed", "fsdp2")
 RANKS = 2
 MICRO_BATCH_TOKENS = 60
 LORA: dict[str, Any] = {"network": {"lora_rank": 2}}
-VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "lora": (LORA, {}),
-    "shared": ({"critic_init": "shared", "policy_optimizer.learning_rate": 3e-4}, {}),
-    "lora in bf16": (LORA, {"precision": "bf16-mixed"}),
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lora": LORA,
+    "shared": {"critic_init": "shared", "policy_optimizer.learning_rate": 3e-4},
 }
-"""Options of PPO, and arguments of its Trainer."""
+"""Options of PPO by variant."""
+TRUNCATION = "mask"
+"""What an iteration on ranks does with responses that were cut off: the ranks then learn from
+different numbers of tokens. One process tries all ways, see `test_reference_iteration`."""
+ESTIMATORS = {
+    "ddp": ("grpo", "dr_grpo", "reinforce_plus_plus"),
+    "deepspeed": ("grpo", "reinforce_plus_plus"),
+}
+"""Estimators by strategy: each way to average a loss over ranks. One process tries all."""
 BATCH_SIZE = 3  # in validation: the eight rows make batches of three and one on each rank
 
 
@@ -85,8 +92,10 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             own, place = SAMPLES // RANKS, folder / "ddp" / stage
             results[f"ddp {stage}"] = trajectory(stage, root, place, own, trainer=options)
             options = {"strategy": strategy("ddp"), **shared}
-            found = run_validation(stage, root, folder / "validated", BATCH_SIZE, **options)
-            results[f"validated {stage}"] = found
+            place = folder / "validated"
+            results[f"validated {stage}"] = run_validation(
+                stage, root, place, BATCH_SIZE, **options
+            )
     options = {"trainer": {"strategy": strategy("ddp"), **shared}, "meta_rate": 0.3}
     results["meta"] = trajectory("reward", root, folder / "meta", SAMPLES // RANKS, **options)
     for stage in STAGES:
@@ -97,14 +106,20 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
             place = folder / name / stage
             results[f"{name} {stage}"] = trajectory(stage, root, place, SAMPLES // RANKS, **options)
     iterations = results["iterations"] = {}
-    for name, truncation in product(STRATEGIES, TRUNCATIONS):
-        key, options = f"{name} {truncation}", {"strategy": strategy(name), **shared}
-        iterations[key] = run_iteration(root, folder / key, truncation, RANKS, **options)
+    for name in STRATEGIES:
+        options = {"strategy": strategy(name), **shared}
+        place = folder / f"{name} iteration"
+        iterations[name] = run_iteration(root, place, TRUNCATION, RANKS, **options)
     steps = results["estimators"] = {}
-    for name, estimator in product(("ddp", "deepspeed"), RECIPES):
-        key, options = f"{name} {estimator}", {"strategy": strategy(name), **shared}
-        steps[key] = run_step(root, folder / key, estimator, "mask", RANKS, **options)
-    results["variants"] = variants(root, folder, shared)
+    for name, estimators in ESTIMATORS.items():
+        for estimator in estimators:
+            key, options = f"{name} {estimator}", {"strategy": strategy(name), **shared}
+            steps[key] = run_step(root, folder / key, estimator, TRUNCATION, RANKS, **options)
+    results["variants"] = {
+        f"{name} {variant}": run_variant(name, variant, root, folder, **shared)
+        for name, variant in product(("ddp", "fsdp2"), VARIANTS)
+    }
+    results["bf16"] = run_variant("fsdp2", "lora", root, folder, precision="bf16-mixed", **shared)
     results["dynamic"] = dynamic_batches(root, folder, shared)
     results["pretraining"] = pretraining(root, folder, shared)
     results["traffic"] = traffic(root, folder, shared)
@@ -112,19 +127,38 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     return results
 
 
-def variants(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Trajectory]:
-    """Run PPO in each variant, with responses of the policy and one roll-back."""
-    runs, common = {}, {"max_epochs": 8, "enable_checkpointing": True, **shared}
-    for name, (variant, (options, arguments)) in product(("ddp", "fsdp2"), VARIANTS.items()):
-        logged, module = Logged(), PPOModule(**stages.ppo_options(root, **options))
-        monitor = Monitor("rollout/kl", high=0.2, patience=1, horizon=0)
-        back = RollBack(times=1, every_n_steps=1, keep=["iteration"])
-        callbacks = [logged, CollapseDetector(monitors=[monitor], actions=[back])]
-        data, place = stages.prompts(root, batch_size=4), folder / f"{name} {variant}"
-        given = {"callbacks": callbacks, "strategy": strategy(name), **common, **arguments}
-        stages.fit_module(module, data, place, **given)
-        runs[f"{name} {variant}"] = Trajectory(logged.steps, stages.copy_state(module))
-    return runs
+class Variant(NamedTuple):
+    """A run of PPO in a variant.
+
+    Attributes:
+        trajectory: Its metrics and weights.
+        n_roll_backs: How often it went back to the weights of an earlier iteration.
+    """
+
+    trajectory: Trajectory
+    n_roll_backs: int
+
+
+def run_variant(name: str, variant: str, root: Path, folder: Path, **trainer: Any) -> Variant:
+    """Run five iterations in a variant, with responses of the policy.
+
+    The fourth one, the first that is judged, sends the run back to the end of the first.
+    """
+    logged = Logged()
+    module = PPOModule(**stages.ppo_options(root, **VARIANTS[variant]))
+    monitor = Monitor("rollout/kl", high=-100.0, warmup=3, patience=1, horizon=0)
+    back = RollBack(times=1, every_n_steps=1, keep=["iteration"])
+    stages.fit_module(
+        module,
+        stages.prompts(root, batch_size=4),
+        folder / f"{name} {variant} {trainer.get('precision', '')}",
+        callbacks=[logged, CollapseDetector(monitors=[monitor], actions=[back])],
+        strategy=strategy(name),
+        max_epochs=5,
+        enable_checkpointing=True,
+        **trainer,
+    )
+    return Variant(Trajectory(logged.steps, stages.copy_state(module)), back.done)
 
 
 def dynamic_batches(root: Path, folder: Path, shared: dict[str, Any]) -> dict[str, Any]:
