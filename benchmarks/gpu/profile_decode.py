@@ -39,6 +39,18 @@ N_SHORT = 8
 """Tokens of the short rollout, whose time and counts are subtracted from a longer one."""
 
 
+class KernelTime(NamedTuple):
+    """How often a kernel ran, and for how long.
+
+    Attributes:
+        count: Number of times; not whole if it is an average.
+        microseconds: Time of all of them.
+    """
+
+    count: float
+    microseconds: float
+
+
 class StepProfile(NamedTuple):
     """A decoding step on average.
 
@@ -48,7 +60,7 @@ class StepProfile(NamedTuple):
         graphs: Launches that start a CUDA graph; 0 where none ran.
         captures: Seconds of each capture of a CUDA graph in a rollout.
         peak: Largest number of bytes in use during a rollout; 0 on a CPU.
-        kernels: Name, number and microseconds of each kernel in a step, the longest first.
+        kernels: The time of each kernel in a step by its name, the longest first.
     """
 
     seconds: float
@@ -56,7 +68,7 @@ class StepProfile(NamedTuple):
     graphs: float
     captures: list[float]
     peak: int
-    kernels: list[tuple[str, float, float]]
+    kernels: dict[str, KernelTime]
 
 
 def profile_decode(
@@ -158,23 +170,21 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
     peak = torch.cuda.max_memory_allocated(device) if on_gpu else 0
     seconds = _time(lambda: sample(long), device) - _time(lambda: sample(short), device)
     counts = {n: _count(lambda n=n: sample(n), device) for n in (short, long)}  # type: ignore[misc]
-    kernels = [
-        (name, (n - n_before) / steps, (us - us_before) / steps)
-        for name, (n, us) in counts[long].kernels.items()
-        for n_before, us_before in [counts[short].kernels.get(name, (0, 0.0))]
-    ]
-    launches, graphs = (
-        (after - before) / steps
-        for before, after in zip(counts[short][:2], counts[long][:2], strict=True)
-    )
-    kernels.sort(key=lambda kernel: -kernel[2])
+    kernels: dict[str, KernelTime] = {}
+    for name, whole in counts[long].kernels.items():
+        before = counts[short].kernels.get(name, KernelTime(0, 0.0))
+        kernels[name] = KernelTime(
+            count=(whole.count - before.count) / steps,
+            microseconds=(whole.microseconds - before.microseconds) / steps,
+        )
+    by_time = sorted(kernels.items(), key=lambda item: -item[1].microseconds)
     return StepProfile(
         seconds=seconds / steps,
-        launches=launches,
-        graphs=graphs,
+        launches=(counts[long].launches - counts[short].launches) / steps,
+        graphs=(counts[long].graphs - counts[short].graphs) / steps,
         captures=captures,
         peak=peak,
-        kernels=kernels,
+        kernels=dict(by_time),
     )
 
 
@@ -186,8 +196,8 @@ def print_profile(name: str, step: StepProfile, bound: float) -> None:
         step: Profile of a decoding step.
         bound: Seconds that reading the weights takes.
     """
-    n_kernels = sum(n for _, n, _ in step.kernels)
-    busy = sum(us for _, _, us in step.kernels)
+    n_kernels = sum(kernel.count for kernel in step.kernels.values())
+    busy = sum(kernel.microseconds for kernel in step.kernels.values())
     print(
         f"{name}: {step.seconds * 1e3:.2f} ms a step, {step.seconds / bound:.1f} x the weights; "
         f"{step.graphs:.1f} CUDA graphs, {step.launches:.1f} launches, {n_kernels:.1f} kernels "
@@ -199,10 +209,10 @@ def print_profile(name: str, step: StepProfile, bound: float) -> None:
         f"peak {step.peak / 1e9:.2f} GB"
     )
     for part in ("flash", "scan"):  # attention, and the cumulative sum of the draw
-        us = sum(us for kernel, _, us in step.kernels if part in kernel.lower())
+        us = sum(k.microseconds for name, k in step.kernels.items() if part in name.lower())
         print(f"  {part}: {us:.0f} us a step, {us / busy if busy else 0:.0%} of the device's time")
-    for kernel, n, us in step.kernels[:N_KERNELS]:
-        print(f"  {us:8.1f} us {n:6.1f} x {kernel[:90]}")
+    for kernel_name, kernel in list(step.kernels.items())[:N_KERNELS]:
+        print(f"  {kernel.microseconds:8.1f} us {kernel.count:6.1f} x {kernel_name[:90]}")
 
 
 @contextmanager
@@ -226,7 +236,7 @@ def _timed_captures(device: torch.device) -> Iterator[list[float]]:
 class _Counts(NamedTuple):
     launches: int
     graphs: int
-    kernels: dict[str, tuple[int, float]]
+    kernels: dict[str, KernelTime]
 
 
 def _count(function: Callable[[], None], device: torch.device) -> _Counts:
@@ -239,13 +249,13 @@ def _count(function: Callable[[], None], device: torch.device) -> _Counts:
     averages: list[Any] = list(recorded.key_averages())
     launches = sum(event.count for event in averages if event.key.startswith(LAUNCHES))
     graphs = sum(event.count for event in averages if event.key.startswith("cudaGraphLaunch"))
-    return _Counts(launches, graphs, cuda_kernels(averages))
+    return _Counts(launches=launches, graphs=graphs, kernels=cuda_kernels(averages))
 
 
-def cuda_kernels(averages: list[Any]) -> dict[str, tuple[int, float]]:
-    """The number and the microseconds of each kernel, from the averages of a profile."""
+def cuda_kernels(averages: list[Any]) -> dict[str, KernelTime]:
+    """The time of each kernel by its name, from the averages of a profile."""
     return {
-        event.key: (event.count, event.self_device_time_total)
+        event.key: KernelTime(count=event.count, microseconds=event.self_device_time_total)
         for event in averages
         if event.device_type == DeviceType.CUDA
     }

@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.profiler import ProfilerActivity, profile
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.gpu.profile_decode import N_KERNELS, cuda_kernels, free_memory
+from benchmarks.gpu.profile_decode import N_KERNELS, KernelTime, cuda_kernels, free_memory
 from benchmarks.speed.flops import update_flops
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import matmul_ceiling
@@ -66,14 +66,14 @@ class LastIteration(Callback):
     Attributes:
         metrics: What the iteration before it logged.
         operations: Useful operations of that iteration by phase.
-        kernels: By phase, the number of each kernel and its microseconds.
+        kernels: By phase, the time of each kernel by its name.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.metrics: dict[str, float] = {}
         self.operations: dict[str, float] = {}
-        self.kernels: dict[str, dict[str, tuple[int, float]]] = {}
+        self.kernels: dict[str, dict[str, KernelTime]] = {}
         # without the operations of the host, whose records take longer than the iteration
         gpu = ProfilerActivity.CUDA
         cpu = ProfilerActivity.CPU
@@ -125,11 +125,11 @@ class LastIteration(Callback):
         """The profile of each phase. Kernels of one stream do not overlap."""
         return {
             phase: PhaseProfile(
-                self.metrics[f"time/{phase}"],
-                sum(us for _, us in kernels.values()) / 1e6,
-                sum(n for n, _ in kernels.values()),
-                self.operations[phase] / self.metrics[f"time/{phase}"],
-                self.metrics[f"memory/{phase}"],
+                seconds=self.metrics[f"time/{phase}"],
+                busy=sum(kernel.microseconds for kernel in kernels.values()) / 1e6,
+                kernels=int(sum(kernel.count for kernel in kernels.values())),
+                rate=self.operations[phase] / self.metrics[f"time/{phase}"],
+                peak=self.metrics[f"memory/{phase}"],
             )
             for phase, kernels in self.kernels.items()
         }
@@ -218,10 +218,10 @@ def print_phases(last: LastIteration, ceiling: float) -> None:
     print(f"{'all':10} {seconds:8.3f} {'':13} {'':6} {'':8} {rate / ceiling:6.0%}")
     totals: dict[str, float] = {}
     for kernels in last.kernels.values():
-        for name, (_, us) in kernels.items():
-            totals[name] = totals.get(name, 0.0) + us
-    for kernel, us in sorted(totals.items(), key=lambda item: -item[1])[:N_KERNELS]:
-        print(f"  {us / 1e3:8.1f} ms  {kernel[:90]}")
+        for name, kernel in kernels.items():
+            totals[name] = totals.get(name, 0.0) + kernel.microseconds
+    for name, microseconds in sorted(totals.items(), key=lambda item: -item[1])[:N_KERNELS]:
+        print(f"  {microseconds / 1e3:8.1f} ms  {name[:90]}")
 
 
 if __name__ == "__main__":

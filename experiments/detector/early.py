@@ -50,6 +50,18 @@ SIGNALS: dict[str, Callable[[Curves], list[float]]] = {
 }
 
 
+class LabelledRun(NamedTuple):
+    """A run, and whether it came to harm.
+
+    Attributes:
+        curves: Its metrics by name, a value an iteration.
+        harm: Iteration of the harm, from 0; `None` for a healthy run.
+    """
+
+    curves: Curves
+    harm: int | None
+
+
 class EarlyWarning(NamedTuple):
     """How early a signal warns.
 
@@ -63,46 +75,50 @@ class EarlyWarning(NamedTuple):
     leads: list[float]
 
     @property
-    def found(self) -> int:
-        """Collapses that are reported at all."""
+    def n_reported(self) -> int:
+        """Number of the collapses that are reported at all."""
         return sum(lead > -math.inf for lead in self.leads)
 
 
-def labelled(results: dict[str, dict[str, Any]]) -> list[tuple[Curves, int | None]]:
-    """Curves of each run, and the place of its harm."""
+def label_runs(results: dict[str, dict[str, Any]]) -> list[LabelledRun]:
+    """Find the harm of each run."""
     return [
-        (row["curves"], find_harm(row["curves"]["rollout/gold"], row["gold_std"]))
+        LabelledRun(
+            curves=row["curves"],
+            harm=find_harm(row["curves"]["rollout/gold"], row["gold_std"]),
+        )
         for row in results.values()
     ]
 
 
 def warn(
-    runs: Sequence[tuple[Curves, int | None]], signal: Callable[[Curves], list[float]]
+    runs: Sequence[LabelledRun], signal: Callable[[Curves], list[float]]
 ) -> EarlyWarning:
     """The lowest threshold that few healthy runs are ever beyond, and its leads."""
-    highest = sorted((max(signal(curves)) for curves, harm in runs if harm is None), reverse=True)
+    highest = sorted((max(signal(run.curves)) for run in runs if run.harm is None), reverse=True)
     threshold = highest[math.floor(MAX_FALSE * len(highest))]
     leads = []
-    for curves, harm in runs:
-        if harm is not None:
-            places = [i for i, value in enumerate(signal(curves), SMOOTH - 1) if value > threshold]
-            leads.append(harm - places[0] if places else -math.inf)
+    for run in runs:
+        if run.harm is not None:
+            values = signal(run.curves)
+            beyond = [i for i, value in enumerate(values, SMOOTH - 1) if value > threshold]
+            leads.append(run.harm - beyond[0] if beyond else -math.inf)
     return EarlyWarning(threshold, leads)
 
 
 def format_warnings(results: dict[str, dict[str, Any]]) -> str:
     """A table of the signals."""
-    runs = labelled(results)
+    runs = label_runs(results)
     rows = []
     for name, signal in SIGNALS.items():
-        found = warn(runs, signal)
-        shown = median(found.leads)
+        warning = warn(runs, signal)
+        lead = median(warning.leads)
         rows.append(
             [
                 name,
-                f"{found.threshold:.2f}",
-                f"{found.found} of {len(found.leads)}",
-                f"{shown:g}" if shown > -math.inf else "not reported",
+                f"{warning.threshold:.2f}",
+                f"{warning.n_reported} of {len(warning.leads)}",
+                f"{lead:g}" if lead > -math.inf else "not reported",
             ]
         )
     return table(

@@ -13,7 +13,7 @@ from experiments.detector.early import (
     SIGNALS,
     format_penalty,
     format_warnings,
-    labelled,
+    label_runs,
     warn,
 )
 from experiments.detector.families import figure
@@ -105,7 +105,7 @@ def format_tables(rows: Sequence[Row], exploits: dict[str, dict[str, Any]]) -> s
         penalty=format_penalty(exploits),
         pairs=_pairs(rows, exploits, shipped),
         exploited=_exploited(rows, shipped),
-        calm=sum(harm is None for _, harm in labelled(exploits)),
+        calm=sum(run.harm is None for run in label_runs(exploits)),
         lead=_lead(exploits),
         calm_kl=_final_kl(exploits, "-truth-"),
         harmed_kl=_final_kl(exploits, None),
@@ -123,7 +123,7 @@ def format_tables(rows: Sequence[Row], exploits: dict[str, dict[str, Any]]) -> s
 def _pairs(rows: Sequence[Row], exploits: dict[str, dict[str, Any]], shipped: int) -> str:
     """A line for each pair and seed."""
     flags = {row["name"]: row["ours"][shipped] for row in rows if row["family"] == "lab: exploits"}
-    harms = dict(zip(exploits, (harm for _, harm in labelled(exploits)), strict=True))
+    harms = dict(zip(exploits, (run.harm for run in label_runs(exploits)), strict=True))
 
     def cells(name: str) -> list[str]:
         gold = exploits[name]["curves"]["rollout/gold"]

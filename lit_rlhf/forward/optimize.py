@@ -245,7 +245,7 @@ def _count_lower_layers(model: PreTrainedModel) -> int:
             )
     # whatever the model's own code raises: its layers are computed again
     except Exception as error:
-        rank_zero_info(f"{type(model).__name__}: computes its lower layers anew, as {error!r}")
+        rank_zero_info(f"{type(model).__name__}: computes its lower layers anew: {error!r}")
         return 0
     return lower.n_layers if torch.equal(actual, expected) else 0
 

@@ -288,8 +288,8 @@ class PPOModule(StageModule):
             reward_timeout=reward_timeout,
             sampler=sampler,
         )
-        warn_about_options(options, networks.policy.config.vocab_size)
         self.ppo = self.ppo_class(networks, options)
+        warn_about_options(options, count_tokens(networks.policy))
         self._register_networks()
         self._note_inputs()
         self._evaluation: RolloutMetrics | None = None

@@ -119,7 +119,7 @@ class RowGraphs:
         _LOGGED.discard(self.network)
         log_once(
             self.network,
-            "decodes without CUDA graphs, as a step that may not wait for the device raised "
+            "decodes without CUDA graphs: a step that may not wait for the device raised "
             f"{str(error).splitlines()[0]!r}",
         )
         self._next[n_rows] = partial(self.function, n_rows)

@@ -131,10 +131,14 @@ def test_every_run_of_the_exploits_is_labelled_by_its_truth() -> None:
 def test_early_warning_by_hand() -> None:
     calm = [1.0, 1.0, 1.0, 1.0, 2.0, 1.0]
     late = [1.0, 1.0, 1.0, 4.0, 4.0, 4.0]
-    runs: Any = [({"x": calm}, None), ({"x": late}, 5), ({"x": [1.0] * 6}, 3)]
+    runs = [
+        early.LabelledRun({"x": calm}, harm=None),
+        early.LabelledRun({"x": late}, harm=5),
+        early.LabelledRun({"x": [1.0] * 6}, harm=3),
+    ]
     # means of three, over the first: the calm run reaches 4 / 3, and the late one 2 at place 3
-    found = early.warn(runs, early.multiple("x"))
-    assert found.threshold == pytest.approx(4 / 3)
-    assert (found.leads, found.found) == ([2, -math.inf], 1)
+    warning = early.warn(runs, early.multiple("x"))
+    assert warning.threshold == pytest.approx(4 / 3)
+    assert (warning.leads, warning.n_reported) == ([2, -math.inf], 1)
     shares = {f"rollout/score/member_{m}": [0.0, 0.0, 0.0, 3.0 * m] for m in range(3)}
     assert early.drift(shares) == [0.0, pytest.approx(math.sqrt(2 / 3))]

@@ -15,23 +15,13 @@ from experiments.quickstart_seeds.study import (
     read_results,
 )
 from experiments.results_file import write_run
-from lit_rlhf.tools.commands.quickstart import Outcome
+from tests.support.quickstart_outcome import EXPECTED_OUTCOME
 
 FIGURES = {"response_length": 8.0, "kl": 1.0, "perplexity": 2.0}
 AS_EXPECTED = RunResult(
     seed=24,
     arithmetic="1_thread",
-    outcome=Outcome(
-        sft_gold=0.5,
-        sft_std=1.4,
-        vanilla_gold=-4.0,
-        max_gold=1.0,
-        vanilla_score=2.0,
-        max_score=0.5,
-        sft_well_formed=0.95,
-        vanilla_well_formed=0.02,
-        max_well_formed=0.9,
-    ),
+    outcome=EXPECTED_OUTCOME,
     metrics={name: FIGURES for name in ("sft", "ppo_vanilla", "ppo_max")},
     flagged_at={"ppo_vanilla": [8, 9, 10], "ppo_max": [None, None, None]},
     healthy_until=[7, 8, 9],

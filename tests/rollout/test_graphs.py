@@ -121,7 +121,7 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
     if not found:
         raised = "operation not permitted when stream is capturing"
     assert lines == [
-        "LlamaModel: decodes without CUDA graphs, as a step that may not wait for the device "
+        "LlamaModel: decodes without CUDA graphs: a step that may not wait for the device "
         f"raised {raised!r}"
     ]
 

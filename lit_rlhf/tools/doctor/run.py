@@ -112,7 +112,7 @@ def run_iteration(case: Case) -> Finding:
     steps = [step for update in updates for step in update.values()]
     if names := sorted({k for step in steps for k, v in step.metrics.items() if v != v}):
         return failure(
-            f"An update was skipped, as a number was not finite: {', '.join(names)}.",
+            f"An update was skipped because a number was not finite: {', '.join(names)}.",
             "Lower learning_rate of model.policy_optimizer or model.critic_optimizer, or set "
             "model.network.dtype: float32.",
         )

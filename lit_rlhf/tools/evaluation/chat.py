@@ -17,7 +17,7 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions, generate_with_transformers, seed_temporarily
-from lit_rlhf.tools.evaluation.loading import load_encoder, load_policy, short_names
+from lit_rlhf.tools.evaluation.loading import load_encoders, load_policy, short_names
 from lit_rlhf.tools.evaluation.output import NAME_STYLE, NOTE_STYLE, print_text, progress_bar
 
 ShowText: TypeAlias = Callable[[str], None]
@@ -276,17 +276,13 @@ def load_speakers(
     model_options = model_options or ModelOptions()
     device = device or torch.device("cpu")
     names = short_names(models, "models")
-    # all encoders before the first weights, so that an error in the last model comes at once
-    encoders = [
-        load_encoder(
-            path,
-            sampling,
-            chat_template=chat_template,
-            max_prompt_length=max_prompt_length,
-            model_options=model_options,
-        )
-        for path in models
-    ]
+    encoders = load_encoders(
+        models,
+        sampling,
+        chat_template=chat_template,
+        max_prompt_length=max_prompt_length,
+        model_options=model_options,
+    )
     speakers = []
     with progress_bar("loading models", len(models)) as progress:
         for name, path, encoder in zip(names, models, encoders, strict=True):

@@ -135,6 +135,38 @@ def load_encoder(
     return encoder
 
 
+def load_encoders(
+    paths: Sequence[str],
+    sampling: SamplingOptions,
+    *,
+    chat_template: str = "tokenizer",
+    max_prompt_length: int | None = None,
+    model_options: ModelOptions | None = None,
+) -> list[DialogueEncoder]:
+    """Load the encoder of each model, before any weights.
+
+    Encoders take seconds and weights take minutes: an error in the last model's tokenizer has to
+    come before the first model's weights are loaded.
+
+    Args:
+        paths: Folders or hub ids of the models.
+        sampling: How responses are sampled.
+        chat_template: Template of the dialogues; `tokenizer` for each model's own.
+        max_prompt_length: Longest prompt in tokens; see `load_encoder`.
+        model_options: How the models are loaded.
+    """
+    return [
+        load_encoder(
+            path,
+            sampling,
+            chat_template=chat_template,
+            max_prompt_length=max_prompt_length,
+            model_options=model_options,
+        )
+        for path in paths
+    ]
+
+
 def choose_device(name: str) -> torch.device:
     """Return the device called `name`; `auto` is the first CUDA device, or else the CPU."""
     if name == "auto":

@@ -33,7 +33,7 @@ from lit_rlhf.files import ProgressFile, hash_model
 from lit_rlhf.forward import LanguageModel, set_longest_sequence, stop_token_ids
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
-from lit_rlhf.tools.evaluation.loading import load_encoder, load_policy, short_names
+from lit_rlhf.tools.evaluation.loading import load_encoders, load_policy, short_names
 from lit_rlhf.tools.evaluation.output import NAME_STYLE, NOTE_STYLE, print_text, progress_bar
 from lit_rlhf.tools.evaluation.responses import SampledResponse
 
@@ -276,18 +276,14 @@ def generate_from_models(
         raise ValueError("prompts: expected at least one, got none")
     check_count("responses_per_prompt", responses_per_prompt)
     names = short_names(models, "models")
-    # Encoders take seconds and weights take minutes: an error in the last model's tokenizer or in
-    # a prompt has to come before the first model's weights are loaded.
-    encoders = [
-        load_encoder(
-            path,
-            sampling,
-            chat_template=chat_template,
-            max_prompt_length=max_prompt_length,
-            model_options=model_options,
-        )
-        for path in models
-    ]
+    # an error in a prompt, too, comes before the first model's weights are loaded
+    encoders = load_encoders(
+        models,
+        sampling,
+        chat_template=chat_template,
+        max_prompt_length=max_prompt_length,
+        model_options=model_options,
+    )
     if on_bad_record == "skip":
         for encoder in encoders:
             prompts = encode_prompt_records(prompts, encoder, on_bad_record).records

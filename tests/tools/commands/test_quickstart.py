@@ -16,7 +16,8 @@ import pytest
 
 from lit_rlhf.cli import main as cli
 from lit_rlhf.tools.commands import quickstart as cli_quickstart
-from lit_rlhf.tools.commands.quickstart import COMMAND, Outcome, read_outcome
+from lit_rlhf.tools.commands.quickstart import COMMAND, read_outcome
+from tests.support.quickstart_outcome import EXPECTED_OUTCOME
 from tests.support.tiny_runs import QUICKSTART, SMALL, overlay
 
 main = partial(COMMAND.run, prog="lit_rlhf quickstart")
@@ -114,19 +115,6 @@ def test_outcome_takes_each_of_nine_numbers_from_its_place_in_the_report() -> No
     }
 
 
-EXPECTED = Outcome(
-    sft_gold=0.5,
-    sft_std=1.4,
-    vanilla_gold=-4.0,
-    max_gold=1.0,
-    vanilla_score=2.0,
-    max_score=0.5,
-    sft_well_formed=0.95,
-    vanilla_well_formed=0.02,
-    max_well_formed=0.9,
-)
-
-
 @pytest.mark.parametrize(
     ("changes", "vanilla", "max_"),
     [
@@ -141,7 +129,7 @@ EXPECTED = Outcome(
     ],
 )
 def test_sentence_tells_what_happened(changes: dict[str, float], vanilla: str, max_: str) -> None:
-    outcome = EXPECTED._replace(**changes)
+    outcome = EXPECTED_OUTCOME._replace(**changes)
     first, second = outcome.sentence().split("; ")
     assert first.startswith("In this run, vanilla PPO")
     assert vanilla in first

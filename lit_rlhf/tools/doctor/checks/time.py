@@ -106,7 +106,7 @@ def check_time(case: Case) -> Finding:
         )
     if interval > count:
         return warning(
-            f"{whole} None is logged, as trainer.log_every_n_steps is {interval}.",
+            f"{whole} None is logged: trainer.log_every_n_steps is {interval}.",
             "Set trainer.log_every_n_steps: 1, so that each iteration is logged.",
         )
     return ok(whole)
