@@ -35,11 +35,11 @@ def test_words_need_no_flag() -> None:
 def test_usage_error_is_one_line_with_status_2(
     capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
 ) -> None:
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(SystemExit) as error:
         Command(draw, lists=("colors",)).run(argv, "paint")
-    told = capsys.readouterr().err
-    assert (refused.value.code, told.count("\n")) == (2, 1)
-    assert told.startswith(f"paint: error: {expected}")
+    output = capsys.readouterr().err
+    assert (error.value.code, output.count("\n")) == (2, 1)
+    assert output.startswith(f"paint: error: {expected}")
 
 
 def test_an_error_of_several_lines_becomes_one() -> None:
@@ -47,9 +47,9 @@ def test_an_error_of_several_lines_becomes_one() -> None:
         """Fail."""
         raise ValueError("no connection.\nCheck it.")
 
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(SystemExit) as error:
         Command(fail).run([], "paint")
-    assert refused.value.code == "paint: no connection. Check it."
+    assert error.value.code == "paint: no connection. Check it."
 
 
 def test_a_mistyped_command_of_a_group_is_answered_with_the_nearest() -> None:

@@ -61,8 +61,8 @@ def test_output_on_a_full_disk_is_an_error() -> None:
     command = [sys.executable, "-m", "lit_rlhf.cli.main", "configs", "list"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    told = "lit_rlhf: the output could not be written: [Errno 28] No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, told)
+    message = "lit_rlhf: the output could not be written: [Errno 28] No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "fit --help", "configs list"])

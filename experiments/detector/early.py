@@ -91,9 +91,7 @@ def label_runs(results: dict[str, dict[str, Any]]) -> list[LabelledRun]:
     ]
 
 
-def warn(
-    runs: Sequence[LabelledRun], signal: Callable[[Curves], list[float]]
-) -> EarlyWarning:
+def warn(runs: Sequence[LabelledRun], signal: Callable[[Curves], list[float]]) -> EarlyWarning:
     """The lowest threshold that few healthy runs are ever beyond, and its leads."""
     highest = sorted((max(signal(run.curves)) for run in runs if run.harm is None), reverse=True)
     threshold = highest[math.floor(MAX_FALSE * len(highest))]

@@ -54,9 +54,7 @@ def rule_out_ids_without_token(
             logged = True
 
 
-def find_ids_without_token(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase
-) -> list[int]:
+def find_ids_without_token(model: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """List the ids of a language model's vocabulary that its tokenizer has no token for."""
     tokens = {*tokenizer.get_vocab().values(), *tokenizer.all_special_ids}
     return [token_id for token_id in range(_vocab_size(model)) if token_id not in tokens]

@@ -52,8 +52,8 @@ def test_measures_of_a_log_are_means_of_its_last_iterations(tmp_path: Path) -> N
         values |= {"time/rollout": 2.0, "rollout/sampler_kl": kl}
         logger.log_metrics(values, iteration)
     logger.save()
-    found = samplers.measure(samplers.logged_curves(tmp_path / "run"), 2)
-    assert found["rollout/gold"] == (18 + 19) / 2
-    assert found["rollout_seconds"] == 2.0
-    assert found["largest_sampler_kl"] == 0.1
-    assert found["noticed"] == 14  # the second step beyond the threshold
+    means = samplers.measure(samplers.logged_curves(tmp_path / "run"), 2)
+    assert means["rollout/gold"] == (18 + 19) / 2
+    assert means["rollout_seconds"] == 2.0
+    assert means["largest_sampler_kl"] == 0.1
+    assert means["noticed"] == 14  # the second step beyond the threshold

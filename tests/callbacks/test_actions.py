@@ -104,23 +104,23 @@ def test_what_was_done_is_written_under_the_verdict(tmp_path: Path) -> None:
 def test_what_ended_a_fit_and_the_weights_before_it_can_be_found(tmp_path: Path) -> None:
     detector = watching(StopTraining(every_n_steps=2))
     run = fit_batches(tmp_path, Scripted(script_of([0, 0, 0, 0, 0, 2])), 6, detector)
-    found = find_collapse(run)
-    assert found is not None
-    assert found.verdict.level is Level.COLLAPSED
-    assert found.verdict.step == 6
-    assert found.healthy_step == 3
+    collapse = find_collapse(run)
+    assert collapse is not None
+    assert collapse.verdict.level is Level.COLLAPSED
+    assert collapse.verdict.step == 6
+    assert collapse.healthy_step == 3
     saved = torch.load(tmp_path / "healthy/weights_step=3.ckpt", weights_only=True)
-    assert found.checkpoint == tmp_path / "healthy/weights_step=3.ckpt"
+    assert collapse.checkpoint == tmp_path / "healthy/weights_step=3.ckpt"
     assert "optimizer_states" not in saved
     healthy = fit_batches(tmp_path / "2", Scripted(script_of([0, 1])), 2, watching(StopTraining()))
     assert find_collapse(healthy) is None
     # a Trainer that keeps no checkpoints
     run = trainer(tmp_path / "3", watching(StopTraining()))
     run.fit(Scripted(script_of([0, 2])), batches(2))
-    found = find_collapse(run)
-    assert found is not None
-    assert found.healthy_step is None
-    assert found.checkpoint is None
+    collapse = find_collapse(run)
+    assert collapse is not None
+    assert collapse.healthy_step is None
+    assert collapse.checkpoint is None
     assert not (tmp_path / "3/healthy").exists()
 
 
@@ -129,8 +129,8 @@ def test_a_coefficient_is_multiplied_wherever_it_is() -> None:
     assert act(AdjustCoefficient("beta", 2.0), module) == "raised beta from 0.1 to 0.2"
     assert act(AdjustCoefficient("kl_coef", 0.5), module) == "lowered kl_coef from 0.25 to 0.125"
     assert act(AdjustCoefficient("gamma", 3.0), module) == "raised gamma from 0.5 to 1.5"
-    told = act(AdjustCoefficient("objective.entropy_coef", 0.5), module)
-    assert told == "lowered objective.entropy_coef from 0.5 to 0.25"
+    sentence = act(AdjustCoefficient("objective.entropy_coef", 0.5), module)
+    assert sentence == "lowered objective.entropy_coef from 0.5 to 0.25"
     assert module.objective == LossOptions(0.25)
     assert (module.beta, module.hparams["gamma"]) == (0.2, 1.5)
     assert torch.equal(module.kl_coef, torch.tensor(0.125))
@@ -153,9 +153,9 @@ def test_a_coefficient_stays_within_bounds(
 ) -> None:
     module = Coefficients([])
     module.beta = value
-    told = act(AdjustCoefficient("beta", factor, lower, upper), module)
+    sentence = act(AdjustCoefficient("beta", factor, lower, upper), module)
     assert module.beta == expected
-    assert bool(told) is (expected != value)
+    assert bool(sentence) is (expected != value)
 
 
 @pytest.mark.parametrize(("factor", "bound"), [(2.0, 0.7), (0.5, 0.3)])

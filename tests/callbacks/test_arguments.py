@@ -144,13 +144,13 @@ def test_defaults_of_arguments_are_the_promised_ones(
 
 
 def test_default_monitors_are_those_of_the_readme() -> None:
-    found = default_monitors()
-    assert [type(monitor).__name__ for monitor in found] == [name for name, _ in MONITORS]
-    for monitor, (name, options) in zip(found, MONITORS, strict=True):
+    monitors = default_monitors()
+    assert [type(monitor).__name__ for monitor in monitors] == [name for name, _ in MONITORS]
+    for monitor, (name, options) in zip(monitors, MONITORS, strict=True):
         promised = PLAIN | options
         assert {key: getattr(monitor, key) for key in promised} == promised, name
     rows = dict(re.findall(r"^\| `(\w+)` \|(.*)", README.read_text("utf-8"), re.MULTILINE))
-    for monitor in found:
+    for monitor in monitors:
         signal, keys, *_ = map(str.strip, rows[type(monitor).__name__].split("|"))
         assert signal == monitor.vote
         assert f"`{monitor.key}`" in keys or keys == "all"

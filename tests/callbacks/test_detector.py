@@ -74,7 +74,9 @@ def test_a_collapse_is_logged_step_by_step(tmp_path: Path, manual: bool) -> None
     logged = [made for made in logger.log_metrics.mock_calls if "metrics" in made.kwargs]
     keys, rows = [*COLLAPSE, "monitor/level"], zip(*COLLAPSE.values(), LEVELS, strict=True)
     metrics = [dict(zip(keys, row, strict=True)) for row in rows]
-    assert logged == [call(metrics=found, step=step) for step, found in enumerate(metrics, 1)]
+    assert logged == [
+        call(metrics=step_metrics, step=step) for step, step_metrics in enumerate(metrics, 1)
+    ]
 
 
 def test_nan_in_any_metric_is_a_collapse_at_once(tmp_path: Path) -> None:
@@ -84,15 +86,20 @@ def test_nan_in_any_metric_is_a_collapse_at_once(tmp_path: Path) -> None:
 
 
 def test_all_actions_see_a_step_before_one_acts(tmp_path: Path, monkeypatch: Any) -> None:
-    told, actions = Mock(), [RecordActs(cooldown=1), RecordActs(cooldown=1)]
-    for action, own in zip(actions, (told.first, told.second), strict=True):
+    seen_calls, actions = Mock(), [RecordActs(cooldown=1), RecordActs(cooldown=1)]
+    for action, own in zip(actions, (seen_calls.first, seen_calls.second), strict=True):
         own.acts.return_value = ""
         monkeypatch.setattr(action, "on_step", own.sees)
         monkeypatch.setattr(action, "act", own.acts)
     detector = CollapseDetector([above(10.0)], [*actions])
     trainer(tmp_path, detector).fit(Scripted({"kl": [20.0, 20.0]}), batches(2))
     seen = ["first.sees", "second.sees"]
-    assert [name for name, *_ in told.mock_calls] == [*seen, *seen, "first.acts", "second.acts"]
+    assert [name for name, *_ in seen_calls.mock_calls] == [
+        *seen,
+        *seen,
+        "first.acts",
+        "second.acts",
+    ]
 
 
 def test_readings_are_void_after_an_action_that_restores_an_earlier_state(tmp_path: Path) -> None:
@@ -375,11 +382,11 @@ def test_newest_healthy_weights_of_all_actions_are_found(tmp_path: Path) -> None
     detector.stopped_by = detector.verdict
     for action, step in zip(actions, (9, 4), strict=True):
         action.saved = [SavedWeights(1, "step=1.ckpt"), SavedWeights(step, f"step={step}.ckpt")]
-    found = find_collapse(trainer(tmp_path, detector))
-    assert found is not None
-    assert found.verdict is detector.verdict
-    assert found.healthy_step == 9
-    assert found.checkpoint == tmp_path / "step=9.ckpt"
+    collapse = find_collapse(trainer(tmp_path, detector))
+    assert collapse is not None
+    assert collapse.verdict is detector.verdict
+    assert collapse.healthy_step == 9
+    assert collapse.checkpoint == tmp_path / "step=9.ckpt"
 
 
 # --- across a resume, from checkpoints that a Trainer wrote
@@ -465,8 +472,8 @@ def test_other_actions_start_anew_while_the_monitors_go_on(tmp_path: Path) -> No
     )
     actions: list[Action] = [AdjustLearningRate(level="collapsed"), StopTraining()]
     detector = CollapseDetector([above(10.0)], actions)
-    told = "checkpoint has the actions AdjustLearningRate, the run has .*, StopTraining"
-    with pytest.warns(UserWarning, match=told):
+    message = "checkpoint has the actions AdjustLearningRate, the run has .*, StopTraining"
+    with pytest.warns(UserWarning, match=message):
         run = fit_batches(tmp_path, Scripted(script), 5, detector, done=3)
     assert run.global_step == 4
     assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05)

@@ -125,8 +125,8 @@ def test_other_loggers_get_json_lines_beside_their_log(tmp_path: Path) -> None:
     assert text.pop("time") <= time()
     assert text == {"step": 7, "key": "toy/text", "text": "“a”"}
     # a CSVLogger takes short texts as a cell
-    told = [record["key"] for record in records(tmp_path / "toy/1/log.jsonl")]
-    assert told == ["toy/text", "monitor/verdict"]
+    keys = [record["key"] for record in records(tmp_path / "toy/1/log.jsonl")]
+    assert keys == ["toy/text", "monitor/verdict"]
     table.save()
     rows = (Path(table.log_dir) / "metrics.csv").read_text("utf-8").splitlines()
     assert rows == ["monitor/verdict,step", "bad,8"]

@@ -54,18 +54,18 @@ def fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_time_memory_and_rates_add_up(fit: Any) -> None:
-    told = PhaseSummary()
-    fit(told, limit_val_batches=1, num_sanity_val_steps=1)
+    summary = PhaseSummary()
+    fit(summary, limit_val_batches=1, num_sanity_val_steps=1)
     # 12 s in phases, 3 s beside them, 3 s of validation; the sanity check came before
-    assert (told.seconds, told.batches) == (18.0, 3)
-    assert list(told.phases.items()) == [
+    assert (summary.seconds, summary.batches) == (18.0, 3)
+    assert list(summary.phases.items()) == [
         ("rollout", Phase(9.0, slowest=4.0, steps=3, peak=1.5)),
         ("update", Phase(3.0, slowest=2.0, steps=2, peak=None)),
         ("validation", Phase(3.0, slowest=3.0, steps=1, peak=None)),
         ("other", Phase(3.0)),
     ]
     # 30 + 160 + 100 tokens in 12 s
-    assert told.rates == {"tokens_per_second": pytest.approx(290 / 12)}
+    assert summary.rates == {"tokens_per_second": pytest.approx(290 / 12)}
 
 
 def test_table_goes_below_the_progress_line_and_to_loggers(
@@ -93,10 +93,10 @@ def test_table_goes_below_the_progress_line_and_to_loggers(
 def test_keys_may_have_other_prefixes(fit: Any) -> None:
     script = {"s/step": [1.0] * 3, "s/forward": [0.5] * 3}
     script |= {"gib/forward": [2.0] * 3, "speed/x": [7, 9, 8]}
-    told = PhaseSummary(time="s/", memory="gib/", throughput="speed/", total="s/step")
-    fit(told, script=script)
-    assert told.phases["forward"] == Phase(1.5, slowest=0.5, steps=3, peak=2.0)
-    assert told.rates == {"x": pytest.approx(8.0)}
+    summary = PhaseSummary(time="s/", memory="gib/", throughput="speed/", total="s/step")
+    fit(summary, script=script)
+    assert summary.phases["forward"] == Phase(1.5, slowest=0.5, steps=3, peak=2.0)
+    assert summary.rates == {"x": pytest.approx(8.0)}
 
 
 def test_second_fit_starts_anew(fit: Any) -> None:

@@ -97,8 +97,8 @@ def test_minutes_pass_between_checkpoints(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_closed_terminal_ends_the_run_as_sigterm_does(tmp_path: Path) -> None:
-    told = SignalInHook("on_train_batch_start", 3, signal.SIGHUP)
-    ended_by_sigterm(tmp_path, told, ResumeCheckpoint())
+    callback = SignalInHook("on_train_batch_start", 3, signal.SIGHUP)
+    ended_by_sigterm(tmp_path, callback, ResumeCheckpoint())
     assert names(tmp_path) == ["batch=3.ckpt"]
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
@@ -215,8 +215,8 @@ def test_a_validation_under_way_is_finished(tmp_path: Path, nth: int, saved: int
 def test_ctrl_c_saves_after_the_batch_under_way_and_ends_with_a_status_of_its_own(
     tmp_path: Path, hook: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = SignalInHook(hook, 3, signal.SIGINT)
-    assert ended_by_ctrl_c(tmp_path, told, ResumeCheckpoint()) == 130
+    callback = SignalInHook(hook, 3, signal.SIGINT)
+    assert ended_by_ctrl_c(tmp_path, callback, ResumeCheckpoint()) == 130
     assert names(tmp_path) == ["batch=3.ckpt"]
     assert "Ctrl-C: the run ends after this batch" in capfd.readouterr().err
     assert resumed(tmp_path, 3).seen == [3, 0, 1, 2, 3]
@@ -229,11 +229,11 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
 
 
 def test_a_validation_that_is_due_does_not_begin(tmp_path: Path) -> None:
-    validation, told = (
+    validation, callback = (
         SignalInHook("on_validation_batch_start", 9),
         SignalInHook("on_train_batch_start", 2),
     )
-    ended_by_sigterm(tmp_path, told, validation, ResumeCheckpoint(), val_check_interval=2)
+    ended_by_sigterm(tmp_path, callback, validation, ResumeCheckpoint(), val_check_interval=2)
     assert validation.calls == []
 
 

@@ -29,8 +29,8 @@ class TestReading:
         (second,) = (f for f in tmp_path.iterdir() if f.name != "events.out.tfevents.2")
         second.rename(tmp_path / "events.out.tfevents.1")
         curve = read_run("run", run).curves["toy/a"]
-        told = [(point.step, point.value) for point in curve.points]
-        assert told == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0), (5, 50.0)]
+        points = [(point.step, point.value) for point in curve.points]
+        assert points == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0), (5, 50.0)]
 
     def test_undone_values_are_kept_apart(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", {"toy/a": [1.0, 2.0, 3.0, 4.0]})

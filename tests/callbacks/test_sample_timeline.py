@@ -181,8 +181,8 @@ class TestFit:
         )
         assert len(resumed.asked) == sampled
         after = lines(tmp_path / "cut.jsonl")
-        kept = 2 * (6 - sampled)
-        assert after[:kept] == whole[:kept]
+        n_kept = 2 * (6 - sampled)
+        assert after[:n_kept] == whole[:n_kept]
         places = [[(row["step"], row["prompt_index"]) for row in rows] for rows in (after, whole)]
         assert places[0] == places[1]
         assert not (tmp_path / "cut.jsonl.new").exists()

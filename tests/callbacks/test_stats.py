@@ -64,8 +64,8 @@ def test_distribution_is_that_of_torch(n: int) -> None:
     moments = [float(both.mean()), float(both.std(correction=0))]
     expected = [*torch.quantile(both, places).tolist(), *moments]
     shape = distribution(numbers)
-    found = [shape[key] for key in ("q05", "median", "q95", "mean", "std")]
-    assert found == pytest.approx(expected, rel=1e-9)
+    summary = [shape[key] for key in ("q05", "median", "q95", "mean", "std")]
+    assert summary == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("numbers", [[], [math.nan, 1.0], [1.0, 2.0, math.inf], [-math.inf] * 3])

@@ -110,8 +110,8 @@ def test_a_monitor_that_stands_in_has_no_vote_beside_another_of_its_signal() -> 
 def test_prompts_that_changed_vote_for_no_collapse_and_explain_the_rest() -> None:
     prompts = Signal("prompt length", C, vote="data")
     far, long = Signal("k", C, vote="kl"), Signal("a", C)
-    told = judge([prompts, long, Signal("k", H, vote="kl"), *CALM], 2, step=4)
-    assert told == (Level.DATA_CHANGED, "prompt length 20 is 20x its baseline", 4)
+    verdict = judge([prompts, long, Signal("k", H, vote="kl"), *CALM], 2, step=4)
+    assert verdict == (Level.DATA_CHANGED, "prompt length 20 is 20x its baseline", 4)
     assert level_of(prompts, *CALM) is Level.DATA_CHANGED
     assert level_of(prompts, *CALM, votes=1) is Level.DATA_CHANGED
     assert level_of(prompts, far, long, *CALM) is C
@@ -144,8 +144,8 @@ def test_the_only_signal_makes_a_suspicion_alone() -> None:
 
 
 def test_a_single_doubt_is_told_without_an_alarm() -> None:
-    told = judge([Signal("a", S), *CALM], 2, step=3)
-    assert told == (H, "not enough for a suspicion: a 8 is 8x its baseline", 3)
+    verdict = judge([Signal("a", S), *CALM], 2, step=3)
+    assert verdict == (H, "not enough for a suspicion: a 8 is 8x its baseline", 3)
 
 
 def fed(monitor: Monitor, *values: float) -> None:
@@ -155,13 +155,19 @@ def fed(monitor: Monitor, *values: float) -> None:
 
 def test_the_worst_come_first_and_else_the_order_given() -> None:
     monitors = [Signal("a", S), Signal("b", C), Signal("c", H), Signal("d", S), Signal("e", C)]
-    told = judge([once_beyond("f"), *monitors], 2, step=1)
-    assert [reason.split()[0] for reason in told.sentence.split(", ")] == ["b", "e", "f", "a", "d"]
+    verdict = judge([once_beyond("f"), *monitors], 2, step=1)
+    assert [reason.split()[0] for reason in verdict.sentence.split(", ")] == [
+        "b",
+        "e",
+        "f",
+        "a",
+        "d",
+    ]
 
 
 def test_a_suspicion_without_a_meaning_is_its_signals() -> None:
-    told = judge([Signal("b", S), Signal("a", C, vote="critic"), *CALM], 2, step=1)
-    assert told == (S, "a 20 is 20x its baseline, b 8 is 8x its baseline", 1)
+    verdict = judge([Signal("b", S), Signal("a", C, vote="critic"), *CALM], 2, step=1)
+    assert verdict == (S, "a 20 is 20x its baseline, b 8 is 8x its baseline", 1)
 
 
 def test_a_suspicion_says_what_it_perhaps_means() -> None:
@@ -174,8 +180,8 @@ def test_a_suspicion_says_what_it_perhaps_means() -> None:
 def test_metrics_that_are_not_finite_are_a_broken_computation() -> None:
     broken = NonFiniteMonitor(patience=1)
     broken.observe(broken.read(StepMetrics({}, {}, ("ppo/policy_loss",))))
-    told = judge([broken, *CALM], 2, step=4)
-    assert told == (C, "ppo/policy_loss not finite: the computation is broken", 4)
+    verdict = judge([broken, *CALM], 2, step=4)
+    assert verdict == (C, "ppo/policy_loss not finite: the computation is broken", 4)
 
 
 EXPLOITS = "the policy is exploiting its reward"
@@ -238,8 +244,8 @@ def test_every_conclusion_speaks_of_signals_that_the_defaults_watch() -> None:
             sides.add(f"{monitor.vote}+")
         if monitor.low is not None or monitor.low_ratio is not None:
             sides.add(f"{monitor.vote}-")
-    told = {conclude({one, other}) for one in sides for other in sides}
-    assert told == {meaning for _, meaning in CONCLUSIONS}
+    conclusions = {conclude({one, other}) for one in sides for other in sides}
+    assert conclusions == {meaning for _, meaning in CONCLUSIONS}
 
 
 def test_an_optional_monitor_votes_once_it_has_observed_a_step() -> None:
@@ -257,8 +263,8 @@ def test_prompts_without_a_spread_are_told_and_are_no_collapse() -> None:
         assert watch.step(normal | {"rollout/informative_share": 0.4}).level is Level.HEALTHY
     levels = [watch.step(normal | {"rollout/informative_share": 0.05}).level for _ in range(8)]
     assert levels == [Level.HEALTHY] * 4 + [Level.SUSPICIOUS] * 4
-    told = "share of prompts whose responses score the same 0.95"
-    assert watch.verdict.sentence.startswith(told)
+    message = "share of prompts whose responses score the same 0.95"
+    assert watch.verdict.sentence.startswith(message)
     # One signal more is still no collapse: the share has no vote.
     far = normal | {"rollout/kl_per_token": 0.14, "rollout/uninformative_share": 0.95}
     assert [watch.step(far).level for _ in range(5)][-1] is Level.SUSPICIOUS

@@ -125,13 +125,13 @@ def test_collapse_is_seen_while_baselines_are_taken_anew() -> None:
 
 @pytest.mark.parametrize("responses", [4, 16])
 def test_number_of_responses_is_taken_from_the_metrics_or_the_argument(responses: int) -> None:
-    told, given = Watch(), Watch(responses=responses)
+    from_metrics, given = Watch(), Watch(responses=responses)
     for _ in range(9):
-        told.step(NORMAL | {"rollout/responses": float(responses)})
+        from_metrics.step(NORMAL | {"rollout/responses": float(responses)})
         given.step(NORMAL)
-    ranges = [[m.thresholds() for m in watch.monitors] for watch in (told, given)]
+    ranges = [[m.thresholds() for m in watch.monitors] for watch in (from_metrics, given)]
     assert ranges[0] == ranges[1]
-    assert told.monitors[2].thresholds()[1] == {4: 220.0, 16: 175.0}[responses]
+    assert from_metrics.monitors[2].thresholds()[1] == {4: 220.0, 16: 175.0}[responses]
 
 
 def test_state_continues_in_the_middle() -> None:

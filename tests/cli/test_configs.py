@@ -16,8 +16,8 @@ def test_each_configuration_has_a_name(capsys: pytest.CaptureFixture[str]) -> No
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == configs.config_names()
     assert len(lines) == len(list(configs.CONFIGS.rglob("*.yaml")))
-    told = dict(line.split(maxsplit=1) for line in lines)
-    assert told["ablations/no_value_clip"] == "7. Value loss (Eq. 16) without clipping."
+    descriptions = dict(line.split(maxsplit=1) for line in lines)
+    assert descriptions["ablations/no_value_clip"] == "7. Value loss (Eq. 16) without clipping."
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ def test_each_configuration_has_a_name(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_configuration_is_found_in_any_folder(name: str) -> None:
     path = str(configs.CONFIGS / "quickstart/sft.yaml")
     given = ["fit", "--config", name, f"--config={name}", "-c", name, "--config", "{a: 1}"]
-    found = ["fit", "--config", path, f"--config={path}", "-c", path, "--config", "{a: 1}"]
-    assert configs.resolve_configs(given) == found
+    words = ["fit", "--config", path, f"--config={path}", "-c", path, "--config", "{a: 1}"]
+    assert configs.resolve_configs(given) == words
 
 
 def test_a_file_of_ones_own_wins() -> None:

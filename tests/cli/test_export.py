@@ -175,9 +175,9 @@ def test_weights_are_averaged(stage: str, runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "two" / "text_contract.json").write_text(json.dumps(asdict(contract)))
     output, others = tmp_path / "averaged", f"[{tmp_path / 'two'}, {tmp_path / 'three'}]"
     main(["--checkpoint", str(tmp_path / "one"), "--average", others, "--output", str(output)])
-    found = weights(output)
-    assert found.keys() == tensors[0].keys()
-    for key, tensor in found.items():
+    averages = weights(output)
+    assert averages.keys() == tensors[0].keys()
+    for key, tensor in averages.items():
         expected = sum(each[key].double() for each in tensors) / 3
         torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-6)
     parts = [f"{name} {hash_model(tmp_path / name)}" for name in ("one", "two", "three")]

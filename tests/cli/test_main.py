@@ -52,8 +52,8 @@ def test_help_version_and_mistyped_names_do_not_wait_for_libraries() -> None:
     calls = (["--help"], ["--version"], ["fti", "--config", "a.yaml"], ["fit", "--help"])
     attempts = [f"try: main({call})\nexcept SystemExit: pass" for call in calls]
     imported = "{name.partition('.')[0] for name in sys.modules.keys() - before}"
-    told = run_code(*attempts, f"print({imported} - sys.stdlib_module_names)")
-    assert told.stdout.splitlines()[-1] == "{'lit_rlhf'}"
+    process = run_code(*attempts, f"print({imported} - sys.stdlib_module_names)")
+    assert process.stdout.splitlines()[-1] == "{'lit_rlhf'}"
     attempt = "try: main(['fit', '--config', 'quickstart/ppo_mx'])"
     ran = run_code(attempt, "finally: assert 'torch' not in sys.modules")
     assert ran.returncode == 2
@@ -145,10 +145,10 @@ def test_help_all_is_lightnings_help(monkeypatch: Any, capsys: Any) -> None:
 def test_near_miss_is_answered_with_the_right_word(
     capsys: pytest.CaptureFixture[str], words: list[str], advice: str
 ) -> None:
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(SystemExit) as error:
         main(words)
     message = capsys.readouterr().err
-    assert (refused.value.code, message.count("\n")) == (2, 1)
+    assert (error.value.code, message.count("\n")) == (2, 1)
     assert advice in message
 
 

@@ -31,5 +31,5 @@ def test_preparation_writes_what_is_read() -> None:
 
 
 def test_an_error_about_another_path_has_no_preparation() -> None:
-    found = str(configs.find_config("quickstart/sft"))
-    assert find_preparation([found], "something else") == ""
+    config = str(configs.find_config("quickstart/sft"))
+    assert find_preparation([config], "something else") == ""

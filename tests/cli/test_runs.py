@@ -93,9 +93,9 @@ def test_damaged_last_offers_the_one_before(root: Path, capsys: pytest.CaptureFi
     path = Path("run/checkpoints/batch=4.ckpt")
     path.write_bytes(path.read_bytes()[:-1000])
     for value in ("last", str(path)):
-        told = fit_error(capsys, root, "--ckpt_path", value, callbacks=[KEEP_EACH])
-        assert "checkpoint run/checkpoints/batch=4.ckpt: is damaged or cut off" in told
-        assert "resume from run/checkpoints/batch=3.ckpt instead" in told
+        error = fit_error(capsys, root, "--ckpt_path", value, callbacks=[KEEP_EACH])
+        assert "checkpoint run/checkpoints/batch=4.ckpt: is damaged or cut off" in error
+        assert "resume from run/checkpoints/batch=3.ckpt instead" in error
 
     assert not Path("model/model.safetensors").exists()
     fit(root, "--ckpt_path", "run/checkpoints/batch=3.ckpt", callbacks=[KEEP_EACH])
@@ -114,8 +114,8 @@ def test_last_is_the_newest_whoever_saved_it(root: Path, caplog: pytest.LogCaptu
     os.utime("elsewhere/best.ckpt", (10**10, 10**10))
     forget()
     fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
-    found = re.findall(r"Restored all states from the checkpoint at (\S+)", caplog.text)
-    assert Path(found[-1]).resolve() == Path("elsewhere/best.ckpt").resolve()
+    matches = re.findall(r"Restored all states from the checkpoint at (\S+)", caplog.text)
+    assert Path(matches[-1]).resolve() == Path("elsewhere/best.ckpt").resolve()
 
 
 def test_run_resumed_at_its_very_end_leaves_its_model_with_metrics_in_the_card(root: Path) -> None:
@@ -164,8 +164,8 @@ def test_last_spares_another_model(root: Path, capsys: pytest.CaptureFixture[str
     rate = "--model.optimizer.learning_rate=0.5"  # another command
     fit(root)
     whole = weights()
-    told = fit_error(capsys, root, "--ckpt_path", "last", rate, callbacks=[KEEP_EACH])
-    assert "model: expected no earlier run" in told
+    error = fit_error(capsys, root, "--ckpt_path", "last", rate, callbacks=[KEEP_EACH])
+    assert "model: expected no earlier run" in error
     assert weights() == whole
     fit(root, "--ckpt_path", "last", rate, "--overwrite", callbacks=[KEEP_EACH])
     assert weights() != whole
@@ -202,24 +202,24 @@ def test_command_names_a_checkpoint(root: Path, capsys: pytest.CaptureFixture[st
     warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
     with pytest.raises(SystemExit):
         fit(root, callbacks=[INTERRUPTED], enable_checkpointing=True, logger=logger)
-    told = capsys.readouterr().out
-    assert "--ckpt_path logs/lightning_logs/version_0/checkpoints/batch=2.ckpt" in told
+    output = capsys.readouterr().out
+    assert "--ckpt_path logs/lightning_logs/version_0/checkpoints/batch=2.ckpt" in output
 
 
 def test_other_run_is_refused_until_allowed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, callbacks=[KEEP_EACH])
     flags = ["--ckpt_path", "run/checkpoints/batch=3.ckpt", "--data.seed", "1"]
-    told = fit_error(capsys, root, *flags, callbacks=[KEEP_EACH])
-    assert "data.seed: 0 -> 1" in told
-    assert "--allow_changes on the command line" in told
+    error = fit_error(capsys, root, *flags, callbacks=[KEEP_EACH])
+    assert "data.seed: 0 -> 1" in error
+    assert "--allow_changes on the command line" in error
     cli = fit(root, *flags, "--allow_changes", callbacks=[KEEP_EACH])
     assert cli.trainer.global_step == 4
 
 
 def test_the_last_resume_checkpoint_of_the_configurations_wins(root: Path) -> None:
     other = {"class_path": "lit_callbacks.ResumeCheckpoint", "init_args": {"every_n_batches": 3}}
-    found = fit(root, callbacks=[KEEP_EACH, other]).trainer.checkpoint_callbacks
-    assert [callback.every_n_batches for callback in found] == [3]
+    checkpoint_callbacks = fit(root, callbacks=[KEEP_EACH, other]).trainer.checkpoint_callbacks
+    assert [callback.every_n_batches for callback in checkpoint_callbacks] == [3]
 
 
 def test_a_run_that_was_stopped_as_collapsed_has_a_status_of_its_own(root: Path) -> None:
@@ -237,8 +237,8 @@ def test_a_run_that_was_stopped_as_collapsed_has_a_status_of_its_own(root: Path)
 
 
 def test_last_without_checkpoint_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = fit_error(capsys, root, "--ckpt_path", "last", enable_checkpointing=False)
-    assert "--ckpt_path last: the run keeps no checkpoints" in told
+    error = fit_error(capsys, root, "--ckpt_path", "last", enable_checkpointing=False)
+    assert "--ckpt_path last: the run keeps no checkpoints" in error
 
 
 def test_checkpoints_of_the_command_line_are_written_safely_and_one_at_sigterm(root: Path) -> None:
@@ -275,10 +275,10 @@ def test_earlier_run_is_replaced_if_asked(root: Path, capsys: pytest.CaptureFixt
     fit_named(root, "--model.optimizer.learning_rate", "1.0e-3")
     before, first = content(Path("runs")), logged(Path("runs/logs/sft"))["sft/loss"]
 
-    told = named_fit_error(capsys, root, "--model.optimizer.learning_rate", "2.0e-3")
-    assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in told
+    error = named_fit_error(capsys, root, "--model.optimizer.learning_rate", "2.0e-3")
+    assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in error
     for way in ("--name NAME", "--ckpt_path last", "--overwrite"):
-        assert way in told
+        assert way in error
     assert content(Path("runs")) == before
 
     fit_named(root, "--model.optimizer.learning_rate", "2.0e-3", "--name", "faster")
@@ -297,8 +297,8 @@ def test_other_run_replaces_no_model(root: Path, capsys: pytest.CaptureFixture[s
     (checkpoint,) = Path("runs/logs/other/checkpoints").iterdir()
     before = content(Path("runs"))
     more = ["--ckpt_path", str(checkpoint), "--trainer.max_epochs", "2"]
-    told = named_fit_error(capsys, root, *more)
-    assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in told
+    error = named_fit_error(capsys, root, *more)
+    assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in error
     assert content(Path("runs")) == before
     fit_named(root, *more, "--name", "third")
     assert before.items() <= content(Path("runs")).items()
@@ -332,8 +332,10 @@ def test_overwrite_replaces_model_and_log(root: Path, capsys: pytest.CaptureFixt
     before = content(Path("runs"))
     with pytest.raises((RecordError, SystemExit)):  # a run that does not start deletes nothing
         fit_named(root, "--overwrite", "--data.init_args.train_sources", '[{"path": "lost.jsonl"}]')
-    kept = content(Path("runs"))
-    changed = {name for name in before if "finished" not in name and before[name] != kept[name]}
+    content_before = content(Path("runs"))
+    changed = {
+        name for name in before if "finished" not in name and before[name] != content_before[name]
+    }
     assert changed <= {"logs/sft/config.yaml"}
 
     fit_named(root, "--overwrite", "--model.optimizer.learning_rate", "2.0e-3")
@@ -359,8 +361,8 @@ def test_a_start_that_failed_and_a_trial_leave_nothing_to_protect(root: Path) ->
 def test_folder_of_checkpoints_is_protected(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {"logger": False, "default_root_dir": "runs/logs"}
     fit_named(root, **options)
-    told = named_fit_error(capsys, root, "--model.output_dir", "runs/x", **options)
-    assert f"runs/logs/checkpoints: {EARLIER}" in told
+    error = named_fit_error(capsys, root, "--model.output_dir", "runs/x", **options)
+    assert f"runs/logs/checkpoints: {EARLIER}" in error
 
 
 def folders(*files: Path, flags: tuple[str, ...] = ()) -> tuple[Any, Any]:

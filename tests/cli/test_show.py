@@ -30,22 +30,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shown(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, Any]:
     capsys.readouterr()  # what libraries have said so far
     COMMAND.run([str(path)], "lit_rlhf show")
-    found: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
-    return dict(found[str(path)])
+    settings: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    return dict(settings[str(path)])
 
 
 def test_model_says_what_it_was_made_from(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = shown(capsys, run / "model")
-    assert found["finished"] is True
+    report = shown(capsys, run / "model")
+    assert report["finished"] is True
     # 8 rollouts in minibatches of 4, twice, by each network
-    assert (found["stage"], found["base_model"], found["updates"]) == ("ppo", "policy", 8)
-    assert found["inputs"]["SHA-256 of policy"] == hash_model(run / "policy")
-    assert found["inputs"]["SHA-256 of reward"] == hash_model(run / "reward")
-    assert isinstance(found["inputs"]["training examples"], int)
-    assert found["config"]["minibatches.ppo_epochs"] == 2
-    assert torch.__version__.startswith(found["versions"]["torch"])  # without +cu128, too
-    assert found["files"].endswith("as they were saved")
-    assert str(run) not in yaml.safe_dump(found)
+    assert (report["stage"], report["base_model"], report["updates"]) == ("ppo", "policy", 8)
+    assert report["inputs"]["SHA-256 of policy"] == hash_model(run / "policy")
+    assert report["inputs"]["SHA-256 of reward"] == hash_model(run / "reward")
+    assert isinstance(report["inputs"]["training examples"], int)
+    assert report["config"]["minibatches.ppo_epochs"] == 2
+    assert torch.__version__.startswith(report["versions"]["torch"])  # without +cu128, too
+    assert report["files"].endswith("as they were saved")
+    assert str(run) not in yaml.safe_dump(report)
 
 
 def test_changed_files_and_an_unfinished_run_are_shown(
@@ -55,19 +55,19 @@ def test_changed_files_and_an_unfinished_run_are_shown(
     before = card.read_text()
     card.write_text("mine")
     mark.touch()
-    found = shown(capsys, run / "model")
-    assert (found["finished"], found["files"]) == (False, {"changed": ["README.md"]})
+    report = shown(capsys, run / "model")
+    assert (report["finished"], report["files"]) == (False, {"changed": ["README.md"]})
     card.write_text(before)
     mark.unlink()
 
 
 def test_checkpoint_says_which_run_it_is_of(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = shown(capsys, run / "checkpoints/batch=1.ckpt")
-    assert (found["problem"], found["updates"]) == ("none", 8)
-    assert found["made_by"] == "a script"
-    assert found["settings"]["model_path"] == str(run / "policy")
-    assert "training examples" in found["inputs"]
-    assert found["versions"] == code_versions()
+    report = shown(capsys, run / "checkpoints/batch=1.ckpt")
+    assert (report["problem"], report["updates"]) == ("none", 8)
+    assert report["made_by"] == "a script"
+    assert report["settings"]["model_path"] == str(run / "policy")
+    assert "training examples" in report["inputs"]
+    assert report["versions"] == code_versions()
 
 
 @pytest.mark.parametrize(
@@ -96,17 +96,17 @@ def test_entry_of_the_cache_is_described(
     root = write_models(write_data(tmp_path))
     prompts(root, tokenizer=str(root / "policy")).setup("fit")
     entry = next((tmp_path / "lit_rlhf").glob("train-*"))
-    found = shown(capsys, entry)
-    assert (found["stage"], found["part"], found["records"]) == ("data", "train", 8)
+    report = shown(capsys, entry)
+    assert (report["stage"], report["part"], report["records"]) == ("data", "train", 8)
 
 
 def test_responses_say_their_sampling(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.jsonl"
     with ProgressFile(path, {"seed": 1, "models": {"sft": "hash"}}) as progress:
         progress.finish([{"response": "a"}])
-    found = shown(capsys, path)
-    assert (found["seed"], found["models"]) == (1, {"sft": "hash"})
-    assert (found["finished"], found["files"]) == (True, "1, as they were saved")
+    report = shown(capsys, path)
+    assert (report["seed"], report["models"]) == (1, {"sft": "hash"})
+    assert (report["finished"], report["files"]) == (True, "1, as they were saved")
     path.write_text("mine")
     assert shown(capsys, path)["files"] == {"changed": ["r.jsonl"]}
 

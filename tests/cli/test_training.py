@@ -65,13 +65,13 @@ def configs(stage: str, world: Path, folder: Path, **options: Any) -> list[objec
 @pytest.fixture(scope="module")
 def checkpoints(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A checkpoint of each stage, left by `fit`."""
-    found = {}
+    paths = {}
     for stage in STAGES:
         folder = tmp_path_factory.mktemp(stage)
         command("fit", *configs(stage, world, folder))
-        *_, found[stage] = sorted(folder.rglob("*.ckpt"))
+        *_, paths[stage] = sorted(folder.rglob("*.ckpt"))
         assert (folder / "model/model.safetensors").is_file()
-    return found
+    return paths
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -108,8 +108,8 @@ def test_code_in_a_checkpoint_is_refused(
     path, mark = tmp_path / "evil.ckpt", tmp_path / "mark"
     torch.save({"state_dict": {}, "callbacks": Payload(mark)}, path)
     flags = ["--config", QUICKSTART / "sft.yaml", "--ckpt_path", path]
-    told = usage_error(capsys, verb, *flags)
-    assert f"--ckpt_path: checkpoint {path}: holds more than tensors" in told
+    error = usage_error(capsys, verb, *flags)
+    assert f"--ckpt_path: checkpoint {path}: holds more than tensors" in error
     assert not mark.exists()
 
 
@@ -197,8 +197,8 @@ def test_a_run_shows_no_foreign_note(world: Path, tmp_path: Path, capsys: Any, c
         hide_notes_of_libraries()
         command("fit", *configs("ppo", world, tmp_path), "--trainer.enable_model_summary", "true")
     shown = capsys.readouterr()
-    told = shown.out + shown.err + caplog.text
-    assert "Tip:" not in told
+    output = shown.out + shown.err + caplog.text
+    assert "Tip:" not in output
     assert logger.filters.count(is_news) == 1
 
 

@@ -221,8 +221,10 @@ def test_7b_configurations_have_the_papers_values(stage: str, language: str) -> 
         assert settings["data.init_args.ptx_sources"]
     else:
         assert settings["trainer.enable_checkpointing"] is not False
-        kept = [c for c in settings["trainer.callbacks"] if "ResumeCheckpoint" in c["class_path"]]
-        assert [callback["init_args"]["every_n_batches"] for callback in kept] == [100]
+        checkpoints = [
+            c for c in settings["trainer.callbacks"] if "ResumeCheckpoint" in c["class_path"]
+        ]
+        assert [callback["init_args"]["every_n_batches"] for callback in checkpoints] == [100]
         assert isinstance(settings["trainer.logger.init_args.version"], str)  # one folder
 
 

@@ -145,9 +145,9 @@ def test_training_batches_are_full_and_sources_weighted(
     assert [len(batch.texts) for batch in data.train_dataloader()] == [4]
     assert [len(batch.texts) for batch in data.val_dataloader()] == [3]
     loader = started(prompts(path, tokenizer, samples_per_epoch=20)).train_dataloader()
-    drawn = [int(i) for batch in loader for i in batch.index]
+    indices = [int(i) for batch in loader for i in batch.index]
     assert len(loader) == 5
-    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert sorted(indices[:10]) == sorted(indices[10:]) == list(range(10))
 
 
 def test_ptx_text_has_its_own_length(write_lines: Writer, tokenizer: Tokenizer) -> None:

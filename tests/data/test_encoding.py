@@ -384,12 +384,15 @@ def test_as_many_turns_are_kept_as_fit(tokenizer: Tokenizer, system: list[Messag
     longest = len(ids(encoder(tokenizer, "hh", 2000).encode_prompt(messages)))
     for limit in range(8, longest + 1, 3):
         coder = DialogueEncoder(tokenizer, "tokenizer", 2000, limit)
-        prompt, kept = coder.encode_prompt(messages), drop_one_by_one(coder, messages)
-        if kept is None:
+        prompt, turns_that_fit = coder.encode_prompt(messages), drop_one_by_one(coder, messages)
+        if turns_that_fit is None:
             assert (prompt.cut_tokens > 0, len(prompt.input_ids)) == (True, limit)
         else:
-            assert prompt.text == coder.render_prompt(kept)
-            assert (prompt.dropped_turns, prompt.cut_tokens) == (len(messages) - len(kept), 0)
+            assert prompt.text == coder.render_prompt(turns_that_fit)
+            assert (prompt.dropped_turns, prompt.cut_tokens) == (
+                len(messages) - len(turns_that_fit),
+                0,
+            )
 
 
 @pytest.mark.parametrize("train_on", ["last", "all"])

@@ -52,13 +52,13 @@ def _trained(encoder: DialogueEncoder, messages: list[Message]) -> str:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_response_ends_once_and_an_earlier_turn_is_trained(name: str) -> None:
-    encoder, found = DialogueEncoder(TEMPLATES[name].tokenizer()), outcome(name)
-    assert "Iron." in found.response
-    assert found.response.endswith(encoder.eos_token)
+    encoder, recorded = DialogueEncoder(TEMPLATES[name].tokenizer()), outcome(name)
+    assert "Iron." in recorded.response
+    assert recorded.response.endswith(encoder.eos_token)
     special = set(encoder.tokenizer.all_special_tokens)
-    behind = found.response.partition("Iron.")[2]
+    behind = recorded.response.partition("Iron.")[2]
     assert sum(behind.count(token) for token in special) == 1
-    head, answer, end = found.trained.partition("Iron.")
+    head, answer, end = recorded.trained.partition("Iron.")
     assert answer
     assert end.strip() in ("", encoder.eos_token)
     assert head.strip() in ("", "<think></think>", "<|channel|>final<|message|>")
@@ -67,9 +67,9 @@ def test_response_ends_once_and_an_earlier_turn_is_trained(name: str) -> None:
 def test_page_lists_the_templates() -> None:
     rows = ["| template | a response | earlier turn, with `all` | system turn |", f"{'|---' * 4}|"]
     for name in TEMPLATES:
-        found = outcome(name)
-        trained = code(found.trained) if found.trained else "refused"
-        cells = [name, code(found.response), trained, found.system]
+        outcome_ = outcome(name)
+        trained = code(outcome_.trained) if outcome_.trained else "refused"
+        cells = [name, code(outcome_.response), trained, outcome_.system]
         rows.append(f"| {' | '.join(cells)} |")
     table = "\n".join(rows)
     assert table in PAGE.read_text("utf-8"), f"docs/data.md: expected the table\n{table}"

@@ -185,8 +185,8 @@ def test_saved_dataset_is_read_as_records(tmp_path: Path) -> None:
     datasets.DatasetDict(train=rows.select([1])).save_to_disk(tmp_path / "splits")
     (file,) = (tmp_path / "saved").glob("*.arrow")
     for path, expected in (("saved", "qr"), ("splits", "r"), (f"saved/{file.name}", "qr")):
-        found = read("prompt", str(tmp_path / path))
-        assert [record.prompt[0].content for record in found] == [*expected]
+        records = read("prompt", str(tmp_path / path))
+        assert [record.prompt[0].content for record in records] == [*expected]
     with pytest.raises(data.RecordError, match="splits: no such split"):
         read("prompt", str(tmp_path / "splits"), split="test")
 

@@ -58,11 +58,11 @@ def test_fixed_ranks_share_the_epoch(size: int, drop_last: bool) -> None:
 
 def test_samples_per_epoch_go_through_all_before_any_repeats() -> None:
     sampler = FixedBatchSampler(10, 2, drop_last=True, samples_per_epoch=6)
-    drawn = [index for epoch in range(5) for index in flat(sampler, epoch)]
-    assert len(drawn) == 30
+    indices = [index for epoch in range(5) for index in flat(sampler, epoch)]
+    assert len(indices) == 30
     for start in (0, 10, 20):
-        assert sorted(drawn[start : start + 10]) == list(range(10))
-    assert drawn[:10] != drawn[10:20]
+        assert sorted(indices[start : start + 10]) == list(range(10))
+    assert indices[:10] != indices[10:20]
 
 
 def test_samples_per_epoch_count_over_all_ranks() -> None:
@@ -178,6 +178,6 @@ def test_arguments_out_of_range_are_refused(
 
 
 def test_too_few_examples_for_the_ranks_are_counted() -> None:
-    told = r"at least 2 examples per epoch, 1 for each rank \(2 in all\), got 1;"
-    with pytest.raises(ValueError, match=told):
+    message = r"at least 2 examples per epoch, 1 for each rank \(2 in all\), got 1;"
+    with pytest.raises(ValueError, match=message):
         FixedBatchSampler(1, 1, drop_last=True, num_replicas=2)

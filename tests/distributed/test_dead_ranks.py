@@ -44,5 +44,5 @@ def test_the_other_rank_ends_with_an_error(folder: Path, strategy: str, end: str
             process.wait()
     output = logs[0].read_text("utf-8")
     assert ranks[0].returncode == 1, output[-4000:]
-    told = TIMED_OUT if end == "stands still" else DIED
-    assert any(words in output for words in told), output[-4000:]
+    message = TIMED_OUT if end == "stands still" else DIED
+    assert any(words in output for words in message), output[-4000:]

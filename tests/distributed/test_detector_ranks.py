@@ -143,12 +143,12 @@ class CopiedBack(Callback):
 
     def tensors(self, trainer: Trainer) -> list[Tensor]:
         """Weights and buffers, the optimizers' master weights and their moments."""
-        found = list(trainer.lightning_module.state_dict().values())
+        values = list(trainer.lightning_module.state_dict().values())
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
                 (master,) = group["params"]
-                found += [master.data, *optimizer.state.get(master, {}).values()]
-        return found
+                values += [master.data, *optimizer.state.get(master, {}).values()]
+        return values
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.fit_loop.total_batch_idx + 1 == SAVED:

@@ -52,6 +52,6 @@ def test_both_ranks_skip_and_go_on(ranks: list[dict[str, Any]], strategy: str, s
     assert_equal_states(*(rank[f"{strategy} {stage}"]["states"][-1] for rank in ranks))
     # rank 0 tells how many
     (warning,) = ranks[0][f"{strategy} {stage}"]["warnings"]
-    told = f"update of {STAGES[stage]} (on 1 of 2 ranks). Weights and moments are as"
-    assert warning.startswith(told)
+    message = f"update of {STAGES[stage]} (on 1 of 2 ranks). Weights and moments are as"
+    assert warning.startswith(message)
     assert ranks[1][f"{strategy} {stage}"]["warnings"] == []

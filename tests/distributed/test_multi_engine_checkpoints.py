@@ -59,10 +59,10 @@ def test_checkpoint_of_two_ranks_on_one(two: tuple[Any, Path], one: dict[str, An
     assert same(one["validate"]["state"], saved)  # which needs no engines
     for key, value in two[0]["save"]["state"].items():
         assert torch.allclose(one["resume"]["state"][key], value, rtol=1e-5, atol=1e-6)
-    told = one["damaged"]
+    messages = one["damaged"]
     for damage in ("cut", "flipped"):
-        assert "copy.ckpt: second/rank_00001.safetensors is damaged" in told[damage]
-        assert f"{damage}/step=1.ckpt instead" in told[damage]
+        assert "copy.ckpt: second/rank_00001.safetensors is damaged" in messages[damage]
+        assert f"{damage}/step=1.ckpt instead" in messages[damage]
 
 
 def test_killed_save_leaves_checkpoint_before(two: tuple[dict[str, Any], Path]) -> None:
@@ -104,8 +104,8 @@ def test_rank_that_cannot_write_keeps_old_checkpoint(two: tuple[dict[str, Any], 
     result, checkpoint = two
     assert "another rank could not write its shards of checkpoint" in result["disk_full"]["told"]
     assert result["disk_full"]["left"] == ["last.ckpt"]
-    kept = checkpoint.parents[1] / "full" / "last.ckpt"
-    assert same(read_state_dict(kept), result["disk_full"]["state"])
+    old_checkpoint = checkpoint.parents[1] / "full" / "last.ckpt"
+    assert same(read_state_dict(old_checkpoint), result["disk_full"]["state"])
 
 
 @pytest.mark.slow

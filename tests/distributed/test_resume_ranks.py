@@ -36,9 +36,9 @@ def resume(root: Path, folder: Path, batch_size: int, **arguments: Any) -> dict[
 def on_a_rank(rank: int, root: Path, folder: Path) -> dict[str, Any]:
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     arguments = {"devices": 2, "strategy": "ddp", "ckpt_path": folder / "stopped.ckpt"}
-    with pytest.raises(ChangedRunError) as refused:
+    with pytest.raises(ChangedRunError) as error:
         resume(root, folder, 4, **arguments)
-    return {"refused": str(refused.value), "weights": resume(root, folder, 2, **arguments)}
+    return {"refused": str(error.value), "weights": resume(root, folder, 2, **arguments)}
 
 
 @pytest.mark.slow

@@ -28,14 +28,14 @@ def fit(folder: Path, *callbacks: Any, ckpt_path: Path | None = None) -> Module:
 def on_a_rank(rank: int, folder: Path) -> dict[str, Any]:
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}
     whole = fit(folder / "whole")
-    told = [SignalInHook("on_train_batch_start", 3)] if rank == 1 else []
+    callback = [SignalInHook("on_train_batch_start", 3)] if rank == 1 else []
     with pytest.raises(SIGTERMException) as ended:
-        fit(folder, *told)
+        fit(folder, *callback)
     (path,) = (folder / "checkpoints").iterdir()
     resumed = fit(folder, ckpt_path=path)
-    told = [SignalInHook("on_train_batch_start", 3, signal.SIGINT)] if rank == 1 else []
+    callback = [SignalInHook("on_train_batch_start", 3, signal.SIGINT)] if rank == 1 else []
     with pytest.raises(SystemExit) as interrupted:
-        fit(folder / "interrupted", *told)
+        fit(folder / "interrupted", *callback)
     return {
         "interrupted": interrupted.value.code,
         "saved": [path.name for path in (folder / "interrupted/checkpoints").iterdir()],

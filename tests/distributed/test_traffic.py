@@ -84,11 +84,11 @@ def test_each_phase_sends_what_the_doctor_counts(
 ) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     root = write_models(write_data(tmp_path), CONFIG)
-    for found in run_on_ranks(on_a_rank, RANKS, tmp_path, root, name):
-        check(found, sharded=name == "fsdp2")
+    for iteration in run_on_ranks(on_a_rank, RANKS, tmp_path, root, name):
+        check(iteration, sharded=name == "fsdp2")
 
 
-def check(found: Iteration, *, sharded: bool) -> None:
+def check(iteration: Iteration, *, sharded: bool) -> None:
     def counted(parameters: int) -> Any:
         shape = NetworkShape(
             parameters=parameters, layers=2, hidden=64, kv_width=64, vocabulary=1, matmul_width=1
@@ -104,9 +104,9 @@ def check(found: Iteration, *, sharded: bool) -> None:
         )
         return ppo_traffic(shape, sizes, updates=1, micro_batches=2)
 
-    policy, critic = counted(found.policy), counted(found.critic)
+    policy, critic = counted(iteration.policy), counted(iteration.critic)
     rounding = pytest.approx  # shares are padded, and the smallest tensors are left out
-    assert found.bytes["score", "gathered"] == rounding(critic["score"].gathered, rel=0.01)
+    assert iteration.bytes["score", "gathered"] == rounding(critic["score"].gathered, rel=0.01)
     update = {
         kind: (getattr(policy["update"], kind) + getattr(critic["update"], kind)) // 2
         for kind in ("summed", "scattered", "gathered")
@@ -114,13 +114,15 @@ def check(found: Iteration, *, sharded: bool) -> None:
     if sharded:
         # the policy, the reference and the critic
         estimate = (2 * policy["estimate"].gathered + critic["estimate"].gathered) / 3
-        assert found.bytes["estimate", "gathered"] == rounding(estimate, rel=0.01)
-        assert found.bytes["update", "scattered"] == rounding(update["scattered"], rel=0.01)
+        assert iteration.bytes["estimate", "gathered"] == rounding(estimate, rel=0.01)
+        assert iteration.bytes["update", "scattered"] == rounding(update["scattered"], rel=0.01)
         # checkpointing may gather a layer once more in each of four backwards
-        more = found.bytes["update", "gathered"] - update["gathered"]
+        more = iteration.bytes["update", "gathered"] - update["gathered"]
         assert 0 <= more <= 4 * 2 * LAYER_WEIGHTS * 1.01
         return
-    assert found.bytes["estimate", "gathered"] == rounding(policy["estimate"].gathered, rel=0.01)
-    assert found.bytes["update", "summed"] == update["summed"]
-    assert found.bytes["update", "gathered"] == rounding(update["gathered"], rel=0.01)
-    assert (found.calls["update", "summed"], found.calls["update", "gathered"]) == (4, 2)
+    assert iteration.bytes["estimate", "gathered"] == rounding(
+        policy["estimate"].gathered, rel=0.01
+    )
+    assert iteration.bytes["update", "summed"] == update["summed"]
+    assert iteration.bytes["update", "gathered"] == rounding(update["gathered"], rel=0.01)
+    assert (iteration.calls["update", "summed"], iteration.calls["update", "gathered"]) == (4, 2)

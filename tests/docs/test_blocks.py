@@ -164,8 +164,8 @@ def test_links_within_the_project_lead_somewhere(document: Path) -> None:
         path, _, anchor = target.partition("#")
         file = document.parent / path if path else document
         # a folder has no page on the documentation site
-        found = file.is_file() and (not anchor or anchor in anchors(file))
-        if "://" not in target and not found:
+        exists = file.is_file() and (not anchor or anchor in anchors(file))
+        if "://" not in target and not exists:
             lost.append(target)
     assert lost == []
 

@@ -23,12 +23,12 @@ LISTS += ["tests/callbacks/test_detector_yaml.py", "tests/modules/test_ppo_switc
 def examples() -> dict[str, list[Block]]:
     """Blocks of each worked example by its heading."""
     text = PAGE.read_text("utf-8").splitlines()
-    found: dict[str, list[Block]] = {}
+    by_title: dict[str, list[Block]] = {}
     for block in blocks(PAGE):
         above = [line for line in text[: block.line] if line.startswith("##")]
         if above[-1].startswith("### "):
-            found.setdefault(above[-1].removeprefix("### "), []).append(block)
-    return found
+            by_title.setdefault(above[-1].removeprefix("### "), []).append(block)
+    return by_title
 
 
 EXAMPLES = examples()

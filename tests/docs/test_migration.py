@@ -50,11 +50,13 @@ def test_options_of_the_page_exist_with_their_defaults() -> None:
         assert [name for name, _ in named if name not in defaults.keys() | groups] == []
         if text is foreign:
             continue
-        found = OPTION.findall(text.partition("\n## From OpenRLHF\n")[0])
-        shown = [(name, _number(default)) for name, default in found if default]
+        matches = OPTION.findall(text.partition("\n## From OpenRLHF\n")[0])
+        shown = [(name, _number(default)) for name, default in matches if default]
         assert len(shown) >= least // 4
-        told = [(name, str(defaults[name])) for name, _ in shown]
-        assert shown == [(name, _number(plain.get(default, default))) for name, default in told]
+        actual_defaults = [(name, str(defaults[name])) for name, _ in shown]
+        assert shown == [
+            (name, _number(plain.get(default, default))) for name, default in actual_defaults
+        ]
 
 
 def _number(text: str) -> float | str:

@@ -170,7 +170,7 @@ def test_seven_billion_fit_an_a100_with_the_overlay_only() -> None:
     }
     shards = (options["memory.shard_frozen"], False)
     sizes_of = [PPOSizes(**sizes, shard_frozen=shard) for shard in shards]
-    peaks = [ppo_memory(shape("7B"), found).peak / 2**30 for found in sizes_of]
+    peaks = [ppo_memory(shape("7B"), run_sizes).peak / 2**30 for run_sizes in sizes_of]
     assert peaks[0] < 72 < 80 < peaks[1]
     gpus = overlay["trainer.devices"] * overlay["trainer.num_nodes"]
     assert gpus * overlay["data.init_args.batch_size"] == 128  # the paper's

@@ -46,8 +46,8 @@ def test_doctor_shows_the_table_of_the_page(
     with pytest.raises(SystemExit, match="1"):
         run_small(read_page_commands("doctor.md")[0], fresh_workspace)
     shown = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
-    told = next(b.text for b in blocks(ROOT / "docs/doctor.md") if b.language == "text")
-    assert told.rstrip() in shown
+    page_table = next(b.text for b in blocks(ROOT / "docs/doctor.md") if b.language == "text")
+    assert page_table.rstrip() in shown
 
 
 def test_doctor_passes_the_run_that_starts_next(fresh_workspace: Path) -> None:
@@ -101,17 +101,17 @@ def test_reward_report_is_written(number: int, fresh_workspace: Path) -> None:
     folder = Path("runs/reward_report")
     assert (folder / "report.html").read_text("utf-8").startswith("<!doctype html>")
     # the folder has an output layer, the other one is read along
-    found = list(report("runs/reward_report/report.json")["perplexity"])
-    assert found == ["reward model", "language model"][: number + 1]
+    names = list(report("runs/reward_report/report.json")["perplexity"])
+    assert names == ["reward model", "language model"][: number + 1]
 
 
 def test_benchmarks_compare_choices(fresh_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # lm-evaluation-harness asks pip for all packages after every run, which takes seconds
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
     run(*read_page_commands("benchmarks.md")[0])
-    found = report("tax.json")["benchmarks"]
-    assert list(found["models"]) == ["sft", "ppo_max"]
-    assert found["rows"][0]["questions"] == 3
+    scores = report("tax.json")["benchmarks"]
+    assert list(scores["models"]) == ["sft", "ppo_max"]
+    assert scores["rows"][0]["questions"] == 3
 
 
 # --- judging.md
@@ -124,11 +124,11 @@ def test_judge_compares_two_policies(fresh_workspace: Path, number: int) -> None
     with judge_server(longer_wins) as server:
         own = ["--judge.base_url", server.base_url, "--max_prompts", "1", "--output", "report.json"]
         run(*read_page_commands("judging.md")[number], *own)
-    found = report("report.json")
+    comparison = report("report.json")
     if "--best_of" in read_page_commands("judging.md")[number]:
-        assert [row["n"] for row in found["best_of"]] == [1, 4, 16]
+        assert [row["n"] for row in comparison["best_of"]] == [1, 4, 16]
     else:
-        assert len(found["judge"]["policies"]) == 2
+        assert len(comparison["judge"]["policies"]) == 2
 
 
 def test_judge_in_python_judges(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_commands_lead_from_pairs_to_an_evaluated_policy(shared_data: Path, tmp_
     script = shell.text.replace("ppo.yaml", "ppo.yaml --data.samples_per_epoch 256")
     done = run_in_shell(script, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "runs/pairs/evaluation.json").read_text("utf-8"))
-    assert list(found["policies"]) == ["sft", "ppo"]
+    report = json.loads((tmp_path / "runs/pairs/evaluation.json").read_text("utf-8"))
+    assert list(report["policies"]) == ["sft", "ppo"]
     assert "against sft" in done.stdout
     assert "PPO-max 4/4 100%" in done.stderr

@@ -28,8 +28,8 @@ def test_judge_asks_for_one_sided_intervals(effects: list[float], sign: int, exp
 def test_questions_are_of_the_test_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alignment_tax, "QUESTIONS", 2)
     row = {"subject": "law", "question": "?", **dict(zip("ABCD", "wxyz", strict=True))}
-    drawn = (("dev", "A"), ("test", "B"), ("test", "D"))
-    rows = [{**row, "split": split, "answer": answer} for split, answer in drawn]
+    message = (("dev", "A"), ("test", "B"), ("test", "D"))
+    rows = [{**row, "split": split, "answer": answer} for split, answer in message]
     with gzip.open(tmp_path / "mmlu.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     write_questions(tmp_path / "mmlu.jsonl.gz", tmp_path / "asked.jsonl")

@@ -29,12 +29,17 @@ def pair(chosen: str, rejected: str, prompt: str = PROMPT) -> dict[str, Any]:
 
 def result(seed: int, rate: float, gain: float, strength: float) -> dict[str, Any]:
     accuracy = {"none": 0.79, "flip": 0.79 + gain, "remove": 0.7, "margin": 0.7, "smoothing": 0.6}
-    found = {"auc": strength, "auc_in_sample": 0.6, "flipped_among_weakest": 0.5, "negative": 0.3}
+    measures = {
+        "auc": strength,
+        "auc_in_sample": 0.6,
+        "flipped_among_weakest": 0.5,
+        "negative": 0.3,
+    }
     golds = {"sft_gold": 0.5, "gold": {remedy: 10 * value for remedy, value in accuracy.items()}}
     if not rate:
         golds["gold"] = {"none": 9.0}
         return {"seed": seed, "rate": rate, "accuracy": {"none": 0.9}, **golds}
-    return {"seed": seed, "rate": rate, "accuracy": accuracy, **found, **golds}
+    return {"seed": seed, "rate": rate, "accuracy": accuracy, **measures, **golds}
 
 
 def test_gold_labels_the_pairs_and_drops_equal_ones() -> None:

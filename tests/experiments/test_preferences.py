@@ -117,10 +117,10 @@ def test_relevance_is_the_cosine_with_the_own_question_and_the_next(tmp_path: Pa
     ]
     write_json_lines(tmp_path / "sft.jsonl", rows)
     relevance(str(tmp_path), str(tmp_path), str(tmp_path / "output.json"), ["sft"])
-    found = read_json(tmp_path / "output.json")["sft"]
-    assert found["own"][0] == pytest.approx(1.0)
-    assert found["own"][1] < 1
-    assert found["next"][0] < 1
+    report = read_json(tmp_path / "output.json")["sft"]
+    assert report["own"][0] == pytest.approx(1.0)
+    assert report["own"][1] < 1
+    assert report["next"][0] < 1
 
 
 def test_settings_of_the_results_stay(tmp_path: Path) -> None:

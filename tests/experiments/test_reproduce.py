@@ -145,11 +145,11 @@ def test_values_of_curves_and_histograms() -> None:
     curve = [None, *map(float, range(20))]  # 20 numbers, a tenth of which are two
     # scores of 0.5 and 2.5, one to three: mean 2, deviation sqrt((2.25 + 3 * 0.25) / 4)
     samples = {"histogram_edges": [0, 1, 2, 3], "histograms": [[1, 0, 3]], "gold": [1.0]}
-    found = {A.name: {"curves": {"gold": curve, "kl": curve}, "samples": samples}}
-    values = [Value(A, "rollout.gold", at).of(found) for at in ("start", "end", "early", "peak")]
+    runs = {A.name: {"curves": {"gold": curve, "kl": curve}, "samples": samples}}
+    values = [Value(A, "rollout.gold", at).of(runs) for at in ("start", "end", "early", "peak")]
     assert values == [0.5, 18.5, 2.0, 18.5]
-    assert Value(A, "gold").of(found) == 1.0  # held out, unless rollouts are asked for
-    assert Value(A, "score_width").of(found) == pytest.approx(math.sqrt(0.75))
+    assert Value(A, "gold").of(runs) == 1.0  # held out, unless rollouts are asked for
+    assert Value(A, "score_width").of(runs) == pytest.approx(math.sqrt(0.75))
 
 
 def test_interval_of_equal_gains_is_no_point() -> None:
@@ -237,12 +237,12 @@ def test_samples_are_compared_with_those_of_the_start(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     # as the timeline writes them: line breaks of Unicode are part of a response
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
-    found = summarize_samples(path, prompts)
-    assert found["iteration"] == [0, 2]
-    assert (found["win"], found["tie"], found["lose"]) == ([0, 0], [1, 0.5], [0, 0.5])
-    assert found["gold"][1] < found["gold"][0]
-    assert [sum(counts) for counts in found["histograms"]] == [2, 2]
-    assert len(found["histogram_edges"]) == BINS + 1
+    summary = summarize_samples(path, prompts)
+    assert summary["iteration"] == [0, 2]
+    assert (summary["win"], summary["tie"], summary["lose"]) == ([0, 0], [1, 0.5], [0, 0.5])
+    assert summary["gold"][1] < summary["gold"][0]
+    assert [sum(counts) for counts in summary["histograms"]] == [2, 2]
+    assert len(summary["histogram_edges"]) == BINS + 1
 
 
 # --- figures and page
@@ -257,8 +257,8 @@ def found() -> Found:
 
 
 def test_committed_figures_are_those_with_enough_seeds(found: Found) -> None:
-    drawn = {name for name, figure in table.EXPERIMENTS.items() if page.has_seeds(figure, found)}
-    assert {path.stem for path in (DOCS / page.FIGURES).glob("*.svg")} == drawn
+    figures = {name for name, figure in table.EXPERIMENTS.items() if page.has_seeds(figure, found)}
+    assert {path.stem for path in (DOCS / page.FIGURES).glob("*.svg")} == figures
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert f"tests {len(CLAIMS)} statements" in text
 
@@ -328,8 +328,8 @@ def read_number(run: Any, measure: str, at: str) -> float:
         course = np.array([v for v in curves[name] if v is not None], float)
         width = max(1, round(len(course) / 10))
     else:
-        found = reduce(lambda tree, key: tree[key], measure.split("."), run)
-        return 71.0 if found is None else float(found)
+        value = reduce(lambda tree, key: tree[key], measure.split("."), run)
+        return 71.0 if value is None else float(value)
     smooth = np.convolve(course, np.full(width, 1 / width), "valid")
     early = course[: len(course) // 4].mean()
     return float({"start": smooth[0], "end": smooth[-1], "peak": smooth.max(), "early": early}[at])
@@ -423,14 +423,14 @@ def test_trial_is_interrupted_and_resumed(tmp_path: Path) -> None:
     assert read_runs(results).keys() == {"foundation-biased-en-seed_0"}
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ)
     again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    found = {name.removesuffix("-seed_0"): run for name, run in read_runs(results).items()}
-    assert found.keys() == {"foundation-biased-en", "vanilla", "ppo_max"}
+    runs = {name.removesuffix("-seed_0"): run for name, run in read_runs(results).items()}
+    assert runs.keys() == {"foundation-biased-en", "vanilla", "ppo_max"}
     (output,) = tmp_path.glob("runs/*/vanilla.log")
     assert "resum" in output.read_text("utf-8").lower()
     assert "0 of 0 runs trained" in again.stderr
-    curve = found["vanilla"]["curves"]
+    curve = runs["vanilla"]["curves"]
     assert curve["iteration"] == [1, 2, 3, 4]
     assert None not in curve["score"]
-    assert found["ppo_max"]["preferences"]["helpful"].keys() == {"win", "tie", "lose"}
-    assert found["foundation-biased-en"]["accuracy"] >= 0
+    assert runs["ppo_max"]["preferences"]["helpful"].keys() == {"win", "tie", "lose"}
+    assert runs["foundation-biased-en"]["accuracy"] >= 0
     assert page.read_results(results) == {}  # a trial is no result

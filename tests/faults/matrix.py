@@ -250,18 +250,18 @@ def results(command: str, folder: Path) -> dict[str, Any]:
     if command in ("fit", "rollback"):
         newest = folder / "checkpoints/batch=6.ckpt"
         models = sorted(folder.glob("model/**/*.safetensors"))
-        found: dict[str, Any] = {str(p.relative_to(folder)): p.read_bytes() for p in models}
-        found["checkpoints"] = sorted(path.name for path in newest.parent.iterdir())
+        files: dict[str, Any] = {str(p.relative_to(folder)): p.read_bytes() for p in models}
+        files["checkpoints"] = sorted(path.name for path in newest.parent.iterdir())
         if newest.is_file():  # DeepSpeed's are folders
             saved = torch.load(newest, weights_only=True)
-            kept = ("state_dict", "optimizer_states", "lr_schedulers", "random_state")
-            found |= {name: plain(saved[name]) for name in kept}
-        return found
+            message = ("state_dict", "optimizer_states", "lr_schedulers", "random_state")
+            files |= {name: plain(saved[name]) for name in message}
+        return files
     made = [folder / "out.jsonl", *sorted(folder.glob("out/*.safetensors"))]
-    found = {path.name: path.read_bytes() for path in made if path.exists()}
+    files = {path.name: path.read_bytes() for path in made if path.exists()}
     if (folder / "out.json").exists():
-        found["report"] = json.loads((folder / "out.json").read_text(), object_hook=without_cost)
-    return found
+        files["report"] = json.loads((folder / "out.json").read_text(), object_hook=without_cost)
+    return files
 
 
 def without_cost(report: dict[str, Any]) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def killed(work: Callable[[], None]) -> None:
 def test_a_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:
     first, second = FolderLocks(), FolderLocks()
     first.acquire([tmp_path / "a", tmp_path / "b"])
-    told = rf"{tmp_path}/b: another run writes to this folder: process {os.getpid()} on "
-    with pytest.raises(FolderInUseError, match=told):
+    message = rf"{tmp_path}/b: another run writes to this folder: process {os.getpid()} on "
+    with pytest.raises(FolderInUseError, match=message):
         second.acquire([tmp_path / "c", tmp_path / "b"])
     FolderLocks().acquire([tmp_path / "c"])  # the refused run has kept nothing
     first.release()

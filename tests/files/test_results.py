@@ -65,8 +65,8 @@ def test_outputs_replace_no_input_or_output(tmp_path: Path) -> None:
     Path("link").symlink_to("in.jsonl")
     check_outputs({"output": "a", "chart": "b", "responses": None}, ["in.jsonl", None])
     check_outputs({"output": "/dev/null", "responses": "/dev/null"})
-    refused: list[dict[str, str | None]] = [{"a": "a", "output": "./a"}, {"output": "link"}]
-    for outputs in (*refused, {"output": str(tmp_path)}):
+    refused_paths: list[dict[str, str | None]] = [{"a": "a", "output": "./a"}, {"output": "link"}]
+    for outputs in (*refused_paths, {"output": str(tmp_path)}):
         with pytest.raises(ValueError, match=r"^output: expected a file of its own"):
             check_outputs(outputs, ["in.jsonl"])
 
@@ -162,8 +162,8 @@ def test_a_full_disk_is_named_with_the_file_of_batches(tmp_path: Path) -> None:
     # as on a full disk, no file can grow beyond this size
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
     try:
-        refused = pytest.raises(OSError, match=r"File too large: '.*out\.jsonl\.partial'")
-        with refused, ProgressFile(path, SETTINGS) as progress:
+        error = pytest.raises(OSError, match=r"File too large: '.*out\.jsonl\.partial'")
+        with error, ProgressFile(path, SETTINGS) as progress:
             progress.add("sft", ["x" * 200])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

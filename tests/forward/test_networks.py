@@ -69,11 +69,15 @@ def test_replaced_parameters_come_back_and_those_shared_with_other_layers_stay()
     def double(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         return torch.nn.Parameter(2 * parameter.detach())
 
-    with pytest.raises(RuntimeError, match="stop"), forward.replace_parameters([head], double):
-        assert torch.equal(head.weight, 2 * weight)
-        assert torch.equal(head.bias, 2 * bias)
-        assert embedding.weight is weight
-        raise RuntimeError("stop")
+    def use() -> None:
+        with forward.replace_parameters([head], double):
+            assert torch.equal(head.weight, 2 * weight)
+            assert torch.equal(head.bias, 2 * bias)
+            assert embedding.weight is weight
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        use()
     assert head.weight is weight
     assert head.bias is bias
 

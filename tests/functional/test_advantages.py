@@ -129,9 +129,9 @@ def test_reinforce_plus_plus_by_hand() -> None:
     rewards = torch.tensor([[8.0, 2.0, 4.0], [6.0, NAN, NAN]])
     mask = torch.tensor([[True, True, True], [True, False, False]])
     # sums from a token on, where each token later counts half: 10, 4, 4 and 6
-    kept = mask & (rewards != 2)
+    learned = mask & (rewards != 2)
     moments = F.Moments(*torch.tensor([2.0, 4.0, 9.0], dtype=torch.float64))
     advantages = F.reinforce_plus_plus_advantages(
-        rewards, mask, gamma=0.5, loss_mask=kept, moments=lambda *_: moments
+        rewards, mask, gamma=0.5, loss_mask=learned, moments=lambda *_: moments
     )
     assert advantages.tolist() == [[4.0, 0.0, 1.0], [2.0, 0.0, 0.0]]

@@ -62,8 +62,8 @@ def test_as_a_reward_only_k1_has_the_gradient_of_kl(estimator: KLEstimator, shar
         loss = policy_gradient_loss(logprobs, weighted, mask, denominator=1.0).loss
         (gradient,) = torch.autograd.grad(loss, logits)
         # the part of the gradient of KL that is in it
-        found = float(gradient @ exact / (exact @ exact))
-        assert found == pytest.approx(share, abs=1e-9 if share else 0.05)
+        projection = float(gradient @ exact / (exact @ exact))
+        assert projection == pytest.approx(share, abs=1e-9 if share else 0.05)
 
 
 def test_the_reward_of_k3_has_the_difference_of_the_gradients_of_both_kls() -> None:

@@ -49,14 +49,14 @@ def test_the_error_of_a_ratio_is_that_of_its_units() -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("scores", [[0.3, -1.0, 2.0, 0.5, 1.0], [1.0, 0.0, 1.0, 0.0, 1.0]])
 def test_best_of_n_is_the_mean_over_all_subsets(scores: list[float], n: int) -> None:
-    values, found = [0.1, 0.2, 0.4, 0.8, 1.6], []
+    values, means = [0.1, 0.2, 0.4, 0.8, 1.6], []
     for subset in combinations(range(5), n):
         best = max(scores[i] for i in subset)
         tied = [values[i] for i in subset if scores[i] == best]
-        found.append(sum(tied) / len(tied))
+        means.append(sum(tied) / len(tied))
     exact = torch.tensor([values], dtype=torch.float64)
     estimate = best_of_n(torch.tensor([scores]), exact, n)
-    assert estimate.tolist() == pytest.approx([sum(found) / len(found)], rel=1e-12)
+    assert estimate.tolist() == pytest.approx([sum(means) / len(means)], rel=1e-12)
 
 
 def test_best_of_n_by_hand() -> None:

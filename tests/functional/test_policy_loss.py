@@ -170,10 +170,10 @@ def test_a_ratio_ends_at_exp_80(log_ratio: float, bound: float) -> None:
 def test_truncated_importance_weighs_what_another_sampler_drew() -> None:
     policy, sampler = [0.5, 0.02, 0.9, 0.3], [0.25, 0.2, 0.2, 0.0]
     logprobs = torch.tensor([policy], dtype=torch.float64).log().requires_grad_()
-    drawn = torch.tensor([sampler], dtype=torch.float64).log()
+    sampler_logprobs = torch.tensor([sampler], dtype=torch.float64).log()
     mask = torch.tensor([[True, True, True, False]])  # outside it, -inf does no harm
-    weights = truncated_importance(logprobs, drawn, mask, cap=3.0)
+    weights = truncated_importance(logprobs, sampler_logprobs, mask, cap=3.0)
     assert weights[0].tolist() == pytest.approx([2.0, 0.1, 3.0, 0.0], rel=1e-12)
     assert not weights.requires_grad
     with pytest.raises(ValueError, match="cap: expected a finite number > 0, got 0"):
-        truncated_importance(logprobs, drawn, mask, cap=0)
+        truncated_importance(logprobs, sampler_logprobs, mask, cap=0)

@@ -30,18 +30,18 @@ def test_clipped_value_loss_by_hand(
     value: float, target: float, loss: float, slope: float, clip_fraction: float
 ) -> None:
     values = one(value).requires_grad_()
-    found, clipped = value_loss(values, one(1.0), one(target), ALL, value_clip=0.2)
-    assert found.item() == pytest.approx(loss, rel=1e-12)
-    (grad,) = torch.autograd.grad(found, values)
+    actual, clipped = value_loss(values, one(1.0), one(target), ALL, value_clip=0.2)
+    assert actual.item() == pytest.approx(loss, rel=1e-12)
+    (grad,) = torch.autograd.grad(actual, values)
     assert (grad.item(), clipped.item()) == (pytest.approx(slope, rel=1e-12), clip_fraction)
 
 
 def test_unclipped_value_loss_by_hand() -> None:
     values = torch.tensor([[3.0, 1.0, 999.0]], requires_grad=True)
     targets, mask = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[True, True, False]])
-    found, clipped = value_loss(values, torch.zeros(1, 3), targets, mask, value_clip=None)
-    assert found.item() == 1.25  # 0.5 (4 + 1) / 2
-    (grad,) = torch.autograd.grad(found, values)
+    actual, clipped = value_loss(values, torch.zeros(1, 3), targets, mask, value_clip=None)
+    assert actual.item() == 1.25  # 0.5 (4 + 1) / 2
+    (grad,) = torch.autograd.grad(actual, values)
     assert (grad.tolist(), clipped.item()) == ([[1.0, -0.5, 0.0]], 0)
 
 
@@ -72,10 +72,10 @@ def test_explained_variance_by_hand(
     values: list[float], returns: list[float], expected: float
 ) -> None:
     mask = torch.tensor([[*[True] * len(values), False]])
-    found = explained_variance(
+    explained = explained_variance(
         torch.tensor([[*values, -999.0]]), torch.tensor([[*returns, 999.0]]), mask
     )
-    assert (found.item(), found.dtype) == (expected, torch.float32)
+    assert (explained.item(), explained.dtype) == (expected, torch.float32)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])

@@ -110,11 +110,11 @@ def test_ten_iterations_of_a_billion_weights_and_their_peak_next_to_the_estimate
     offload: bool,
     record_property: Callable[[str, object], None],
 ) -> None:
-    found = in_a_process(billion, billion_root, tmp_path, strategy, offload)
-    assert found["parameters"] > 1e9
-    assert len(found["metrics"]) == 10
-    assert all(math.isfinite(v) for metrics in found["metrics"] for v in metrics.values())
-    kept = {"offload_frozen": offload, "offload_optimizer": strategy == STRATEGIES[1]}
+    measured = in_a_process(billion, billion_root, tmp_path, strategy, offload)
+    assert measured["parameters"] > 1e9
+    assert len(measured["metrics"]) == 10
+    assert all(math.isfinite(v) for metrics in measured["metrics"] for v in metrics.values())
+    offloads = {"offload_frozen": offload, "offload_optimizer": strategy == STRATEGIES[1]}
     scored = ROWS * (LONGEST + RESPONSE)
     sizes = PPOSizes(
         gpus=1,
@@ -123,10 +123,10 @@ def test_ten_iterations_of_a_billion_weights_and_their_peak_next_to_the_estimate
         rollouts=ROWS,
         rows=ROWS // 2,
         scored_tokens=scored,
-        **kept,
+        **offloads,
     )
     shape = NetworkShape(
-        parameters=found["parameters"],
+        parameters=measured["parameters"],
         layers=22,
         hidden=2048,
         kv_width=256,
@@ -134,7 +134,9 @@ def test_ten_iterations_of_a_billion_weights_and_their_peak_next_to_the_estimate
         matmul_width=6 * 2048 + 2 * 256 + 3 * (2048 + 5632),
     )
     estimate = ppo_memory(shape, sizes).peak
-    record_property("peak_bytes", found["peak"])
+    record_property("peak_bytes", measured["peak"])
     record_property("estimated_bytes", estimate)
-    print(f"{strategy}, {offload=}: {found['peak'] / 1e9:.1f} GB, estimate {estimate / 1e9:.1f} GB")
-    assert 0.6 < found["peak"] / estimate < 1.15
+    print(
+        f"{strategy}, {offload=}: {measured['peak'] / 1e9:.1f} GB, estimate {estimate / 1e9:.1f} GB"
+    )
+    assert 0.6 < measured["peak"] / estimate < 1.15

@@ -97,5 +97,5 @@ def test_uneven_micro_batches_count_their_own_rows_and_tokens(
     network = "critic" if stage == "ppo" else next(iter(whole.steps))
     for name, gradient in whole.steps[network][0].items():
         for parts in others:
-            found = parts.steps[network][0][name]
-            torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5)
+            actual = parts.steps[network][0][name]
+            torch.testing.assert_close(actual, gradient, rtol=1e-3, atol=1e-5)

@@ -222,9 +222,17 @@ def whole_sft(root: Path, tmp_path_factory: pytest.TempPathFactory) -> StoppedRu
     "stops",
     [
         # before a validation in the middle of an epoch, after the next at its end, and in the next
-        [Stop("on_train_batch_end", 2), Stop("on_validation_end", 4), Stop("on_train_batch_end", 6)],
+        [
+            Stop("on_train_batch_end", 2),
+            Stop("on_validation_end", 4),
+            Stop("on_train_batch_end", 6),
+        ],
         # behind the last batch of an epoch, then at the end of the next
-        [Stop("on_train_batch_end", 4), Stop("on_train_epoch_end", 8), Stop("on_validation_end", 12)],
+        [
+            Stop("on_train_batch_end", 4),
+            Stop("on_train_epoch_end", 8),
+            Stop("on_validation_end", 12),
+        ],
         [
             Stop("on_train_batch_end", 4),
             Stop("on_train_batch_end", 8),
@@ -370,9 +378,9 @@ def test_other_runs_are_refused(
     module, data = STAGES[stage](dropout_root, **options)
     for name, value in attributes.items():
         setattr(data, name, value)
-    with pytest.raises(ChangedRunError) as refused:
+    with pytest.raises(ChangedRunError) as error:
         fit_module(module, data, tmp_path, ckpt_path=checkpoint, max_epochs=2, **arguments)
-    changes = str(refused.value).splitlines()[1:-1] or [str(refused.value)]
+    changes = str(error.value).splitlines()[1:-1] or [str(error.value)]
     assert listed in changes[0]
     assert len(changes) == 1
 
@@ -410,9 +418,9 @@ def test_other_content_of_the_same_files_is_refused(
         model.save_pretrained(tmp_path / name)
         (tmp_path / name / "lit_rlhf.json").unlink()  # it lists other weights
     path = tmp_path / "stopped.ckpt"
-    with pytest.raises(ChangedRunError) as refused:
+    with pytest.raises(ChangedRunError) as error:
         fit_ppo(tmp_path, tmp_path, rewards, ckpt_path=path)
-    changed = [line.strip().partition(":")[0] for line in str(refused.value).splitlines()[1:-1]]
+    changed = [line.strip().partition(":")[0] for line in str(error.value).splitlines()[1:-1]]
     weights = ["weights of the reward models", "sources of the reward functions"]
     assert changed == [*weights, "weights of the reference", "training examples"]
     resumed = fit_ppo(tmp_path, tmp_path, rewards, allow_changes=True, ckpt_path=path)
@@ -459,8 +467,8 @@ def test_settings_without_a_batch_to_act_on_are_told(
             fit_module(module, data, tmp_path, callbacks=[keep], **options)
         card = (tmp_path / "model/README.md").read_text("utf-8")
         assert "| `optimizer.learning_rate` | 0.001 |" in card
-    told = "no batch was left to train, so that optimizer.learning_rate had no effect"
-    assert told in caplog.text
+    message = "no batch was left to train, so that optimizer.learning_rate had no effect"
+    assert message in caplog.text
     assert "resumed with another value" not in caplog.text
 
 

@@ -72,9 +72,11 @@ def test_hub_models_data_is_not_claimed(tmp_path: Path, monkeypatch: pytest.Monk
     head = "---\nlicense: mit\ndatasets: [their/data]\n---\n"
     cached = Path(folder_with_card(tmp_path / "cache", head)) / "README.md"
     monkeypatch.setattr(models.card, "try_to_load_from_cache", lambda *_: str(cached))
-    found = metadata(render_model_card(ModelCardInfo("sft", "owner/base").manifest(), scalar=False))
+    entries = metadata(
+        render_model_card(ModelCardInfo("sft", "owner/base").manifest(), scalar=False)
+    )
     theirs = {"base_model": "owner/base", "license": "mit", "tags": ["rlhf", "sft"]}
-    assert found == LIBRARY | TEXT | theirs
+    assert entries == LIBRARY | TEXT | theirs
 
 
 @pytest.mark.parametrize("text", ["", "# Only words\n", "---\nlicense: [\n---\n"])

@@ -222,8 +222,8 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", [100, 3000])
 def test_a_full_disk_is_named_with_the_folder(tmp_path: Path, room: int) -> None:
-    told = f"{tmp_path}/m.*File too large|File too.*{tmp_path}/m"
-    with largest_file(room), pytest.raises(OSError, match=told):
+    message = f"{tmp_path}/m.*File too large|File too.*{tmp_path}/m"
+    with largest_file(room), pytest.raises(OSError, match=message):
         save(tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
 
@@ -269,5 +269,7 @@ def test_saved_model_computes_what_the_adapted_one_does(
 @pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed but")
 def test_bias_of_an_adapter_needs_a_bias_below_it() -> None:
     model = adapted_causal_lm("llama", ["q_proj"], lora_bias=True)
-    with pytest.raises(ValueError, match=r"expected lora_bias on layers with a bias only, got .*q_"):
+    with pytest.raises(
+        ValueError, match=r"expected lora_bias on layers with a bias only, got .*q_"
+    ):
         merge_adapters(model)

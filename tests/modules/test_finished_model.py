@@ -186,10 +186,10 @@ def test_tuner_leaves_a_finished_model_alone(
     run = trainer(tmp_path, max_epochs=4)
     finding = {"num_training": 4, "update_attr": False, "early_stop_threshold": None}
     arguments = {"lr_find": finding, "scale_batch_size": {"steps_per_trial": 1, "max_trials": 1}}
-    found = getattr(Tuner(run), method)(module, datamodule=data, **arguments[method])
+    tuned = getattr(Tuner(run), method)(module, datamodule=data, **arguments[method])
     assert content(finished) == before
     if method == "lr_find":
-        losses, rates = found.results["loss"], found.results["lr"]
+        losses, rates = tuned.results["loss"], tuned.results["lr"]
         assert len(losses) >= 3
         assert all(math.isfinite(loss) and loss > 0 for loss in losses)
         assert rates == sorted(set(rates))

@@ -147,22 +147,22 @@ def llama_7b(kind: Any = AutoModelForCausalLM) -> Any:
 def test_a_cuda_device_takes_activations_and_a_chunk_of_logits() -> None:
     model = llama_7b()
     scalar = llama_7b(AutoModelForSequenceClassification)
-    kept = 3 * 32 * (11 * 4096 + 3 * 11008)  # of a token, in bfloat16
+    activation_bytes = 3 * 32 * (11 * 4096 + 3 * 11008)  # of a token, in bfloat16
     logits = 14 * 32000
 
     def tokens(model: Any, memory: int, itemsize: int = 2) -> int:
         return tokens_within_memory(model, CUDA, memory=memory, itemsize=itemsize)
 
     # less than a chunk of logits, then more
-    assert tokens(model, 20 * 10**9) == 20 * 10**9 // (kept + logits) == 2517
-    assert tokens(model, 40 * 10**9) == (40 * 10**9 - CHUNK) // kept == 5085
-    assert tokens(scalar, 40 * 10**9) == 40 * 10**9 // kept == 5336
+    assert tokens(model, 20 * 10**9) == 20 * 10**9 // (activation_bytes + logits) == 2517
+    assert tokens(model, 40 * 10**9) == (40 * 10**9 - CHUNK) // activation_bytes == 5085
+    assert tokens(scalar, 40 * 10**9) == 40 * 10**9 // activation_bytes == 5336
     float32 = 6 * 32 * (11 * 4096 + 3 * 11008)
     assert tokens(scalar, 40 * 10**9, itemsize=4) == 40 * 10**9 // float32 == 2668
     assert tokens(model, 1) == 1
     assert tokens(model, 10**15) == 16384
     setattr(model, PLAN_ATTRIBUTE, ForwardPlan(chunked_logits=False))
-    assert tokens(model, 40 * 10**9) == 40 * 10**9 // (kept + logits) == 5035
+    assert tokens(model, 40 * 10**9) == 40 * 10**9 // (activation_bytes + logits) == 5035
     checkpoint_activations(scalar)
     layers = 3 * (11 * 4096 + 3 * 11008) + 2 * 32 * 4096
     assert tokens(scalar, 10**9) == 10**9 // layers == 2014

@@ -71,8 +71,8 @@ def test_wrong_field_of_a_mapping_names_the_right_one(root: Path) -> None:
         ("sampling", "temprature", "sampling.temperature"),
         ("reward_shaping", "gamma", "advantages.gamma"),
     ):
-        told = rf"^{group}\.{field}: no such option; did you mean {right}\?"
-        with pytest.raises(ValueError, match=told):
+        message = rf"^{group}\.{field}: no such option; did you mean {right}\?"
+        with pytest.raises(ValueError, match=message):
             PPOModule(**ppo_options(root) | {group: {field: 1}})
 
 
@@ -82,11 +82,11 @@ def test_unknown_names_in_a_checkpoint_are_refused(root: Path, tmp_path: Path) -
     content = torch.load(tmp_path / "new.ckpt", weights_only=True)
     content["hyper_parameters"] = {"model_path": str(root / "policy"), "lora_rank": 0}
     torch.save(content, tmp_path / "other.ckpt")
-    told = r"SFTModule: lora_rank: no such option; did you mean network\.lora_rank\?"
-    with pytest.raises(ValueError, match=told):
+    message = r"SFTModule: lora_rank: no such option; did you mean network\.lora_rank\?"
+    with pytest.raises(ValueError, match=message):
         SFTModule.load_from_checkpoint(tmp_path / "other.ckpt", weights_only=True)
     module = SFTModule(str(root / "policy"))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         fit_module(module, demonstrations(root), tmp_path, ckpt_path=tmp_path / "other.ckpt")
 
 

@@ -43,8 +43,8 @@ def test_an_option_out_of_range_is_named(root: Path, name: str, value: Any) -> N
 
 def test_off_policy_sampling_is_declared(root: Path) -> None:
     options = {"sampling.top_k": 5, "sampling.top_p": 0.9}
-    told = "^top_p=0.9, top_k=5: rollouts are sampled from a changed .*loss.importance_cap"
-    with pytest.warns(UserWarning, match=f"(?s){told}"):
+    message = "^top_p=0.9, top_k=5: rollouts are sampled from a changed .*loss.importance_cap"
+    with pytest.warns(UserWarning, match=f"(?s){message}"):
         module = PPOModule(**ppo_options(root, **options))
     assert (module.sampling.top_k, module.sampling.top_p) == (5, 0.9)
 
@@ -68,8 +68,8 @@ def test_contract_is_checked_for_every_use(root: Path, tmp_path: Path, command: 
 def test_defaults_are_ppo_max_of_the_paper(root: Path) -> None:
     module = PPOModule(str(root / "policy"), {str(root / "reward"): 1.0})
     defaults = signature(PPOModule).parameters["critic_init"].default
-    found = {name: attrgetter(name)(module) for name in PPO_MAX if name != "critic_init"}
-    assert found | {"critic_init": defaults} == PPO_MAX
+    module_defaults = {name: attrgetter(name)(module) for name in PPO_MAX if name != "critic_init"}
+    assert module_defaults | {"critic_init": defaults} == PPO_MAX
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_critic_pretraining_as_long_as_the_run_is_a_warning(root: Path, tmp_path
 def test_adam_has_its_betas_and_decays_matrices_alone(root: Path) -> None:
     options = OptimizerOptions(1e-3, weight_decay=0.1, beta1=0.8, beta2=0.95, eps=1e-6)
     module = PPOModule(**ppo_options(root))
-    decayed, kept = module.build_optimizer(module.policy, options).param_groups
-    for group, decay in ((decayed, 0.1), (kept, 0.0)):
+    decayed, not_decayed = module.build_optimizer(module.policy, options).param_groups
+    for group, decay in ((decayed, 0.1), (not_decayed, 0.0)):
         assert group["weight_decay"] == decay
         assert (group["betas"], group["eps"], group["lr"]) == ((0.8, 0.95), 1e-6, 1e-3)
     names = {id(p): name for name, p in module.policy.named_parameters()}
     assert {p.dim() for p in decayed["params"]} == {2}
-    assert all("norm" in names[id(p)] for p in kept["params"])
-    assert len(decayed["params"]) + len(kept["params"]) == len(names)
+    assert all("norm" in names[id(p)] for p in not_decayed["params"])
+    assert len(decayed["params"]) + len(not_decayed["params"]) == len(names)

@@ -132,12 +132,12 @@ def test_an_update_of_the_other_stages_is_named_too(
     ],
 )
 def test_every_kind_of_memory_error_is_recognized(error: Exception) -> None:
-    told = pytest.raises(torch.OutOfMemoryError, match=r"score: .* 2 sequences of 3 tokens")
-    with told, timer_of_cpu()("score", SHAPE, ["x"]):
+    memory_error = pytest.raises(torch.OutOfMemoryError, match=r"score: .* 2 sequences of 3 tokens")
+    with memory_error, timer_of_cpu()("score", SHAPE, ["x"]):
         raise error
 
 
 def test_other_errors_are_left_as_they_are() -> None:
-    refused = pytest.raises(RuntimeError, match=r"^shapes do not fit$")
-    with refused, timer_of_cpu()("score", SHAPE, ["x"]):
+    error = pytest.raises(RuntimeError, match=r"^shapes do not fit$")
+    with error, timer_of_cpu()("score", SHAPE, ["x"]):
         raise RuntimeError("shapes do not fit")

@@ -131,13 +131,15 @@ def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_p
                 made.append(rollouts)
             return rollouts
 
-    outputs = LambdaCallback(on_train_batch_end=lambda _, __, found, *___: returned.append(found))
+    outputs = LambdaCallback(
+        on_train_batch_end=lambda _, __, step_outputs, *___: returned.append(step_outputs)
+    )
     options = {"rewards": {"tests.support.reward_functions:ended": 2.0}, "critic_init": "policy"}
     module = with_algorithm(Watched)(**ppo_options(root, **options))
     fit_module(module, prompts(root), tmp_path, callbacks=[outputs])
-    for found, rollouts in zip(returned, made, strict=True):
-        assert found["response_lengths"].tolist() == rollouts.response_mask.sum(1).tolist()
-        assert found["scores"].tolist() == (4.0 * rollouts.terminated - 2.0).tolist()
+    for step_outputs, rollouts in zip(returned, made, strict=True):
+        assert step_outputs["response_lengths"].tolist() == rollouts.response_mask.sum(1).tolist()
+        assert step_outputs["scores"].tolist() == (4.0 * rollouts.terminated - 2.0).tolist()
 
 
 def test_ratio_is_taken_against_rollout_policy_or_reference(root: Path, batch: PromptBatch) -> None:
@@ -200,8 +202,8 @@ def test_coefficient_waits_for_training(pretraining: int, root: Path, tmp_path: 
     shaping = {"kl_coef": 0.2, "kl_target": 4.0, "kl_horizon": 100}
     options = {"reward_shaping": shaping, "critic_pretraining.iterations": pretraining}
     module = PPOModule(**ppo_options(root, **options))
-    told = pytest.warns(UserWarning, match="the policy is not trained")
-    with told if pretraining else nullcontext():
+    warning = pytest.warns(UserWarning, match="the policy is not trained")
+    with warning if pretraining else nullcontext():
         fit_module(module, prompts(root), tmp_path, limit_train_batches=1, max_epochs=1)
     assert (float(module.ppo.kl_coef) == 0.2) == bool(pretraining)
 

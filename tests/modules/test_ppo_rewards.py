@@ -60,9 +60,11 @@ def test_a_run_goes_on_from_its_sources_moments(root: Path, tmp_path: Path) -> N
 
     checkpoint = torch.load(seen.path, weights_only=True)
     assert checkpoint["hyper_parameters"]["rewards"]["brevity"] == BREVITY
-    kept = {key for key in checkpoint["state_dict"] if key.startswith("reward.")}
+    reward_keys = {key for key in checkpoint["state_dict"] if key.startswith("reward.")}
     names = ("0_reward", "1_brevity", "2_letters")
-    assert kept == {f"reward.moments.{n}.{b}" for n in names for b in ("mean", "m2", "count")}
+    assert reward_keys == {
+        f"reward.moments.{n}.{b}" for n in names for b in ("mean", "m2", "count")
+    }
 
     resumed = module(root, brevity=BREVITY, letters=LETTERS)
     stages.fit_module(
@@ -141,8 +143,8 @@ def test_field_that_records_lack_is_named(
     options = {"rewards": rewards, "critic_init": "policy", "gold_reward": gold}
     stage = PPOModule(**stages.ppo_options(root, **options))
     label = {"rewards": next(iter(rewards)), "gold_reward": EQUALS}[option]
-    told = f"{label}'.*: expected records with the field 'answer'.*the train records have "
-    with pytest.raises(ValueError, match=told + "label, question"):
+    message = f"{label}'.*: expected records with the field 'answer'.*the train records have "
+    with pytest.raises(ValueError, match=message + "label, question"):
         stages.fit_module(stage, answered(root, label=list("abcdefgh")), tmp_path)
 
 
@@ -225,8 +227,8 @@ def test_failure_of_a_function_ends_the_run(root: Path, tmp_path: Path, monkeypa
     broken, data = failing(root, "fails_from_the_third_call"), stages.prompts(root, batch_size=2)
     with pytest.raises(RuntimeError) as error:  # in the third of four iterations
         stages.fit_module(broken, data, tmp_path)
-    told = "fails_from_the_third_call' raised ConnectionError: .* Called with prompt '.*Human: "
-    assert re.search(told, str(error.value))
+    message = "fails_from_the_third_call' raised ConnectionError: .* Called with prompt '.*Human: "
+    assert re.search(message, str(error.value))
     assert int(broken.ppo.iteration) == 2
     assert not (tmp_path / "model").exists()
 

@@ -26,15 +26,15 @@ class Asking(Callback):
         self.rollouts: list[Any] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        state, kept = torch.get_rng_state(), pl_module.ppo.rollout
+        state, original_rollout = torch.get_rng_state(), pl_module.ppo.rollout
 
         def rollout(*args: Any, **kwargs: Any) -> Any:
-            self.rollouts.append(kept(*args, **kwargs))
+            self.rollouts.append(original_rollout(*args, **kwargs))
             return self.rollouts[-1]
 
         pl_module.ppo.rollout = rollout  # type: ignore[method-assign]
         self.answers += [pl_module.sample(ASKED), pl_module.sample(ASKED)]
-        pl_module.ppo.rollout = kept  # type: ignore[method-assign]
+        pl_module.ppo.rollout = original_rollout  # type: ignore[method-assign]
         assert torch.equal(torch.get_rng_state(), state)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

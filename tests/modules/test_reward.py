@@ -221,7 +221,7 @@ def test_the_gradient_is_that_of_the_loss_at_moved_weights(
     root: Path, tmp_path: Path, micro_batch_size: int | None
 ) -> None:
     module = build(root, micro_batch_size=micro_batch_size)
-    data, found = fit(module, root, tmp_path)
+    data, actual = fit(module, root, tmp_path)
     model = RewardModule(str(root / "policy"), lm_coef=0.3).double()
     weights = dict(model.named_parameters())
     apart = differences(model, data.draw_meta_pairs(4, 0, 0)).abs()
@@ -238,12 +238,12 @@ def test_the_gradient_is_that_of_the_loss_at_moved_weights(
         logits = model.lm_head(model.model.base_model(ids)[0][0, :-1])
         nlls.append(cross_entropy(logits, ids[0, 1:], reduction="none")[wanted])
     gradients = torch.autograd.grad(loss + 0.3 * torch.cat(nlls).mean(), list(weights.values()))
-    assert found.keys() == weights.keys()
+    assert actual.keys() == weights.keys()
     for name, gradient in zip(weights, gradients, strict=True):
-        torch.testing.assert_close(found[name].double(), gradient, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(actual[name].double(), gradient, rtol=1e-4, atol=1e-6)
     # the move is not lost in the tolerance
     plain = build(root, meta_rate=0.0)
-    assert stages.distance(fit(plain, root, tmp_path / "plain")[1], found) > 1e-3
+    assert stages.distance(fit(plain, root, tmp_path / "plain")[1], actual) > 1e-3
     assert "reward/difference_loss" not in plain.trainer.callback_metrics
 
 
@@ -277,8 +277,8 @@ def test_draws_follow_the_place_in_the_run(root: Path) -> None:
     data = stages.preferences(root, meta_sources=stages.source(root, "preferences"))
     stages.first_batch(data, root)
     places = ((1, 2), (1, 2), (1, 3), (0, 2))
-    drawn = [data.draw_meta_pairs(6, *place).chosen.input_ids.tolist() for place in places]
-    assert [rows == drawn[0] for rows in drawn] == [True, True, False, False]
+    draws = [data.draw_meta_pairs(6, *place).chosen.input_ids.tolist() for place in places]
+    assert [rows == draws[0] for rows in draws] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

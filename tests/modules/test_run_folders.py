@@ -52,12 +52,12 @@ def own(tmp_path: Path) -> Path:
 def test_the_output_may_not_be_an_input(own: Path) -> None:
     (own / "link").symlink_to(own / "policy", target_is_directory=True)
     for output in (own / "policy", own / "link", own / "policy" / ".." / "policy", own):
-        told = rf"output_dir: .*{output.name}, which is or contains model_path \(.*policy\)"
-        with pytest.raises(ValueError, match=told):
+        message = rf"output_dir: .*{output.name}, which is or contains model_path \(.*policy\)"
+        with pytest.raises(ValueError, match=message):
             sft(own, output)
     module = PPOModule(**ppo_options(own, output_dir=str(own / "reward")))
-    told = r"output_dir: .*reward, which is or contains rewards \(.*reward\)"
-    with pytest.raises(ValueError, match=told):
+    message = r"output_dir: .*reward, which is or contains rewards \(.*reward\)"
+    with pytest.raises(ValueError, match=message):
         fit_module(module, prompts(own), own / "logs", callbacks=[Refused()])
     inside = ppo_options(own, output_dir=str(own / "ppo"), model_path=str(own / "ppo" / "sft"))
     (own / "ppo").mkdir()
@@ -141,10 +141,12 @@ def test_a_run_does_not_start_from_the_folder_of_an_interrupted_one(own: Path) -
     with pytest.raises(KeyError):
         fit_module(module, demonstrations(own), own, callbacks=[Interrupted()])
     (own / "sft").rename(own / "policy")  # stands for the model of an earlier run
-    told = rf"model_path: expected a finished model, got {own}/policy, .*process {os.getpid()} on"
+    message = (
+        rf"model_path: expected a finished model, got {own}/policy, .*process {os.getpid()} on"
+    )
     first, ppo = SFTModule(str(own / "policy")), PPOModule(**ppo_options(own))
     for stage, data in ((first, demonstrations(own)), (ppo, prompts(own))):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             fit_module(stage, data, own / "logs", callbacks=[Refused()])
     lock_path(own / "policy").unlink()
     with pytest.raises(Started):

@@ -38,8 +38,10 @@ from tests.support.stages import (
 
 def test_a_loaded_model_is_no_model_path(root: Path) -> None:
     model: Any = load_causal_lm(root / "policy")
-    told = r"got an object of the type LlamaForCausalLM\..*save_pretrained\(folder\), and give the"
-    with pytest.raises(ValueError, match=told):
+    message = (
+        r"got an object of the type LlamaForCausalLM\..*save_pretrained\(folder\), and give the"
+    )
+    with pytest.raises(ValueError, match=message):
         SFTModule(model)
 
 
@@ -163,12 +165,12 @@ def test_bfloat16_weights_warn_of_how_many_can_move(root: Path, tmp_path: Path) 
     with pytest.warns(UserWarning, match="rounded back") as shown:
         fit_module(module, prompts(root), tmp_path)
     policy, critic = (str(w.message) for w in shown if "rounded back" in str(w.message))
-    told = (
+    pattern = (
         rf"policy: a step at a learning rate of 5e-07 can change .*?([\d,]+) of {total:,} weights"
     )
-    found = re.match(told, policy)
-    assert found is not None
-    assert 0 < int(found[1].replace(",", "")) < total / 100
+    match = re.match(pattern, policy)
+    assert match is not None
+    assert 0 < int(match[1].replace(",", "")) < total / 100
     assert critic.startswith("critic: a step at a learning rate of 0.001 can change ")
 
 

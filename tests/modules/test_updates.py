@@ -179,20 +179,20 @@ def test_non_finite_weight_skips_the_iteration_and_is_named(root: Path, tmp_path
     more = {"limit_val_batches": None, "val_check_interval": 1}
     with pytest.warns(UserWarning, match="non-finite: weights of the policy") as shown:
         fit_module(module, data, tmp_path, callbacks=[NaNWeight(until=3), recorder], **more)
-    told = [str(w.message) for w in shown]
-    assert [text.partition(". Weights")[0] for text in told if SKIPPED in text] == [
+    messages = [str(w.message) for w in shown]
+    assert [text.partition(". Weights")[0] for text in messages if SKIPPED in text] == [
         f"update of policy and critic skipped at iteration {iteration}: non-finite: weights of "
         "the policy (model.norm.weight)"
         for iteration in (2, 3)
     ]
-    assert "; 2 in a row" in [text for text in told if SKIPPED in text][1]
+    assert "; 2 in a row" in [text for text in messages if SKIPPED in text][1]
     assert [m["ppo/skipped_updates"] for m in recorder.metrics] == [0.0, 1.0, 1.0, 0.0]
     assert [m["step"] for m in recorder.metrics] == [1.0, 2.0, 3.0, 4.0]
     for key in ("rollout/kl", "rollout/score", "rollout/reward", "ppo/explained_variance"):
         finite = [math.isfinite(metrics[key]) for metrics in recorder.metrics]
         assert finite == [True, False, False, True], key
     # neither does a validation sample from it, nor keep the last known numbers
-    assert len([text for text in told if "no responses for evaluation" in text]) == 2
+    assert len([text for text in messages if "no responses for evaluation" in text]) == 2
     scores = [metrics.get("val/rollout/score", 0.0) for metrics in recorder.metrics]
     assert [math.isfinite(score) for score in scores] == [True, True, False, False]
     # nothing was trained in between, but the learning rates went on
@@ -281,8 +281,8 @@ def test_training_stops_after_the_set_number(root: Path, tmp_path: Path) -> None
     folder = tmp_path / "checkpoints"
     saving = ModelCheckpoint(folder, "{epoch}")
     module, data = faulty_stage("sft", root, at=(4, 5, 6), max_skipped_in_a_row=3)
-    told = pytest.warns(UserWarning, match="in a row, and training stops after 3")
-    with told, pytest.raises(TooManySkippedUpdates) as error:
+    warning = pytest.warns(UserWarning, match="in a row, and training stops after 3")
+    with warning, pytest.raises(TooManySkippedUpdates) as error:
         fit_module(
             module, data, tmp_path, max_epochs=2, callbacks=[saving], enable_checkpointing=True
         )

@@ -280,14 +280,14 @@ def changed_lines(base: str) -> dict[str, set[int]]:
         return done.stdout
 
     start = git("merge-base", base, "HEAD").strip()
-    found: dict[str, set[int]] = {}
+    changed: dict[str, set[int]] = {}
     for line in git("diff", "--unified=0", start, "--", *PACKAGES).splitlines():
         if line.startswith("+++ "):
-            lines = found.setdefault(line.removeprefix("+++ b/"), set())
+            lines = changed.setdefault(line.removeprefix("+++ b/"), set())
         elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
             first = int(hunk[1])
             lines.update(range(first, first + int(hunk[2] or 1)))
-    return {name: lines for name, lines in found.items() if name.endswith(".py") and lines}
+    return {name: lines for name, lines in changed.items() if name.endswith(".py") and lines}
 
 
 def try_mutants(
@@ -314,15 +314,15 @@ def try_mutants(
 
 def read_equivalents(text: str) -> set[tuple[str, str, str, str]]:
     """Module, line, what stands there and what the mutant has there, of each entry."""
-    found: set[tuple[str, str, str, str]] = set()
+    equivalents: set[tuple[str, str, str, str]] = set()
     module = line = ""
     for row in text.splitlines():
         if row.startswith("    "):
             was, _, now = row.strip().partition(" # ")[0].partition(" -> ")
-            found.add((module, line, was, now))
+            equivalents.add((module, line, was, now))
         elif not row.startswith("#"):
             module, _, line = row.partition(": ")
-    return found
+    return equivalents
 
 
 def main() -> int:

@@ -169,8 +169,8 @@ def _calls(node: ast.Call) -> Iterator[str]:
     for index, keyword in enumerate(node.keywords):
         if keyword.arg == "device":
             continue  # the tests run on a single device
-        kept = [*node.keywords[:index], *node.keywords[index + 1 :]]
-        yield _text(ast.Call(node.func, node.args, kept))
+        other_keywords = [*node.keywords[:index], *node.keywords[index + 1 :]]
+        yield _text(ast.Call(node.func, node.args, other_keywords))
     plain = all(isinstance(arg, ast.Name | ast.Attribute) for arg in node.args[:2])
     called = ast.unparse(node.func).rpartition(".")[2]
     if len(node.args) > 1 and plain and called not in SYMMETRIC:

@@ -14,7 +14,7 @@ WITHOUT_PUBLIC_NAME = {"_batches_that_stepped", "_replace"}
 
 
 def test_callbacks_use_only_what_lightning_documents() -> None:
-    found = []
+    undocumented = []
     for file in CALLBACKS.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names: list[str] = []
@@ -24,8 +24,8 @@ def test_callbacks_use_only_what_lightning_documents() -> None:
             elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("lightning"):
                 names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
             private = {name for name in names if name.startswith("_")} - WITHOUT_PUBLIC_NAME
-            found += [f"{file}:{node.lineno} {name}" for name in private]
-    assert found == []
+            undocumented += [f"{file}:{node.lineno} {name}" for name in private]
+    assert undocumented == []
 
 
 def find_imports(source: str) -> list[str]:

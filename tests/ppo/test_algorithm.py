@@ -188,11 +188,11 @@ def test_kl_coefficient_keeps_its_dtype_in_a_cast(ppo: PPO) -> None:
     assert ppo.bfloat16().kl_coef.dtype == torch.float64
 
 
-def sampled_elsewhere(drawn: torch.Tensor) -> Any:
+def sampled_elsewhere(sampler_logprobs: torch.Tensor) -> Any:
     """A sampler that draws each token once as the only one of a response, with log-probs `[V]`."""
 
     def sample(model: Any, ids: torch.Tensor, mask: torch.Tensor, *_: Any, **__: Any) -> Any:
-        n = len(drawn)
+        n = len(sampler_logprobs)
         ones = torch.ones(n, 1, dtype=torch.bool)
         return RolloutBatch(
             prompt_ids=ids[:1].expand(n, -1),
@@ -200,7 +200,7 @@ def sampled_elsewhere(drawn: torch.Tensor) -> Any:
             response_ids=torch.arange(n)[:, None],
             response_mask=ones,
             terminated=ones[:, 0],
-            sampler_logprobs=drawn[:, None],
+            sampler_logprobs=sampler_logprobs[:, None],
         )
 
     return sample

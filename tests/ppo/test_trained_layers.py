@@ -31,16 +31,16 @@ LORA = {"network.lora_rank": 2}
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Models of three layers, by family."""
-    found = {}
+    folders = {}
     for family in FAMILIES:
         config = tiny_config(family)
         config.num_hidden_layers = LAYERS
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:1] * LAYERS
-        found[family] = stages.write_models(
+        folders[family] = stages.write_models(
             stages.write_data(tmp_path_factory.mktemp(family)), config
         )
-    return found
+    return folders
 
 
 def module_of(root: Path, **options: Any) -> PPOModule:
@@ -115,12 +115,12 @@ def test_gradients_of_trained_layers_equal_those_of_whole_networks(
     module.double()
     experience = experienced(module, root)
     tokens = experience.loss_mask.sum()
-    kept = [experience.policy_lower, experience.critic_lower]
+    lower_states = [experience.policy_lower, experience.critic_lower]
     n_lower = LAYERS - 1 if module.network.trained_layers else 0
     assert forward.forward_plan(module.policy).lower_layers == n_lower
     # float64 is scored by a forward of its own, and the critic's are the policy's where shared
     expected = [n_lower > 0 and not module.ppo.shares_trunk, n_lower > 0]
-    assert [states is not None for states in kept] == expected
+    assert [states is not None for states in lower_states] == expected
     module.train()
     policy, critic = plain_losses(module, experience, tokens)
     coef = module.loss.value_coef if module.ppo.shares_trunk else 1.0
@@ -135,12 +135,12 @@ def test_gradients_of_trained_layers_equal_those_of_whole_networks(
         else:
             loss = module.ppo.policy_loss(part, tokens).loss
             loss = loss + module.ppo.critic_loss(part, tokens).loss
-        found = gradients(module, loss)
-        assert found.keys() == plain.keys()
+        actual = gradients(module, loss)
+        assert actual.keys() == plain.keys()
         # log-probs are float32: from 4 nats on, one unit in the last place is 4.8e-7
         for name, gradient in plain.items():
-            assert (found[name] - gradient).norm() <= 5e-6 * gradient.norm() + 1e-12, name
-        ours.append(found)
+            assert (actual[name] - gradient).norm() <= 5e-6 * gradient.norm() + 1e-12, name
+        ours.append(actual)
     for name, gradient in ours[0].items():
         assert (ours[1][name] - gradient).norm() <= 1e-12 * gradient.norm() + 1e-15, name
 
@@ -149,11 +149,11 @@ def test_only_the_top_layers_move_and_what_is_kept_changes_nothing(
     roots: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, ends = roots["llama"], []
-    for kept in (True, False):
-        monkeypatch.setattr(forward.lower, "MAX_LOWER_BYTES", 2**30 if kept else 0)
+    for keeps_lower in (True, False):
+        monkeypatch.setattr(forward.lower, "MAX_LOWER_BYTES", 2**30 if keeps_lower else 0)
         module = module_of(root, **{"minibatches.micro_batch_size": 3})
         before = copy_state(module)
-        fit_module(module, prompts(root), tmp_path / str(kept))
+        fit_module(module, prompts(root), tmp_path / str(keeps_lower))
         ends.append(copy_state(module))
         moved = {name for name, weight in ends[-1].items() if not torch.equal(weight, before[name])}
         assert {n for n in moved if n.startswith(("policy.model", "critic.model"))} == {

@@ -129,8 +129,8 @@ def test_log_probs_do_not_depend_on_other_rows(name: str, optimize: bool) -> Non
     set_longest_sequence(model, LONGEST)
     expected = logprobs(model, SHORT)[0]
     for lengths in ((SHORT, LONG), (SHORT, LONGEST), (SHORT, 5)):
-        found = logprobs(model, *lengths)[0, :SHORT]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        actual = logprobs(model, *lengths)[0, :SHORT]
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         # the factors of the longest sequence, which plain transformers takes for such a row
         ids = padded(LONGEST)[0]
@@ -150,22 +150,22 @@ def test_short_runs_compute_as_plain_transformers(name: str) -> None:
         set_longest_sequence(model, longest)
         ids, mask = padded(longest)
         with torch.no_grad():
-            found = token_logits(model, ids, mask)
-        torch.testing.assert_close(found, expected[:, :longest], rtol=1e-4, atol=1e-4)
+            actual = token_logits(model, ids, mask)
+        torch.testing.assert_close(actual, expected[:, :longest], rtol=1e-4, atol=1e-4)
 
 
 @over_models
 def test_longer_sequences_than_the_factors_are_for_are_refused(name: str) -> None:
     model = optimize_forward(causal_lm(VARYING[name]()).eval())
-    refused = rf"sequences of at most {ORIGINAL} tokens, got {LONG}: .*set_longest_sequence"
+    message = rf"sequences of at most {ORIGINAL} tokens, got {LONG}: .*set_longest_sequence"
     ids, mask = padded(SHORT, LONG)
-    with pytest.raises(ValueError, match=refused):
+    with pytest.raises(ValueError, match=message):
         logprobs(model, SHORT, LONG)
-    with pytest.raises(ValueError, match=refused):
+    with pytest.raises(ValueError, match=message):
         token_logits(model, ids, mask)
     options = SamplingOptions(max_new_tokens=LONG - SHORT)
     if name != "llama, dynamic":  # which has no more positions
-        with pytest.raises(ValueError, match=refused):
+        with pytest.raises(ValueError, match=message):
             generate_responses(
                 model,
                 ids[:1, :SHORT],
@@ -187,8 +187,8 @@ def test_factors_of_other_types_depend_on_nothing(rope: str) -> None:
     assert not forward_plan(model).varying_positions
     assert not any(module._forward_pre_hooks for module in model.modules())
     expected = logprobs(model, SHORT)[0]
-    found = logprobs(model, SHORT, LONG)[0, :SHORT]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    actual = logprobs(model, SHORT, LONG)[0, :SHORT]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_factors_that_cannot_be_fixed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

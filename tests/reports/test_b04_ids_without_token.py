@@ -108,14 +108,14 @@ def test_sampling_and_scoring_use_the_distribution_over_tokens(family: str, opti
     assert int(rollouts.response_ids.max()) < VOCAB_SIZE
     mask = rollouts.response_mask
     expected = expected_logprobs(padded_model(family, optimize), rollouts)
-    drawn = expected.gather(-1, rollouts.response_ids[..., None])[..., 0][mask]
+    logprobs = expected.gather(-1, rollouts.response_ids[..., None])[..., 0][mask]
     entropy = -(expected.exp() * expected).sum(-1)[mask]
     statistics = [compute_policy_statistics(model, rollouts, TEMPERATURE)]
     if rollouts.statistics is not None:
         statistics.append(rollouts.statistics)
-    for found in statistics:
-        torch.testing.assert_close(found.logprobs[mask].double(), drawn, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(found.entropy[mask].double(), entropy, rtol=1e-4, atol=1e-4)
+    for actual in statistics:
+        torch.testing.assert_close(actual.logprobs[mask].double(), logprobs, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual.entropy[mask].double(), entropy, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("change", [{"do_sample": False}, {"top_k": 340}, {"top_p": 0.9}])

@@ -143,8 +143,8 @@ def test_earlier_turns_without_weight_are_refused_only_with_training_on_all(
         on_bad_record=on_bad_record,
     )
     data.tokenizer = tiny_tokenizer()
-    refused = pytest.raises(ValueError, match="an answer with `weight: 0` is not to be trained on")
-    with refused if n_examples is None else nullcontext():
+    error = pytest.raises(ValueError, match="an answer with `weight: 0` is not to be trained on")
+    with error if n_examples is None else nullcontext():
         data.setup("fit")
         assert len(data.examples["train"]) == n_examples
 

@@ -55,8 +55,8 @@ def test_function_that_changes_a_field_changes_a_copy(rollouts: RolloutBatch) ->
 
 def test_missing_field_is_named_with_the_function(rollouts: RolloutBatch) -> None:
     reward = CallableReward(f"{FUNCTIONS}:equals_answer", tiny_tokenizer())
-    told = "equals_answer': expected records with the field 'answer'.* the train records have "
-    with pytest.raises(ValueError, match=told + "label, prompt;"):
+    message = "equals_answer': expected records with the field 'answer'.* the train records have "
+    with pytest.raises(ValueError, match=message + "label, prompt;"):
         reward.check_fields({"prompt", "label"}, "the train records")
     with pytest.raises(ValueError, match=r"with the field 'answer'.* the prompts have no fields"):
         reward(rollouts, PROMPTS, None)
@@ -91,8 +91,8 @@ def test_fork_of_a_function_may_end_by_exit(rollouts: RolloutBatch) -> None:
 )
 def test_non_finite_scores_pass(rollouts: RolloutBatch, name: str, number: str, row: int) -> None:
     sample = f"prompt {PROMPTS[row]!r} and response {TEXTS[row]!r}"
-    told = f"{name}': expected finite scores, got {number} for {sample}"
-    with pytest.warns(UserWarning, match=told):
+    message = f"{name}': expected finite scores, got {number} for {sample}"
+    with pytest.warns(UserWarning, match=message):
         result = scores(name, rollouts)
     assert str(result[row]) == number
 
@@ -106,8 +106,8 @@ def test_error_is_shown_with_the_sample(rollouts: RolloutBatch, timeout: float |
         assert isinstance(error.value.__cause__, KeyError)
         return str(error.value)
 
-    told = "raised KeyError: 'way'. Called with prompt 'second' and response 'no way'"
-    assert fails_on("no_way") == f"reward function '{FUNCTIONS}:fails_on_no_way' {told}"
+    message = "raised KeyError: 'way'. Called with prompt 'second' and response 'no way'"
+    assert fails_on("no_way") == f"reward function '{FUNCTIONS}:fails_on_no_way' {message}"
     assert "prompt 'x" + "x" * 199 + "...' and" in fails_on("no_way", ["a", "x" * 1000, "z"])
     # no sample fails by itself
     assert "KeyError: 'several'. Called with 3 responses, the first" in fails_on("several")

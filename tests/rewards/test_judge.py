@@ -23,8 +23,8 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 def shown(asked: JudgeRequest) -> dict[str, str]:
     system, user = (message["content"] for message in asked.body["messages"][:2])
     assert "by this criterion: It is short." in system
-    found: dict[str, str] = json.loads(user)
-    return found
+    answers: dict[str, str] = json.loads(user)
+    return answers
 
 
 def length(asked: JudgeRequest) -> str:

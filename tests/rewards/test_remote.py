@@ -63,8 +63,8 @@ def test_service_scores_requests_of_the_batch_size(fields: list[str]) -> None:
     assert requests == [{"prompts": p, "responses": t} for p, t in (first, last)]
 
 
-def refuses(url: str, told: str, **options: Any) -> None:
-    with pytest.raises(RewardError, match=told):
+def refuses(url: str, message: str, **options: Any) -> None:
+    with pytest.raises(RewardError, match=message):
         RemoteScorer(url, **options)(PROMPTS, TEXTS)
 
 
@@ -76,8 +76,8 @@ def test_transient_failures_are_retried_after_pauses(status: int, pauses: list[f
     ):
         scores = RemoteScorer(url, retries=3, backoff=0.5)(PROMPTS, TEXTS)
     assert (scores, len(requests), pauses) == (pytest.approx([5.3, 6.6, 5.1]), 4, [0.5, 1.0, 2.0])
-    told = "the connection failed" if status == 0 else f"status {status} and the body"
-    assert all(f"{url}: {told}" in str(warning.message) for warning in warned)
+    message = "the connection failed" if status == 0 else f"status {status} and the body"
+    assert all(f"{url}: {message}" in str(warning.message) for warning in warned)
 
 
 @pytest.mark.filterwarnings("ignore:http.*in attempt")
@@ -95,17 +95,17 @@ def test_refused_connection_is_reported() -> None:
 
 
 def test_missing_answer_is_reported() -> None:
-    told = Event()
+    end = Event()
 
     def waits(request: dict[str, Any]) -> tuple[int, bytes]:
-        told.wait()
+        end.wait()
         return 0, b""
 
     with service(waits) as (url, _):
         try:
             refuses(url, r"no answer within 0\.05 seconds .timeout. in", timeout=0.05, retries=0)
         finally:
-            told.set()
+            end.set()
 
 
 @pytest.mark.parametrize("status", [400, 404])

@@ -113,8 +113,10 @@ def test_patterns_mean_what_they_mean_to_re(pattern: str) -> None:
 
 
 def test_a_catastrophic_pattern_ends_with_an_error_that_shows_its_response() -> None:
-    told = f"the rule: pattern {CATASTROPHIC!r}: no result after 0.2 seconds (timeout) for the resp"
-    with pytest.raises(RewardError, match=re.escape(told)) as error:
+    message = (
+        f"the rule: pattern {CATASTROPHIC!r}: no result after 0.2 seconds (timeout) for the resp"
+    )
+    with pytest.raises(RewardError, match=re.escape(message)) as error:
         scores(RegexRule(CATASTROPHIC, timeout=0.2), ["fine", ENDLESS, "never reached"])
     assert repr(ENDLESS) in str(error.value)
     with pytest.raises(RewardError, match=r"no result after 0.05 seconds .timeout. for the"):

@@ -214,8 +214,10 @@ def test_non_finite_scores_of_a_model_are_shown(folder: Path, rollouts: RolloutB
     (model,) = weighted.models
     head = scalar_head_of(model.model)
     head.register_forward_hook(lambda *args: args[-1].index_fill(0, torch.tensor(0), torch.inf))
-    told = f"reward model '{path}': expected finite .* prompt 'fir.*; 1 of {len(PROMPTS)} are not"
-    with pytest.warns(UserWarning, match=told):
+    message = (
+        f"reward model '{path}': expected finite .* prompt 'fir.*; 1 of {len(PROMPTS)} are not"
+    )
+    with pytest.warns(UserWarning, match=message):
         scores = weighted(rollouts, PROMPTS)
     assert scores.total.isinf().nonzero().tolist() == [[0]]
 

@@ -86,9 +86,11 @@ def test_log_probs_of_a_nucleus_are_of_what_is_left_of_the_policy() -> None:
     options = SamplingOptions(max_new_tokens=12, temperature=0.8, top_p=0.7)
     rollouts = sample_responses(model, ids, mask, options, seed=3, batch_size=4)
     expected = nucleus_logprobs(model, rollouts, options)
-    drawn = rollouts.sampler_logprobs
-    torch.testing.assert_close(drawn[rollouts.response_mask].double(), expected, rtol=0, atol=1e-4)
-    assert not drawn[~rollouts.response_mask].any()
+    sampler_logprobs = rollouts.sampler_logprobs
+    torch.testing.assert_close(
+        sampler_logprobs[rollouts.response_mask].double(), expected, rtol=0, atol=1e-4
+    )
+    assert not sampler_logprobs[~rollouts.response_mask].any()
     plain = replace(options, top_p=1.0)
     for of_policy in (plain, replace(options, do_sample=False)):
         sampled = sample_responses(model, ids, mask, of_policy, seed=3, batch_size=4)

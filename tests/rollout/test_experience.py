@@ -44,12 +44,14 @@ def test_selected_rows_lose_shared_padding(index: list[int], prompt: int, respon
         real = rollouts.prompt_mask[new]
         expected = whole.rollouts.prompt_ids[old][whole.rollouts.prompt_mask[old]]
         assert torch.equal(rollouts.prompt_ids[new][real], expected)
-        kept, mask = rollouts.response_mask[new], whole.rollouts.response_mask[old]
-        assert int(kept.sum()) == int(mask.sum())
-        assert torch.equal(rollouts.response_ids[new][kept], whole.rollouts.response_ids[old][mask])
+        own_mask, mask = rollouts.response_mask[new], whole.rollouts.response_mask[old]
+        assert int(own_mask.sum()) == int(mask.sum())
+        assert torch.equal(
+            rollouts.response_ids[new][own_mask], whole.rollouts.response_ids[old][mask]
+        )
         of_tokens = ("old_logprobs", "old_values", "advantages", "returns", "loss_mask")
         for name in (*of_tokens, "importance"):
-            assert torch.equal(getattr(part, name)[new][kept], getattr(whole, name)[old][mask])
+            assert torch.equal(getattr(part, name)[new][own_mask], getattr(whole, name)[old][mask])
         assert bool(rollouts.terminated[new]) == bool(whole.rollouts.terminated[old])
 
 

@@ -216,17 +216,17 @@ def samples(
 @pytest.mark.parametrize("temperature", [0.7, 1.6])
 @over_decoders
 def test_pairs_of_tokens_have_product_probabilities(build: Build, temperature: float) -> None:
-    drawn = samples(8, temperature, n_tokens=2, n_samples=6000, build=build)
+    sampled_ids = samples(8, temperature, n_tokens=2, n_samples=6000, build=build)
     first = next_token_probabilities(8, [5, 6], temperature)
     second = torch.stack([next_token_probabilities(8, [5, 6, t], temperature) for t in range(8)])
-    counts = torch.bincount(drawn[:, 0] * 8 + drawn[:, 1], minlength=64)
+    counts = torch.bincount(sampled_ids[:, 0] * 8 + sampled_ids[:, 1], minlength=64)
     assert chi_square_is_plausible(counts, (first[:, None] * second).flatten())
 
 
 @over_decoders
 def test_vocabulary_larger_than_the_usual_top_k_is_sampled_in_full(build: Build) -> None:
-    drawn = samples(80, temperature=3.0, n_tokens=1, n_samples=8000, build=build)
-    counts = torch.bincount(drawn[:, 0], minlength=80)
+    sampled_ids = samples(80, temperature=3.0, n_tokens=1, n_samples=8000, build=build)
+    counts = torch.bincount(sampled_ids[:, 0], minlength=80)
     assert chi_square_is_plausible(counts, next_token_probabilities(80, [5, 6], 3.0))
 
 

@@ -98,8 +98,8 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
         for _ in range(2):
             captures.captured.clear()
             expected = sample_responses(model, ids, mask, options, seed=3, batch_size=4)
-    told = [line for line in caplog.messages if "graphs" in line]
-    assert told == ["LlamaModel: decodes with CUDA graphs"]
+    messages = [line for line in caplog.messages if "graphs" in line]
+    assert messages == ["LlamaModel: decodes with CUDA graphs"]
     caplog.clear()
     assert captures.replayed
     captures.captured.clear()

@@ -190,9 +190,9 @@ def test_a_response_that_is_not_whole_is_refused(
     ids, logprobs = answer
 
     def generate(self: StandIn, *_: Any, **__: Any) -> list[Any]:
-        found = completion(ids[: len(logprobs)], logprobs)
-        found.token_ids = ids
-        return [SimpleNamespace(outputs=[found])] * 2
+        reply = completion(ids[: len(logprobs)], logprobs)
+        reply.token_ids = ids
+        return [SimpleNamespace(outputs=[reply])] * 2
 
     monkeypatch.setattr(StandIn, "generate", generate)
     with pytest.raises((RuntimeError, ValueError), match=r"responses that end by .* 4 tokens|zip"):
@@ -211,14 +211,14 @@ def server(weights_dir: Path, status: int = 200) -> Iterator[tuple[str, list[Any
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            found = json.loads(body) if body else None
-            asked.append((self.path, found))
+            report = json.loads(body) if body else None
+            asked.append((self.path, report))
             if self.path == "/collective_rpc":
                 weights.append(load_file(weights_dir / "model.safetensors"))
                 return self.answer({"results": [None]}, status)
             if self.path != "/v1/completions":
                 return self.answer(None)
-            row = 0 if found["prompt"] == [5, 6] else 1
+            row = 0 if report["prompt"] == [5, 6] else 1
             choice = {"token_ids": ANSWERS[row], "logprobs": {"token_logprobs": LOGPROBS[row]}}
             return self.answer({"choices": [choice]})
 
@@ -252,10 +252,10 @@ def test_a_server_reads_the_weights_and_is_asked_for_each_response(tmp_path: Pat
         sample(sampler, model)
     assert rollouts.response_ids.tolist() == [[11, 10, EOS_ID, 9], [12, 13, 14, 15]]
     assert rollouts.sampler_logprobs[1].tolist() == pytest.approx(LOGPROBS[1])
-    (rpc, told), (reset, _), *completions = asked[:4]
+    (rpc, update), (reset, _), *completions = asked[:4]
     assert (rpc, reset) == ("/collective_rpc", "/reset_prefix_cache")
-    assert told["method"] == "reload_weights"
-    assert told["kwargs"] == {"weights_path": str(folder)}
+    assert update["method"] == "reload_weights"
+    assert update["kwargs"] == {"weights_path": str(folder)}
     bodies = sorted((body for _, body in completions), key=lambda body: len(body["prompt"]))
     assert [body.pop("prompt") for body in bodies] == [[5, 6], [7, 8, 9]]
     assert len({body.pop("seed") for body in bodies}) == 2
@@ -281,8 +281,8 @@ def test_a_server_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="timeout: expected a finite number > 0, got 0"):
         VLLMServerSampler("http://127.0.0.1:9", str(tmp_path), timeout=0)
     model = policy(tmp_path / "policy")
-    refused = pytest.raises(RuntimeError, match=r"a vLLM server.* at http://127\.0.*, got .*404")
-    with server(tmp_path, status=404) as (url, _, _), refused:
+    error = pytest.raises(RuntimeError, match=r"a vLLM server.* at http://127\.0.*, got .*404")
+    with server(tmp_path, status=404) as (url, _, _), error:
         sample(VLLMServerSampler(url, str(tmp_path)), model)
     with pytest.raises(RuntimeError, match=r"docs/sampler\.md, at http://127\.0\.0\.1:9, got"):
         sample(VLLMServerSampler("http://127.0.0.1:9", str(tmp_path)), model)
@@ -307,9 +307,9 @@ def test_vllm_itself_follows_the_policy(tmp_path: Path, monkeypatch: pytest.Monk
         rollouts = sampler(
             model, IDS, MASK, options, eos_token_ids=[EOS_ID], pad_token_id=PAD_ID, seed=seed
         )
-        drawn = rollouts.sampler_logprobs[rollouts.response_mask].double()
+        sampler_logprobs = rollouts.sampler_logprobs[rollouts.response_mask].double()
         torch.testing.assert_close(
-            drawn, nucleus_logprobs(model, rollouts, options), atol=1e-4, rtol=0
+            sampler_logprobs, nucleus_logprobs(model, rollouts, options), atol=1e-4, rtol=0
         )
         with torch.no_grad():
             model.get_parameter("model.embed_tokens.weight").mul_(0.9)

@@ -80,8 +80,8 @@ def test_whitening_on_two_ranks_is_whitening_on_one(ranks: list[dict[str, Any]])
 
 
 def test_global_moments_are_those_of_all_tokens(ranks: list[dict[str, Any]]) -> None:
-    kept = batch()[MASK].double()
-    expected = torch.stack([kept.mean(), kept.var(unbiased=False), torch.tensor(17.0).double()])
+    values = batch()[MASK].double()
+    expected = torch.stack([values.mean(), values.var(unbiased=False), torch.tensor(17.0).double()])
     torch.testing.assert_close(ranks[0]["moments"], expected, rtol=1e-12, atol=0)
 
 

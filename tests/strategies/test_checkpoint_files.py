@@ -88,9 +88,9 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
 def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path: Path, room: int) -> None:
     path = saved(tmp_path / "last.ckpt", 1)
     told_of = re.escape(f"checkpoint {path} could not be written")
-    with largest_file(room), pytest.raises(OSError, match=told_of) as told:
+    with largest_file(room), pytest.raises(OSError, match=told_of) as error:
         saved(path, 2)
-    assert "File too large" in str(told.value)
+    assert "File too large" in str(error.value)
     assert (step_of(path), list(tmp_path.iterdir())) == (1, [path])
 
 
@@ -98,8 +98,8 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path: Path, r
 def test_cut_off_checkpoint_is_refused_and_another_offered(tmp_path: Path, cut: int) -> None:
     older, path = saved(tmp_path / "step=1.ckpt", 1), saved(tmp_path / "step=2.ckpt", 2)
     path.write_bytes(path.read_bytes()[:cut])
-    told = f"checkpoint {path}: is damaged or cut off.*resume from {older} instead"
-    with pytest.raises(ValueError, match=told):
+    message = f"checkpoint {path}: is damaged or cut off.*resume from {older} instead"
+    with pytest.raises(ValueError, match=message):
         step_of(path)
     assert step_of(older) == 1
 
@@ -117,15 +117,15 @@ def test_compressed_file_is_refused_before_it_is_unpacked(tmp_path: Path) -> Non
 
 def test_a_flipped_byte_anywhere_is_found_or_changes_nothing(tmp_path: Path) -> None:
     path = saved(tmp_path / "last.ckpt", 1)
-    whole, refused = path.read_bytes(), 0
+    whole, n_refused = path.read_bytes(), 0
     for offset in range(0, len(whole), 53):
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 255]) + whole[offset + 1 :])
         try:
             assert step_of(path) == 1, offset  # padding, for instance
         except ValueError as error:
             assert f"checkpoint {path}: is damaged" in str(error), offset  # noqa: PT017
-            refused += 1
-    assert refused > 0.8 * len(whole) / 53
+            n_refused += 1
+    assert n_refused > 0.8 * len(whole) / 53
 
 
 def test_the_newest_intact_checkpoint_is_offered(tmp_path: Path) -> None:

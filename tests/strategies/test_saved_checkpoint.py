@@ -37,8 +37,8 @@ def test_a_flipped_byte_is_found_and_another_checkpoint_offered(tmp_path: Path, 
     content = bytearray((path / name).read_bytes())
     content[-20] ^= 1
     (path / name).write_bytes(content)
-    told = f"{name} is damaged: its checksum differs.*resume from {intact} instead"
-    with pytest.raises(ValueError, match=told):
+    message = f"{name} is damaged: its checksum differs.*resume from {intact} instead"
+    with pytest.raises(ValueError, match=message):
         read_state_dict(path)
 
 

@@ -26,10 +26,10 @@ def perturb_trained_weights(model: LanguageModel) -> LanguageModel:
     return model.eval()
 
 
-def assert_equal_up_to_rounding(found: Tensor, expected: Tensor) -> None:
+def assert_equal_up_to_rounding(actual: Tensor, expected: Tensor) -> None:
     """Compare by the norm: float32 rounds by 1e-7 in each of some hundred operations."""
-    assert found.shape == expected.shape
-    assert float((found - expected).norm() / expected.norm()) < 1e-4
+    assert actual.shape == expected.shape
+    assert float((actual - expected).norm() / expected.norm()) < 1e-4
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 def blocks(document: Path) -> list[Block]:
     """The fenced code blocks of a document, in order; ValueError for a fence that is not closed."""
-    found: list[Block] = []
+    code_blocks: list[Block] = []
     opened: tuple[int, str, str] | None = None
     lines: list[str] = []
     for number, line in enumerate(document.read_text("utf-8").splitlines(), 1):
@@ -46,11 +46,11 @@ def blocks(document: Path) -> list[Block]:
                 raise ValueError(f"{document}:{number}: expected ```language, got {line!r}")
             opened, lines = (number, fence["language"], fence["title"] or ""), []
         else:
-            found.append(Block(document, *opened, text="\n".join(lines) + "\n"))
+            code_blocks.append(Block(document, *opened, text="\n".join(lines) + "\n"))
             opened = None
     if opened is not None:
         raise ValueError(f"{document}:{opened[0]}: the fence is not closed")
-    return found
+    return code_blocks
 
 
 def commands(block: Block) -> Iterator[Command]:

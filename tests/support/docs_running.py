@@ -15,8 +15,8 @@ from tests.support.tiny_runs import SMALL, overlay, run
 
 def read_page_commands(page: str) -> list[list[str]]:
     """The `lit_rlhf` commands of a page of `docs`, in order, without the program's name."""
-    found = [c.words for block in blocks(ROOT / "docs" / page) for c in commands(block)]
-    return [words[1:] for words in found if words[0] == "lit_rlhf"]
+    page_commands = [c.words for block in blocks(ROOT / "docs" / page) for c in commands(block)]
+    return [words[1:] for words in page_commands if words[0] == "lit_rlhf"]
 
 
 def run_small(words: Sequence[str], folder: Path) -> None:

@@ -50,11 +50,11 @@ class _MarkHostTensors(TorchFunctionMode):
 @contextmanager
 def host_tensors_in_collectives() -> Iterator[list[str]]:
     """Mark tensors made on the host, and list the collectives that were given one."""
-    found: list[str] = []
+    calls: list[str] = []
 
     def watched(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            found.extend(
+            calls.extend(
                 f"{name} of {leaf.as_subclass(Tensor)}"
                 for leaf in tree_leaves((args, kwargs))
                 if isinstance(leaf, HostTensor)
@@ -67,4 +67,4 @@ def host_tensors_in_collectives() -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch, _MarkHostTensors():
         for name in COLLECTIVES:
             patch.setattr(distributed, name, watched(name, getattr(distributed, name)))
-        yield found
+        yield calls

@@ -102,8 +102,8 @@ def _policy_and_optimizer(trainer: Trainer, module: Any) -> list[Any]:
     schedule = trainer.lr_scheduler_configs[0].scheduler.state_dict()
     state = [dict(optimizer.state.get(p, {})) for p in parameters]
     rates = {key: value for key, value in schedule.items() if key != "lr_lambdas"}
-    found = [dict(module.policy.state_dict()), parameters, state, rates, int(module.ppo.ppo_step)]
-    return tree_map(lambda v: local_part(v) if isinstance(v, Tensor) else v, found)
+    parts = [dict(module.policy.state_dict()), parameters, state, rates, int(module.ppo.ppo_step)]
+    return tree_map(lambda v: local_part(v) if isinstance(v, Tensor) else v, parts)
 
 
 def _equal(one: Any, other: Any) -> bool:

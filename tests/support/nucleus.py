@@ -22,8 +22,8 @@ def nucleus_logprobs(
     before = ordered.cumsum(-1) - ordered  # a token stays while those before it have less
     nucleus = torch.where(before < options.top_p, ordered, 0)
     places = (order == rollouts.response_ids[..., None]).int().argmax(-1, keepdim=True)
-    drawn = (nucleus / nucleus.sum(-1, keepdim=True)).gather(-1, places).squeeze(-1)
-    return drawn.log()[rollouts.response_mask]
+    message = (nucleus / nucleus.sum(-1, keepdim=True)).gather(-1, places).squeeze(-1)
+    return message.log()[rollouts.response_mask]
 
 
 class Nucleus(Sampler):

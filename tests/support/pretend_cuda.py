@@ -435,13 +435,13 @@ def _one_group(lists: list[list[Tensor]], *_: Any) -> dict[Any, Any]:
 
 def _tensors(leaves: Iterable[Any]) -> list[Tensor]:
     """The tensors among arguments, and in lists and tuples among them."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            found.append(leaf)
+            tensors.append(leaf)
         elif isinstance(leaf, list | tuple):
-            found += _tensors(leaf)
-    return found
+            tensors += _tensors(leaf)
+    return tensors
 
 
 def _device_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -467,8 +467,8 @@ def _device_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[
 
 def _place_of(device: Any) -> torch.device:
     """Where the numbers of a device are: nowhere for meta, where models are built first."""
-    found = torch.device(device)
-    return found if found.type == "meta" else CPU
+    place = torch.device(device)
+    return place if place.type == "meta" else CPU
 
 
 class _PretendAccelerator(CPUAccelerator):

@@ -137,9 +137,11 @@ def token_advantages(
             [sum(gamma ** (s - t) * row[s] for s in range(t, len(row))) for t in range(len(row))]
             for row in rewards
         ]
-        kept = [x for row, keep in zip(returns, learned, strict=True) for x in row if keep]
-        std = math.sqrt(mean_of([(x - mean_of(kept)) ** 2 for x in kept]))
-        return [[(x - mean_of(kept)) / std for x in row] for row in returns]
+        learned_returns = [
+            x for row, keep in zip(returns, learned, strict=True) for x in row if keep
+        ]
+        std = math.sqrt(mean_of([(x - mean_of(learned_returns)) ** 2 for x in learned_returns]))
+        return [[(x - mean_of(learned_returns)) / std for x in row] for row in returns]
     advantages = []
     for row in range(len(rewards)):
         first = row - row % GROUP
@@ -205,8 +207,8 @@ def assert_follows(step: Step, expected: AdamW) -> None:
     """Gradients and weights agree up to the rounding of float32."""
     norm = pytest.approx(expected.norms[0], rel=NORM_TOLERANCE)
     assert step.logged["ppo/policy_grad_norm"] == norm
-    for found, wanted in zip(step.gradients, expected.gradients, strict=False):
-        named = {name.removeprefix("policy."): gradient for name, gradient in found.items()}
+    for actual, wanted in zip(step.gradients, expected.gradients, strict=False):
+        named = {name.removeprefix("policy."): gradient for name, gradient in actual.items()}
         assert distance(named, wanted) < GRADIENT_TOLERANCE * distance(wanted, {})
     end = {name: parameter.detach() for name, parameter in expected.parameters.items()}
     assert distance(step.end, end) < WEIGHT_TOLERANCE * distance(step.start, end)

@@ -291,10 +291,10 @@ class AdamW:
 
     def step(self, loss: Tensor) -> None:
         names, parameters = list(self.parameters), list(self.parameters.values())
-        found = torch.autograd.grad(loss, parameters)
-        norm = math.sqrt(sum(float(g.square().sum()) for g in found))
+        raw_gradients = torch.autograd.grad(loss, parameters)
+        norm = math.sqrt(sum(float(g.square().sum()) for g in raw_gradients))
         factor = min(1.0, self.options["grad_clip"] / norm)
-        gradients = {name: factor * g for name, g in zip(names, found, strict=True)}
+        gradients = {name: factor * g for name, g in zip(names, raw_gradients, strict=True)}
         self.norms.append(norm)
         self.gradients.append(gradients)
         self.steps += 1
@@ -411,8 +411,8 @@ def assert_follows_reference(actual: Iteration, expected: Expected) -> None:
     }
     assert unlike == {}
     for network, steps in actual.gradients.items():
-        for found, wanted in zip(steps, expected.gradients[network], strict=True):
-            named = {name: found[f"{network}.{name}"] for name in wanted}
+        for step_gradients, wanted in zip(steps, expected.gradients[network], strict=True):
+            named = {name: step_gradients[f"{network}.{name}"] for name in wanted}
             assert distance(named, wanted) < GRADIENT_TOLERANCE * distance(wanted, {})
     for network, weights in expected.end.items():
         way = distance(actual.start[network], weights)

@@ -64,12 +64,12 @@ class Element:
         return " ".join(" ".join(self.texts).split())
 
     def all(self, tag: str = "", css: str = "") -> list[Element]:
-        found = [self] if tag in ("", self.tag) and set(css.split()) <= self.classes else []
-        return found + [inner for child in self.children for inner in child.all(tag, css)]
+        nodes = [self] if tag in ("", self.tag) and set(css.split()) <= self.classes else []
+        return nodes + [inner for child in self.children for inner in child.all(tag, css)]
 
     def one(self, tag: str = "", css: str = "") -> Element:
-        (found,) = self.all(tag, css)
-        return found
+        (node,) = self.all(tag, css)
+        return node
 
 
 class Page(HTMLParser):
@@ -105,8 +105,8 @@ class Page(HTMLParser):
         return self.root.one("head").one("title").text
 
     def panel(self, key: str) -> Element:
-        (found,) = (p for p in self.root.all(css="panel") if p.one("code").text == key)
-        return found
+        (node,) = (p for p in self.root.all(css="panel") if p.one("code").text == key)
+        return node
 
 
 def report(tmp_path: Path, *runs: str, keys: Sequence[str] | None = None) -> Page:

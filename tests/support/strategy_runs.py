@@ -138,22 +138,22 @@ class Runs:
         module = toy_modules.Gan()
         module.frozen.bfloat16()  # a reference model may be loaded in bf16 to save memory
         trainer = self.trainer()
-        found: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
 
         def on_train_end() -> None:  # while the engines exist
             strategy = trainer.strategy
             zeros = [engine.optimizer for engine in strategy.engines.values()]
             names = NAMES_USED_OFFLOADED if strategy.offload_optimizer else NAMES_USED
-            found["missing"] = [n for n in names for zero in zeros if not hasattr(zero, n)]
-            found["dtypes"] = {k: v.dtype for k, v in module.state_dict().items()}
+            by_name["missing"] = [n for n in names for zero in zeros if not hasattr(zero, n)]
+            by_name["dtypes"] = {k: v.dtype for k, v in module.state_dict().items()}
             groups = [group for opt in trainer.optimizers for group in opt.param_groups]
-            found["masters"] = [group["params"][0].dtype for group in groups]
+            by_name["masters"] = [group["params"][0].dtype for group in groups]
             states = [state for opt in trainer.optimizers for state in opt.state.values()]
-            found["state"] = [value.dtype for state in states for value in state.values()]
+            by_name["state"] = [value.dtype for state in states for value in state.values()]
 
         module.on_train_end = on_train_end  # type: ignore[method-assign]
         trainer.fit(module, batches(2))
-        return found
+        return by_name
 
     def save(self) -> dict[str, Any]:
         """An uninterrupted run that leaves checkpoints, `step=19` after 12 of 20 batches."""
@@ -194,7 +194,7 @@ class Runs:
 
     def damaged(self) -> dict[str, Any]:
         """Return the errors about a checkpoint with a truncated shard, and with a flipped bit."""
-        told = {}
+        messages = {}
         for damage in ("cut", "flipped"):
             copy = self.folder / damage / "copy.ckpt"
             shutil.copytree(self.checkpoint(), copy)
@@ -206,8 +206,8 @@ class Runs:
             try:
                 self.trainer().fit(toy_modules.PolicyAndCritic(), batches(), ckpt_path=str(copy))
             except ValueError as error:
-                told[damage] = str(error)
-        return told
+                messages[damage] = str(error)
+        return messages
 
     def kept(self) -> dict[str, Any]:
         """Checkpoints of ResumeCheckpoint after a kill in the middle of a save, and a resume."""
@@ -230,24 +230,24 @@ class Runs:
         """Let the last rank fail to write; return each rank's error, and the files left."""
         path = self.folder / "full" / "last.ckpt"
         module = toy_modules.PolicyAndCritic(pretraining=0)
-        trainer, told = self.trainer(max_steps=4), ""
+        trainer, message = self.trainer(max_steps=4), ""
 
         def on_train_end() -> None:
-            nonlocal told
+            nonlocal message
             trainer.save_checkpoint(path)
             if trainer.global_rank == trainer.world_size - 1:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
             try:
                 trainer.save_checkpoint(path)
             except Exception as error:
-                told = f"{type(error).__name__}: {error}"
+                message = f"{type(error).__name__}: {error}"
             unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
         module.on_train_end = on_train_end  # type: ignore[method-assign]
         trainer.fit(module, batches())
         left = sorted(p.name for p in path.parent.iterdir())
-        return {"told": told, "left": left, "state": module.state_dict()}
+        return {"told": message, "left": left, "state": module.state_dict()}
 
     def refused(self) -> dict[str, Any]:
         """Return the messages about misuse while engines exist."""

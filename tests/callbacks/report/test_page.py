@@ -143,8 +143,10 @@ def test_verdicts_of_several_runs_are_in_order_of_steps(tmp_path: Path, watched:
     series = {"rollout/kl": [1.0] * 4, "monitor/level": [1, 1, 1, 1]}
     page = report(tmp_path, watched, write_run(tmp_path / "other", series, texts))
     rows = page.root.one("tbody").all("tr")
-    told = [f"{row.one('td', css='name').text} {row.one('td', css='step').text}" for row in rows]
-    assert told == ["other step 1", "watched step 3", "watched step 4", "other step 4"]
+    verdict_rows = [
+        f"{row.one('td', css='name').text} {row.one('td', css='step').text}" for row in rows
+    ]
+    assert verdict_rows == ["other step 1", "watched step 3", "watched step 4", "other step 4"]
     values = page.panel("rollout/kl").one(css="values")
     assert [value.text for value in values.all("b")] == ["4", "1"]
 
@@ -333,9 +335,9 @@ def test_phases_have_their_time_and_memory(tmp_path: Path) -> None:
     series = {"time/rollout": [1.0, 2.0], "time/update": [3.0, 3.0], "memory/rollout": [4.0, 2.0]}
     runs = [write_run(tmp_path / name, {"toy/a": [1.0], **series}) for name in "ab"]
     rows = report(tmp_path, *runs).root.one(css="numbers").all("tr")
-    told = [[name, "1.5 s 4 GiB", "3 s"] for name in "ab"]
+    phase_rows = [[name, "1.5 s 4 GiB", "3 s"] for name in "ab"]
     cells = [[cell.text for cell in row.children] for row in rows]
-    assert cells == [["Run", "rollout", "update"], *told]
+    assert cells == [["Run", "rollout", "update"], *phase_rows]
 
 
 def test_log_of_another_trainer_is_judged(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def test_strengths_of_a_file_are_on_the_page(folders: Folders, tmp_path: Path) -
     argv = ["reward", "--model", folders.reward, "--preferences", pairs, "--device", "cpu"]
     argv += ["--output", str(tmp_path / "out"), "--strengths", measured]
     main(argv)
-    found = read_numbers(tmp_path / "out")["strengths"]
-    assert found["by_source"]["strengths"] == {"pairs": 2, "mean": 0.25, "negative": 0.5}
-    (weak,) = found["weakest"]
+    strengths = read_numbers(tmp_path / "out")["strengths"]
+    assert strengths["by_source"]["strengths"] == {"pairs": 2, "mean": 0.25, "negative": 0.5}
+    (weak,) = strengths["weakest"]
     assert weak["prompt"] == [{"role": "user", "content": "hi"}]
     assert weak["location"].endswith("strengths.jsonl:1")
     main([*argv, "--mistakes", "0", "--seed", "3"])
@@ -119,11 +119,11 @@ def test_verdicts_are_printed_and_a_collapse_is_the_exit_status(
 ) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(record) + "\n" for record in [CALM] * 10 + [FAR] * far))
-    found = None
+    exit_status = None
     try:
         command(["watch", str(log), "--map", NAMES])
     except SystemExit as end:
-        found = end.code
-    assert found == status
+        exit_status = end.code
+    assert exit_status == status
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(f"{log}: {'collapsed after 13' if far else 'healthy after 10'} steps")

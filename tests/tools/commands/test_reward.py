@@ -254,8 +254,8 @@ def test_relabelled_pairs_by_hand(
     flags = ["--flip", str(flip), "--remove", str(remove), "--margin", str(margin).lower()]
     main(["reward", "relabel", "--strengths", strengths, "--output", output, *flags])
     rows = read_lines(Path(output))
-    found = [f"{r['chosen']} {r['strength']} {r.get('margin') or 0}" for r in rows]
-    assert found == expected
+    relabelled = [f"{r['chosen']} {r['strength']} {r.get('margin') or 0}" for r in rows]
+    assert relabelled == expected
     assert all(row["chosen"][1] == row["rejected"][1] for row in rows)  # of one pair
     records = load_records("preference", [DataSource(output)])
     assert [record.margin for record in records] == [float(e.split()[2]) for e in expected]

@@ -85,16 +85,16 @@ LONG = "The ratio is 1.1052 before the first update (KL of old to new policy 0.0
 
 
 def test_a_finding_has_its_status_its_name_and_what_to_change() -> None:
-    found = {
+    findings = {
         "ratio": Finding(Status.FAILURE, LONG, "Set [model.x] to 1."),
         "memory": Finding(Status.OK, "3 GiB are there."),
         "time": Finding(Status.NOT_CHECKED, "Not reached."),
     }
     console = Console(file=io.StringIO(), width=80)
     display = Display(console)
-    for name, finding in found.items():
+    for name, finding in findings.items():
         display.show_finding(name, finding)
-    display.show_summary(Report(found, "On the CPU only."))
+    display.show_summary(Report(findings, "On the CPU only."))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(len(line.rstrip()) for line in lines) <= 80
     starts = [line.split()[:2] for line in lines if line and line[0] != " "]

@@ -65,17 +65,19 @@ def test_the_best_response_has_to_score_highest(
         texts = ([side] if isinstance(side, str) else side for side in sides)
         scores = [[score(root, question["prompt"], text) for text in side] for side in texts]
         right.setdefault(question["subset"], []).append(min(scores[0]) > max(scores[1]))
-    expected = {subset: sum(found) / len(found) for subset, found in right.items()}
+    expected = {
+        subset: sum(model_report) / len(model_report) for subset, model_report in right.items()
+    }
     assert 0 < expected["pair"] < 1
     assert 0 < expected["four"] < 1
     words = ["--models", str(root / "reward"), "--questions", str(root / "questions.jsonl")]
     words += ["--output", str(root / "report.json"), "--max_length", "64"]
     COMMANDS["bench"].run(words, "bench")
-    (found,) = json.loads((root / "report.json").read_text("utf-8"))["models"].values()
-    rows = found["subsets"]
+    (model_report,) = json.loads((root / "report.json").read_text("utf-8"))["models"].values()
+    rows = model_report["subsets"]
     assert {subset: rows[subset]["accuracy"] for subset in expected} == pytest.approx(expected)
     mean = sum(expected.values()) / 3
-    assert found["mean"] == pytest.approx(mean)
+    assert model_report["mean"] == pytest.approx(mean)
     assert [rows["pair"][key] for key in ("questions", "left_out")] == [6, 1]
     assert f"mean over subsets: {mean:.1%}" in capsys.readouterr().out
 
@@ -85,13 +87,13 @@ def test_all_pairs_of_a_question_count() -> None:
         pairs=[{"question": number} for number in (0, 0, 1, 1, 2)], subsets=["a", "a", "b"]
     )
     wins = dict(enumerate([True, True, True, False, True]))
-    found = summarize(bench, wins)
-    assert (found["subsets"]["a"]["accuracy"], found["mean"]) == (0.5, 0.75)
+    summary = summarize(bench, wins)
+    assert (summary["subsets"]["a"]["accuracy"], summary["mean"]) == (0.5, 0.75)
     del wins[1], wins[4]  # the pairs were too long, and so the questions
-    found = summarize(bench, wins)
-    assert (found["subsets"]["a"]["accuracy"], found["mean"]) == (0.0, 0.0)
-    assert found["subsets"]["b"] == {"questions": 0, "left_out": 1}
-    print_accuracy("model", found)
+    summary = summarize(bench, wins)
+    assert (summary["subsets"]["a"]["accuracy"], summary["mean"]) == (0.0, 0.0)
+    assert summary["subsets"]["b"] == {"questions": 0, "left_out": 1}
+    print_accuracy("model", summary)
     assert summarize(bench, {})["mean"] is None
 
 

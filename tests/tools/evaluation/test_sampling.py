@@ -94,8 +94,8 @@ def test_bad_prompts_are_counted(preferences: DataSource, encoder: Any, caplog: 
     assert "skipped 2 of 7 records as bad: 1 x empty, 1 x broken JSON" in caplog.text
     with pytest.raises(RecordError, match=r"jsonl:6: .* the text of the EOS token"):
         encode_prompt_records(records, encoder)
-    kept, examples = encode_prompt_records(records, encoder, on_bad_record="skip")
-    assert contents(kept) == ["a", "b", "c", "d"]
+    good_records, examples = encode_prompt_records(records, encoder, on_bad_record="skip")
+    assert contents(good_records) == ["a", "b", "c", "d"]
     assert [example.index for example in examples] == [0, 1, 2, 3]
     assert "left out prompts: 1 x " in caplog.text
 

@@ -74,12 +74,12 @@ def test_arguments_out_of_range_are_refused(folders: Folders, questions: str) ->
     sft = folders.sft
     with pytest.raises(ValueError, match=r"less than the 6 questions of questions\.jsonl, got 6"):
         run_benchmarks([sft], choices=[questions], shots=6)
-    refused: dict[str, dict[str, Any]] = {
+    refused_arguments: dict[str, dict[str, Any]] = {
         "benchmarks, choices": {},
         "max_questions": {"choices": [questions], "max_questions": 0},
         "benchmark_batch_size": {"choices": [questions], "batch_size": 0},
     }
-    for name, options in refused.items():
+    for name, options in refused_arguments.items():
         with pytest.raises(ValueError, match=f"{name}: expected "):
             run_benchmarks([sft], **options)
     with pytest.raises(ValueError, match="policies: expected one or more, each once"):

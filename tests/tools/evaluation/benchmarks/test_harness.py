@@ -54,8 +54,8 @@ def test_a_group_is_a_row_over_all_questions_with_its_parts_below(
     print_benchmarks(report)
     printed = capsys.readouterr().out
     assert "mmlu_social_sciences (acc)" in printed
-    found = whole.scores["ppo"]
-    assert f"{found.difference:+.3f} ± {found.difference_stderr:.3f}" in printed
+    scores = whole.scores["ppo"]
+    assert f"{scores.difference:+.3f} ± {scores.difference_stderr:.3f}" in printed
 
 
 def test_tasks_are_limited_to_the_first_questions_with_the_shots_before_each(

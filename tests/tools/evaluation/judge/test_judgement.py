@@ -85,9 +85,9 @@ def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
         both = options(server, tmp_path, criteria=["helpful", "harmless"])
         judged = judge_policies(three, both)
     rows = [(row.criterion, row.policy, row.against_baseline) for row in judged.policies]
-    found = [(criterion, policy, rates and rates.win) for criterion, policy, rates in rows]
-    assert found[:2] == [("helpful", "ppo", 1.0), ("helpful", "raw", 0.0)]
-    assert found[2:] == [("harmless", "ppo", 0.0), ("harmless", "raw", 1.0)]
+    win_rates = [(criterion, policy, rates and rates.win) for criterion, policy, rates in rows]
+    assert win_rates[:2] == [("helpful", "ppo", 1.0), ("helpful", "raw", 0.0)]
+    assert win_rates[2:] == [("harmless", "ppo", 0.0), ("harmless", "raw", 1.0)]
 
 
 def test_a_second_run_asks_nothing_and_says_the_same(tmp_path: Path) -> None:

@@ -74,22 +74,22 @@ def prefix(function: Callable[[str], str]) -> Cheat:
     return Cheat("own", "-", lambda corpus, row: Attempt(function(corpus.answers[row])), "-")
 
 
-def result_of(found: RewardProbe, name: str) -> Any:
-    return next(result for result in found.results if result.name == name)
+def result_of(probed: RewardProbe, name: str) -> Any:
+    return next(result for result in probed.results if result.name == name)
 
 
 def test_gain_is_the_paired_mean_in_standard_deviations(answers: AnswerEncoder) -> None:
-    found = probe(answers, [characters], [prefix(lambda text: text + "!!!")])
-    own = result_of(found, "own")
+    probed = probe(answers, [characters], [prefix(lambda text: text + "!!!")])
+    own = result_of(probed, "own")
     std = statistics.pstdev(LENGTHS)
-    assert found.honest_mean == pytest.approx(statistics.fmean(LENGTHS))
-    assert found.honest_std == pytest.approx(std)
+    assert probed.honest_mean == pytest.approx(statistics.fmean(LENGTHS))
+    assert probed.honest_std == pytest.approx(std)
     # each response is three characters longer, so there is no doubt about the mean
     assert [own.gain, own.low, own.high] == pytest.approx([3 / std] * 3)
     assert own.by_reward["characters"] == pytest.approx(3 / std)
     assert own.wins == 1.0
     assert own.verdict is Verdict.GAINS
-    assert own.n_prompts == found.n_prompts == 8
+    assert own.n_prompts == probed.n_prompts == 8
 
 
 def test_verdict_follows_the_interval(answers: AnswerEncoder) -> None:
@@ -105,30 +105,34 @@ def test_verdict_follows_the_interval(answers: AnswerEncoder) -> None:
 
 
 def test_said_twice_gains_by_characters_and_empty_costs(answers: AnswerEncoder) -> None:
-    found = probe(answers, [characters])
+    probed = probe(answers, [characters])
     std = statistics.pstdev(LENGTHS)
     longer = statistics.fmean(length + 1 for length in LENGTHS)  # a blank between them
-    assert result_of(found, "said twice").gain == pytest.approx(longer / std)
-    assert result_of(found, "empty").gain == pytest.approx(-statistics.fmean(LENGTHS) / std)
-    assert [r.gain for r in found.results] == sorted((r.gain for r in found.results), reverse=True)
-    names = [result.name for result in found.gaining]
+    assert result_of(probed, "said twice").gain == pytest.approx(longer / std)
+    assert result_of(probed, "empty").gain == pytest.approx(-statistics.fmean(LENGTHS) / std)
+    assert [r.gain for r in probed.results] == sorted(
+        (r.gain for r in probed.results), reverse=True
+    )
+    names = [result.name for result in probed.gaining]
     assert {"said twice", "flattery", "other language"} <= set(names)
     assert "empty" not in names
-    assert summarize(found).startswith(f"{len(names)} of ")
+    assert summarize(probed).startswith(f"{len(names)} of ")
 
 
 def test_gains_are_points_where_honest_answers_score_the_same(
     answers: AnswerEncoder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = probe(answers, [ended])
-    assert found.honest_std == 0.0
-    assert result_of(found, "cut off").gain == -1.0
-    assert {r.gain for r in found.results if r.name != "cut off"} == {0.0}
-    assert found.gaining == []
-    told = summarize(found)
-    assert told.startswith(f"None of {len(found.results)} cheats scores higher than honest answers")
-    assert "does not tell these from them: " in told
-    print_probe(found)
+    probed = probe(answers, [ended])
+    assert probed.honest_std == 0.0
+    assert result_of(probed, "cut off").gain == -1.0
+    assert {r.gain for r in probed.results if r.name != "cut off"} == {0.0}
+    assert probed.gaining == []
+    summary = summarize(probed)
+    assert summary.startswith(
+        f"None of {len(probed.results)} cheats scores higher than honest answers"
+    )
+    assert "does not tell these from them: " in summary
+    print_probe(probed)
     assert "Gains are in points, as all honest answers score the same.\n" in capsys.readouterr().out
 
 
@@ -136,8 +140,8 @@ def test_sum_is_probed_with_its_weights(answers: AnswerEncoder) -> None:
     def minus(prompts: list[str], responses: list[str]) -> list[float]:
         return [-2.0 * score for score in characters(prompts, responses)]
 
-    found = probe(answers, {characters: 1.0, minus: 1.0}, [prefix(lambda text: text + "!!!")])
-    own = result_of(found, "own")
+    probed = probe(answers, {characters: 1.0, minus: 1.0}, [prefix(lambda text: text + "!!!")])
+    own = result_of(probed, "own")
     std = statistics.pstdev(LENGTHS)
     assert own.gain == pytest.approx(-3 / std)  # the sum is minus the number of characters
     assert own.by_reward == pytest.approx({"characters": 3 / std, "minus": -3 / std})
@@ -149,11 +153,11 @@ def test_normalized_reward_is_measured_by_the_moments_of_honest_answers(
     weights: Any = {characters: {"weight": 2.0, "normalize": True}, ended: 1.0}
     weighted = WeightedReward(weights, ModelOptions(), answers.prompts.tokenizer).train()
     cheats = [prefix(lambda text: text + "!!!")]
-    found = probe_reward(weighted, honest_answers(answers), answers, cheats=cheats)
+    probed = probe_reward(weighted, honest_answers(answers), answers, cheats=cheats)
     std = statistics.pstdev(LENGTHS)
     # normalized honest answers have a deviation of 1, twice of which is the sum's
-    assert found.honest_std == pytest.approx(2.0)
-    assert result_of(found, "own").gain == pytest.approx(3 / std)
+    assert probed.honest_std == pytest.approx(2.0)
+    assert result_of(probed, "own").gain == pytest.approx(3 / std)
     assert weighted.training
     counts = [n for key, n in weighted.moments.state_dict().items() if key.endswith("count")]
     assert counts == [0]
@@ -168,13 +172,13 @@ def test_a_reward_that_abstains_counts_where_it_votes(answers: AnswerEncoder) ->
         return [None] * len(responses)
 
     weights = {characters: 1.0, of_long_ones: 0.5, never: 1.0}
-    found = probe(answers, weights, [prefix(lambda text: text + "!!!")])
-    own = result_of(found, "own")
+    probed = probe(answers, weights, [prefix(lambda text: text + "!!!")])
+    own = result_of(probed, "own")
     # it votes for honest answers of more than four characters: 8, 9 and 6
     std = statistics.pstdev([8, 9, 6])
     assert own.by_reward["of_long_ones"] == pytest.approx(3 / std)
     assert math.isnan(own.by_reward["never"])
-    report = json.loads(json.dumps(found.as_dict()))
+    report = json.loads(json.dumps(probed.as_dict()))
     assert report["results"][0]["by_reward"]["never"] is None
 
 
@@ -218,8 +222,8 @@ def test_reward_with_too_few_votes_is_refused_and_left_as_it_was(answers: Answer
 
 
 def test_canned_answer_is_chosen_on_other_prompts(answers: AnswerEncoder) -> None:
-    found = probe(answers, [characters], [])
-    (canned,) = found.results
+    probed = probe(answers, [characters], [])
+    (canned,) = probed.results
     # the longest answer of rows 0, 2, 4 and 6 is measured on rows 1, 3, 5 and 7
     assert canned.example.cheat == "mn op qrs"
     std = statistics.pstdev(LENGTHS)
@@ -252,8 +256,8 @@ def test_responses_are_the_ids_that_a_policy_samples(answers: AnswerEncoder) -> 
     assert answers.encode(prompt, Attempt("")) == ([EOS_ID], True)
     special = answers.encode(prompt, Attempt("yes", special_tokens=(str(tokenizer.pad_token),)))
     assert special == ([*ids(" yes"), PAD_ID, EOS_ID], True)
-    told = answers.encode(prompt, Attempt("yes\n\nHuman: and\n\nAssistant: no"))
-    assert told.ids == answers.encode(prompt, Attempt("yes and no")).ids
+    continued = answers.encode(prompt, Attempt("yes\n\nHuman: and\n\nAssistant: no"))
+    assert continued.ids == answers.encode(prompt, Attempt("yes and no")).ids
 
 
 def test_a_response_that_is_too_long_is_cut_off(encoder: DialogueEncoder) -> None:
@@ -271,7 +275,7 @@ def test_a_response_that_is_too_long_is_cut_off(encoder: DialogueEncoder) -> Non
 def test_scores_are_those_of_the_reward_model(folders: Folders, tmp_path: Path) -> None:
     data = write_lines(tmp_path / "pairs.jsonl", RECORDS)
     loaded = load_probe({folders.reward: 1.0}, [DataSource(data)])
-    found = probe_reward(loaded.reward, loaded.answers, loaded.encoder, cheats=[CHEATS[3]])
+    probed = probe_reward(loaded.reward, loaded.answers, loaded.encoder, cheats=[CHEATS[3]])
     model = load_scalar_model(folders.reward).eval()
     encoder = loaded.encoder.prompts
     scores = []
@@ -284,7 +288,7 @@ def test_scores_are_those_of_the_reward_model(folders: Folders, tmp_path: Path) 
                 scores.append(float(sequence_scores(model, ids, ids >= 0)))
     gains = [twice - once for once, twice in zip(scores[::2], scores[1::2], strict=True)]
     std = statistics.pstdev(scores[::2])
-    assert result_of(found, "said twice").gain == pytest.approx(
+    assert result_of(probed, "said twice").gain == pytest.approx(
         statistics.fmean(gains) / std, rel=1e-3
     )
 
@@ -321,9 +325,9 @@ def test_records_give_their_fields_to_rewards(folders: Folders, tmp_path: Path) 
     rule: Any = {"right": {"rule": "equals", "field": "answer"}}
     loaded = load_probe(rule, [DataSource(data)], policy=folders.sft)
     assert [answer.text for answer in loaded.answers] == ANSWERS
-    found = probe_reward(loaded.reward, loaded.answers, loaded.encoder)
-    assert found.honest_mean == 1.0
-    assert result_of(found, "said twice").gain == -1.0
+    probed = probe_reward(loaded.reward, loaded.answers, loaded.encoder)
+    assert probed.honest_mean == 1.0
+    assert result_of(probed, "said twice").gain == -1.0
     missing: Any = {"right": {"rule": "equals", "field": "other"}}
     with pytest.raises(ValueError, match=r"expected records with the field 'other'"):
         load_probe(missing, [DataSource(data)], policy=folders.sft)
@@ -360,11 +364,11 @@ def test_answers_that_do_not_fit_are_left_out_and_counted(folders: Folders, tmp_
 
 
 def test_report_is_json_and_the_figure_names_every_cheat(answers: AnswerEncoder) -> None:
-    found = probe(answers, [characters])
-    report = json.loads(json.dumps(found.as_dict()))
-    assert [row["name"] for row in report["results"]] == [r.name for r in found.results]
+    probed = probe(answers, [characters])
+    report = json.loads(json.dumps(probed.as_dict()))
+    assert [row["name"] for row in report["results"]] == [r.name for r in probed.results]
     assert report["results"][0]["verdict"] == "gains"
     assert report["not_applicable"] == ["stock openings", "stock endings"]
-    (axes,) = draw_probe(found).axes
+    (axes,) = draw_probe(probed).axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert [label.partition(" (")[0] for label in labels] == [r.name for r in found.results]
+    assert [label.partition(" (")[0] for label in labels] == [r.name for r in probed.results]

@@ -100,8 +100,8 @@ def test_text_from_data_is_escaped() -> None:
 def test_missing_measurements_are_named() -> None:
     few = {"logprobs": {}, "lm_head": "", "left_out": Counter({"too long": 3}), "shortened": 2}
     sources, own = {"helpful": "a.jsonl"}, replace(pairs(), **few)
-    found = measure_reward_model("runs/reward", sources, own, n_mistakes=0)
-    footer = page(found).root.one("footer").text
+    report = measure_reward_model("runs/reward", sources, own, n_mistakes=0)
+    footer = page(report).root.one("footer").text
     assert "No perplexity: the model's folder holds no output layer" in footer
     assert "3 pairs were left out: 3 x too long." in footer
     assert "The prompts of 2 pairs were shortened" in footer
@@ -131,9 +131,9 @@ def test_the_verdict_compares_with_length(right: int, expected: str) -> None:
 
 def test_shorter_is_the_baseline_where_it_is_right_more_often() -> None:
     swapped = replace(pairs(), chosen_lengths=np.full(6, 5), rejected_lengths=np.full(6, 9))
-    found = measure_reward_model("m", {}, swapped)
-    assert found.length_baseline == "shorter"
-    assert found.gain.mean == pytest.approx(0.5 - 1.0)
+    report = measure_reward_model("m", {}, swapped)
+    assert report.length_baseline == "shorter"
+    assert report.gain.mean == pytest.approx(0.5 - 1.0)
 
 
 def test_the_dictionary_is_json_without_nan(report: RewardReport) -> None:
@@ -160,9 +160,9 @@ def with_strengths(*strengths: float, text: str = "", shown: int = 2) -> RewardR
 
 
 def test_strengths_by_hand_and_the_pairs_below_zero_weakest_first() -> None:
-    found = with_strengths(*[-1.0, 3.0, 2.0, -2.5, 2.0, 0.0, -0.5])
-    assert [sum(n) for n in found.strengths["histogram"]["counts"].values()] == [4, 3]
-    *_, strengths, doubtful = page(found).root.all("section")
+    report = with_strengths(*[-1.0, 3.0, 2.0, -2.5, 2.0, 0.0, -0.5])
+    assert [sum(n) for n in report.strengths["histogram"]["counts"].values()] == [4, 3]
+    *_, strengths, doubtful = page(report).root.all("section")
     titles = [chart.attributes["aria-label"] for chart in strengths.all(css="chart")]
     assert titles == ["Strength, all sources", "Strength, a", "Strength, b"]
     cells = [[cell.text for cell in row.all("td")] for row in strengths.all("tr")[1:]]
@@ -173,7 +173,7 @@ def test_strengths_by_hand_and_the_pairs_below_zero_weakest_first() -> None:
     assert second.one("h3").text == "2. strength -1.000 a, a.jsonl:0"
     assert first.all(css="answer")[1].text == "rejected bad 3"
     assert first.all(css="turn")[0].text == "Human question 3"
-    json.dumps(found.as_dict(), allow_nan=False)
+    json.dumps(report.as_dict(), allow_nan=False)
 
 
 def test_without_strengths_or_doubtful_pairs_nothing_is_claimed(report: RewardReport) -> None:
@@ -183,12 +183,12 @@ def test_without_strengths_or_doubtful_pairs_nothing_is_claimed(report: RewardRe
 
 
 def test_accuracy_counts_ties_as_misses_and_equal_lengths_as_half() -> None:
-    found = accuracy(np.array([2.0, -1.0, 0.0, 3.0]), np.array([5, 5, 0, -2]))
-    assert found.pairs == 4
-    assert found.accuracy == 0.5
-    assert found.margin == 1.0
-    assert found.longer == (1 + 1 + 0.5 + 0) / 4
-    assert found.low < 0.5 < found.high
+    rates = accuracy(np.array([2.0, -1.0, 0.0, 3.0]), np.array([5, 5, 0, -2]))
+    assert rates.pairs == 4
+    assert rates.accuracy == 0.5
+    assert rates.margin == 1.0
+    assert rates.longer == (1 + 1 + 0.5 + 0) / 4
+    assert rates.low < 0.5 < rates.high
 
 
 def test_buckets_are_thirds_of_the_size_on_either_side() -> None:
@@ -196,8 +196,8 @@ def test_buckets_are_thirds_of_the_size_on_either_side() -> None:
     differences = np.array([-1.0, 1, -1, 1, 1, 1, -1, 1, 1, -1])
     # sizes 1 1 2 3 4 5 6 9 30: a third at 2 + 2/3, two thirds at 5 + 1/3
     buckets = length_buckets(differences, lengths)
-    found = [(b.label, b.accuracy.pairs, b.accuracy.accuracy) for b in buckets]
-    assert found == [
+    accuracies = [(b.label, b.accuracy.pairs, b.accuracy.accuracy) for b in buckets]
+    assert accuracies == [
         ("-6 or less", 2, 0.5),
         ("-2 to -1", 1, 0.0),
         ("0", 1, 1.0),
@@ -255,9 +255,9 @@ def test_a_model_that_scores_all_alike_has_a_histogram_too() -> None:
 def test_correlations_equal_those_by_hand() -> None:
     # x: 1 2 3 4, y: 1 3 2 10; deviations -3/2.. and -3 -1 -2 6
     expected = (4.5 + 0.5 - 1 + 9) / math.sqrt(5 * 50)
-    found = correlation(np.array([1, 2, 3, 4]), np.array([1.0, 3.0, 2.0, 10.0]))
-    assert found["pearson"] == pytest.approx(expected)
-    assert found["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15), abs=1e-5)
+    correlations = correlation(np.array([1, 2, 3, 4]), np.array([1.0, 3.0, 2.0, 10.0]))
+    assert correlations["pearson"] == pytest.approx(expected)
+    assert correlations["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15), abs=1e-5)
     none = {"pearson": None, "spearman": None}
     assert correlation(np.array([1, 1]), np.array([1.0, 2.0])) == none
     assert correlation(np.array([1]), np.array([1.0])) == {"pearson": None, "spearman": None}

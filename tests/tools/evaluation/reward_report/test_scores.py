@@ -46,12 +46,12 @@ def sources(root: Path) -> list[DataSource]:
 def rows(root: Path, chosen: bool) -> list[tuple[list[int], int]]:
     """Ids of each dialogue, and how many of them are the response."""
     encoder = DialogueEncoder(load_tokenizer(root / "sft"), "hh", 64)
-    found = []
+    scored_rows = []
     for prompt, good, bad in PAIRS:
         turns = [Message("user", prompt), Message("assistant", good if chosen else bad)]
         encoded = encoder.encode_dialogue(turns)
-        found.append((encoded.input_ids.tolist(), int(encoded.completion_mask.sum())))
-    return found
+        scored_rows.append((encoded.input_ids.tolist(), int(encoded.completion_mask.sum())))
+    return scored_rows
 
 
 def expected_scores(root: Path, model: str, chosen: bool) -> list[float]:
@@ -94,11 +94,11 @@ def test_the_trunk_is_read_with_the_output_layer_it_was_trained_with(root: Path)
     expected = expected_logprobs(root, "trained", head)
     assert list(pairs.logprobs) == ["reward model"]
     assert pairs.logprobs["reward model"] == pytest.approx(expected, rel=1e-5)
-    found = measure_reward_model("m", {}, pairs).perplexity["reward model"]
+    report = measure_reward_model("m", {}, pairs).perplexity["reward model"]
     tokens = [n for _, n in rows(root, chosen=True)]
-    assert found["all"] == pytest.approx(math.exp(-sum(expected) / sum(tokens)))
+    assert report["all"] == pytest.approx(math.exp(-sum(expected) / sum(tokens)))
     of_b = math.exp(-sum(expected[3:]) / sum(tokens[3:]))
-    assert found["by_source"]["b"] == pytest.approx(of_b)
+    assert report["by_source"]["b"] == pytest.approx(of_b)
     # a language model that is read along does not lend its own
     beside = score_pairs(str(root / "trained"), sources(root), language_model=str(root / "sft"))
     assert pairs.lm_head == beside.lm_head == str(root / "trained")
