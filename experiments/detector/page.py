@@ -163,18 +163,17 @@ def _exploited(rows: Sequence[Row], shipped: int) -> str:
 
 def _final_kl(exploits: dict[str, dict[str, Any]], kind: str | None) -> str:
     """Range of the final KL of the runs of a kind, or of those that collapse."""
-    runs = zip(exploits, labelled(exploits), strict=True)
     last = [
-        fmean(curves["rollout/kl"][-5:])
-        for name, (curves, harm) in runs
-        if (harm is not None if kind is None else kind in name)
+        fmean(run.curves["rollout/kl"][-5:])
+        for name, run in zip(exploits, label_runs(exploits), strict=True)
+        if (run.harm is not None if kind is None else kind in name)
     ]
     return f"{min(last):.1f} to {max(last):.1f}"
 
 
 def _lead(exploits: dict[str, dict[str, Any]]) -> str:
     """Whether disagreement warns early, in a sentence."""
-    runs = labelled(exploits)
+    runs = label_runs(exploits)
     leads = [median(warn(runs, signal).leads) for signal in SIGNALS.values()]
     early = [lead > 0 and lead > leads[2] for lead in leads[:2]]
     return (
