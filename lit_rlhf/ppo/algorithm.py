@@ -542,13 +542,7 @@ class PPO(FixedDtypeBuffers):
         if self.advantages.truncation == "mask":
             loss_mask = mask & rollouts.terminated[:, None]
         if self.networks.critic is None:
-            advantages = critic_free_advantages(
-                self.advantages,
-                rewards=rewards,
-                mask=mask,
-                loss_mask=loss_mask,
-                group_size=self.responses_per_prompt,
-            )
+            advantages = self.critic_free_advantages(rollouts, rewards, loss_mask)
             returns = advantages
         else:
             advantages, returns = self.generalized_advantages(rollouts, rewards, estimates)
@@ -573,6 +567,24 @@ class PPO(FixedDtypeBuffers):
             critic_lower=estimates.critic_lower,
             ref_logprobs=estimates.ref_logprobs if self.loss.ref_kl_coef else None,
             importance=importance,
+        )
+
+    def critic_free_advantages(
+        self, rollouts: RolloutBatch, rewards: Tensor, loss_mask: Tensor
+    ) -> Tensor:
+        """Advantages `[B, T]` by the estimator of the options; 0 outside the loss mask.
+
+        Args:
+            rollouts: The responses. Those to one prompt are adjacent rows.
+            rewards: Rewards of their tokens, `[B, T]`.
+            loss_mask: Tokens to learn from, `[B, T]` bool.
+        """
+        return critic_free_advantages(
+            self.advantages,
+            rewards=rewards,
+            mask=rollouts.response_mask,
+            loss_mask=loss_mask,
+            group_size=self.responses_per_prompt,
         )
 
     def generalized_advantages(

@@ -76,7 +76,12 @@ def test_examples_touch_as_few_files_as_the_page_says() -> None:
         titles = [block.title for block in patched]
         of_tests = [title for title in titles if title.startswith("tests/")]
         counts[name] = (len(titles) - len(of_tests), len(of_tests))
-    assert counts == {"A trick": (3, 1), "A monitor": (1, 1), "A reward": (0, 0)}
+    assert counts == {
+        "A trick": (3, 1),
+        "A monitor": (1, 1),
+        "A reward": (0, 0),
+        "An estimator": (3, 1),
+    }
 
 
 def test_examples_fit_the_tree(tree: Path) -> None:
@@ -104,11 +109,14 @@ def test_commands_of_the_examples_train(tree: Path, quickstart: Path, tmp_path: 
     )
     python(tree, folder, "-c", program, json.dumps([[*w, *small] for w in words]))
     logs = folder / "runs" / "quickstart" / "logs"
-    names = ("ppo_max", "ppo_squash", "ppo_watched", "ppo_questions")
-    before, squashed, watched, asked = (logged(logs / name) for name in names)
+    names = ("ppo_max", "ppo_squash", "ppo_watched", "ppo_questions", "ppo_mean")
+    before, squashed, watched, asked, mean = (logged(logs / name) for name in names)
     # the same first responses
     assert squashed["rollout/score"][0] == before["rollout/score"][0]
     assert squashed["rollout/reward"][0] != before["rollout/reward"][0]
     assert "monitor/2/level" in watched  # beside the detector of the configuration
     assert "ClipFractionMonitor" in (logs / "ppo_watched" / "config.yaml").read_text("utf-8")
     assert "rollout/score/questions" in asked
+    # without a critic the first iteration trains the policy, too
+    assert len(mean["ppo/policy_loss"]) == 2
+    assert "ppo/value_loss" not in mean

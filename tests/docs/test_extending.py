@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 import yaml
 
 from lit_rlhf.data import TextContract
@@ -54,6 +56,20 @@ def test_phase_of_a_subclass_takes_part_in_the_run(train: Callable[[str], Ran]) 
     cost = 0.02 * ran.before["rollout/response_length"][0]
     expected = ran.before["rollout/reward"][0] - cost
     assert ran.metrics["rollout/reward"][0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_estimator_of_a_subclass_takes_the_place_of_another(train: Callable[[str], Ran]) -> None:
+    metrics = train("ppo_mean").metrics
+    assert len(metrics["ppo/policy_loss"]) == 2  # without a phase for the critic alone
+    assert "ppo/value_loss" not in metrics
+    from my_estimator import MeanBaselinePPO  # type: ignore[import-not-found]
+
+    mask = torch.tensor([[True, True], [True, False]])
+    rewards = torch.tensor([[0.5, 0.5], [3.0, 0.0]])
+    rollouts = SimpleNamespace(response_mask=mask)
+    # the returns are 1 and 3
+    advantages = MeanBaselinePPO.critic_free_advantages(None, rollouts, rewards, mask)
+    assert advantages.tolist() == [[-1.0, -1.0], [1.0, 0.0]]
 
 
 def test_optimizer_of_a_subclass_trains(train: Callable[[str], Ran]) -> None:
