@@ -90,19 +90,19 @@ class CommandParser(ArgumentParser):
         """
         try:
             parsed: Namespace = super().parse_path(cfg_path, *others, **options)
-            for key in parsed.keys():  # noqa: SIM118  # a Namespace has no iterator over its keys
-                self.check_known(key)
+            self.check_known(parsed.keys())
         except UsageError as error:
             error.file = str(cfg_path)
             raise
         return parsed
 
-    def check_known(self, key: str) -> None:
+    def check_known(self, keys: Iterable[str]) -> None:
         """Raise `UsageError` for a key of a configuration that is neither an option nor of one."""
         known = {*self.known_options(), "config"}
-        path = key.split(".")
-        if known.isdisjoint(".".join(path[:length]) for length in range(1, len(path) + 1)):
-            raise UsageError(f"{key}: no such option{did_you_mean(key, known)}")
+        for key in keys:
+            path = key.split(".")
+            if known.isdisjoint(".".join(path[:length]) for length in range(1, len(path) + 1)):
+                raise UsageError(f"{key}: no such option{did_you_mean(key, known)}")
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise an error of one line.

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +98,6 @@ def render_model_card(manifest: Mapping[str, Any], *, scalar: bool, chat: bool =
         license=start.get("license"),
         datasets=datasets or None,
     )
-    template: Template = Template(  # its constructor is typed as Any
-        Path(__file__).with_name("card.md.jinja").read_text("utf-8"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-    )
     values = {
         "title": TITLES.get(stage, stage),
         "metadata": metadata.to_yaml(),
@@ -111,7 +105,20 @@ def render_model_card(manifest: Mapping[str, Any], *, scalar: bool, chat: bool =
         "versions": manifest["versions"],
     }
     # manifests of older versions have no such line
-    return template.render({"held_out": None, **origin, **values}, scalar=scalar, chat=chat)
+    known = {"held_out": None, **origin, **values}
+    return _load_template().render(known, scalar=scalar, chat=chat)
+
+
+@cache
+def _load_template() -> Template:
+    template: Template = Template(  # its constructor is typed as Any
+        Path(__file__).with_name("card.md.jinja").read_text("utf-8"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    return template
 
 
 def read_card_data(model: str) -> ModelCardData:

@@ -10,7 +10,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -225,21 +225,18 @@ class WeightedReward(nn.Module):
         It is over all loaded files in the folder of the function's file but a script's own. There
         is none for models, for functions of this package, and for functions without a file.
         """
-        loaded = [
-            Path(str(getattr(module, "__file__", None)))
-            for name, module in list(sys.modules.items())
-            if name != "__main__"
-        ]
-        loaded = [f for f in loaded if f.suffix == ".py" and "site-packages" not in f.parts]
         hashes = {}
         for spec, reward in zip(self.specs, self.functions, strict=True):
-            function = getattr(reward, "function", None)
+            if not isinstance(reward, CallableReward):
+                continue
+            function = reward.function
             code = inspect.unwrap(function) if inspect.isroutine(function) else type(function)
             if code.__module__.partition(".")[0] == __name__.partition(".")[0]:
                 continue
             with suppress(TypeError, OSError):  # built in, or no such file
                 source = Path(inspect.getsourcefile(code) or "")
-                files = sorted({source, *(f for f in loaded if f.is_relative_to(source.parent))})
+                loaded = (f for f in _loaded_files() if f.is_relative_to(source.parent))
+                files = sorted({source, *loaded})
                 content = b"".join(file.read_bytes() for file in files)
                 hashes[spec.key] = hashlib.sha256(content).hexdigest()
         return hashes
@@ -406,6 +403,14 @@ class WeightedReward(nn.Module):
 
     def _moments_of(self, key: str) -> RunningMoments:
         return cast(RunningMoments, self.moments[key])
+
+
+def _loaded_files() -> Iterator[Path]:
+    """Files of the modules of users that are loaded, without a script's own."""
+    for name, module in list(sys.modules.items()):
+        file = str(getattr(module, "__file__", None))
+        if name != "__main__" and file.endswith(".py") and "site-packages" not in file:
+            yield Path(file)
 
 
 def _term_key(index: int, name: str, head: int) -> str:

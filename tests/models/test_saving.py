@@ -269,7 +269,5 @@ def test_saved_model_computes_what_the_adapted_one_does(
 @pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed but")
 def test_bias_of_an_adapter_needs_a_bias_below_it() -> None:
     model = adapted_causal_lm("llama", ["q_proj"], lora_bias=True)
-    with pytest.raises(
-        ValueError, match=r"expected lora_bias on layers with a bias only, got .*q_"
-    ):
+    with pytest.raises(ValueError, match="expected lora_bias on layers with a bias only"):
         merge_adapters(model)
