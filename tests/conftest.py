@@ -43,6 +43,14 @@ def _outside_the_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _without_waits_for_the_disk() -> Iterator[None]:
+    """Write what tests write to memory only: no test survives a power cut."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(_outside_the_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test in its `tmp_path`, unless a fixture of its module has chosen a folder."""
