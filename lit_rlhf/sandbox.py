@@ -144,12 +144,14 @@ _SANDBOX = _Sandbox()
 atexit.register(_SANDBOX.stop)
 
 
-def render_template(arguments: dict[str, Any]) -> str:
+def render_template(arguments: dict[str, Any], date: str = "1970-01-01") -> str:
     """Render a dialogue in the sandbox, or raise SandboxError.
 
-    `arguments` are arguments of transformers' `render_jinja_template`, as plain data.
+    Args:
+        arguments: Arguments of transformers' `render_jinja_template`, as plain data.
+        date: The date that the template is told, in ISO format.
     """
-    return str(_SANDBOX.call("render", arguments))
+    return str(_SANDBOX.call("render", {"arguments": arguments, "date": date}))
 
 
 def check_tokenizer_file(path: str) -> None:
@@ -178,7 +180,7 @@ def check_tokenizer(parts: str) -> None:
 
     `parts` are a `tokenizer.json` without its vocabulary. A failure is a SandboxError.
     """
-    _SANDBOX.call("split_hard_texts", json.loads(parts))
+    _SANDBOX.call("split_hard_texts", {"parts": json.loads(parts)})
 
 
 def try_in_fork(work: Callable[[], object]) -> None:

@@ -6,9 +6,12 @@ It reads requests as lines of JSON, and answers each with a line: `{"result": ..
 
 import json
 import os
+import random
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 _LIMITS: dict[str, float] = json.loads(sys.argv[1])
@@ -17,6 +20,7 @@ sys.path[:] = json.loads(sys.argv[2])  # -I leaves out PYTHONPATH
 from jinja2.exceptions import SecurityError, TemplateError  # noqa: E402
 from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
+from transformers.utils import chat_template_utils  # noqa: E402
 from transformers.utils.chat_template_utils import render_jinja_template  # noqa: E402
 
 from lit_rlhf.limits import end_with_parent, limit_process, limit_time  # noqa: E402
@@ -65,8 +69,30 @@ def check(size: int, largest: int, operator: str) -> None:
         raise SecurityError(f"a result of {operator!r} is too large")
 
 
-def render(arguments: dict[str, Any]) -> str:
-    """Render a dialogue, as transformers does."""
+class Clock:
+    """What `strftime_now` of templates reads the time from, in place of `datetime`.
+
+    Attributes:
+        time: The time that it gives.
+    """
+
+    time = datetime(1970, 1, 1)
+
+    @classmethod
+    def now(cls) -> datetime:
+        """The time that was set."""
+        return cls.time
+
+
+def render(arguments: dict[str, Any], date: str = "1970-01-01") -> str:
+    """Render a dialogue as transformers does, so that the text depends on the arguments only.
+
+    Args:
+        arguments: Arguments of `render_jinja_template`.
+        date: The date that the template is told, in ISO format.
+    """
+    Clock.time = datetime.fromisoformat(date)
+    random.seed(0)  # of Jinja's `random` and `lipsum`
     rendered: Any = render_jinja_template(**arguments)
     text = str(rendered[0][0])  # (texts, token spans)
     if len(text) > _LONGEST_SEQUENCE:
@@ -92,11 +118,16 @@ def split_hard_texts(parts: dict[str, Any]) -> None:
                 tokenizer.decoder.decode([text])
 
 
+TASKS: dict[str, Callable[..., object]] = {
+    "render": render,
+    "split_hard_texts": split_hard_texts,
+}
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Answer a request."""
     try:
-        task = {"render": render, "split_hard_texts": split_hard_texts}[request["task"]]
-        return {"result": task(request["arguments"])}
+        return {"result": TASKS[request["task"]](**request["arguments"])}
     except SecurityError as error:
         return {"error": ["SecurityError", str(error)]}
     except TemplateError as error:
@@ -109,6 +140,7 @@ def main() -> None:
     """Answer requests until there are no more."""
     ImmutableSandboxedEnvironment.intercepted_binops = frozenset({"**", "*", "%", "+"})
     ImmutableSandboxedEnvironment.call_binop = _bound_operator  # type: ignore[assignment]
+    vars(chat_template_utils)["datetime"] = Clock
     for template in ("{{ lipsum() }}{{ strftime_now('%c') | tojson }}", "{{ 1 / 0 }}"):
         with suppress(ZeroDivisionError):  # what is used, is imported
             render({"conversations": [[]], "chat_template": template})

@@ -8,12 +8,12 @@ the stage that loads it compares the two.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from lit_rlhf.data.templates import render_dialogue
+from lit_rlhf.data.templates import TEMPLATE_DATE, render_dialogue
 from lit_rlhf.files import write_text
 
 CONTRACT_FILE = "text_contract.json"
@@ -47,6 +47,8 @@ class TextContract:
             differ in it still read the same text.
         vocab_size: Number of tokens of the tokenizer.
         tokenizer_hash: Hash of the tokenizer, see `tokenizer_hash`.
+        template_date: The date that a template was told which writes today's, in ISO format; `None`
+            for other templates, and in contracts of older versions.
     """
 
     chat_template: str
@@ -58,6 +60,7 @@ class TextContract:
     max_length: int
     vocab_size: int
     tokenizer_hash: str
+    template_date: str | None = None
 
     def save(self, folder: str | Path) -> Path:
         """Write the contract into a model folder, which is created if missing."""
@@ -70,9 +73,10 @@ class TextContract:
         path = Path(folder) / CONTRACT_FILE
         values = json.loads(path.read_text("utf-8"))
         names = {field.name for field in fields(cls)}
-        if not isinstance(values, dict) or set(values) != names:
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
+        if not isinstance(values, dict) or not needed <= set(values) <= names:
             got = sorted(values) if isinstance(values, dict) else type(values).__name__
-            raise ValueError(f"{path}: expected the fields {sorted(names)}, got {got}")
+            raise ValueError(f"{path}: expected the fields {sorted(needed)}, got {got}")
         return cls(**values)
 
     @classmethod
@@ -83,7 +87,8 @@ class TextContract:
     def render(self, messages: Sequence[dict[str, str]] = _EXAMPLE) -> str:
         """Render a complete dialogue, by default a short example, with this contract's template."""
         tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token}
-        return render_dialogue(self.chat_template, messages, tokens)
+        date = self.template_date or TEMPLATE_DATE
+        return render_dialogue(self.chat_template, messages, tokens, date=date)
 
     def mismatch(self, other: "TextContract") -> str | None:
         """Compare with another contract; `None` if both models read text alike.
@@ -91,11 +96,13 @@ class TextContract:
         `max_length` may differ. Chat templates are described by an example rendered by both.
         """
         theirs = asdict(other)
+        ignored = {"chat_template", "max_length", "tokenizer_hash"}
+        if None in (self.template_date, other.template_date):  # an older version's is not known
+            ignored.add("template_date")
         differences = [
             f"{name} is {value!r} here and {theirs[name]!r} there"
             for name, value in asdict(self).items()
-            if value != theirs[name]
-            and name not in ("chat_template", "max_length", "tokenizer_hash")
+            if value != theirs[name] and name not in ignored
         ]
         if self.tokenizer_hash != other.tokenizer_hash:
             differences.append("the tokenizers split text differently (tokenizer_hash)")

@@ -12,6 +12,7 @@ import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -33,7 +34,7 @@ from lit_rlhf.data.examples import (
 )
 from lit_rlhf.data.formats import parse_prompts
 from lit_rlhf.data.records import NOWHERE, AnyRecord, Location, Message
-from lit_rlhf.data.templates import render_dialogue, resolve_template
+from lit_rlhf.data.templates import TEMPLATE_DATE, render_dialogue, resolve_template
 from lit_rlhf.rank_zero import rank_zero_only
 
 TrainOn = Literal["last", "all"]
@@ -43,6 +44,7 @@ _log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 # Prompts of reasoning models may end with the start of the reasoning, which dialogues lack.
 _REASONING_START = re.compile(r"<think>(\s*)\Z")
+_ANOTHER_DATE = "1999-11-13"  # differs from `TEMPLATE_DATE` in day, weekday, month and year
 _BEFORE_ANSWER = r"\s*(?:<think>\s*</think>\s*)?"
 
 
@@ -253,12 +255,19 @@ class DialogueEncoder:
             response_ids = response_ids[: response_ids.index(self.eos_token_id)]
         return decode_tokens(self.tokenizer, response_ids, skip_special_tokens=True).strip()
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        date: str = TEMPLATE_DATE,
+    ) -> str:
         return render_dialogue(
             str(self.tokenizer.chat_template),
             _as_chat(messages),
             self.tokenizer.special_tokens_map,
             add_generation_prompt,
+            date,
         )
 
     def _find_turn_end(self) -> str:
@@ -450,7 +459,11 @@ class DialogueEncoder:
     def _make_contract(self) -> TextContract:
         bos = self.tokenizer.bos_token
         # A tokenizer with a BOS token need not have a template that writes it.
-        probe = self.render_prompt([Message("user", "a")])
+        turns = [Message("user", "a")]
+        probe = self.render_prompt(turns)
+        dated = probe != self._render(turns, add_generation_prompt=True, date=_ANOTHER_DATE)
+        if dated:
+            _tell_of_date()
         return TextContract(
             chat_template=str(self.tokenizer.chat_template),
             eos_token=self.eos_token,
@@ -461,7 +474,17 @@ class DialogueEncoder:
             max_length=self.max_length,
             vocab_size=len(self.tokenizer),
             tokenizer_hash=tokenizer_hash(self.tokenizer),
+            template_date=TEMPLATE_DATE if dated else None,
         )
+
+
+@cache
+def _tell_of_date() -> None:
+    """Say once in a process that prompts have a date, which is not today's."""
+    _log_info(
+        f"the chat template writes today's date; here it always writes {TEMPLATE_DATE}, so that "
+        "all stages see the same prompts. Other programs write the day's"
+    )
 
 
 class _Span(NamedTuple):

@@ -58,6 +58,14 @@ CHAT_TEMPLATES: dict[str, str] = {
 }
 """The built-in templates by name, without the BOS token that `resolve_template` may add."""
 
+TEMPLATE_DATE = "2024-07-26"
+"""The date that chat templates are told, whatever day it is.
+
+Templates such as those of Llama 3.1 to 3.3 write today's date. Stages, resumed runs and evaluations
+of different days would then see different prompts. This is the date that those templates write
+where they are not told one.
+"""
+
 
 def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a tokenizer begins every text with its BOS token by default; GPT-2's does not."""
@@ -96,6 +104,7 @@ def render_dialogue(
     messages: Sequence[Mapping[str, str]],
     special_tokens: Mapping[str, Any],
     add_generation_prompt: bool = False,
+    date: str = TEMPLATE_DATE,
 ) -> str:
     """Render a dialogue as transformers does, a foreign template in the sandbox.
 
@@ -104,6 +113,7 @@ def render_dialogue(
         messages: The turns, each with `role` and `content`.
         special_tokens: Special tokens by their names in templates, such as `bos_token`.
         add_generation_prompt: Whether the text goes on to where the assistant speaks.
+        date: The date that the template is told, in ISO format.
     """
     arguments: dict[str, Any] = {
         "conversations": [list(messages)],
@@ -115,7 +125,7 @@ def render_dialogue(
         rendered: Any = render_jinja_template(**arguments)
         return str(rendered[0][0])  # (texts, token spans)
     try:
-        return sandbox.render_template(arguments)
+        return sandbox.render_template(arguments, date)
     except sandbox.SandboxError as error:
         if error.name == "TemplateError":  # for instance Gemma's, of a system turn
             raise EncodingError("the chat template refuses the dialogue", str(error)) from error

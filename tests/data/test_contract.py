@@ -29,6 +29,21 @@ def test_contract_survives_the_disk(tokenizer: Tokenizer, tmp_path: Path) -> Non
         TextContract.load(tmp_path)
 
 
+def test_contract_of_an_older_version_has_no_date_and_fits_any(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    made = contract(tokenizer)
+    content = dataclasses.asdict(made)
+    del content["template_date"]
+    (tmp_path / "text_contract.json").write_text(json.dumps(content))
+    old = TextContract.load(tmp_path)
+    assert old == made
+    dated = dataclasses.replace(made, template_date="2024-07-26")
+    assert old.mismatch(dated) is None
+    other = dataclasses.replace(made, template_date="2025-01-01")
+    assert other.mismatch(dated) == "template_date is '2025-01-01' here and '2024-07-26' there"
+
+
 def test_contract_says_how_text_is_read() -> None:
     made = contract(tiny_tokenizer(bos="<s>"))
     assert (made.eos_token, made.bos_token, made.add_bos) == ("</s>", "<s>", True)

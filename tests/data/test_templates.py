@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf import sandbox
 from lit_rlhf.data import DialogueEncoder, EncodingError, Message
-from lit_rlhf.data.templates import CHAT_TEMPLATES, adds_bos, resolve_template
+from lit_rlhf.data.templates import CHAT_TEMPLATES, TEMPLATE_DATE, adds_bos, resolve_template
 from tests.support.tiny_tokenizers import CHATML, tiny_tokenizer
 
 ROLES, WORDS = ("user", "assistant") * 2, ("one", "two", "three", "four")
@@ -73,6 +73,37 @@ def test_template_of_a_tokenizer_or_a_file_is_resolved(
     for own in (CHATML, {"default": CHATML, "tools": "x"}):
         tokenizer.chat_template = own
         assert resolve_template("tokenizer", tokenizer) == CHATML
+
+
+DATED = (
+    "{{ strftime_now('%A %d %b %Y') }} {{ ['a', 'b', 'c', 'd', 'e'] | random }}{{ lipsum(n=1) }}"
+    + CHATML
+)
+
+
+def test_template_that_writes_the_date_writes_the_same_one_on_every_day(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The clock of the process that renders is not asked, and neither is its random state."""
+    tokenizer = tiny_tokenizer(chat_template=DATED)
+    caplog.set_level("INFO")
+    encoder = DialogueEncoder(tokenizer)
+    first = encoder.render_prompt([Message("user", "x")])
+    assert first.startswith("Friday 26 Jul 2024 ")
+    assert TEMPLATE_DATE == "2024-07-26"
+    sandbox._SANDBOX.stop()  # the next one renders in another process
+    again = DialogueEncoder(tokenizer)
+    assert again.render_prompt([Message("user", "x")]) == first
+    assert encoder.contract.template_date == again.contract.template_date == "2024-07-26"
+    told = [record.message for record in caplog.records if "2024-07-26" in record.message]
+    assert len(told) == 1
+    assert "writes today's date" in told[0]
+
+
+def test_template_without_a_date_has_none_in_its_contract(tokenizer: Tokenizer) -> None:
+    assert DialogueEncoder(tokenizer, "hh").contract.template_date is None
+    tokenizer.chat_template = CHATML
+    assert DialogueEncoder(tokenizer).contract.template_date is None
 
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
