@@ -2,12 +2,15 @@
 
 import importlib.util
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from peft import PeftConfig
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -24,6 +27,7 @@ from lit_rlhf.models import (
     DType,
     ModelOptions,
     add_base_weights,
+    check_gguf_size,
     find_stored_head,
     is_classifier,
     load_adapter_folder,
@@ -157,6 +161,20 @@ def generation_config_settings(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _named_gguf_errors(path: Path) -> Iterator[None]:
+    """Name the file in the errors of reading it."""
+    try:
+        yield
+    # the reader has no own error: an unknown architecture is a ValueError, a truncated file
+    # one of struct, a missing key a KeyError
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        raise ValueError(
+            f"checkpoint: expected a GGUF file of an architecture that transformers reads, got "
+            f"{path}: {error}"
+        ) from error
+
+
 def load_gguf_model(
     path: str | Path, network: NetworkName | None = None, dtype: DType | None = None
 ) -> ExportableModel:
@@ -185,18 +203,14 @@ def load_gguf_model(
         "pretrained_model_name_or_path": str(path.parent),
         "gguf_file": path.name,
     }
-    try:
+    with _named_gguf_errors(path):
+        config = AutoConfig.from_pretrained(**source)
+    check_gguf_size(path, config)  # before weights are allocated
+    with _named_gguf_errors(path):
         model = AutoModelForCausalLM.from_pretrained(**source, dtype=options.torch_dtype)
         tokenizer = cast(
             PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(**source, padding_side="left")
         )
-    # the reader has no own error: an unknown architecture is a ValueError, a truncated file
-    # one of struct, a missing key a KeyError
-    except (OSError, ValueError, KeyError, struct.error) as error:
-        raise ValueError(
-            f"checkpoint: expected a GGUF file of an architecture that transformers reads, got "
-            f"{path}: {error}"
-        ) from error
     # The weights are plain now, and the saved folder must not name the file. It holds no more than
     # the settings that the model itself needs.
     del model.config.quantization_config

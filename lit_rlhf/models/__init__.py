@@ -15,6 +15,7 @@ from lit_rlhf.models.config import DTYPES as DTYPES
 from lit_rlhf.models.config import DType as DType
 from lit_rlhf.models.config import ModelOptions as ModelOptions
 from lit_rlhf.models.config import check_embedding_size as check_embedding_size
+from lit_rlhf.models.config import check_gguf_size as check_gguf_size
 from lit_rlhf.models.config import check_model_path as check_model_path
 from lit_rlhf.models.config import is_classifier as is_classifier
 from lit_rlhf.models.config import max_positions as max_positions

@@ -1,15 +1,22 @@
 """Options of a network, and what the config in a model's folder says, before weights are loaded."""
 
 import json
+import math
 import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.hub import cached_file
 
 from lit_rlhf.checks import check_choice, check_count, check_number, check_positive
@@ -32,6 +39,24 @@ SIZES = {
     "num_labels": 2**16,
 }
 """Largest sizes of a network that a config is believed; each is many times the largest known."""
+
+_NEW_WEIGHTS = 2**24  # of heads that a network gets when it is loaded
+_TENSORS_PER_WEIGHT = 200  # experts may be stored one by one
+_NEW_TENSORS = 10_000
+_MOST_PER_BYTE = 8  # weights, at a bit each
+_LONGEST_HEADER = 100_000_000  # bytes; safetensors reads no longer one
+
+
+class _StoredSize(NamedTuple):
+    """What the weight files of a model hold.
+
+    Attributes:
+        weights: Number of weights, or the most there can be.
+        tensors: Number of tensors; 0 if it is not known.
+    """
+
+    weights: int
+    tensors: int
 
 
 @dataclass(frozen=True)
@@ -164,21 +189,89 @@ def _build_config(path: str | Path, trust_remote_code: bool = False) -> PreTrain
 
 @cache
 def _try_config(file: Path, content: bytes) -> None:
-    """Build a network without weights in a process with limits, and match its modules' names."""
+    """Build a network without weights in a process with limits, and match its modules' names.
+
+    Weights would be allocated before they are compared with the files: a network that is many times
+    larger than its files is refused here.
+    """
 
     def build() -> None:
         config = _build_config(file.parent)
         with torch.device("meta"):
             model = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+        quantization = json.loads(content).get("quantization_config")
         # these are regular expressions for some methods
-        match_names(json.loads(content).get("quantization_config"), dict(model.named_modules()))
+        match_names(quantization, dict(model.named_modules()))
+        _check_size(model, _count_stored(file.parent, is_quantized=quantization is not None))
 
     try:
         try_in_fork(build)
     except SandboxError as error:
         raise ValueError(
-            f"path: expected a network that can be built {error.expected}, got a config.json in "
-            f"{file.parent} that takes more"
+            f"path: expected a network that can be built {error.expected}, and that its weights "
+            f"fill, got a config.json in {file.parent} that takes more"
+        ) from error
+
+
+def _check_size(model: PreTrainedModel, stored: _StoredSize | None) -> None:
+    """Raise MemoryError if a network is far larger than what its files hold.
+
+    Args:
+        model: The network, without weights.
+        stored: What is in the files; `None` if there are none.
+    """
+    if stored is None:
+        return
+    weights = [*model.parameters()]
+    if sum(weight.numel() for weight in weights) > 2 * stored.weights + _NEW_WEIGHTS:
+        raise MemoryError
+    if stored.tensors > _TENSORS_PER_WEIGHT * len(weights) + _NEW_TENSORS:
+        raise MemoryError
+
+
+def _count_stored(folder: Path, *, is_quantized: bool) -> _StoredSize | None:
+    """Count what the weight files in a folder hold, by their headers.
+
+    Args:
+        folder: The folder.
+        is_quantized: Whether an element of a tensor may hold several weights.
+    """
+    files = [path for path in folder.glob("*.safetensors") if path.is_file()]
+    if not files or is_quantized:
+        files += folder.glob("pytorch_model*.bin")
+        size = sum(file.stat().st_size for file in files)
+        return _StoredSize(weights=_MOST_PER_BYTE * size, tensors=0) if files else None
+    weights = 0
+    tensors = 0
+    for file in files:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(min(length, _LONGEST_HEADER)))
+        header.pop("__metadata__", None)
+        weights += sum(math.prod(entry["shape"]) for entry in header.values())
+        tensors += len(header)
+    return _StoredSize(weights=weights, tensors=tensors)
+
+
+def check_gguf_size(path: Path, config: PreTrainedConfig) -> None:
+    """Refuse a GGUF file that describes a network far larger than the file.
+
+    Args:
+        path: The file.
+        config: The network that it describes.
+    """
+
+    def build() -> None:
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+        _check_size(model, _StoredSize(weights=_MOST_PER_BYTE * path.stat().st_size, tensors=0))
+
+    try:
+        try_in_fork(build)
+    except SandboxError as error:
+        raise ValueError(
+            f"checkpoint: expected a network that can be built {error.expected}, and that its "
+            f"weights fill, got {path}, which describes a larger one"
         ) from error
 
 

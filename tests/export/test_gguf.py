@@ -70,6 +70,23 @@ def test_weights_may_be_cast(file: Path, tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
 
 
+def test_network_that_the_file_does_not_fill_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(32)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(4096)
+    writer.add_feed_forward_length(11008)
+    writer.add_head_count(32)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(32000)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match=r"that its weights fill, got .*empty\.gguf"):
+        load_gguf_model(path)
+
+
 def test_unreadable_files_are_refused(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

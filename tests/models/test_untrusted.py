@@ -17,6 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from safetensors.torch import load_file, save_file
 
 from lit_rlhf import models
 from lit_rlhf.modules import PPOModule, SFTModule
@@ -66,6 +67,31 @@ def test_payloads_of_these_tests_run_where_nothing_stops_them(folder: Path, mark
     with_code(folder, mark, model_type="evil")
     runpy.run_path(str(folder / "evil.py"))
     assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8},
+        {"vocab_size": 2**21},
+    ],
+)
+def test_network_that_its_weights_do_not_fill_is_refused_before_it_is_allocated(
+    folder: Path, changes: dict[str, int]
+) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    for load in LOADERS:
+        with pytest.raises(ValueError, match="and that its weights fill, got a config"):
+            load(folder)
+
+
+def test_weights_of_very_many_tensors_are_refused(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    more = {f"empty.{number}": torch.empty(0) for number in range(60_000)}
+    save_file({**tensors, **more}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="and that its weights fill, got a config"):
+        models.load_causal_lm(folder)
 
 
 @pytest.mark.parametrize("load", LOADERS)
