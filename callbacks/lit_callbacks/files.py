@@ -1,10 +1,16 @@
-"""Errors of writing files."""
+"""Writing files so that they stay whole, and reading lines of JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from secrets import token_hex
+from typing import IO, Any, NamedTuple
 
 
 @contextmanager
@@ -17,3 +23,127 @@ def name_file(path: str | Path) -> Iterator[None]:
         if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+@contextmanager
+def replace_file(path: str | Path) -> Iterator[IO[bytes]]:
+    """A binary file that takes the name `path` when the context ends without an error.
+
+    Readers see the old file or the new one, after a power cut too. After an error the old file is
+    as it was, and the OSError names `path`. Missing folders are created. A device or pipe is
+    written directly.
+
+    The content is first written to a new, hidden file in the same folder, whose name is random: in
+    a folder that several accounts share, no link to another file can lie in wait there. What an
+    earlier writer left when it was killed is deleted.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target}: expected a file or a free name, got a folder")
+    if target.exists() and not target.is_file():  # a device or a pipe, which stays one
+        with name_file(target), target.open("wb") as stream:
+            yield stream
+        return
+    for left in target.parent.glob(f".{escape(target.name)}.*.partial"):
+        with suppress(OSError):  # of another account
+            left.unlink()
+    partial = target.with_name(f".{target.name}.{token_hex(4)}.partial")
+    try:
+        with name_file(target), partial.open("xb") as file:  # "x" never opens what is there
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except OSError as error:
+        if error.filename == str(partial):
+            raise OSError(error.errno, error.strerror, str(target)) from error
+        raise
+    finally:
+        with suppress(OSError):  # it has its name
+            partial.unlink()
+    if os.name == "posix":
+        fsync(target.parent)  # a rename survives a power cut once its folder is on disk
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a text as UTF-8, see `replace_file`, and return its path."""
+    content = text.encode()  # before anything is written
+    with replace_file(path) as file:
+        file.write(content)
+    return Path(path)
+
+
+@contextmanager
+def append_to(path: str | Path) -> Iterator[IO[bytes]]:
+    """The end of a binary file, which is created if it is missing, with its folders.
+
+    A link is refused: in a folder that several accounts share it may lead to any file.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with name_file(path):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(path, flags, 0o666)
+        with open(descriptor, "ab") as file:
+            yield file
+
+
+def fsync(path: Path) -> None:
+    """Force the content of a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # some network and FUSE file systems cannot do it for folders
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
+    """Format objects as JSON lines.
+
+    Text outside ASCII stays readable. Halves of surrogate pairs, which a model's response may
+    contain and UTF-8 cannot encode, become JSON escapes.
+    """
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    # Python's escape of a lone surrogate, \ud800, is JSON's escape of it too
+    return text.encode(errors="backslashreplace").decode()
+
+
+class Line(NamedTuple):
+    """A line of a file.
+
+    Attributes:
+        number: Its number, from 1.
+        text: Its text, without the line feed.
+        is_complete: Whether it ends with a line feed. The last line of a file that is being written
+            does not.
+    """
+
+    number: int
+    text: str
+    is_complete: bool
+
+
+def split_lines(text: str) -> Iterator[Line]:
+    r"""Split a text at line feeds, and at nothing else.
+
+    `str.splitlines` would also split at characters that JSON has inside its strings, such as U+2028
+    and U+0085. Blank lines are skipped.
+    """
+    *lines, rest = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield Line(number=number, text=line, is_complete=True)
+    if rest.strip():
+        yield Line(number=len(lines) + 1, text=rest, is_complete=False)
+
+
+def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  # JSON types
+    """Parse JSON; whatever Python cannot read, nesting beyond its stack too, is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error

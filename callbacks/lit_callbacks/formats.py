@@ -1,7 +1,8 @@
 """Reads the records of log files of all kinds: numbers and texts by key, one record after another.
 
 Each format has a function that takes a file and yields its records. To add one, write such a
-function and name it in `READERS`, by the ending of the file's name.
+function and name it in `READERS`, by the ending of the file's name. Errors of the content name the
+file and the place in it.
 """
 
 from __future__ import annotations
@@ -9,18 +10,38 @@ from __future__ import annotations
 import ast
 import csv
 import io
-import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from reprlib import Repr
+from typing import Any, NamedTuple
 
-Record = Mapping[str, Any]
-"""What a log has of a step, by key; other values than numbers may be among it."""
+from lit_callbacks.files import parse_json, split_lines
 
+
+class Record(NamedTuple):
+    """What a log has of a step.
+
+    Attributes:
+        place: Number of its line, or of the entry of an array, from 1.
+        values: Values by key; others than numbers may be among them.
+    """
+
+    place: int
+    values: Mapping[str, Any]
+
+
+_LONGEST_CELL = 2**31 - 1  # characters; the largest that every platform takes
+_METRICS = "a JSON object of metrics"
+_SHORT = Repr()
+_SHORT.maxstring = 80
+_SHORT.maxother = 80
+_LARGEST_NUMBER = 1e100
+_LARGEST_STEP = 2**53  # the integers up to here are exact as floats
 _DOWNLOAD = ["Wall time", "Step", "Value"]
 _PANEL_SEPARATOR = " - "
 _PANEL_EXTREMES = ("__MIN", "__MAX")
@@ -52,9 +73,17 @@ class LogFile:
         is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
         return cls(path, data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace"))
 
-    def lines(self) -> Iterator[str]:
-        """The lines with their ends; only a last line may have none."""
-        return iter(io.StringIO(self.text, newline=None))
+
+def content_error(path: Path, place: int, *, expected: str, got: object) -> ValueError:
+    """An error of the content of a file.
+
+    Args:
+        path: The file.
+        place: Number of the line, or of the entry of an array.
+        expected: What should be there.
+        got: What is there; it may be long or nested deeply.
+    """
+    return ValueError(f"{path}:{place}: expected {expected}, got {_SHORT.repr(got)}")
 
 
 def read_records(path: Path) -> list[Record]:
@@ -71,14 +100,66 @@ def read_records(path: Path) -> list[Record]:
     return list(READERS[path.suffix](LogFile.read(path)))
 
 
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """Read the responses of a file of JSON lines, as `SampleTimeline` writes it.
+
+    Args:
+        path: The file.
+
+    Returns:
+        For each response `step`, `prompt` and `response`, and what else there is.
+
+    Raises:
+        ValueError: If a line is not a JSON object, or has another kind of value under a key that
+            reports read.
+    """
+    samples = []
+    for place, values in read_json_lines(LogFile.read(path)):
+        sample = {"step": 0, "prompt": "", "response": "", **values}
+        for key in ("prompt", "response"):
+            if not isinstance(sample[key], str):
+                raise content_error(path, place, expected=f"a text as {key}", got=sample[key])
+        sample["step"] = parse_step(sample["step"], path, place)
+        for key in ("score", "length", "truncated"):
+            value = sample.get(key)
+            if value is None:
+                sample.pop(key, None)
+            elif not isinstance(value, bool):
+                sample[key] = parse_number(value)
+            if key in sample and sample[key] is None:
+                raise content_error(path, place, expected=f"a number as {key}", got=value)
+        samples.append(sample)
+    return samples
+
+
 def parse_number(value: object) -> float | None:
-    """Parse a value of a record, which may be a number as text; `None` for anything else."""
+    """Parse a value of a record, which may be a number as text; `None` for anything else.
+
+    Numbers so large that sums of them would overflow are infinite.
+    """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
         return None
+    except OverflowError:  # an integer beyond the floats
+        number = math.inf if int(value) > 0 else -math.inf
+    return math.copysign(math.inf, number) if abs(number) > _LARGEST_NUMBER else number
+
+
+def parse_step(value: object, path: Path, place: int) -> int:
+    """Parse the number of a step.
+
+    Args:
+        value: The step, which may be a number as text.
+        path: The file that it is in.
+        place: Number of its line, or of the entry of an array.
+    """
+    step = parse_number(value)
+    if step is None or not abs(step) <= _LARGEST_STEP:  # NaN, too
+        raise content_error(path, place, expected="the number of a step", got=value)
+    return int(step)
 
 
 def is_curve_export(path: Path) -> bool:
@@ -93,14 +174,30 @@ def read_table(file: LogFile) -> Iterator[Record]:
     """A table with commas, semicolons or tabs, and exports of trackers, which are tables, too."""
     columns = _columns(file)
     delimiter = _delimiter(file)
-    rows: Iterator[Record] = csv.DictReader(io.StringIO(file.text, newline=""), delimiter=delimiter)
+    rows = _read_rows(file, delimiter)
     if delimiter == ";":  # of a spreadsheet in a language that writes 0,5
-        rows = ({key: _with_point(value) for key, value in row.items()} for row in rows)
+        rows = (
+            Record(place, {key: _with_point(value) for key, value in row.items()})
+            for place, row in rows
+        )
     if columns == _DOWNLOAD:
         return _read_download(file, rows)
     if _is_panel(columns):
         return _read_panel(file, rows, columns)
     return rows
+
+
+def _read_rows(file: LogFile, delimiter: str) -> Iterator[Record]:
+    """The rows of a table below the names of its columns."""
+    csv.field_size_limit(_LONGEST_CELL)
+    reader = csv.DictReader(io.StringIO(file.text, newline=""), delimiter=delimiter)
+    try:
+        for row in reader:
+            yield Record(reader.line_num, row)
+    except csv.Error as error:
+        raise content_error(
+            file.path, reader.line_num, expected="a row of a table", got=error
+        ) from error
 
 
 def _with_point(value: object) -> object:
@@ -111,21 +208,27 @@ def _with_point(value: object) -> object:
 
 
 def _delimiter(file: LogFile) -> str:
-    head = next((line for line in file.lines() if line.strip()), "")
+    head = next((line.text for line in split_lines(file.text)), "")
     return max(",;\t", key=head.count)
 
 
 def _columns(file: LogFile) -> list[str]:
+    csv.field_size_limit(_LONGEST_CELL)
     rows = csv.reader(io.StringIO(file.text, newline=""), delimiter=_delimiter(file))
-    return next((row for row in rows if row), [])
+    try:
+        return next((row for row in rows if row), [])
+    except csv.Error as error:
+        raise content_error(
+            file.path, rows.line_num, expected="the names of columns", got=error
+        ) from error
 
 
 def _read_download(file: LogFile, rows: Iterator[Record]) -> Iterator[Record]:
     """TensorBoard's download of one curve, whose name is in that of the file."""
     match = _TAG_OF_DOWNLOAD.search(file.path.stem)
     key = match[1] if match else file.path.stem
-    for row in rows:
-        yield {"step": row["Step"], key: row["Value"]}
+    for place, row in rows:
+        yield Record(place, {"step": row["Step"], key: row["Value"]})
 
 
 def _is_panel(columns: list[str]) -> bool:
@@ -148,40 +251,41 @@ def _read_panel(file: LogFile, rows: Iterator[Record], columns: list[str]) -> It
             "hide the others before the export"
         )
     has_steps = "step" in axis.lower()  # and not the time
-    for row in rows:
+    for place, row in rows:
         values = {key: row[name] for name, key in keys.items()}
-        yield {"step": row[axis], **values} if has_steps else values
+        yield Record(place, {"step": row[axis], **values} if has_steps else values)
 
 
 def read_json_lines(file: LogFile) -> Iterator[Record]:
     """A JSON object of metrics in each line that is not blank; an unfinished last one is left."""
-    for number, line in enumerate(file.lines(), start=1):
-        if not line.strip():
-            continue
+    for line in split_lines(file.text):
         try:
-            record = json.loads(line)
-            yield {**record, **record.get("metrics", {})}
-        except (ValueError, TypeError, AttributeError) as error:
-            if isinstance(error, ValueError) and not line.endswith("\n"):  # still being written
+            content = parse_json(line.text)
+        except ValueError as error:
+            if not line.is_complete:  # still being written
                 return
-            raise ValueError(
-                f"{file.path}:{number}: expected a JSON object of metrics, got {line[:80]!r}"
-            ) from error
+            raise content_error(file.path, line.number, expected=_METRICS, got=line.text) from error
+        metrics = content.get("metrics") or {} if isinstance(content, dict) else None
+        if not isinstance(metrics, dict):
+            raise content_error(file.path, line.number, expected=_METRICS, got=line.text)
+        yield Record(line.number, {**content, **metrics})
 
 
 def read_json(file: LogFile) -> Iterator[Record]:
     """An array of JSON objects, or an object with one as `log_history`, as a Trainer writes it."""
     try:
-        content = json.loads(file.text)
+        content = parse_json(file.text)
     except ValueError:
-        return read_json_lines(file)  # many call these `.json`
+        yield from read_json_lines(file)  # many call these `.json`
+        return
     records = content.get("log_history") if isinstance(content, dict) else content
-    if not isinstance(records, list) or not all(isinstance(row, dict) for row in records):
-        raise ValueError(
-            "log: expected an object with log_history, as trainer_state.json, or an array of "
-            f"objects, got {file.path}"
-        )
-    return iter(records)
+    if not isinstance(records, list):
+        expected = "an object with log_history, as trainer_state.json, or an array of objects"
+        raise content_error(file.path, 1, expected=expected, got=content)
+    for place, record in enumerate(records, start=1):
+        if not isinstance(record, dict):
+            raise content_error(file.path, place, expected=_METRICS, got=record)
+        yield Record(place, record)
 
 
 def read_console(file: LogFile) -> Iterator[Record]:
@@ -189,22 +293,25 @@ def read_console(file: LogFile) -> Iterator[Record]:
 
     A dictionary ends its line. Before it may be the number of the step, as in `rollout 3: {...}`.
     """
-    for raw in file.lines():
+    # bars end with \r
+    for place, raw, _ in split_lines(file.text.replace("\r\n", "\n").replace("\r", "\n")):
         line = _ESCAPES.sub("", raw)
         if match := _STEP_OF_VERL.search(line):
             pairs = [part.rpartition(":") for part in line[match.end() :].split(" - ")]
             values = {key.strip(): _unwrap(value.strip()) for key, _, value in pairs}
-            yield {"step": match[1], **values}
+            yield Record(place, {"step": match[1], **values})
         elif match := _DICT_IN_LINE.search(line):
             values = _parse_dict(match["dict"])
-            yield values if match["step"] is None else {"step": match["step"], **values}
+            step = {} if match["step"] is None else {"step": match["step"]}
+            yield Record(place, {**step, **values})
 
 
 def _parse_dict(text: str) -> dict[str, Any]:
     """A dictionary of JSON or of Python; empty if it is neither."""
     with suppress(ValueError):
-        return dict(json.loads(text))
-    with suppress(ValueError, SyntaxError):
+        return dict(parse_json(text))
+    # Python's parser reports what is nested too deeply in three ways.
+    with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         # as text, which is no name of Python's
         return dict(ast.literal_eval(_BARE_NON_FINITE.sub(r"'\1'", _unwrap(text))))
     return {}
@@ -221,12 +328,17 @@ def read_wandb(path: Path) -> Iterator[Record]:
         messages = import_module("wandb.proto.wandb_internal_pb2")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{path} is read with wandb: pip install wandb") from error
-    for data in _read_blocks(path.read_bytes()):
+    for place, data in enumerate(_read_blocks(path.read_bytes()), start=1):
         record = messages.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            yield {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+        try:
+            record.ParseFromString(data)
+            items = record.history.item if record.WhichOneof("record_type") == "history" else ()
+            values = {i.key or "/".join(i.nested_key): parse_json(i.value_json) for i in items}
+        except Exception as error:  # protobuf's implementations have no common class
+            expected = "a record of Weights & Biases"
+            raise content_error(path, place, expected=expected, got=error) from error
+        if values:
+            yield Record(place, values)
 
 
 def _read_blocks(data: bytes, header: int = 7, size: int = 32768) -> Iterator[bytes]:

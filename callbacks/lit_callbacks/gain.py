@@ -6,6 +6,7 @@ The file has a JSON object for each response, with `step`, `response`, `score` a
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_callbacks.formats import LogFile, read_json_lines
+from lit_callbacks.formats import read_samples
 from lit_callbacks.words import format_number
 
 OPENING_WORDS = 2
@@ -99,11 +100,13 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
 
     Args:
         samples: Responses with `step`, `response` (a text) and `score`, and perhaps `length` and
-            `truncated`. A property that any of them lacks is left out.
+            `truncated`. A property that any of them lacks is left out, and so are responses without
+            a finite score.
 
     Raises:
         ValueError: For fewer than two steps, or too few responses for the properties.
     """
+    samples = [s for s in samples if math.isfinite(s.get("score", math.nan))]
     steps = sorted({int(sample["step"]) for sample in samples})
     if len(steps) < 2:
         raise ValueError(f"samples: expected responses of at least two steps, got {len(steps)}")
@@ -166,5 +169,8 @@ def repetition_of(text: str) -> float:
 def main(files: Sequence[str]) -> None:
     """Print what the gain in each file of samples is made of."""
     for file in files:
-        gain = explain_gain(list(read_json_lines(LogFile.read(Path(file)))))
+        try:
+            gain = explain_gain(read_samples(Path(file)))
+        except (ValueError, OSError) as error:
+            raise SystemExit(f"lit_rlhf report gain: {file}: {error}") from error
         print(f"{file}: {gain.sentence()}\n{gain.table()}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -16,7 +15,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from lit_callbacks.files import name_file
+from lit_callbacks.files import append_to, json_lines
 from lit_callbacks.runs import RECORDS_FILE
 
 # Lightning shows this branch of loggers in the terminal
@@ -105,10 +104,8 @@ def log_text(trainer: Trainer, key: str, text: str, step: int, as_cell: bool = F
             folders.add(_log_folder(trainer, logger))  # loggers in one folder share the file
     record = {"time": time(), "step": step, "key": key, "text": text}
     for folder in folders:
-        with name_file(folder / RECORDS_FILE):
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / RECORDS_FILE).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        with append_to(folder / RECORDS_FILE) as file:
+            file.write(json_lines([record]).encode())
 
 
 def log_histogram(trainer: Trainer, key: str, values: Sequence[float], step: int) -> None:

@@ -7,7 +7,7 @@ Lightning's `CSVLogger` writes, an export of a tracker, lines of JSON, a Trainer
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +16,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_callbacks.formats import READERS, is_curve_export, parse_number, read_records
+from lit_callbacks.files import parse_json, split_lines
+from lit_callbacks.formats import (
+    READERS,
+    LogFile,
+    content_error,
+    is_curve_export,
+    parse_number,
+    parse_step,
+    read_records,
+)
 from lit_callbacks.monitors import Level
 
 RECORDS_FILE = "log.jsonl"
@@ -356,19 +365,19 @@ def _read_records(file: Path) -> _Log:
     scalars: dict[str, list[Point]] = {}
     texts: dict[str, list[LoggedText]] = {}
     written = file.stat().st_mtime
-    for place, record in enumerate(read_records(file)):
+    for count, (place, values) in enumerate(read_records(file)):
         numbers = {
             key: number
-            for key, value in record.items()
+            for key, value in values.items()
             if key and (number := parse_number(value)) is not None
         }
         axis = next((name for name in STEPS if name in numbers), "")
-        time = written + 1e-6 * place
-        step = int(numbers.pop(axis, place))
+        time = written + 1e-6 * count
+        step = parse_step(numbers.pop(axis, count), file, place)
         for key, number in numbers.items():
             scalars.setdefault(key, []).append(Point(time, step, number))
         for key in (VERDICT_KEY, HELD_OUT_KEY):
-            if text := record.get(key):
+            if text := values.get(key):
                 texts.setdefault(key, []).append(LoggedText(time, step, str(text)))
     return _Log(file.parent, scalars, texts)
 
@@ -377,16 +386,19 @@ def _read_texts(path: Path) -> dict[str, list[LoggedText]]:
     """Texts in a file of records by key; none if there is no such file."""
     if not path.exists():
         return {}
-    records = []
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            with suppress(ValueError):  # a run that was killed may leave half a line
-                records.append(json.loads(line))
     texts: dict[str, list[LoggedText]] = {}
-    for record in records:
-        if record.get("key") in (VERDICT_KEY, HELD_OUT_KEY):
-            text = LoggedText(record["time"], record["step"], record["text"])
-            texts.setdefault(record["key"], []).append(text)
+    for line in split_lines(LogFile.read(path).text):
+        record = None
+        with suppress(ValueError):  # a run that was killed may leave half a line
+            record = parse_json(line.text)
+        key = record.get("key") if isinstance(record, dict) else None
+        if key not in (VERDICT_KEY, HELD_OUT_KEY):
+            continue
+        time = parse_number(record.get("time"))
+        if time is None or not math.isfinite(time):
+            raise content_error(path, line.number, expected="a text with its time", got=record)
+        step = parse_step(record.get("step"), path, line.number)
+        texts.setdefault(key, []).append(LoggedText(time, step, str(record.get("text", ""))))
     return texts
 
 

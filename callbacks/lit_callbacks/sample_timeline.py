@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -16,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
-from lit_callbacks.files import name_file
+from lit_callbacks.files import append_to, json_lines, parse_json, replace_file, split_lines
 from lit_callbacks.output import escape_markdown, log_text, logger_step
 from lit_callbacks.runs import LEVEL_KEY
 from lit_callbacks.words import format_number
@@ -118,12 +116,13 @@ class SampleTimeline(Callback):
         self._sample(trainer, pl_module, logger_step(trainer))
 
     def state_dict(self) -> dict[str, Any]:
-        """Step of the newest lines."""
-        return {"sampled": self._sampled}
+        """Step of the newest lines, and the level of the detector."""
+        return {"sampled": self._sampled, "level": self._level}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the step of the newest lines that the checkpoint knows."""
+        """Restore the step of the newest lines that the checkpoint knows, and the level."""
         self._sampled = state_dict["sampled"]
+        self._level = state_dict.get("level")  # older versions have not kept it
 
     def _sample(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         if step == self._sampled:
@@ -143,8 +142,8 @@ class SampleTimeline(Callback):
         for index, (prompt, sample) in enumerate(zip(self.prompts, samples, strict=True)):
             log_text(trainer, f"samples/{index}", _table(prompt, sample), step)
             lines.append({"step": step, "prompt_index": index, "prompt": prompt, **sample})
-        with name_file(path), path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        with append_to(path) as file:
+            file.write(json_lines(lines).encode())
 
     def _path(self, trainer: Trainer) -> Path:
         log_dir = trainer.log_dir or trainer.default_root_dir
@@ -196,23 +195,20 @@ def _keep_lines(path: Path, newest: float) -> None:
     if not path.exists():
         return
     earlier_lines = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):
-                break  # an interrupted write left the last line incomplete
-            try:
-                if json.loads(line)["step"] <= newest:
-                    earlier_lines.append(line)
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(
-                    f"{path}:{number}: expected a line of a timeline, a JSON object with the "
-                    f"number 'step', got {line!r:.100}"
-                ) from error
-    # a rename is atomic: at any interruption one of the files is complete
-    temporary = path.with_name(path.name + ".new")
-    with name_file(path):
-        temporary.write_text("".join(earlier_lines), "utf-8")
-    os.replace(temporary, path)
+    # bytes that are not UTF-8 stay as they are
+    for line in split_lines(path.read_bytes().decode(errors="surrogateescape")):
+        if not line.is_complete:
+            break  # an interrupted write left the last line incomplete
+        try:
+            if parse_json(line.text)["step"] <= newest:
+                earlier_lines.append(line.text + "\n")
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path}:{line.number}: expected a line of a timeline, a JSON object with the "
+                f"number 'step', got {line.text!r:.100}"
+            ) from error
+    with replace_file(path) as file:
+        file.write("".join(earlier_lines).encode(errors="surrogateescape"))
 
 
 def _table(prompt: str, sample: Sample) -> str:
@@ -254,21 +250,19 @@ def load_prompts(prompts: Sequence[str] | str, n_prompts: int) -> list[str]:
 
 
 def _read_prompts(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            if path.suffix != ".jsonl":
-                yield line.strip()
-                continue
-            try:
-                yield _prompt_text(json.loads(line)["prompt"])
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(
-                    f"prompts: {path}:{number}: expected an object whose field 'prompt' is a text, "
-                    "or a list of turns {role, content} of user and assistant, "
-                    f"got {line.strip()!r:.100}"
-                ) from error
+    for line in split_lines(path.read_text("utf-8-sig")):
+        text = line.text.strip()
+        if path.suffix != ".jsonl":
+            yield text
+            continue
+        try:
+            yield _prompt_text(parse_json(text)["prompt"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"prompts: {path}:{line.number}: expected an object whose field 'prompt' is a "
+                "text, or a list of turns {role, content} of user and assistant, "
+                f"got {text!r:.100}"
+            ) from error
 
 
 def _prompt_text(prompt: str | list[dict[str, str]]) -> str:

@@ -91,10 +91,10 @@ class KLPerTokenMonitor(Monitor):
 
     def read(self, metrics: StepMetrics) -> float:
         """KL per token of this step."""
-        self._tokens = metrics.scalars.get(self.length_key, math.inf)
+        self._tokens = max(metrics.scalars.get(self.length_key, math.inf), 1.0)
         if super().can_read(metrics):
             return super().read(metrics)
-        return metrics.scalars[self.kl_key] / max(self._tokens, 1.0)
+        return metrics.scalars[self.kl_key] / self._tokens
 
     @property
     def decides(self) -> bool:

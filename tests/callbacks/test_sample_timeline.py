@@ -188,6 +188,28 @@ class TestFit:
         assert not (tmp_path / "cut.jsonl.new").exists()
 
     @resumes_at_the_next_batch
+    def test_resumed_timeline_samples_the_change_of_a_level(self, tmp_path: Path) -> None:
+        """The level changes at the first batch after the checkpoint."""
+
+        def judge(trainer: Any, module: Any, *_: Any) -> None:
+            module.log("monitor/level", float(trainer.global_step >= 6))
+
+        def callbacks() -> list[Any]:
+            judging = LambdaCallback(on_train_batch_end=judge)
+            return [judging, SampleTimeline(["hi"], every_n_batches=8), Saver(tmp_path)]
+
+        fit_answering(tmp_path, Answering(), *callbacks(), enable_checkpointing=True)
+        assert steps(tmp_path / "samples.jsonl") == [0, 6, 8, 10]
+        fit_answering(
+            tmp_path,
+            Answering(),
+            *callbacks(),
+            enable_checkpointing=True,
+            ckpt_path=tmp_path / "5.ckpt",
+        )
+        assert steps(tmp_path / "samples.jsonl") == [0, 6, 8, 10]
+
+    @resumes_at_the_next_batch
     def test_a_checkpoint_without_a_timeline_drops_nothing(self, tmp_path: Path) -> None:
         fit_answering(tmp_path, Answering(), Saver(tmp_path), enable_checkpointing=True)
         (tmp_path / "samples.jsonl").write_text('{"step": 99}\n')

@@ -167,9 +167,46 @@ def test_bad_last_line_counts(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_are_read_from_printed_dictionaries() -> None:
     line = "{'loss': nan, 'kl': -inf, 'name': 'nan', 'k/nan': tensor(0.5, device='cuda:0')}"
     (record,) = READERS[".log"](LogFile(Path("x.log"), line))
-    assert record == {"loss": "nan", "kl": "-inf", "name": "nan", "k/nan": 0.5}
+    assert record.values == {"loss": "nan", "kl": "-inf", "name": "nan", "k/nan": 0.5}
     (record,) = READERS[".log"](LogFile(Path("x.log"), '{"kl": NaN, "done": true}'))
-    assert math.isnan(record["kl"])
+    assert math.isnan(record.values["kl"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("x.jsonl", '{"step": 1, "kl": 1}\n{"step": Infinity, "kl": 1}\n', 2),
+        ("x.jsonl", '{"step": 1, "kl": 1}\n{"step": 1e300, "kl": 1}\n', 2),
+        ("x.jsonl", '{"step": 1, "kl": 1}\n[' + "[" * 100_000 + "\n", 2),
+        ("x.jsonl", '{"step": 1, "metrics": 3}\n', 1),
+        ("x.json", '[{"step": 1, "kl": 1}, null]', 2),
+        ("trainer_state.json", '{"log_history": null}', 1),
+        ("x.csv", "step,kl\n1,1\nnan,1\n", 3),
+        ("x.csv", "step,kl\n" + "9" * 400 + ",1\n", 2),
+        ("x.log", "step:" + "9" * 400 + " - kl:1\n", 1),
+    ],
+)
+def test_strange_log_is_refused_with_its_line(
+    tmp_path: Path, name: str, content: str, place: int
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name}:{place}: expected "):
+        watch_logs([str(tmp_path / name)])
+
+
+def test_strange_values_of_a_log_are_read(tmp_path: Path) -> None:
+    long = "x" * 200_000  # longer than a cell of Python's reader by default
+    (tmp_path / "x.csv").write_text(f"step,kl,text\n1,{'9' * 400},{long}\n2,-1e308,\n3,0.5,\n")
+    steps = read_logged_steps(str(tmp_path / "x.csv"))
+    assert steps == {1: {"kl": math.inf}, 2: {"kl": -math.inf}, 3: {"kl": 0.5}}
+    deep = "(" * 5000 + ")" * 5000
+    (tmp_path / "y.log").write_text(f"{{'kl': {deep}}}\n{{'step': 1, 'kl': {'9' * 400}}}\n")
+    assert read_logged_steps(str(tmp_path / "y.log")) == {1: {"kl": math.inf}}
+    (tmp_path / "z.jsonl").write_text('{"step": 1, "kl": 0.5, "metrics": null}\n')
+    assert read_logged_steps(str(tmp_path / "z.jsonl")) == {1: {"kl": 0.5}}
+    zero = {"objective/kl": 1.0, "rollout/kl": 1.0, "rollout/response_length": 0.0}
+    (tmp_path / "w.jsonl").write_text("".join(json.dumps(zero) + "\n" for _ in range(30)))
+    watch_logs([str(tmp_path / "w.jsonl")])
 
 
 def test_separators_within_a_text_do_not_end_a_line(tmp_path: Path) -> None:

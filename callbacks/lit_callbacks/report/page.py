@@ -18,7 +18,7 @@ from typing import NamedTuple
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from lit_callbacks.charts import FEW_RUNS, metric_chart, run_class
-from lit_callbacks.files import name_file
+from lit_callbacks.files import write_text
 from lit_callbacks.monitors import Level
 from lit_callbacks.panels import Panel, choose_panels
 from lit_callbacks.report.reading import read_any_run, read_phases, read_responses
@@ -51,17 +51,7 @@ def _write_page(
 ) -> Path:
     if path.is_dir():
         raise ValueError(f"output: expected a file, got the folder {path}")
-    text = _render_runs(runs, keys, refresh)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # write beside the old page and rename, so that a failure does not damage the old one
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with name_file(path):
-            unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)  # exists only after a failure
-    return path
+    return write_text(path, _render_runs(runs, keys, refresh))
 
 
 def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float) -> str:
@@ -178,7 +168,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         table = runs_table(runs, options.keys, width, parsed.groups)
         held_out = [f"{run.name}, held out: {run.held_out}" for run in runs if run.held_out]
-    except (ValueError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         parser.error(str(error))
     print("\n".join([table, "", *held_out, f"Report: {path}"]))
 

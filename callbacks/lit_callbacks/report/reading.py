@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from lit_callbacks.formats import read_records
+from lit_callbacks.formats import read_samples
 from lit_callbacks.gain import Gain, explain_gain
 from lit_callbacks.logs import logged_steps
 from lit_callbacks.monitors import Level
@@ -64,11 +64,7 @@ def read_responses(run: Run) -> dict[str, Any] | None:
     the score is made of, or why that is not known.
     """
     files = sorted(Path(run.folder).rglob("samples.jsonl")) if Path(run.folder).is_dir() else []
-    samples: list[Sample] = [
-        {"step": 0, "prompt": "", "response": "", **record}
-        for file in files[:1]
-        for record in read_records(file)
-    ]
+    samples: list[Sample] = [sample for file in files[:1] for sample in read_samples(file)]
     if not samples:
         return None
     steps = sorted({sample["step"] for sample in samples})

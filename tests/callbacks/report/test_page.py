@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -125,12 +126,11 @@ def test_new_page_replaces_old(tmp_path: Path, calm: str, monkeypatch: pytest.Mo
     write_report([calm], output)
     output.write_text("old")
 
-    def full(self: Path, text: str, encoding: str) -> int:
-        self.touch()
+    def full(descriptor: int) -> None:
         raise OSError("no space left")
 
     with monkeypatch.context() as patches:
-        patches.setattr(Path, "write_text", full)
+        patches.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="no space left"):
             write_report([calm], output)
     assert (output.read_text(), list(output.parent.iterdir())) == ("old", [output])
