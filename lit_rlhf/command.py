@@ -1,6 +1,7 @@
 """Runs functions as commands: their parameters are flags, or keys of a YAML file."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import Parameter, getdoc, signature
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from docstring_parser import parse
 
 from lit_rlhf.errors import end_with_message
 from lit_rlhf.parser import CommandParser
+from lit_rlhf.paths import check_output_path
 from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.terminal import fold
 
@@ -28,6 +30,8 @@ class Command:
         first: Name of the list whose flag may be left out before all other flags.
         then: Takes the function's result, for instance a dataclass of options, and gives the
             command's.
+        writes: Parameters that name the files and folders that the command writes. No other command
+            or run may write there at the same time.
         error_status: Exit status after an error.
     """
 
@@ -37,6 +41,7 @@ class Command:
     words: Sequence[str] = ()
     first: str = ""
     then: Callable[[Any], Any] | None = None
+    writes: Sequence[str] = ()
     error_status: int = 1
 
     @property
@@ -103,10 +108,24 @@ class Command:
         try:
             given = parser.instantiate(parsed).as_dict()
             del given["config"]
-            result = self.function(**given)
-            return result if self.then is None else self.then(result)
+            with self._lock_outputs(given):
+                result = self.function(**given)
+                return result if self.then is None else self.then(result)
         except Exception as error:
             end_with_message(error, prog, status=self.error_status)
+
+    def _lock_outputs(self, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Check and lock what the command writes."""
+        outputs = [
+            check_output_path(name, arguments[name])
+            for name in self.writes
+            if arguments[name] not in (None, "-")  # - is standard output
+        ]
+        if not outputs:
+            return nullcontext()
+        from lit_rlhf.files import lock_outputs  # imports what help does not wait for
+
+        return lock_outputs(outputs)
 
 
 _WORDS = {"+": "{0} [{0} ...]", "?": "[{}]", None: "{}"}

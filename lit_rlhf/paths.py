@@ -15,6 +15,7 @@ FILE_SUFFIXES = (*JSON_SUFFIXES, *CSV_SUFFIXES, *TEXT_SUFFIXES, *TABLE_SUFFIXES)
 """The suffixes of data files. Any other path is a dataset."""
 WRONG_VALUES = (TypeError, AttributeError, KeyError, AssertionError, RecursionError)
 """Errors of libraries for a configuration with values that they do not expect."""
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
 
 
@@ -28,6 +29,25 @@ def check_data_paths(paths: Iterable[str]) -> None:
     for path in paths:
         if is_file_path(path) and not Path(path).exists():
             raise ValueError(f"{path}: no such file")
+
+
+def check_output_path(name: str, path: str) -> str:
+    """Refuse what is no path of this machine, and return the path.
+
+    Args:
+        name: Option that names it.
+        path: Path of a file or folder to write.
+    """
+    if _SCHEME.match(path):
+        raise ValueError(f"{name}: expected a path on this machine, got the address {path}")
+    if path.startswith("~"):
+        raise ValueError(
+            f"{name}: expected a path without ~, which only a shell replaces, got {path}; "
+            f"write {os.path.expanduser(path)}"
+        )
+    if not path.strip() or "\0" in path:
+        raise ValueError(f"{name}: expected a path, got {path!r}")
+    return path
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:

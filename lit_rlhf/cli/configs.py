@@ -1,12 +1,12 @@
 """`lit_rlhf configs`: the configurations that come with the project, found and copied by name."""
 
 import re
-import shutil
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
 import lit_rlhf
+from lit_callbacks.files import write_text
 from lit_rlhf.command import Command
 from lit_rlhf.suggestions import did_you_mean
 
@@ -38,9 +38,7 @@ def _copy_configs(names: list[str], output_dir: str = "configs", overwrite: bool
         if copy.exists() and not overwrite:
             raise ValueError(f"{copy} exists already; --overwrite true replaces it")
     for config, copy in copies.items():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(config, copy)
-        print(copy)
+        print(write_text(copy, config.read_text("utf-8")))
 
 
 def _read_summary(config: Path) -> str:
@@ -98,4 +96,7 @@ def _short(name: str) -> str:
     return name.removeprefix("configs/").removesuffix(".yaml")
 
 
-COMMANDS = {"list": Command(_list_configs), "copy": Command(_copy_configs, words=("names",))}
+COMMANDS = {
+    "list": Command(_list_configs),
+    "copy": Command(_copy_configs, words=("names",), writes=("output_dir",)),
+}

@@ -70,9 +70,12 @@ def export(
     from rich.text import Text  # rich would read markup in a path
 
     from lit_rlhf.export import with_text_contract
+    from lit_rlhf.files import try_replacement, undo_interrupted_replacement
     from lit_rlhf.models import check_replaceable
 
     check_replaceable(folder)
+    undo_interrupted_replacement(folder.resolve())
+    try_replacement(folder.resolve())  # before a model is read
     if push_to_hub is not None:  # refused here, before a model is read and written
         _check_upload(push_to_hub)
     console = Console(stderr=True)
@@ -215,4 +218,4 @@ def _upload(folder: str, repository: str, private: bool) -> str:
     return str(url)
 
 
-COMMAND = Command(export)
+COMMAND = Command(export, writes=("output",))

@@ -180,4 +180,4 @@ def _train_tokenizer(
     return tokenizer
 
 
-COMMAND = Command(init, lists=("data",))
+COMMAND = Command(init, lists=("data",), writes=("output_dir",))

@@ -43,4 +43,4 @@ def start(
     start_with(source, model, output_dir, max_length=max_length)
 
 
-COMMAND = Command(start, words=("data", "model"))
+COMMAND = Command(start, words=("data", "model"), writes=("output_dir",))

@@ -46,6 +46,7 @@ from lit_rlhf.files import (
     hash_files,
     listed_files,
     write_manifest,
+    write_text,
 )
 from lit_rlhf.limits import end_with_parent
 from lit_rlhf.rank_zero import rank_zero_only
@@ -302,7 +303,7 @@ def _write_entry(
             "counts": vars(counts),
             "read": {name: vars(own) for name, own in source.read_counts.items()},
         }
-        (hidden / _REPORT_FILE).write_text(json.dumps(report), encoding="utf-8")
+        write_text(hidden / _REPORT_FILE, json.dumps(report))
         origin = {"stage": "data", "part": part, "records": len(source.records)}
         write_manifest(hidden, {"made": origin, "versions": code_versions()})
         for path in (*hidden.iterdir(), hidden):

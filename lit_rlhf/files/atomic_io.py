@@ -5,14 +5,13 @@ So a file under the final name is always complete, even after a crash or a power
 """
 
 import ctypes
-import errno
 import os
 import shutil
 import zlib
 from contextlib import suppress
 from pathlib import Path
 
-import torch
+from lit_callbacks.files import fsync
 
 PARTIAL = "partial"
 REPLACED = "replaced"
@@ -30,9 +29,11 @@ def replaced_path(path: Path) -> Path:
 
 
 def save_durably(content: object, path: Path) -> None:
-    """Save `content` with `torch.save` and force it to disk."""
+    """Save `content` with `torch.save` in a new file, and force it to disk."""
+    import torch  # commands lock their outputs before it is loaded
+
     try:
-        with path.open("wb") as file:
+        with path.open("xb") as file:  # which follows no link
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
@@ -80,6 +81,38 @@ def try_swap_names(first: Path, second: Path) -> bool:
     return bool(status == 0)
 
 
+def try_replacement(path: Path) -> None:
+    """Move empty folders as replacing the folder `path` will move full ones, and delete them.
+
+    A mount point, a name that is too long, a quota and missing permissions then end a command at
+    its start, and not when its result is there. What has the name `path` stays as it is.
+
+    Raises:
+        ValueError: If the folder could not be replaced.
+    """
+    partial = partial_path(path)
+    try:
+        delete(partial)
+        partial_path(partial).mkdir(parents=True)  # a network is saved within the folder like this
+        move_into_place(partial)
+        if os.path.lexists(path):
+            # if it is killed here, `undo_interrupted_replacement` brings the name back
+            path.rename(replaced_path(path))
+            replaced_path(path).rename(path)
+        else:
+            move_into_place(path)
+            path.rmdir()
+    except OSError as error:
+        raise ValueError(
+            f"expected a folder that another one can replace, got {path}: {error.strerror}. A "
+            "mount point, such as a volume of Docker, cannot be replaced: name a folder in it, for "
+            f"instance {path / 'model'}"
+        ) from error
+    finally:
+        with suppress(OSError):  # of a name that is too long
+            delete(partial)
+
+
 def undo_interrupted_replacement(path: Path) -> None:
     """Give the previous content its name back if `move_into_place` was killed half-way."""
     if not path.exists() and replaced_path(path).exists():
@@ -99,19 +132,6 @@ def delete_partials(folder: Path) -> None:
     """Delete leftovers of interrupted writes in `folder`."""
     for path in folder.glob(f".*.{PARTIAL}"):
         delete(path)
-
-
-def fsync(path: Path) -> None:
-    """Force the content of a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # some network and FUSE file systems cannot do it for folders
-        if error.errno != errno.EINVAL or not path.is_dir():
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def file_crc32(path: Path) -> int:

@@ -1,10 +1,11 @@
-"""Locks on folders, so that two runs do not write to the same one."""
+"""Locks on folders and files, so that two runs or commands do not write to the same one."""
 
 import errno
 import os
 import socket
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -17,11 +18,11 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class FolderInUseError(UserError):
-    """Another run writes to a folder; the message names its process."""
+    """Another run or command writes to a folder or file; the message names its process."""
 
 
 class FolderLocks:
-    """Locks on folders that this process holds.
+    """Locks on folders, and on files, that this process holds.
 
     The operating system gives a lock up when the process ends, however it ends. The file of the
     lock, `lock_path(folder)`, says who holds it. It is deleted when the lock is released, but stays
@@ -30,11 +31,14 @@ class FolderLocks:
 
     def __init__(self) -> None:
         self._held: list[BaseFileLock] = []
+        self._made: list[Path] = []  # folders that were missing, the innermost first
 
     def acquire(self, folders: Iterable[Path]) -> None:
         """Lock all folders or none; they need not exist. Warns of a file system without locks."""
         for path, folder in {lock_path(folder): folder for folder in folders}.items():
+            missing = [parent for parent in path.parents if not parent.exists()]
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._made += missing
             # not per thread: the lock may be released in another thread
             lock: BaseFileLock = FileLock(path, blocking=False, thread_local=False)
             try:
@@ -43,8 +47,8 @@ class FolderLocks:
                 holder = path.read_text(encoding="utf-8") or "one that has just started"
                 self.interrupt()
                 raise FolderInUseError(
-                    f"{folder}: another run writes to this folder: {holder}. Wait for "
-                    "its end, or give this run another folder"
+                    f"{folder}: another run or command writes to it: {holder}. Wait for its end, "
+                    "or choose another name"
                 ) from None
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
@@ -55,7 +59,10 @@ class FolderLocks:
             if not isinstance(lock, SoftFileLock):
                 since = datetime.now().astimezone().isoformat(timespec="seconds")
                 holder = f"process {os.getpid()} on {socket.gethostname()}, since {since}"
-                path.write_text(holder, encoding="utf-8")
+                # in the file that is locked, which is not a link: opening it has checked that
+                descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.write(holder)
             self._held.append(lock)
 
     def release(self) -> None:
@@ -64,6 +71,10 @@ class FolderLocks:
             # before the lock is given up, so that no other process has locked the file by then
             Path(lock.lock_file).unlink(missing_ok=True)
         self.interrupt()
+        for folder in self._made:
+            with suppress(OSError):  # it has content by now
+                folder.rmdir()
+        self._made = []
 
     def interrupt(self) -> None:
         """Give up all locks after work that was not finished; their files stay."""
@@ -72,7 +83,28 @@ class FolderLocks:
         self._held = []
 
 
+@contextmanager
+def lock_outputs(outputs: Iterable[str | Path]) -> Iterator[None]:
+    """Lock the files and folders that a command writes until it has ended, well or not.
+
+    Devices and pipes are not locked, and a warning says so of a folder whose parent belongs to
+    others, for instance of a volume at the root.
+    """
+    locks = FolderLocks()
+    paths = [Path(output) for output in outputs]
+    try:
+        locks.acquire(p for p in paths if p.is_file() or p.is_dir() or not p.exists())
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        warnings.warn(f"{error.filename} cannot be locked: {error.strerror}", stacklevel=2)
+    try:
+        yield
+    finally:
+        locks.release()
+
+
 def lock_path(folder: Path) -> Path:
-    """File of the lock on a folder: `.NAME.lock` beside it."""
+    """File of the lock on a folder or file: `.NAME.lock` beside it."""
     folder = folder.resolve()
     return folder.with_name(f".{folder.name}.lock")

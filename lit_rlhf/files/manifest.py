@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from lit_callbacks.files import parse_json, write_text
+
 MANIFEST = "lit_rlhf.json"
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers", "peft")
 GIT_TIMEOUT = 5.0  # seconds
@@ -50,8 +52,8 @@ def read_manifest(path: str | Path, strict: bool = False) -> dict[str, Any]:
     """
     file = manifest_path(path)
     try:
-        manifest = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        manifest = parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
         if strict and not isinstance(error, OSError):
             message = (
                 f"path: expected JSON in {file}, got a damaged file; delete it to go on without"
@@ -66,8 +68,7 @@ def read_manifest(path: str | Path, strict: bool = False) -> dict[str, Any]:
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
     """Write the manifest of a folder or file, with the hashes of the files that are there."""
     manifest = {**read_manifest(path), **content, "files": hash_files(path)}
-    text = json.dumps(manifest, indent=1, default=str)
-    manifest_path(path).write_text(text, encoding="utf-8")
+    write_text(manifest_path(path), json.dumps(manifest, indent=1, default=str))
 
 
 def listed_files(path: Path, strict: bool = False) -> dict[str, list[Any]]:

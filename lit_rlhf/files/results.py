@@ -1,56 +1,25 @@
 """Result files: written atomically or batch by batch, with errors that name the file."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from io import BufferedWriter
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
-from lit_callbacks import name_file
+from lit_callbacks.files import (
+    append_to,
+    json_lines,
+    name_file,
+    parse_json,
+    split_lines,
+    write_text,
+)
 from lit_rlhf.files.manifest import code_versions, write_manifest
-
-
-def write_text(path: str | Path, text: str) -> Path:
-    """Write a text file atomically, and return its path: readers see the old file or the new one.
-
-    The text is written as UTF-8 to a hidden file in the same folder, which then takes the name; a
-    device or pipe is written directly. A failed write raises OSError with the path, and leaves the
-    old file as it was. Missing folders are created.
-    """
-    # One rename is enough here. `move_into_place` is for what has to survive a power failure.
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir():
-        raise IsADirectoryError(f"{target}: expected a file or a free name, got a folder")
-    if target.exists() and not target.is_file():  # a device or a pipe, which stays one
-        target.write_text(text, encoding="utf-8", newline="\n")
-        return target
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with name_file(target):
-            partial.write_text(text, encoding="utf-8", newline="\n")
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    return target
 
 
 def write_json_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> Path:
     """Write one JSON object per line, atomically like `write_text`."""
     return write_text(path, json_lines(records))
-
-
-def json_lines(records: Iterable[Mapping[str, Any]]) -> str:
-    """Format objects as JSON lines.
-
-    Text outside ASCII stays readable. Halves of surrogate pairs, which a model's response may
-    contain and UTF-8 cannot encode, become JSON escapes.
-    """
-    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    # Python's escape of a lone surrogate, \ud800, is JSON's escape of it too
-    return text.encode(errors="backslashreplace").decode()
 
 
 class ProgressFile:
@@ -72,7 +41,8 @@ class ProgressFile:
         self._output = output
         self._settings = json.loads(json.dumps(settings))  # a tuple comes back as a list
         self._batches: dict[str, list[Any]] = {}
-        self._file: BufferedWriter | None = None
+        self._opened = ExitStack()
+        self._file: IO[bytes] | None = None
         self._size = 0  # bytes of the complete lines
         if self.path is not None and self.path.exists():
             self._read(self.path)
@@ -82,10 +52,9 @@ class ProgressFile:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Close the file, and delete it unless there was an error."""
-        if self._file is not None:
-            # After a failed write, closing tries it once more; its error has been raised already.
-            with suppress(OSError):
-                self._file.close()
+        # After a failed write, closing tries it once more; its error has been raised already.
+        with suppress(OSError):
+            self._opened.close()
         if error is not None and self._file is not None:
             error.add_note(f"{self.path} has what is finished; the same command continues from it")
         if self.path is not None and error is None:
@@ -102,8 +71,7 @@ class ProgressFile:
         lines = [[name, batch]]
         with name_file(self.path):
             if self._file is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open("ab")
+                self._file = self._opened.enter_context(append_to(self.path))
                 self._file.truncate(self._size)
                 if self._size == 0:
                     lines.insert(0, self._settings)
@@ -119,9 +87,10 @@ class ProgressFile:
 
     def _read(self, path: Path) -> None:
         # A kill while a line is written leaves a part of it.
-        complete, newline, _ = path.read_bytes().rpartition(b"\n")
+        content = path.read_bytes()
         try:
-            begun, *batches = [json.loads(line) for line in complete.splitlines()] or [{}]
+            lines = [line for line in split_lines(content.decode()) if line.is_complete]
+            begun, *batches = [parse_json(line.text) for line in lines] or [{}]
             differing = [name for name in self._settings if self._settings[name] != begun.get(name)]
             for name, batch in batches:
                 self._batches.setdefault(name, []).append(batch)
@@ -136,4 +105,4 @@ class ProgressFile:
                 f"another value of {', '.join(differing)}; repeat that command to finish it, or "
                 "delete the file to start over"
             )
-        self._size = len(complete) + len(newline) if batches else 0
+        self._size = content.rfind(b"\n") + 1 if batches else 0

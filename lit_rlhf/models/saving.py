@@ -32,6 +32,7 @@ from lit_rlhf.files import (
     read_manifest,
     undo_interrupted_replacement,
     write_manifest,
+    write_text,
 )
 from lit_rlhf.forward import (
     LanguageModel,
@@ -266,7 +267,7 @@ def _save_companions(
             write_manifest(folder, card.manifest())
             chat = tokenizer.chat_template is not None
             card = render_model_card(read_manifest(folder), scalar=scalar, chat=chat)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        write_text(folder / "README.md", card)
 
 
 def make_generation_config(

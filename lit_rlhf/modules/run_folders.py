@@ -10,9 +10,17 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import distributed
 
 from lit_callbacks import default_checkpoint_dir
-from lit_rlhf.files import FolderLocks, hash_files, hash_model, lock_path
+from lit_rlhf.files import (
+    FolderLocks,
+    hash_files,
+    hash_model,
+    lock_path,
+    try_replacement,
+    undo_interrupted_replacement,
+)
 from lit_rlhf.models import check_replaceable
 from lit_rlhf.modules.run_state import RunState
+from lit_rlhf.modules.schedules import NO_BATCHES
 
 
 class RunFolders(Callback):
@@ -31,9 +39,17 @@ class RunFolders(Callback):
         self._weights: dict[Path, Any] = {}  # hashes of the models' files
 
     def lock(self, trainer: Trainer, finished: Path) -> None:
-        """Lock the folders of the finished model, of logs and of checkpoints."""
+        """Lock the folders of the finished model, of logs and of checkpoints.
+
+        Whether the finished model's can be replaced is tried now, and not found out at the end.
+        """
         self._training = False
         self._locks.acquire([finished, *folders_during(trainer)])
+        undo_interrupted_replacement(finished.resolve())
+        try:
+            try_replacement(finished.resolve())
+        except ValueError as error:
+            raise ValueError(f"output_dir: {error}") from error
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that all ranks see the folders of the run and of its models, and hash these.
@@ -82,9 +98,11 @@ class RunFolders(Callback):
         step and the saving.
         """
         module = cast(RunState, pl_module)
-        ended = module.has_trained or trainer.ckpt_path is not None
-        if ended and not is_dry_run(trainer):
-            module.save_finished()
+        if is_dry_run(trainer):
+            return
+        if not module.has_trained and trainer.ckpt_path is None:
+            raise ValueError(NO_BATCHES)
+        module.save_finished()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Release the locks.

@@ -18,6 +18,12 @@ from transformers import get_scheduler
 
 from lit_rlhf.modules.options import OptimizerOptions
 
+NO_BATCHES = (
+    "trainer: expected at least one batch to train on, got none, so that no model would be saved: "
+    "max_epochs, max_steps, limit_train_batches or the number of batches in the data is 0"
+)
+"""Message of the error that ends a run without training."""
+
 
 def learning_rate_factor(options: OptimizerOptions, update: int, total: int, warmup: int) -> float:
     """Learning rate of an update, as a share of the peak.
@@ -59,6 +65,8 @@ def build_schedule(
             "trainer.max_steps for SFT and reward modelling, or model.max_iterations for PPO, or "
             "use lr_scheduler: constant"
         )
+    if planned <= 0:
+        raise ValueError(NO_BATCHES)
     ratio = options.warmup_ratio if warmup_ratio is None else warmup_ratio
     warmup = math.ceil(ratio * planned)
     # A plain function: LambdaLR saves the attributes of other callables in checkpoints.

@@ -33,6 +33,7 @@ from lit_rlhf.files import (
     read_manifest,
     save_durably,
     undo_interrupted_replacement,
+    write_text,
 )
 from lit_rlhf.strategies.engine_shards import EngineLayout, ShardReader
 
@@ -225,7 +226,7 @@ def finish_folder(
         "files": files,
         "engines": {name: asdict(layout) for name, layout in engines.items()},
     }
-    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, default=str), encoding="utf-8")
+    write_text(partial / MANIFEST, json.dumps(manifest, indent=1, default=str))
     for name in files:  # safetensors ignores the umask and lets nobody else read its files
         (partial / name).chmod((partial / MANIFEST).stat().st_mode)
     fsync(partial / MANIFEST)

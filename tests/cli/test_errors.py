@@ -226,7 +226,7 @@ def test_missing_tracker_is_named_with_its_extra(
     [
         OSError(28, "No space left on device", "runs/log.csv"),
         ImportError("no module x"),
-        FolderInUseError("runs/sft: another run writes to this folder: process 7"),
+        FolderInUseError("runs/sft: another run or command writes to it: process 7"),
         RewardError("reward function a:b raised\nKeyError"),
     ],
 )

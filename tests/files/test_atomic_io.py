@@ -1,11 +1,12 @@
 import ctypes
 import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from lit_rlhf.files import delete_partials, fsync, partial_path
+from lit_rlhf.files import delete_partials, fsync, partial_path, try_replacement
 from lit_rlhf.files.atomic_io import try_swap_names
 
 
@@ -47,6 +48,74 @@ def test_folder_that_cannot_be_synced_is_passed_over_and_a_file_is_not(
     number = errno.EIO
     with pytest.raises(OSError, match="Input/output error"):
         fsync(tmp_path)
+
+
+def test_replacement_that_can_work_is_tried_without_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "weights").write_text("old")
+    for name in ("full", "new", "n" * 230):
+        try_replacement(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "weights"]
+
+
+@pytest.mark.parametrize("name", ["mounted", "n" * 240, "read_only/model"])
+def test_replacement_that_cannot_work_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The kernel moves no mount point: it answers EBUSY."""
+    (tmp_path / "mounted").mkdir()
+    (tmp_path / "mounted" / "weights").write_text("old")
+    rename = Path.rename
+
+    def move(path: Path, target: Path) -> Path:
+        if "mounted" in (path.name, target.name):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        return rename(path, target)
+
+    def make(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        if "read_only" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        os.makedirs(path, mode, exist_ok)
+
+    monkeypatch.setattr(Path, "rename", move)
+    monkeypatch.setattr(Path, "mkdir", make)
+    with pytest.raises(ValueError, match=r"can replace, got .*A mount point.*: name a folder"):
+        try_replacement(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["mounted", "weights"]
+
+
+MAY_NOT_MOUNT = 77
+"""Exit status of a process that the system lets mount nothing."""
+
+
+def try_replacing_a_mount(folder: Path) -> int:
+    """Mount a file system at a folder, in a process of its own; 0 if replacing it is refused."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = 1
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        new_user_and_mounts = 0x10000000 | 0x00020000
+        if libc.unshare(new_user_and_mounts) or libc.mount(
+            b"none", os.fsencode(folder), b"tmpfs", 0, None
+        ):
+            os._exit(MAY_NOT_MOUNT)
+        with pytest.raises(ValueError, match=r"Device or resource busy.*name a folder in it"):
+            try_replacement(folder)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems mount differently")
+def test_replacement_of_a_mount_point_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    status = try_replacing_a_mount(tmp_path / "volume")
+    if status == MAY_NOT_MOUNT:
+        pytest.skip("the system lets this account mount nothing")
+    assert status == 0
+    assert [path.name for path in tmp_path.rglob("*")] == ["volume"]
 
 
 def test_partials_of_files_and_folders_are_deleted_and_nothing_else(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ import errno
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from filelock import FileLock
 
-from lit_rlhf.files import FolderInUseError, FolderLocks, lock_path
+from lit_rlhf.files import FolderInUseError, FolderLocks, lock_outputs, lock_path
 
 
 def killed(work: Callable[[], None]) -> None:
@@ -31,7 +32,7 @@ def killed(work: Callable[[], None]) -> None:
 def test_a_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:
     first, second = FolderLocks(), FolderLocks()
     first.acquire([tmp_path / "a", tmp_path / "b"])
-    message = rf"{tmp_path}/b: another run writes to this folder: process {os.getpid()} on "
+    message = rf"{tmp_path}/b: another run or command writes to it: process {os.getpid()} on "
     with pytest.raises(FolderInUseError, match=message):
         second.acquire([tmp_path / "c", tmp_path / "b"])
     FolderLocks().acquire([tmp_path / "c"])  # the refused run has kept nothing
@@ -73,6 +74,26 @@ def test_a_worker_that_outlives_a_killed_run_holds_no_lock(tmp_path: Path) -> No
     FolderLocks().acquire([tmp_path / "a"])
     os.close(reading)
     os.close(writing)
+
+
+def test_outputs_of_a_command_are_locked_until_it_ends(tmp_path: Path) -> None:
+    output = tmp_path / "new" / "out.jsonl"
+    with suppress(KeyError), lock_outputs([output, "/dev/null"]):
+        with pytest.raises(FolderInUseError, match=r"out\.jsonl: another run or command"):
+            FolderLocks().acquire([output])
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []  # nor the folder that was made for the lock
+    with lock_outputs([output]):
+        output.write_text("content")
+    assert list(output.parent.iterdir()) == [output]
+
+
+def test_lock_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("kept")
+    lock_path(tmp_path / "out").symlink_to("theirs")
+    with pytest.raises(OSError, match="symbolic links"):
+        FolderLocks().acquire([tmp_path / "out"])
+    assert (tmp_path / "theirs").read_text() == "kept"
 
 
 def test_only_a_file_system_without_locks_is_warned_of(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 import resource
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +19,7 @@ from lit_rlhf.files import (
     manifest_path,
     read_manifest,
     write_json_lines,
+    write_manifest,
     write_text,
 )
 
@@ -48,16 +47,6 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         write_text(path, "new\n\ud800")
     (file,) = tmp_path.iterdir()
     assert (file.name, file.read_text("utf-8")) == ("records.jsonl", "old\n")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a full disk is pretended with /dev/full")
-def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
-    path = write_text(tmp_path / "report.json", "old")
-    (tmp_path / f".report.json.{os.getpid()}.partial").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=rf"No space left on device: '{re.escape(str(path))}'"):
-        write_text(path, "new" * 10_000)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_outputs_replace_no_input_or_output(tmp_path: Path) -> None:
@@ -138,6 +127,31 @@ def test_batches_of_other_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         finished(path, SETTINGS | {"seed": 2})
     assert len(finished(path)) == 3
+
+
+def test_file_of_batches_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl.partial").symlink_to("theirs")
+    with pytest.raises(OSError, match="symbolic links"):
+        interrupted(tmp_path / "out.jsonl")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_manifest_is_written_as_a_whole(tmp_path: Path) -> None:
+    path = write_json_lines(tmp_path / "out.jsonl", [{"response": "a"}])
+    write_manifest(path, {"made": SETTINGS})
+    before = manifest_path(path).read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_manifest(path, {"made": {}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert manifest_path(path).read_bytes() == before
+    manifest_path(path).unlink()
+    manifest_path(path).symlink_to("theirs")
+    write_manifest(path, {})
+    assert not (tmp_path / "theirs").exists()
 
 
 def test_a_command_that_finished_no_batch_leaves_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a run checks and locks before it trains."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,49 @@ def test_a_model_of_another_program_is_not_replaced(own: Path) -> None:
     assert content(own / "reward") == before
 
 
+def test_output_that_cannot_be_replaced_at_the_end_is_refused_at_the_start(
+    root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "volume").mkdir()
+    rename = Path.rename
+
+    def move(path: Path, target: Path) -> Path:
+        if path.name == "volume":
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        return rename(path, target)
+
+    told = r"output_dir: expected a folder that another one can replace, got .*volume: Device or"
+    with patch.object(Path, "rename", move), pytest.raises(ValueError, match=told):
+        sft(root, tmp_path / "volume")
+    told = r"output_dir: expected .*: File name too long"
+    with pytest.raises(ValueError, match=told):
+        sft(root, tmp_path / ("n" * 240))
+    assert [path.name for path in tmp_path.iterdir()] == ["volume"]
+    with pytest.raises(Started):
+        sft(root, tmp_path / "volume")
+
+
+@pytest.mark.parametrize(
+    "output", ["s3://bucket/model", "gs:/bucket", "~/model", "~other/model", "", "a\0b"]
+)
+def test_output_that_is_no_path_is_refused(root: Path, output: str) -> None:
+    with pytest.raises(ValueError, match="output_dir: expected a path"):
+        SFTModule(str(root / "policy"), output_dir=output)
+
+
+@pytest.mark.filterwarnings("ignore:.*limit_train_batches=0")
+@pytest.mark.parametrize("limit", [{"max_epochs": 0}, {"max_steps": 0}, {"limit_train_batches": 0}])
+def test_run_without_a_batch_is_an_error(root: Path, tmp_path: Path, limit: Any) -> None:
+    with pytest.raises(ValueError, match="expected at least one batch to train on, got none"):
+        sft(root, tmp_path / "out", **limit)
+    assert not (tmp_path / "out").exists()
+
+
+def test_negative_clip_of_the_trainer_is_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gradient_clip_val: expected none, got -1.*grad_clip"):
+        sft(root, tmp_path / "out", gradient_clip_val=-1.0)
+
+
 @pytest.mark.filterwarnings("ignore:Experiment logs directory")  # CSVLogger's, once it may run
 @pytest.mark.parametrize("held", ["out", "logs/one", "logs/one/checkpoints", "other"])
 def test_second_run_in_a_folder_is_refused(root: Path, tmp_path: Path, held: str) -> None:
@@ -110,7 +154,7 @@ def test_second_run_in_a_folder_is_refused(root: Path, tmp_path: Path, held: str
     (tmp_path / "logs/one").mkdir(parents=True, exist_ok=True)
     metrics = tmp_path / "logs/one/metrics.csv"
     metrics.write_text("of the first run")  # which CSVLogger would delete
-    with pytest.raises(RuntimeError, match=rf"{held}: another run writes to this folder"):
+    with pytest.raises(RuntimeError, match=rf"{held}: another run or command writes to it"):
         sft(root, tmp_path / "out", **options)
     assert metrics.read_text() == "of the first run"
     sft_options = {"fast_dev_run": 1, **options, "logger": False}

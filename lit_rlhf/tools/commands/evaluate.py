@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,9 +103,16 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         options: What to compare, and how.
     """
     _check_options(options)
+    # Samples are kept until the report on them is written, too.
+    with ExitStack() as unfinished:
+        return _evaluate(options, unfinished)
+
+
+def _evaluate(options: EvaluateOptions, unfinished: ExitStack) -> dict[str, Any]:
+    """Compare policies, and print and write the report; `unfinished` keeps the samples."""
     from lit_rlhf.files import code_versions, write_text
 
-    report, responses, head_to_heads = _compare(options)
+    report, responses, head_to_heads = _compare(options, unfinished)
     report["versions"] = code_versions()
     if options.judge.model is not None and responses is not None:
         head_to_heads = [*head_to_heads, *_ask_judge(options.judge, responses, report)]
@@ -133,8 +141,13 @@ class _Compared(NamedTuple):
     head_to_heads: "Sequence[HeadToHeads]" = ()
 
 
-def _compare(options: EvaluateOptions) -> _Compared:
-    """Read responses, or sample and score them; without prompts, only note the models."""
+def _compare(options: EvaluateOptions, unfinished: ExitStack) -> _Compared:
+    """Read responses, or sample and score them; without prompts, only note the models.
+
+    Args:
+        options: What to compare, and how.
+        unfinished: Keeps the samples until it is closed.
+    """
     from lit_rlhf.files import check_responses, hash_model
     from lit_rlhf.tools.evaluation import kl_figure, read_responses, save_figure
 
@@ -149,7 +162,7 @@ def _compare(options: EvaluateOptions) -> _Compared:
     if options.source is None:
         hashes = {path: hash_model(path) for path in options.policies}
         return _Compared({"inputs": {"policies": hashes}})
-    comparison = _sample_and_compare(options, options.source)
+    comparison = _sample_and_compare(options, options.source, unfinished)
     report = comparison.as_dict()
     report["settings"] = {name: getattr(options, name) for name in SETTINGS}
     report["settings"]["samples_per_prompt"] = options.n_samples
@@ -196,8 +209,16 @@ def _draw_outcomes(path: str, head_to_heads: "Sequence[HeadToHeads]", baseline: 
     print(f"Chart: {save_figure(outcome_figure(head_to_heads, baseline), path)}")
 
 
-def _sample_and_compare(options: EvaluateOptions, prompts: "DataSource") -> "Comparison":
-    """Let the policies respond to prompts, and print how they compare."""
+def _sample_and_compare(
+    options: EvaluateOptions, prompts: "DataSource", unfinished: ExitStack
+) -> "Comparison":
+    """Let the policies respond to prompts, and print how they compare.
+
+    Args:
+        options: What to compare, and how.
+        prompts: Where the prompts are.
+        unfinished: Keeps the samples until it is closed.
+    """
     from lit_rlhf.tools.evaluation import compare_policies, print_comparison
     from lit_rlhf.tools.evaluation.loading import choose_device
 
@@ -218,6 +239,7 @@ def _sample_and_compare(options: EvaluateOptions, prompts: "DataSource") -> "Com
         responses=options.responses,
         samples_per_prompt=options.n_samples,
         best_of=options.best_of or (),
+        keep_until=unfinished,
     )
     if comparison.shortened:
         print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
@@ -280,8 +302,7 @@ def _check_options(options: EvaluateOptions) -> None:
 
 def _check_outputs(options: EvaluateOptions) -> None:
     """Refuse files that cannot be written."""
-    names = ("output", "responses", "chart", "kl_chart")
-    outputs = {name: getattr(options, name) for name in names}
+    outputs = {name: getattr(options, name) for name in OUTPUTS}
     check_outputs(outputs, [options.prompts, *options.policies])
     for name in ("chart", "kl_chart"):
         file = getattr(options, name)
@@ -294,4 +315,5 @@ def _check_outputs(options: EvaluateOptions) -> None:
 
 
 LISTS = ("policies", "benchmarks", "best_of", "choices")
-COMMAND = Command(EvaluateOptions, lists=LISTS, then=evaluate)
+OUTPUTS = ("output", "responses", "chart", "kl_chart")
+COMMAND = Command(EvaluateOptions, lists=LISTS, then=evaluate, writes=OUTPUTS)

@@ -177,5 +177,10 @@ def _run_chat(chat: "Chat") -> None:
 
 
 COMMAND = Command(
-    GenerateOptions, lists=("models", "prompt"), flags=("chat",), first="prompt", then=generate
+    GenerateOptions,
+    lists=("models", "prompt"),
+    flags=("chat",),
+    first="prompt",
+    then=generate,
+    writes=("output",),
 )

@@ -175,4 +175,7 @@ def sample_preferences(
     return records
 
 
-COMMANDS = {"world": Command(world), "preferences": Command(sample_preferences)}
+COMMANDS = {
+    "world": Command(world, writes=("output_dir",)),
+    "preferences": Command(sample_preferences, writes=("output",)),
+}

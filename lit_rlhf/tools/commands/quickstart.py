@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+from lit_callbacks.files import write_text
 from lit_rlhf.cli.configs import CONFIGS, config_name
 from lit_rlhf.command import Command
 from lit_rlhf.tools.lab import WorldName
@@ -47,8 +48,6 @@ class Steps:
         """Note that a step begins; return how far it came before."""
         if step in self.begun:
             return Progress.INTERRUPTED if step == self.begun[-1] else Progress.FINISHED
-        from lit_rlhf.files import write_text  # imports torch, for which help does not wait
-
         self.begun.append(step)
         record = {"settings": self.settings, "steps": self.begun}
         write_text(self.path, json.dumps(record, indent=1))
@@ -362,9 +361,7 @@ def _relocate(config: Path, root: Path) -> Path:
     if root == Path(DEFAULT_DIR):
         return config
     copy = root / "configs" / config.name
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(config.read_text("utf-8").replace(DEFAULT_DIR, str(root)), "utf-8")
-    return copy
+    return write_text(copy, config.read_text("utf-8").replace(DEFAULT_DIR, str(root)))
 
 
-COMMAND = Command(quickstart)
+COMMAND = Command(quickstart, writes=("output_dir",))

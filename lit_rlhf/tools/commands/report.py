@@ -119,7 +119,7 @@ def parse_source(word: str, split: str) -> "DataSource":
     return DataSource(path, name=name, split=split)
 
 
-COMMANDS = {"reward": Command(report_reward_model, lists=("preferences",))}
+COMMANDS = {"reward": Command(report_reward_model, lists=("preferences",), writes=("output",))}
 USAGE = help_text("report")
 
 

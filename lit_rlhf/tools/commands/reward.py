@@ -360,9 +360,12 @@ def end_with_verdict(result: "RewardProbe") -> None:
         raise SystemExit(CHEATED)
 
 
+_OUTPUT = ("output",)
 COMMANDS = {
-    "strength": Command(measure_strength, lists=("preferences", "fit_config")),
-    "relabel": Command(relabel),
-    "bench": Command(run_bench, lists=("models",)),
-    "probe": Command(probe, lists=("data",), then=end_with_verdict, error_status=ERROR),
+    "strength": Command(measure_strength, lists=("preferences", "fit_config"), writes=_OUTPUT),
+    "relabel": Command(relabel, writes=_OUTPUT),
+    "bench": Command(run_bench, lists=("models",), writes=_OUTPUT),
+    "probe": Command(
+        probe, lists=("data",), then=end_with_verdict, writes=_OUTPUT, error_status=ERROR
+    ),
 }

@@ -6,6 +6,7 @@ Notation: `N` prompts, `B` prompts per batch, `T` response tokens.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -292,6 +293,7 @@ def compare_policies(
     responses: str | Path | None = None,
     samples_per_prompt: int = 1,
     best_of: Sequence[int] = (),
+    keep_until: ExitStack | None = None,
 ) -> Comparison:
     """Sample from several policies on the same prompts, and score and compare the responses.
 
@@ -317,6 +319,8 @@ def compare_policies(
             averaged.
         best_of: Sizes for the best of n of the baseline, from 1 to `samples_per_prompt`. The first
             reward chooses.
+        keep_until: Has finished batches kept until it is closed without an error, for instance
+            until a report on the comparison is written. `None`: until the responses are written.
     """
     check_count("samples_per_prompt", samples_per_prompt)
     if best_of and not (rewards and 1 <= min(best_of) <= max(best_of) <= samples_per_prompt):
@@ -363,7 +367,8 @@ def compare_policies(
     # the baseline stays loaded: it is every policy's reference
     reference = load_policy(policies[0], model_options, device, encoder.tokenizer)
     samples: dict[str, PolicySamples] = {}
-    with ProgressFile(responses, settings) as unfinished:
+    with ExitStack() as own:
+        unfinished = (keep_until or own).enter_context(ProgressFile(responses, settings))
         for name, path in paths.items():
             policy = reference
             if samples:

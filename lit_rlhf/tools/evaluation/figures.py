@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_callbacks.charts import FIGURE_COLORS, FIGURE_DPI, FIGURE_STYLE
+from lit_rlhf.files import replace_file
 from lit_rlhf.tools.evaluation.outcomes import HeadToHeads, Outcomes, ScoreSummary
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ _BEST_OF_COLOR = "0.45"  # a gray
 def save_figure(figure: Figure, output: str | Path) -> Path:
     """Write a figure into the file `output`, whose suffix is the format, such as `.png`."""
     path = Path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with replace_file(path) as file:
+        figure.savefig(file, format=path.suffix.removeprefix("."))
     return path
 
 

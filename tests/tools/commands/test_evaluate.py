@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 from functools import partial
@@ -7,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from lit_rlhf.files import write_manifest
+from lit_rlhf.files import lock_outputs, write_manifest
 from lit_rlhf.tools.commands.evaluate import COMMAND
 from lit_rlhf.tools.evaluation.benchmarks import harness
 from tests.support.evaluation_folders import (
@@ -58,6 +59,38 @@ def test_comparison_writes_its_report_and_responses(
     untruncated = ["--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"]
     main(arguments(folders, *untruncated))
     assert note not in capsys.readouterr().out
+
+
+def test_samples_are_kept_until_the_report_is_written(folders: Folders, tmp_path: Path) -> None:
+    files = ("--output", str(tmp_path / "report.json"), "--responses", str(tmp_path / "r.jsonl"))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        patch("lit_rlhf.files.write_text", side_effect=full),
+        pytest.raises(SystemExit, match="No space left"),
+    ):
+        main(arguments(folders, *files))
+    responses = read_lines(tmp_path / "r.jsonl")
+    assert (tmp_path / "r.jsonl.partial").exists()
+    with patch("lit_rlhf.tools.evaluation.sampling.generate_responses") as sample:
+        main(arguments(folders, *files))  # the same command
+    sample.assert_not_called()
+    assert read_lines(tmp_path / "r.jsonl") == responses
+    names = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert names == {"report.json", "r.jsonl", ".r.jsonl.lit_rlhf.json"}
+
+
+def test_file_that_another_command_writes_is_refused(folders: Folders, tmp_path: Path) -> None:
+    output = tmp_path / "report.json"
+    with lock_outputs([output]):
+        told = refusal(main, arguments(folders, "--output", str(output)))
+    assert "report.json: another run or command writes to it: process" in told
+
+
+@pytest.mark.parametrize("output", ["s3://bucket/report.json", "~/report.json", ""])
+def test_output_that_is_no_path_is_refused(folders: Folders, output: str) -> None:
+    told = refusal(main, arguments(folders, "--output", output))
+    assert "output: expected a path" in told
+    assert list(Path().iterdir()) == []
 
 
 def test_benchmarks_stand_alone_and_after_a_comparison(

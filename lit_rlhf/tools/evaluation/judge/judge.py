@@ -7,13 +7,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
-from lit_rlhf.files import write_json_lines
+from lit_callbacks.files import Line
+from lit_rlhf.files import append_to, lock_outputs, parse_json, split_lines, write_json_lines
+from lit_rlhf.paths import check_output_path
 from lit_rlhf.rewards import redact_url
 from lit_rlhf.rewards.judge.comparing import (
     Criterion,
@@ -114,17 +116,16 @@ class _ReplyCache:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = Lock()
         content = self.path.read_bytes() if self.path.exists() else b""
-        complete, _, incomplete = content.rpartition(b"\n")
         self.replies: dict[str, JudgeReply] = {}
-        for number, line in enumerate(complete.splitlines(), start=1):
-            self._read_line(line, number)
-        self._file = self.path.open("ab")
-        if incomplete:
-            # else the next reply would be appended to it, and both would be lost
-            self._file.truncate(len(content) - len(incomplete))
+        for line in split_lines(content.decode(errors="replace")):
+            if line.is_complete:
+                self._read_line(line)
+        self._opened = ExitStack()
+        self._file = self._opened.enter_context(append_to(self.path))
+        # else the next reply would be appended to an incomplete line, and both would be lost
+        self._file.truncate(content.rfind(b"\n") + 1)
 
     def add(self, key: str, reply: JudgeReply, description: Mapping[str, Any]) -> None:
         """Store a reply; its line has then left the process.
@@ -142,18 +143,18 @@ class _ReplyCache:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._opened.close()
 
-    def _read_line(self, line: bytes, number: int) -> None:
-        """Take the reply in a line, which has the number `number` in the file."""
+    def _read_line(self, line: Line) -> None:
+        """Take the reply in a line."""
         try:
-            record = json.loads(line)
+            record = parse_json(line.text)
             reply = JudgeReply(**{name: record[name] for name in JudgeReply._fields})
             self.replies[record["key"]] = reply
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{self.path}:{number}: expected an answer of the judge, got {line!r:.80}; delete "
-                "the line to ask its question again"
+                f"{self.path}:{line.number}: expected an answer of the judge, got "
+                f"{line.text!r:.80}; delete the line to ask its question again"
             ) from error
 
 
@@ -170,14 +171,19 @@ class Judge(AbstractContextManager["Judge"]):
         if not options.model:
             raise ValueError("judge.model: expected the name of a model, got none")
         self.options = options
-        self._endpoint = open_judge(options)
-        self._cache = _ReplyCache(Path(options.folder) / ANSWERS_FILE)
+        folder = check_output_path("judge.folder", options.folder)
+        with ExitStack() as opened:
+            self._endpoint = open_judge(options)
+            opened.callback(self._endpoint.close)
+            opened.enter_context(lock_outputs([folder]))
+            self._cache = _ReplyCache(Path(folder) / ANSWERS_FILE)
+            opened.callback(self._cache.close)
+            self._opened = opened.pop_all()
         self.questions: dict[str, Question] = {}
         self.asked: set[str] = set()
 
     def __exit__(self, *error: object) -> None:
-        self._endpoint.close()
-        self._cache.close()
+        self._opened.close()
 
     def judge_pairs(self, pairs: Sequence[Question], label: str) -> list[PairVerdict]:
         """Judge pairs, each in both orders. Pairs of equal answers tie without a question.
