@@ -62,12 +62,19 @@ def name_run(config: Namespace) -> None:
 
 
 def occupied_folders(trainer: Trainer, module: LightningModule) -> list[Path]:
-    """Folders of a run's model, log and checkpoints that hold more than settings."""
+    """Folders of a run's model, log and checkpoints that hold files, and not only settings.
+
+    An empty folder is none, for instance an empty volume that is mounted at the checkpoints.
+    """
     model = [module.finished_dir] if isinstance(module, StageModule) else []
     return [
         folder
         for folder in dict.fromkeys([*model, *folders_during(trainer)])
-        if folder.is_dir() and any(path.name not in SETTINGS for path in folder.iterdir())
+        if any(
+            path.is_symlink() or not path.is_dir()
+            for path in folder.rglob("*")
+            if path.name not in SETTINGS
+        )
     ]
 
 

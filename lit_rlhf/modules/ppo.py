@@ -491,12 +491,19 @@ class PPOModule(StageModule):
         return [policy, critic], [schedule, critic_schedule]
 
     def _plan_iterations(self) -> float:
-        """Iterations of the run; may be infinite. Warns if the policy would not be trained."""
+        """Iterations of the run; may be infinite. Refuses a critic pre-training that is longer."""
         # `setup` refuses max_steps, so that Lightning counts batches here
         iterations = float(self.trainer.estimated_stepping_batches)
         if self.max_iterations is not None:
             iterations = min(iterations, self.max_iterations)
         pretraining = self.critic_pretraining.iterations
+        may_end_early = self.critic_pretraining.target_value_loss is not None
+        if pretraining > iterations and not may_end_early and not is_trial(self.trainer):
+            raise ValueError(
+                f"critic_pretraining.iterations: expected at most the {iterations:.0f} iterations "
+                f"of the run, got {pretraining}: the policy would not be trained. Lower it, or "
+                "make the run longer"
+            )
         if pretraining >= iterations and not is_trial(self.trainer):
             rank_zero_warn(
                 f"critic_pretraining.iterations={pretraining}: the run has {iterations:.0f} "

@@ -52,6 +52,7 @@ from lit_rlhf.modules.updates import (
     step_schedule,
     trained_networks,
 )
+from lit_rlhf.paths import check_output_path
 from lit_rlhf.stats import FixedDtypeBuffers, fail_together, global_means
 from lit_rlhf.strategies import AtomicCheckpointIO, full_tensor
 
@@ -95,6 +96,8 @@ class StageModule(FixedDtypeBuffers, RunState):
     ) -> None:
         super().__init__()
         check_model_path(model_path)  # before a model is taken for a hyper-parameter
+        if output_dir is not None:
+            check_output_path("output_dir", output_dir)
         # Collects the arguments of the subclass too: it looks through the calling constructors.
         # Arguments that may be models are left out: it would copy them.
         self.save_hyperparameters(ignore=self.object_arguments)
@@ -413,6 +416,12 @@ def _check_lightning_tools(module: LightningModule) -> None:
             "model: expected a module that is not compiled, got torch.compile(module), whose "
             "training step generates text and steps optimizers. Set network.torch_compile, which "
             "compiles the networks' forward passes"
+        )
+    clip = module.trainer.gradient_clip_val
+    if clip is not None and clip < 0:  # Lightning refuses a positive one
+        raise ValueError(
+            f"trainer.gradient_clip_val: expected none, got {clip}: each network is clipped by "
+            "itself (grad_clip in the options of its optimizer)"
         )
     callbacks = module.trainer.callbacks  # type: ignore[attr-defined]  # set, but not declared
     if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):

@@ -86,6 +86,12 @@ def test_finished_run_without_output_is_found(root: Path, caplog: pytest.LogCapt
     assert caplog.text.count("The run is finished, and its model is in run/model") == 1
 
 
+def test_empty_volume_at_the_checkpoints_is_no_earlier_run(root: Path) -> None:
+    Path("run/checkpoints/lost+found").mkdir(parents=True)
+    fit(root, callbacks=[KEEP_EACH])
+    assert weights()
+
+
 def test_damaged_last_offers_the_one_before(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, callbacks=[KEEP_EACH])
     whole = weights()

@@ -166,6 +166,12 @@ def test_critic_pretraining_as_long_as_the_run_is_a_warning(root: Path, tmp_path
         fit_module(module, prompts(root), tmp_path, max_epochs=2)
 
 
+def test_critic_pretraining_longer_than_the_run_is_refused(root: Path, tmp_path: Path) -> None:
+    module = PPOModule(**ppo_options(root, critic_pretraining={"iterations": 3}))
+    with pytest.raises(ValueError, match=r"pretraining.iterations: expected at most the 2 iter"):
+        fit_module(module, prompts(root), tmp_path, max_epochs=2)
+
+
 def test_adam_has_its_betas_and_decays_matrices_alone(root: Path) -> None:
     options = OptimizerOptions(1e-3, weight_decay=0.1, beta1=0.8, beta2=0.95, eps=1e-6)
     module = PPOModule(**ppo_options(root))
