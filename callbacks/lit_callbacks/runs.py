@@ -391,14 +391,14 @@ def _read_texts(path: Path) -> dict[str, list[LoggedText]]:
         record = None
         with suppress(ValueError):  # a run that was killed may leave half a line
             record = parse_json(line.text)
-        key = record.get("key") if isinstance(record, dict) else None
-        if key not in (VERDICT_KEY, HELD_OUT_KEY):
+        if not isinstance(record, dict) or record.get("key") not in (VERDICT_KEY, HELD_OUT_KEY):
             continue
         time = parse_number(record.get("time"))
         if time is None or not math.isfinite(time):
             raise content_error(path, line.number, expected="a text with its time", got=record)
         step = parse_step(record.get("step"), path, line.number)
-        texts.setdefault(key, []).append(LoggedText(time, step, str(record.get("text", ""))))
+        text = LoggedText(time, step, str(record.get("text", "")))
+        texts.setdefault(record["key"], []).append(text)
     return texts
 
 
