@@ -169,8 +169,5 @@ def repetition_of(text: str) -> float:
 def main(files: Sequence[str]) -> None:
     """Print what the gain in each file of samples is made of."""
     for file in files:
-        try:
-            gain = explain_gain(read_samples(Path(file)))
-        except (ValueError, OSError) as error:
-            raise SystemExit(f"lit_rlhf report gain: {file}: {error}") from error
+        gain = explain_gain(read_samples(Path(file)))
         print(f"{file}: {gain.sentence()}\n{gain.table()}")

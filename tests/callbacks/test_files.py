@@ -20,7 +20,7 @@ from lit_callbacks.files import (
     split_lines,
     write_text,
 )
-from lit_callbacks.gain import main as report_gain
+from lit_callbacks.gain import main as explain_gain
 
 SEPARATORS = ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1e", "\r", "\n"]
 OTHERS = ["\ud800", "é", '"', "a"]
@@ -120,14 +120,12 @@ def test_json_beyond_the_stack_is_a_value_error() -> None:
 def test_gain_of_a_strange_file_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "samples.jsonl"
     file.write_text(json.dumps({"step": 0, "score": 1, "response": "a"}) + f"\n{line}\n")
-    with pytest.raises(SystemExit, match=r"samples\.jsonl:2: expected "):
-        report_gain([str(file)])
+    with pytest.raises(ValueError, match=r"samples\.jsonl:2: expected "):
+        explain_gain([str(file)])
 
 
 def test_gain_leaves_out_what_has_no_score(tmp_path: Path) -> None:
     file = tmp_path / "samples.jsonl"
     file.write_text('{"step": 0}\n{"step": 1, "score": NaN}\n{"step": 2, "score": null}\n')
-    with pytest.raises(SystemExit, match="expected responses of at least two steps, got 0"):
-        report_gain([str(file)])
-    with pytest.raises(SystemExit, match="No such file"):
-        report_gain([str(tmp_path / "none")])
+    with pytest.raises(ValueError, match="expected responses of at least two steps, got 0"):
+        explain_gain([str(file)])

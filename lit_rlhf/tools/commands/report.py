@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_rlhf.choices import DType, OnBadRecord
 from lit_rlhf.command import Command
+from lit_rlhf.errors import end_with_message
 from lit_rlhf.terminal import fold, help_text
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
@@ -130,7 +131,10 @@ def main(argv: Sequence[str]) -> None:
     elif argv and argv[0] == "gain" and len(argv) > 1:
         from lit_callbacks.gain import main as report_gain
 
-        report_gain(argv[1:])
+        try:
+            report_gain(argv[1:])
+        except Exception as error:
+            end_with_message(error, "lit_rlhf report gain")
     elif not argv or argv[0] in ("-h", "--help"):
         print(fold(USAGE))
     else:

@@ -92,6 +92,25 @@ def test_unknown_report_is_refused() -> None:
     assert expected in refusal(main, ["rewards"])
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        ('{"step": null}\n', r"samples.jsonl:1: expected the number of a step"),
+        ('{"step": 1}\n', "expected responses of at least two steps"),
+    ],
+)
+def test_gain_of_a_file_that_has_none_is_an_error_in_one_line(
+    tmp_path: Path, content: str | None, said: str
+) -> None:
+    file = tmp_path / "samples.jsonl"
+    if content is not None:
+        file.write_text(content)
+    told = refusal(main, ["gain", str(file)])
+    assert told.startswith("lit_rlhf report gain: ")
+    assert said in told
+
+
 def test_runs_are_put_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, coef in (("base", 0.1), ("no_ptx", 0.0)):
         write_run(tmp_path / name, {"rollout/score": [0.0] * 18 + [1.0, 2.0], "ppo/only": [1.0]})
