@@ -62,19 +62,20 @@ def test_comparison_writes_its_report_and_responses(
 
 
 def test_samples_are_kept_until_the_report_is_written(folders: Folders, tmp_path: Path) -> None:
-    files = ("--output", str(tmp_path / "report.json"), "--responses", str(tmp_path / "r.jsonl"))
+    report, responses = str(tmp_path / "report.json"), str(tmp_path / "r.jsonl")
+    words = arguments(folders, "--output", report, "--responses", responses)
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
         patch("lit_rlhf.files.write_text", side_effect=full),
         pytest.raises(SystemExit, match="No space left"),
     ):
-        main(arguments(folders, *files))
-    responses = read_lines(tmp_path / "r.jsonl")
+        main(words)
+    written = read_lines(tmp_path / "r.jsonl")
     assert (tmp_path / "r.jsonl.partial").exists()
     with patch("lit_rlhf.tools.evaluation.sampling.generate_responses") as sample:
-        main(arguments(folders, *files))  # the same command
+        main(words)  # the same command
     sample.assert_not_called()
-    assert read_lines(tmp_path / "r.jsonl") == responses
+    assert read_lines(tmp_path / "r.jsonl") == written
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert names == {"report.json", "r.jsonl", ".r.jsonl.lit_rlhf.json"}
 
