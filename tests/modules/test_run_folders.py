@@ -109,11 +109,11 @@ def test_output_that_cannot_be_replaced_at_the_end_is_refused_at_the_start(
             raise OSError(errno.EBUSY, "Device or resource busy", str(path))
         return rename(path, target)
 
-    told = r"output_dir: expected a folder that another one can replace, got .*volume: Device or"
-    with patch.object(Path, "rename", move), pytest.raises(ValueError, match=told):
+    message = r"output_dir: expected a folder that another one can replace, got .*volume: Device or"
+    with patch.object(Path, "rename", move), pytest.raises(ValueError, match=message):
         sft(root, tmp_path / "volume")
-    told = r"output_dir: expected .*: File name too long"
-    with pytest.raises(ValueError, match=told):
+    message = r"output_dir: expected .*: File name too long"
+    with pytest.raises(ValueError, match=message):
         sft(root, tmp_path / ("n" * 240))
     assert [path.name for path in tmp_path.iterdir()] == ["volume"]
     with pytest.raises(Started):

@@ -83,14 +83,14 @@ def test_samples_are_kept_until_the_report_is_written(folders: Folders, tmp_path
 def test_file_that_another_command_writes_is_refused(folders: Folders, tmp_path: Path) -> None:
     output = tmp_path / "report.json"
     with lock_outputs([output]):
-        told = refusal(main, arguments(folders, "--output", str(output)))
-    assert "report.json: another run or command writes to it: process" in told
+        message = refusal(main, arguments(folders, "--output", str(output)))
+    assert "report.json: another run or command writes to it: process" in message
 
 
 @pytest.mark.parametrize("output", ["s3://bucket/report.json", "~/report.json", ""])
 def test_output_that_is_no_path_is_refused(folders: Folders, output: str) -> None:
-    told = refusal(main, arguments(folders, "--output", output))
-    assert "output: expected a path" in told
+    message = refusal(main, arguments(folders, "--output", output))
+    assert "output: expected a path" in message
     assert list(Path().iterdir()) == []
 
 

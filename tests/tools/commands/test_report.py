@@ -106,9 +106,9 @@ def test_gain_of_a_file_that_has_none_is_an_error_in_one_line(
     file = tmp_path / "samples.jsonl"
     if content is not None:
         file.write_text(content)
-    told = refusal(main, ["gain", str(file)])
-    assert told.startswith("lit_rlhf report gain: ")
-    assert said in told
+    message = refusal(main, ["gain", str(file)])
+    assert message.startswith("lit_rlhf report gain: ")
+    assert said in message
 
 
 def test_runs_are_put_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
