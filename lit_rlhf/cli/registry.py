@@ -20,6 +20,7 @@ _TOOLS = {
     "evaluate": "compare policies on the same prompts",
     "generate": "responses to prompts, or a chat in the terminal",
     "lab": "write the built-in world, and label preferences in it",
+    "label": "people compare responses in a browser",
     "quickstart": "train and compare all stages on the built-in world",
     "report": "put training runs side by side, or examine a reward model",
     "reward": "find wrong labels, and examine rewards by cheats and by RewardBench",

@@ -43,6 +43,7 @@ class DataCounts:
     Attributes:
         kept: Records read, by source.
         label_false: Rows with `label: false`, which are not demonstrations, by source.
+        undecided: People's labels without a preference, by reason, such as a tie.
         duplicates: Records that equal an earlier one, by source, dropped or not.
         unused_parts: Parts of turns that records leave out, such as reasoning, by name.
         skipped: Bad records that reading skipped, by reason.
@@ -59,6 +60,7 @@ class DataCounts:
 
     kept: Counter[str] = field(default_factory=Counter)
     label_false: Counter[str] = field(default_factory=Counter)
+    undecided: Counter[str] = field(default_factory=Counter)
     duplicates: Counter[str] = field(default_factory=Counter)
     unused_parts: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -115,6 +117,9 @@ class DataCounts:
         for label, number in self.label_false.items():
             if number:
                 _log_info(f"{label}: left out {number} responses with label: false")
+        if self.undecided:
+            reasons = ", ".join(f"{n} x {reason}" for reason, n in self.undecided.most_common())
+            _log_info(f"left out {self.undecided.total()} labels without a preference: {reasons}")
         for label, number in self.duplicates.items():
             if number:
                 _log_info(f"{label}: {number} records equal an earlier one (drop_duplicates)")

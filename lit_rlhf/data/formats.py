@@ -39,6 +39,7 @@ FORMATS: dict[str, str] = {
     "comparison": "two responses and which is better: response_0, response_1, better_response_id; "
     "response_1, response_2, preference_strength; human_ref_A, human_ref_B, labels; summaries, "
     "choice",
+    "labels": "prompt, response_a, response_b, choice: what `lit_rlhf label` writes",
     "turns": "turns, or chosen and rejected: a list of strings, the human's turn first",
     "prompt": "prompt or question (a string or turns), or instruction with input",
     "text": "text, or any .txt file",
@@ -97,6 +98,8 @@ _COMPARISONS = {
     ),
 }
 """The formats of comparisons in flat rows, by the field of the choice."""
+_LABEL_RESPONSES = ("response_a", "response_b")
+_LABEL_CHOICES = ("a", "b", "tie", "both_bad", "skip")
 _SUMMARIES = _Comparison(
     prompt="info", responses=("summaries", "summaries"), preferred={0: 0, 1: 1}
 )
@@ -154,6 +157,8 @@ def _detect_preference(row: Row, keys: set[str]) -> str | None:
             return "turns"
         plain = isinstance(row.get("chosen"), str) and keys.isdisjoint(_PAIR_PROMPT_FIELDS)
         return "hh" if plain else "pairs"
+    if {"prompt", *_LABEL_RESPONSES, "choice"} <= keys:
+        return "labels"
     compared = any(
         {*comparison.responses, choice} <= keys for choice, comparison in _COMPARISONS.items()
     )
@@ -171,7 +176,8 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
 
     Returns:
         One record, or with the format `instances` one per instance. A row with `label: false` (as
-        in data for KTO) is not a demonstration and gives none.
+        in data for KTO) is not a demonstration and gives none. Neither does a label without a
+        preferred response, see `undecided_reason`.
 
     Raises:
         RecordError: If the row has no such record.
@@ -196,6 +202,8 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
         # Only preferences need the rejected response, so an error in it must not cost the others.
         fields = {name: value for name, value in row.fields.items() if name != "rejected"}
         row = replace(row, fields=fields)
+    if undecided_reason(row, format) is not None:
+        return []
     if kind != "demonstration":
         return _parse(row, format, kind)
     if row.get("label") is False:
@@ -224,6 +232,26 @@ def find_used_fields(row: Row, format: str, kind: RecordKind) -> list[str]:
         if changed:
             used.append(name)
     return used
+
+
+def undecided_reason(row: Row, format: str) -> str | None:
+    """Why a label by a person is no preference; `None` if it is one, or for other formats.
+
+    A second look of the same person at the same responses is left out: it is asked to measure
+    consistency, and would count the person twice.
+
+    Args:
+        row: The row.
+        format: Its format, a key of `FORMATS`.
+    """
+    if format != "labels":
+        return None
+    if row.get("repeat") is True:
+        return "second look"
+    reason = {"tie": "tie", "both_bad": "both bad", "skip": "skipped"}.get(str(row.get("choice")))
+    if reason is None and any(row.get(name) == "" for name in _LABEL_RESPONSES):
+        return "empty response"  # what a policy wrote that ended at once, and people saw
+    return reason
 
 
 def _check_supported(row: Row) -> None:
@@ -584,6 +612,25 @@ def _parse_comparison(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     )
 
 
+def _parse_label(row: Row, kind: RecordKind) -> Iterator[_Parts]:
+    prompt = _read_prompt(row, "prompt")
+    if kind == "prompt":
+        yield _Parts(prompt=prompt, prompt_field="prompt")
+        return
+    choice = row.get("choice")
+    if choice not in ("a", "b"):
+        known = ", ".join(_LABEL_CHOICES)
+        raise row.error(f"not one of {known}", field="choice", detail=repr(choice))
+    preferred = 0 if choice == "a" else 1
+    yield _Parts(
+        prompt=prompt,
+        prompt_field="prompt",
+        response=row.get(_LABEL_RESPONSES[preferred]),
+        response_field=_LABEL_RESPONSES[preferred],
+        rejected=row.get(_LABEL_RESPONSES[1 - preferred]),
+    )
+
+
 def _read_summaries(row: Row) -> list[Any]:
     summaries = row.get("summaries")
     if not isinstance(summaries, list) or len(summaries) != 2:
@@ -659,6 +706,7 @@ _PARSERS: dict[str, _Parser] = {
     "pairs": _parse_pairs,
     "conversations": _parse_conversations,
     "comparison": _parse_comparison,
+    "labels": _parse_label,
     "instruction": _parse_answer(["instruction"], _OUTPUT_FIELDS),
     "question": _parse_answer(["question", "prompt"], _ANSWER_FIELDS),
     "prompt": _parse_answer(["prompt", "question", "instruction"], [""]),

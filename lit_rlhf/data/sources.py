@@ -12,7 +12,13 @@ import datasets
 
 from lit_rlhf.checks import check_choice
 from lit_rlhf.data.counts import DataCounts, OnBadRecord
-from lit_rlhf.data.formats import FORMATS, count_unused_parts, detect_format, parse_row
+from lit_rlhf.data.formats import (
+    FORMATS,
+    count_unused_parts,
+    detect_format,
+    parse_row,
+    undecided_reason,
+)
 from lit_rlhf.data.readers import is_file_path, load_dataset, number_rows, read_file
 from lit_rlhf.data.records import (
     DemonstrationRecord,
@@ -282,7 +288,11 @@ def _load_source(
                 ]
             records += parsed
             counts.unused_parts.update(count_unused_parts(row, kind))
-            counts.label_false[source.label] += not parsed
+            reason = None if parsed else undecided_reason(row, format)
+            if reason is not None:
+                counts.undecided[reason] += 1
+            else:
+                counts.label_false[source.label] += not parsed
         except RecordError as error:
             # Without a format, no other row of the file can be parsed either.
             is_undetected = format == "auto" and isinstance(row, Row)

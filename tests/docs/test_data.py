@@ -12,7 +12,7 @@ from tests.support.docs_blocks import ROOT, blocks
 
 PAGE = ROOT / "docs" / "data.md"
 EXAMPLES = {block.title: block.text for block in blocks(PAGE) if block.language == "json"}
-PREFERENCES = {"hh", "pairs", "conversations", "comparison"}
+PREFERENCES = {"hh", "pairs", "conversations", "comparison", "labels"}
 DIALOGUES = {"messages", "turns", "instruction", "instances", "question", "multiple_choice"}
 ANSWERED = PREFERENCES | DIALOGUES
 

@@ -54,12 +54,14 @@ class ResponseLine(NamedTuple):
         prompt: The turns of the prompt.
         response: The response.
         location: Where the line stands.
+        ended: Whether the response ended; `None` if the line does not say.
     """
 
     policy: str
     prompt: Turns
     response: str
     location: Location
+    ended: bool | None = None
 
 
 def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
@@ -72,6 +74,31 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
         paths: JSON lines files with the fields `prompt` (in any format of a prompt file) and
             `response`, which may be empty. The field `policy` names the policy; without it, the
             file's name does.
+        limit: Number of responses to keep of each policy, from the first; `None` keeps all.
+    """
+    by_policy = read_response_lines(paths, limit)
+    if len(by_policy) < 2:
+        raise ValueError(
+            "policies: expected the responses of two or more, the baseline first, got "
+            f"{', '.join(by_policy) or 'none'} in {', '.join(paths)}"
+        )
+    check_same_prompts(by_policy)
+    first = next(iter(by_policy.values()))
+    return Responses(
+        prompts=[line.prompt for line in first],
+        by_policy={
+            policy: [line.response for line in lines] for policy, lines in by_policy.items()
+        },
+    )
+
+
+def read_response_lines(
+    paths: Sequence[str], limit: int | None = None
+) -> dict[str, list[ResponseLine]]:
+    """Read the lines of files of responses by policy, see `read_responses`.
+
+    Args:
+        paths: The files.
         limit: Number of responses to keep of each policy, from the first; `None` keeps all.
     """
     if limit is not None:
@@ -90,11 +117,11 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
                     "the files"
                 )
             by_policy[policy] = lines[:limit]
-    if len(by_policy) < 2:
-        raise ValueError(
-            "policies: expected the responses of two or more, the baseline first, got "
-            f"{', '.join(by_policy) or 'none'} in {', '.join(paths)}"
-        )
+    return by_policy
+
+
+def check_same_prompts(by_policy: Mapping[str, Sequence[ResponseLine]]) -> None:
+    """Refuse policies that did not respond to the same prompts; the error names the first line."""
     advice = "every policy has to respond to the same prompts in the same order"
     (baseline, first), *others = by_policy.items()
     for policy, lines in others:
@@ -109,12 +136,6 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
                 f"policy {policy!r}: expected {len(first)} responses, as many as {baseline!r} "
                 f"has, got {len(lines)}; {advice}"
             )
-    return Responses(
-        prompts=[line.prompt for line in first],
-        by_policy={
-            policy: [line.response for line in lines] for policy, lines in by_policy.items()
-        },
-    )
 
 
 def _parse_line(row: Row | RecordError) -> ResponseLine:
@@ -131,6 +152,11 @@ def _parse_line(row: Row | RecordError) -> ResponseLine:
     policy = row.get("policy") if "policy" in row.fields else row.source.split(".")[0]
     if not isinstance(policy, str) or not policy:
         raise row.error("not a name", field="policy", detail=repr(policy))
+    ended = row.get("ended")
     return ResponseLine(
-        policy=policy, prompt=record.prompt, response=response, location=row.location
+        policy=policy,
+        prompt=record.prompt,
+        response=response,
+        location=row.location,
+        ended=ended if isinstance(ended, bool) else None,
     )

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_rlhf.data import PromptExample, collate_prompts, pad_sequences
+from lit_rlhf.data import PromptExample
 from lit_rlhf.rewards import Scores, WeightedReward
 from lit_rlhf.rewards.functions import shorten
-from lit_rlhf.rollout import RolloutBatch
 from lit_rlhf.tools.evaluation.outcomes import score_summary
 from lit_rlhf.tools.evaluation.output import to_json_types
 from lit_rlhf.tools.evaluation.reward_probe.answers import AnswerEncoder, HonestAnswer, Response
@@ -29,11 +28,11 @@ from lit_rlhf.tools.evaluation.reward_probe.cheats import (
     Cheat,
     Corpus,
 )
+from lit_rlhf.tools.evaluation.reward_probe.scoring import score_encoded
 
 MIN_PROMPTS = 8
 """Fewest prompts of a probe: with fewer, the interval of a mean says little."""
 _CANDIDATES = 8  # honest answers of which the canned one is chosen
-_BATCH = 32  # responses that the reward gets at a time
 
 
 class Verdict(StrEnum):
@@ -225,12 +224,14 @@ class _Scorer:
 
     def score_raw(self, prompts: Sequence[PromptExample], responses: Sequence[Response]) -> Scores:
         """Score encoded responses to prompts, in batches."""
-        parts = []
-        for start in range(0, len(prompts), _BATCH):
-            rows = slice(start, start + _BATCH)
-            parts.append(self._score_batch(prompts[rows], responses[rows]))
-            self.report_progress(len(prompts[rows]))
-        return Scores.concatenate(parts)
+        return score_encoded(
+            self.reward,
+            self.encoder.prompts,
+            prompts,
+            responses,
+            device=self.device,
+            report_progress=self.report_progress,
+        )
 
     def _check(
         self,
@@ -255,22 +256,6 @@ class _Scorer:
             tokens=np.array([len(response.ids) for response in responses], dtype=np.float64),
             voted=self.reward.have_vote(scores.votes).nonzero().flatten().tolist(),
         )
-
-    def _score_batch(
-        self, prompts: Sequence[PromptExample], responses: Sequence[Response]
-    ) -> Scores:
-        pad = self.encoder.prompts.pad_token_id
-        batch = collate_prompts(prompts, pad)
-        ids = pad_sequences([torch.tensor(response.ids) for response in responses], pad)
-        rollouts = RolloutBatch(
-            prompt_ids=batch.input_ids.to(self.device),
-            prompt_mask=batch.attention_mask.to(self.device),
-            response_ids=ids.values.to(self.device),
-            response_mask=ids.mask.to(self.device),
-            terminated=torch.tensor([r.ended for r in responses], device=self.device),
-        )
-        scores: Scores = self.reward(rollouts, batch.texts, records=batch.fields, turns=batch.turns)
-        return scores
 
 
 @torch.no_grad()
