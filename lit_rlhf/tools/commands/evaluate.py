@@ -1,5 +1,6 @@
 """`lit_rlhf evaluate`: compare policies by rewards, a judge and benchmarks."""
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,6 +17,8 @@ if TYPE_CHECKING:  # they import torch, for which --help does not wait
     from lit_rlhf.data import DataSource
     from lit_rlhf.tools.evaluation import Comparison, Responses
     from lit_rlhf.tools.evaluation.outcomes import HeadToHeads
+    from lit_rlhf.tools.evaluation.people import People
+    from lit_rlhf.tools.evaluation.people.measure import Verdict
 
 _NO_JUDGE = JudgeOptions()
 
@@ -32,6 +35,10 @@ class EvaluateOptions(SamplingFlags):
             (docs/rewards.md). Each reward is reported by itself, times its weight, and decides who
             wins.
         judge: A language model that compares the responses too.
+        labels: Files of labels that lit_rlhf label wrote. People then decide who wins, too, and the
+            report says how far they agree with each other, the rewards and the judge, which are
+            asked about the labelled responses.
+        page: HTML file for what people say, with labels.
         benchmarks: Tasks or groups of lm-evaluation-harness, for example mmlu ceval-valid cmmlu.
             Their data are downloaded from the hub.
         choices: Files of multiple-choice questions with the fields question, choices and answer.
@@ -60,6 +67,8 @@ class EvaluateOptions(SamplingFlags):
     policies: list[str]
     rewards: dict[str, float | dict[str, Any]] | None = None
     judge: JudgeOptions = _NO_JUDGE
+    labels: list[str] | None = None
+    page: str | None = None
     benchmarks: list[str] | None = None
     choices: list[str] | None = None
     shots: int | None = None
@@ -116,6 +125,11 @@ def _evaluate(options: EvaluateOptions, unfinished: ExitStack) -> dict[str, Any]
     report["versions"] = code_versions()
     if options.judge.model is not None and responses is not None:
         head_to_heads = [*head_to_heads, *_ask_judge(options.judge, responses, report)]
+    if options.labels is not None:
+        people = _ask_people(options, options.labels)
+        report["people"] = people.as_dict()
+        report.setdefault("baseline", people.baseline)
+        head_to_heads = [*head_to_heads, *people.head_to_heads]
     if options.benchmarks or options.choices:
         report["benchmarks"] = _run_benchmarks(options)
         report.setdefault("settings", {"dtype": options.dtype})
@@ -181,6 +195,44 @@ def _ask_judge(
     print_judgement(judgement)
     report["judge"] = judgement.as_dict()
     return judgement.head_to_heads
+
+
+def _ask_people(options: EvaluateOptions, paths: Sequence[str]) -> "People":
+    """Measure what people say, print it, and write its page."""
+    from lit_rlhf.files import write_text
+    from lit_rlhf.tools.evaluation.labels import read_labels
+    from lit_rlhf.tools.evaluation.loading import choose_device
+    from lit_rlhf.tools.evaluation.people import (
+        check_labelled_policies,
+        judge_labels,
+        measure_people,
+        people_html,
+        print_people,
+        score_label_pairs,
+    )
+
+    labels = [label for path in paths for label in read_labels(path)]
+    baseline = check_labelled_policies(labels, options.policies)
+    machines: dict[str, dict[str, Verdict]] = {}
+    if options.rewards:
+        models = [policy for policy in options.policies if not is_file_path(policy)]
+        machines |= score_label_pairs(
+            labels,
+            options.rewards,
+            policy=next(iter(models), None),
+            model_options=options.model_options,
+            device=choose_device(options.device),
+            tie_margin=options.tie_margin,
+            chat_template=options.chat_template,
+            max_prompt_length=options.max_prompt_length,
+        )
+    if options.judge.model is not None:
+        machines |= judge_labels(labels, options.judge)
+    people = measure_people(labels, baseline=baseline, machines=machines, seed=options.seed)
+    print_people(people)
+    if options.page is not None:
+        print(f"Page: {write_text(options.page, people_html(people))}")
+    return people
 
 
 def _run_benchmarks(options: EvaluateOptions) -> dict[str, Any]:
@@ -269,41 +321,47 @@ def _check_options(options: EvaluateOptions) -> None:
             )
         for name in ("prompts", "rewards", "responses", "best_of", "samples_per_prompt"):
             value = getattr(options, name)
-            if value is not None:
+            if value is not None and not (name == "rewards" and options.labels):
                 raise ValueError(
                     f"{name}: expected none with files of responses, which a judge compares as "
                     f"they are, got {value!r}; give the models' folders as policies to sample and "
                     "score"
                 )
-        if options.judge.model is None:
+        if options.judge.model is None and not options.labels:
             raise ValueError(
                 "judge.model: expected a judge to compare files of responses, got none"
             )
     elif options.prompts is None:
         comparison_options = {
-            name: getattr(options, name) for name in ("rewards", "responses", "chart")
+            name: getattr(options, name)
+            for name in (("responses",) if options.labels else ("rewards", "responses", "chart"))
         }
-        comparison_options["judge.model"] = options.judge.model
+        if not options.labels:
+            comparison_options["judge.model"] = options.judge.model
         unused = [name for name, value in comparison_options.items() if value is not None]
         if unused:
             raise ValueError(
                 f"prompts: expected a file of prompts or a dataset's id with {', '.join(unused)}, "
                 "got none"
             )
-        if not (options.benchmarks or options.choices):
+        if not (options.benchmarks or options.choices or options.labels):
             raise ValueError(
                 "prompts: expected a file of prompts or a dataset's id, to compare responses; or "
                 "benchmarks or choices, got none of them"
             )
+    if options.labels and importlib.util.find_spec("sklearn") is None:
+        raise ImportError("labels need scikit-learn: pip install 'lit-rlhf[label]'")
+    if options.page is not None and not options.labels:
+        raise ValueError(f"labels: expected files of labels for the page, got none: {options.page}")
     for model in models:
         check_model_path(model)
-    check_data_paths([] if options.prompts is None else [options.prompts])
+    check_data_paths([*(options.labels or []), *([options.prompts] if options.prompts else [])])
 
 
 def _check_outputs(options: EvaluateOptions) -> None:
     """Refuse files that cannot be written."""
     outputs = {name: getattr(options, name) for name in OUTPUTS}
-    check_outputs(outputs, [options.prompts, *options.policies])
+    check_outputs(outputs, [options.prompts, *options.policies, *(options.labels or [])])
     for name in ("chart", "kl_chart"):
         file = getattr(options, name)
         if file is not None:
@@ -314,6 +372,6 @@ def _check_outputs(options: EvaluateOptions) -> None:
                 raise ValueError(f"{name}: expected one of the suffixes {known}, got {file}")
 
 
-LISTS = ("policies", "benchmarks", "best_of", "choices")
-OUTPUTS = ("output", "responses", "chart", "kl_chart")
+LISTS = ("policies", "labels", "benchmarks", "best_of", "choices")
+OUTPUTS = ("output", "responses", "chart", "kl_chart", "page")
 COMMAND = Command(EvaluateOptions, lists=LISTS, then=evaluate, writes=OUTPUTS)

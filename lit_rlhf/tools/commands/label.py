@@ -201,17 +201,19 @@ def _listen(options: LabelOptions) -> socket.socket:
 
 def _read_responses(options: LabelOptions) -> "dict[str, list[ResponseLine]]":
     """Read the responses, after sampling those that are missing."""
-    from lit_rlhf.files import check_responses
+    from lit_rlhf.files import check_responses, lock_outputs
     from lit_rlhf.tools.evaluation.responses import read_response_lines
 
     if options.responses is not None:
         for path in options.responses:
             check_responses(Path(path))
         return read_response_lines(options.responses, options.max_prompts)
-    return read_response_lines(_sample_responses(options, options.policies or []))
+    folder = Path(options.output).with_suffix(".responses")
+    with lock_outputs([folder]):
+        return read_response_lines(_sample_responses(options, options.policies or [], folder))
 
 
-def _sample_responses(options: LabelOptions, policies: Sequence[str]) -> list[str]:
+def _sample_responses(options: LabelOptions, policies: Sequence[str], folder: Path) -> list[str]:
     """Sample the responses of each policy, and return their files.
 
     A file that is there already is used as it is, if it was sampled with the same options.
@@ -223,7 +225,6 @@ def _sample_responses(options: LabelOptions, policies: Sequence[str]) -> list[st
 
     assert options.source is not None  # checked
     prompts = read_prompts(options.source, options.max_prompts, options.on_bad_record)
-    folder = Path(options.output).with_suffix(".responses")
     files = []
     for name, policy in zip(short_names(policies, "policies"), policies, strict=True):
         file = folder / f"{name.replace('/', '_')}.jsonl"
@@ -383,7 +384,7 @@ COMMAND = Command(
     flags=("allow_remote",),
     then=label,
 )
-CONVERT = Command(convert, lists=("labels",))
+CONVERT = Command(convert, lists=("labels",), writes=("output",))
 
 
 def main(argv: Sequence[str]) -> None:

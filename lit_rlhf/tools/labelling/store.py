@@ -7,7 +7,7 @@ from threading import RLock
 from typing import NamedTuple
 
 from lit_rlhf.errors import UserError
-from lit_rlhf.files import FolderLocks, fsync, move_into_place, name_file, partial_path
+from lit_rlhf.files import FolderLocks, fsync, replace_file
 from lit_rlhf.tools.evaluation.labels import Comparison, Label, read_labels
 
 
@@ -51,8 +51,7 @@ class LabelStore:
             self._size = self._drop_incomplete_line()
             self.labels = read_labels(str(self.path)) if self._size else []
             self._check_texts()
-            # O_APPEND: a write lands at the end of the file, whatever happened before
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._file = self._open()
             fsync(self.path.parent)
         except BaseException:
             self._locks.interrupt()
@@ -112,18 +111,18 @@ class LabelStore:
             remaining = [*self.labels]
             remaining.remove(label)
             content = b"".join(one.as_line() for one in remaining)
-            partial = partial_path(self.path)
-            with name_file(self.path), partial.open("wb") as file:
+            with replace_file(self.path) as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            move_into_place(self.path)
             os.close(self._file)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+            self._file = self._open()
             self._size = len(content)
             self.labels = remaining
             del self._by_task[task]
             return label
+
+    def _open(self) -> int:
+        """Open the end of the file; a link, which may lead to any file, is refused."""
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
     def _append(self, line: bytes) -> None:
         """Write a whole line, or leave the file as it is."""

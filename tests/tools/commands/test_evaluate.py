@@ -21,6 +21,7 @@ from tests.support.evaluation_folders import (
     write_prompts,
 )
 from tests.support.judge_server import Failure, JudgeRequest, judge_server, longer_wins
+from tests.support.labels import make_label
 
 pytestmark = pytest.mark.usefixtures("no_environment_report")
 main = partial(COMMAND.run, prog="lit_rlhf evaluate")
@@ -244,6 +245,63 @@ def test_a_judge_that_fails_ends_the_command_and_keeps_the_responses(
         said = refusal(main, [*argv, *judged_by(server.base_url, tmp_path / "judge")])
     assert said.startswith("lit_rlhf evaluate: the judge at http://127.0.0.1")
     assert len((tmp_path / "responses.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+def test_people_decide_beside_rewards_and_judge(
+    folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = [
+        make_label(prompt, choice, name, policies={"sft": None})
+        for prompt, choice in (("hi", "b"), ("a", "b"), ("why?", "a"), ("ok", "tie"))
+        for name in ("ann", "bob")
+    ]
+    file = tmp_path / "labels.jsonl"
+    file.write_bytes(b"".join(label.as_line() for label in labels))
+    argv = ["--policies", folders.sft, folders.ppo, "--labels", str(file), "--device", "cpu"]
+    argv += ["--page", str(tmp_path / "people.html"), "--output", str(tmp_path / "report.json")]
+    argv += ["--rewards", json.dumps({CHARACTERS: 1.0, folders.reward: 1.0})]
+    with judge_server(longer_wins) as server:
+        judge = judged_by(server.base_url, tmp_path / "judge")
+        report = main([*argv, *judge, "--chart", str(tmp_path / "chart.svg")])
+    people = report["people"]
+    assert report["baseline"] == "sft"
+    outcomes = people["outcomes"]["ppo"]
+    assert [outcomes[name] for name in ("win", "tie", "lose", "n")] == [0.5, 0.25, 0.25, 4]
+    assert people["between"]["share"] == 1.0
+    # B is the longer response; two of three preferences are for it
+    names = ("characters", "longer is better", "judge: helpful", "judge: harmless")
+    for name in names:
+        assert (people["machines"][name]["n"], people["machines"][name]["share"]) == (3, 2 / 3)
+    assert people["machines"]["reward"]["n"] == 3
+    assert json.loads((tmp_path / "report.json").read_text("utf-8"))["people"] == people
+    assert "most people with judge: helpful" in (tmp_path / "people.html").read_text("utf-8")
+    assert "people" in (tmp_path / "chart.svg").read_text("utf-8")
+    assert "most people with characters" in capsys.readouterr().out
+
+
+def test_people_decide_about_files_of_responses(tmp_path: Path) -> None:
+    files = write_responses(tmp_path)[:2]
+    labels = [
+        make_label("p0", "b", response_a="four", response_b="longer"),
+        make_label("p1", "a", response_a="four", response_b="a"),
+    ]
+    file = tmp_path / "labels.jsonl"
+    file.write_bytes(b"".join(label.as_line() for label in labels))
+    report = main(["--policies", *files, "--labels", str(file)])
+    assert report["people"]["outcomes"]["ppo"]["win"] == 0.5
+    assert report["people"]["machines"]["longer is better"]["share"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--page", "people.html"], "labels: expected files of labels for the page"),
+        (["--labels", "lost.jsonl"], "lost.jsonl: no such file"),
+    ],
+)
+def test_labels_and_page_belong_together(folders: Folders, more: list[str], expected: str) -> None:
+    argv = ["--policies", folders.sft, folders.ppo, "--prompts", folders.prompts, *more]
+    assert expected in refusal(main, argv)
 
 
 @pytest.mark.parametrize(
