@@ -5,6 +5,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from lit_rlhf.terminal import one_line
+
 _OUT_OF_MEMORY = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -48,7 +50,7 @@ def end_with_message(
     """
     if isinstance(error.__context__, KeyboardInterrupt):  # a pool of workers that Ctrl-C ended
         raise error.__context__
-    message = " ".join(str(error).split()) or type(error).__name__
+    message = one_line(str(error)) or type(error).__name__
     if is_out_of_memory(error):
         if "out of memory" not in message:
             limits = "`ulimit -v`, `ulimit -u`, a container"

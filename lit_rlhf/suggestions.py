@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
+_LONGEST = 100  # characters of a name that may be a misspelling
 _SIMILAR = 0.6  # ratio of matching characters from which a name may be a misspelling
 
 
@@ -16,6 +17,8 @@ def find_nearest(name: str, known: Iterable[str]) -> str | None:
         pairs = ((name, other), (name.rpartition(".")[2], other.rpartition(".")[2]))
         return max(SequenceMatcher(None, a, b).ratio() for a, b in pairs)
 
+    if len(name) > _LONGEST:
+        return None
     nearest = max(known, key=similarity, default="")
     return nearest if nearest and similarity(nearest) >= _SIMILAR else None
 

@@ -10,6 +10,13 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
+MAX_SHOWN = 200
+"""Characters of a prompt, response or answer that a message shows."""
+
+# control characters but tab and line end, and what changes the direction of the text around it
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_LONGEST_LINE = 4000  # characters
+
 
 class _LastingStream:
     """An output stream that becomes `/dev/null` once writing to it fails."""
@@ -43,6 +50,27 @@ class _LastingStream:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self._stream.fileno())
         os.close(null)
+
+
+def printable(text: str) -> str:
+    r"""Make text of other people's printable: a control character is shown as `\x1b`.
+
+    A terminal would obey what such characters begin: colours, titles, and deleting lines. Tabs and
+    line ends stay.
+    """
+    text = text.replace("\r\n", "\n")
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """Make one printable line of a message, which may quote text of other people's."""
+    line = " ".join(printable(text).split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
+
+
+def shorten(text: str) -> str:
+    """Quote the beginning of `text` for a message."""
+    return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
 
 
 def fold(text: str) -> str:

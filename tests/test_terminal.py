@@ -7,11 +7,11 @@ from io import BytesIO, TextIOWrapper
 
 import pytest
 
-from lit_rlhf.terminal import outlive_terminal
+from lit_rlhf.terminal import one_line, outlive_terminal, printable
 
 PROGRAM = """
 import os, sys
-from lit_rlhf.terminal import outlive_terminal
+from lit_rlhf.terminal import one_line, outlive_terminal, printable
 
 outlive_terminal()
 assert sys.stdin.read() == ""
@@ -73,3 +73,11 @@ def test_output_that_nobody_reads_is_no_error(words: str) -> None:
     done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
     os.close(output)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_control_characters_are_shown() -> None:
+    text = "a\x1b]0;title\x07\x9b2J\x7f\u202e\r\r\nb\tc \u94c1\u200f"
+    shown = "a\\x1b]0;title\\x07\\x9b2J\\x7f\\u202e\\r\nb\tc \u94c1\u200f"
+    assert printable(text) == shown
+    assert one_line(f" {text}\n") == shown.replace("\n", " ").replace("\t", " ")
+    assert one_line("x" * 10**6) == "x" * 4000 + " ..."

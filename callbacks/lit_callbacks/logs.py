@@ -13,6 +13,7 @@ from lit_callbacks.names import find_names
 from lit_callbacks.runs import EmptyLogError, Run, read_run
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
+from lit_callbacks.words import printable
 
 
 class JudgedStep(NamedTuple):
@@ -151,10 +152,10 @@ def watch_logs(
                 verdict = watch.step(scalars)
                 highest[log] = max(highest[log], verdict.level)
                 for note in watch.notes:
-                    print(f"{log} step {step}: {note}", flush=True)
+                    print(printable(f"{log} step {step}: {note}"), flush=True)
                 if verdict.level is not before:
                     text = f"{verdict.level.word}: {verdict.sentence}"
-                    print(f"{log} step {step}: {text}", flush=True)
+                    print(printable(f"{log} step {step}: {text}"), flush=True)
             if not follow and not watch.verdict.step:
                 logged = sorted({key for scalars in steps.values() for key in scalars})
                 watched_keys = dict.fromkeys(key for m in watch.monitors for key in m.keys)
@@ -173,5 +174,5 @@ def watch_logs(
         verdict = watch.verdict
         worst = "" if highest[log] <= verdict.level else f", {highest[log].word} before"
         judgement = f"{verdict.level.word} after {verdict.step} steps{worst}"
-        print(f"{log}: {judgement}: {verdict.sentence}")
+        print(printable(f"{log}: {judgement}: {verdict.sentence}"))
     return highest

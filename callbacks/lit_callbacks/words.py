@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+
+# control characters but tab and line end, and what changes the direction of the text around it
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    r"""Make text from a log printable: a control character is shown as `\x1b`.
+
+    Examples:
+        >>> printable("loss\x1b[2J")
+        'loss\\x1b[2J'
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def format_duration(seconds: float) -> str:

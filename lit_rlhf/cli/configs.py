@@ -1,5 +1,6 @@
 """`lit_rlhf configs`: the configurations that come with the project, found and copied by name."""
 
+import os
 import re
 from collections.abc import Sequence
 from itertools import takewhile
@@ -87,7 +88,7 @@ def resolve_configs(arguments: Sequence[str]) -> list[str]:
 def resolve_config(value: str) -> str:
     """Path of a configuration that is given by name; whatever else jsonargparse takes stays."""
     # jsonargparse takes `key: value` and URLs too.
-    if Path(value).exists() or ":" in value or "{" in value:
+    if os.path.exists(value) or ":" in value or "{" in value:
         return value
     return str(find_config(value))
 

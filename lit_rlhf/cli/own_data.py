@@ -36,6 +36,7 @@ from lit_rlhf.data import (
 from lit_rlhf.data.formats import detect_format, find_used_fields
 from lit_rlhf.files import write_json_lines, write_text
 from lit_rlhf.models import load_tokenizer, max_positions
+from lit_rlhf.terminal import printable
 
 _HELD_OUT = 0.05  # share of the prompts for validation, and as many for the evaluation
 _FEWEST_PROMPTS = 3  # different ones from which some are held out
@@ -133,8 +134,9 @@ def start_with(
     positions = _find_positions(model, max_length)
     counts = DataCounts()
     kind, records = _read(source, counts)  # the most that data can serve as
-    print(f"{source.place}: {len(records):,} records that serve as {kind}s{_count_equal(counts)}")
-    print(_describe_columns(source, kind))
+    n_records = f"{len(records):,} records that serve as {kind}s"
+    print(printable(f"{source.place}: {n_records}{_count_equal(counts)}"))
+    print(printable(_describe_columns(source, kind)))
     counts.log_read()
     template = "paper-zh" if _is_chinese(records) else "hh"
     if model is None:
@@ -260,7 +262,7 @@ def _show_examples(
     print("Examples; what is trained on is between [[ and ]]:")
     labels = ["chosen", "rejected"] if own.kind == "preference" else ["response"]
     for number, example in enumerate(examples[: _SHOWN * len(labels)]):
-        text = "".join(_mark(example, encoder)).strip()
+        text = printable("".join(_mark(example, encoder)).strip())
         print(f"\n{labels[number % len(labels)]}:", *_shorten(text), sep="\n  | ")
     print()
 

@@ -9,6 +9,7 @@ from lit_rlhf.choices import OnBadRecord as OnBadRecord
 from lit_rlhf.data.examples import Example, TokenExample
 from lit_rlhf.data.records import Location, RecordError
 from lit_rlhf.rank_zero import rank_zero_only
+from lit_rlhf.terminal import printable
 
 MAX_SHOWN = 5
 """Number of bad records that a log message shows."""
@@ -154,4 +155,4 @@ class DataCounts:
 def describe_bad_records(counts: Counter[str], examples: Sequence[str]) -> str:
     """Describe bad records for a log message: counts by reason, and messages of the first few."""
     reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.most_common())
-    return f"{reasons}; the first ones:\n  " + "\n  ".join(examples)
+    return printable(f"{reasons}; the first ones:\n  " + "\n  ".join(examples))

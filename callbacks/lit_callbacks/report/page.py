@@ -25,7 +25,7 @@ from lit_callbacks.report.reading import read_any_run, read_phases, read_respons
 from lit_callbacks.report.table import runs_table
 from lit_callbacks.runs import Run, name_runs
 from lit_callbacks.verdict import advise
-from lit_callbacks.words import format_number
+from lit_callbacks.words import format_number, printable
 
 _SIGNS = {Level.DATA_CHANGED: "◆", Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
 
@@ -169,8 +169,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
         table = runs_table(runs, options.keys, width, parsed.groups)
         held_out = [f"{run.name}, held out: {run.held_out}" for run in runs if run.held_out]
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        parser.error(str(error))
-    print("\n".join([table, "", *held_out, f"Report: {path}"]))
+        parser.error(printable(str(error)))
+    print(printable("\n".join([table, "", *held_out, f"Report: {path}"])))
 
 
 class ParsedRuns(NamedTuple):

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lit_rlhf.terminal import printable
+
 
 class Status(StrEnum):
     """Result of a check."""
@@ -130,10 +132,12 @@ class Display:
         row.add_column(no_wrap=True)
         row.add_column(overflow="fold")
         row.add_row(
-            Text(f"{look.word:4}", style=look.style), Text(f"{name:15}"), Text(finding.found)
+            Text(f"{look.word:4}", style=look.style),
+            Text(f"{name:15}"),
+            Text(printable(finding.found)),
         )
         if finding.change:
-            row.add_row("", "", Text.assemble(("Change: ", "bold"), finding.change))
+            row.add_row("", "", Text.assemble(("Change: ", "bold"), printable(finding.change)))
         self.console.print(row, width=self.width)
 
     def show_summary(self, report: Report) -> None:

@@ -4,7 +4,6 @@ Results go to standard output; progress goes to standard error.
 """
 
 import math
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -24,10 +23,24 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_rlhf.functional import Interval
+from lit_rlhf.terminal import printable
 
 NAME_STYLE = "bold cyan"
 NOTE_STYLE = "dim"
 _UNBOUNDED_WIDTH = 100_000  # characters
+
+
+class PrintableConsole(Console):
+    """A console that shows the control characters of texts, such as names in tables."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Render a text, see the base class.
+
+        Args:
+            text: The text.
+            **options: Further arguments of rich.
+        """
+        return super().render_str(printable(text), **options)
 
 
 def make_table(
@@ -64,7 +77,7 @@ def print_table(table: Table) -> None:
 
     Names are printed literally, even where rich would read markup.
     """
-    console = Console(markup=False, emoji=False)
+    console = PrintableConsole(markup=False, emoji=False)
     if not console.is_terminal:
         # rich assumes 80 columns for a file or a pipe, and measures up to the console's own width
         console.width = _UNBOUNDED_WIDTH
@@ -73,7 +86,7 @@ def print_table(table: Table) -> None:
 
 
 def print_text(console: Console, text: str, *, style: str = "", end: str = "\n") -> None:
-    """Print text, such as a model's response, without markup, wrapping or control characters.
+    """Print text, such as a model's response, without markup and wrapping; see `printable`.
 
     Args:
         console: Where to print.
@@ -81,12 +94,7 @@ def print_text(console: Console, text: str, *, style: str = "", end: str = "\n")
         style: Style of rich, such as `NAME_STYLE`.
         end: What to print after the text.
     """
-    console.print(Text(remove_control_characters(text), style), end=end, soft_wrap=True)
-
-
-def remove_control_characters(text: str) -> str:
-    """Remove the characters by which a response could move the cursor or recolour the terminal."""
-    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
+    console.print(Text(printable(text), style), end=end, soft_wrap=True)
 
 
 @contextmanager

@@ -112,8 +112,16 @@ def test_text_is_printed_as_it_is() -> None:
     assert console.file.getvalue() == f"{text}\n"
 
 
-def test_a_model_cannot_steer_the_terminal() -> None:
-    assert output.remove_control_characters("a\x1b[2Jb\x07\r\x9b31mc\n\td") == "a[2Jb31mc\n\td"
+def test_text_and_names_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    output.print_text(console, "a\x1b[2Jb\x07\r\x9b31mc\r\n\td")
+    assert console.file.getvalue() == "a\\x1b[2Jb\\x07\\r\\x9b31mc\n        d\n"
+    table = output.make_table("title\x1b[1m", ["head\x1b[2m"])
+    table.add_row("cell\x1b[3m")
+    output.print_table(table)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert all(f"\\x1b[{number}m" in shown for number in (1, 2, 3))
 
 
 def test_names_in_tables_and_progress_bars_are_text(capsys: pytest.CaptureFixture[str]) -> None:
