@@ -1,14 +1,21 @@
 """The parser of all commands: jsonargparse's, with errors of one line."""
 
+import os
 import re
 import sys
 from argparse import ArgumentError
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, Namespace
+import yaml
+from jsonargparse import ArgumentParser, Namespace, set_loader
 
+from lit_rlhf.imports import current_folder, import_class_module
 from lit_rlhf.suggestions import did_you_mean, find_nearest
+from lit_rlhf.terminal import one_line
+from lit_rlhf.yaml_loading import load_yaml
+
+_MODE = "lit_rlhf"  # the name of the loader among jsonargparse's
 
 # as jsonargparse 4.53 and argparse call an option that there is not
 _UNKNOWN = re.compile(
@@ -61,7 +68,8 @@ class CommandParser(ArgumentParser):
     """
 
     def __init__(self, *others: Any, **options: Any) -> None:
-        super().__init__(*others, **{"allow_abbrev": False} | options)
+        settings: dict[str, Any] = {"allow_abbrev": False, "parser_mode": _MODE}
+        super().__init__(*others, **settings | options)
 
     def parse_args(  # type: ignore[override]  # the other arguments are handed on
         self, args: Sequence[str] | None = None, *others: Any, **options: Any
@@ -75,7 +83,8 @@ class CommandParser(ArgumentParser):
         """
         words = list(sys.argv[1:] if args is None else args)
         try:
-            return super().parse_args(words, *others, **options)
+            with current_folder(os.getcwd()):  # parsing a file changes to its folder
+                return super().parse_args(words, *others, **options)
         except UsageError as error:
             place = f"{error.file}: " if error.file else ""
             self.refuse(f"{place}{error}{self.advise(words)}")
@@ -94,6 +103,23 @@ class CommandParser(ArgumentParser):
         except UsageError as error:
             error.file = str(cfg_path)
             raise
+        return parsed
+
+    def parse_string(self, content: str, *others: Any, **options: Any) -> Namespace:
+        """Parse the text of a configuration, whose groups have to be mappings.
+
+        Args:
+            content: The text.
+            *others: Further arguments of jsonargparse.
+            **options: The same, by keyword.
+        """
+        try:
+            loaded = load_yaml(content)
+        except yaml.YAMLError:
+            loaded = {}  # jsonargparse says what is wrong with it
+        groups = {option.rpartition(".")[0] for option in self.known_options()} - {""}
+        _check_groups(loaded, groups)
+        parsed: Namespace = super().parse_string(content, *others, **options)
         return parsed
 
     def check_known(self, keys: Iterable[str]) -> None:
@@ -148,7 +174,61 @@ class CommandParser(ArgumentParser):
 
     def refuse(self, message: str) -> NoReturn:
         """End with status 2 and one line."""
-        self.exit(2, f"{self.prog.replace(' [options]', '')}: error: {message}\n")
+        line = f"{self.prog.replace(' [options]', '')}: error: {one_line(message)}"
+        self.exit(2, f"{line}\n")
+
+
+def _check_groups(loaded: object, groups: Collection[str], name: str = "") -> None:
+    """Raise `UsageError` for a group of options that is no mapping.
+
+    Args:
+        loaded: Content of a configuration, or of a part of it.
+        groups: Dotted names of all groups.
+        name: Dotted name of the part; empty for the whole.
+    """
+    if not isinstance(loaded, Mapping):
+        place = f"{name}: " if name else ""
+        raise UsageError(f"{place}expected options, NAME: VALUE, got {loaded!r:.100}")
+    for key, value in loaded.items():
+        path = f"{name}.{key}" if name else str(key)
+        is_group = any(f"{group}.".startswith(f"{path}.") for group in groups)
+        # a text may be the path of a file with the options of the group
+        if is_group and not isinstance(value, str):
+            _check_groups(value, groups, path)
+
+
+def load_value(text: str) -> Any:  # noqa: ANN401  # whatever the text holds
+    """Load a value or a file for jsonargparse, and the modules of its classes.
+
+    Args:
+        text: A value on the command line, or the content of a configuration.
+    """
+    value = load_yaml(text)
+    if isinstance(value, dict) and value and all(part is None for part in value.values()):
+        # jsonargparse takes `name:` and `{a, b}` for text
+        names = set(text.strip(" {}").replace(" ", "").split(","))
+        if names == set(value) or text.strip() == f"{next(iter(value))}:":
+            return text
+    for class_path in _find_class_paths(value):
+        import_class_module(class_path)
+    return value
+
+
+set_loader(_MODE, load_value, (yaml.YAMLError,))
+
+
+def _find_class_paths(value: object, key: object = None) -> Iterator[str]:
+    """Find what names a class: by the key `class_path`, or by a capital letter."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _find_class_paths(part, name)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _find_class_paths(part)
+    elif isinstance(value, str) and all(part.isidentifier() for part in value.split(".")):
+        is_class = value.rpartition(".")[2][0].isupper()
+        if "." in value and (key == "class_path" or is_class):
+            yield value
 
 
 def summarize(message: str, error: BaseException | None) -> str:

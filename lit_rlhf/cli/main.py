@@ -18,7 +18,7 @@ from lit_rlhf import __version__
 from lit_rlhf.cli.registry import COMMANDS, STAGES, WITHOUT_MODELS, module_of
 from lit_rlhf.environment import set_environment
 from lit_rlhf.suggestions import did_you_mean
-from lit_rlhf.terminal import check_output, fold, help_text, outlive_terminal
+from lit_rlhf.terminal import check_output, fold, help_text, one_line, outlive_terminal
 
 _HINTS = {
     "chat": "lit_rlhf generate --models FOLDER --chat",
@@ -93,7 +93,7 @@ def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
     if debug and values:
         settings = " ".join(f"{variable}={value}" for variable, value in values.items())
         print(f"lit_rlhf: set {settings}", file=sys.stderr)
-    _find_modules_here()
+    _check_current_folder()
     _hide_notes_of_loading()
     threading.excepthook = _tell_error_of_thread
     try:
@@ -119,14 +119,12 @@ def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
         _refuse(f"lit_rlhf {name}: the memory is too small to start", error)
 
 
-def _find_modules_here() -> None:
-    """Let rewards and callbacks be imported from the current folder, as `python -m` does."""
+def _check_current_folder() -> None:
+    """End with a usage error if the current folder has been deleted."""
     try:
-        folder = os.getcwd()
+        os.getcwd()
     except FileNotFoundError as error:
         _refuse("lit_rlhf: the current folder has been deleted", error)
-    if folder not in sys.path:
-        sys.path.append(folder)
 
 
 def _import_command(name: str, owns_process: bool) -> ModuleType:
@@ -191,14 +189,14 @@ def _check_configs(stage: str, arguments: Sequence[str]) -> None:
 
 def _refuse(message: str, cause: Exception | None = None) -> NoReturn:
     """End with a usage error."""
-    print(message, file=sys.stderr)
+    print(one_line(message), file=sys.stderr)
     raise SystemExit(2) from cause
 
 
 def _tell_error_of_thread(raised: threading.ExceptHookArgs) -> None:
     """Tell the system's error in a thread in one line: loggers that write there raise it again."""
     if isinstance(raised.exc_value, OSError):
-        print(f"lit_rlhf: {raised.exc_value}", file=sys.stderr)
+        print(one_line(f"lit_rlhf: {raised.exc_value}"), file=sys.stderr)
     else:
         threading.__excepthook__(raised)
 

@@ -46,6 +46,8 @@ from lit_rlhf.modules import (
 )
 from lit_rlhf.parser import CommandParser, UsageError
 from lit_rlhf.strategies import find_newest_checkpoint, use_atomic_checkpoints
+from lit_rlhf.terminal import one_line
+from lit_rlhf.urls import has_password, redact_url
 
 # a flag for a field of a group of options
 _GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
@@ -116,10 +118,35 @@ def _check_option_ranges(model: Namespace) -> None:
     if not (isinstance(module, type) and issubclass(module, StageModule)):
         return
     for name in option_groups(module):
+        given = model.init_args[name]
         try:
-            merge_options(module, name, model.init_args[name].as_dict())
+            merge_options(module, name, given.as_dict() if isinstance(given, Namespace) else given)
         except ValueError as error:
             raise UsageError(f"model.{error}") from error
+
+
+def _check_urls(settings: object, name: str = "") -> None:
+    """Raise UsageError for a URL with a password: configuration and log would show it.
+
+    Our own services name a variable in its place, see `ServiceUrl`, and others have variables of
+    their own, such as MLflow's `MLFLOW_TRACKING_PASSWORD`.
+
+    Args:
+        settings: Parsed settings, or a part of them.
+        name: Dotted name of the part.
+    """
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            _check_urls(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(settings, list):
+        for value in settings:
+            _check_urls(value, name)
+    elif isinstance(settings, str) and has_password(settings):
+        option = name.replace(".init_args", "")
+        raise UsageError(
+            f"{option}: expected a URL without a password, which the configuration and logs would "
+            f"show, got {redact_url(settings)!r}; give it in an environment variable"
+        )
 
 
 def _check_installation(trainer: Namespace) -> None:
@@ -220,6 +247,7 @@ class RLHFCLI(LightningCLI):
                     "load it in Python: Trainer.fit(..., weights_only=False)"
                 )
             given.weights_only = True  # for a checkpoint behind a URL, too
+        _check_urls(given.as_dict())
         _check_option_ranges(given.model)
         name_run(given)
         self._given = self.config.clone()
@@ -401,7 +429,8 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
     try:
         return cli(LightningModule, LightningDataModule, args=args, **settings)
     except UsageError as error:
-        print(f"{settings['parser_kwargs']['prog']}: error: {error}", file=sys.stderr)
+        line = f"{settings['parser_kwargs']['prog']}: error: {error}"
+        print(one_line(line), file=sys.stderr)
         raise SystemExit(2) from error
 
 

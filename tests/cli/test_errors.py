@@ -103,6 +103,72 @@ MISTAKES = {
         f'mine.yaml: {OF_DATA}Parser key "batch_size": '
         "Expected a <class 'int'>. Got value: many\n",
     ),
+    "a key that is given twice": in_overlay(
+        "trainer: {max_epochs: 1}\ntrainer: {max_epochs: 2}",
+        "mine.yaml: line 2, column 1: expected each key once, got 'trainer' twice",
+    ),
+    "a number to the base 60": in_overlay(
+        "trainer: {max_epochs: 1:30}",
+        "mine.yaml: line 1, column 23: expected a number or text in quotes, got 1:30, which YAML "
+        "reads to the base 60",
+    ),
+    "an empty file": in_overlay(
+        "# nothing yet", "mine.yaml: expected options, NAME: VALUE, got None\n"
+    ),
+    "a list as a file": in_overlay("- a", "mine.yaml: expected options, NAME: VALUE, got ['a']\n"),
+    "a group that is empty": in_overlay(
+        "trainer:", "mine.yaml: trainer: expected options, NAME: VALUE, got None\n"
+    ),
+    "a group that is a switch": in_overlay(
+        "trainer: yes", "mine.yaml: trainer: expected options, NAME: VALUE, got True\n"
+    ),
+    "a module's group that is empty": Mistake(
+        ["fit", "--config", str(QUICKSTART / "ppo_max.yaml"), "--config", "mine.yaml"],
+        "lit_rlhf: error: model.advantages: expected AdvantageOptions or a mapping of its fields, "
+        "got None\n",
+        overlay="model: {init_args: {advantages: null}}",
+    ),
+    "a module's group that is a list": Mistake(
+        ["fit", "--config", str(QUICKSTART / "ppo_max.yaml"), "--config", "mine.yaml"],
+        "lit_rlhf: error: model.loss: expected PPOLossOptions or a mapping of its fields, got "
+        "[1]\n",
+        overlay="model: {init_args: {loss: [1]}}",
+    ),
+    "a password in the URL of a tracker": Mistake(
+        [*SFT, "--config", "mine.yaml"],
+        "lit_rlhf: error: trainer.logger.tracking_uri: expected a URL without a password, which "
+        "the configuration and logs would show, got 'https://***@host'; give it in an environment "
+        "variable\n",
+        overlay="trainer: {logger: {class_path: MLFlowLogger, init_args: "
+        "{tracking_uri: 'https://me:secret@host'}}}",
+    ),
+    "a token in the URL of a sampler": Mistake(
+        ["fit", "--config", str(QUICKSTART / "ppo_max.yaml"), "--config", "mine.yaml"],
+        "lit_rlhf fit: error: url: expected the name of an environment variable as value of "
+        "'token', as in https://host?token=$VARIABLE, got 'http://host?token=***'",
+        overlay="trainer: {callbacks: null}\nmodel: {init_args: {sampler: {"
+        "class_path: lit_rlhf.rollout.VLLMServerSampler, "
+        "init_args: {url: 'http://host?token=secret', weights_dir: w}}}}",
+        status=1,
+    ),
+    "a token in the URL of a judge": Mistake(
+        [
+            "evaluate",
+            "--policies",
+            "a",
+            "--prompts",
+            "b",
+            "--judge.base_url",
+            "http://h/key/secret",
+        ],
+        "lit_rlhf evaluate: judge.base_url: expected the name of an environment variable in place "
+        "of what looks like a token",
+        status=1,
+    ),
+    "an escape sequence in a name": in_overlay(
+        '{"tr\\e[2Jainer": {a: 1}}', "mine.yaml: tr\\x1b[2Jainer.a: no such option"
+    ),
+    "a name of many letters": in_overlay(f"? {'x' * 10**5}\n: 1", f"mine.yaml: {'x' * 100}"),
     "a class that there is not": in_overlay(
         {"trainer": {"callbacks": [{"class_path": f"{RESUME}s"}]}},
         'mine.yaml: Parser key "trainer.callbacks": Problem with given class_path '
@@ -195,6 +261,8 @@ def test_a_common_mistake_is_answered_with_one_line(
         assert ended.value.code == mistake.status
     assert said.startswith(mistake.expected)
     assert said.count("\n") == 1
+    assert "secret" not in said
+    assert len(said) < 5000
 
 
 def errors_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:

@@ -1,0 +1,68 @@
+"""Configurations mean what they say: no key twice, no number to the base 60, no endless alias."""
+
+import pytest
+import yaml
+
+from lit_rlhf import yaml_loading
+from lit_rlhf.yaml_loading import load_yaml
+
+
+def test_values_are_read_as_jsonargparse_reads_them() -> None:
+    text = "{a: 1, b: 1e-5, c: .5, d: -.inf, e: 2020-01-01, f: null, g: [yes, 'no'], h: 0x1f}"
+    assert load_yaml(text) == {
+        "a": 1,
+        "b": 1e-5,
+        "c": 0.5,
+        "d": float("-inf"),
+        "e": "2020-01-01",
+        "f": None,
+        "g": [True, "no"],
+        "h": 31,
+    }
+    assert load_yaml("") is None
+    assert repr(load_yaml("[" * 50 + "]" * 50)) == "[" * 50 + "]" * 50
+    assert load_yaml("a: &x {b: 1}\nc: {<<: *x, d: 2}\ne: *x") == {
+        "a": {"b": 1},
+        "c": {"b": 1, "d": 2},
+        "e": {"b": 1},
+    }
+    assert load_yaml("{time: '1:30', port: 'a:80'}") == {"time": "1:30", "port": "a:80"}
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: 1\nb: 2\na: 3", "line 3, column 1: expected each key once, got 'a' twice"),
+        ("x: {a: {b: 1, b: 2}}", "line 1, column 15: expected each key once, got 'b' twice"),
+        ("a: 1:30", "line 1, column 4: expected a number or text in quotes, got 1:30, which"),
+        ("a: -1:30:00", "got -1:30:00, which YAML reads to the base 60"),
+        ("a: 0:30.5", "got 0:30.5, which YAML"),
+        ("a: &a [*a]", "column 7: expected a value, got an alias of what contains it|line 1"),
+        ("a: &a {b: {c: *a}}", "got an alias of what contains it"),
+        ("&a {? *a : 1}", "alias of what contains it|unhashable"),
+        (BOMB, "expected at most 100000 values, aliases resolved"),
+        ("[" * 51 + "a" + "]" * 51, "expected at most 50 levels of nesting"),
+        ("[" * 10**6, "expected at most 50 levels of nesting"),
+        ("a: " + "9" * 5000, "integer"),
+        ("a: [", "while parsing a flow"),
+    ],
+)
+def test_what_silently_means_something_else_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(yaml.YAMLError, match=problem):
+        load_yaml(text)
+
+
+def test_largest_number_of_values_counts_what_aliases_stand_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "a: &a [1, 2]\nb: *a\nc: *a"  # three keys, three lists of three values, and the whole
+    monkeypatch.setattr(yaml_loading, "MAX_VALUES", 13)
+    assert load_yaml(text) == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
+    monkeypatch.setattr(yaml_loading, "MAX_VALUES", 12)
+    with pytest.raises(yaml.YAMLError, match="at most 12 values"):
+        load_yaml(text)
