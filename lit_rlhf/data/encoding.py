@@ -40,6 +40,9 @@ from lit_rlhf.rank_zero import rank_zero_only
 TrainOn = Literal["last", "all"]
 """The assistant turns that are trained on: the last one, or all of them."""
 
+LARGEST_DIALOGUE = 1_000_000
+"""Most bytes of the turns of a dialogue in UTF-8: 200,000 tokens and more."""
+
 _log_info = rank_zero_only(logging.getLogger(__name__).info)
 
 # Prompts of reasoning models may end with the start of the reasoning, which dialogues lack.
@@ -450,6 +453,13 @@ class DialogueEncoder:
         return _Span(start, closing.end() if closing else end)
 
     def _check_contents(self, messages: Sequence[Message]) -> None:
+        # before anything else: tokenizing takes hundreds of times a text's memory
+        size = sum(len(message.content.encode("utf-8", "surrogatepass")) for message in messages)
+        if size > LARGEST_DIALOGUE:
+            raise EncodingError(
+                "a dialogue is too long",
+                f"{size:,} bytes of UTF-8, expected at most {LARGEST_DIALOGUE:,}",
+            )
         for message in messages:
             match = self.control_text.search(message.content)
             if match:

@@ -463,3 +463,20 @@ def test_bad_record_is_named(tokenizer: Tokenizer, options: Any, place: str) -> 
     counts = DataCounts()
     assert encode_records([record], encode, counts, "skip") == []
     assert counts.dropped_examples[0].startswith(f"{place}: a turn contains")
+
+
+@pytest.mark.parametrize("letter", ["x", "\u94c1", "\ud83d"])
+def test_dialogue_that_is_too_long_is_refused_before_it_is_tokenized(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, letter: str
+) -> None:
+    built = encoder(tokenizer, "hh")
+    monkeypatch.setattr(DialogueEncoder, "_tokenize", None)
+    monkeypatch.setattr(DialogueEncoder, "_render", None)
+    turns = [Message("user", letter * (300_000 // len(letter.encode("utf-8", "surrogatepass"))))]
+    turns += [Message("assistant", letter * 1_000_000), Message("user", "and?")]
+    with pytest.raises(EncodingError, match=r"a dialogue is too long \([\d,]+ bytes of UTF-8"):
+        built.encode_prompt(turns)
+    with pytest.raises(EncodingError, match="a dialogue is too long"):
+        built.encode_dialogue(turns[:2])
+    with pytest.raises(EncodingError, match="a dialogue is too long"):
+        built.encode_pair(turns[:1], chosen="a", rejected=letter * 1_000_000)
