@@ -3,13 +3,15 @@
 Its chat template and its tokenizer's regular expressions are programs. A few words of Jinja take
 years or all memory, and no thread can stop them. One process (`sandbox_child.py`) has a limit of
 time and of memory per request, opens neither files nor sockets, inherits no environment, and gives
-back text only. It starts at the first request, in about a second, and ends with this process.
+back text only. It starts at the first request, in about a second, and ends when this process does,
+at the end of its input.
 
 Its configuration decides how much is built, and names modules by regular expressions. A fork of
 this process, which has imported torch, tries both (`try_in_fork`).
 """
 
 import atexit
+import itertools
 import json
 import os
 import re
@@ -35,14 +37,23 @@ SECONDS = 10.0
 MEMORY = 2**30
 """Most memory of a request, in bytes."""
 
-_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "added_tokens", "decoder", "padding")
-_LONG = r'"(?:[^"\\]|\\.){2}'  # begins a text of more than one character
-_PROGRAMS = re.compile(
-    rf'"Regex"|"content": {_LONG}[^"]*", "pattern"|"prepend": {_LONG}|"Precompiled"|"WordPiece"'
-    r'|"padding": {'
-)
+_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "padding")
 _START_SECONDS = 300.0  # on a busy machine
-_LARGEST_ANSWER = 2**27  # bytes; a longer one is not read
+_LARGEST_ANSWER = 2**20  # bytes; a longer one is not read
+
+# Parts of a tokenizer that take time in proportion to the text and add a few characters at most,
+# by their type. Any other part is tried before it is loaded.
+_HARMLESS_TYPES = {
+    *("BPE", "Unigram", "WordLevel"),
+    *("Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents"),
+    *("BertNormalizer", "ByteLevel"),
+    *("BertPreTokenizer", "CharDelimiterSplit", "Digits", "Metaspace", "Punctuation"),
+    *("UnicodeScripts", "Whitespace", "WhitespaceSplit"),
+    *("ByteFallback", "Fuse"),
+    *("BertProcessing", "RobertaProcessing"),
+}
+_LONGEST_TEMPLATE = 2000  # characters of the special tokens around a text
+_LONGEST_AFFIX = 64  # characters
 
 
 class SandboxError(ValueError):
@@ -72,10 +83,14 @@ class _Sandbox:
 
     def __init__(self) -> None:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by process; a fork has its own
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Take a new lock: another thread may hold the old one when this process is forked."""
         self._lock = Lock()
 
     def call(self, task: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - plain data
-        request = json.dumps({"task": task, "arguments": arguments}).encode() + b"\n"
+        request = _encode({"task": task, "arguments": arguments})
         with self._lock:
             process = self._running()
             try:
@@ -106,7 +121,7 @@ class _Sandbox:
             limits = json.dumps({"seconds": SECONDS, "memory": MEMORY})
             program = str(Path(__file__).with_name("sandbox_child.py"))
             process = subprocess.Popen(
-                [sys.executable, "-I", program, limits, json.dumps(sys.path)],
+                [sys.executable, "-I", program, limits, json.dumps(_import_path())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -127,21 +142,34 @@ def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     """
     assert process.stdout is not None
     deadline = time.monotonic() + seconds
-    read = b""
+    read = bytearray()
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     while not read.endswith(b"\n"):
-        ready = poll.poll(max(deadline - time.monotonic(), 0) * 1000)
-        if not ready or len(read) > _LARGEST_ANSWER:
+        left = deadline - time.monotonic()
+        if left <= 0 or len(read) > _LARGEST_ANSWER or not poll.poll(left * 1000):
             raise TimeoutError
-        if not (data := os.read(process.stdout.fileno(), 2**20)):
+        if not (data := os.read(process.stdout.fileno(), 2**16)):
             break
         read += data
-    return read.rstrip(b"\n")
+    return bytes(read).rstrip(b"\n")
+
+
+def _encode(request: dict[str, Any]) -> bytes:
+    """A line of JSON; text may have halves of surrogate pairs."""
+    return json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _import_path() -> list[str]:
+    """Where the sandboxed process finds this package and others: not in the current folder."""
+    here = os.getcwd()
+    folders = [folder for folder in sys.path if os.path.abspath(folder) != here]
+    return [*folders, str(Path(__file__).parents[1])]
 
 
 _SANDBOX = _Sandbox()
 atexit.register(_SANDBOX.stop)
+os.register_at_fork(after_in_child=_SANDBOX.unlock)
 
 
 def render_template(arguments: dict[str, Any], date: str = "1970-01-01") -> str:
@@ -155,28 +183,69 @@ def render_template(arguments: dict[str, Any], date: str = "1970-01-01") -> str:
 
 
 def check_tokenizer_file(path: str) -> None:
-    """Try the regular expressions of a model's tokenizer, before it is loaded; else ValueError."""
+    """Try what a model's tokenizer does to texts, before it is loaded; else ValueError."""
     try:
         file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
         content = {} if file is None else json.loads(Path(file).read_text("utf-8"))
+        model = content.get("model", {})
         parts = {name: content.get(name) for name in _TOKENIZER_PARTS}
-        parts["model"] = {**content.get("model", {}), "vocab": {}, "merges": []}
+        parts["model"] = {**model, "vocab": {}, "merges": []}
+        is_harmless = all(map(_is_harmless, parts.values()))
+        parts["added_tokens"] = content.get("added_tokens")
+        text = json.dumps(parts, sort_keys=True, ensure_ascii=False)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return  # loading it fails with a better message
-    text = json.dumps(parts, sort_keys=True, ensure_ascii=False)
-    if _PROGRAMS.search(text):
-        try:
-            check_tokenizer(text)
-        except SandboxError as error:
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if len(affix := str(model.get(name))) > _LONGEST_AFFIX:
             raise ValueError(
-                f"{file}: expected a tokenizer that encodes and decodes any text of 20,000 "
-                f"characters {error.expected}, got one that takes more{error.cause}"
-            ) from error
+                f"{file}: expected a model whose {name} has at most {_LONGEST_AFFIX} characters, "
+                f"got {len(affix)}: it is added to each character of a text"
+            )
+    if is_harmless:
+        return
+    try:
+        check_tokenizer(text)
+    except SandboxError as error:
+        raise ValueError(
+            f"{file}: expected a tokenizer that encodes and decodes any text of 20,000 "
+            f"characters {error.expected}, got one that takes more{error.cause}"
+        ) from error
+
+
+def _is_harmless(part: Any) -> bool:  # noqa: ANN401  # any JSON value
+    """Whether a part of a tokenizer takes little time and makes no text much longer."""
+    if part is None:
+        return True
+    if not isinstance(part, dict):
+        return False
+    match part.get("type"):
+        case "Sequence":
+            lists = [value for value in part.values() if isinstance(value, list)]
+            return all(_is_harmless(inner) for inner in itertools.chain(*lists))
+        case "Split":
+            return _is_text(part.get("pattern"))
+        case "Replace":
+            return _is_text(part.get("pattern")) and _is_short(part.get("content"))
+        case "Prepend":
+            return _is_short(part.get("prepend"))
+        case "TemplateProcessing":
+            return len(json.dumps(part)) <= _LONGEST_TEMPLATE
+        case kind:
+            return kind in _HARMLESS_TYPES
+
+
+def _is_text(pattern: object) -> bool:
+    """Whether a pattern is a text to look for, and no regular expression."""
+    return isinstance(pattern, dict) and pattern.keys() == {"String"}
+
+
+def _is_short(text: object) -> bool:
+    return isinstance(text, str) and len(text) <= 1
 
 
 @cache
 def check_tokenizer(parts: str) -> None:
-    """Try regular expressions of a tokenizer in the sandbox, on texts that are hard for them.
+    """Try parts of a tokenizer in the sandbox, on texts that are hard for regular expressions.
 
     `parts` are a `tokenizer.json` without its vocabulary. A failure is a SandboxError.
     """

@@ -5,7 +5,6 @@ It reads requests as lines of JSON, and answers each with a line: `{"result": ..
 """
 
 import json
-import os
 import random
 import re
 import sys
@@ -23,12 +22,14 @@ from tokenizers import Tokenizer  # noqa: E402
 from transformers.utils import chat_template_utils  # noqa: E402
 from transformers.utils.chat_template_utils import render_jinja_template  # noqa: E402
 
-from lit_rlhf.limits import end_with_parent, limit_process, limit_time  # noqa: E402
+from lit_rlhf.limits import limit_process, limit_time  # noqa: E402
 
 _LARGEST_INTEGER = 4096  # bits
 _LONGEST_SEQUENCE = 10**7  # characters or elements
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)")
 _HARD_TEXT = 20_000  # characters
+_LONGEST_MESSAGE = 500  # characters
+_LARGEST_ANSWER = 2**20  # bytes; the program reads no more
 PARTS = (*"aA1 \n\t.-_'é中", "ab", "a ", "a1", " \n", "a.")
 # The last one has each character that a pattern may need, but behind another line.
 _ENDINGS = ("", "!", "\n", "b", "\n\x00" + "".join(map(chr, range(32, 127))))
@@ -94,10 +95,7 @@ def render(arguments: dict[str, Any], date: str = "1970-01-01") -> str:
     Clock.time = datetime.fromisoformat(date)
     random.seed(0)  # of Jinja's `random` and `lipsum`
     rendered: Any = render_jinja_template(**arguments)
-    text = str(rendered[0][0])  # (texts, token spans)
-    if len(text) > _LONGEST_SEQUENCE:
-        raise SecurityError("the text is too long")
-    return text
+    return str(rendered[0][0])  # (texts, token spans)
 
 
 def split_hard_texts(parts: dict[str, Any]) -> None:
@@ -124,16 +122,29 @@ TASKS: dict[str, Callable[..., object]] = {
 }
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request."""
+def answer(line: bytes) -> bytes:
+    """Answer a request, both as lines of JSON."""
+    encoded = encode(act(json.loads(line.decode("utf-8", "surrogatepass"))))
+    if len(encoded) > _LARGEST_ANSWER:
+        return encode({"error": ["SecurityError", "the text is too long"]})
+    return encoded
+
+
+def encode(content: dict[str, Any]) -> bytes:
+    """A line of JSON; text may have halves of surrogate pairs."""
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def act(request: dict[str, Any]) -> dict[str, Any]:
+    """Do what a request asks for."""
     try:
         return {"result": TASKS[request["task"]](**request["arguments"])}
     except SecurityError as error:
-        return {"error": ["SecurityError", str(error)]}
+        return {"error": ["SecurityError", str(error)[:_LONGEST_MESSAGE]]}
     except TemplateError as error:
-        return {"error": ["TemplateError", str(error)]}
+        return {"error": ["TemplateError", str(error)[:_LONGEST_MESSAGE]]}
     except BaseException as error:  # a panic in tokenizers is not an Exception
-        return {"error": [type(error).__name__, str(error)[:500]]}
+        return {"error": [type(error).__name__, str(error)[:_LONGEST_MESSAGE]]}
 
 
 def main() -> None:
@@ -144,13 +155,16 @@ def main() -> None:
     for template in ("{{ lipsum() }}{{ strftime_now('%c') | tojson }}", "{{ 1 / 0 }}"):
         with suppress(ZeroDivisionError):  # what is used, is imported
             render({"conversations": [[]], "chat_template": template})
-    end_with_parent(os.getppid())
     # from now on, it opens neither a file nor a socket
     limit_process(int(_LIMITS["memory"]), NOFILE=0)
-    print("ready", flush=True)
-    for line in sys.stdin:
+    output = sys.stdout.buffer
+    output.write(b"ready\n")
+    output.flush()
+    # up to the end of the input, which is the end of the program
+    for line in sys.stdin.buffer:
         limit_time(_LIMITS["seconds"])  # the parent limits the time by the clock
-        print(json.dumps(answer(json.loads(line))), flush=True)
+        output.write(answer(line))
+        output.flush()
 
 
 main()

@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -181,3 +184,137 @@ def test_tokenizer_is_tried_before_it_is_loaded(tmp_path: Path, added: bool) -> 
     for load in (load_tokenizer, PromptDataModule([], tokenizer=str(tmp_path)).setup):
         with pytest.raises(ValueError, match=message):
             load(tmp_path if load is load_tokenizer else None)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Prepend", "prepend": '"' + "x" * 10**6}},
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [
+                    {
+                        "type": "Replace",
+                        "pattern": {"String": "a"},
+                        "content": '"' + "b" * 10**6,
+                    }
+                ],
+            }
+        },
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}] * 10**5
+                + [{"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}] * 2,
+                "special_tokens": {"[X]": {"id": "[X]", "ids": [1] * 1000, "tokens": ["a"] * 1000}},
+            }
+        },
+    ],
+    ids=["quoted prefix", "quoted content", "template"],
+)
+def test_growth_is_found_wherever_it_is_written(
+    parts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}, **parts}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    monkeypatch.setattr(sandbox, "SECONDS", 1.0)
+    with pytest.raises(ValueError, match=r"tokenizer\.json: expected a tokenizer that encodes"):
+        sandbox.check_tokenizer_file(str(tmp_path))
+
+
+def test_affix_of_each_character_is_limited(tmp_path: Path) -> None:
+    model = {"type": "BPE", "vocab": {}, "merges": [], "end_of_word_suffix": "x" * 10**6}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    with pytest.raises(ValueError, match="end_of_word_suffix has at most 64 characters, got 1000"):
+        sandbox.check_tokenizer_file(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        None,
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}},
+    ],
+)
+def test_usual_parts_are_not_tried(part: Any, tmp_path: Path) -> None:
+    content = {"version": "1.0", "model": {"type": "BPE"}, "decoder": part}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with patch.object(sandbox, "check_tokenizer", side_effect=AssertionError):
+        sandbox.check_tokenizer_file(str(tmp_path))
+
+
+def test_process_outlives_the_thread_that_starts_it(process: subprocess.Popen[bytes]) -> None:
+    sandbox._SANDBOX.stop()
+    thread = Thread(target=start)
+    thread.start()
+    thread.join()
+    begun = sandbox._SANDBOX._processes[os.getpid()]
+    start()
+    assert sandbox._SANDBOX._processes[os.getpid()] is begun
+    assert begun.poll() is None
+
+
+@pytest.mark.parametrize("letter", ["x", "\u94c1", "\U0001f600", "\ud83d"])
+def test_text_of_any_letters_comes_back_and_too_long_a_one_is_refused(letter: str) -> None:
+    def render(times: int) -> str:
+        turn = {"role": "user", "content": letter * times}
+        return sandbox.render_template({"conversations": [[turn]], "chat_template": CONTENT})
+
+    assert render(1000) == letter * 1000
+    begun = time.monotonic()
+    with pytest.raises(sandbox.SandboxError, match="the text is too long"):
+        render(2**20)
+    assert time.monotonic() - begun < 60  # it was quadratic: two minutes
+
+
+CONTENT = "{{ messages[0].content }}"
+
+
+@contextmanager
+def endless_line(content: bytes) -> Iterator[Any]:
+    """A process that has begun a line of its output."""
+    reader, writer = os.pipe()
+    os.write(writer, content)
+    with os.fdopen(reader, "rb") as output:
+        yield SimpleNamespace(stdout=output)
+    os.close(writer)
+
+
+def test_line_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with endless_line(b"x" * 1000) as process, pytest.raises(TimeoutError):
+        sandbox._read_line(process, seconds=0.01)
+    monkeypatch.setattr(sandbox, "_LARGEST_ANSWER", 1000)
+    with endless_line(b"x" * 2000) as process, pytest.raises(TimeoutError):
+        sandbox._read_line(process, seconds=600.0)
+    # the deadline holds while there is always more to read
+    clock = iter(range(1000))
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(sandbox, "_LARGEST_ANSWER", 10**9)
+    monkeypatch.setattr(sandbox.os, "read", lambda descriptor, size: b"x")
+    with endless_line(b"x") as process, pytest.raises(TimeoutError):
+        sandbox._read_line(process, seconds=10.0)
+    assert next(clock) < 20
+
+
+def test_process_does_not_find_modules_in_the_current_folder(tmp_path: Path) -> None:
+    sandbox._SANDBOX.stop()
+    (tmp_path / "h2.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with patch.object(sys, "path", ["", str(tmp_path), *sys.path]):
+        assert str(tmp_path) not in sandbox._import_path()
+        assert "" not in sandbox._import_path()
+        start()
+    sandbox._SANDBOX.stop()
+
+
+def test_fork_does_not_wait_for_a_request_of_its_parent() -> None:
+    with sandbox._SANDBOX._lock:  # as another thread has it
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if sandbox._SANDBOX._lock.acquire(blocking=False) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
