@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 
+from lit_rlhf.errors import UserError
 from lit_rlhf.functional import Moments, masked_moments, merged_moments
 
 
@@ -87,7 +88,7 @@ def fail_together(action: str) -> Generator[None, None, None]:
     if error is not None:
         raise error
     if failed:
-        raise RuntimeError(f"another rank could not {action}: see its error")
+        raise UserError(f"another rank could not {action}: see its error")
 
 
 def all_gather_rows(tensor: Tensor) -> Tensor:

@@ -67,8 +67,10 @@ from lit_rlhf.rollout import (
 from lit_rlhf.stats import (
     FixedDtypeBuffers,
     RunningMoments,
+    fail_together,
     global_denominator,
     global_masked_moments,
+    global_max,
     global_means,
     global_sum,
 )
@@ -409,7 +411,8 @@ class PPO(FixedDtypeBuffers):
         if (spread := scores.spread()) is not None:
             named["score_spread"] = spread
         if self.networks.gold is not None:
-            gold = self.networks.gold.vote(rollouts, prompts.texts, prompts.fields)
+            with fail_together("score responses by the gold reward"):
+                gold = self.networks.gold.vote(rollouts, prompts.texts, prompts.fields)
             named["gold"] = gold.scores
             votes["gold"] = gold.mask
         if rollouts.sampler_logprobs is not None:
@@ -454,7 +457,8 @@ class PPO(FixedDtypeBuffers):
         """
         functions = self.networks.reward.functions
         needs_fields = any(getattr(function, "required_fields", ()) for function in functions)
-        if not needs_fields or any(prompts.fields):
+        has_fields = not global_max(int(not any(prompts.fields)))  # on all ranks
+        if not needs_fields or has_fields:
             return self.describe_responses(self.collect(prompts, seed, phase_context))
         rollouts = self.rollout(prompts, seed)
         unknown = torch.full(

@@ -13,7 +13,6 @@ from lit_rlhf.rewards.functions import RewardFunction as RewardFunction
 from lit_rlhf.rewards.judge import JudgeRule as JudgeRule
 from lit_rlhf.rewards.model import ModelReward as ModelReward
 from lit_rlhf.rewards.remote import RemoteScorer as RemoteScorer
-from lit_rlhf.rewards.remote import redact_url as redact_url
 from lit_rlhf.rewards.rules import ContainsRule as ContainsRule
 from lit_rlhf.rewards.rules import EqualsRule as EqualsRule
 from lit_rlhf.rewards.rules import FormatRule as FormatRule
@@ -32,3 +31,4 @@ from lit_rlhf.rewards.weighted import reward_key as reward_key
 from lit_rlhf.rewards.weighted import shorten_names as shorten_names
 from lit_rlhf.rewards.weighted import split_rewards as split_rewards
 from lit_rlhf.rewards.weighted import untrusted_rewards as untrusted_rewards
+from lit_rlhf.urls import redact_url as redact_url

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -21,32 +23,13 @@ from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.errors import UserError
 from lit_rlhf.imports import function_path, import_function
+from lit_rlhf.rewards.process_guard import guard_process, keep_random_numbers
 from lit_rlhf.rewards.scores import Votes
 from lit_rlhf.rollout import RolloutBatch, decode_responses
+from lit_rlhf.terminal import shorten
 from lit_rlhf.time_limit import call_with_timeout
 
-MAX_SHOWN = 200
-"""Characters of a prompt, response or answer that a message shows."""
-
-
-class ProcessState(NamedTuple):
-    """A state of the process that a reward function may not change.
-
-    Attributes:
-        read: Reads it.
-        set: Sets it to a value that was read.
-    """
-
-    read: Callable[[], Any]
-    set: Callable[[Any], object]
-
-
-_PROCESS_STATES = {
-    "torch's gradient mode": ProcessState(torch.is_grad_enabled, torch.set_grad_enabled),
-    "torch's default dtype": ProcessState(torch.get_default_dtype, torch.set_default_dtype),
-    "the current folder": ProcessState(os.getcwd, os.chdir),
-}
-
+_SEARCH_SECONDS = 10.0  # that the search for the sample behind an error takes at most
 _OPTIONAL_ARGUMENTS = ("terminated", "lengths")  # columns of `Samples`, by a parameter's name
 
 
@@ -121,7 +104,7 @@ class CallableReward(nn.Module):
         super().__init__()
         if isinstance(function, str):
             path = function
-            function = import_function(path, "reward function")
+            function = _import_guarded(path)
         else:
             path = function_path(function)
         self.label = label or f"reward function {path!r}"  # for messages
@@ -206,7 +189,8 @@ class CallableReward(nn.Module):
             )
 
     def _call(self, samples: Samples) -> Any:  # noqa: ANN401  # whatever the callable returns
-        attempt = call_with_timeout(partial(self._call_guarded, samples), self.timeout)
+        with keep_random_numbers(_hash_call(samples)):
+            attempt = call_with_timeout(partial(self._call_guarded, samples), self.timeout)
         call = _describe_call(samples)
         if not attempt.done():
             raise TimeoutError(
@@ -229,30 +213,22 @@ class CallableReward(nn.Module):
         """Call the function on copies; raise `RewardError` if it changes them or the process."""
         names = ("prompts", "responses", *self.optional_arguments)
         copies = {name: list(getattr(samples, name)) for name in names}
-        before = {name: state.read() for name, state in _PROCESS_STATES.items()}
-        try:
-            with _no_exit():
-                returned = self.function(
-                    copies["prompts"],
-                    copies["responses"],
-                    **{name: copies[name] for name in self.optional_arguments},
-                    **self._fields(samples),
-                )
-                if inspect.isawaitable(returned):
-                    # In a new thread: a notebook's has a loop already. `run` takes only coroutines.
-                    coroutine = asyncio.wait_for(returned, timeout=None)
-                    with ThreadPoolExecutor(1) as thread:
-                        returned = thread.submit(asyncio.run, coroutine).result()
-        finally:
-            changed = [
-                name for name, state in _PROCESS_STATES.items() if state.read() != before[name]
-            ]
-            # with a time limit this may come late, when the process has moved on
-            for name in changed if self.timeout is None else ():
-                _PROCESS_STATES[name].set(before[name])
-        if changed:
+        # with a time limit the end may come late, when the process has moved on
+        with guard_process(restore=self.timeout is None) as changes, _no_exit():
+            returned = self.function(
+                copies["prompts"],
+                copies["responses"],
+                **{name: copies[name] for name in self.optional_arguments},
+                **self._fields(samples),
+            )
+            if inspect.isawaitable(returned):
+                # In a new thread: a notebook's has a loop already. `run` takes only coroutines.
+                coroutine = asyncio.wait_for(returned, timeout=None)
+                with ThreadPoolExecutor(1) as thread:
+                    returned = thread.submit(asyncio.run, coroutine).result()
+        if changes:
             raise RewardError(
-                f"expected a function that leaves {changed[0]} as it is, got one that changes it"
+                f"expected a function that leaves {changes[0]} as it is, got one that changes it"
             )
         for name, copy in copies.items():
             if copy != getattr(samples, name):
@@ -274,13 +250,44 @@ class CallableReward(nn.Module):
         }
 
     def _find_culprit(self, samples: Samples) -> str:
-        """Describe the first sample that raises or takes too long by itself; empty for none."""
+        """Describe the first sample that raises or takes too long by itself; empty for none.
+
+        The search ends after `_SEARCH_SECONDS`: the error that it is for is known already.
+        """
+        deadline = monotonic() + _SEARCH_SECONDS
         for row in range(len(samples.prompts)):
             sample = Samples(*([column[row]] for column in samples))  # type: ignore[arg-type]
-            attempt = call_with_timeout(partial(self._call_guarded, sample), self.timeout)
+            if (left := deadline - monotonic()) <= 0:
+                return ""
+            timeout = left if self.timeout is None else min(self.timeout, left)
+            attempt = call_with_timeout(partial(self._call_guarded, sample), timeout)
             if not attempt.done() or attempt.exception() is not None:
                 return samples.describe(row)
         return ""
+
+
+def _import_guarded(path: str) -> Callable[..., Any]:
+    """Import a function, and put back what its module changes in the process."""
+    with guard_process() as changed, keep_random_numbers():
+        function = import_function(path, "reward function")
+    if changed:
+        warnings.warn(
+            f"importing the reward function {path!r} changes {', '.join(changed)}, which training "
+            "uses; this was put back",
+            stacklevel=2,
+        )
+    return function
+
+
+def _hash_call(samples: Samples) -> int:
+    """A seed for the random numbers of a call.
+
+    A run that resumes from a checkpoint, which has the state of torch's, draws the same again.
+    """
+    seed = crc32(torch.get_rng_state().numpy().tobytes())
+    for text in (*samples.prompts, *samples.responses):
+        seed = crc32(text.encode("utf-8", "surrogatepass"), seed)
+    return seed
 
 
 def _read_votes(returned: Any) -> Votes:  # noqa: ANN401  # whatever a callable returns
@@ -355,11 +362,6 @@ def warn_about_non_finite(label: str, scores: Tensor, samples: Samples) -> None:
             f"{samples.describe(rows[0])}; {len(rows)} of {len(scores)} are not finite",
             stacklevel=2,
         )
-
-
-def shorten(text: str) -> str:
-    """Quote the beginning of `text` for a message."""
-    return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
 
 
 def _describe_call(samples: Samples) -> str:

@@ -17,7 +17,8 @@ import torch
 
 from lit_rlhf.checks import check_positive
 from lit_rlhf.functional import length_penalty
-from lit_rlhf.rewards.functions import RewardError, shorten
+from lit_rlhf.rewards.functions import RewardError
+from lit_rlhf.terminal import shorten
 
 # a mark that ends a sentence, with quotes and brackets that may close after it
 SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)\]）」』]*\s*\Z")

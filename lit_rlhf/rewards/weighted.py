@@ -48,7 +48,7 @@ from lit_rlhf.rewards.rules import (
 )
 from lit_rlhf.rewards.scores import Scores, Votes
 from lit_rlhf.rollout import RolloutBatch, decode_responses
-from lit_rlhf.stats import RunningMoments, global_sum
+from lit_rlhf.stats import RunningMoments, fail_together, global_sum
 
 RewardObject = Any
 """A callable or a loaded reward model. jsonargparse could not parse a type that says so."""
@@ -251,6 +251,9 @@ class WeightedReward(nn.Module):
     ) -> Scores:
         """Score rollouts; a score that is not finite is reported by a warning.
 
+        A function that fails on one rank fails on all of them, so every rank has to call this if a
+        reward is a function.
+
         Args:
             rollouts: `B` responses with their prompts.
             prompts: The rendered prompts.
@@ -266,7 +269,8 @@ class WeightedReward(nn.Module):
         for spec, function, n_members in entries:
             start = perf_counter()
             if isinstance(function, CallableReward):
-                raw, mask = function.vote(rollouts, prompts, records)
+                with fail_together(f"score responses by {function.label}"):
+                    raw, mask = function.vote(rollouts, prompts, records)
             else:
                 raw = self._score_by_model(
                     cast(ModelReward, function),
@@ -286,8 +290,11 @@ class WeightedReward(nn.Module):
                     samples = decode_samples(rollouts, prompts, self.tokenizer)
                     warn_about_non_finite(f"reward model {function.path!r}", scores, samples)
             by_term += [Votes(head, mask) for head in (heads.unbind(1) if n_members else [scores])]
-        if not self.may_abstain:
-            self._require_votes(by_name, rollouts, prompts)
+        # models never abstain
+        has_functions = any(isinstance(function, CallableReward) for function in self.functions)
+        if has_functions and not self.may_abstain:
+            with fail_together("find a score for each response"):
+                self._require_votes(by_name, rollouts, prompts)
         uncounted = self._find_uncounted(by_term)
         return Scores(
             total=self._sum_terms(by_term, uncounted),
@@ -336,8 +343,6 @@ class WeightedReward(nn.Module):
             rollouts: The responses.
             prompts: The rendered prompts.
         """
-        if not any(isinstance(function, CallableReward) for function in self.functions):
-            return  # models never abstain
         has_vote = self.have_vote({name: votes.mask for name, votes in by_name.items()})
         without = (~has_vote).nonzero().flatten().tolist()
         if without:

@@ -8,17 +8,18 @@ them.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx2
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, distributed
 from torch.nn.utils.rnn import pad_sequence
 
 from lit_rlhf.checks import check_positive
+from lit_rlhf.errors import UserError
 from lit_rlhf.forward import (
     LanguageModel,
     ids_without_token,
@@ -27,10 +28,12 @@ from lit_rlhf.forward import (
     unwrap_model,
 )
 from lit_rlhf.models import has_adapted_ties, merged_state_dict
+from lit_rlhf.remote import Answer, RemoteClient, RemoteError
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.generation import Sampler, check_prompts
 from lit_rlhf.rollout.sampling import SamplingOptions
 from lit_rlhf.stats import fail_together
+from lit_rlhf.urls import ServiceUrl
 
 PARALLEL_REQUESTS = 64
 LOWEST_LOGIT_BIAS = -100.0
@@ -91,19 +94,10 @@ class _VLLM(Sampler, ABC):
         generator = torch.Generator().manual_seed(seed)
         seeds = torch.randint(2**31, (len(prompts),), generator=generator).tolist()
         completions = self._complete(model, prompts, [settings | {"seed": s} for s in seeds])
-        terminated = []
-        for completion in completions:
-            ids = completion.token_ids
-            logprobs = completion.logprobs
-            ended = bool(ids) and ids[-1] in eos_token_ids
-            terminated.append(ended)
-            is_whole = ended or len(ids) == options.max_new_tokens
-            if not is_whole or len(ids) != len(logprobs):
-                raise RuntimeError(
-                    "sampler: expected responses that end by one of the EOS tokens "
-                    f"{list(eos_token_ids)} or have {options.max_new_tokens} tokens, with as many "
-                    f"log-probs, got {len(logprobs)} log-probs of the tokens {list(ids)}"
-                )
+        with fail_together("sample whole responses with vLLM"):
+            terminated = [
+                _check_whole(one, eos_token_ids, options.max_new_tokens) for one in completions
+            ]
         device = prompt_ids.device
         tokens = [torch.tensor(one.token_ids, device=device) for one in completions]
         sampler_logprobs = None
@@ -131,6 +125,26 @@ class _VLLM(Sampler, ABC):
             prompts: Token ids of each prompt.
             settings: Sampling parameters of each prompt, by vLLM's names.
         """
+
+
+def _check_whole(completion: Completion, eos_token_ids: Sequence[int], longest: int) -> bool:
+    """Whether a response ends by an EOS token; one that is not whole is an error.
+
+    Args:
+        completion: The response.
+        eos_token_ids: The EOS tokens.
+        longest: Most tokens of a response.
+    """
+    ids = completion.token_ids
+    ended = bool(ids) and ids[-1] in eos_token_ids
+    is_whole = ended or len(ids) == longest
+    if not is_whole or len(ids) != len(completion.logprobs):
+        raise UserError(
+            f"sampler: expected responses that end by one of the EOS tokens {list(eos_token_ids)} "
+            f"or have {longest} tokens, with as many log-probs, got {len(completion.logprobs)} "
+            f"log-probs of the tokens {list(ids)}"
+        )
+    return ended
 
 
 class VLLMSampler(_VLLM):
@@ -211,23 +225,19 @@ class VLLMServerSampler(_VLLM):
     """Samples with a vLLM server, for the prompts of all ranks.
 
     The server may run in its own environment. Rank 0 writes the weights to a folder that it reads.
+    If the server fails on one rank, the run ends on all of them; a request is not repeated.
 
     Args:
-        url: Address of the server, such as `http://127.0.0.1:8000`.
+        url: Address of the server, such as `http://127.0.0.1:8000`; for secrets see `ServiceUrl`.
         weights_dir: Folder for a file of weights, best in memory; each call replaces the file.
-        timeout: Seconds that an answer may take.
+        timeout: Seconds that an answer may take, from connecting to its end.
     """
 
     def __init__(self, url: str, weights_dir: str, timeout: float = 600.0) -> None:
         check_positive("timeout", timeout)
         self.weights_dir = Path(weights_dir).resolve()
-        self.url = url.rstrip("/")
+        self.url = ServiceUrl(url)
         self.timeout = timeout
-
-    @cached_property
-    def client(self) -> httpx2.Client:
-        """Connections to the server, made at the first call: a module may be sent to processes."""
-        return httpx2.Client(base_url=self.url, timeout=self.timeout)
 
     def _complete(
         self, model: LanguageModel, prompts: list[list[int]], settings: list[dict[str, Any]]
@@ -236,15 +246,15 @@ class VLLMServerSampler(_VLLM):
         with fail_together("hand the weights over to vLLM"):
             if not distributed.is_initialized() or distributed.get_rank() == 0:
                 self.hand_over(model)
-        name = self._ask("GET", "/v1/models")["data"][0]["id"]
-
-        def ask(prompt: list[int], parameters: dict[str, Any]) -> Completion:
-            body = {"model": name, "prompt": prompt, "return_token_ids": True, **parameters}
-            choice = self._ask("POST", "/v1/completions", body)["choices"][0]
-            return Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"])
-
-        with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
-            return list(pool.map(ask, prompts, settings))
+        with fail_together("sample with vLLM"), self._open() as client:
+            try:
+                name = _read_model_name(client)
+                n_tokens = unwrap_model(model).config.get_text_config().vocab_size
+                ask = partial(_ask_for_response, client, name, n_tokens)
+                with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
+                    return list(pool.map(ask, prompts, settings))
+            except RemoteError as error:
+                raise _no_server(error) from error
 
     def hand_over(self, model: LanguageModel) -> None:
         """Write the weights of the policy, and have the server read them."""
@@ -261,17 +271,70 @@ class VLLMServerSampler(_VLLM):
         self.weights_dir.mkdir(parents=True, exist_ok=True)
         save_file(weights, self.weights_dir / "model.safetensors")
         arguments = {"weights_path": str(self.weights_dir)}
-        self._ask("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
-        self._ask("POST", "/reset_prefix_cache")
+        with self._open() as client:
+            try:
+                client.post("/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
+                client.post("/reset_prefix_cache")
+            except RemoteError as error:
+                raise _no_server(error) from error
 
-    def _ask(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401  # JSON
-        try:
-            answer = self.client.request(method, path, json=body)
-            answer.raise_for_status()
-            return answer.json() if answer.content else None
-        except (httpx2.HTTPError, ValueError) as error:
-            text = error.response.text[:200] if isinstance(error, httpx2.HTTPStatusError) else ""
-            raise RuntimeError(
-                f"sampler: expected a vLLM server, started as in docs/sampler.md, at {self.url}, "
-                f"got {error or type(error).__name__} {text}".rstrip()
-            ) from error
+    def _open(self) -> RemoteClient:
+        """Open a client for one call: a module may be sent to processes."""
+        return RemoteClient(self.url, timeout=self.timeout)
+
+
+def _no_server(error: RemoteError) -> UserError:
+    return UserError(f"sampler: expected a vLLM server, started as in docs/sampler.md, at {error}")
+
+
+def _read_model_name(client: RemoteClient) -> str:
+    """Ask which model is served."""
+    answer = client.get("/v1/models")
+    try:
+        name = answer.parse()["data"][0]["id"]
+    except (LookupError, TypeError):
+        name = None
+    if not isinstance(name, str):
+        raise client.fail('{"data": [{"id": NAME}]}', answer)
+    return name
+
+
+def _ask_for_response(
+    client: RemoteClient,
+    name: str,
+    n_tokens: int,
+    prompt: list[int],
+    settings: Mapping[str, Any],
+) -> Completion:
+    """Ask for the response to one prompt.
+
+    Args:
+        client: Client of the server.
+        name: Name of the model there.
+        n_tokens: Size of the policy's vocabulary.
+        prompt: Token ids of the prompt.
+        settings: Sampling parameters by vLLM's names.
+    """
+    body = {"model": name, "prompt": prompt, "return_token_ids": True, **settings}
+    answer = client.post("/v1/completions", body)
+    completion = _read_completion(answer, n_tokens)
+    if completion is None:
+        raise client.fail(
+            f"token_ids from 0 to {n_tokens - 1} with as many finite token_logprobs", answer
+        )
+    return completion
+
+
+def _read_completion(answer: Answer, n_tokens: int) -> Completion | None:
+    """Read a response; `None` if the answer has another form."""
+    try:
+        choice = answer.parse()["choices"][0]
+        ids = choice["token_ids"]
+        logprobs = choice["logprobs"]["token_logprobs"]
+        # by type: true and false are integers to `isinstance`
+        is_valid = all(type(token) is int and 0 <= token < n_tokens for token in ids) and all(
+            type(logprob) in (int, float) and isfinite(logprob) for logprob in logprobs
+        )
+    except (LookupError, TypeError, OverflowError):
+        return None
+    return Completion(ids, logprobs) if is_valid else None

@@ -5,6 +5,7 @@ from typing import get_args
 
 from lit_rlhf.checks import check_count, check_not_negative, check_positive
 from lit_rlhf.choices import Criterion
+from lit_rlhf.urls import ServiceUrl
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class JudgeOptions:
     max_attempts: int = 3
 
     def __post_init__(self) -> None:
+        if self.base_url is not None:
+            ServiceUrl(self.base_url, "judge.base_url")
         for name in ("max_tokens", "max_characters", "concurrency", "max_attempts"):
             check_count(f"judge.{name}", getattr(self, name))
         check_count("judge.max_retries", self.max_retries, minimum=0)

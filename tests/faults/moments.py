@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import transformers
-from openai.resources.chat.completions import Completions
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import PreTrainedModel
 
 import lit_callbacks.rollback
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.remote import RemoteClient
 
 Strike = Callable[[], None]
 
@@ -133,6 +133,6 @@ PHASES: dict[str, Callable[[Moments], None]] = {
     "finish": lambda m: m.before(PreTrainedModel, "save_pretrained"),
     "restore": lambda m: m.before(lit_callbacks.rollback, "restore"),
     "forward": forwards(lambda _: True),
-    "request": lambda m: m.before(Completions, "create"),
+    "request": lambda m: m.before(RemoteClient, "post"),
 }
 """How the moments of each phase are found."""

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from lit_rlhf.models import ModelOptions
-from lit_rlhf.rewards import CallableReward, WeightedReward
+from lit_rlhf.rewards import CallableReward, RewardError, WeightedReward
 from lit_rlhf.rollout import RolloutBatch
 from tests.support import reward_functions
 from tests.support.reward_inputs import PROMPTS, TEXTS
@@ -157,3 +158,76 @@ def test_function_with_side_effects_is_refused(
                 reward(rollouts, PROMPTS, None)
         assert torch.is_grad_enabled() == before
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("changes_the_device", "torch's default device"),
+        ("leaves_autocast_on", "torch's autocast on cpu"),
+        ("changes_autocast_on_gpus", "torch's autocast dtype on cuda"),
+        ("becomes_deterministic", "torch's deterministic mode"),
+        ("changes_the_precision", "torch's matmul precision"),
+        ("changes_the_threads", "torch's number of threads"),
+        ("changes_cudnn", "cuDNN's benchmark mode"),
+    ],
+)
+def test_setting_of_the_process_is_put_back_and_named(
+    rollouts: RolloutBatch, name: str, setting: str
+) -> None:
+    before = process_settings()
+    reward = CallableReward(f"{FUNCTIONS}:{name}", tiny_tokenizer())
+    with pytest.raises(RewardError, match=f"that leaves {setting} as it is, got one that changes"):
+        reward(rollouts, PROMPTS, None)
+    assert process_settings() == before
+
+
+def process_settings() -> tuple[Any, ...]:
+    return (
+        torch.empty(0).device.type,
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.get_autocast_dtype("cuda"),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.get_num_threads(),
+        torch.backends.cudnn.benchmark,
+    )
+
+
+def test_setting_that_an_import_changes_is_put_back_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "changes_at_import.py").write_text(
+        "import torch\ntorch.set_default_dtype(torch.float64)\ntorch.manual_seed(7)\n"
+        "def score(prompts, responses): return [0.0] * len(responses)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    drawn = torch.get_rng_state()
+    with pytest.warns(UserWarning, match="changes_at_import:score' changes torch's default dtype"):
+        CallableReward("changes_at_import:score", tiny_tokenizer())
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+@pytest.mark.parametrize("name", ["draws", "seeds"])
+def test_random_numbers_of_training_do_not_depend_on_a_function(
+    rollouts: RolloutBatch, name: str, timeout: float | None
+) -> None:
+    reward = CallableReward(f"{FUNCTIONS}:{name}", tiny_tokenizer(), timeout=timeout)
+    state = torch.get_rng_state()
+    first = reward(rollouts, PROMPTS, None)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(reward(rollouts, PROMPTS, None), first)  # as after a resume
+    others = reward(rollouts, [*PROMPTS[1:], "another"], None)
+    assert torch.equal(others, first) == (name == "seeds")
+
+
+def test_search_for_the_sample_of_an_error_ends(
+    rollouts: RolloutBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_rlhf.rewards.functions._SEARCH_SECONDS", 0.0)
+    reward = CallableReward(f"{FUNCTIONS}:fails_on_no_way", tiny_tokenizer())
+    with pytest.raises(RewardError, match=r"'way'. Called with 3 responses, the first: "):
+        reward(rollouts, PROMPTS, None)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from lit_rlhf.rewards import CallableReward, RemoteScorer, RewardError, redact_url, remote
+from lit_rlhf import remote
+from lit_rlhf.rewards import CallableReward, RemoteScorer, RewardError, redact_url
 from tests.support.raw_service import drip, raw_service
 from tests.support.reward_inputs import Answer, make_rollouts, service
 from tests.support.tiny_models import tiny_tokenizer

@@ -3,10 +3,11 @@
 import json
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, repeat
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -16,10 +17,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from lit_rlhf.errors import UserError
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelOptions, load_causal_lm, merged_state_dict, save_model_folder
 from lit_rlhf.rollout import SamplingOptions, VLLMSampler, VLLMServerSampler
 from tests.support.nucleus import nucleus_logprobs
+from tests.support.raw_service import drip, raw_service
 from tests.support.tiny_models import (
     EOS_ID,
     PAD_ID,
@@ -200,8 +203,13 @@ def test_a_response_that_is_not_whole_is_refused(
 
 
 @contextmanager
-def server(weights_dir: Path, status: int = 200) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """A server with the endpoints that are used; it notes requests, and the weights when told."""
+def server(
+    weights_dir: Path, status: int = 200, answers: Mapping[str, Any] = {}
+) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """A server with the endpoints that are used; it notes requests, and the weights when told.
+
+    `answers` are sent in place of the right ones, by path.
+    """
     asked: list[Any] = []
     weights: list[Any] = []
 
@@ -223,6 +231,7 @@ def server(weights_dir: Path, status: int = 200) -> Iterator[tuple[str, list[Any
             return self.answer({"choices": [choice]})
 
         def answer(self, content: Any, status: int = 200) -> None:
+            content = answers.get(self.path, content)
             body = b"" if content is None else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -281,11 +290,83 @@ def test_a_server_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="timeout: expected a finite number > 0, got 0"):
         VLLMServerSampler("http://127.0.0.1:9", str(tmp_path), timeout=0)
     model = policy(tmp_path / "policy")
-    error = pytest.raises(RuntimeError, match=r"a vLLM server.* at http://127\.0.*, got .*404")
+    error = pytest.raises(
+        RuntimeError, match=r"a vLLM server.* at http://127\.0.* got status 404"
+    )
     with server(tmp_path, status=404) as (url, _, _), error:
         sample(VLLMServerSampler(url, str(tmp_path)), model)
-    with pytest.raises(RuntimeError, match=r"docs/sampler\.md, at http://127\.0\.0\.1:9, got"):
+    with pytest.raises(RuntimeError, match=r"docs/sampler\.md, at http://127\.0\.0\.1:9: the conn"):
         sample(VLLMServerSampler("http://127.0.0.1:9", str(tmp_path)), model)
+
+
+def choice(ids: Any, logprobs: Any) -> dict[str, Any]:
+    return {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/v1/models", "welcome"),
+        ("/v1/models", {"data": []}),
+        ("/v1/models", {"data": [{"id": 3}]}),
+        ("/v1/completions", [1]),
+        ("/v1/completions", {"choices": []}),
+        ("/v1/completions", {"choices": [{"text": "hi"}]}),
+        ("/v1/completions", choice(None, [])),
+        ("/v1/completions", choice([10**9] * 4, [-1.0] * 4)),
+        ("/v1/completions", choice([-1] * 4, [-1.0] * 4)),
+        ("/v1/completions", choice([True] * 4, [-1.0] * 4)),
+        ("/v1/completions", choice([11] * 4, [float("nan")] * 4)),
+        ("/v1/completions", choice([11] * 4, [-(10**400)] * 4)),
+        ("/v1/completions", choice([11] * 4, ["-1"] * 4)),
+        ("/v1/completions", choice([11] * 3, [-1.0] * 3)),
+        ("/v1/completions", choice([11] * 4, [-1.0] * 3)),
+    ],
+)
+def test_a_server_that_answers_something_else_is_named(
+    tmp_path: Path, path: str, answer: Any
+) -> None:
+    model = policy(tmp_path / "policy")
+    refused = pytest.raises(UserError, match=r"^sampler: expected .* got ")
+    with server(tmp_path, answers={path: answer}) as (url, _, _), refused:
+        sample(VLLMServerSampler(url, str(tmp_path)), model)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        (lambda: drip(HEAD + b"X: "), r"no answer within 0\.2 seconds .timeout."),
+        (lambda: drip(HEAD + b"\r\n"), r"no answer within 0\.2 seconds .timeout."),
+        (lambda: chain([HEAD, b"\r\n"], repeat(bytes(1000))), "of at most 10000 bytes, got"),
+        (
+            lambda: [HEAD, b"Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\n "],
+            "that is not compressed, got gzip",
+        ),
+        (
+            lambda: [b"HTTP/1.1 302 Found\r\nLocation: /a\r\nContent-Length: 0\r\n\r\n"],
+            "got status 302, a redirect, which is not followed",
+        ),
+        (lambda: [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"], "the connection failed"),
+    ],
+)
+def test_a_server_that_does_not_end_its_answer_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: Any, told: str
+) -> None:
+    monkeypatch.setattr("lit_rlhf.remote.MAX_BODY", 10_000)
+    monkeypatch.setenv("no_proxy", "*")
+    model = policy(tmp_path / "policy")
+    with raw_service(pieces) as (url, _), pytest.raises(UserError, match=told):
+        sample(VLLMServerSampler(url.removesuffix("/score"), str(tmp_path), timeout=0.2), model)
+
+
+def test_a_token_in_the_address_of_a_server_is_refused_and_not_shown(tmp_path: Path) -> None:
+    for url in ("http://me:secret@host", "http://host?token=secret", "http://host/key/secret"):
+        with pytest.raises(ValueError, match=r"^url: expected .* variable") as error:
+            VLLMServerSampler(url, str(tmp_path))
+        assert "secret" not in str(error.value)
 
 
 @pytest.mark.filterwarnings("default")  # of what vLLM imports

@@ -31,7 +31,7 @@ def raw_service(
                     while (line := stream.readline()).strip():
                         head += line
                     size = re.search(rb"(?i)^content-length: (\d+)", head, re.MULTILINE)
-                    requests.append(head + stream.read(int(size[1])))
+                    requests.append(head + stream.read(int(size[1]) if size else 0))
                     try:
                         for piece in pieces() if callable(pieces) else pieces:
                             if stopped.is_set():

@@ -26,6 +26,15 @@ def ended(prompts: list[str], responses: list[str], terminated: list[bool]) -> l
     return [1.0 if end else -1.0 for end in terminated]
 
 
+def draws(prompts: list[str], responses: list[str]) -> list[float]:
+    return torch.rand(len(responses)).tolist()
+
+
+def seeds(prompts: list[str], responses: list[str]) -> list[float]:
+    torch.manual_seed(0)
+    return draws(prompts, responses)
+
+
 def noisy(prompts: list[str], responses: list[str]) -> list[float]:
     """Draws from every global generator that a checkpoint keeps."""
     return [random.random() + np.random.random() + float(torch.rand(())) for _ in responses]  # noqa: NPY002
@@ -59,6 +68,13 @@ turns_gradients_off = _does(lambda *_: torch.set_grad_enabled(False))
 turns_gradients_on = _does(lambda *_: torch.set_grad_enabled(True))
 changes_the_folder = _does(lambda *_: os.chdir("/"))
 changes_the_dtype = _does(lambda *_: torch.set_default_dtype(torch.float64))
+changes_the_device = _does(lambda *_: torch.set_default_device("meta"))
+leaves_autocast_on = _does(lambda *_: torch.autocast("cpu", torch.bfloat16).__enter__())
+changes_autocast_on_gpus = _does(lambda *_: torch.set_autocast_dtype("cuda", torch.bfloat16))
+becomes_deterministic = _does(lambda *_: torch.use_deterministic_algorithms(True, warn_only=True))
+changes_the_precision = _does(lambda *_: torch.set_float32_matmul_precision("medium"))
+changes_the_threads = _does(lambda *_: torch.set_num_threads(torch.get_num_threads() + 1))
+changes_cudnn = _does(lambda *_: setattr(torch.backends.cudnn, "benchmark", True))
 sorts_the_responses = _does(lambda prompts, responses: responses.sort())
 empties_the_prompts = _does(lambda prompts, responses: prompts.clear())
 

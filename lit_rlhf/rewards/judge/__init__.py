@@ -1,7 +1,7 @@
 """A language model as judge, behind an OpenAI-compatible endpoint.
 
 It grades single responses as a reward (`grading`), and compares two answers for `lit_rlhf evaluate`
-(`comparing`). Both ask through `endpoint`, the only module that knows the client.
+(`comparing`). Both ask through `endpoint`.
 """
 
 from lit_rlhf.rewards.judge.endpoint import JudgeEndpoint as JudgeEndpoint

@@ -88,7 +88,7 @@ def compare_answers(
 
     Raises:
         NoCompletionError: If the server does not answer as an endpoint does.
-        openai.OpenAIError: If a request failed for good.
+        RemoteError: If a request failed for good.
     """
     answer = endpoint.ask(
         question_messages(question, max_characters),

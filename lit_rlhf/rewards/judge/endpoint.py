@@ -7,11 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import yaml
 
-from lit_rlhf.rewards.remote import LimitedClient, redact_url
+from lit_rlhf.remote import Answer, RemoteClient, RemoteError
+from lit_rlhf.urls import ServiceUrl
+
+OPENAI = "https://api.openai.com/v1"
+"""Address of OpenAI's endpoint, which an endpoint has that is given none."""
+
+BAD_REQUEST = 400
 
 ChatMessage = dict[str, str]
 """A message to the endpoint, with `role` and `content`."""
@@ -63,11 +69,10 @@ class ReadReply(Generic[Value]):
 
 
 class JudgeEndpoint:
-    """A model behind an OpenAI-compatible endpoint, without redirects and with limits on replies.
+    """A model behind an OpenAI-compatible endpoint.
 
-    The `openai` client repeats requests that fail for a temporary reason (no connection, time-out,
-    status 408, 409, 429 and 5xx). Its pauses double, or last as long as the server asks for.
-    Threads may share an endpoint.
+    Requests that fail for a temporary reason are repeated, see `RemoteClient`. Threads may share an
+    endpoint.
 
     Args:
         model: Name of the model as the endpoint knows it.
@@ -92,28 +97,22 @@ class JudgeEndpoint:
         retries: int,
         concurrency: int,
     ) -> None:
-        import openai  # takes a second
-
         self.model = model
-        self.base_url = base_url
         self.temperature = temperature
         self.max_tokens = max_tokens
         self.tokens = 0
         """Tokens of all requests and replies so far, as the endpoint counts them."""
-        self._client = openai.OpenAI(
-            api_key=key or "none",  # the client insists on a key; servers without keys ignore it
-            base_url=base_url,
+        self._client = RemoteClient(
+            ServiceUrl(base_url or OPENAI, "base_url"),
             timeout=timeout,
-            max_retries=retries,
-            http_client=LimitedClient(timeout, concurrency),
+            retries=retries,
+            backoff=0.5,
+            key=(key or "").strip(),
+            max_connections=concurrency,
         )
+        self.address = self._client.url.shown if base_url else "OpenAI's endpoint"
         self._lock = Lock()
         self._knows_schemas = True
-
-    @property
-    def address(self) -> str:
-        """The address for messages, without secrets."""
-        return redact_url(self.base_url) if self.base_url else "OpenAI's endpoint"
 
     def close(self) -> None:
         """Close the connections."""
@@ -141,7 +140,7 @@ class JudgeEndpoint:
 
         Raises:
             NoCompletionError: If the server does not answer as an endpoint does.
-            openai.OpenAIError: If a request failed for good.
+            RemoteError: If a request failed for good.
         """
         sent = list(messages)
         malformed: list[str] = []
@@ -161,53 +160,54 @@ class JudgeEndpoint:
     def _complete(
         self, messages: Sequence[ChatMessage], schema: Mapping[str, Any] | None
     ) -> Completion:
-        """Send one request, which the `openai` client repeats after a temporary failure."""
-        import openai
-
-        optional: dict[str, Any] = {}
+        """Send one request, which is repeated after a temporary failure."""
+        request: dict[str, Any] = {
+            "model": self.model,
+            "messages": list(messages),
+            "max_completion_tokens": self.max_tokens,
+        }
         if self.temperature is not None:
-            optional["temperature"] = self.temperature
+            request["temperature"] = self.temperature
         with_schema = schema is not None and self._knows_schemas
         if with_schema:
             json_schema = {"name": "verdict", "strict": True, "schema": schema}
-            optional["response_format"] = {"type": "json_schema", "json_schema": json_schema}
-        completion: object
+            request["response_format"] = {"type": "json_schema", "json_schema": json_schema}
         try:
-            completion = self._client.chat.completions.create(
-                model=self.model,
-                messages=cast(Any, list(messages)),
-                max_completion_tokens=self.max_tokens,
-                **optional,
-            )
-        except openai.BadRequestError as error:
-            if not with_schema or "response_format" not in str(error):
+            answer = self._client.post("/chat/completions", request)
+        except RemoteError as error:
+            if not (with_schema and error.status == BAD_REQUEST):
+                raise
+            if b"response_format" not in error.body:
                 raise
             # The server does not know response_format. The prompt asks for the same form, and
             # replies are checked in any case.
             self._knows_schemas = False
             return self._complete(messages, schema)
-        except (ValueError, RecursionError) as error:
-            completion = error  # the body is not JSON, or is nested too deeply
-        return self._read_completion(completion)
+        return self._read_completion(answer)
 
-    def _read_completion(self, completion: object) -> Completion:
-        """Read what the endpoint has sent, which the `openai` client does not check."""
-        choices = getattr(completion, "choices", None)
+    def _read_completion(self, answer: Answer) -> Completion:
+        """Read what the endpoint has sent."""
+        completion = answer.parse()
+        choices = _field(completion, "choices")
         if not isinstance(choices, list) or not choices:
             raise NoCompletionError(
-                f"{redact_url(str(self._client.base_url))} does not reply as an "
-                "OpenAI-compatible endpoint does; the address usually ends in /v1. It sent "
-                f"{str(completion) or 'nothing'!r:.200}"
+                f"{self._client.url.shown} does not reply as an OpenAI-compatible endpoint does; "
+                f"the address usually ends in /v1. It sent {answer}"
             )
-        tokens = getattr(getattr(completion, "usage", None), "total_tokens", None)
+        tokens = _field(_field(completion, "usage"), "total_tokens")
         if isinstance(tokens, int):
             with self._lock:
                 self.tokens += tokens
-        message = getattr(choices[0], "message", None)
+        message = _field(choices[0], "message")
         return Completion(
-            text=str(getattr(message, "content", None) or getattr(message, "refusal", None) or ""),
-            is_cut_off=getattr(choices[0], "finish_reason", None) == "length",
+            text=str(_field(message, "content") or _field(message, "refusal") or ""),
+            is_cut_off=_field(choices[0], "finish_reason") == "length",
         )
+
+
+def _field(value: Any, name: str) -> Any:  # noqa: ANN401  # any JSON value
+    """A field of an object; `None` of anything else."""
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def escape_json(value: Any) -> str:  # noqa: ANN401  # any JSON value

@@ -5,12 +5,12 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import NamedTuple
 
 from lit_rlhf.checks import check_count, check_fields, check_not_negative, check_positive
 from lit_rlhf.rank_zero import rank_zero_info
-from lit_rlhf.rewards.functions import RewardError, shorten
+from lit_rlhf.remote import RemoteError
+from lit_rlhf.rewards.functions import RewardError
 from lit_rlhf.rewards.judge.endpoint import (
     PROMPTS,
     ChatMessage,
@@ -19,7 +19,8 @@ from lit_rlhf.rewards.judge.endpoint import (
     NoCompletionError,
     escape_json,
 )
-from lit_rlhf.rewards.remote import redact_url
+from lit_rlhf.terminal import shorten
+from lit_rlhf.urls import ServiceUrl
 
 KEPT_GRADES = 2**16
 ATTEMPTS = 3  # at a reply that can be read
@@ -90,13 +91,8 @@ class JudgeRule:
         check_count("retries", self.retries, minimum=0)
         check_fields(check_positive, self, "timeout")
         check_fields(check_not_negative, self, "temperature")
-        if find_spec("openai") is None:
-            raise ImportError("rule: judge needs the openai package: pip install openai")
-        if "@" in (self.base_url or ""):
-            raise ValueError(
-                "base_url: expected the secret in the variable of api_key_variable, got "
-                f"{redact_url(str(self.base_url))!r}"
-            )
+        if self.base_url is not None:
+            ServiceUrl(self.base_url, "base_url")
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         """Grade `responses` to `prompts`."""
@@ -137,8 +133,6 @@ class JudgeRule:
 
     def _grade(self, endpoint: JudgeEndpoint, pair: GradedPair) -> float:
         """Ask for the grade of a response until the reply is one."""
-        import openai
-
         messages = [
             {"role": "system", "content": _TEXTS["system"].format(criterion=self.criterion)},
             {
@@ -153,8 +147,8 @@ class JudgeRule:
             )
         except NoCompletionError as error:
             raise RewardError(f"{judge}: base_url: {error}"[:_MAX_ERROR]) from error
-        except openai.OpenAIError as error:
-            raise RewardError(f"{judge}: {type(error).__name__}: {error}"[:_MAX_ERROR]) from error
+        except RemoteError as error:
+            raise RewardError(f"{judge}: {error.problem}"[:_MAX_ERROR]) from error
         if answer.value is None:
             raise RewardError(
                 f"{judge}: expected a whole number from 0 to 10 in one of {ATTEMPTS} replies of at "

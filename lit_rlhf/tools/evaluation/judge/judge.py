@@ -274,7 +274,7 @@ class Judgement:
 
     Attributes:
         model: Name of the judge.
-        base_url: Address of the judge without user and password; `None` for OpenAI's.
+        base_url: Address of the judge without secrets; `None` for OpenAI's.
         baseline: Name of the policy that the others are compared with.
         policies: Each other policy by each criterion.
         usage: Numbers of questions, see `Judge.count_questions`.

@@ -1,8 +1,8 @@
 """The endpoint of the judge of policies, and what helps when it cannot be asked."""
 
 import os
-from importlib.util import find_spec
 
+from lit_rlhf.remote import RemoteError
 from lit_rlhf.rewards.judge import JudgeEndpoint
 from lit_rlhf.rewards.judge.comparing import JudgeReply, Question, compare_answers
 from lit_rlhf.rewards.judge.endpoint import NoCompletionError
@@ -17,8 +17,6 @@ class JudgeError(OSError):
 
 def open_judge(options: JudgeOptions) -> JudgeEndpoint:
     """Open the endpoint of a judge, with the key in the environment."""
-    if find_spec("openai") is None:
-        raise JudgeError("a judge needs the openai package: pip install openai")
     key = os.environ.get(options.api_key_variable)
     if not key and options.base_url is None:
         raise ValueError(
@@ -49,8 +47,6 @@ def ask_judge(endpoint: JudgeEndpoint, question: Question, options: JudgeOptions
     Raises:
         JudgeError: If the judge cannot be asked.
     """
-    import openai
-
     try:
         return compare_answers(
             endpoint,
@@ -60,52 +56,55 @@ def ask_judge(endpoint: JudgeEndpoint, question: Question, options: JudgeOptions
         )
     except NoCompletionError as error:
         raise JudgeError(f"judge.base_url: {error}") from error
-    except openai.OpenAIError as error:
+    except RemoteError as error:
         raise JudgeError(_describe(error, endpoint.address, options)) from error
 
 
-def _describe(error: Exception, address: str, options: JudgeOptions) -> str:
+def _describe(error: RemoteError, address: str, options: JudgeOptions) -> str:
     """Say what happened and what helps."""
-    text = _advise(error, options)
-    return f"the judge at {address} {text}. It said {type(error).__name__}: {error}"[:_MAX_ERROR]
+    advice = _advise(error, options)
+    return f"the judge at {address} {advice}. The client says: {error.problem}"[:_MAX_ERROR]
 
 
-def _advise(error: Exception, options: JudgeOptions) -> str:
+def _advise(error: RemoteError, options: JudgeOptions) -> str:
     """Say what the endpoint does and what helps, as the rest of a sentence."""
-    import openai
-
     repeated = f"after {options.max_retries} retries (judge.max_retries)"
-    if isinstance(error, openai.APIStatusError) and error.response.is_redirect:
-        return (
-            "redirects to another address, which would get the texts and is not followed; "
-            "give that address as judge.base_url"
-        )
-    if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
-        return (
-            f"does not accept the key. Set the environment variable {options.api_key_variable} to "
-            "a valid one, or name another variable with judge.api_key_variable"
-        )
-    if isinstance(error, openai.NotFoundError):
-        return (
-            f"knows no model {options.model!r}, or the address is wrong. Check judge.model and "
-            "judge.base_url, which usually ends in /v1"
-        )
-    if isinstance(error, openai.RateLimitError):
-        return (
-            f"still limits the rate {repeated}. Lower judge.concurrency, wait, or check your quota"
-        )
-    if isinstance(error, openai.APITimeoutError):
+    if error.timed_out:
         return (
             f"did not reply within {options.timeout:g} seconds {repeated}. Raise judge.timeout or "
             "lower judge.concurrency"
         )
-    if isinstance(error, openai.APIConnectionError):
-        return (
-            f"cannot be reached {repeated} ({error.__cause__}). Check that the server runs and "
-            "that judge.base_url is its address"
-        )
-    if isinstance(error, openai.InternalServerError):
-        return f"fails {repeated}; its log tells why"
+    match error.status:
+        case None:
+            return (
+                f"cannot be reached {repeated}. Check that the server runs and that judge.base_url "
+                "is its address"
+            )
+        case 401 | 403:
+            return (
+                "does not accept the key. Set the environment variable "
+                f"{options.api_key_variable} to a valid one, or name another variable with "
+                "judge.api_key_variable"
+            )
+        case 404:
+            return (
+                f"knows no model {options.model!r}, or the address is wrong. Check judge.model and "
+                "judge.base_url, which usually ends in /v1"
+            )
+        case 429:
+            return (
+                f"still limits the rate {repeated}. Lower judge.concurrency, wait, or check your "
+                "quota"
+            )
+        case status if status < 300:
+            return "does not reply as an OpenAI-compatible endpoint does"
+        case status if status < 400:
+            return (
+                "redirects to another address, which would get the texts and is not followed; "
+                "give that address as judge.base_url"
+            )
+        case status if status >= 500:
+            return f"fails {repeated}; its log tells why"
     return (
         "refuses the request. If it does not support a setting, change judge.temperature (null "
         "sends none) or judge.max_tokens; if the texts are too long for it, lower "

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lit_rlhf.data import PromptExample
 from lit_rlhf.rewards import Scores, WeightedReward
-from lit_rlhf.rewards.functions import shorten
+from lit_rlhf.terminal import shorten
 from lit_rlhf.tools.evaluation.outcomes import score_summary
 from lit_rlhf.tools.evaluation.output import to_json_types
 from lit_rlhf.tools.evaluation.reward_probe.answers import AnswerEncoder, HonestAnswer, Response

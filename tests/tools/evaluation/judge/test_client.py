@@ -6,7 +6,6 @@ Text under test stays data in the request, whatever it says, and replies are par
 import json
 import re
 import socket
-import sys
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -29,7 +28,9 @@ from lit_rlhf.tools.evaluation.judge.options import JudgeError
 from tests.support.judge_server import Failure, JudgeRequest, judge_server, longer_wins, verdict
 from tests.support.raw_service import drip, raw_service
 
-AT_ONCE = {"retry-after-ms": "1"}  # what the client waits, in place of its half a second and more
+pytestmark = pytest.mark.filterwarnings("ignore:http.*in attempt")
+
+AT_ONCE = {"retry-after": "0"}  # what the client waits, in place of its half a second and more
 PAIR = Responses([(Message("user", "hi"),)], {"sft": ["four"], "ppo": ["longer"]})
 
 
@@ -85,16 +86,22 @@ def test_server_that_is_down_is_named(tmp_path: Path) -> None:
             judge_pair(base_url, tmp_path)
 
 
-@pytest.mark.parametrize("status", [200, 401, 404, 400])
-def test_a_password_in_the_address_is_not_shown(tmp_path: Path, status: int) -> None:
-    with judge_server(lambda asked: Failure(status, "welcome")) as server:
-        address = server.base_url.replace("//", "//me:secret@")
-        with pytest.raises(JudgeError) as error:
-            judge_pair(address, tmp_path)
-    assert server.base_url.replace("//", "//***@") in str(error.value)
+@pytest.mark.parametrize(
+    "address", ["http://me:secret@host/v1", "https://host/secret0123456789abc/v1"]
+)
+def test_a_secret_in_the_address_is_refused_and_not_shown(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ValueError, match=r"^judge\.base_url: expected .* variable") as error:
+        judge_pair(address, tmp_path)
     assert "secret" not in str(error.value)
+
+
+def test_a_secret_of_the_environment_is_sent_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD", "secret")
     with judge_server(longer_wins) as server:
-        judged = judge_pair(server.base_url.replace("//", "//me:secret@"), tmp_path)
+        judged = judge_pair(server.base_url.replace("//", "//me:$PASSWORD@"), tmp_path)
+    assert server.asked[0].headers["authorization"] == "Basic bWU6c2VjcmV0"
     assert judged.as_dict()["base_url"] == server.base_url.replace("//", "//***@")
 
 
@@ -121,7 +128,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 def test_a_body_without_json_is_shown(tmp_path: Path, body: bytes) -> None:
     with (
         raw_service([HEAD, b"content-length: %d\r\n\r\n" % len(body), body]) as (url, _),
-        pytest.raises(JudgeError, match=r"does not reply as an OpenAI.* It sent '.+'"),
+        pytest.raises(JudgeError, match=r"does not reply as an OpenAI.* It sent status 200 and "),
     ):
         judge_pair(url, tmp_path)
 
@@ -130,12 +137,6 @@ def test_openai_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("MY_KEY", raising=False)
     with pytest.raises(ValueError, match=r"variable MY_KEY, which is not set.*judge.base_url"):
         judge_pair(None, tmp_path, api_key_variable="MY_KEY")
-
-
-def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(JudgeError, match=r"pip install openai"):
-        judge_pair("http://127.0.0.1:9/v1", tmp_path)
 
 
 def test_the_form_of_the_reply_is_asked_for_where_the_server_knows_how(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_server_that_sends_blanks_ends_by_the_deadline(tmp_path: Path, begun: by
 
 
 def test_response_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_rlhf.rewards.remote.MAX_BODY", 10_000)
+    monkeypatch.setattr("lit_rlhf.remote.MAX_BODY", 10_000)
     with (
         judge_server(lambda asked: verdict("A", "x" * 10_000)) as server,
         pytest.raises(JudgeError, match=r"a response of more than 10000 bytes"),
