@@ -186,12 +186,14 @@ def check_tokenizer_file(path: str) -> None:
     """Try what a model's tokenizer does to texts, before it is loaded; else ValueError."""
     try:
         file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
-        content = {} if file is None else json.loads(Path(file).read_text("utf-8"))
+        if file is None:
+            return
+        content = json.loads(Path(file).read_text("utf-8"))
         model = content.get("model", {})
         parts = {name: content.get(name) for name in _TOKENIZER_PARTS}
         parts["model"] = {**model, "vocab": {}, "merges": []}
         is_harmless = all(map(_is_harmless, parts.values()))
-        parts["added_tokens"] = content.get("added_tokens")
+        parts["added_tokens"] = content.get("added_tokens") or []
         text = json.dumps(parts, sort_keys=True, ensure_ascii=False)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return  # loading it fails with a better message
