@@ -189,7 +189,7 @@ def test_tokenizer_is_tried_before_it_is_loaded(tmp_path: Path, added: bool) -> 
 @pytest.mark.parametrize(
     "parts",
     [
-        {"normalizer": {"type": "Prepend", "prepend": '"' + "x" * 10**6}},
+        {"normalizer": {"type": "Prepend", "prepend": '"' + "x" * 10**7}},
         {
             "normalizer": {
                 "type": "Sequence",
@@ -220,7 +220,7 @@ def test_growth_is_found_wherever_it_is_written(
     content = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}, **parts}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     monkeypatch.setattr(sandbox, "SECONDS", 1.0)
-    with pytest.raises(ValueError, match=r"tokenizer\.json: expected a tokenizer that encodes"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .* got one that takes more$"):
         sandbox.check_tokenizer_file(str(tmp_path))
 
 

@@ -290,9 +290,7 @@ def test_a_server_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="timeout: expected a finite number > 0, got 0"):
         VLLMServerSampler("http://127.0.0.1:9", str(tmp_path), timeout=0)
     model = policy(tmp_path / "policy")
-    error = pytest.raises(
-        RuntimeError, match=r"a vLLM server.* at http://127\.0.* got status 404"
-    )
+    error = pytest.raises(RuntimeError, match=r"a vLLM server.* at http://127\.0.* got status 404")
     with server(tmp_path, status=404) as (url, _, _), error:
         sample(VLLMServerSampler(url, str(tmp_path)), model)
     with pytest.raises(RuntimeError, match=r"docs/sampler\.md, at http://127\.0\.0\.1:9: the conn"):
