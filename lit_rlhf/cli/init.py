@@ -1,6 +1,6 @@
 """`lit_rlhf init`: a small untrained base model, with a tokenizer trained on one's own text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from lit_rlhf.paths import check_data_paths
 if TYPE_CHECKING:  # they import torch, for which --help does not wait
     from transformers import PreTrainedTokenizerFast
 
-    from lit_rlhf.data import DataSource
+    from lit_rlhf.data import DataCounts, DataSource
 
 EOS_TOKEN = "<|endoftext|>"
 PAD_TOKEN = "<|pad|>"
@@ -64,7 +64,7 @@ def init(
     from lit_rlhf.data import DataSource
 
     make_base(
-        [DataSource(path) for path in data],
+        read_texts([DataSource(path) for path in data]),
         output_dir,
         vocab=vocab,
         layers=layers,
@@ -76,7 +76,7 @@ def init(
 
 
 def make_base(
-    sources: "Sequence[DataSource]",
+    texts: Iterable[str],
     output_dir: str,
     *,
     template: str = "hh",
@@ -90,7 +90,7 @@ def make_base(
     """Write a small untrained model, and a tokenizer that is trained on texts.
 
     Args:
-        sources: Where the texts are.
+        texts: What the tokenizer is trained on.
         output_dir: Folder for the model.
         template: Chat template of the tokenizer, a key of `lit_rlhf.data.CHAT_TEMPLATES`.
         vocab: Number of tokens. A small text may give fewer.
@@ -102,9 +102,7 @@ def make_base(
     """
     from lit_rlhf.models import build_untrained_llama, replace_folder
 
-    tokenizer = _train_tokenizer(
-        texts(sources), template=template, vocab=vocab, max_positions=max_positions
-    )
+    tokenizer = _train_tokenizer(texts, template=template, vocab=vocab, max_positions=max_positions)
     model = build_untrained_llama(
         tokenizer,
         seed,
@@ -123,16 +121,23 @@ def make_base(
     )
 
 
-def texts(sources: "Sequence[DataSource]") -> Iterator[str]:
-    """The texts of sources: turns with their roles, or documents."""
+def read_texts(
+    sources: "Sequence[DataSource]", counts: "DataCounts | None" = None
+) -> Iterator[str]:
+    """Read the texts of sources: turns with their roles, or documents.
+
+    Args:
+        sources: Where the texts are.
+        counts: Takes the counts of what was left out; `None` logs them.
+    """
     from lit_rlhf.data import RecordError, load_records
 
     for source in sources:
         try:
-            dialogues = load_records("demonstration", [source], on_bad_record="skip")
+            dialogues = load_records("demonstration", [source], "skip", counts=counts)
         except RecordError as error:
             try:
-                documents = load_records("text", [source], on_bad_record="skip")
+                documents = load_records("text", [source], "skip", counts=counts)
             except RecordError:
                 raise error from None
             yield from (document.text for document in documents)
@@ -142,7 +147,7 @@ def texts(sources: "Sequence[DataSource]") -> Iterator[str]:
 
 
 def _train_tokenizer(
-    texts: Iterator[str], *, template: str, vocab: int, max_positions: int
+    texts: Iterable[str], *, template: str, vocab: int, max_positions: int
 ) -> "PreTrainedTokenizerFast":
     """Train a byte-level BPE tokenizer, which can encode any text.
 

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from lit_rlhf.cli.configs import find_config
-from lit_rlhf.cli.init import make_base
+from lit_rlhf.cli.init import make_base, read_texts
 from lit_rlhf.cli.time_estimate import Work, describe_time
 from lit_rlhf.data import (
     DataCounts,
@@ -141,7 +141,8 @@ def start_with(
     template = "paper-zh" if _is_chinese(records) else "hh"
     if model is None:
         longest = max_length or _OWN_POSITIONS
-        make_base([source], f"{root}/base", template=template, max_positions=longest)
+        texts = read_texts([source], DataCounts())  # what it leaves out is logged above
+        make_base(texts, f"{root}/base", template=template, max_positions=longest)
     tokenizer = load_tokenizer(model or f"{root}/base")
     if tokenizer.chat_template:
         template = "tokenizer"
@@ -268,15 +269,31 @@ def _show_examples(
 
 
 def _shorten(text: str) -> list[str]:
-    """The lines of a text in the terminal's width, the ones in the middle left out."""
+    """The lines of a text in the terminal's width, at most `_SHOWN_LINES` of them.
+
+    The first, the one where the trained part begins, and the last two are always shown.
+    """
     width = max(shutil.get_terminal_size().columns - len("  | "), 40)
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, width) or [""]]
     if len(lines) <= _SHOWN_LINES:
         return lines
-    n_last = 2  # the response is at the end
-    n_first = _SHOWN_LINES - n_last - 1
-    left_out = len(lines) - n_first - n_last
-    return [*lines[:n_first], f"... {left_out} more lines ...", *lines[-n_last:]]
+    last = len(lines) - 2
+    trained = next((place for place, line in enumerate(lines) if "[[" in line), 0)
+    if 1 < trained < last:
+        return [
+            lines[0],
+            *_leave_out(lines[1:trained]),
+            lines[trained],
+            *_leave_out(lines[trained + 1 : last]),
+            *lines[last:],
+        ]
+    n_first = _SHOWN_LINES - 3
+    return [*lines[:n_first], *_leave_out(lines[n_first:last]), *lines[last:]]
+
+
+def _leave_out(lines: Sequence[str]) -> Sequence[str]:
+    """A line that stands for several; a single one as it is."""
+    return lines if len(lines) < 2 else [f"... {len(lines)} more lines ..."]
 
 
 def _measure(

@@ -129,6 +129,12 @@ def test_a_file_that_does_not_serve_leaves_nothing_behind(table: str, message: s
     assert not Path("runs").exists()
 
 
+def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    write_lines(Path("pairs.jsonl"), [*ROWS, {"prompt": "why?", "chosen": "", "rejected": "b"}])
+    main(["start", "pairs.jsonl"])
+    assert caplog.text.count("skipped 1 of 41 records as bad") == 1
+
+
 def test_columns_of_other_names_reach_all_stages(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"ask": row["prompt"], "good": row["chosen"], "bad": row["rejected"], "note": "by hand"}
@@ -214,10 +220,12 @@ def test_shown_texts_have_at_most_six_lines(
     main(["start", "long.jsonl"])
     shown = capsys.readouterr().out
     texts = re.findall(r"^(?:chosen|rejected):\n((?:  \| .*\n)+)", shown, re.MULTILINE)
-    assert [len(text.splitlines()) for text in texts] == [6] * 6
+    assert len(texts) == 6
     for text in texts:
+        assert 4 < len(text.splitlines()) <= 6
         assert max(map(len, text.splitlines())) <= 80
         assert re.search(r"^  \| \.\.\. \d+ more lines \.\.\.$", text, re.MULTILINE)
+        assert "Assistant:[[" in text
         assert text.rstrip().endswith("<|endoftext|>]]")
     assert len(shown.splitlines()) < 75
 
