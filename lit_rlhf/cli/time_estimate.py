@@ -11,7 +11,7 @@ from lit_rlhf.models import ModelOptions, read_config
 
 _SIZE = 512  # rows and columns of the measured products
 _PRODUCTS = 20
-_EFFICIENCY = 0.3  # of a training step, against products of matrices alone
+_EFFICIENCY = 0.5  # of a training step, against products of matrices alone
 _SAMPLING = 4.0  # times as long per token as a forward of whole sequences
 
 

@@ -47,15 +47,34 @@ def find_verdict(trainer: Trainer) -> Verdict | None:
 
 def _describe_sft(metrics: Mapping[str, float]) -> str:
     loss = metrics["sft/loss"]
+    baseline = metrics["sft/frequency_loss"]
+    error = metrics.get("sft/loss_error")  # none of a single dialogue
     interval = ""
-    if (error := metrics.get("sft/loss_error")) is not None:
-        low, high = (math.exp(loss + sign * _Z * error) for sign in (-1, 1))
+    verdict = ""
+    if error is not None:
+        low = math.exp(loss - _Z * error)
+        high = math.exp(loss + _Z * error)
         interval = f" [{low:.3g}, {high:.3g}]"
+        verdict = f": {_compare(math.exp(baseline), low, high, lower_is_better=True)}"
     return (
         f"perplexity {math.exp(loss):.3g}{interval}, token accuracy "
         f"{metrics['sft/token_accuracy']:.2f}; by the frequency of tokens alone "
-        f"{math.exp(metrics['sft/frequency_loss']):.3g} and {metrics['sft/frequency_accuracy']:.2f}"
+        f"{math.exp(baseline):.3g} and {metrics['sft/frequency_accuracy']:.2f}{verdict}"
     )
+
+
+def _compare(baseline: float, low: float, high: float, *, lower_is_better: bool = False) -> str:
+    """Say whether a number is better than a baseline.
+
+    Args:
+        baseline: The baseline.
+        low: Lower end of the number's interval.
+        high: Upper end of the interval.
+        lower_is_better: Whether a lower number is better.
+    """
+    if low <= baseline <= high:
+        return "no better"
+    return "better" if (low > baseline) != lower_is_better else "worse"
 
 
 def describe_pairs(metrics: Mapping[str, float]) -> str:
@@ -70,10 +89,9 @@ def describe_pairs(metrics: Mapping[str, float]) -> str:
     low, high = wilson_interval(accuracy * n_pairs, n_pairs)
     rule = "longer" if longer >= 0.5 else "shorter"
     baseline = max(longer, 1 - longer)
-    verdict = "better" if low > baseline else "worse" if high < baseline else "no better"
     return (
         f"accuracy {accuracy:.2f} [{low:.2f}, {high:.2f}] on {n_pairs} pairs; "
-        f'"{rule} is better" {baseline:.2f}: {verdict}'
+        f'"{rule} is better" {baseline:.2f}: {_compare(baseline, low, high)}'
     )
 
 

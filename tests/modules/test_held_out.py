@@ -31,10 +31,14 @@ def test_sft_has_an_interval_and_the_frequencies_beside_it() -> None:
     # exp(2 - 1.96 * 0.1), exp(2), exp(2 + 1.96 * 0.1), exp(5)
     assert described("sft", logged) == (
         "perplexity 7.39 [6.07, 8.99], token accuracy 0.48; by the frequency of tokens alone 148 "
-        "and 0.06"
+        "and 0.06: better"
     )
+    assert str(described("sft", logged | {"val/sft/frequency_loss": 1.0})).endswith(": worse")
+    assert str(described("sft", logged | {"val/sft/frequency_loss": 2.1})).endswith(": no better")
     del logged["val/sft/loss_error"]  # of a single dialogue
-    assert str(described("sft", logged)).startswith("perplexity 7.39, token accuracy 0.48; ")
+    line = str(described("sft", logged))
+    assert line.startswith("perplexity 7.39, token accuracy 0.48; ")
+    assert line.endswith(" 148 and 0.06")
 
 
 @pytest.mark.parametrize(
