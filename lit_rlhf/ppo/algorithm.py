@@ -369,17 +369,14 @@ class PPO(FixedDtypeBuffers):
             seed: Seed of the responses.
         """
         networks = self.networks
+        # another sampler would take the weights with the adapters that are off here
+        sampler = generate_responses if networks.reference is None else networks.sampler
         with reference_model(networks.policy, networks.reference, batch.input_ids.device) as model:
-            rollouts = generate_responses(
-                model,
-                batch.input_ids,
-                batch.attention_mask,
-                self.sampling,
-                eos_token_ids=stop_token_ids(networks.policy, networks.tokenizer),
-                pad_token_id=networks.tokenizer.pad_token_id,
-                seed=seed,
-                batch_size=self.memory.rollout_batch_size,
-            )
+            self.networks = networks._replace(policy=model, sampler=sampler)
+            try:
+                rollouts = self.rollout(batch, seed)
+            finally:
+                self.networks = networks
         return self.score(rollouts, batch).total
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:

@@ -20,7 +20,7 @@ def run(root: Path, folder: Path, cap: float | None) -> tuple[PPOModule, dict[st
 def test_a_sampler_draws_measured_and_weighted_rollouts(root: Path, tmp_path: Path) -> None:
     Nucleus.calls = 0
     module, logged = run(root, tmp_path / "weighted", 2.0)
-    assert Nucleus.calls == 2  # training and validation
+    assert Nucleus.calls == 3  # in training, and at validation for the policy and for its start
     assert logged["rollout/sampler_kl"] > 0.01
     assert logged["val/rollout/sampler_kl"] > 0.01
     plain, _ = run(root, tmp_path / "plain", None)
