@@ -74,9 +74,9 @@ MARGIN: Final = 0.1
 CRITERION: Final = (
     "An estimator is better (worse) than PPO-max if the mean share of right responses in the "
     f"iterations within {TOKENS} sampled tokens is higher (lower) by more than {MARGIN} in each of "
-    "the five seeds; else no difference is shown. The same holds for the share of right responses "
-    f"to unseen sums at the end, and for the mean over the last {WIDTH} iterations before the root "
-    "of KL leaves a budget."
+    "the five seeds; else its paired 95 % interval is given. The same holds for the share of right "
+    f"responses to unseen sums at the end, and for the mean over the last {WIDTH} iterations "
+    "before the root of KL leaves a budget."
 )
 
 

@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from experiments.drawing import COLORS, STYLE, finish_axis, window_means
 from experiments.frame import DOCS, IMAGES, Documents, fill_template
-from experiments.judging import compare_by_seed
+from experiments.judging import Comparison, compare_by_seed
 from experiments.processes import Job, command_job, cpu_seconds_used, run_jobs, run_missing_jobs
 from experiments.reproduce.running import Plan, train, versions
 from experiments.reproduce.table import foundations_by_name
@@ -81,9 +81,10 @@ MARGIN: Final = 0.1
 """Gold by which an arm has to differ."""
 CRITERION: Final = (
     f"An estimator is better (worse) than PPO-max if its gold reward on held-out prompts at the "
-    f"end is higher (lower) by more than {MARGIN} in each seed; else no difference is shown. The "
-    "same holds at a KL budget, for the best gold that a course reaches within it: the mean over "
-    f"{WIDTH} iterations of gold, where that of KL is at most the budget's square."
+    f"end is higher (lower) by more than {MARGIN} in each seed; else its paired 95 % interval is "
+    "given, by Student's t over the seeds. The same holds at a KL budget, for the best gold that a "
+    f"course reaches within it: the mean over {WIDTH} iterations of gold, where that of KL is at "
+    "most the budget's square."
 )
 
 
@@ -226,16 +227,19 @@ LAB: Final = Study(
 def documents() -> Documents:
     """The page, all tables and the figure, from the committed results."""
     runs = read_runs(RESULTS)
+    arms = by_arm(runs.values())
     shown = {AT_THE_END: LAB.measures[AT_THE_END]}
     return {
         PAGE: fill_template(
             TEMPLATE,
             iterations=ITERATIONS,
             criterion=CRITERION,
-            arms=build_table(by_arm(runs.values()), LAB._replace(measures=shown)),
+            arms=build_table(arms, LAB._replace(measures=shown)),
+            at_most=f"{find_largest_bound(arms, LAB):.3f}",
+            small_differences=list_small_differences(arms, LAB),
         ),
         TABLES: f"# Estimators in the lab: all measures\n\n{CRITERION}\n\n{format_tables(runs)}",
-        FIGURE: lambda: draw(by_arm(runs.values())),
+        FIGURE: lambda: draw(arms),
     }
 
 
@@ -300,6 +304,53 @@ def by_arm(results: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, 
     return {arm: [result for result in ordered if result["arm"] == arm] for arm in ARMS}
 
 
+def compare_arm(
+    arms: Mapping[str, Sequence[Mapping[str, Any]]],
+    arm: str,
+    measure: Callable[[Mapping[str, Any]], float],
+    study: Study,
+) -> Comparison:
+    """Compare an arm with PPO-max by a measure.
+
+    Args:
+        arms: Results of each arm, by seed.
+        arm: Name of the arm.
+        measure: The measure of a result.
+        study: How arms are compared.
+    """
+    pairs = zip(arms[arm], arms["ppo_max"], strict=False)
+    differences = [measure(result) - measure(base) for result, base in pairs]
+    return compare_by_seed(differences, study.margin, study.seeds)
+
+
+def list_small_differences(arms: Mapping[str, Sequence[Mapping[str, Any]]], study: Study) -> str:
+    """List the differences that are no verdict, but whose interval excludes 0, as Markdown.
+
+    Args:
+        arms: Results of each arm, by seed.
+        study: How arms are compared.
+    """
+    lines = []
+    for arm in arms:
+        for name, measure in study.measures.items():
+            comparison = compare_arm(arms, arm, measure, study)
+            if arm != "ppo_max" and comparison.is_small_difference:
+                lines.append(f"- {arm}, {name}: {comparison}")
+    return "\n".join(lines) or "- none"
+
+
+def find_largest_bound(arms: Mapping[str, Sequence[Mapping[str, Any]]], study: Study) -> float:
+    """The largest difference from PPO-max that the interval of an arm holds, at the end.
+
+    Args:
+        arms: Results of each arm, by seed.
+        study: How arms are compared; its first measure counts.
+    """
+    measure = next(iter(study.measures.values()))
+    intervals = [compare_arm(arms, arm, measure, study).interval for arm in arms]
+    return max(interval.bound for interval in intervals if interval)
+
+
 def build_table(arms: Mapping[str, Sequence[Mapping[str, Any]]], study: Study) -> str:
     """One row per arm: measures of each seed with verdicts, KL and length at the end, and cost."""
     rows = []
@@ -309,11 +360,9 @@ def build_table(arms: Mapping[str, Sequence[Mapping[str, Any]]], study: Study) -
         cells = [arm]
         for measure in study.measures.values():
             values = [measure(result) for result in results]
-            base = [measure(result) for result in arms["ppo_max"]]
             cell = ", ".join("-" if math.isnan(v) else f"{v:.2f}" for v in values)
             if arm != "ppo_max":
-                differences = [a - b for a, b in zip(values, base, strict=False)]
-                cell += f"; {compare_by_seed(differences, study.margin, study.seeds)}"
+                cell += f"; {compare_arm(arms, arm, measure, study)}"
             cells.append(cell)
         kls, lengths = (
             statistics.fmean(smooth(r["courses"][name])[-1] for r in results)

@@ -83,7 +83,8 @@ GOLD_MARGIN: Final = 0.1
 CRITERION: Final = (
     f"Strength finds the flipped pairs of a share if its AUC is at least {WANTED} with each seed. "
     "A remedy is better (worse) than none if the accuracy of its reward model on the test pairs "
-    f"is higher (lower) by more than {MARGIN} with each seed; else no difference is shown. "
+    f"is higher (lower) by more than {MARGIN} with each seed; else its paired 95 % interval is "
+    "given, by Student's t over the seeds. "
     f"By PPO it is better (worse) if the gold of its policy is higher (lower) by more than "
     f"{GOLD_MARGIN} with each seed."
 )
@@ -258,7 +259,12 @@ def documents() -> Documents:
     results = read_results()
     finding = format_finding(results)
     return {
-        PAGE: fill_template(PAGE_TEMPLATE, finding=finding),
+        PAGE: fill_template(
+            PAGE_TEMPLATE,
+            finding=finding,
+            accuracy=list_small_differences(results, "accuracy", MARGIN),
+            gold=list_small_differences(results, "gold", GOLD_MARGIN),
+        ),
         TABLES: fill_template(
             TABLES_TEMPLATE,
             criterion=CRITERION,
@@ -362,11 +368,40 @@ def compare_remedies(runs: Sequence[Result], measure: str, form: str, margin: fl
     """
     cells = [join((run[measure]["none"] for run in runs), form)]
     for remedy in REMEDIES:
-        known = [run[measure] for run in runs if remedy in run[measure]]
-        gains = [values[remedy] - values["none"] for values in known]
+        gains = measure_gains(runs, measure, remedy)
         verdict = compare_by_seed(gains, margin, len(SEEDS))
         cells.append(f"{join(gains, '+' + form)}; {verdict}" if gains else "")
     return cells
+
+
+def measure_gains(runs: Sequence[Result], measure: str, remedy: str) -> list[float]:
+    """The gain of a remedy with each seed; empty where it was not tried.
+
+    Args:
+        runs: Results of a share of flipped labels, by seed.
+        measure: `accuracy` or `gold`.
+        remedy: One of `REMEDIES`.
+    """
+    tried = [run[measure] for run in runs if remedy in run[measure]]
+    return [values[remedy] - values["none"] for values in tried]
+
+
+def list_small_differences(results: Results, measure: str, margin: float) -> str:
+    """List the remedies with no verdict whose gain has an interval that excludes 0, as Markdown.
+
+    Args:
+        results: Results of each share of flipped labels.
+        measure: `accuracy` or `gold`.
+        margin: What a remedy has to differ by in each seed.
+    """
+    lines = []
+    for rate, runs in results.items():
+        for remedy in REMEDIES:
+            gains = measure_gains(runs, measure, remedy)
+            comparison = compare_by_seed(gains, margin, len(SEEDS))
+            if comparison.is_small_difference:
+                lines.append(f"- {measure}, {remedy} at {rate:.0%}: {comparison}")
+    return "\n".join(lines) or f"- {measure}: none"
 
 
 def join(values: Iterable[float], form: str = ".2f") -> str:

@@ -36,14 +36,17 @@ HARM = -0.3
 """A collapse: gold that far below SFT."""
 NEAR = 0.2
 """Difference of gold that is none."""
+NO_ENDS = (
+    "The end of gold cannot be compared: with some seed both arms have collapsed, and how far a "
+    "run has fallen says nothing"
+)
 
 
 def optimized(better: Arm, worse: Arm) -> tuple[Check, ...]:
-    """Gold of the better arm is higher: its peak, in rollouts and held out, and its end."""
-    measures = (("rollout.gold", "peak"), ("gold", "peak"), ("gain", "end"))
+    """The peak of the better arm's gold is higher, in rollouts and held out."""
     return tuple(
-        Check(Value(better, measure, at), ">", Value(worse, measure, at))  # type: ignore[arg-type]
-        for measure, at in measures
+        Check(Value(better, measure, "peak"), ">", Value(worse, measure, "peak"))
+        for measure in ("rollout.gold", "gold")
     )
 
 
@@ -382,16 +385,17 @@ CLAIMS = (
     ),
     Claim(
         "beyond the paper (limits, Section 7; arXiv 2210.10760)",
-        "A reward model with more preference data is over-optimized less: gold has a higher peak "
-        "and a higher end.",
+        "A reward model with more preference data is over-optimized less: gold has a higher peak.",
         "size",
         optimized(T.VANILLA, T.FEW_VANILLA),
+        note=NO_ENDS,
     ),
     Claim(
         "beyond the paper (limits, Section 7; arXiv 2210.10760)",
-        "Larger models are over-optimized less: gold has a higher peak and a higher end.",
+        "Larger models are over-optimized less: gold has a higher peak.",
         "size",
         optimized(T.VANILLA, T.NARROW_VANILLA) + optimized(T.WIDE_VANILLA, T.VANILLA),
+        note=NO_ENDS,
     ),
     Claim(
         "beyond the paper",

@@ -1,9 +1,14 @@
-"""The rules by which results confirm or contradict a claim, version 3 (2026-11-24).
+"""The rules by which results confirm or contradict a claim, version 4 (2026-11-28).
 
-A comparison is an effect in each seed, with a 95 % interval of its mean over the seeds against the
+A comparison is an effect in each seed, with an interval of its mean over the seeds against the
 margin that the claim names. It holds or fails where the interval lies on one side, and is undecided
 where the interval has both. The interval is Student's t: seeds are independent, and of three to ten
-of them an exact bootstrap has too few resamples for 95 %. `history.py` has the earlier versions.
+of them an exact bootstrap has too few resamples for 95 %.
+
+A claim is confirmed if all of its comparisons hold, each with its own 95 % interval. It is
+contradicted, or holds partly, if any of them fails. The more there are, the more likely one fails
+by chance, so these verdicts take intervals that Bonferroni's correction has widened. `history.py`
+has the earlier versions.
 """
 
 from __future__ import annotations
@@ -18,13 +23,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from experiments.judging import T_975, Interval, student_interval
+from experiments.judging import CONFIDENCE, Interval, student_interval
 from experiments.reproduce.table import ITERATIONS, Arm, Foundation
 
-VERSION = 3
-DATE = "2026-11-24"
+VERSION = 4
+DATE = "2026-11-28"
 MIN_SEEDS = 3
 """Fewer seeds give no verdict."""
+MOST_SEEDS = 500
+"""Most seeds that `project` assumes."""
 TAIL = 0.1
 """Share of a curve over which its start and its end are averaged."""
 FLOOR = -1.0
@@ -159,17 +166,35 @@ class Check:
         difference = left - right - (0 if self.sign == "~" else self.margin)
         return -difference if self.sign == "<" else difference
 
-    def interval(self, seeds: Sequence[Runs]) -> Interval:
-        """The mean effect with its 95 % interval; NaN if the effect of a seed is."""
+    def interval(
+        self, seeds: Sequence[Runs], *, comparisons: int = 1, n_seeds: int | None = None
+    ) -> Interval:
+        """The mean effect with its 95 % interval; NaN if the effect of a seed is.
+
+        Args:
+            seeds: Results of each seed.
+            comparisons: Number of comparisons that are judged together, for Bonferroni.
+            n_seeds: Number of seeds to assume, with the mean and spread of these; `None`: these.
+        """
         effects = [self.effect(runs) for runs in seeds]
         if not all(map(math.isfinite, effects)):
             return Interval(math.nan, math.nan, math.nan)
         is_gain = self.left.measure == "gain" and not isinstance(self.right, Value)
-        return student_interval(effects, NOISE if is_gain else 0.0)
+        return student_interval(
+            effects, NOISE if is_gain else 0.0, comparisons=comparisons, n_seeds=n_seeds
+        )
 
-    def holds(self, seeds: Sequence[Runs]) -> bool | None:
-        """Whether it holds; None where the interval has both sides of the margin."""
-        low, _, high = self.interval(seeds)
+    def holds(
+        self, seeds: Sequence[Runs], *, comparisons: int = 1, n_seeds: int | None = None
+    ) -> bool | None:
+        """Whether it holds; None where the interval has both sides of the margin.
+
+        Args:
+            seeds: As for `interval`.
+            comparisons: As for `interval`.
+            n_seeds: As for `interval`.
+        """
+        low, _, high = self.interval(seeds, comparisons=comparisons, n_seeds=n_seeds)
         if self.sign == "~":
             inside = -self.margin <= low and high <= self.margin
             outside = self.margin
@@ -208,6 +233,11 @@ class Claim:
         """All comparisons, the premise's first."""
         return (*self.premise, *self.checks, *self.then)
 
+    @property
+    def n_comparisons(self) -> int:
+        """Number of comparisons that can contradict it."""
+        return len(self.checks) + len(self.then)
+
     def parts(self) -> set[str]:
         """Names of the arms and foundations that it is about."""
         return {value.part.name for check in self.all_checks() for value in check.values()}
@@ -225,13 +255,23 @@ class Finding(NamedTuple):
     seeds: list[Runs]
 
 
+class Projection(NamedTuple):
+    """What more seeds would decide.
+
+    Attributes:
+        n_seeds: The least number of seeds that decides the claim.
+        verdict: The verdict with as many.
+    """
+
+    n_seeds: int
+    verdict: Verdict
+
+
 def judge(claim: Claim, results: Mapping[int, Runs]) -> Finding:
     """Judge a claim.
 
     - Fewer than `MIN_SEEDS` seeds with all its runs: not run yet.
-    - A premise fails: not at this scale; one is undecided: undecided.
-    - Each comparison holds: confirmed; one fails and one holds: partly; one fails and none holds:
-      contradicted; else undecided.
+    - Else as `decide` says.
 
     Args:
         claim: The claim.
@@ -240,22 +280,63 @@ def judge(claim: Claim, results: Mapping[int, Runs]) -> Finding:
     seeds = [runs for runs in results.values() if claim.parts() <= runs.keys()]
     if len(seeds) < MIN_SEEDS:
         return Finding(Verdict.NOT_RUN, seeds)
-    premises = [check.holds(seeds) for check in claim.premise]
-    if False in premises:
-        return Finding(Verdict.NOT_AT_THIS_SCALE, seeds)
-    held = [check.holds(seeds) for check in claim.checks]
-    if all(held):
-        held += [check.holds(seeds) for check in claim.then]
-    if None in premises or (None in held and False not in held):
-        return Finding(Verdict.UNDECIDED, seeds)
-    if False not in held:
-        return Finding(Verdict.CONFIRMED, seeds)
-    return Finding(Verdict.PARTLY if True in held else Verdict.CONTRADICTED, seeds)
+    return Finding(decide(claim, seeds), seeds)
+
+
+def decide(claim: Claim, seeds: Sequence[Runs], n_seeds: int | None = None) -> Verdict:
+    """The verdict on a claim whose runs are there.
+
+    - A premise fails, with Bonferroni's correction for the premises: not at this scale.
+    - Each premise and each comparison holds at 95 %: confirmed. This needs no correction, since
+      a false claim is confirmed only if its false comparison is found to hold.
+    - With Bonferroni's correction for the claim's comparisons, one fails and one holds: partly; one
+      fails and none holds: contradicted.
+    - Else undecided.
+
+    Args:
+        claim: The claim.
+        seeds: Results of each seed with all runs of the claim.
+        n_seeds: Number of seeds to assume, with the mean and spread of these; `None`: these.
+    """
+
+    def hold(checks: Sequence[Check], *, comparisons: int = 1) -> list[bool | None]:
+        return [check.holds(seeds, comparisons=comparisons, n_seeds=n_seeds) for check in checks]
+
+    if False in hold(claim.premise, comparisons=len(claim.premise)):
+        return Verdict.NOT_AT_THIS_SCALE
+    if not all(hold(claim.premise)):
+        return Verdict.UNDECIDED
+    checks = claim.checks
+    if all(hold(checks)):
+        checks = (*checks, *claim.then)
+        if all(hold(checks)):
+            return Verdict.CONFIRMED
+    together = hold(checks, comparisons=claim.n_comparisons)
+    if False not in together:
+        return Verdict.UNDECIDED
+    return Verdict.PARTLY if True in together else Verdict.CONTRADICTED
+
+
+def project(claim: Claim, seeds: Sequence[Runs]) -> Projection | None:
+    """How many seeds would decide a claim if each effect kept its mean and spread.
+
+    Args:
+        claim: The claim.
+        seeds: Results of each seed with all runs of the claim.
+
+    Returns:
+        None if `MOST_SEEDS` seeds would not decide it either.
+    """
+    for n_seeds in range(len(seeds), MOST_SEEDS + 1):
+        verdict = decide(claim, seeds, n_seeds)
+        if verdict is not Verdict.UNDECIDED:
+            return Projection(n_seeds=n_seeds, verdict=verdict)
+    return None
 
 
 def hash_rules(claims: Sequence[Claim]) -> str:
     """Hash of the version and of every comparison; words and labels do not change it."""
-    constants = (VERSION, MIN_SEEDS, T_975, TAIL, FLOOR, NOISE, RATIOS)
+    constants = (VERSION, MIN_SEEDS, CONFIDENCE, TAIL, FLOOR, NOISE, RATIOS)
 
     def plain(value: Value | float) -> object:
         if not isinstance(value, Value):

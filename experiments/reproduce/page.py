@@ -19,13 +19,17 @@ from experiments.reproduce.history import VERSIONS, Version, judge_by
 from experiments.reproduce.judging import (
     DATE,
     MIN_SEEDS,
+    MOST_SEEDS,
     VERSION,
     Check,
     Claim,
+    Finding,
+    Projection,
     Runs,
     Value,
     Verdict,
     judge,
+    project,
 )
 from experiments.reproduce.table import (
     CORES,
@@ -45,9 +49,12 @@ FIGURES = "images/reproduction"
 """Folder of the figures in that of the documentation."""
 VERDICTS = Path(__file__).with_name("verdicts.json")
 TODAY = (
-    "a 95 % t interval of the paired effect against the claim's margin, or undecided; premises "
-    "first. After seeds 40 to 44 had been seen; runs of later seeds carry its hash"
+    "as version 3, but what contradicts a claim, or makes it hold partly, takes intervals with "
+    "Bonferroni's correction for its comparisons; 33 and 34 without the end of gold, which made "
+    "both impossible to confirm. After all results"
 )
+GIVE_UP = 40
+"""A claim that needs more seeds than this gets no more: it has to be measured in another way."""
 TEMPLATE = Path(__file__).with_name("page.md.j2")
 CLAIMS_TEMPLATE = Path(__file__).with_name("results.md.j2")
 
@@ -131,12 +138,6 @@ def format_page(results: Results, judged: Mapping[str, Any]) -> str:
         ]
         return "\n".join(lines) or "- none so far"
 
-    seeds = [len(judge(claim, results).seeds) for claim in CLAIMS]
-    done = [
-        f"{n}: {found} of {len(planned(claim))}"
-        for n, (claim, found) in enumerate(zip(CLAIMS, seeds, strict=True), start=1)
-        if found < len(planned(claim))
-    ]
     runs = [run for of_seed in results.values() for run in of_seed.values()]
     return fill_template(
         TEMPLATE,
@@ -145,8 +146,9 @@ def format_page(results: Results, judged: Mapping[str, Any]) -> str:
         contradicted=listed(Verdict.CONTRADICTED),
         not_here=listed(Verdict.NOT_AT_THIS_SCALE, Verdict.PARTLY),
         verdicts=format_numbers(verdicts),
-        first=count_verdicts(by_version[str(VERSIONS[0].number)]),
-        missing="; ".join(done) or "none",
+        changed=format_changed(by_version[str(VERSIONS[-1].number)], verdicts),
+        decided_by=list_projections(results, given_up=False),
+        given_up=list_projections(results, given_up=True),
         runs=len(runs),
         cpu_hours=f"{sum(run['cpu_seconds'] for run in runs) / 3600:.1f}",
         hours=f"{total_seconds() / 3600 / CORES:.1f}",
@@ -165,6 +167,75 @@ def format_numbers(verdicts: Sequence[Verdict]) -> str:
         if numbers:
             rows.append([verdict, len(numbers), ", ".join(numbers)])
     return table(["verdict", "number", "claims"], rows)
+
+
+def format_changed(before: Sequence[str], verdicts: Sequence[Verdict]) -> str:
+    """Format how verdicts have changed since the last version of the rules, in words.
+
+    Args:
+        before: The verdict on each claim by that version.
+        verdicts: The verdicts of today.
+    """
+    changes = [
+        f"claim {n} ({old}, now {new})"
+        for n, (old, new) in enumerate(zip(before, verdicts, strict=True), start=1)
+        if old != new
+    ]
+    return ", ".join(changes) or "none"
+
+
+def project_undecided(results: Results) -> dict[int, Projection | None]:
+    """How many seeds would decide each undecided claim, by the number of the claim.
+
+    Args:
+        results: Results by seed.
+    """
+    projections = {}
+    for number, claim in enumerate(CLAIMS, start=1):
+        finding = judge(claim, results)
+        if finding.verdict is Verdict.UNDECIDED:
+            projections[number] = project(claim, finding.seeds)
+    return projections
+
+
+def is_given_up(projection: Projection | None) -> bool:
+    """Whether a claim needs more seeds than are worth it."""
+    return projection is None or projection.n_seeds > GIVE_UP
+
+
+def format_needed(projection: Projection | None) -> str:
+    """Format the number of seeds that would decide a claim."""
+    return f"more than {MOST_SEEDS}" if projection is None else str(projection.n_seeds)
+
+
+def list_projections(results: Results, *, given_up: bool) -> str:
+    """List undecided claims with the number of seeds that would decide them, in words.
+
+    Args:
+        results: Results by seed.
+        given_up: Whether to list the claims that are given up, or the others.
+    """
+    listed = [
+        f"{number}: {format_needed(projection)}"
+        for number, projection in project_undecided(results).items()
+        if is_given_up(projection) == given_up
+    ]
+    return ", ".join(listed) or "none"
+
+
+def format_projections(results: Results) -> str:
+    """Format the seeds that would decide each undecided claim, and the verdict with as many.
+
+    Args:
+        results: Results by seed.
+    """
+    rows = []
+    for number, projection in project_undecided(results).items():
+        seeds = len(judge(CLAIMS[number - 1], results).seeds)
+        verdict = "-" if projection is None else str(projection.verdict)
+        verdict += "; given up" if is_given_up(projection) else ""
+        rows.append([number, seeds, format_needed(projection), verdict])
+    return table(["claim", "seeds", "seeds that would decide", "verdict with as many"], rows)
 
 
 def format_versions(by_version: Mapping[str, Sequence[str]]) -> str:
@@ -201,8 +272,15 @@ def count_verdicts(verdicts: Sequence[str]) -> str:
 # --- a comparison in words
 
 
-def describe_check(check: Check, seeds: Sequence[Runs]) -> str:
-    """A comparison with the means over seeds, and the interval of its effect."""
+def describe_check(check: Check, seeds: Sequence[Runs], comparisons: int) -> str:
+    """A comparison with the means over seeds, and the interval of its effect.
+
+    Args:
+        check: The comparison.
+        seeds: Results of each seed.
+        comparisons: Number of comparisons that it is judged together with, itself included; 1 where
+            Bonferroni's correction does not count.
+    """
     left = check.left
     right = check.right
     of_one = not isinstance(right, Value) or right.measure == left.measure
@@ -221,12 +299,36 @@ def describe_check(check: Check, seeds: Sequence[Runs]) -> str:
         margin += "" if check.margin == 0 else f"{abs(check.margin):g}"
     measure = f"{measure_name(left)}: " if of_one else ""
     compared = f"{measure}{describe(left)} {sign} {factor}{bound}{margin}"
-    held = {True: "holds", False: "fails", None: "undecided"}[check.holds(seeds)]
+    words = {True: "holds", False: "fails", None: "undecided"}
+    alone = check.holds(seeds)
     low, _, high = check.interval(seeds)
     if math.isnan(low):
-        return f"{compared}: {held}"
+        return f"{compared}: {words[alone]}"
     log = "log ratio " if check.is_ratio else ""
-    return f"{compared}: {held}, {log}{low:+.2f} to {high:+.2f}"
+    described = f"{compared}: {words[alone]}, {log}{low:+.2f} to {high:+.2f}"
+    if check.holds(seeds, comparisons=comparisons) is alone:
+        return described
+    low, _, high = check.interval(seeds, comparisons=comparisons)
+    return f"{described}; undecided as one of {comparisons}, {low:+.2f} to {high:+.2f}"
+
+
+def describe_checks(claim: Claim, finding: Finding) -> list[str]:
+    """The comparisons of a claim in words, the premise's first.
+
+    Args:
+        claim: The claim.
+        finding: Its verdict.
+    """
+    seeds = finding.seeds
+    if len(seeds) < 2:  # no interval
+        return []
+    is_confirmed = finding.verdict is Verdict.CONFIRMED
+    premises = 1 if is_confirmed else len(claim.premise)
+    others = 1 if is_confirmed else claim.n_comparisons
+    return [
+        *(describe_check(check, seeds, premises) for check in claim.premise),
+        *(describe_check(check, seeds, others) for check in (*claim.checks, *claim.then)),
+    ]
 
 
 def measure_name(value: Value) -> str:
@@ -266,8 +368,7 @@ def format_claims(results: Results, judged: Mapping[str, Any], drawn: Sequence[s
     for number, claim in enumerate(CLAIMS, start=1):
         finding = judge(claim, results)
         seeds = finding.seeds
-        lines = [describe_check(c, seeds) for c in claim.all_checks()] if len(seeds) > 1 else []
-        shown = "<br>".join(lines) or "-"
+        shown = "<br>".join(describe_checks(claim, finding)) or "-"
         wanted = len(planned(claim))
         found = f"{len(seeds)} of {wanted}" if len(seeds) <= wanted else str(len(seeds))
         verdict = f"{finding.verdict}<br>{found} seeds"
@@ -285,6 +386,8 @@ def format_claims(results: Results, judged: Mapping[str, Any], drawn: Sequence[s
         docs=docs,
         versions_of_rules=format_versions(judged["verdicts"]),
         changed=format_changes(judged["verdicts"]),
+        projections=format_projections(results),
+        give_up=GIVE_UP,
         measured=sum(len(runs) for runs in results.values()),
         fresh=sum("rules" in run for runs in results.values() for run in runs.values()),
         versions=f" with {'; '.join(versions)}" if versions else "",

@@ -5,11 +5,14 @@ from typing import Any
 
 from experiments.estimators.study import (
     ARMS,
+    LAB,
     SEEDS,
     by_arm,
     draw,
+    find_largest_bound,
     format_tables,
     gold_within,
+    list_small_differences,
 )
 
 
@@ -48,3 +51,22 @@ def test_tables_have_a_row_per_arm() -> None:
     assert rows["best of 4"] == f"| best of 4 | {', '.join(['0.25'] * len(SEEDS))} | 0.80 |"
     assert "| 43.50, 44.50, 45.50" in rows["best of 16"]
     assert draw(by_arm(runs.values())).axes[0].get_legend_handles_labels()[1] == list(ARMS)
+
+
+def test_differences_below_the_margin_are_listed_by_their_intervals() -> None:
+    # above PPO-max by 0.05, 0.06, ..., 0.09: mean 0.07, standard deviation 0.0158, and 2.776 from
+    # four degrees of freedom, so half is 2.776 * 0.0158 / 5**.5 = 0.0196
+    gains = {"rloo": 0.05, "ppo_max": 0.0}
+    runs = [
+        result(seed, arm, 1.0 + (start and start + 0.01 * place))
+        for arm, start in gains.items()
+        for place, seed in enumerate(SEEDS)
+    ]
+    arms = {arm: results for arm, results in by_arm(runs).items() if results}
+    at_the_end = LAB._replace(measures=dict([next(iter(LAB.measures.items()))]))
+    assert list_small_differences(arms, at_the_end) == (
+        "- rloo, held-out gold at the end, above SFT's: +0.070 [+0.050, +0.090], at most 0.090"
+    )
+    assert round(find_largest_bound(arms, at_the_end), 4) == 0.0896
+    arms["rloo"] = arms["ppo_max"]
+    assert list_small_differences(arms, at_the_end) == "- none"

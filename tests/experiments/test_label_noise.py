@@ -19,7 +19,6 @@ from experiments.label_noise.study import (
 )
 from experiments.results_file import read_runs
 
-NOT_SHOWN = "no difference shown"
 PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"
 
 
@@ -71,11 +70,11 @@ def test_auc_counts_pairs_of_pairs() -> None:
 @pytest.mark.parametrize(
     ("gains", "strengths", "finding", "remedy"),
     [
-        ([0.02, 0.03, 0.011, 0.02, 0.02], [0.8, 0.9, 0.81, 0.8, 0.8], "found", "better"),
-        ([0.02, 0.03, 0.0, 0.02, 0.02], [0.8, 0.9, 0.79, 0.8, 0.8], "not found", NOT_SHOWN),
-        ([-0.02, -0.03, -0.011, -0.02, -0.02], [0.8, 0.9, 0.81, 0.8, 0.8], "found", "worse"),
-        ([0.02, 0.03], [0.8, 0.9], "open", "open"),
-        ([936 / 1200 - 948 / 1200] * 5, [0.8, 0.9, 0.81, 0.8, 0.8], "found", NOT_SHOWN),
+        ([0.02, 0.03, 0.011, 0.02, 0.02], [0.8, 0.9, 0.81, 0.8, 0.8], "found", "; better"),
+        ([0.02, 0.03, 0.0, 0.02, 0.02], [0.8, 0.9, 0.79, 0.8, 0.8], "not found", "at most"),
+        ([-0.02, -0.03, -0.011, -0.02, -0.02], [0.8, 0.9, 0.81, 0.8, 0.8], "found", "; worse"),
+        ([0.02, 0.03], [0.8, 0.9], "open", "; open"),
+        ([936 / 1200 - 948 / 1200] * 5, [0.8, 0.9, 0.81, 0.8, 0.8], "found", "at most"),
     ],
 )
 def test_verdicts_hold_with_each_seed(
@@ -90,10 +89,10 @@ def test_verdicts_hold_with_each_seed(
     assert cells[1:4] == ["20%", ", ".join(f"{value:.2f}" for value in strengths), finding]
     clean, noisy = format_accuracy(shares).splitlines()[-2:]
     assert clean == f"| 0% | {', '.join(['0.900'] * len(SEEDS))} |  |  |  |  |"
-    assert noisy.split("|")[3].strip().endswith(f"; {remedy}")
+    assert remedy in noisy.split("|")[3]
     clean, noisy = format_gold(shares).splitlines()[-2:]
     assert clean.split("|")[2:4] == [f" {', '.join([n] * len(SEEDS))} " for n in ("0.50", "9.00")]
-    assert noisy.split("|")[4].strip().endswith(f"; {remedy}")
+    assert remedy in noisy.split("|")[4]
 
 
 def test_committed_runs_have_a_planned_share() -> None:

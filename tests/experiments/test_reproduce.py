@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import lit_rlhf
 from experiments.frame import DOCS, ROOT
@@ -29,11 +30,13 @@ from experiments.reproduce.judging import (
     VERSION,
     Check,
     Claim,
+    Projection,
     Runs,
     Value,
     Verdict,
     hash_rules,
     judge,
+    project,
 )
 from experiments.reproduce.measuring import BINS, summarize_samples
 from experiments.reproduce.running import RESULTS, Plan
@@ -73,7 +76,10 @@ WON = (1.0, 0.0)
 LOST = (0.0, 1.0)
 SPREAD = ((1.2, 0.0), (0.9, 0.0), (1.1, 0.0))  # t interval 1.07 ± 2.48 * 0.153 = 0.69 to 1.45
 NO_MORE = Check(Value(A, "gold"), "<", Value(B, "gold"), margin=0.5)
-BY_07, BY_06 = (replace(HIGHER, margin=margin) for margin in (0.7, 0.68))
+BY_07 = replace(HIGHER, margin=0.7)
+BY_06 = replace(HIGHER, margin=0.68)
+# fails alone, by 0.47 ± 0.38, and not as one of two, by 0.47 ± 6.205 * 0.153 / 3**.5 = 0.47 ± 0.55
+BARELY = replace(NO_MORE, margin=0.6)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +96,16 @@ BY_07, BY_06 = (replace(HIGHER, margin=margin) for margin in (0.7, 0.68))
         (results(*SPREAD), claim(NO_MORE, BY_07), Verdict.CONTRADICTED),
         (results(*SPREAD), claim(NO_MORE, then=(HIGHER,)), Verdict.CONTRADICTED),  # saves nothing
         (results(*SPREAD), claim(HIGHER, then=(NO_MORE,)), Verdict.PARTLY),
+        (results(*SPREAD), claim(BARELY), Verdict.CONTRADICTED),
+        (results(*SPREAD), claim(BARELY, BY_07), Verdict.UNDECIDED),
+        (results(*SPREAD), claim(BARELY, BARELY), Verdict.UNDECIDED),
+        (results(*SPREAD), claim(HIGHER, BARELY), Verdict.UNDECIDED),
+        (results(*SPREAD), claim(HIGHER, then=(BARELY,)), Verdict.UNDECIDED),
+        (results(*SPREAD), claim(NO_MORE, BY_06), Verdict.CONTRADICTED),  # holds alone, by 0.39
+        (results(*SPREAD), claim(BY_06, BY_06), Verdict.CONFIRMED),  # all hold: no correction
+        (results(*SPREAD), claim(HIGHER, premise=(BY_06, BY_06)), Verdict.CONFIRMED),
+        (results(*SPREAD), claim(HIGHER, premise=(BARELY,)), Verdict.NOT_AT_THIS_SCALE),
+        (results(*SPREAD), claim(HIGHER, premise=(BARELY, HIGHER)), Verdict.UNDECIDED),
         (results(*SPREAD), claim(HIGHER, premise=(NO_MORE,)), Verdict.NOT_AT_THIS_SCALE),
         (results(*SPREAD), claim(HIGHER, premise=(BY_07,)), Verdict.UNDECIDED),
         (results(*SPREAD), claim(HIGHER, premise=(BY_07, NO_MORE)), Verdict.NOT_AT_THIS_SCALE),
@@ -103,6 +119,27 @@ def test_verdict_of_a_claim_follows_from_its_intervals(
     found: dict[int, Runs], asked: Claim, verdict: Verdict
 ) -> None:
     assert judge(asked, found).verdict is verdict
+
+
+def test_seeds_that_would_decide_a_claim_by_hand() -> None:
+    seeds = list(results(*SPREAD).values())
+    # by 0.367 with a spread of 0.153: 4.303 * 0.153 / 3**.5 = 0.379, 3.182 * 0.153 / 4**.5 = 0.243
+    assert project(claim(BY_07), seeds) == Projection(4, Verdict.CONFIRMED)
+    # by 0.467: as one of two 6.205 * 0.153 / 3**.5 = 0.547, 4.177 * 0.153 / 4**.5 = 0.319
+    assert project(claim(HIGHER, BARELY), seeds) == Projection(4, Verdict.PARTLY)
+    assert project(claim(HIGHER), seeds) == Projection(3, Verdict.CONFIRMED)
+    missing = list(results((math.nan, 0.0), WON, WON).values())
+    assert project(claim(HIGHER), missing) is None
+
+
+def test_comparison_says_what_the_correction_changes() -> None:
+    found = results(*SPREAD)
+    asked = claim(HIGHER, BARELY)
+    plain, corrected = page.describe_checks(asked, judge(asked, found))
+    assert plain.endswith(": holds, +0.69 to +1.45")
+    assert corrected.endswith(": fails, -0.85 to -0.09; undecided as one of 2, -1.01 to +0.08")
+    asked = claim(BY_06, BY_06)  # confirmed, which needs no correction
+    assert page.describe_checks(asked, judge(asked, found))[0].endswith(": holds, +0.01 to +0.77")
 
 
 # --- effects, by hand
@@ -335,9 +372,7 @@ def read_number(run: Any, measure: str, at: str) -> float:
     return float({"start": smooth[0], "end": smooth[-1], "peak": smooth.max(), "early": early}[at])
 
 
-def decide(check: Check, seeds: list[dict[str, Any]]) -> bool | None:
-    from scipy import stats
-
+def decide(check: Check, seeds: list[dict[str, Any]], comparisons: int) -> bool | None:
     def column(value: Value | float) -> np.ndarray:
         if not isinstance(value, Value):
             return np.full(len(seeds), value)
@@ -354,7 +389,7 @@ def decide(check: Check, seeds: list[dict[str, Any]]) -> bool | None:
     spread = effect.std(ddof=1)
     if check.left.measure == "gain" and not isinstance(check.right, Value):
         spread = max(spread, 0.1)
-    half = stats.t.ppf(0.975, len(seeds) - 1) * spread / len(seeds) ** 0.5
+    half = stats.t.isf(0.025 / comparisons, len(seeds) - 1) * spread / len(seeds) ** 0.5
     low = effect.mean() - half
     high = effect.mean() + half
     if check.sign == "~":
@@ -364,28 +399,30 @@ def decide(check: Check, seeds: list[dict[str, Any]]) -> bool | None:
 
 
 def test_committed_verdicts_follow_from_the_raw_curves() -> None:
-    pytest.importorskip("scipy")
     by_seed: dict[int, dict[str, Any]] = {}
     for line in RESULTS.read_bytes().splitlines():
         run = json.loads(line)
         by_seed.setdefault(run["seed"], {})[run["name"]] = run
     judged = json.loads(RESULTS.with_name("verdicts.json").read_text("utf-8"))
-    for claim, verdict in zip(CLAIMS, judged["verdicts"]["3"], strict=True):
+    for claim, verdict in zip(CLAIMS, judged["verdicts"]["4"], strict=True):
         seeds = [runs for runs in by_seed.values() if claim.parts() <= set(runs)]
         if len(seeds) < 3:
             assert verdict == "not run yet"
             continue
-        premise, parts = ({decide(c, seeds) for c in cs} for cs in (claim.premise, claim.checks))
-        if parts == {True}:
-            parts |= {decide(check, seeds) for check in claim.then}
-        if False in premise:
+        checks = list(claim.checks)
+        if all(decide(check, seeds, 1) for check in checks):
+            checks += claim.then
+        together = {decide(c, seeds, len(claim.checks) + len(claim.then)) for c in checks}
+        if any(decide(c, seeds, len(claim.premise)) is False for c in claim.premise):
             expected = "not at this scale"
-        elif None in premise or (None in parts and False not in parts):
+        elif not all(decide(c, seeds, 1) for c in claim.premise):
             expected = "undecided"
-        elif False in parts:
-            expected = "partly" if True in parts else "contradicted"
-        else:
+        elif all(decide(c, seeds, 1) for c in checks):
             expected = "confirmed"
+        elif False in together:
+            expected = "partly" if True in together else "contradicted"
+        else:
+            expected = "undecided"
         assert verdict == expected, claim.text
 
 
@@ -398,6 +435,35 @@ def test_earlier_rules_are_those_that_were_committed(found: Found) -> None:
         except subprocess.CalledProcessError:
             pytest.skip(f"the history lacks commit {version.commit}")
         assert judged["verdicts"][str(version.number)] == verdicts
+
+
+def test_correction_decides_on_claim_34_alone(found: Found) -> None:
+    judged = json.loads(RESULTS.with_name("verdicts.json").read_text("utf-8"))["verdicts"]
+    changes = [
+        (n, old, new)
+        for n, (old, new) in enumerate(zip(judged["3"], judged["4"], strict=True), start=1)
+        if old != new
+    ]
+    assert changes == [(34, "contradicted", "undecided")]
+    # -0.0778, -0.0774 and -0.0430: -0.0661 ± 4.303 * 0.0115, and as one of four ± 8.860 * 0.0115
+    wider = CLAIMS[33].checks[2]
+    seeds = judge(CLAIMS[33], found).seeds
+    assert wider.interval(seeds) == pytest.approx((-0.1157, -0.0661, -0.0165), abs=1e-4)
+    of_four = wider.interval(seeds, comparisons=CLAIMS[33].n_comparisons)
+    assert of_four == pytest.approx((-0.1682, -0.0661, 0.0361), abs=1e-4)
+
+
+def test_seeds_that_decide_are_those_of_the_page(found: Found) -> None:
+    needed = {
+        number: project(CLAIMS[number - 1], judge(CLAIMS[number - 1], found).seeds)
+        for number in (2, 3, 14, 23, 31, 32)
+    }
+    numbers = {number: plan.n_seeds for number, plan in needed.items() if plan}
+    assert numbers == {2: 4, 3: 4, 14: 90, 23: 8, 31: 217, 32: 4}
+    assert "14: 90, 30: 67, 31: 217" in page.PAGE.read_text("utf-8")
+    text = RESULTS.with_suffix(".md").read_text("utf-8")
+    assert "| 14 | 5 | 90 | confirmed; given up |" in text
+    assert "| 23 | 3 | 8 | not at this scale |" in text
 
 
 # --- a run
