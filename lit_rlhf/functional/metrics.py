@@ -86,6 +86,7 @@ def ratio_error(numerators: Tensor, denominators: Tensor) -> float:
         >>> ratio_error(torch.tensor([2.0, 6.0]), torch.tensor([2.0, 2.0]))  # a mean of 1 and 3
         1.0
     """
+    check_floating(1, numerators=numerators, denominators=denominators)
     n_units = len(numerators)
     if n_units < 2:
         return math.inf

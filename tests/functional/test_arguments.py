@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_rlhf import functional as F
 
 ROWS = {"bootstrap_values", "chosen", "lengths", "margin", "rejected", "sample_mask"}
-ROWS |= {"head_mask", "lam", "scores", "weights"}
+ROWS |= {"denominators", "head_mask", "lam", "numerators", "scores", "weights"}
 SCALARS = {"denominator", "lm_loss", "mean", "pairwise_loss", "responses", "std", "tokens"}
 VOCABULARY = {"logits", "ref_logits"}
 NOT_POSITIVE, NEGATIVE = (0.0, -1.0, math.inf), (-1.0, math.inf)
