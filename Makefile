@@ -49,19 +49,28 @@ $(BIN)/python:
 		{ echo "Python 3.11 or newer is required. Set an interpreter: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
+# On Linux, whose archives the lists of hashes are of, all that users install is checked against hashes. What tests need
+# beside it comes by its version.
+PIP_HASHED = DS_BUILD_OPS=0 $(BIN)/python -m pip install --no-input --no-deps --require-hashes
+define INSTALL_CORE
+	$(if $(TORCH_INDEX),$(INSTALL_TORCH),$(PIP_INSTALL) $(shell grep '^torch==' $(CONSTRAINTS)))
+	$(if $(filter Linux,$(shell uname -s)),$(PIP_HASHED) -r requirements/build_hashes.txt)
+	$(if $(filter Linux,$(shell uname -s)),$(PIP_HASHED) --no-build-isolation -r requirements/hashes.txt)
+endef
+
 # A stamp file records that an extra is installed. It is out of date once the requirements change.
 $(VENV)/.installed-test: pyproject.toml callbacks/pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(INSTALL_TORCH)
+	$(INSTALL_CORE)
 	$(PIP_INSTALL) -e ./callbacks -e '.[test]'
 	@touch $@
 
 $(VENV)/.installed-user: pyproject.toml callbacks/pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(INSTALL_TORCH)
+	$(INSTALL_CORE)
 	$(PIP_INSTALL) -e ./callbacks -e .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml callbacks/pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(INSTALL_TORCH)
+	$(INSTALL_CORE)
 	$(PIP_INSTALL) -e ./callbacks -e '.[dev]'
 	@touch $@
 

@@ -19,3 +19,7 @@ compile() {
     echo "# What builds lit_rlhf and DeepSpeed, with the hashes of their archives. Made by .github/write_hashes.sh."
     printf 'build\nhatchling\nsetuptools\nwheel\n' | compile -
 } > requirements/build_hashes.txt
+{
+    echo "# Tools of workflows with the hashes of their archives. Made by .github/write_hashes.sh."
+    printf 'pip-audit==2.10.1\nuv==0.13.9\n' | compile -
+} > requirements/tool_hashes.txt

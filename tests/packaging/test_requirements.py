@@ -122,11 +122,24 @@ def test_hashes_are_of_the_pins_that_the_core_brings_in() -> None:
     needs = {n for n in reachable(core_requirements("root")) if not n.startswith(FROM_TORCH)}
     pinned = {f"{name}=={pins()[name]}" for name in needs - {*OWN, "torch"}}
     assert hashed("requirements/hashes.txt") == pinned
+    assert {"pip-audit", "uv"} <= {
+        tool.partition("==")[0] for tool in hashed("requirements/tool_hashes.txt")
+    }
     tools = hashed("requirements/build_hashes.txt")
     assert tools <= {f"{name}=={version}" for name, version in pins().items()}
     assert {"build", "hatchling", "setuptools", "wheel"} <= {
         tool.partition("==")[0] for tool in tools
     }
+
+
+def test_what_is_installed_without_hashes_comes_by_the_pins() -> None:
+    """A version by itself names an archive, but does not tell whether it is the one of then."""
+    workflows = (ROOT / ".github/workflows").glob("*.yml")
+    for file in (*workflows, ROOT / "Dockerfile"):
+        for line in file.read_text("utf-8").splitlines():
+            if re.search(r"\bpip install\b", line) and "uv pip" not in line:
+                hashes = "--require-hashes" in line
+                assert hashes or "constraints.txt" in line or "--no-deps" in line, (file, line)
 
 
 @pytest.mark.parametrize(
