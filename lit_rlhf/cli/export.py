@@ -75,7 +75,7 @@ def export(
 
     check_replaceable(folder)
     undo_interrupted_replacement(folder.resolve())
-    try_replacement(folder.resolve())  # before a model is read
+    try_replacement(folder.resolve(), "output")  # before a model is read
     if push_to_hub is not None:  # refused here, before a model is read and written
         _check_upload(push_to_hub)
     console = Console(stderr=True)

@@ -81,11 +81,15 @@ def try_swap_names(first: Path, second: Path) -> bool:
     return bool(status == 0)
 
 
-def try_replacement(path: Path) -> None:
+def try_replacement(path: Path, option: str) -> None:
     """Move empty folders as replacing the folder `path` will move full ones, and delete them.
 
     A mount point, a name that is too long, a quota and missing permissions then end a command at
     its start, and not when its result is there. What has the name `path` stays as it is.
+
+    Args:
+        path: The folder, which need not exist.
+        option: The option that names it, for the error.
 
     Raises:
         ValueError: If the folder could not be replaced.
@@ -104,9 +108,9 @@ def try_replacement(path: Path) -> None:
             path.rmdir()
     except OSError as error:
         raise ValueError(
-            f"expected a folder that another one can replace, got {path}: {error.strerror}. A "
-            "mount point, such as a volume of Docker, cannot be replaced: name a folder in it, for "
-            f"instance {path / 'model'}"
+            f"{option}: expected a folder that another one can replace, got {path}: "
+            f"{error.strerror}. A mount point, such as a volume of Docker, cannot be replaced: "
+            f"name a folder in it, for instance {path / 'model'}"
         ) from error
     finally:
         with suppress(OSError):  # of a name that is too long

@@ -46,10 +46,7 @@ class RunFolders(Callback):
         self._training = False
         self._locks.acquire([finished, *folders_during(trainer)])
         undo_interrupted_replacement(finished.resolve())
-        try:
-            try_replacement(finished.resolve())
-        except ValueError as error:
-            raise ValueError(f"output_dir: {error}") from error
+        try_replacement(finished.resolve(), "output_dir")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that all ranks see the folders of the run and of its models, and hash these.

@@ -23,11 +23,13 @@ from typing import Any, NoReturn
 import torch
 from safetensors.torch import load_file, save_file
 
+from lit_callbacks import read_run
 from lit_rlhf.cli.main import main
 from tests.faults.faults import FAULTS, FILES, SIGNALS
 from tests.faults.moments import Moments
 from tests.support.judge_server import judge_server, longer_wins
 from tests.support.stages import short_run, write_data, write_models
+from tests.support.tiny_tokenizers import CHATML
 
 TIME_LIMIT = 120  # seconds of a run, after which it hangs
 SAMPLING = ("--max_new_tokens", "4", "--batch_size", "2", "--seed", "3")
@@ -35,6 +37,7 @@ EVALUATE = ("evaluate", "--policies", "../root/policy", "../root/other", "--prom
 COMMANDS: dict[str, tuple[str, ...]] = {
     "fit": ("fit", "--config", "../ppo.yaml", "--ckpt_path", "last"),
     "rollback": ("fit", "--config", "../rollback.yaml", "--ckpt_path", "last"),
+    "dated": ("fit", "--config", "../dated.yaml", "--ckpt_path", "last"),
     "export": ("export", "--checkpoint", "../fit/checkpoints/batch=6.ckpt", "--output", "out"),
     "generate": (
         *("generate", "--models", "../root/policy", "--prompts", "../root/prompts.jsonl"),
@@ -50,6 +53,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
 }
 """What users type, and type again after a fault."""
+Scalars = dict[str, list[tuple[int, str]]]
+"""Points of step and value by key of a run's events."""
 STRATEGIES = {"ddp": "ddp_find_unused_parameters_true", "deepspeed": "multi_deepspeed_stage_2"}
 """Names of strategies for two ranks."""
 
@@ -82,6 +87,7 @@ FIT = {"load": 3, "tokenize": 20, "rollout": 20, "update": 30, "validate": 4, "f
 """A moment in the middle of each phase of training."""
 OTHERS = (
     ("rollback", "restore", 1),
+    ("dated", "place", 13),
     ("export", "finish", 1),
     ("generate", "load", 1),
     ("generate", "forward", 8),
@@ -98,7 +104,8 @@ def cells() -> Iterator[Cell]:
     for phase, nth in FIT.items():
         for fault in SIGNALS:
             yield Cell("fit", phase, nth, fault)
-    for phase, moments in (("write", (300, 2000)), ("place", (1, 2, 5, 9, 14))):
+    # 4 moments of placing are those of trying where the finished model will go
+    for phase, moments in (("write", (300, 2000)), ("place", (2, 5, 6, 9, 13, 18))):
         for nth in moments:
             for fault in (*SIGNALS, *FILES):
                 yield Cell("fit", phase, nth, fault)
@@ -137,8 +144,20 @@ def write_root(folder: Path) -> None:
     config = short_run(root)
     config["data"]["init_args"]["val_sources"] = [{"path": str(root / "prompts.jsonl")}]
     trainer = config["trainer"]
-    trainer |= {"limit_val_batches": 1, "num_sanity_val_steps": 0}
+    logger = {"save_dir": ".", "name": "logs", "version": "run"}
+    trainer |= {
+        "limit_val_batches": 1,
+        "num_sanity_val_steps": 0,
+        "logger": {"class_path": "TensorBoardLogger", "init_args": logger},
+    }
+    (checkpoints,) = trainer["callbacks"]
+    checkpoints["init_args"]["dirpath"] = "checkpoints"
+    timeline = {"prompts": ["a\u2028b", "c"], "every_n_batches": 2}
+    trainer["callbacks"].append(
+        {"class_path": "lit_callbacks.SampleTimeline", "init_args": timeline}
+    )
     (folder / "ppo.yaml").write_text(json.dumps(config))
+    write_dated(folder, config)
     monitor = {"key": "rollout/kl", "high": 0.3, "patience": 1, "horizon": 0}
     back = {"times": 1, "every_n_steps": 1, "keep": ["iteration"]}
     detector = {
@@ -148,6 +167,35 @@ def write_root(folder: Path) -> None:
     rolls_back = {"class_path": "lit_callbacks.CollapseDetector", "init_args": detector}
     trainer["callbacks"].append(rolls_back)
     (folder / "rollback.yaml").write_text(json.dumps(config))
+
+
+def write_dated(folder: Path, config: dict[str, Any]) -> None:
+    """A configuration of SFT with a chat template that asks for date and time.
+
+    Args:
+        folder: Where the configuration goes, beside the data.
+        config: The configuration of PPO, for what is alike.
+    """
+    root = folder / "root"
+    template = "{{ strftime_now('%c %f') }}" + CHATML
+    (root / "dated.jinja").write_text(template)
+    (checkpoints, _) = config["trainer"]["callbacks"]
+    trainer = {**config["trainer"], "callbacks": [checkpoints], "limit_val_batches": 0}
+    data = {
+        "train_sources": [{"path": str(root / "demonstrations.jsonl")}],
+        "chat_template": str(root / "dated.jinja"),
+        "batch_size": 4,
+    }
+    dated = {
+        "seed_everything": 1,
+        "trainer": {**trainer, "max_epochs": 3},
+        "model": {
+            "class_path": "SFTModule",
+            "init_args": {"model_path": str(root / "policy"), "output_dir": "model"},
+        },
+        "data": {"class_path": "DemonstrationDataModule", "init_args": data},
+    }
+    (folder / "dated.yaml").write_text(json.dumps(dated))
 
 
 def fork(folder: Path, log: str, work: Callable[[], None], lead: bool = True) -> int:
@@ -247,21 +295,66 @@ def contents(folder: Path) -> dict[str, int]:
 
 def results(command: str, folder: Path) -> dict[str, Any]:
     """What a command has made, apart from times of writing."""
-    if command in ("fit", "rollback"):
+    if command in ("fit", "rollback", "dated"):
         newest = folder / "checkpoints/batch=6.ckpt"
-        models = sorted(folder.glob("model/**/*.safetensors"))
-        files: dict[str, Any] = {str(p.relative_to(folder)): p.read_bytes() for p in models}
+        files: dict[str, Any] = files_of(folder / "model")
         files["checkpoints"] = sorted(path.name for path in newest.parent.iterdir())
+        files |= logged(folder / "logs/run")
         if newest.is_file():  # DeepSpeed's are folders
             saved = torch.load(newest, weights_only=True)
-            message = ("state_dict", "optimizer_states", "lr_schedulers", "random_state")
-            files |= {name: plain(saved[name]) for name in message}
+            parts = ("state_dict", "optimizer_states", "lr_schedulers", "random_state")
+            files |= {name: plain(saved[name]) for name in parts}
         return files
-    made = [folder / "out.jsonl", *sorted(folder.glob("out/*.safetensors"))]
-    files = {path.name: path.read_bytes() for path in made if path.exists()}
+    files = files_of(folder / "out")
+    for path in folder.glob("*out.jsonl*"):
+        files[path.name] = path.read_bytes()
     if (folder / "out.json").exists():
         files["report"] = json.loads((folder / "out.json").read_text(), object_hook=without_cost)
     return files
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    """All files of a model: weights, tokenizer, contract, card and manifest."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def logged(folder: Path) -> dict[str, Any]:
+    """Scalars of a run's events that do not measure time or memory, and its samples."""
+    curves = read_run("run", folder).curves
+    measured = ("time/", "memory/", "throughput/")
+    scalars: Scalars = {
+        key: [(point.step, repr(point.value)) for point in curve.points]
+        for key, curve in curves.items()
+        if not key.startswith(measured)
+    }
+    samples = folder / "samples.jsonl"
+    return {"scalars": scalars, "samples": samples.read_bytes() if samples.exists() else b""}
+
+
+def without_lost_step(expected: Scalars, made: Scalars) -> Scalars:
+    """What was expected, less what is missing, if all that is missing is of one step.
+
+    Lightning logs the values of a step after its callbacks have saved a checkpoint of it, and
+    validates later still. A run that was interrupted in between resumes behind that step.
+
+    Args:
+        expected: Scalars of a run without a fault.
+        made: Scalars of the run that was interrupted, and resumed.
+    """
+    missing = {
+        (key, point)
+        for key, points in expected.items()
+        for point in points
+        if point not in made.get(key, [])
+    }
+    if len({step for _, (step, _) in missing}) > 1:
+        return expected
+    left = {
+        key: [point for point in points if (key, point) not in missing]
+        for key, points in expected.items()
+    }
+    return {key: points for key, points in left.items() if points}
 
 
 def without_cost(report: dict[str, Any]) -> dict[str, Any]:
@@ -360,8 +453,14 @@ class Matrix:
             if status != 0:
                 log = folder / "again"
                 self.run(cell, folder, log.name)
-            if results(cell.command, folder) != self.expected[cell.command, cell.processes]:
-                return "other results than without the fault"
+            expected = self.expected[cell.command, cell.processes]
+            made = results(cell.command, folder)
+            if "scalars" in expected:
+                expected = expected | {
+                    "scalars": without_lost_step(expected["scalars"], made["scalars"])
+                }
+            if names := [n for n in {**expected, **made} if expected.get(n) != made.get(n)]:
+                return f"other results than without the fault: {', '.join(names)}"
             if left := [path.name for path in folder.rglob("*.partial")]:
                 return f"left behind: {left}"
             for name, before in self.shared.items():

@@ -54,7 +54,7 @@ def test_replacement_that_can_work_is_tried_without_a_trace(tmp_path: Path) -> N
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "weights").write_text("old")
     for name in ("full", "new", "n" * 230):
-        try_replacement(tmp_path / name)
+        try_replacement(tmp_path / name, "output")
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "weights"]
 
 
@@ -80,7 +80,7 @@ def test_replacement_that_cannot_work_is_refused_at_once(
     monkeypatch.setattr(Path, "rename", move)
     monkeypatch.setattr(Path, "mkdir", make)
     with pytest.raises(ValueError, match=r"can replace, got .*A mount point.*: name a folder"):
-        try_replacement(tmp_path / name)
+        try_replacement(tmp_path / name, "output")
     assert [path.name for path in tmp_path.rglob("*")] == ["mounted", "weights"]
 
 
@@ -102,7 +102,7 @@ def try_replacing_a_mount(folder: Path) -> int:
         ):
             os._exit(MAY_NOT_MOUNT)
         with pytest.raises(ValueError, match=r"Device or resource busy.*name a folder in it"):
-            try_replacement(folder)
+            try_replacement(folder, "output")
         status = 0
     finally:
         os._exit(status)
