@@ -72,6 +72,7 @@ class SampleTimeline(Callback):
         self.file = file
         self._sampled: int | None = None  # step of the newest lines
         self._level: float | None = None  # the latest level of a detector
+        self._has_trained = False  # a batch in this fit
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the module has the method.
@@ -90,6 +91,7 @@ class SampleTimeline(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop the lines newer than the checkpoint; sample once unless the fit is resumed."""
+        self._has_trained = False
         path = self._path(trainer)
         is_new = trainer.fit_loop.total_batch_idx < 0
         if is_new:
@@ -105,6 +107,7 @@ class SampleTimeline(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Sample every `every_n_batches` batches, and at each new level of a detector."""
+        self._has_trained = True
         level = trainer.callback_metrics.get(LEVEL_KEY)
         before, self._level = self._level, None if level is None else float(level)
         is_new = None not in (before, self._level) and before != self._level
@@ -112,7 +115,9 @@ class SampleTimeline(Callback):
             self._sample(trainer, pl_module, logger_step(trainer))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Sample from the trained model."""
+        """Sample from the trained model, unless a fit was resumed at its very end."""
+        if not self._has_trained:
+            return
         self._sample(trainer, pl_module, logger_step(trainer))
 
     def state_dict(self) -> dict[str, Any]:

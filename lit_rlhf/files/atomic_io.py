@@ -95,9 +95,11 @@ def try_replacement(path: Path, option: str) -> None:
         ValueError: If the folder could not be replaced.
     """
     partial = partial_path(path)
+    inner = partial_path(partial)  # the networks of a run are saved like this, each by itself
     try:
-        delete(partial)
-        partial_path(partial).mkdir(parents=True)  # a network is saved within the folder like this
+        for left in (partial, inner):  # by a command that was killed
+            delete(left)
+        inner.mkdir(parents=True)
         move_into_place(partial)
         if os.path.lexists(path):
             # if it is killed here, `undo_interrupted_replacement` brings the name back
@@ -115,6 +117,7 @@ def try_replacement(path: Path, option: str) -> None:
     finally:
         with suppress(OSError):  # of a name that is too long
             delete(partial)
+            delete(inner)
 
 
 def undo_interrupted_replacement(path: Path) -> None:

@@ -455,6 +455,11 @@ class Matrix:
                 self.run(cell, folder, log.name)
             expected = self.expected[cell.command, cell.processes]
             made = results(cell.command, folder)
+            if cell.phase == "finish":
+                # the checkpoint that this resumes from is older than the last validation
+                with_metrics = ("README.md", "lit_rlhf.json")
+                made = {n: value for n, value in made.items() if not n.endswith(with_metrics)}
+                expected = {n: v for n, v in expected.items() if not n.endswith(with_metrics)}
             if "scalars" in expected:
                 expected = expected | {
                     "scalars": without_lost_step(expected["scalars"], made["scalars"])

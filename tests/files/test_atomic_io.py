@@ -53,6 +53,8 @@ def test_folder_that_cannot_be_synced_is_passed_over_and_a_file_is_not(
 def test_replacement_that_can_work_is_tried_without_a_trace(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "weights").write_text("old")
+    for left in (".new.partial", "..new.partial.partial"):  # by a command that was killed
+        (tmp_path / left / "critic").mkdir(parents=True)
     for name in ("full", "new", "n" * 230):
         try_replacement(tmp_path / name, "output")
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "weights"]
