@@ -13,6 +13,7 @@ CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 TABLE_SUFFIXES = (".parquet", ".arrow")
 FILE_SUFFIXES = (*JSON_SUFFIXES, *CSV_SUFFIXES, *TEXT_SUFFIXES, *TABLE_SUFFIXES)
 """The suffixes of data files. Any other path is a dataset."""
+_SPREADSHEETS = (".xlsx", ".xls", ".ods")
 WRONG_VALUES = (TypeError, AttributeError, KeyError, AssertionError, RecursionError)
 """Errors of libraries for a configuration with values that they do not expect."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -25,10 +26,19 @@ def is_file_path(path: str) -> bool:
 
 
 def check_data_paths(paths: Iterable[str]) -> None:
-    """Refuse names of data files that are not there; other paths may be datasets on the hub."""
+    """Refuse names of data files that are not there, and files of other kinds.
+
+    Other paths may be datasets on the hub.
+    """
     for path in paths:
-        if is_file_path(path) and not Path(path).exists():
-            raise ValueError(f"{path}: no such file")
+        if is_file_path(path):
+            if not Path(path).exists():
+                raise ValueError(f"{path}: no such file")
+        elif Path(path).is_file() or path.lower().endswith(_SPREADSHEETS):
+            raise ValueError(
+                f"{path}: expected a file with one of the suffixes {', '.join(FILE_SUFFIXES)}; a "
+                "spreadsheet can be saved as .csv"
+            )
 
 
 def check_output_path(name: str, path: str) -> str:

@@ -50,6 +50,10 @@ class Level(IntEnum):
     SUSPICIOUS = 1
     COLLAPSED = 2
 
+    def __str__(self) -> str:
+        """The level as a word; numbers are for comparisons."""
+        return self.word
+
     @property
     def word(self) -> str:
         """The level in lower case, for example `suspicious`."""

@@ -22,6 +22,7 @@ WANDERING = [4.0] * 4 + [20.0, 28.0, 25.0, 21.0, 28.0]
 
 def test_levels_have_words_and_an_order() -> None:
     assert [level.word for level in (H, S, C)] == ["healthy", "suspicious", "collapsed"]
+    assert [str(level) for level in (H, S, C)] == ["healthy", "suspicious", "collapsed"]
     assert H < S < C
     assert [Level.parse("level", level.word) for level in (H, S, C)] == [H, S, C]
     assert Level.DATA_CHANGED.word == "data changed"

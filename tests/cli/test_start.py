@@ -129,6 +129,14 @@ def test_a_file_that_does_not_serve_leaves_nothing_behind(table: str, message: s
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("name", ["pairs.xlsx", "lost.xlsx", "pairs.docx"])
+def test_a_file_of_another_kind_is_not_looked_for_on_the_hub(name: str) -> None:
+    for file in ("pairs.xlsx", "pairs.docx"):
+        Path(file).write_bytes(b"PK")
+    with pytest.raises(SystemExit, match=rf"{name}: expected a file with one of .*saved as \.csv"):
+        main(["start", name])
+
+
 def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     write_lines(Path("pairs.jsonl"), [*ROWS, {"prompt": "why?", "chosen": "", "rejected": "b"}])
     main(["start", "pairs.jsonl"])

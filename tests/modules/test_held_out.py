@@ -125,3 +125,13 @@ def test_the_start_has_the_scores_of_the_reference(root: Path, tmp_path: Path, r
     assert after["val/rollout/start_score"] == before["val/rollout/score"]
     assert after["val/rollout/score"] != before["val/rollout/score"]
     assert after["val/rollout/win_rate"] != 0.5
+
+
+def test_the_comparison_with_the_start_leaves_training_as_it_is(root: Path, tmp_path: Path) -> None:
+    states = []
+    for batches in (0, None):  # without and with validation
+        module = PPOModule(**ppo_options(root))
+        data = prompts(root, batch_size=4)
+        fit_module(module, data, tmp_path / str(batches), max_epochs=2, limit_val_batches=batches)
+        states.append(stages.copy_state(module))
+    stages.assert_equal_states(*states)
