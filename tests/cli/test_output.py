@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.support.tiny_runs import QUICKSTART, RUNS, SMALL, overlay, write_move
 
 pytestmark = pytest.mark.slow  # starts each command in a process of its own
 
-BAR = r"(?:sft|SFT|ppo|PPO-max) +(?:\d+/\d+|training starts).*"
+BAR = r"(?:sft|SFT|reward model|ppo|PPO-max) +(?:\d+/\d+|training starts).*"
 LIGHTNING = [
     r"Seed set to \d+",
     r"GPU available: \w+(?: \(\w+\))?, used: \w+",
@@ -23,6 +24,7 @@ PHASES = [
     r"phase +total +share +mean, s +slowest, s +peak, GiB",
     r"(?:rollout|score|estimate|update|validation|other) +[\d:]+ +\d+%.*",
 ]
+TABLE = r" .*"
 PRINTED = {
     "start": [
         r"pairs\.csv: 40 records that serve as preferences, 0 equal an earlier one",
@@ -46,6 +48,44 @@ PRINTED = {
         *PHASES,
         r"sft, held out: perplexity .*, token accuracy .*; by the frequency of tokens alone .*",
         r"sft: saved the model to \S+",
+    ],
+    "fit reward": [
+        r"LlamaForSequenceClassification from \S+: packed forward",
+        r"Encoding (?:train|val): .*",
+        BAR,
+        *LIGHTNING,
+        *PHASES,
+        r"reward, held out: accuracy .* on \d+ pairs; \"(?:longer|shorter) is better\" .*",
+        r"reward: saved the model to \S+",
+    ],
+    "fit ppo": [
+        r"(?:policy|reference): LlamaForCausalLM from \S+: packed forward, chunked logits",
+        r"(?:reward model|critic): LlamaForSequenceClassification from \S+: packed forward",
+        r"Encoding (?:train|val): .*",
+        BAR,
+        *LIGHTNING,
+        *PHASES,
+        r"thresholds: .*; two of these \d+ signals make a collapse \(votes: 2\)",
+        r"(?:healthy|suspicious) at step \d+: .*",
+        r"votes: 1 would have called it collapsed at step \d+: .*",
+        r"\d+ steps were too few for a baseline to judge explained variance",
+        r"ppo, held out: score .*, wins .* against the start by its own reward; .*; verdict: \w+",
+        r"ppo: saved the model to \S+",
+    ],
+    "report reward": [
+        r"LlamaForSequenceClassification from \S+: packed forward",
+        r"pairs scored .* elapsed, .* left",
+        TABLE,
+        r"(?:preferring the shorter|preferring the longer) response would be .*",
+        r"Numbers: \S+\.json",
+        r"Page: \S+\.html",
+    ],
+    "evaluate": [
+        r"(?:reward model: )?Llama\w+ from \S+: packed forward(?:, chunked logits)?",
+        r"responses of \w+ .* elapsed, .* left",
+        TABLE,
+        r"KL and perplexity are those of samples with .*",
+        r"Report: \S+\.json",
     ],
     "generate": [
         r"LlamaForCausalLM from sft: packed forward, chunked logits",
@@ -101,3 +141,13 @@ def test_fit_generate_and_report_print_their_own_lines(world: Path, tmp_path: Pa
     assert unexpected("generate", lines_of(tmp_path, *words)) == []
     words = ["report", "logs/sft", "--output", "page.html"]
     assert unexpected("report", lines_of(tmp_path, *words)) == []
+
+
+def test_the_commands_that_start_prints_print_their_own_lines(tmp_path: Path) -> None:
+    rows = "".join(f"what is {n}?,it is {n},no idea\n" for n in range(40))
+    (tmp_path / "pairs.csv").write_text(f"prompt,chosen,rejected\n{rows}")
+    lines = lines_of(tmp_path, "start", "pairs.csv")
+    place = lines.index("Next, in this order:") + 1
+    names = ("fit", "fit reward", "report reward", "fit ppo", "evaluate")
+    for name, line in zip(names, lines[place:], strict=True):
+        assert unexpected(name, lines_of(tmp_path, *shlex.split(line)[1:])) == [], name
