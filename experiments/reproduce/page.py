@@ -216,7 +216,7 @@ def list_projections(results: Results, *, given_up: bool) -> str:
         given_up: Whether to list the claims that are given up, or the others.
     """
     listed = [
-        f"{number}: {format_needed(projection)}"
+        f"{number} ({format_needed(projection)})"
         for number, projection in project_undecided(results).items()
         if is_given_up(projection) == given_up
     ]
