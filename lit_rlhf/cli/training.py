@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar, WeightAveraging
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -123,6 +123,17 @@ def _check_option_ranges(model: Namespace) -> None:
             merge_options(module, name, given.as_dict() if isinstance(given, Namespace) else given)
         except ValueError as error:
             raise UsageError(f"model.{error}") from error
+
+
+def _check_callbacks(trainer: Namespace) -> None:
+    """Raise ValueError for a callback that would copy the module, whose parts cannot be copied."""
+    for callback in trainer.callbacks if isinstance(trainer.callbacks, list) else []:
+        kind = pydoc.locate(str(getattr(callback, "class_path", "")))
+        if isinstance(kind, type) and issubclass(kind, WeightAveraging):
+            raise ValueError(
+                f"trainer.callbacks: expected no {kind.__name__}, which copies the module and "
+                "cannot; average models that were saved with lit_rlhf export"
+            )
 
 
 def _check_urls(settings: object, name: str = "") -> None:
@@ -272,6 +283,7 @@ class RLHFCLI(LightningCLI):
         """Build data, module and Trainer."""
         settings = self._settings()
         _check_installation(settings.trainer)
+        _check_callbacks(settings.trainer)
         try:
             super().instantiate_classes()
         except MisconfigurationException as error:

@@ -203,6 +203,12 @@ MISTAKES = {
         "prepares it: lit_rlhf lab world --output_dir runs/quickstart/world\n",
         status=1,
     ),
+    "an average of weights": Mistake(
+        [*SFT, "--trainer.callbacks+=EMAWeightAveraging"],
+        "lit_rlhf fit: error: trainer.callbacks: expected no EMAWeightAveraging, which copies the "
+        "module and cannot; average models that were saved with lit_rlhf export\n",
+        status=1,
+    ),
     "a GPU that there is not": Mistake(
         [*SFT, "--trainer.accelerator", "gpu"],
         f"lit_rlhf fit: error: trainer.accelerator: got gpu, but torch {torch.__version__} finds "
