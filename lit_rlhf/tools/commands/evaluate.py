@@ -350,7 +350,7 @@ def _check_options(options: EvaluateOptions) -> None:
                 "benchmarks or choices, got none of them"
             )
     if options.labels and importlib.util.find_spec("sklearn") is None:
-        raise ImportError("labels need scikit-learn: pip install 'lit-rlhf[label]'")
+        raise ImportError("labels need scikit-learn: pip install scikit-learn")
     if options.page is not None and not options.labels:
         raise ValueError(f"labels: expected files of labels for the page, got none: {options.page}")
     for model in models:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # they import torch, for which --help does not wait
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SHIPPED_GUIDELINES = ("helpful", "harmless")
-_INSTALL = "the page needs packages that are not installed: pip install 'lit-rlhf[label]'"
+_INSTALL = (
+    "the page needs packages that are not installed: pip install starlette uvicorn markdown-it-py"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
