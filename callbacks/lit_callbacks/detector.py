@@ -135,7 +135,10 @@ class CollapseDetector(Callback):
         if self.stopped_by is not None or self.verdict.level is Level.COLLAPSED:
             return  # the end needs no other explanation
         if (single := self.watch.single) is not None:
-            place = f"{self._unit} {single.step}"
+            step = single.step
+            if self.when == "train_batch" and "step" not in trainer.callback_metrics:
+                step -= 1  # Lightning counts batches from 0 where the module logs no `step`
+            place = f"{self._unit} {step}"
             text = f"votes: 1 would have called it collapsed at {place}: {single.sentence}"
             self._say(trainer, text)
             log_note(trainer, f"{self._prefix}/note", text, metrics_step(trainer))
