@@ -58,7 +58,8 @@ def test_every_prompt_gets_responses_with_draws_of_their_own(root: Path, tmp_pat
 def test_a_held_out_prompt_gets_one_response(root: Path, tmp_path: Path) -> None:
     module = stage(root)
     fit_module(module, prompts(root), tmp_path, limit_val_batches=1)
-    assert [len(batch.texts) for batch, _ in module.ppo.seen] == [8 * N, 8]
+    # an iteration, and a validation of the policy and of the start
+    assert [len(batch.texts) for batch, _ in module.ppo.seen] == [8 * N, 8, 8]
 
 
 def test_minibatches_divide_all_responses_of_an_iteration(root: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_sound_run_has_a_report(sound: Any, world: Path, tmp_path: Path, capsy
     report = json.loads((tmp_path / "report.json").read_text("utf-8"))
     assert report["failed"] is False
     assert {c["check"]: c["status"] for c in report["checks"]}["clipping"] == "ok"
-    assert len(report["checks"]) == 13
+    assert len(report["checks"]) == 14
     shown = capsys.readouterr()
     assert "The run can start." in shown.out
     assert shown.err == ""
