@@ -34,7 +34,9 @@ def check_data_paths(paths: Iterable[str]) -> None:
         if is_file_path(path):
             if not Path(path).exists():
                 raise ValueError(f"{path}: no such file")
-        elif Path(path).is_file() or path.lower().endswith(_SPREADSHEETS):
+        elif (Path(path).exists() and not Path(path).is_dir()) or path.lower().endswith(
+            _SPREADSHEETS
+        ):
             raise ValueError(
                 f"{path}: expected a file with one of the suffixes {', '.join(FILE_SUFFIXES)}; a "
                 "spreadsheet can be saved as .csv"
@@ -65,14 +67,22 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None
 
     Args:
         outputs: Paths by the option that names them; `None` for no output.
-        inputs: Paths that the command reads; `None` for none.
+        inputs: Files and folders that the command reads; `None` for none. What is in such a folder
+            may not be replaced either.
     """
     reserved_paths = {os.path.realpath(path) for path in inputs if path is not None}
     for name, path in outputs.items():
         if path is None or (Path(path).exists() and not os.path.isdir(path) | os.path.isfile(path)):
             continue  # a device or a pipe
-        if (file := os.path.realpath(path)) in reserved_paths or os.path.isdir(file):
-            why = "a folder" if os.path.isdir(file) else "one that this command reads or writes"
+        file = os.path.realpath(path)
+        why = ""
+        if os.path.isdir(file):
+            why = "a folder"
+        elif file in reserved_paths:
+            why = "one that this command reads or writes"
+        elif os.path.exists(file) and reserved_paths.intersection(map(str, Path(file).parents)):
+            why = "one in a folder that this command reads"  # such as a model's config.json
+        if why:
             raise ValueError(f"{name}: expected a file of its own, got {path}, {why}")
         reserved_paths.add(file)
 

@@ -22,6 +22,7 @@ from lit_rlhf.files import (
     write_manifest,
     write_text,
 )
+from lit_rlhf.paths import check_data_paths
 
 SETTINGS = {"seed": 1, "models": ["sft"]}
 
@@ -58,6 +59,20 @@ def test_outputs_replace_no_input_or_output(tmp_path: Path) -> None:
     for outputs in (*refused_paths, {"output": str(tmp_path)}):
         with pytest.raises(ValueError, match=r"^output: expected a file of its own"):
             check_outputs(outputs, ["in.jsonl"])
+
+
+def test_outputs_replace_nothing_in_a_folder_that_is_read(tmp_path: Path) -> None:
+    write_text("model/config.json", "{}")
+    for output in ("model/config.json", "./model/../model/config.json"):
+        with pytest.raises(ValueError, match=r"^output: expected a file of its own"):
+            check_outputs({"output": output}, ["model"])
+    check_outputs({"output": "model/new.jsonl", "responses": "model.jsonl"}, ["model"])
+
+
+def test_pipe_in_place_of_data_is_refused_before_the_hub_is_asked(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=r"pipe: expected a file with one of the suffixes"):
+        check_data_paths([str(tmp_path / "pipe")])
 
 
 def finished(path: Path, settings: dict[str, Any] = SETTINGS) -> list[Any]:

@@ -85,7 +85,7 @@ def _check_options(options: GenerateOptions) -> None:
             f"--prompt 'TEXT' or --chat), got {' and '.join(given) or 'none'}; a prompt "
             "without a flag goes first: lit_rlhf generate 'TEXT' --models FOLDER"
         )
-    check_outputs({"output": options.output}, [options.prompts])
+    check_outputs({"output": options.output}, [options.prompts, *options.models])
     if options.chat and (options.output is not None or options.responses_per_prompt != 1):
         raise ValueError(
             "output, responses_per_prompt: expected neither with --chat, which shows one "
