@@ -103,6 +103,10 @@ class CommandParser(ArgumentParser):
         except UsageError as error:
             error.file = str(cfg_path)
             raise
+        except UnicodeDecodeError as error:
+            unreadable = UsageError(f"expected text in UTF-8: {error}")
+            unreadable.file = str(cfg_path)
+            raise unreadable from error
         return parsed
 
     def parse_string(self, content: str, *others: Any, **options: Any) -> Namespace:

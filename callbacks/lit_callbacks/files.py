@@ -74,6 +74,16 @@ def write_text(path: str | Path, text: str) -> Path:
     return Path(path)
 
 
+def read_text(path: str | Path) -> str:
+    """Read a text in UTF-8; the error for another encoding is a ValueError that names the file."""
+    try:
+        return Path(path).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: expected text in UTF-8, got another encoding: {error}"
+        ) from error
+
+
 @contextmanager
 def append_to(path: str | Path) -> Iterator[IO[bytes]]:
     """The end of a binary file, which is created if it is missing, with its folders.

@@ -14,7 +14,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data.templates import TEMPLATE_DATE, render_dialogue
-from lit_rlhf.files import write_text
+from lit_rlhf.files import parse_json, read_text, write_text
 
 CONTRACT_FILE = "text_contract.json"
 """Name of the contract's file in a model folder."""
@@ -71,7 +71,11 @@ class TextContract:
     def load(cls, folder: str | Path) -> "TextContract":
         """Read the contract of a model folder."""
         path = Path(folder) / CONTRACT_FILE
-        values = json.loads(path.read_text("utf-8"))
+        text = read_text(path)
+        try:
+            values = parse_json(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: expected JSON: {error}") from error
         names = {field.name for field in fields(cls)}
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if not isinstance(values, dict) or not needed <= set(values) <= names:

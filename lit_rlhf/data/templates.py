@@ -25,6 +25,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from lit_rlhf import sandbox
 from lit_rlhf.data.counts import EncodingError
+from lit_rlhf.files import read_text
 
 _BOS = "{{ bos_token }}"
 _HH = (
@@ -82,7 +83,7 @@ def resolve_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
     if name in CHAT_TEMPLATES:
         return (_BOS if adds_bos(tokenizer) else "") + CHAT_TEMPLATES[name]
     if Path(name).is_file():
-        return Path(name).read_text("utf-8")
+        return read_text(name)
     if name != "tokenizer":
         raise ValueError(
             f"chat_template: expected 'tokenizer', one of {known} or the path of a Jinja file, got "

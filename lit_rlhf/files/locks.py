@@ -44,7 +44,10 @@ class FolderLocks:
             try:
                 lock.acquire()
             except Timeout:
-                holder = path.read_text(encoding="utf-8") or "one that has just started"
+                holder = (
+                    path.read_text(encoding="utf-8", errors="replace")
+                    or "one that has just started"
+                )
                 self.interrupt()
                 raise FolderInUseError(
                     f"{folder}: another run or command writes to it: {holder}. Wait for its end, "

@@ -278,6 +278,14 @@ def errors_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[A
     return ended.value.code, capsys.readouterr().err
 
 
+def test_configuration_in_another_encoding_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_bytes(b"a: \xe9")
+    code, said = errors_of("--config", "mine.yaml", capsys=capsys)
+    assert code == 2
+    assert said.startswith("lit_rlhf fit: error: mine.yaml: expected text in UTF-8")
+    assert said.count("\n") == 1
+
+
 def test_debug_shows_where_an_error_was_raised(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="model_path: expected a folder with a model"):
         errors_of("--model.model_path", "runs/no/such_model", "--debug", capsys=capsys)

@@ -29,6 +29,13 @@ def test_contract_survives_the_disk(tokenizer: Tokenizer, tmp_path: Path) -> Non
         TextContract.load(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"\xe9", b"[" * 100_000, b"9" * 5000, b"{"])
+def test_unreadable_contract_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "text_contract.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"text_contract.json: expected (text in UTF-8|JSON)"):
+        TextContract.load(tmp_path)
+
+
 def test_contract_of_an_older_version_has_no_date_and_fits_any(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

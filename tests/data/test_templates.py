@@ -70,6 +70,9 @@ def test_template_of_a_tokenizer_or_a_file_is_resolved(
         resolve_template("chatml", tokenizer)
     (tmp_path / "mine.jinja").write_text(CHATML, "utf-8")
     assert resolve_template(str(tmp_path / "mine.jinja"), tokenizer) == CHATML
+    (tmp_path / "latin.jinja").write_bytes(b"\xe9")
+    with pytest.raises(ValueError, match=r"latin.jinja: expected text in UTF-8"):
+        resolve_template(str(tmp_path / "latin.jinja"), tokenizer)
     for own in (CHATML, {"default": CHATML, "tools": "x"}):
         tokenizer.chat_template = own
         assert resolve_template("tokenizer", tokenizer) == CHATML

@@ -342,12 +342,14 @@ def _load_session(output: Path) -> dict[str, str]:
 
 def _read_guidelines(guidelines: str) -> dict[Literal["en", "zh"], str]:
     """The guidelines by language of the page; one's own are the same in both."""
+    from lit_rlhf.files import read_text
+
     if guidelines in _SHIPPED_GUIDELINES:
         from lit_rlhf.tools.labelling.words import WORDS
 
         folder = Path(__file__).parents[1] / "labelling" / "guidelines"
         return {code: (folder / f"{guidelines}.{code}.md").read_text("utf-8") for code in WORDS}
-    text = Path(guidelines).read_text("utf-8")
+    text = read_text(guidelines)
     return {"en": text, "zh": text}
 
 
