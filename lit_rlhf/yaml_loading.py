@@ -52,7 +52,7 @@ def load_yaml(text: str) -> Any:  # noqa: ANN401  # whatever the document holds
     Raises:
         yaml.YAMLError: If it is no YAML, or has something that this module refuses.
     """
-    _check_depth(text)
+    _check_events(text)
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -66,10 +66,12 @@ def load_yaml(text: str) -> Any:  # noqa: ANN401  # whatever the document holds
         loader.dispose()
 
 
-def _check_depth(text: str) -> None:
-    """Refuse what is nested so deeply that PyYAML's own recursion would end the process."""
+def _check_events(text: str) -> None:
+    """Refuse what PyYAML would read for long, or with recursion that would end the process."""
     depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        if number > 2 * MAX_VALUES + 4:  # a start and an end each, of stream and document too
+            raise yaml.YAMLError(f"expected at most {MAX_VALUES} values")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):

@@ -48,6 +48,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (BOMB, "expected at most 100000 values, aliases resolved"),
         ("[" * 51 + "a" + "]" * 51, "expected at most 50 levels of nesting"),
         ("[" * 10**6, "expected at most 50 levels of nesting"),
+        ("[" + "1," * 250_000 + "}", "expected at most 100000 values"),  # not read to its end
         ("a: " + "9" * 5000, "integer"),
         ("a: [", "while parsing a flow"),
     ],
