@@ -286,8 +286,6 @@ class RLHFCLI(LightningCLI):
         _check_callbacks(settings.trainer)
         try:
             super().instantiate_classes()
-        except MisconfigurationException as error:
-            raise UserError(str(error)) from error
         except ValueError as error:
             raise name_option(find_reason(error), settings) from error
 
@@ -440,6 +438,8 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
     settings = defaults | options
     try:
         return cli(LightningModule, LightningDataModule, args=args, **settings)
+    except MisconfigurationException as error:
+        raise UserError(str(error)) from error
     except UsageError as error:
         line = f"{settings['parser_kwargs']['prog']}: error: {error}"
         print(one_line(line), file=sys.stderr)

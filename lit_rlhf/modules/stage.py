@@ -418,7 +418,7 @@ def _check_lightning_tools(module: LightningModule) -> None:
             "compiles the networks' forward passes"
         )
     clip = module.trainer.gradient_clip_val
-    if clip is not None and clip < 0:  # Lightning refuses a positive one
+    if clip is not None and not clip >= 0:  # or NaN; Lightning refuses a positive one
         raise ValueError(
             f"trainer.gradient_clip_val: expected none, got {clip}: each network is clipped by "
             "itself (grad_clip in the options of its optimizer)"

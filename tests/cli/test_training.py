@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import Strategy
 from lit_callbacks import StageProgressBar
 from lit_rlhf.cli.main import stage_usage
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, is_news, run_cli
+from lit_rlhf.errors import UserError
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import generate_responses
 from tests.support import fit_command
@@ -222,6 +223,14 @@ def test_every_iteration_is_logged(root: Path, capsys: pytest.CaptureFixture[str
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ppo ")]
     assert lines[-1].startswith("ppo 3/3 100%")
     assert all(name in lines[-1] for name in ("score ", "kl ", "response_length "))
+
+
+@pytest.mark.parametrize("option", [{"limit_train_batches": 1e-9}, {"accumulate_grad_batches": 2}])
+def test_option_that_lightning_refuses_as_it_trains_is_an_error_of_the_user(
+    root: Path, option: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=next(iter(option))):
+        fit_ppo(root, **option)
 
 
 def test_a_bar_of_ones_own_or_none_is_kept(root: Path) -> None:

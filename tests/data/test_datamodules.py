@@ -237,6 +237,8 @@ def test_bad_settings_are_refused(write_lines: Writer, tokenizer: Tokenizer) -> 
         started(demonstrations(write_lines(*questions(2)), tokenizer, max_length=3))
     with pytest.raises(ValueError, match="tokens_per_batch"):
         demonstrations("x.jsonl", None, min_samples=2)
+    with pytest.raises(ValueError, match="train_sources: expected at least one source, got none"):
+        DemonstrationDataModule([])
     with pytest.raises(ValueError, match="val_fraction: expected 0 where val_sources are given"):
         prompts("x.jsonl", None, val_sources=[DataSource("y.jsonl")], val_fraction=0.1)
 

@@ -136,9 +136,13 @@ def test_run_without_a_batch_is_an_error(root: Path, tmp_path: Path, limit: Any)
     assert not (tmp_path / "out").exists()
 
 
-def test_negative_clip_of_the_trainer_is_refused(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gradient_clip_val: expected none, got -1.*grad_clip"):
-        sft(root, tmp_path / "out", gradient_clip_val=-1.0)
+@pytest.mark.parametrize("clip", [-1.0, float("nan")])
+def test_clip_of_the_trainer_that_would_be_ignored_is_refused(
+    root: Path, tmp_path: Path, clip: float
+) -> None:
+    expected = rf"gradient_clip_val: expected none, got {clip}: .*grad_clip"
+    with pytest.raises(ValueError, match=expected):
+        sft(root, tmp_path / "out", gradient_clip_val=clip)
 
 
 @pytest.mark.filterwarnings("ignore:Experiment logs directory")  # CSVLogger's, once it may run

@@ -94,6 +94,8 @@ class RecordDataModule(LightningDataModule, ABC):
                 raise ValueError(
                     f"{name}_fraction: expected 0 where {name}_sources are given, got {fraction}"
                 )
+        if not train_sources:
+            raise ValueError("train_sources: expected at least one source, got none")
         self.sources: dict[Part, list[DataSource]] = {
             "train": train_sources,
             "val": val_sources or [],
