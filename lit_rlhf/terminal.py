@@ -10,11 +10,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
+from lit_callbacks.words import printable as printable
+
 MAX_SHOWN = 200
 """Characters of a prompt, response or answer that a message shows."""
 
-# control characters but tab and line end, and what changes the direction of the text around it
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _LONGEST_LINE = 4000  # characters
 
 
@@ -50,16 +50,6 @@ class _LastingStream:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self._stream.fileno())
         os.close(null)
-
-
-def printable(text: str) -> str:
-    r"""Make text of other people's printable: a control character is shown as `\x1b`.
-
-    A terminal would obey what such characters begin: colours, titles, and deleting lines. Tabs and
-    line ends stay.
-    """
-    text = text.replace("\r\n", "\n")
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(text: str) -> str:

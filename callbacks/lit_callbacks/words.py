@@ -11,12 +11,16 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def printable(text: str) -> str:
-    r"""Make text from a log printable: a control character is shown as `\x1b`.
+    r"""Make text of other people's printable: a control character is shown as `\x1b`.
+
+    A terminal would obey what such characters begin: colours, titles, and deleting lines. Tabs and
+    line ends stay, and a carriage return before a line end is left out.
 
     Examples:
         >>> printable("loss\x1b[2J")
         'loss\\x1b[2J'
     """
+    text = text.replace("\r\n", "\n")
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
