@@ -19,7 +19,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from lit_rlhf import sandbox
-from lit_rlhf.data import PromptDataModule
+from lit_rlhf.data import DataSource, PromptDataModule
 from lit_rlhf.models import load_tokenizer
 from tests.support.tiny_models import tiny_tokenizer
 
@@ -181,7 +181,10 @@ def test_tokenizer_is_tried_before_it_is_loaded(tmp_path: Path, added: bool) -> 
         content["added_tokens"][0] |= {"content": "a" * 60, "normalized": True}
     file.write_text(json.dumps(content))
     message = r"tokenizer\.json: expected a tokenizer that encodes .* 10 seconds and 1024 MiB"
-    for load in (load_tokenizer, PromptDataModule([], tokenizer=str(tmp_path)).setup):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hi"}\n', "utf-8")
+    source = DataSource(str(prompts))
+    for load in (load_tokenizer, PromptDataModule([source], tokenizer=str(tmp_path)).setup):
         with pytest.raises(ValueError, match=message):
             load(tmp_path if load is load_tokenizer else None)  # type: ignore[operator]
 
