@@ -293,9 +293,9 @@ class PPOModule(StageModule):
         self._register_networks()
         self._note_inputs()
         self._evaluation: RolloutMetrics | None = None
-        # Scores of the start's responses to the held-out prompts, by the set and the batch, which
-        # the policy is compared with: they stay the same.
-        self._start_scores: dict[tuple[str, int], Tensor] = {}
+        # Scores of the start's responses to the held-out prompts, by the set and the batch such as
+        # `val/0`, which the policy is compared with: they stay the same.
+        self._start_scores: dict[str, Tensor] = {}
         self._compared: list[Tensor] = []  # of the policy and of the start, by batch
         name_state_as_saved(self)
 
@@ -538,7 +538,7 @@ class PPOModule(StageModule):
         seed = self.seed + batch_idx
         collected = self.ppo.collect(batch, seed, PhaseTimer(self))
         self.ppo.measure(collected, self._evaluation)
-        place = (evaluation_prefix(self.trainer), batch_idx)
+        place = f"{evaluation_prefix(self.trainer)}{batch_idx}"
         if place not in self._start_scores:
             self._start_scores[place] = self.ppo.score_start(batch, seed)
         self._compared.append(torch.stack([collected.scores.total, self._start_scores[place]], 1))
