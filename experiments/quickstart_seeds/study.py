@@ -7,6 +7,12 @@ Rounding differs between the three, so a result that hangs on it differs too. Th
 `CLAIMS`; each claim was fixed before the first run of the seeds that decide it. `run` adds the
 result of each run to `results.jsonl` and repeats none that is there. An
 interrupted run continues with its first unfinished stage.
+
+    python -m experiments quickstart_seeds run --arithmetics '[intel]'   # on an Intel processor
+
+repeats the ten seeds of `RECIPE_SEEDS` on another make of processor, with later code. The
+repetition decides nothing: the page shows beside the verdicts in how many of its runs each claim
+holds, whatever comes out. That was fixed before its first run.
 """
 
 from __future__ import annotations
@@ -64,11 +70,13 @@ class Arithmetic(NamedTuple):
         title: Name in the tables.
         threads: Number of threads.
         overlays: Configurations that are added in every stage.
+        seeds: Seeds that are run with it.
     """
 
     title: str
     threads: int
     overlays: tuple[Path, ...] = ()
+    seeds: tuple[int, ...] = SEEDS
 
 
 ARITHMETICS = {
@@ -76,6 +84,11 @@ ARITHMETICS = {
     "2_threads": Arithmetic("2 threads", 2),
     "bf16": Arithmetic("bf16", 1, (ROOT / "configs" / "overlays" / "bf16.yaml",)),
 }
+"""The arithmetics that decide about the claims."""
+REPETITION = "intel"
+"""Key of the repetition."""
+ALL_ARITHMETICS = {**ARITHMETICS, REPETITION: Arithmetic("Intel, 1 thread", 1, seeds=RECIPE_SEEDS)}
+"""The arithmetics with the repetition on an Intel processor, which decides nothing."""
 
 
 class RunResult(NamedTuple):
@@ -83,7 +96,7 @@ class RunResult(NamedTuple):
 
     Attributes:
         seed: Its seed.
-        arithmetic: Key of `ARITHMETICS`.
+        arithmetic: Key of `ALL_ARITHMETICS`.
         outcome: Gold rewards, scores and shares of well-formed responses.
         metrics: Length, KL and perplexity of each policy.
         flagged_at: For `ppo_vanilla` and `ppo_max` the iteration at which the detector flags a
@@ -168,9 +181,9 @@ def run_one(output_dir: str, seed: int, arithmetic: str) -> None:
     Args:
         output_dir: Folder of the benchmark.
         seed: Seed of the quickstart.
-        arithmetic: Key of `ARITHMETICS`.
+        arithmetic: Key of `ALL_ARITHMETICS`.
     """
-    overlays = ARITHMETICS[arithmetic].overlays
+    overlays = ALL_ARITHMETICS[arithmetic].overlays
     root = Path(output_dir) / f"seed_{seed}_{arithmetic}"
     stages = Quickstart(root, seed, overwrite=True)
     timings = root / "minutes.json"
@@ -205,7 +218,7 @@ def judge_run(root: Path, seed: int, arithmetic: str, minutes: float) -> RunResu
     Args:
         root: Its folder.
         seed: Its seed.
-        arithmetic: Key of `ARITHMETICS`.
+        arithmetic: Key of `ALL_ARITHMETICS`.
         minutes: Wall time of its stages.
     """
     evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))
@@ -259,7 +272,7 @@ def run(
     Args:
         output_dir: Folder for the runs.
         seeds: Seeds to run.
-        arithmetics: Keys of `ARITHMETICS` to run.
+        arithmetics: Keys of `ALL_ARITHMETICS` to run.
         parallel: Number of runs at a time.
     """
     root = Path(output_dir)
@@ -269,10 +282,11 @@ def run(
             "run_one",
             {"output_dir": root, "seed": seed, "arithmetic": name},
             log=root / f"seed_{seed}_{name}.txt",
-            threads=ARITHMETICS[name].threads,
+            threads=ALL_ARITHMETICS[name].threads,
         )
         for seed in seeds
         for name in arithmetics
+        if seed in ALL_ARITHMETICS[name].seeds
     }
     run_missing_jobs(jobs, RESULTS, parallel)
 
@@ -280,7 +294,7 @@ def run(
 def read_results(path: Path = RESULTS) -> list[RunResult]:
     """Read the results that are there, by seed."""
     runs = [RunResult.from_dict(result) for result in read_runs(path).values()]
-    order = list(ARITHMETICS)
+    order = list(ALL_ARITHMETICS)
     return sorted(runs, key=lambda run: (run.seed, order.index(run.arithmetic)))
 
 
@@ -308,7 +322,7 @@ def judge_claim(claim: Claim, runs: Sequence[RunResult]) -> Judgement:
         runs: All runs that there are.
     """
     planned = len(claim.seeds) * len(ARITHMETICS)
-    deciding = [run for run in runs if run.seed in claim.seeds]
+    deciding = [run for run in runs if run.seed in claim.seeds and run.arithmetic in ARITHMETICS]
     failed = [run for run in deciding if not claim.holds(run)]
     if len(failed) > claim.allowed_failures:
         verdict = "does not hold"
@@ -323,7 +337,7 @@ def format_verdicts(runs: Sequence[RunResult]) -> str:
     for claim in CLAIMS:
         judged = judge_claim(claim, runs)
         n_deciding = len(judged.deciding)
-        places = (f"seed {r.seed}, {ARITHMETICS[r.arithmetic].title}" for r in judged.failed)
+        places = (f"seed {r.seed}, {ALL_ARITHMETICS[r.arithmetic].title}" for r in judged.failed)
         rows.append(
             [
                 claim.text,
@@ -349,7 +363,7 @@ def format_outcomes(runs: Iterable[RunResult]) -> str:
         rows.append(
             [
                 run.seed,
-                ARITHMETICS[run.arithmetic].title,
+                ALL_ARITHMETICS[run.arithmetic].title,
                 f"{o.sft_gold:.2f} ({o.sft_std:.2f}) / {o.vanilla_gold:.2f} / {o.max_gold:.2f}",
                 " / ".join(f"{100 * share:.0f}" for share in shares),
                 f"{o.vanilla_score:.2f} / {o.max_score:.2f}",
@@ -373,7 +387,7 @@ def format_detections(runs: Iterable[RunResult]) -> str:
     head += ["vanilla flagged at", "PPO-max flagged at"]
     rows = [
         [
-            *(run.seed, ARITHMETICS[run.arithmetic].title, shown(run.harmed_at)),
+            *(run.seed, ALL_ARITHMETICS[run.arithmetic].title, shown(run.harmed_at)),
             shown(*run.healthy_until),
             *(shown(*run.flagged_at[name]) for name in ("ppo_vanilla", "ppo_max")),
         ]
@@ -401,12 +415,14 @@ HISTORY = (
 def format_page(runs: Sequence[RunResult]) -> str:
     """Format the page: the claims and whether they hold."""
     n_all = len(SEEDS) * len(ARITHMETICS)
+    n_done = sum(run.arithmetic in ARITHMETICS for run in runs)
     holding = sum(judge_claim(claim, runs).verdict == "holds" for claim in CLAIMS)
     return fill_template(
         PAGE_TEMPLATE,
         answer=f"{holding} of {len(CLAIMS)} claims about it hold.",
-        done=f"{len(runs)} of {n_all} runs are done.",
+        done=f"{n_done} of {n_all} runs are done.",
         verdicts=format_verdicts(runs),
+        repetition=format_repetition(runs),
         in_time=format_others(runs),
     )
 
@@ -429,7 +445,7 @@ def format_tables(runs: Sequence[RunResult]) -> str:
 
 def format_others(runs: Sequence[RunResult]) -> str:
     """Format what the table of verdicts leaves out."""
-    watched = [run for run in runs if run.seed in DETECTOR_SEEDS]
+    watched = [run for run in runs if run.seed in DETECTOR_SEEDS and run.arithmetic in ARITHMETICS]
     in_time = sum(run.in_time[FACTORS.index(1.0)] for run in watched)
     exploited, improved = (sum(map(claim.holds, watched)) for claim in CLAIMS[:2])
     return (
@@ -439,19 +455,40 @@ def format_others(runs: Sequence[RunResult]) -> str:
     )
 
 
+def format_repetition(runs: Sequence[RunResult]) -> str:
+    """Format in how many runs of the repetition each claim holds, and the ranges of gold."""
+    repeated = [run for run in runs if run.arithmetic == REPETITION]
+    if not repeated:
+        return "No run of it is done."
+    counts = ", ".join(f"{sum(map(claim.holds, repeated))}" for claim in CLAIMS)
+    ranges = []
+    for label, field in POLICIES.items():
+        golds = [getattr(run.outcome, field) for run in repeated]
+        ranges.append(f"{min(golds):.2f} to {max(golds):.2f} ({label})")
+    n_repeated = len(repeated)
+    return (
+        f"{n_repeated} of {len(RECIPE_SEEDS)} runs are done. The claims of the table hold in "
+        f"{counts} of {n_repeated}, in its order. Gold ends at {', '.join(ranges)}."
+    )
+
+
+POLICIES = {"SFT": "sft_gold", "vanilla PPO": "vanilla_gold", "PPO-max": "max_gold"}
+"""Field of `Outcome` with the gold of each policy."""
+
+
 def draw(runs: Sequence[RunResult]) -> Figure:
-    """Draw the gold of the policies, with a point for each run."""
-    policies = {"SFT": "sft_gold", "vanilla PPO": "vanilla_gold", "PPO-max": "max_gold"}
+    """Draw the gold of the policies, with a point for each run that decides."""
+    deciding = [run for run in runs if run.arithmetic in ARITHMETICS]
     with rc_context(STYLE):
         figure = Figure(figsize=(7.5, 2.8))
         axis = figure.subplots()
-        for (label, field), color in zip(policies.items(), ("#555555", *COLORS), strict=False):
-            values = [getattr(run.outcome, field) for run in runs]
-            axis.plot(range(len(runs)), values, ".", color=color, label=label)
+        for (label, field), color in zip(POLICIES.items(), ("#555555", *COLORS), strict=False):
+            values = [getattr(run.outcome, field) for run in deciding]
+            axis.plot(range(len(deciding)), values, ".", color=color, label=label)
         axis.set_yscale("symlog", linthresh=1.0)
         axis.yaxis.set_major_formatter("{x:g}")
-        firsts = range(0, len(runs), 2 * len(ARITHMETICS))
-        axis.set_xticks(firsts, [str(runs[first].seed) for first in firsts])
+        firsts = range(0, len(deciding), 2 * len(ARITHMETICS))
+        axis.set_xticks(firsts, [str(deciding[first].seed) for first in firsts])
         axis.set_xlabel("seed, with 1 thread, 2 threads and bf16")
         axis.set_ylabel("gold reward")
         axis.legend(fontsize=8, loc="lower left", ncols=3)

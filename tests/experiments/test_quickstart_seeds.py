@@ -8,9 +8,11 @@ import pytest
 from experiments.quickstart_seeds.study import (
     ARITHMETICS,
     CLAIMS,
+    REPETITION,
     SEEDS,
     RunResult,
     draw,
+    format_repetition,
     format_verdicts,
     read_results,
 )
@@ -78,7 +80,18 @@ def test_results_are_read_back_in_order(tmp_path: Path) -> None:
     assert read_results(path) == ALL[:4]
 
 
-def test_figure_has_the_gold_of_every_run() -> None:
-    runs = read_results()
+def test_repetition_decides_no_claim_and_is_counted_beside_it() -> None:
+    seeds = product(range(30, 40), [REPETITION])
+    repeated = [FAILURES[1]._replace(seed=seed, arithmetic=name) for seed, name in seeds]
+    assert verdicts([*ALL, *repeated]) == ["holds"] * 4
+    sentence = format_repetition([*ALL, *repeated])
+    assert "10 of 10 runs are done" in sentence
+    assert "hold in 10, 0, 10, 10 of 10" in sentence
+    assert "0.70 to 0.70 (PPO-max)" in sentence
+    assert format_repetition(ALL) == "No run of it is done."
+
+
+def test_figure_has_the_gold_of_every_deciding_run() -> None:
+    runs = [run for run in read_results() if run.arithmetic in ARITHMETICS]
     gold = {line.get_label(): line.get_ydata() for line in draw(runs).axes[0].lines}
     assert list(gold["PPO-max"]) == [run.outcome.max_gold for run in runs]
