@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from experiments.device import device_name
-from experiments.frame import ROOT
+from experiments.frame import ROOT, read_commands
 from experiments.results_file import read_runs
 from lit_callbacks import Level, default_monitors, read_logged_steps, replay_steps
 from lit_rlhf.files import write_text
@@ -85,8 +85,12 @@ def command_job(
         log: File that its output is appended to.
         threads: Number of threads.
     """
-    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return Job(["experiments", experiment, command, *flags], log, threads)
+    without_flag = read_commands(experiment)[command].words
+    words = [str(options[name]) for name in without_flag]
+    for name, value in options.items():
+        if name not in without_flag:
+            words += [f"--{name}", str(value)]
+    return Job(["experiments", experiment, command, *words], log, threads)
 
 
 def run_jobs(jobs: Iterable[Job], parallel: int) -> None:

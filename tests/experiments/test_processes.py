@@ -6,6 +6,7 @@ from subprocess import CalledProcessError
 import pytest
 import yaml
 
+from experiments.frame import read_commands
 from experiments.processes import (
     Job,
     Step,
@@ -29,11 +30,13 @@ def test_jobs_keep_their_output_and_a_failure_is_raised(tmp_path: Path) -> None:
     assert "no_such_module" in (tmp_path / "b").read_text("utf-8")
 
 
-def test_job_is_a_command_of_an_experiment(tmp_path: Path) -> None:
-    options = {"seed": 3, "arm": "rloo"}
-    job = command_job("estimators", "run_one", options, log=tmp_path / "log.txt", threads=2)
-    words = ["experiments", "estimators", "run_one", "--seed", "3", "--arm", "rloo"]
+def test_job_is_a_command_that_its_experiment_understands(tmp_path: Path) -> None:
+    options = {"output_dir": "runs", "seed": 30, "arithmetic": "intel"}
+    job = command_job("quickstart_seeds", "run_one", options, log=tmp_path / "log.txt", threads=2)
+    words = ["experiments", "quickstart_seeds", "run_one", "runs", "intel", "--seed", "30"]
     assert job == Job(words, tmp_path / "log.txt", 2)
+    parser = read_commands("quickstart_seeds")["run_one"].build_parser("run_one")
+    assert vars(parser.parse_args(words[3:])).items() >= options.items()
 
 
 def test_job_with_a_result_is_not_repeated(tmp_path: Path) -> None:
