@@ -3,8 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 JSON_SUFFIXES = (*LINE_SUFFIXES, ".json", ".json.gz")
@@ -87,15 +88,66 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None
         reserved_paths.add(file)
 
 
-def check_model_path(path: str | Path) -> None:
+def check_inputs(models: Mapping[str, Any], data: Iterable[str | None] = ()) -> None:
+    """Refuse models and data files that are not there.
+
+    Args:
+        models: By the option that names them: a path, a list of paths, rewards with their weights,
+            or `None`. Paths of data files are checked as such: they may stand in place of a policy.
+        data: Data files and ids of datasets; `None` for none.
+    """
+    files = [path for path in data if path is not None]
+    for name, value in models.items():
+        for path in _list_models(value):
+            if is_file_path(path):
+                files.append(path)
+            else:
+                check_model_path(path, name)
+    check_data_paths(files)
+
+
+def _list_models(value: object) -> list[str]:
+    """Paths of the models that an option names."""
+    if isinstance(value, Mapping):  # rewards: a rule of our own has a name and no model
+        rules = [
+            key for key, entry in value.items() if isinstance(entry, Mapping) and "rule" in entry
+        ]
+        return _list_models([key for key in value if key not in rules])
+    if isinstance(value, str):
+        value = [value]
+    paths = value if isinstance(value, Sequence) else []
+    return [path for path in paths if isinstance(path, str) and not is_function_path(path)]
+
+
+def source_path(word: str) -> str:
+    """The path in a source that is given as PATH or NAME=PATH; a path may itself contain a `=`."""
+    name, sign, path = word.partition("=")
+    if not sign or Path(word).exists():
+        return word
+    if not name or not path:
+        raise ValueError(f"preferences: expected PATH or NAME=PATH, got {word!r}")
+    return path
+
+
+def is_function_path(path: str) -> bool:
+    """Whether `path` is `package.module:function` rather than a model's folder or hub id."""
+    # a folder's name may contain a colon too
+    return ":" in path and not Path(path).exists()
+
+
+def check_model_path(path: str | Path, name: str = "path") -> None:
     """Refuse a path that is neither a folder nor can be a hub id.
 
     transformers takes any string that is not a folder for a hub id: for a mistyped folder it asks
     the network, several times, and then reports a missing repository.
+
+    Args:
+        path: The path.
+        name: Option that names it, for errors.
     """
     if not isinstance(path, str | Path):
         raise ValueError(
-            "path: expected a folder with a model or a hub id, got an object of the type "
+            f"{name}: expected a folder with a model or a hub id, got an object of the type "
             f"{type(path).__name__}. The tokenizer, the copies of a network and a resumed run are "
             "all read from there: save the model and its tokenizer with save_pretrained(folder), "
             "and give the folder"
@@ -103,35 +155,40 @@ def check_model_path(path: str | Path) -> None:
     if path != "" and Path(path).is_dir():
         for file in Path(path).iterdir():
             if file.exists() and not (file.is_file() or file.is_dir()):  # reading it may not end
-                raise ValueError(f"path: expected a model's files, got the device or pipe {file}")
+                raise ValueError(f"{name}: expected a model's files, got the device or pipe {file}")
         for index in Path(path).glob("*.index.json"):
-            _check_parts(index)
+            _check_parts(index, name)
         return
     if Path(path).is_file():
         raise ValueError(
-            f"path: expected a folder with a model, got the file {path}; `lit_rlhf export` makes "
+            f"{name}: expected a folder with a model, got the file {path}; `lit_rlhf export` makes "
             "such a folder from a checkpoint or a GGUF file"
         )
     expected = (
-        "path: expected a folder with a model or a hub id (name or owner/name), got "
+        f"{name}: expected a folder with a model or a hub id (name or owner/name), got "
         f"{str(path)!r}, which is not a folder here and "
     )
     advice = "; if another stage writes the folder, run that one first"
     if isinstance(path, Path) or Path(path).exists() or _HUB_ID.fullmatch(path) is None:
         raise ValueError(expected + "not of the form of a hub id" + advice)
-    owner, _, name = path.partition("/")
-    if name and Path(owner).is_dir():
+    owner, _, model = path.partition("/")
+    if model and Path(owner).is_dir():
         raise ValueError(
-            expected + f"no hub id either: {owner!r} is a folder without {name!r}" + advice
+            expected + f"no hub id either: {owner!r} is a folder without {model!r}" + advice
         )
 
 
-def _check_parts(index: Path) -> None:
-    """Refuse a list of a model's files that leads out of its folder, or is none."""
+def _check_parts(index: Path, name: str) -> None:
+    """Refuse a list of a model's files that leads out of its folder, or is none.
+
+    Args:
+        index: The list.
+        name: Option that names the folder, for errors.
+    """
     try:
         parts = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
         outside = [part for part in parts if Path(part).name != part]
     except (ValueError, *WRONG_VALUES) as error:
-        raise ValueError(f"path: expected a list of files in {index}: {error!r}") from error
+        raise ValueError(f"{name}: expected a list of files in {index}: {error!r}") from error
     if outside:
-        raise ValueError(f"path: expected files beside {index}, which lists {outside[0]}")
+        raise ValueError(f"{name}: expected files beside {index}, which lists {outside[0]}")

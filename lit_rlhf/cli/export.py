@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lit_rlhf.choices import DType, HeadFormat, NetworkName
 from lit_rlhf.command import Command
+from lit_rlhf.paths import check_inputs
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
     from lit_rlhf.export import ExportableModel
@@ -66,6 +67,10 @@ def export(
             f"output: expected a new or empty folder, got {output}, which has files; "
             "--overwrite true replaces a model"
         )
+    for source in (checkpoint, *(average or [])):
+        if not Path(source).exists():
+            raise FileNotFoundError(f"checkpoint {source}: does not exist")
+    check_inputs({"base": base})
     from rich.console import Console
     from rich.text import Text  # rich would read markup in a path
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from lit_rlhf import __version__
-from lit_rlhf.cli.registry import COMMANDS, STAGES, WITHOUT_MODELS, module_of
+from lit_rlhf.cli.registry import COMMANDS, CONFIGURED, STAGES, WITHOUT_MODELS, module_of
 from lit_rlhf.environment import set_environment
 from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.terminal import check_output, fold, help_text, one_line, outlive_terminal
@@ -97,7 +97,10 @@ def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
     _hide_notes_of_loading()
     threading.excepthook = _tell_error_of_thread
     try:
-        if name not in WITHOUT_MODELS and {"-h", "--help"}.isdisjoint(words):
+        asks_help = not {"-h", "--help"}.isdisjoint(words)
+        if name in CONFIGURED and not asks_help:
+            importlib.import_module("lit_rlhf.cli.configured_paths").refuse_missing(name, words)
+        if name not in WITHOUT_MODELS and not asks_help:
             _hide_bars_of_models()
         command = _import_command(name, owns_process)
         _call(command, name, words)

@@ -34,6 +34,8 @@ Their modules have `main(argv)`, or a `COMMAND` or a group of `COMMANDS` that ne
 """
 
 
+CONFIGURED = frozenset({*STAGES, "doctor"})
+"""Commands that take the configurations of a stage."""
 WITHOUT_MODELS = frozenset({"completion", "configs", "quickstart", "show", "watch"})
 """Commands that neither load nor save a model themselves."""
 

@@ -116,6 +116,8 @@ def hash_command(settings: Namespace) -> str:
     options = settings.as_dict()
     for name in ("config", "ckpt_path", "allow_changes", "overwrite"):
         options.pop(name, None)
+    if options.get("finished") == "last":  # a later option, whose default changes no hash
+        del options["finished"]
     text = json.dumps(options, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -23,11 +23,11 @@ def show(paths: list[str]) -> None:
 
 def describe(path: Path) -> dict[str, Any]:
     """Read the manifest of an artefact as plain data."""
+    if not (path.is_file() or path.is_dir()):  # reading a pipe may not end
+        raise ValueError(f"paths: expected a model, checkpoint or evaluation, got no file {path}")
     from lit_rlhf.files import lock_path, manifest_path
     from lit_rlhf.strategies import is_checkpoint_folder
 
-    if not (path.is_file() or path.is_dir()):  # reading a pipe may not end
-        raise ValueError(f"paths: expected a model, checkpoint or evaluation, got no file {path}")
     if path.suffix == ".ckpt" or is_checkpoint_folder(path):
         return describe_checkpoint(path)
     if manifest_path(path).exists():

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lit_rlhf.command import Command
-from lit_rlhf.paths import check_data_paths, check_model_path
+from lit_rlhf.paths import check_inputs
 
 
 def start(
@@ -33,9 +33,7 @@ def start(
     """
     if output_dir is not None and Path(output_dir).exists():
         raise ValueError(f"output_dir: expected a free name, got {output_dir}, which exists")
-    check_data_paths([data])
-    if model is not None:
-        check_model_path(model)
+    check_inputs({"model": model}, [data])
     from lit_rlhf.cli.own_data import start_with  # imports torch, for which --help does not wait
     from lit_rlhf.data import DataSource
 

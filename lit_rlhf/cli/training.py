@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +24,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lit_callbacks import PhaseSummary, ResumeCheckpoint, StageProgressBar, find_collapse
 from lit_rlhf.cli.configs import resolve_configs
-from lit_rlhf.cli.preparations import find_preparation
+from lit_rlhf.cli.configured_paths import advise
 from lit_rlhf.cli.registry import STAGES
 from lit_rlhf.cli.runs import (
     DeleteEarlierRun,
@@ -37,6 +38,7 @@ from lit_rlhf.cli.runs import (
 from lit_rlhf.errors import UserError, end_with_message
 from lit_rlhf.modules import (
     ChangedRunError,
+    FinishedWeights,
     StageModule,
     checkpoint_folders,
     folders_during,
@@ -242,6 +244,13 @@ class RLHFCLI(LightningCLI):
             help="fit: replace the model, log and checkpoints of an earlier run of this name",
         )
         parser.add_argument(
+            "--finished",
+            type=FinishedWeights,
+            default="last",
+            help="fit: weights of the finished model: the last, or of the best checkpoint of the "
+            "ModelCheckpoint in trainer.callbacks",
+        )
+        parser.add_argument(
             "--allow_changes",
             action="store_true",
             help="fit with --ckpt_path: resume although data, models or precision have changed",
@@ -344,6 +353,7 @@ class RLHFCLI(LightningCLI):
             model.trainer = self.trainer  # its default folder is the Trainer's log folder
             model.command = hash_command(given)
             model.allow_changes = given.allow_changes
+            model.finished = given.finished
             if given.ckpt_path == "last" and has_finished(model.finished_dir, model.command):
                 rank_zero_info(
                     f"The run is finished, and its model is in {model.finished_dir}: nothing is "
@@ -478,11 +488,7 @@ def main(argv: Sequence[str]) -> None:
     hide_notes_of_libraries()
     command = next(word for word in argv if word in STAGES)
 
-    def advise(message: str) -> str:
-        preparation = find_preparation(resolve_configs(argv), message)
-        return f"; this prepares it: {preparation}" if preparation else ""
-
     try:
         run_cli(list(argv))
     except Exception as error:
-        end_with_message(error, f"lit_rlhf {command}: error", advise)
+        end_with_message(error, f"lit_rlhf {command}: error", partial(advise, argv))

@@ -38,6 +38,7 @@ class ModelCardInfo:
         inputs: Hashes and checksums of what was read.
         updates: Number of optimizer steps that were made, over all optimizers.
         collapse: How a detector of collapse ended the run, and which weights were saved.
+        best: Metric, score and updates of the best checkpoint, if its weights were saved.
         held_out: How good the model is on held-out data, in a line; `None` if that is not known.
     """
 
@@ -51,6 +52,7 @@ class ModelCardInfo:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     updates: int | None = None
     collapse: Mapping[str, Any] | None = None
+    best: Mapping[str, Any] | None = None
     held_out: str | None = None
 
     def manifest(self) -> dict[str, Any]:
@@ -104,8 +106,8 @@ def render_model_card(manifest: Mapping[str, Any], *, scalar: bool, chat: bool =
         "metrics": {key: f"{value:.6g}" for key, value in origin["metrics"].items()},
         "versions": manifest["versions"],
     }
-    # manifests of older versions have no such line
-    known = {"held_out": None, **origin, **values}
+    # manifests of older versions lack these
+    known = {"best": None, "held_out": None, **origin, **values}
     return _load_template().render(known, scalar=scalar, chat=chat)
 
 

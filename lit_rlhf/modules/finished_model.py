@@ -1,8 +1,12 @@
 """The finished model of a run: which weights it has, and its card."""
 
+import math
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lit_callbacks import HELD_OUT_KEY, find_collapse, log_text, logger_step
@@ -14,7 +18,7 @@ from lit_rlhf.modules.held_out import describe_held_out
 from lit_rlhf.modules.option_names import dotted_arguments
 from lit_rlhf.modules.resume import Resume
 from lit_rlhf.modules.run_folders import RunFolders
-from lit_rlhf.modules.run_state import RunState, last_metrics
+from lit_rlhf.modules.run_state import BestCheckpoint, RunState, last_metrics
 from lit_rlhf.stats import fail_together
 
 
@@ -22,7 +26,8 @@ def save_finished(module: RunState, resume: Resume, folders: RunFolders) -> None
     """Save the finished networks to `module.finished_dir`, on rank 0 and all at once.
 
     If a detector has ended the run, the last healthy weights are saved, and the card says so;
-    without healthy weights nothing is.
+    without healthy weights nothing is. With `module.finished` best, the weights of the best
+    checkpoint are saved.
 
     Args:
         module: The module of the run.
@@ -36,6 +41,7 @@ def save_finished(module: RunState, resume: Resume, folders: RunFolders) -> None
             f"{module.stage}: no batch was left to train, so that {', '.join(unused)} had no effect"
         )
     module.collapse = find_collapse(trainer)
+    module.best = None
     if module.collapse is not None:
         if module.collapse.checkpoint is None:
             rank_zero_warn(
@@ -44,11 +50,11 @@ def save_finished(module: RunState, resume: Resume, folders: RunFolders) -> None
                 "trainer.enable_checkpointing: true, StopTraining keeps them"
             )
             return
-        content = trainer.strategy.load_checkpoint(module.collapse.checkpoint, weights_only=True)
-        module.on_load_checkpoint(content)  # with the metrics for the card
-        trainer.strategy.load_model_state_dict(content, strict=module.strict_loading)
+        load_weights(module, module.collapse.checkpoint)
     else:
         module.guard.check_end(trainer)
+        if module.finished == "best":
+            module.best = load_best(module)
     require_finite_weights(module, module.stage, str(folder))
     # the other ranks only take part in gathering networks, and write nothing
     target = replace_folder(folder) if trainer.is_global_zero else nullcontext(folder)
@@ -63,6 +69,77 @@ def save_finished(module: RunState, resume: Resume, folders: RunFolders) -> None
             write_manifest(partial, {"command": module.command})
     tell_held_out(module, resume)
     rank_zero_info(f"{module.stage}: saved the model to {folder}")
+
+
+def load_weights(module: RunState, path: str | Path) -> dict[str, Any]:
+    """Load weights of a run that has ended, and the metrics for their card.
+
+    Args:
+        module: The module of the run.
+        path: A checkpoint of the run.
+
+    Returns:
+        The checkpoint's content.
+    """
+    module.has_trained = True  # a run from its very end does not train, and resumes nothing now
+    strategy = module.trainer.strategy
+    content = strategy.load_checkpoint(path, weights_only=True)
+    module.on_load_checkpoint(content)
+    strategy.load_model_state_dict(content, strict=module.strict_loading)
+    return content
+
+
+def find_best_keeper(trainer: Trainer) -> ModelCheckpoint:
+    """Find the callback that keeps the best checkpoint of a run.
+
+    Args:
+        trainer: The trainer of the run.
+
+    Raises:
+        ValueError: If not exactly one callback does.
+    """
+    keepers = [
+        callback
+        for callback in trainer.checkpoint_callbacks
+        if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.save_top_k
+    ]
+    if len(keepers) != 1:
+        names = [f"{type(keeper).__name__} of {keeper.monitor}" for keeper in keepers]
+        raise ValueError(
+            "finished: expected one ModelCheckpoint in trainer.callbacks that monitors a metric, "
+            f"with best, got {' and '.join(names) or 'none'}"
+        )
+    return keepers[0]
+
+
+def load_best(module: RunState) -> BestCheckpoint | None:
+    """Load the best checkpoint of a run; leave the last weights if none was kept.
+
+    Args:
+        module: The module of the run.
+
+    Returns:
+        What was loaded; `None` if no checkpoint was kept.
+    """
+    keeper = find_best_keeper(module.trainer)
+    if not keeper.best_model_path:
+        rank_zero_warn(
+            f"{module.stage}: {type(keeper).__name__} kept no checkpoint by {keeper.monitor}, so "
+            "that the finished model has the last weights"
+        )
+        return None
+    content = load_weights(module, keeper.best_model_path)
+    score = keeper.best_model_score
+    best = BestCheckpoint(
+        monitor=str(keeper.monitor),
+        score=math.nan if score is None else float(score),
+        updates=content["global_step"],
+    )
+    rank_zero_info(
+        f"{module.stage}: the finished model is the best checkpoint, {keeper.best_model_path}, "
+        f"with {best.monitor} {best.score:.4g}"
+    )
+    return best
 
 
 def tell_held_out(module: RunState, resume: Resume) -> None:
@@ -95,7 +172,8 @@ def finished_metrics(module: RunState, resume: Resume) -> dict[str, float]:
         module: The module of the run.
         resume: What it resumed from.
     """
-    if module.collapse is not None:  # the weights are older than the last metrics
+    # the weights are older than the last metrics
+    if module.collapse is not None or module.best is not None:
         return resume.saved_metrics
     return last_metrics(module.trainer, resume.saved_metrics)
 
@@ -118,6 +196,8 @@ def model_card(module: RunState, resume: Resume, folders: RunFolders) -> ModelCa
             "stopped_at_step": collapse.verdict.step,
             "weights_of_step": collapse.healthy_step,
         }
+    best = module.best
+    updates = module.trainer.global_step if best is None else best.updates
     # Settings that differ from the checkpoint's had no effect if no batch was left to train.
     unused = resume.unused_changes()
     of_others = any(name.startswith("data.") for name in unused)
@@ -129,8 +209,9 @@ def model_card(module: RunState, resume: Resume, folders: RunFolders) -> ModelCa
         metrics=metrics,
         held_out=describe_held_out(module.stage, metrics, module.trainer),
         inputs=folders.hashes | resume.checksums(module),
-        updates=module.trainer.global_step if collapse is None else None,
+        updates=updates if collapse is None else None,
         collapse=ended,
+        best=None if best is None else best._asdict(),
         datasets=[source.path for source in sources if source.is_remote],
         files=[source.label for source in sources if not source.is_remote],
     )

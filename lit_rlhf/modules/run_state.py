@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -10,6 +10,24 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lit_callbacks import Collapse
 from lit_rlhf.data import DialogueEncoder
 from lit_rlhf.modules.updates import TrainedNetwork, UpdateGuard
+
+FinishedWeights = Literal["last", "best"]
+"""Which weights of a run its finished model has."""
+
+
+class BestCheckpoint(NamedTuple):
+    """The best checkpoint of a run.
+
+    Attributes:
+        monitor: Key of the metric that it is the best by.
+        score: The metric's value.
+        updates: Number of optimizer steps that had been made, over all optimizers.
+    """
+
+    monitor: str
+    score: float
+    updates: int
+
 
 MACHINE_METRICS = ("time/", "memory/", "throughput/")
 """Groups of metrics that tell of the machine, and not of the model."""
@@ -25,6 +43,9 @@ class RunState(LightningModule):
         input_checksums: Checksums of what the run reads besides its data, by names for messages.
         allow_changes: Resume even from a checkpoint of a run with other data, models or precision;
             set it before the fit. The settings that count are in `docs/resume.md`.
+        finished: Weights of the finished model: `last`, or `best` for the best checkpoint of the
+            Trainer's ModelCheckpoint; set it before the fit.
+        best: The checkpoint that the finished model is from, if it is not from the last weights.
         command: The command line that started the run, if there was one.
         guard: Makes updates, and skips those with numbers that are not finite.
         collapse: What a detector ended the run with, if it did.
@@ -36,6 +57,8 @@ class RunState(LightningModule):
     inputs: dict[str, list[str]]
     input_checksums: dict[str, object]
     allow_changes: bool
+    finished: FinishedWeights
+    best: BestCheckpoint | None
     command: str | None
     guard: UpdateGuard
     collapse: Collapse | None

@@ -33,7 +33,7 @@ from lit_rlhf.models import (
     merged_state_dict,
     save_model_folder,
 )
-from lit_rlhf.modules.finished_model import model_card, save_finished
+from lit_rlhf.modules.finished_model import find_best_keeper, model_card, save_finished
 from lit_rlhf.modules.option_names import check_names, merge_options, plain_arguments
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.phase_timer import PhaseTimer
@@ -120,6 +120,8 @@ class StageModule(FixedDtypeBuffers, RunState):
         self.timer = PhaseTimer(self)
         self.folders = RunFolders()
         self.allow_changes = False
+        self.finished = "last"
+        self.best = None
         self.command = None
         self.resume = Resume()
         self.collapse = None
@@ -320,6 +322,8 @@ class StageModule(FixedDtypeBuffers, RunState):
             return
         _check_lightning_tools(self)
         check_finished_dir(self.trainer, self.finished_dir, self.inputs)
+        if self.finished == "best":
+            find_best_keeper(self.trainer)
         if not is_dry_run(self.trainer):
             self.folders.lock(self.trainer, self.finished_dir)
 

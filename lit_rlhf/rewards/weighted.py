@@ -30,6 +30,7 @@ from lit_rlhf.data import Turns
 from lit_rlhf.functional import Ensemble, ensemble_scores, normalized_scores
 from lit_rlhf.imports import function_path
 from lit_rlhf.models import ModelOptions
+from lit_rlhf.paths import is_function_path
 from lit_rlhf.rewards.functions import (
     CallableReward,
     decode_samples,
@@ -487,12 +488,6 @@ def reward_key(source: object) -> str:
         "rewards: expected a reward model, its folder, a callable, 'package.module:function', or a "
         f"list or a mapping of these, got {source!r:.100}"
     )
-
-
-def is_function_path(path: str) -> bool:
-    """Whether `path` is `package.module:function` rather than a model's folder or hub id."""
-    # a folder's name may contain a colon too
-    return ":" in path and not Path(path).exists()
 
 
 def untrusted_rewards(rewards: Mapping[str, float | Mapping[str, Any]]) -> list[str]:

@@ -31,12 +31,14 @@ class Mistake(NamedTuple):
         expected: The line, or how it begins.
         overlay: Content of the overlay.
         status: Exit status: 2 for a usage error, 1 for another.
+        is_prepared: Whether models and data of the quickstart's configurations are there.
     """
 
     words: list[str]
     expected: str
     overlay: str = ""
     status: int = 2
+    is_prepared: bool = True
 
 
 def in_overlay(overlay: dict[str, object] | str, expected: str) -> Mistake:
@@ -202,6 +204,13 @@ MISTAKES = {
         "the form of a hub id; if another stage writes the folder, run that one first; this "
         "prepares it: lit_rlhf lab world --output_dir runs/quickstart/world\n",
         status=1,
+        is_prepared=False,
+    ),
+    "a checkpoint that is not there": Mistake(
+        [*SFT, "--ckpt_path", "runs/lost.ckpt"],
+        "lit_rlhf fit: error: --ckpt_path: expected a checkpoint, or last for the newest, got "
+        "runs/lost.ckpt, which does not exist\n",
+        status=1,
     ),
     "an average of weights": Mistake(
         [*SFT, "--trainer.callbacks+=EMAWeightAveraging"],
@@ -252,11 +261,21 @@ MISTAKES = {
 }
 
 
+def prepare_quickstart() -> None:
+    """Put empty folders and files where the quickstart's configurations read theirs."""
+    for folder in ("world/base", "sft", "reward"):
+        Path("runs/quickstart", folder).mkdir(parents=True)
+    for name in ("demonstrations", "prompts_train", "prompts_heldout"):
+        Path("runs/quickstart/world", f"{name}.jsonl").touch()
+
+
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_a_common_mistake_is_answered_with_one_line(
     capsys: pytest.CaptureFixture[str], mistake: Mistake
 ) -> None:
     Path("mine.yaml").write_text(mistake.overlay, "utf-8")
+    if mistake.is_prepared:
+        prepare_quickstart()
     with patch("torch.cuda.device_count", lambda: 0), pytest.raises(SystemExit) as ended:
         main(mistake.words)
     said = capsys.readouterr().err
@@ -279,6 +298,7 @@ def errors_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[A
 
 
 def test_configuration_in_another_encoding_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    prepare_quickstart()
     Path("mine.yaml").write_bytes(b"a: \xe9")
     code, said = errors_of("--config", "mine.yaml", capsys=capsys)
     assert code == 2
@@ -295,6 +315,7 @@ def test_debug_shows_where_an_error_was_raised(capsys: pytest.CaptureFixture[str
 def test_missing_tracker_is_named_with_its_extra(
     capsys: pytest.CaptureFixture[str], package: str, logger: str
 ) -> None:
+    prepare_quickstart()
     with patch("lit_rlhf.cli.training.find_spec", return_value=None):
         code, _ = errors_of("--config", f"overlays/{package}", capsys=capsys)
     assert code == (
@@ -313,12 +334,14 @@ def test_missing_tracker_is_named_with_its_extra(
     ],
 )
 def test_an_error_that_a_user_can_mend_is_one_line(error: Exception, capsys: Any) -> None:
+    prepare_quickstart()
     with patch("lit_rlhf.cli.training.run_cli", side_effect=error):
         code, _ = errors_of(capsys=capsys)
     assert code == f"lit_rlhf fit: error: {' '.join(str(error).split())}"
 
 
 def test_other_errors_keep_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    prepare_quickstart()
     fails = patch("lit_rlhf.cli.training.run_cli", side_effect=KeyError("a defect"))
     with fails, pytest.raises(KeyError, match="a defect"):
         errors_of(capsys=capsys)

@@ -96,7 +96,9 @@ def test_taken_name_is_refused_unless_overwriting_is_asked_for(
     main([*arguments, "--overwrite", "true"])
     assert_same_model(tmp_path / "m", runs("sft").finished)
     (tmp_path / "m" / "thesis.docx").write_text("mine")
-    arguments[1] = str(tmp_path / "missing")  # which is not read
+    unread = tmp_path / "unread"
+    unread.touch()
+    arguments[1] = str(unread)
     assert "thesis.docx" in export_error(*arguments, "--overwrite", "true")
 
 

@@ -85,6 +85,35 @@ def test_help_of_a_command_does_not_wait_for_libraries(name: str) -> None:
         (["evaluate", "--polices", "a"], "did you mean policies?"),
         (["start", "lost.csv"], "lost.csv: no such file"),
         (["init", "--data", "lost.csv", "--output_dir", "x"], "lost.csv: no such file"),
+        (["export", "--checkpoint", "lost.ckpt", "--output", "x"], "lost.ckpt: does not exist"),
+        (["show", "lost"], "got no file lost"),
+        (
+            ["evaluate", "--policies", "a", "--prompts", "b", "--rewards", "{no/such/model: 1}"],
+            "rewards: expected a folder with a model or a hub id (name or owner/name), got 'no/s",
+        ),
+        (
+            ["report", "reward", "--model", "a", "--preferences", "name=lost.csv"],
+            "lost.csv: no such file",
+        ),
+        (["reward", "bench", "--models", "a", "--questions", "lost.jsonl"], "lost.jsonl: no such"),
+        (["reward", "probe", "--rewards", "{a: 1}", "--data", "lost.csv"], "lost.csv: no such"),
+        (["doctor", "--config", "quickstart/ppo_max"], "; this prepares it: lit_rlhf lab world"),
+        (["fit", "--config", "quickstart/sft"], "model.model_path: expected a folder with a model"),
+        (
+            ["fit", "--config", "quickstart/sft", "--model.model_path", "own/model"],
+            "runs/quickstart/world/demonstrations.jsonl: no such file; this prepares it: lit_rlhf",
+        ),
+        (
+            ["fit", "--config=quickstart/ppo_max", "--model.init_args={model_path: own/model}"],
+            "model.rewards: expected a folder with a model or a hub id (name or owner/name), got '",
+        ),
+        (
+            [
+                *("fit", "--config", "quickstart/sft", "--model.model_path=own/model"),
+                *("--data.train_sources", "[{path: own/data}]", "--ckpt_path=lost.ckpt"),
+            ],
+            "--ckpt_path: expected a checkpoint, or last for the newest, got lost.ckpt",
+        ),
     ],
 )
 def test_a_wrong_path_or_option_is_told_before_torch_is_imported(
@@ -102,8 +131,9 @@ def test_a_wrong_path_or_option_is_told_before_torch_is_imported(
 def test_fit_imports_no_library_that_it_does_not_need(tmp_path: Path) -> None:
     lines = [
         "import gc",
-        "sys.argv[1:] = 'fit', '--config', 'quickstart/sft'",
-        "try: main()",  # to its first line; no model is here
+        f"sys.argv[1:] = 'fit', '--config', 'quickstart/sft', '--model.model_path', '{tmp_path}'",
+        f"sys.argv += '--data.train_sources', '[{{path: {tmp_path}}}]', '--data.val_sources', '[]'",
+        "try: main()",  # to its first line; no model is in the folder
         "except SystemExit: assert gc.get_freeze_count() > 1e5",
         "unused = {'deepspeed', 'lm_eval', 'openai', 'gguf', 'IPython'} & sys.modules.keys()",
         "print(len(sys.modules), unused)",

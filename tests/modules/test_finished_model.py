@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -11,7 +12,7 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 import transformers
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.tuner import Tuner
 
 from lit_rlhf.data import DataSource, PromptDataModule, TextContract
@@ -217,6 +218,55 @@ def test_run_interrupted_while_saving_leaves_no_half_model(root: Path, tmp_path:
     with patch.object(PPOModule, "write_network", interrupted), pytest.raises(InterruptedError):
         fit_module(PPOModule(**ppo_options(root)), prompts(root), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".model.lock"]
+
+
+def fit_best(root: Path, folder: Path, epochs: int, **options: Any) -> SFTModule:
+    """Fit an SFT model whose loss falls, and finish it with the weights of its highest loss."""
+    constant = {"learning_rate": 1e-2, "lr_scheduler": "constant"}
+    module = SFTModule(str(root / "policy"), str(folder / "sft"), optimizer=constant)
+    module.finished = "best"
+    data = demonstrations(root, val_sources=[DataSource(root / "demonstrations.jsonl")])
+    keep = ModelCheckpoint(folder / "kept", monitor="val/sft/loss", mode="max", save_last=True)
+    options |= {"enable_checkpointing": True, "limit_val_batches": 1.0}
+    fit_module(module, data, folder, max_epochs=epochs, callbacks=[keep], **options)
+    return module
+
+
+def test_finished_best_has_the_weights_and_metrics_of_the_best_checkpoint(
+    root: Path, tmp_path: Path
+) -> None:
+    fit_best(root, tmp_path, 1)
+    # the resumed run finds the folder of the first
+    warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")
+    fit_best(root, tmp_path, 3, ckpt_path=tmp_path / "kept/last.ckpt")  # which remembers the best
+    (best,) = (tmp_path / "kept").glob("epoch=*.ckpt")  # the first epoch's
+    saved = torch.load(best, weights_only=True)
+    expected = saved["state_dict"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "sft")
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected[f"model.{name}"], rtol=0, atol=0)
+    made = read_manifest(tmp_path / "sft")["made"]
+    last = torch.load(tmp_path / "kept/last.ckpt", weights_only=True)
+    losses = [kept["last_metrics"]["val/sft/loss"] for kept in (saved, last)]
+    assert losses[0] > losses[1]
+    assert made["best"] == {
+        "monitor": "val/sft/loss",
+        "score": losses[0],
+        "updates": saved["global_step"],
+    }
+    assert made["metrics"]["val/sft/loss"] == losses[0]
+    assert made["updates"] == saved["global_step"] < last["global_step"]
+    card = (tmp_path / "sft/README.md").read_text("utf-8")
+    assert f"best checkpoint, with `val/sft/loss` {losses[0]:.4g}" in card
+
+
+def test_finished_best_without_a_monitor_is_refused_before_training(
+    root: Path, tmp_path: Path
+) -> None:
+    module = SFTModule(str(root / "policy"))
+    module.finished = "best"
+    with pytest.raises(ValueError, match=r"^finished: expected one ModelCheckpoint .* got none"):
+        fit_module(module, demonstrations(root), tmp_path)
 
 
 def test_training_data_of_ppo_are_prompts_and_texts() -> None:

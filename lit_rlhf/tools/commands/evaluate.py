@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_rlhf.command import Command
-from lit_rlhf.paths import check_data_paths, check_model_path, check_outputs, is_file_path
+from lit_rlhf.paths import check_inputs, check_outputs, is_file_path
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 from lit_rlhf.tools.judge_options import JudgeOptions
 
@@ -353,9 +353,10 @@ def _check_options(options: EvaluateOptions) -> None:
         raise ImportError("labels need scikit-learn: pip install scikit-learn")
     if options.page is not None and not options.labels:
         raise ValueError(f"labels: expected files of labels for the page, got none: {options.page}")
-    for model in models:
-        check_model_path(model)
-    check_data_paths([*(options.labels or []), *([options.prompts] if options.prompts else [])])
+    check_inputs(
+        {"policies": options.policies, "rewards": options.rewards},
+        [*(options.labels or []), *(options.choices or []), options.prompts],
+    )
 
 
 def _check_outputs(options: EvaluateOptions) -> None:

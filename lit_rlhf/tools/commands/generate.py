@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lit_rlhf.command import Command
-from lit_rlhf.paths import check_data_paths, check_model_path, check_outputs
+from lit_rlhf.paths import check_inputs, check_outputs
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 
 if TYPE_CHECKING:  # they import torch, for which --help does not wait
@@ -91,9 +91,7 @@ def _check_options(options: GenerateOptions) -> None:
             "output, responses_per_prompt: expected neither with --chat, which shows one "
             "response of each model"
         )
-    for model in options.models:
-        check_model_path(model)
-    check_data_paths([] if options.prompts is None else [options.prompts])
+    check_inputs({"models": options.models}, [options.prompts])
 
 
 def _prepare_chat(options: GenerateOptions) -> "Chat":

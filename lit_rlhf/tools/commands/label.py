@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lit_rlhf.checks import check_count, check_unit_interval
 from lit_rlhf.command import Command
-from lit_rlhf.paths import check_data_paths, check_model_path, check_outputs
+from lit_rlhf.paths import check_data_paths, check_inputs, check_outputs
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 
 if TYPE_CHECKING:  # they import torch, for which --help does not wait
@@ -163,9 +163,10 @@ def _check_options(options: LabelOptions) -> None:
             f"{options.prompts!r}"
         )
     check_outputs({"output": options.output}, [options.prompts, *(options.responses or [])])
-    for model in (*(options.policies or []), *(options.reward_models or [])):
-        check_model_path(model)
-    check_data_paths([*(options.responses or []), *([options.prompts] if options.prompts else [])])
+    check_inputs(
+        {"policies": options.policies, "reward_models": options.reward_models},
+        [*(options.responses or []), options.prompts],
+    )
     for name in ("responses_per_prompt", "annotators_per_comparison", "max_comparisons"):
         if getattr(options, name) is not None:
             check_count(name, getattr(options, name))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lit_rlhf.choices import DType, OnBadRecord
 from lit_rlhf.command import Command
 from lit_rlhf.errors import end_with_message
+from lit_rlhf.paths import check_inputs, source_path
 from lit_rlhf.terminal import fold, help_text
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
@@ -59,6 +60,10 @@ def report_reward_model(
         dtype: Data type of all weights: float32, bfloat16 or float16.
         trust_remote_code: Run code that comes with a model. Leave it off unless you have read it.
     """
+    check_inputs(
+        {"model": model, "language_model": language_model},
+        [*map(source_path, preferences), strengths],
+    )
     from lit_rlhf.data import RecordError
     from lit_rlhf.files import write_text
     from lit_rlhf.models import ModelOptions
@@ -112,12 +117,9 @@ def parse_source(word: str, split: str) -> "DataSource":
     """
     from lit_rlhf.data import DataSource
 
-    name, sign, path = word.partition("=")
-    if not sign or Path(word).exists():
-        return DataSource(word, split=split)
-    if not name or not path:
-        raise ValueError(f"preferences: expected PATH or NAME=PATH, got {word!r}")
-    return DataSource(path, name=name, split=split)
+    path = source_path(word)
+    name = word.removesuffix(path).removesuffix("=")
+    return DataSource(path, name=name or None, split=split)
 
 
 COMMANDS = {"reward": Command(report_reward_model, lists=("preferences",), writes=("output",))}

@@ -13,7 +13,7 @@ from lit_rlhf.checks import check_count, check_number
 from lit_rlhf.choices import DType, OnBadRecord
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.command import Command
-from lit_rlhf.paths import check_outputs
+from lit_rlhf.paths import check_inputs, check_outputs, source_path
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
     from lit_rlhf.tools.evaluation.reward_probe import RewardProbe
@@ -221,6 +221,7 @@ def run_bench(
         dtype: Data type of all weights: float32, bfloat16 or float16.
     """
     check_outputs({"output": output}, [questions])
+    check_inputs({"models": models}, [questions])
     from lit_rlhf.data import DataSource
     from lit_rlhf.files import code_versions, hash_model, write_text
     from lit_rlhf.models import ModelOptions
@@ -298,6 +299,7 @@ def probe(
     check_count("max_prompts", max_prompts)
     if max_new_tokens is not None:
         check_count("max_new_tokens", max_new_tokens)
+    check_inputs({"rewards": rewards, "policy": policy}, map(source_path, data))
     from lit_rlhf.files import write_text
     from lit_rlhf.models import ModelOptions
     from lit_rlhf.tools.commands.report import parse_source

@@ -68,7 +68,7 @@ def test_a_sound_run_has_a_report(sound: Any, world: Path, tmp_path: Path, capsy
     ("flag", "status", "said"),
     [
         ("--data.chat_template=paper-zh", 1, "FAIL text contract"),
-        ("--model.model_path=/nothing/here", 1, "FAIL start model.model_path: expected a folder"),
+        ("--model.model_path=.", 1, "FAIL start path: expected a tokenizer at ., got none"),
         ("--model.no_such_option=3", 2, "no_such_option: no such option"),
     ],
 )
@@ -85,7 +85,10 @@ def test_failure_or_error_is_the_exit_status(
 def test_configuration_of_another_stage_is_refused(
     capsys: pytest.CaptureFixture[str], stage: str
 ) -> None:
-    assert doctor("--config", str(QUICKSTART / f"{stage}.yaml")) == 2
+    Path("runs/quickstart/world/base").mkdir(parents=True)
+    Path("runs/quickstart/sft").mkdir()
+    flags = ["--data.train_sources", "[{path: mine}]", "--data.val_sources", "[{path: mine}]"]
+    assert doctor("--config", str(QUICKSTART / f"{stage}.yaml"), *flags) == 2
     shown = capsys.readouterr().err
     assert "the doctor checks PPO runs, this configuration trains" in shown
 
