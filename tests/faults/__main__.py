@@ -1,35 +1,61 @@
 """Runs the matrix of faults: `make faults`, or `python -m tests.faults [WORD ...] [--lanes N]`.
 
-Words choose the cells whose names contain all of them, for example `fit save ENOSPC`.
+Words choose the cells whose names contain all of them, for example `fit save ENOSPC`. `soak` alone
+runs the soak instead.
 """
 
 import argparse
 import importlib
+import random
 import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 from tests.faults.matrix import cells, run_matrix
+from tests.faults.soak import run_soak
 
-if __name__ == "__main__":
+
+def parse_arguments() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
     parser.add_argument("words", nargs="*")
     parser.add_argument("--cells", nargs="+", help="names of the only cells to run")
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--folder", type=Path)
-    arguments = parser.parse_args()
+    parser.add_argument("--seed", type=int, help="of what is random; by default another each time")
+    parser.add_argument("--iterations", type=int, default=300, help="of the soak")
+    parser.add_argument("--resumes", type=int, default=60, help="of the soak")
+    return parser.parse_args()
+
+
+def main() -> bool:
+    """Run what the command line asks for; return whether all of it is green."""
+    arguments = parse_arguments()
     if find_spec("deepspeed"):
         importlib.import_module("deepspeed")  # else every process does so when it saves its model
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="faults_"))
+    folder.mkdir(parents=True, exist_ok=True)
+    seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
+    print(f"seed {seed}; runs are in {folder}", flush=True)
+    start = time.monotonic()
+    if arguments.words == ["soak"]:
+        wrong = run_soak(
+            folder, seed=seed, iterations=arguments.iterations, resumes=arguments.resumes
+        )
+        print((folder / "soak.md").read_text(), *wrong, sep="\n")
+        print(f"{len(wrong)} red, {time.monotonic() - start:.0f} s")
+        return not wrong
     wanted = [cell for cell in cells() if all(word in cell.name for word in arguments.words)]
     if arguments.cells:
         wanted = [cell for cell in wanted if cell.name in arguments.cells]
-    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="faults_"))
-    folder.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
-    wrong = {cell: text for cell, text in run_matrix(folder, wanted, arguments.lanes).items()}
-    for cell, text in wrong.items():
+    outcomes = run_matrix(folder, wanted, arguments.lanes)
+    for cell, text in outcomes.items():
         print(f"{'red  ' if text else 'green'} {cell.name}  {text}")
-    red = sum(map(bool, wrong.values()))
-    print(f"{len(wrong)} cells, {red} red, {time.monotonic() - start:.0f} s; runs are in {folder}")
-    raise SystemExit(bool(red))
+    red = sum(map(bool, outcomes.values()))
+    print(f"{len(outcomes)} cells, {red} red, {time.monotonic() - start:.0f} s")
+    return not red
+
+
+if __name__ == "__main__":
+    raise SystemExit(not main())

@@ -9,29 +9,25 @@ import json
 import os
 import shutil
 import signal
-import socket
-import sys
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from lit_callbacks import read_run
 from lit_rlhf.cli.main import main
 from tests.faults.faults import FAULTS, FILES, SIGNALS
 from tests.faults.moments import Moments
+from tests.faults.processes import fork, last_line, on_two_ranks, session, wait
+from tests.faults.results import contents, results, without_lost_step
 from tests.support.judge_server import judge_server, longer_wins
 from tests.support.stages import short_run, write_data, write_models
 from tests.support.tiny_tokenizers import CHATML
 
-TIME_LIMIT = 120  # seconds of a run, after which it hangs
 SAMPLING = ("--max_new_tokens", "4", "--batch_size", "2", "--seed", "3")
 EVALUATE = ("evaluate", "--policies", "../root/policy", "../root/other", "--prompts")
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -53,8 +49,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
 }
 """What users type, and type again after a fault."""
-Scalars = dict[str, list[tuple[int, str]]]
-"""Points of step and value by key of a run's events."""
 STRATEGIES = {"ddp": "ddp_find_unused_parameters_true", "deepspeed": "multi_deepspeed_stage_2"}
 """Names of strategies for two ranks."""
 
@@ -198,182 +192,6 @@ def write_dated(folder: Path, config: dict[str, Any]) -> None:
     (folder / "dated.yaml").write_text(json.dumps(dated))
 
 
-def fork(folder: Path, log: str, work: Callable[[], None], lead: bool = True) -> int:
-    """Do `work` in a process of its own, in `folder`, leading a session; return its id."""
-    folder.mkdir(exist_ok=True)
-    sys.stdout.flush()
-    child = os.fork()
-    if child:
-        return child
-    status = 70
-    try:
-        if lead:
-            os.setsid()
-        # whatever started this process: `nohup` ignores the one, and a shell's `&` the other
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        output = os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.chdir(folder)
-        torch.set_num_threads(1)
-        warnings.simplefilter("ignore")
-        work()
-        status = 0
-    except SystemExit as ended:  # as the interpreter does it
-        if ended.code is not None and not isinstance(ended.code, int):
-            os.write(2, f"{ended.code}\n".encode())
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except KeyboardInterrupt:
-        traceback.print_exc()
-        status = 130
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    finally:
-        with suppress(OSError):  # nobody may read it
-            sys.stdout.flush()
-        os._exit(status)
-
-
-def on_two_ranks(work: Callable[[int], None], log: str) -> NoReturn:
-    """Do `work(rank)` in two processes, and end with the status of the first, or of the second."""
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(asked.getsockname()[1])}
-    os.environ |= {**meeting, "NODE_RANK": "0", "DS_ACCELERATOR": "cpu"}
-
-    def rank(number: int) -> Callable[[], None]:
-        def run() -> None:
-            os.environ["LOCAL_RANK"] = str(number)
-            work(number)
-
-        return run
-
-    ranks = [fork(Path(), name, rank(n), False) for n, name in enumerate((log, f"second_{log}"))]
-    second, first = wait(ranks[1]), wait(ranks[0])
-    status = first or second
-    raise SystemExit(status if status >= 0 else 128 - status)
-
-
-def wait(child: int) -> int:
-    """Wait for the end of a process, waking it if it stops; its status, negative for a signal.
-
-    Raises:
-        TimeoutError: If it hangs; it is killed.
-    """
-    for _ in range(TIME_LIMIT * 50):
-        ended, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
-        if ended and os.WIFSTOPPED(status):
-            os.kill(child, signal.SIGCONT)
-        elif ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    raise TimeoutError
-
-
-def session(leader: int) -> list[str]:
-    """Names of the processes that a session still has."""
-    left = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, fields = stat.read_text().partition("(")[2].rpartition(")")
-        except OSError:  # ended meanwhile
-            continue
-        if fields.split()[3] == str(leader) and fields.split()[0] != "Z":
-            left.append(name)
-    return left
-
-
-def contents(folder: Path) -> dict[str, int]:
-    """Sizes and times of all files, which tell whether anything was changed."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in files}
-
-
-def results(command: str, folder: Path) -> dict[str, Any]:
-    """What a command has made, apart from times of writing."""
-    if command in ("fit", "rollback", "dated"):
-        newest = folder / "checkpoints/batch=6.ckpt"
-        files: dict[str, Any] = files_of(folder / "model")
-        files["checkpoints"] = sorted(path.name for path in newest.parent.iterdir())
-        files |= logged(folder / "logs/run")
-        if newest.is_file():  # DeepSpeed's are folders
-            saved = torch.load(newest, weights_only=True)
-            parts = ("state_dict", "optimizer_states", "lr_schedulers", "random_state")
-            files |= {name: plain(saved[name]) for name in parts}
-        return files
-    files = files_of(folder / "out")
-    for path in folder.glob("*out.jsonl*"):
-        files[path.name] = path.read_bytes()
-    if (folder / "out.json").exists():
-        files["report"] = json.loads((folder / "out.json").read_text(), object_hook=without_cost)
-    return files
-
-
-def files_of(folder: Path) -> dict[str, Any]:
-    """All files of a model: weights, tokenizer, contract, card and manifest."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def logged(folder: Path) -> dict[str, Any]:
-    """Scalars of a run's events that do not measure time or memory, and its samples."""
-    curves = read_run("run", folder).curves
-    measured = ("time/", "memory/", "throughput/")
-    scalars: Scalars = {
-        key: [(point.step, repr(point.value)) for point in curve.points]
-        for key, curve in curves.items()
-        if not key.startswith(measured)
-    }
-    samples = folder / "samples.jsonl"
-    return {"scalars": scalars, "samples": samples.read_bytes() if samples.exists() else b""}
-
-
-def without_lost_step(expected: Scalars, made: Scalars) -> Scalars:
-    """What was expected, less what is missing, if all that is missing is of one step.
-
-    Lightning logs the values of a step after its callbacks have saved a checkpoint of it, and
-    validates later still. A run that was interrupted in between resumes behind that step.
-
-    Args:
-        expected: Scalars of a run without a fault.
-        made: Scalars of the run that was interrupted, and resumed.
-    """
-    missing = {
-        (key, point)
-        for key, points in expected.items()
-        for point in points
-        if point not in made.get(key, [])
-    }
-    if len({step for _, (step, _) in missing}) > 1:
-        return expected
-    left = {
-        key: [point for point in points if (key, point) not in missing]
-        for key, points in expected.items()
-    }
-    return {key: points for key, points in left.items() if points}
-
-
-def without_cost(report: dict[str, Any]) -> dict[str, Any]:
-    """A part of a report without requests and tokens, of which a second run needs fewer."""
-    cost = ("from_cache", "requests", "prompt_tokens", "completion_tokens")
-    return {key: value for key, value in report.items() if key not in cost}
-
-
-def plain(value: object) -> object:
-    """Nested values with lists in place of tensors, which `==` compares."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
-
-
 class Matrix:
     """Runs cells below a folder, after one run of each command without a fault."""
 
@@ -476,12 +294,6 @@ class Matrix:
         except (AssertionError, OSError, KeyError) as error:
             return str(error) or type(error).__name__
         return ""
-
-
-def last_line(log: Path) -> str:
-    """The last thing that a run said."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].rpartition("\r")[2] if lines else "(nothing)"
 
 
 def run_matrix(folder: Path, wanted: Sequence[Cell], lanes: int) -> dict[Cell, str]:
