@@ -140,7 +140,7 @@ budgets: install ## report what the code costs to read: statements, one PPO iter
 mutate: install ## put small defects into formulas and update, one at a time: a test has to notice each
 	$(BIN)/python -m tests.mutation $(MODULES) $(if $(CHANGED),--changed $(patsubst 1,main,$(CHANGED)))
 
-faults: install ## strike every phase of every command with every fault, and run it again
+faults: install ## fuzz what commands read, and strike every phase of each with every fault, then run it again
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.faults $(CELLS)
 
 quickstart: $(VENV)/.installed-user ## train SFT, a reward model and PPO on the built-in world, and compare the policies

@@ -1,7 +1,7 @@
 """Runs the matrix of faults: `make faults`, or `python -m tests.faults [WORD ...] [--lanes N]`.
 
-Words choose the cells whose names contain all of them, for example `fit save ENOSPC`. `soak` alone
-runs the soak instead.
+Words choose the cells whose names contain all of them, for example `fit save ENOSPC`. Without words
+there are fuzzed inputs too. `fuzz` or `soak` as the only word runs that alone.
 """
 
 import argparse
@@ -9,9 +9,11 @@ import importlib
 import random
 import tempfile
 import time
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.faults.fuzz import run_fuzz
 from tests.faults.matrix import cells, run_matrix
 from tests.faults.soak import run_soak
 
@@ -24,6 +26,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--seed", type=int, help="of what is random; by default another each time")
+    parser.add_argument("--seconds", type=float, default=120, help="of fuzzing")
+    parser.add_argument("--cases", nargs="+", default=(), help="names of the only fuzzed cases")
     parser.add_argument("--iterations", type=int, default=300, help="of the soak")
     parser.add_argument("--resumes", type=int, default=60, help="of the soak")
     return parser.parse_args()
@@ -46,14 +50,24 @@ def main() -> bool:
         print((folder / "soak.md").read_text(), *wrong, sep="\n")
         print(f"{len(wrong)} red, {time.monotonic() - start:.0f} s")
         return not wrong
+    red = 0
+    if arguments.words in ([], ["fuzz"]) and not arguments.cells:
+        fuzzed = run_fuzz(
+            folder / "fuzz", seed=seed, seconds=arguments.seconds, names=arguments.cases
+        )
+        red = sum(map(bool, fuzzed.values()))
+        kinds = Counter(case.kind for case in fuzzed)
+        print(f"{len(fuzzed)} fuzzed cases {dict(kinds)}, {red} red")
+        if arguments.words:
+            return not red
     wanted = [cell for cell in cells() if all(word in cell.name for word in arguments.words)]
     if arguments.cells:
         wanted = [cell for cell in wanted if cell.name in arguments.cells]
     outcomes = run_matrix(folder, wanted, arguments.lanes)
     for cell, text in outcomes.items():
         print(f"{'red  ' if text else 'green'} {cell.name}  {text}")
-    red = sum(map(bool, outcomes.values()))
-    print(f"{len(outcomes)} cells, {red} red, {time.monotonic() - start:.0f} s")
+    red += sum(map(bool, outcomes.values()))
+    print(f"{len(outcomes)} cells, {red} red with fuzzing, {time.monotonic() - start:.0f} s")
     return not red
 
 
