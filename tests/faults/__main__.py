@@ -60,7 +60,7 @@ def main() -> bool:
         print(f"{len(fuzzed)} fuzzed cases {dict(kinds)}, {red} red")
         if arguments.words:
             return not red
-    wanted = [cell for cell in cells() if all(word in cell.name for word in arguments.words)]
+    wanted = [cell for cell in cells(seed) if all(word in cell.name for word in arguments.words)]
     if arguments.cells:
         wanted = [cell for cell in wanted if cell.name in arguments.cells]
     outcomes = run_matrix(folder, wanted, arguments.lanes)

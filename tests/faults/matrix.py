@@ -7,6 +7,7 @@ has to leave the bytes of a run without a fault.
 
 import json
 import os
+import random
 import shutil
 import signal
 import time
@@ -22,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from lit_rlhf.cli.main import main
 from tests.faults.faults import FAULTS, FILES, SIGNALS
 from tests.faults.moments import Moments
-from tests.faults.processes import fork, last_line, on_two_ranks, session, wait
+from tests.faults.processes import fork, last_line, on_two_ranks, session, strike_later, wait
 from tests.faults.results import contents, results, without_lost_step
 from tests.support.judge_server import judge_server, longer_wins
 from tests.support.stages import short_run, write_data, write_models
@@ -49,7 +50,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
 }
 """What users type, and type again after a fault."""
-STRATEGIES = {"ddp": "ddp_find_unused_parameters_true", "deepspeed": "multi_deepspeed_stage_2"}
+STRATEGIES = {
+    "ddp": "ddp_find_unused_parameters_true",
+    "deepspeed": "multi_deepspeed_stage_2",
+    "fsdp2": "fsdp2",
+}
 """Names of strategies for two ranks."""
 
 
@@ -59,10 +64,11 @@ class Cell:
 
     Attributes:
         command: A key of `COMMANDS`.
-        phase: A key of `PHASES`.
-        nth: Which moment of the phase.
+        phase: A key of `PHASES`, or `random` for any moment.
+        nth: Which moment of the phase, or the seed of a random one.
         fault: A key of `FAULTS`.
         processes: `one`, or a key of `STRATEGIES` for two ranks, of which the second has the fault.
+        surroundings: A key of `SURROUNDINGS`; empty for an empty folder.
     """
 
     command: str
@@ -70,10 +76,13 @@ class Cell:
     nth: int
     fault: str
     processes: str = "one"
+    surroundings: str = ""
 
     @property
     def name(self) -> str:
-        parts = (self.command, self.phase, str(self.nth), self.fault, self.processes)
+        parts = [self.command, self.phase, str(self.nth), self.fault, self.processes]
+        if self.surroundings:
+            parts.append(self.surroundings)
         return "_".join(parts).replace(" ", "-")
 
 
@@ -93,8 +102,12 @@ MORE = {"load": FILES[:-1], "finish": FILES, "forward": ("memory",), "restore": 
 """Faults beside signals in the phases of `OTHERS`."""
 
 
-def cells() -> Iterator[Cell]:
-    """The whole matrix."""
+def cells(seed: int) -> Iterator[Cell]:
+    """The whole matrix.
+
+    Args:
+        seed: Of the random moments.
+    """
     for phase, nth in FIT.items():
         for fault in SIGNALS:
             yield Cell("fit", phase, nth, fault)
@@ -118,10 +131,40 @@ def cells() -> Iterator[Cell]:
             yield Cell(command, phase, nth, fault)
         for fault in MORE.get(phase, ()):
             yield Cell(command, phase, nth, fault)
-    for processes in ("ddp", "deepspeed"):
+    for surroundings in SURROUNDINGS:
+        for phase in ("load", "update"):
+            yield Cell("fit", phase, FIT[phase], "KILL", surroundings=surroundings)
+    generator = random.Random(seed)
+    for command in COMMANDS:
+        for fault in ("KILL", "KILL", "TERM"):
+            yield Cell(command, "random", generator.randrange(10**6), fault)
+    for processes in STRATEGIES:
         for phase in ("rollout", "update"):
             for fault in ("TERM", "INT", "HUP", "KILL", "STOP", "memory"):
                 yield Cell("fit", phase, 10, fault, processes)
+
+
+def plant_files() -> None:
+    """Put into the current folder what somebody else's folder may hold, to be read or run."""
+    for name in ("gmpy2", "h2", "kernels", "wandb", "yaml", "sitecustomize"):
+        planted = f"from pathlib import Path; Path({name!r} + '.ran').touch()"
+        Path(f"{name}.py").write_text(planted)
+    Path("latin.yaml").write_bytes(b"seed_everything: \xe9")
+    for name, make in (("dangling", lambda p: p.symlink_to("nowhere")), ("fifo", os.mkfifo)):
+        if not os.path.lexists(f"{name}.yaml"):
+            make(Path(f"{name}.yaml"))
+
+
+def link_folders() -> None:
+    """Have logs and checkpoints in other folders, to which there are links."""
+    for name in ("logs", "checkpoints"):
+        Path(f"other_{name}").mkdir(exist_ok=True)
+        if not os.path.lexists(name):
+            Path(name).symlink_to(f"other_{name}")
+
+
+SURROUNDINGS: dict[str, Callable[[], None]] = {"hostile": plant_files, "linked": link_folders}
+"""What prepares the current folder before a run, by name."""
 
 
 def write_root(folder: Path) -> None:
@@ -200,9 +243,19 @@ class Matrix:
         if wait(fork(folder, "root.log", lambda: write_root(folder))):
             raise RuntimeError((folder / "root.log").read_text())
         self.expected: dict[tuple[str, str], dict[str, Any]] = {}
+        self.seconds: dict[str, float] = {}  # processor time of the undisturbed run of a command
         for command, processes in dict.fromkeys((("fit", "one"), *runs)):  # export needs that fit
             name = command if processes == "one" else processes
+            before = os.times()
             self.run(Cell(command, "finish", 0, "TERM", processes), folder / name, "log")
+            if processes == "one":
+                after = os.times()
+                self.seconds[command] = (
+                    after.children_user
+                    + after.children_system
+                    - before.children_user
+                    - before.children_system
+                )
             self.expected[command, processes] = results(command, folder / name)
         self.shared = {name: contents(folder / name) for name in ("root", "fit")}
 
@@ -224,7 +277,13 @@ class Matrix:
 
         def on_rank(rank: int) -> None:
             struck = fault and rank == (cell.processes != "one")
-            Moments(cell.phase, cell.nth if struck else 0, strike)
+            if cell.phase != "random":
+                Moments(cell.phase, cell.nth if struck else 0, strike)
+            elif struck:  # the last fifth is left out, since a run may be faster than the first
+                share = random.Random(cell.nth).uniform(0, 0.8)
+                strike_later(share * self.seconds[cell.command], strike)
+            if cell.surroundings:
+                SURROUNDINGS[cell.surroundings]()
             main(words)
 
         def work() -> None:
@@ -273,7 +332,7 @@ class Matrix:
                 self.run(cell, folder, log.name)
             expected = self.expected[cell.command, cell.processes]
             made = results(cell.command, folder)
-            if cell.phase == "finish":
+            if cell.phase in ("finish", "random"):
                 # the checkpoint that this resumes from is older than the last validation
                 with_metrics = ("README.md", "lit_rlhf.json")
                 made = {n: value for n, value in made.items() if not n.endswith(with_metrics)}
@@ -286,6 +345,8 @@ class Matrix:
                 return f"other results than without the fault: {', '.join(names)}"
             if left := [path.name for path in folder.rglob("*.partial")]:
                 return f"left behind: {left}"
+            if ran := [path.stem for path in folder.glob("*.ran")]:
+                return f"ran planted files: {ran}"
             for name, before in self.shared.items():
                 if contents(self.folder / name) != before:
                     return f"changed {name}/"

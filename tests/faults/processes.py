@@ -55,6 +55,17 @@ def fork(folder: Path, log: str, work: Callable[[], None], lead: bool = True) ->
         os._exit(status)
 
 
+def strike_later(seconds: float, strike: Callable[[], None]) -> None:
+    """Call a function in this process after some processor time, wherever the program is by then.
+
+    Args:
+        seconds: The time.
+        strike: The function.
+    """
+    signal.signal(signal.SIGPROF, lambda *_: strike())
+    signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-3))
+
+
 def on_two_ranks(work: Callable[[int], None], log: str) -> NoReturn:
     """Do `work(rank)` in two processes, and end with the status of the first, or of the second."""
     with socket.socket() as asked:

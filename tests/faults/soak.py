@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from lit_rlhf.cli.main import main
 from lit_rlhf.modules import PPOModule
 from tests.faults.matrix import write_root
-from tests.faults.processes import fork, last_line, wait
+from tests.faults.processes import fork, last_line, strike_later, wait
 from tests.faults.results import contents, results_of_fit
 
 COMMAND = ("fit", "--config", "../soak.yaml", "--ckpt_path", "last")
@@ -126,10 +126,10 @@ def interrupt_later(seconds: float, name: str) -> None:
         name: `KILL` or `TERM`.
     """
     if name == "TERM":
-        signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    else:  # the system ends the process wherever it is, in the middle of a product of matrices too
+        strike_later(seconds, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    else:  # the system ends the process anywhere, in the middle of a product of matrices too
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-3))
+        signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-3))
 
 
 def measure(iteration: int) -> Usage:
