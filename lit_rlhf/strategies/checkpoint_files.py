@@ -10,7 +10,8 @@ import math
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -298,27 +299,22 @@ def find_newest_checkpoint(*folders: str | Path) -> Path | None:
     Args:
         *folders: Folders to look in.
     """
-    checkpoints = list_checkpoints(*folders)
+    checkpoints = _order_checkpoints(folders)
     if not checkpoints:
         return None
     furthest = checkpoints[0]
-    latest = max(checkpoints, key=_recency)
-    if batches_of(latest) < batches_of(furthest):
+    latest = max(checkpoints, key=lambda checkpoint: checkpoint.recency)
+    if latest.batches < furthest.batches:
         rank_zero_warn(
-            f"{latest} was written after {furthest}, which is further into the run and so counts "
-            "as the newest checkpoint; name another one with --ckpt_path"
+            f"{latest.path} was written after {furthest.path}, which is further into the run and "
+            "so counts as the newest checkpoint; name another one with --ckpt_path"
         )
-    return furthest
+    return furthest.path
 
 
 def list_checkpoints(*folders: str | Path) -> list[Path]:
     """Restore interrupted replacements in `folders`; return all checkpoints, furthest first."""
-    checkpoints: list[Path] = []
-    for folder in map(Path, folders):
-        for replaced in folder.glob(f".*.ckpt.{REPLACED}"):
-            undo_interrupted_replacement(replaced.with_name(replaced.name[1 : -len(REPLACED) - 1]))
-        checkpoints += [path for path in folder.glob("*.ckpt") if _dated_file(path).is_file()]
-    return sorted(checkpoints, key=lambda path: (batches_of(path), _recency(path)), reverse=True)
+    return [checkpoint.path for checkpoint in _order_checkpoints(folders)]
 
 
 def batches_of(path: Path) -> float:
@@ -353,6 +349,34 @@ class _Recency(NamedTuple):
 def _recency(path: Path) -> _Recency:
     numbers = [int(number) for number in re.findall(r"\d+", path.name)]
     return _Recency(_dated_file(path).stat().st_mtime_ns, numbers)
+
+
+class _Position(NamedTuple):
+    """Sort key of checkpoints by their position in a run.
+
+    Attributes:
+        batches: Batches that it is into its run.
+        recency: When it was written.
+        path: The checkpoint.
+    """
+
+    batches: float
+    recency: _Recency
+    path: Path
+
+
+def _order_checkpoints(folders: Iterable[str | Path]) -> list[_Position]:
+    """Restore interrupted replacements in `folders`; order all checkpoints, furthest first."""
+    checkpoints: list[_Position] = []
+    for folder in map(Path, folders):
+        for replaced in folder.glob(f".*.ckpt.{REPLACED}"):
+            undo_interrupted_replacement(replaced.with_name(replaced.name[1 : -len(REPLACED) - 1]))
+        for path in folder.glob("*.ckpt"):
+            if not _dated_file(path).is_file():  # a folder that is not complete
+                continue
+            with suppress(FileNotFoundError):  # another run in the folder has just deleted it
+                checkpoints.append(_Position(batches_of(path), _recency(path), path))
+    return sorted(checkpoints, reverse=True)
 
 
 def damaged_checkpoint_error(path: Path, problem: str) -> ValueError:

@@ -155,6 +155,20 @@ def test_newest_checkpoint_is_the_furthest_whatever_the_clock_said(tmp_path: Pat
     assert find_newest_checkpoint(tmp_path) == paths[1]
 
 
+def test_newest_checkpoint_is_found_while_another_run_deletes_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [saved(tmp_path / f"step={step}.ckpt", step) for step in (1, 2)]
+    read = checkpoint_files.batches_of
+
+    def delete_first(path: Path) -> float:
+        paths[0].unlink(missing_ok=True)
+        return read(path)
+
+    monkeypatch.setattr(checkpoint_files, "batches_of", delete_first)
+    assert find_newest_checkpoint(tmp_path) == paths[1]
+
+
 def test_files_of_a_checkpoint_folder_have_the_mode_of_the_umask(tmp_path: Path) -> None:
     path = partial_path(tmp_path / "last.ckpt") / "policy" / "rank_0.safetensors"
     path.parent.mkdir(parents=True)
