@@ -15,6 +15,9 @@ _OUT_OF_MEMORY = (
 )
 """Phrases of torch, CUDA and Python for memory, or room for a thread, that is not there."""
 
+_LOST_WORKER = "DataLoader worker (pid"
+"""How torch begins to say that a worker was killed, wherever the program is by then."""
+
 
 class UserError(RuntimeError):
     """An error whose message tells the user what to change."""
@@ -55,6 +58,11 @@ def end_with_message(
         if "out of memory" not in message:
             limits = "`ulimit -v`, `ulimit -u`, a container"
             message = f"out of memory, or at a limit ({limits}): {message}"
+    elif _LOST_WORKER in message:
+        message = (
+            f"a process that loads data was ended, perhaps because memory ran out: {message}. With "
+            "data.num_workers: 0 there are no such processes"
+        )
     elif not isinstance(error, _USER_ERRORS):
         if status == 1:
             raise error

@@ -113,6 +113,7 @@ def test_a_chat_reads_from_a_pipe(folders: Folders, capsys: Any, monkeypatch: An
 
 
 LIMIT = "out of memory, or at a limit (`ulimit -v`"
+WORKER = "a process that loads data was ended, perhaps because memory ran out: DataLoader worker"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,8 @@ LIMIT = "out of memory, or at a limit (`ulimit -v`"
     [
         (MemoryError(), LIMIT),
         (RuntimeError("can't start new thread"), LIMIT),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), WORKER),
+        (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), WORKER),
         (RewardError("reward function a:b raised SystemExit: 3"), "reward function a:b raised"),
     ],
 )
