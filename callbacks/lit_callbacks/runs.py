@@ -341,22 +341,26 @@ def _read_event_files(folder: Path) -> _Log:
         raise ModuleNotFoundError(
             "TensorBoard's event files are read with tensorboard: pip install tensorboard"
         ) from error
-    # 0 keeps all values; by default the accumulator samples long series
-    log = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
-    log.Reload()
-    scalars = {
-        key: [Point(event.wall_time, event.step, event.value) for event in log.Scalars(key)]
-        for key in log.Tags()["scalars"]
-    }
-    for points in scalars.values():
-        # the files are read in order of their names, which may not be the order of time
-        points.sort(key=lambda point: point.time)
+    scalars: dict[str, list[Point]] = {}
     texts: dict[str, list[LoggedText]] = {}
-    for key in (VERDICT_KEY, HELD_OUT_KEY):
-        tag = f"{key}/text_summary"  # TensorBoard's writers add the suffix to text
-        for event in log.Tensors(tag) if tag in log.Tags()["tensors"] else []:
-            text = event.tensor_proto.string_val[0].decode("utf-8", "replace")
-            texts.setdefault(key, []).append(LoggedText(event.wall_time, event.step, text))
+    logs = []
+    for file in sorted(folder.glob(_EVENT_FILES)):
+        # 0 keeps all values; by default the accumulator samples long series
+        log = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
+        log.Reload()
+        if log.Tags()["scalars"] or log.Tags()["tensors"]:
+            logs.append(log)
+    # The order within a file is the order of writing, also if the clock went back meanwhile. Names
+    # of files may have another order than the times of their events.
+    for log in sorted(logs, key=lambda log: float(log.FirstEventTimestamp())):
+        for key in log.Tags()["scalars"]:
+            points = (Point(event.wall_time, event.step, event.value) for event in log.Scalars(key))
+            scalars.setdefault(key, []).extend(points)
+        for key in (VERDICT_KEY, HELD_OUT_KEY):
+            tag = f"{key}/text_summary"  # TensorBoard's writers add the suffix to text
+            for event in log.Tensors(tag) if tag in log.Tags()["tensors"] else []:
+                text = event.tensor_proto.string_val[0].decode("utf-8", "replace")
+                texts.setdefault(key, []).append(LoggedText(event.wall_time, event.step, text))
     return _Log(folder, scalars, texts)
 
 

@@ -32,6 +32,14 @@ class TestReading:
         points = [(point.step, point.value) for point in curve.points]
         assert points == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0), (5, 50.0)]
 
+    def test_a_clock_that_goes_back_does_not_change_the_order(self, tmp_path: Path) -> None:
+        with SummaryWriter(str(tmp_path)) as writer:
+            for step, time in ((1, 86_400.0), (2, 86_401.0), (3, 2.0), (4, 3.0)):
+                writer.add_scalar("toy/a", float(step), step, walltime=time)
+        curve = read_run("run", tmp_path).curves["toy/a"]
+        assert [point.step for point in curve.points] == [1, 2, 3, 4]
+        assert curve.undone == []
+
     def test_undone_values_are_kept_apart(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", {"toy/a": [1.0, 2.0, 3.0, 4.0]})
         write_run(tmp_path / "run", {"toy/a": [9.0]}, first=3)

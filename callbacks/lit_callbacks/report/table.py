@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.core.saving import load_hparams_from_yaml
+import yaml
 
 from lit_callbacks.charts import FEW_RUNS
 from lit_callbacks.panels import choose_panels
@@ -125,10 +125,15 @@ def _settings(folder: Path) -> dict[str, Any]:
     files = sorted(folder.rglob(CONFIG_FILE))
     if len(files) != 1:
         return {}
-    return dict(_leaves(load_hparams_from_yaml(files[0])))
+    try:
+        settings = yaml.safe_load(files[0].read_text("utf-8"))
+        return dict(_leaves(settings)) if isinstance(settings, Mapping) else {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # `safe_load` has errors of these kinds for values too, such as the date 2026-99-99
+        raise ValueError(f"{files[0]}: expected settings in YAML, got {error}") from error
 
 
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(settings: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if name.startswith(PLACES):

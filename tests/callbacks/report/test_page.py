@@ -167,6 +167,20 @@ def test_table_shows_settings_only_if_every_run_has_them(tmp_path: Path) -> None
     assert last == [["settings", "that", "differ"], ["lr", "0.1", "0.2"]]
 
 
+@pytest.mark.parametrize(
+    "settings", [b"lr: \x7f", b"lr: [", b"lr: \xff", b"lr: 2026-99-99", b"a: &a {b: *a}"]
+)
+def test_table_names_the_file_whose_settings_cannot_be_read(
+    tmp_path: Path, settings: bytes
+) -> None:
+    folders = [write_run(tmp_path / name, {"toy/a": [1.0]}) for name in ("one", "two")]
+    for folder in folders:
+        Path(folder, "config.yaml").write_bytes(settings)
+    runs = [read_run(Path(folder).name, folder) for folder in folders]
+    with pytest.raises(ValueError, match=r"config\.yaml: expected settings in YAML, got "):
+        runs_table(runs)
+
+
 def test_runs_of_several_seeds_are_one_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
