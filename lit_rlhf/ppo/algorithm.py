@@ -15,6 +15,7 @@ Notation: `B` responses, `P` tokens of the longest prompt, `T` tokens of the lon
 import math
 import warnings
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -362,7 +363,7 @@ class PPO(FixedDtypeBuffers):
 
     @torch.no_grad()
     def score_start(self, batch: PromptBatch, seed: int) -> Tensor:
-        """Scores `[B]` of the responses that the policy gave before training, the reference's.
+        """Scores `[B]` of the reference's responses: the policy gave these before training.
 
         Args:
             batch: The prompts.
@@ -371,12 +372,11 @@ class PPO(FixedDtypeBuffers):
         networks = self.networks
         # another sampler would take the weights with the adapters that are off here
         sampler = generate_responses if networks.reference is None else networks.sampler
+        # a copy with other networks, so that an override of `rollout` samples here as in training
+        start = copy(self)
         with reference_model(networks.policy, networks.reference, batch.input_ids.device) as model:
-            self.networks = networks._replace(policy=model, sampler=sampler)
-            try:
-                rollouts = self.rollout(batch, seed)
-            finally:
-                self.networks = networks
+            start.networks = networks._replace(policy=model, sampler=sampler)
+            rollouts = start.rollout(batch, seed)
         return self.score(rollouts, batch).total
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:

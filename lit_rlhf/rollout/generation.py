@@ -34,11 +34,11 @@ from lit_rlhf.tensor_checks import check_ids, check_mask
 
 
 class Sampler(Protocol):
-    """Samples one response to each prompt from the policy as it is at the call.
+    """Samples one response to each prompt from the model of the call, as it is then.
 
-    A sampler with weights of its own takes over the policy's first. It sets
-    `RolloutBatch.sampler_logprobs`. PPO measures with them how far the sampler is from the policy,
-    and corrects for that.
+    The model is the policy, or in validation also the reference. A sampler with weights of its own
+    takes over the model's at each call. It sets `RolloutBatch.sampler_logprobs`. PPO measures with
+    them how far the sampler is from the policy, and corrects for that.
     """
 
     def __call__(
@@ -53,7 +53,7 @@ class Sampler(Protocol):
         seed: int,
         batch_size: int | None = None,
     ) -> RolloutBatch:
-        """Sample; the arguments are as for `generate_responses`, on the device of the policy."""
+        """Sample; the arguments are as for `generate_responses`, on the device of the model."""
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def generate_responses(
     """Sample a response to each prompt, in evaluation mode.
 
     Args:
-        model: A language model, the policy.
+        model: A language model.
         prompt_ids: Prompts, `[B, P]` long, padded on the left.
         prompt_mask: Tokens of the prompts, `[B, P]` bool.
         options: How tokens are sampled. The generation config of the model's folder is ignored:

@@ -138,6 +138,34 @@ def test_a_critic_comes_with_the_estimator_that_uses_it(ppo: PPO) -> None:
         PPO(ppo.networks, free)
 
 
+class RecordingPPO(PPO):
+    rollouts: list[RolloutBatch]
+
+    def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
+        self.rollouts.append(super().rollout(batch, seed))
+        return self.rollouts[-1]
+
+
+def test_start_is_sampled_from_the_reference_by_the_override_of_rollout(
+    prompts: PromptBatch,
+) -> None:
+    networks = tiny_networks()
+    assert networks.reference is not None
+    ppo = RecordingPPO(networks, PPOOptions(sampling=SamplingOptions(max_new_tokens=LENGTH)))
+    ppo.rollouts = []
+    expected = ppo.rollout(prompts, seed=1)  # policy and reference are equal
+    with torch.no_grad():
+        for parameter in networks.policy.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    scores = ppo.score_start(prompts, seed=1)
+    assert scores.tolist() == expected.response_mask.sum(1).tolist()
+    assert ppo.networks is networks
+    ppo.rollout(prompts, seed=1)
+    _, of_start, of_policy = ppo.rollouts
+    assert torch.equal(of_start.response_ids, expected.response_ids)
+    assert not torch.equal(of_policy.response_ids, expected.response_ids)
+
+
 def test_override_of_a_phase_acts(ppo: PPO, prompts: PromptBatch) -> None:
     class Doubled(PPO):
         def score(self, *arguments: Any) -> Scores:
