@@ -208,7 +208,7 @@ class RewardModule(StageModule):
         data = self.datamodule
         if not self.meta_rate or not isinstance(data, PreferenceDataModule):
             return nullcontext({})
-        pairs = data.draw_meta_pairs(n_pairs, self.current_epoch, batch_idx)
+        pairs = data.draw_meta_pairs(n_pairs, epoch=self.current_epoch, batch_idx=batch_idx)
         batch = move_data_to_device(pairs, self.device)
         lengths = batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
         optimizer = self.trained_networks()["model"].optimizer

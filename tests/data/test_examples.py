@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from lit_rlhf.data.examples import (
+    PreferenceExample,
     PromptDataset,
     PromptExample,
     TokenExample,
+    collate_preferences,
     collate_prompts,
     collate_tokens,
     pad_sequences,
@@ -29,6 +31,13 @@ def test_token_batch_pads_on_the_right() -> None:
     assert batch.attention_mask.tolist() == [[True, True, True], [True, False, False]]
     assert batch.completion_mask.tolist() == [[False, True, True], [False, False, False]]
     assert [tensor.dtype for tensor in batch] == [torch.int64, torch.bool, torch.bool]
+
+
+def test_preference_batch_pads_each_half_by_itself() -> None:
+    batch = collate_preferences([PreferenceExample(*EXAMPLES, margin=2.5, source=1)], 9)
+    assert batch.chosen.input_ids.tolist() == [[7, 8, 9]]
+    assert batch.rejected.input_ids.tolist() == [[5]]
+    assert (batch.margin.tolist(), batch.source.tolist()) == ([2.5], [1])
 
 
 def test_prompt_batch_pads_on_the_left() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lit_rlhf.export import NetworkName, load_checkpoint_model
+from lit_rlhf.export import NetworkName, checkpoint, load_checkpoint_model
 from tests.support.exported_runs import Runs, assert_same_model, weights
 from tests.support.saved_runs import as_engines_write_it, saved_run
 from tests.support.stages import write_data, write_models
@@ -153,6 +153,17 @@ def test_checkpoint_cannot_run_a_models_code(runs: Runs, root: Path, tmp_path: P
     with pytest.raises(ValueError, match="evil"):
         load_checkpoint_model(tmp_path / "evil.ckpt")
     assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("trust_remote_code", [False, True])
+def test_four_bits_are_the_runs_and_trust_is_the_callers(trust_remote_code: bool) -> None:
+    run_options = {"dtype": "float32", "lora_rank": 0, "load_in_4bit": not trust_remote_code}
+    run_options |= {"trust_remote_code": not trust_remote_code}
+    options = checkpoint._model_options(
+        run_options, dtype=None, trust_remote_code=trust_remote_code
+    )
+    assert options.trust_remote_code is trust_remote_code
+    assert options.load_in_4bit is not trust_remote_code
 
 
 def test_checkpoints_that_are_not_a_stages_are_refused(runs: Runs, tmp_path: Path) -> None:

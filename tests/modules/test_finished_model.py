@@ -76,6 +76,9 @@ def test_folders_hold_safetensors_tokenizer_contract_and_card(chain: dict[str, A
         files = {path.name for path in folder.iterdir()}
         assert {"model.safetensors", "tokenizer.json", "text_contract.json", "README.md"} <= files
         assert not any(file.endswith((".bin", ".pt", ".pkl")) for file in files)
+        card = (folder / "README.md").read_text("utf-8")
+        assert "Training data: `" in card
+        assert "\ndatasets:" not in card  # none of them is on the hub
         # safetensors' own files are for their owner only
         assert len({path.stat().st_mode for path in folder.iterdir() if path.is_file()}) == 1
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

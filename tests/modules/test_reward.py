@@ -40,7 +40,7 @@ def read_scores(model: RewardModule, batch: PreferenceBatch) -> Tensor:
 def lm_losses(model: RewardModule, batch: PreferenceBatch, policy: torch.nn.Module) -> Tensor:
     """Loss of each chosen completion token under the language model it starts from, float64."""
     rows = zip(*batch.chosen, strict=True)
-    nlls = [stages.token_nll(policy, ids[real])[wanted[real][1:]] for ids, real, wanted in rows]
+    nlls = [stages.token_nll(policy, ids[real])[target[real][1:]] for ids, real, target in rows]
     return torch.cat(nlls)
 
 
@@ -204,7 +204,7 @@ def fit(module: Observed, root: Path, folder: Path) -> tuple[Any, dict[str, Tens
 
 
 def unpadded(side: Any) -> list[tuple[Tensor, Tensor]]:
-    return [(ids[real][None], wanted[real][1:]) for ids, real, wanted in zip(*side, strict=True)]
+    return [(ids[real][None], target[real][1:]) for ids, real, target in zip(*side, strict=True)]
 
 
 def differences(model: RewardModule, batch: PreferenceBatch) -> Tensor:
@@ -224,7 +224,7 @@ def test_the_gradient_is_that_of_the_loss_at_moved_weights(
     data, actual = fit(module, root, tmp_path)
     model = RewardModule(str(root / "policy"), lm_coef=0.3).double()
     weights = dict(model.named_parameters())
-    apart = differences(model, data.draw_meta_pairs(4, 0, 0)).abs()
+    apart = differences(model, data.draw_meta_pairs(4, epoch=0, batch_idx=0)).abs()
     j = (1 / (1 + (-apart).exp())).mean()
     logged = module.trainer.callback_metrics["reward/difference_loss"]
     assert float(logged) == pytest.approx(float(j.detach()), rel=1e-5)
@@ -234,9 +234,9 @@ def test_the_gradient_is_that_of_the_loss_at_moved_weights(
             weight += 0 if move is None else RATE * move
     loss = torch.log1p((-differences(model, module.batch)).exp()).mean()
     nlls = []
-    for ids, wanted in unpadded(module.batch.chosen):
+    for ids, is_target in unpadded(module.batch.chosen):
         logits = model.lm_head(model.model.base_model(ids)[0][0, :-1])
-        nlls.append(cross_entropy(logits, ids[0, 1:], reduction="none")[wanted])
+        nlls.append(cross_entropy(logits, ids[0, 1:], reduction="none")[is_target])
     gradients = torch.autograd.grad(loss + 0.3 * torch.cat(nlls).mean(), list(weights.values()))
     assert actual.keys() == weights.keys()
     for name, gradient in zip(weights, gradients, strict=True):
@@ -273,11 +273,24 @@ def test_meta_rate_is_checked_where_the_module_and_the_run_begin(
         stages.fit_module(build(root), stages.preferences(root), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("limits", "n_rows"),
+    [({"micro_batch_size": 3}, [3, 1]), ({"micro_batch_tokens": 8}, [2, 2])],
+)
+def test_micro_batches_have_the_rows_and_tokens_of_the_options(
+    root: Path, limits: dict[str, int], n_rows: list[int]
+) -> None:
+    parts = build(root, **limits).micro_batches(torch.tensor([4, 4, 4, 4]))
+    assert [len(range(4)[rows]) for rows, _ in parts] == n_rows
+
+
 def test_draws_follow_the_place_in_the_run(root: Path) -> None:
     data = stages.preferences(root, meta_sources=stages.source(root, "preferences"))
     stages.first_batch(data, root)
-    places = ((1, 2), (1, 2), (1, 3), (0, 2))
-    draws = [data.draw_meta_pairs(6, *place).chosen.input_ids.tolist() for place in places]
+    draws = [
+        data.draw_meta_pairs(6, epoch=epoch, batch_idx=index).chosen.input_ids.tolist()
+        for epoch, index in ((1, 2), (1, 2), (1, 3), (0, 2))
+    ]
     assert [rows == draws[0] for rows in draws] == [True, True, False, False]
 
 

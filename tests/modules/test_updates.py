@@ -151,6 +151,11 @@ def test_infinite_reward_skips_the_update(
     assert_skipped_iteration(seen)
 
 
+def test_guard_without_a_skipped_update_to_allow_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_skipped_in_a_row: expected .* got 0"):
+        UpdateGuard(0)
+
+
 @torch.no_grad()
 def spoil(network: Any, value: float = torch.nan) -> None:
     """Set a weight."""

@@ -130,7 +130,7 @@ class PreferenceDataModule(DynamicBatchDataModule):
         labels = (source.label for source in self.meta_sources)
         self.source_names = list(dict.fromkeys([*self.source_names, *labels]))
 
-    def draw_meta_pairs(self, size: int, epoch: int, batch_idx: int) -> PreferenceBatch:
+    def draw_meta_pairs(self, size: int, *, epoch: int, batch_idx: int) -> PreferenceBatch:
         """Draw pairs of `meta_sources` for a batch of this rank, with replacement.
 
         The draws depend on the seed and on the place in the run. With batches of equal size, all
