@@ -16,7 +16,7 @@ from lit_rlhf.models import (
     DType,
     ModelCardInfo,
     ModelOptions,
-    build_model,
+    build_for_saving,
     check_model_path,
     load_tokenizer,
 )
@@ -105,7 +105,7 @@ def load_checkpoint_model(
         base_model=config_source,
         command=command,
     )
-    model = build_model(config_source, build_options, weights.network, scalar=is_scalar)
+    model = build_for_saving(config_source, build_options, weights.network, scalar=is_scalar)
     generation = None
     if name == "policy":
         temperature: float = hparams["sampling"]["temperature"]
@@ -255,8 +255,8 @@ def _describe_run(
 
 def trains_critic(hparams: Mapping[str, Any]) -> bool:
     """Whether a run of PPO had a critic; the option is not in older checkpoints."""
-    given = hparams.get("advantages", {}).get("estimator", AdvantageOptions.estimator)
-    return AdvantageOptions(given).uses_critic
+    estimator = hparams.get("advantages", {}).get("estimator", AdvantageOptions.estimator)
+    return AdvantageOptions(estimator).uses_critic
 
 
 def find_stage(saved: SavedCheckpoint, hparams: Mapping[str, Any]) -> str:

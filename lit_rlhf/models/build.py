@@ -32,10 +32,10 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
-def build_model(
+def build_for_saving(
     path: str | Path, options: ModelOptions, weights: Mapping[str, Tensor], *, scalar: bool
 ) -> LanguageModel:
-    """Build a model around given weights, for saving.
+    """Build a model around given weights, so that it can be saved.
 
     Unless it is in 4 bits, it cannot run: buffers that are in no state dict have no content.
 

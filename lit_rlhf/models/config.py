@@ -40,7 +40,7 @@ SIZES = {
 }
 """Largest sizes of a network that a config is believed; each is many times the largest known."""
 
-_NEW_WEIGHTS = 2**24  # of heads that a network gets when it is loaded
+_NEW_WEIGHTS = 2**24  # in heads that a network gets when it is loaded
 _TENSORS_PER_WEIGHT = 200  # experts may be stored one by one
 _NEW_TENSORS = 10_000
 _MOST_PER_BYTE = 8  # weights, at a bit each

@@ -378,12 +378,13 @@ def _check_complete_and_finite(
         for name, weight in model.named_parameters()
         if weight.is_floating_point() and not all(map(math.isfinite, weight.aminmax()))
     ]
-    for names, expected, got in ((missing, "all", "no"), (bad, "finite", "NaN or infinity in")):
+    problems = ((missing, "all", "no"), (bad, "finite", "NaN or infinity in"))
+    for names, expected, actual in problems:
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise ValueError(
-                f"path: expected {expected} weights of {type(model).__name__} in {path}, got {got} "
-                f"{', '.join(names[:5])}{more}"
+                f"path: expected {expected} weights of {type(model).__name__} in {path}, got "
+                f"{actual} {', '.join(names[:5])}{more}"
             )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_rlhf.models import load_causal_lm, load_scalar_model, merge_adapters, save_adapter_folder
-from lit_rlhf.models.build import build_model, load_adapter_folder
+from lit_rlhf.models.build import build_for_saving, load_adapter_folder
 from lit_rlhf.models.config import ModelOptions
 from tests.support.adapters import LORA, logits, perturb_trained_weights
 from tests.support.tiny_models import tiny_tokenizer
@@ -30,7 +30,7 @@ def test_model_is_built_around_tensors(options: ModelOptions, scalar: bool, fold
     weights = perturb_trained_weights(
         load(folder, ModelOptions(lora_rank=options.lora_rank))
     ).state_dict()
-    built = build_model(folder, options, weights, scalar=scalar).state_dict()
+    built = build_for_saving(folder, options, weights, scalar=scalar).state_dict()
     assert built.keys() == weights.keys()
     assert all(built[name].data_ptr() == tensor.data_ptr() for name, tensor in weights.items())
 
@@ -39,7 +39,7 @@ def test_weights_of_another_shape_are_refused(folder: Path) -> None:
     weights = load_causal_lm(folder).state_dict()
     weights["model.norm.weight"] = torch.ones(3)
     with pytest.raises(ValueError, match=r"path: expected a model of the weights' shape"):
-        build_model(folder, ModelOptions(), weights, scalar=False)
+        build_for_saving(folder, ModelOptions(), weights, scalar=False)
 
 
 def test_merged_adapters_compute_the_same(

@@ -292,7 +292,7 @@ def estimate_memory(case: Case) -> PPOMemory:
         parameter
         for network in (module.reference, module.reward)
         if isinstance(network, nn.Module)
-        for parameter in not_counted(network, counted)
+        for parameter in take_uncounted(network, counted)
     ]
     visitors = [module.reference, *(model.model for model in module.reward.models)]
     sharing = plan.ranks if module.memory.shard_frozen else 1
@@ -316,8 +316,8 @@ def estimate_memory(case: Case) -> PPOMemory:
     )
 
 
-def not_counted(network: nn.Module, counted: set[int]) -> list[nn.Parameter]:
-    """List the parameters of a network whose ids are not in `counted`, and add their ids to it."""
+def take_uncounted(network: nn.Module, counted: set[int]) -> list[nn.Parameter]:
+    """Take the parameters of a network whose ids are not in `counted`, and add these ids."""
     parameters = [p for p in network.parameters() if id(p) not in counted]
     counted.update(map(id, parameters))
     return parameters
@@ -343,7 +343,7 @@ def trained_states(network: LanguageModel, case: Case, counted: set[int]) -> Mod
         case: The run.
         counted: Ids of the parameters that are left out. The others are added to it.
     """
-    parameters = not_counted(network, counted)
+    parameters = take_uncounted(network, counted)
     trained = [p for p in parameters if p.requires_grad]
     fixed = [p for p in parameters if not p.requires_grad]
     if case.plan.engines:
