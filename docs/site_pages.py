@@ -222,15 +222,15 @@ def messages_page() -> str:
         "an argument names it, what was expected and what came. What helps is in\n"
         "[errors](../errors.md) and [diagnosis](../diagnosis.md).\n"
     ]
-    found = sorted({*messages()})
+    unique_messages = sorted({*messages()})
     for title, kinds in {
         "Warnings": {"warning"},
-        "Errors of a run": {kind for _, kind, _ in found} - {"warning", "ValueError"},
+        "Errors of a run": {kind for _, kind, _ in unique_messages} - {"warning", "ValueError"},
         "Errors of arguments and inputs": {"ValueError"},
     }.items():
         rows = "\n".join(
             f"| {_cell(text)} | `{kind}` | `{place}` |"
-            for place, kind, text in found
+            for place, kind, text in unique_messages
             if kind in kinds
         )
         sections.append(f"## {title}\n\n| message | kind | in |\n|---|---|---|\n{rows}\n")

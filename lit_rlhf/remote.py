@@ -101,9 +101,11 @@ class Answer(NamedTuple):
         """The beginning of the body for a message."""
         body = self.body[:_MAX_READ]
         for secret in self.secrets:
-            for sent in (secret, quote(secret, safe="")):
-                body = body.replace(sent.encode(), b"***")
-        text = body[: 4 * MAX_SHOWN].decode("utf-8", errors="replace")  # of 4 bytes at most
+            for spelling in (secret, quote(secret, safe="")):
+                body = body.replace(spelling.encode(), b"***")
+        text = body[: 4 * MAX_SHOWN].decode(
+            "utf-8", errors="replace"
+        )  # a character has 4 bytes at most
         return f"the body {shorten(text)}" if text else "no body"
 
     def parse(self) -> Any:  # noqa: ANN401  # whatever the service has sent

@@ -90,10 +90,10 @@ def render(arguments: dict[str, Any], date: str = "1970-01-01") -> str:
 
     Args:
         arguments: Arguments of `render_jinja_template`.
-        date: The date that the template is told, in ISO format.
+        date: The date that the template gets, in ISO format.
     """
     Clock.time = datetime.fromisoformat(date)
-    random.seed(0)  # of Jinja's `random` and `lipsum`
+    random.seed(0)  # Jinja's `random` and `lipsum` draw from it
     rendered: Any = render_jinja_template(**arguments)
     return str(rendered[0][0])  # (texts, token spans)
 

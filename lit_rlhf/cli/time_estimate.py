@@ -11,7 +11,7 @@ from lit_rlhf.models import ModelOptions, read_config
 
 _SIZE = 512  # rows and columns of the measured products
 _PRODUCTS = 20
-_EFFICIENCY = 0.5  # of a training step, against products of matrices alone
+_EFFICIENCY = 0.5  # a training step's speed as a share of matrix products alone
 _SAMPLING = 4.0  # times as long per token as a forward of whole sequences
 
 
@@ -29,7 +29,7 @@ class Work(NamedTuple):
     sampled: float = 0.0
 
     def operations(self, n_weights: int) -> float:
-        """Multiplications and additions in networks of so many weights."""
+        """Multiplications and additions in networks of `n_weights` weights."""
         # two for each weight and token forwards, four backwards
         return n_weights * (6 * self.learned + 2 * self.scored + 2 * _SAMPLING * self.sampled)
 

@@ -47,8 +47,8 @@ class TextContract:
             differ in it still read the same text.
         vocab_size: Number of tokens of the tokenizer.
         tokenizer_hash: Hash of the tokenizer, see `tokenizer_hash`.
-        template_date: The date that a template was told which writes today's, in ISO format; `None`
-            for other templates, and in contracts of older versions.
+        template_date: The date, in ISO format, that a template got in place of today's; `None` for
+            templates without a date, and in contracts of older versions.
     """
 
     chat_template: str
@@ -79,8 +79,8 @@ class TextContract:
         names = {field.name for field in fields(cls)}
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if not isinstance(values, dict) or not needed <= set(values) <= names:
-            got = sorted(values) if isinstance(values, dict) else type(values).__name__
-            raise ValueError(f"{path}: expected the fields {sorted(needed)}, got {got}")
+            actual = sorted(values) if isinstance(values, dict) else type(values).__name__
+            raise ValueError(f"{path}: expected the fields {sorted(needed)}, got {actual}")
         return cls(**values)
 
     @classmethod

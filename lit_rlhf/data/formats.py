@@ -176,8 +176,8 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
 
     Returns:
         One record, or with the format `instances` one per instance. A row with `label: false` (as
-        in data for KTO) is not a demonstration and gives none. Neither does a label without a
-        preferred response, see `undecided_reason`.
+        in data for KTO) is not a demonstration and gives none. A label without a preferred
+        response gives none either, see `undecided_reason`.
 
     Raises:
         RecordError: If the row has no such record.
@@ -214,7 +214,9 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
 
 
 def find_used_fields(row: Row, format: str, kind: RecordKind) -> list[str]:
-    """Find the fields that a row's records are made of: without them there are others, or none.
+    """Find the fields that a row's records are made of.
+
+    Without one of them, `parse_row` would give other records, or none.
 
     Args:
         row: A row that `parse_row` takes.

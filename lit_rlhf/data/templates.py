@@ -60,11 +60,11 @@ CHAT_TEMPLATES: dict[str, str] = {
 """The built-in templates by name, without the BOS token that `resolve_template` may add."""
 
 TEMPLATE_DATE = "2024-07-26"
-"""The date that chat templates are told, whatever day it is.
+"""The date that chat templates get, whatever day it is.
 
-Templates such as those of Llama 3.1 to 3.3 write today's date. Stages, resumed runs and evaluations
-of different days would then see different prompts. This is the date that those templates write
-where they are not told one.
+Some templates, such as Llama 3.1's to 3.3's, write today's date. Stages, resumed runs and
+evaluations of different days would then see different prompts. These templates write this date
+themselves if they get none.
 """
 
 
@@ -114,7 +114,7 @@ def render_dialogue(
         messages: The turns, each with `role` and `content`.
         special_tokens: Special tokens by their names in templates, such as `bos_token`.
         add_generation_prompt: Whether the text goes on to where the assistant speaks.
-        date: The date that the template is told, in ISO format.
+        date: The date that the template gets, in ISO format.
     """
     arguments: dict[str, Any] = {
         "conversations": [list(messages)],

@@ -115,7 +115,7 @@ def try_replacement(path: Path, option: str) -> None:
             f"name a folder in it, for instance {path / 'model'}"
         ) from error
     finally:
-        with suppress(OSError):  # of a name that is too long
+        with suppress(OSError):  # the name may be too long
             delete(partial)
             delete(inner)
 

@@ -73,10 +73,10 @@ def activation_bytes(widths: MatmulWidths, *, itemsize: int, checkpointing: bool
         >>> activation_bytes(llama, itemsize=4, checkpointing=True)  # 1.5 * 4 * 190 + 4 * 2 * 10
         1220
     """
-    kept = KEPT_NUMBERS * widths.matmuls
+    n_numbers = KEPT_NUMBERS * widths.matmuls
     if checkpointing:
-        kept = kept / widths.layers + widths.layers * widths.hidden
-    return int(itemsize * kept)
+        n_numbers = n_numbers / widths.layers + widths.layers * widths.hidden
+    return int(itemsize * n_numbers)
 
 
 def logit_bytes(itemsize: int) -> int:

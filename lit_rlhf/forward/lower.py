@@ -1,4 +1,4 @@
-"""The layers below those that are trained, whose outputs of a rollout need not be computed again.
+"""The frozen layers below the trained ones: an update need not compute their outputs again.
 
 Notation: `B` rows, `L` columns, `H` hidden size.
 """

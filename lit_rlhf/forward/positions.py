@@ -1,9 +1,9 @@
 """Rotary positions whose factors depend on the longest row of a forward.
 
 `longrope` (Phi-3, Phi-4-mini) and `dynamic` compute their factors anew in each forward, by its
-longest row. So the log-probs of a row would change with its neighbours, and those of a response
-while it grows: keys in the cache have the factors of a shorter sequence than the queries. Here the
-factors are those of the longest possible sequence of a run, in every forward.
+longest row. So the log-probs of a row would change with its neighbours. A response's log-probs
+would change while it grows: keys in the cache have the factors of a shorter sequence than the
+queries. Here every forward has the same factors, for the longest possible sequence of a run.
 
 Notation: `B` batch, `L` tokens.
 """

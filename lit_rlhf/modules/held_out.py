@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lit_callbacks import CollapseDetector, Verdict
 from lit_rlhf.functional import wilson_interval
 
-_Z = NormalDist().inv_cdf(0.975)  # of 95 % intervals
+_Z = NormalDist().inv_cdf(0.975)  # half the width of a 95 % interval, in standard errors
 
 
 def describe_held_out(stage: str, metrics: Mapping[str, float], trainer: Trainer) -> str | None:

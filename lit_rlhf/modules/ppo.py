@@ -296,7 +296,8 @@ class PPOModule(StageModule):
         # Scores of the start's responses to the held-out prompts, by the set and the batch such as
         # `val/0`, which the policy is compared with: they stay the same.
         self._start_scores: dict[str, Tensor] = {}
-        self._compared: list[Tensor] = []  # of the policy and of the start, by batch
+        # Scores of the policy's responses and of the start's, `[B, 2]` for each batch.
+        self._compared: list[Tensor] = []
         name_state_as_saved(self)
 
     def _register_networks(self) -> None:

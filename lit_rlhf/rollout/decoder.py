@@ -67,7 +67,7 @@ class Decoder:
     The random number of a token depends only on the seed, the sample, the position in the response
     and `max_new_tokens`. So neither the number of slots nor the other prompts change a response, up
     to rounding: kernels may sum in another order for another number of rows, and in half precision
-    on a GPU this may turn a draw.
+    on a GPU this may lead to another token.
 
     Sequences in progress occupy the first `n` slots without a gap, in the same order in the cache
     and in every tensor of the state. A step computes with as many rows as there are sequences or,
@@ -252,9 +252,9 @@ class Decoder:
         """Process the last tokens of the first `n` slots, and sample the next.
 
         `width` is the longest sequence with the new token. Free slots have token 0 at position 0 of
-        their cache, where the next prompt overwrites it. One among the `n` grows like a sequence,
-        and ends before the cache does: it starts anew whenever a sequence is released, which none
-        outlives by more than an interval.
+        their cache, where the next prompt overwrites it. A free slot among the first `n` grows by a
+        token per step, like a sequence. It stays within the cache, because `release` resets it
+        whenever a sequence ends, and no sequence is longer than the cache.
         """
         n_rows = self._pad_rows(n)
         lengths = self.lengths[:n_rows]

@@ -46,7 +46,7 @@ def ppo_traffic(
         Traffic by the name of the phase, in the order of an iteration.
     """
     weights = WEIGHT_BYTES * shape.parameters
-    backwards = 2 * updates * micro_batches  # of policy and critic
+    backwards = 2 * updates * micro_batches  # policy and critic
     if sizes.sharded:
         return {
             "rollout": PhaseTraffic(gathered=weights),

@@ -142,7 +142,7 @@ def print_reward_report(report: RewardReport) -> None:
 
 
 def print_strengths(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the strength of pairs by source, and the ten weakest of them."""
+    """Print the strengths in rows of `read_strengths` by source, and the ten weakest pairs."""
     by_source = _strength_table(strength_by_source(rows))
     table = make_table("Strength", by_source.heads)
     for source, cells in by_source.rows.items():
