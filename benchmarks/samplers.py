@@ -161,13 +161,13 @@ def measure(curves: Mapping[str, Sequence[float]], last: int) -> dict[str, Any]:
     }
     if seconds := curves.get("time/rollout"):
         measured["rollout_seconds"] = round(statistics.median(seconds), 3)
-    drawn = curves.get("rollout/sampler_kl", [])
+    sampler_kls = curves.get("rollout/sampler_kl", [])
     monitor = SamplerMonitor()
     noticed = None
-    for iteration, value in enumerate(drawn, 1):
+    for iteration, value in enumerate(sampler_kls, 1):
         if monitor.observe(value) is Level.COLLAPSED and noticed is None:
             noticed = iteration
-    return measured | {"largest_sampler_kl": max(drawn, default=None), "noticed": noticed}
+    return measured | {"largest_sampler_kl": max(sampler_kls, default=None), "noticed": noticed}
 
 
 def report() -> None:

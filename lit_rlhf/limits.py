@@ -24,10 +24,10 @@ def limit_process(memory: int, **limits: int) -> None:
         memory: Bytes.
         **limits: Others, by their names in `resource` without `RLIMIT_`.
     """
-    used = 0
+    address_space = 0
     with suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()  # its address space
-    limits = {"AS": used + memory, "CORE": 0, "FSIZE": 0, **limits}
+        address_space = int(file.read().split()[0]) * resource.getpagesize()
+    limits = {"AS": address_space + memory, "CORE": 0, "FSIZE": 0, **limits}
     for name, limit in limits.items():
         with suppress(ValueError, OSError):  # macOS lacks some
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))

@@ -193,7 +193,7 @@ def tokens_within_memory(
         memory: Bytes for the micro-batch.
         itemsize: Bytes of a number in computation.
     """
-    kept = activation_bytes(
+    per_token = activation_bytes(
         matmul_widths(model), itemsize=itemsize, checkpointing=checkpoints_activations(model)
     )
     inner = unwrap_model(model)
@@ -202,9 +202,9 @@ def tokens_within_memory(
         logits = inner.config.get_text_config().vocab_size * logit_bytes(itemsize)
     chunked = forward_plan(model).chunked_logits
     if device.type == "cpu":
-        return max(memory // (kept if chunked else kept + logits), 1)
-    tokens = memory // (kept + logits)
+        return max(memory // (per_token if chunked else per_token + logits), 1)
+    tokens = memory // (per_token + logits)
     if chunked:  # beyond a chunk, more tokens have no more logits
         chunk = logits_per_chunk(device, training=True) * logit_bytes(itemsize)
-        tokens = max(tokens, (memory - chunk) // kept)
+        tokens = max(tokens, (memory - chunk) // per_token)
     return max(min(tokens, default_tokens_per_forward(device)), 1)

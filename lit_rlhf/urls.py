@@ -141,14 +141,14 @@ class ServiceUrl:
         url = httpx2.URL(self.text)
         own_path = url.raw_path.decode().partition("?")[0]
         whole_path = own_path.rstrip("/") + path if path else own_path
-        sent = "/".join(map(expand, whole_path.split("/")))
+        target = "/".join(map(expand, whole_path.split("/")))
         if url.query:
             parts = [part.partition("=") for part in url.query.decode().split("&")]
-            sent += "?" + "&".join(name + sign + expand(value) for name, sign, value in parts)
+            target += "?" + "&".join(name + sign + expand(value) for name, sign, value in parts)
         credentials = None
         if url.userinfo:
             credentials = Credentials(user=url.username, password=read(url.password))
-        expanded = url.copy_with(userinfo=b"", raw_path=sent.encode())
+        expanded = url.copy_with(userinfo=b"", raw_path=target.encode())
         return Target(url=str(expanded), credentials=credentials, secrets=secrets)
 
 

@@ -70,13 +70,13 @@ def run_checks(device: torch.device) -> list[Check]:
     """All comparisons on a device."""
     checks = []
     for window in (None, 50):
-        told = "" if window is None else f", window of {window}"
-        checks += compare_packed(device, window, told)
-        checks.append(Check(f"decoding{told}", compare_decode(device, window)))
+        suffix = "" if window is None else f", window of {window}"
+        checks += compare_packed(device, window, suffix)
+        checks.append(Check(f"decoding{suffix}", compare_decode(device, window)))
     return [*checks, Check("replayed steps", compare_replay(device))]
 
 
-def compare_packed(device: torch.device, window: int | None, told: str) -> list[Check]:
+def compare_packed(device: torch.device, window: int | None, suffix: str) -> list[Check]:
     """Output and gradients of packed rows, by one kernel and by groups in float32."""
     shapes = [(1, heads, sum(LENGTHS), HEAD_SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     leaves = [_random(shape, device).requires_grad_() for shape in shapes]
@@ -89,7 +89,7 @@ def compare_packed(device: torch.device, window: int | None, told: str) -> list[
         results.append([output, *(state.grad for state in states)])
     names = ("output", "gradient of queries", "gradient of keys", "gradient of values")
     return [
-        Check(f"packed {name}{told}", _error(one, other))
+        Check(f"packed {name}{suffix}", _error(one, other))
         for name, one, other in zip(names, *results, strict=True)
     ]
 

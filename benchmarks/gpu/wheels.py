@@ -59,8 +59,8 @@ def wheels(there: str, output: str = "runs/wheels") -> None:
     folder.mkdir(parents=True, exist_ok=False)
     installed = {normalized(d.name): d.version for d in distributions()}
     missing = missing_packages(installed, Path(there).read_text("utf-8"))
-    wanted = [str(OWN.get(name, f"{name}=={version}")) for name, version in missing.items()]
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", output, *wanted]
+    pins = [str(OWN.get(name, f"{name}=={version}")) for name, version in missing.items()]
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", output, *pins]
     # DeepSpeed's operators are built at their first use, on the machine
     subprocess.run(command, check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
     files = sorted(folder.glob("*.whl"))

@@ -42,10 +42,10 @@ def name_run(config: Namespace) -> None:
         raise UsageError(f"--name: expected the name of a folder, got {name!r}")
     stage = config.model.init_args
     output_dir = stage.get("output_dir")
-    given = config.trainer.logger
+    logger_settings = config.trainer.logger
     loggers = [
         (logger.init_args, key)
-        for logger in (given if isinstance(given, list) else [given])
+        for logger in (logger_settings if isinstance(logger_settings, list) else [logger_settings])
         for key in _LOGGER_NAMES
         if key in (getattr(logger, "init_args", None) or ())
     ]

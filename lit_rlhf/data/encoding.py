@@ -162,9 +162,9 @@ class DialogueEncoder:
                 closes the last turn only). The ids are the same.
         """
         if len(messages) < 2 or messages[-1].role != "assistant":
-            got = [message.role for message in messages]
+            roles = [message.role for message in messages]
             raise ValueError(
-                f"messages: expected a prompt and then an assistant turn at the end, got {got}"
+                f"messages: expected a prompt and then an assistant turn at the end, got {roles}"
             )
         check_choice("train_on", train_on, get_args(TrainOn))
         self._check_contents(messages)

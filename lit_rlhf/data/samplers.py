@@ -209,9 +209,9 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         rank: int = 0,
     ) -> None:
         if len(lengths) == 0 or min(lengths) < 1:
-            got = f"a length of {min(lengths)}" if len(lengths) else "none"
+            actual = f"a length of {min(lengths)}" if len(lengths) else "none"
             raise ValueError(
-                f"lengths: expected at least one example, each of at least one token, got {got}"
+                f"lengths: expected at least one example, each of at least one token, got {actual}"
             )
         check_count("tokens_per_batch", tokens_per_batch)
         check_count("min_samples", min_samples)
@@ -249,10 +249,10 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         batches = [list(islice(remaining, size)) for size in self._sizes]
         if generator is not None:
             batches = [batches[i] for i in generator.permutation(len(batches))]
-        needed = len(self) * self.num_replicas
-        repeated = batches * math.ceil(needed / len(batches))
+        total = len(self) * self.num_replicas
+        repeated = batches * math.ceil(total / len(batches))
         # Ranks take turns, so that without shuffling each gets long and short batches alike.
-        return [[*batch] for batch in repeated[self.rank : needed : self.num_replicas]]
+        return [[*batch] for batch in repeated[self.rank : total : self.num_replicas]]
 
     def _make_buckets(self) -> list[list[int]]:
         """Buckets of similar length, from long to short; each starts with its longest example."""
@@ -324,6 +324,6 @@ class PairedBatchSampler(EpochBatchSampler):
     def batches(self) -> list[list[Index]]:
         """This rank's batches of the current epoch, as lists of `IndexPair`."""
         return [
-            [IndexPair(first, second) for first, second in zip(ours, theirs, strict=True)]  # type: ignore[arg-type]
-            for ours, theirs in zip(self.first.batches(), self.second.batches(), strict=True)
+            [IndexPair(first, second) for first, second in zip(firsts, seconds, strict=True)]  # type: ignore[arg-type]
+            for firsts, seconds in zip(self.first.batches(), self.second.batches(), strict=True)
         ]

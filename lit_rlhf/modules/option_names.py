@@ -77,15 +77,15 @@ def plain_arguments(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def dotted_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Plain arguments of a module in one level, with dotted names for options in groups."""
-    shown: dict[str, Any] = {}
+    by_dotted_name: dict[str, Any] = {}
     for name, value in arguments.items():
         if name == "_instantiator":  # LightningCLI's, for `load_from_checkpoint`
             continue
         if isinstance(value, Mapping) and name != "rewards":  # whose keys are paths, not options
-            shown |= {f"{name}.{key}": option for key, option in value.items()}
+            by_dotted_name |= {f"{name}.{key}": option for key, option in value.items()}
         else:
-            shown[name] = value
-    return shown
+            by_dotted_name[name] = value
+    return by_dotted_name
 
 
 def _parameters(cls: type) -> Iterator[inspect.Parameter]:

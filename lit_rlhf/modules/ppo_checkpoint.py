@@ -33,13 +33,13 @@ def complete_state(
         saved: The state dict in the checkpoint.
         changed: Dotted names of settings that differ from the checkpoint's.
     """
-    kept: tuple[str, ...] = _FROZEN
+    own_prefixes: tuple[str, ...] = _FROZEN
     if changed & _REWARD_SETTINGS:
-        kept = (*kept, "reward.moments.")
+        own_prefixes = (*own_prefixes, "reward.moments.")
     if "reward_shaping.kl_coef" in changed:
-        kept = (*kept, "kl_coef")
-    own = {key: value for key, value in module.state_dict().items() if key.startswith(kept)}
-    loaded = {key: value for key, value in saved.items() if not key.startswith(kept)}
+        own_prefixes = (*own_prefixes, "kl_coef")
+    own = {key: value for key, value in module.state_dict().items() if key.startswith(own_prefixes)}
+    loaded = {key: value for key, value in saved.items() if not key.startswith(own_prefixes)}
     return own | fill_buffers(module, loaded)
 
 

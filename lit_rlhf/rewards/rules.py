@@ -171,12 +171,13 @@ class EqualsRule:
                 scores.append(None)
                 continue
             answers = _read_answers(self.field, value, prompt)
-            given: str | None = response
+            answer: str | None = response
             if search is not None:
-                given = search.extract(response)
+                answer = search.extract(response)
                 answers = [a if (part := search.extract(a)) is None else part for a in answers]
             known = {_normalize(answer, self.ignore_case) for answer in answers}
-            scores.append(float(given is not None and _normalize(given, self.ignore_case) in known))
+            is_right = answer is not None and _normalize(answer, self.ignore_case) in known
+            scores.append(float(is_right))
         return scores
 
 

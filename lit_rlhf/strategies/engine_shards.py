@@ -287,10 +287,10 @@ class ShardReader:
             shape = place.spec.shape
             parameter = parameters.get(name)
             if parameter is None or tuple(parameter.shape) != shape:
-                got = "none of that name" if parameter is None else list(parameter.shape)
+                actual = "none of that name" if parameter is None else list(parameter.shape)
                 raise ValueError(
                     f"checkpoint: parameter {name}: expected shape {list(shape)}, got "
-                    f"{got}. Resume with the model that the checkpoint was written with"
+                    f"{actual}. Resume with the model that the checkpoint was written with"
                 )
             weights = self.read_parameter(MASTER_WEIGHTS, place)
             parameter.copy_(shard_like(weights, parameter))

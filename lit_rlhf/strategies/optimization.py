@@ -165,8 +165,9 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
     """
     if any(isinstance(parameter, DTensor) for parameter in parameters):
         return
-    used = torch.tensor([p.grad is not None for p in parameters], device=parameters[0].device)
-    for parameter, n_ranks in zip(parameters, global_sum(used.int()).tolist(), strict=True):
+    has_gradient = [int(parameter.grad is not None) for parameter in parameters]
+    n_users = global_sum(torch.tensor(has_gradient, device=parameters[0].device)).tolist()
+    for parameter, n_ranks in zip(parameters, n_users, strict=True):
         if n_ranks and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     bucket: list[Tensor] = []

@@ -46,13 +46,13 @@ def stages(overlay: Path) -> set[str]:
     return STAGES_OF_OVERLAY.get(overlay.stem, set(MODULES))
 
 
-def contains(settings: object, wanted: object) -> bool:
+def contains(settings: object, expected: object) -> bool:
     """Whether parsed settings are what a file says, defaults apart."""
-    if isinstance(wanted, dict) and isinstance(settings, Mapping):
-        return all(key in settings and contains(settings[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, list) and isinstance(settings, list):
-        return len(settings) == len(wanted) and all(map(contains, settings, wanted))
-    return settings == wanted
+    if isinstance(expected, dict) and isinstance(settings, Mapping):
+        return all(key in settings and contains(settings[key], expected[key]) for key in expected)
+    if isinstance(expected, list) and isinstance(settings, list):
+        return len(settings) == len(expected) and all(map(contains, settings, expected))
+    return settings == expected
 
 
 def written(config: Path) -> dict[str, Any]:
@@ -132,19 +132,20 @@ def test_overlay_changes_only_what_it_names(overlay: Path, config: Path) -> None
         config_parsing.parse_configs(config),
         config_parsing.parse_configs(config, overlay),
     )
-    wanted = written(overlay)
-    if "trainer.logger+" in wanted:  # every configuration has one logger, the overlay makes a list
-        logger, added = after["trainer.logger"][0], wanted.pop("trainer.logger+")
+    expected = written(overlay)
+    # every configuration has one logger, the overlay makes a list
+    if "trainer.logger+" in expected:
+        logger, added = after["trainer.logger"][0], expected.pop("trainer.logger+")
         assert config_parsing.flat(logger, "trainer.logger.").items() <= before.items()
         assert contains(after["trainer.logger"][1:], added)
         after = {**before, **{k: v for k, v in after.items() if k != "trainer.logger"}}
-    for key, value in wanted.items():
+    for key, value in expected.items():
         if key.endswith("+"):
             key = key.removesuffix("+")
             value = [*before[key], *value]
         assert contains(after[key], value), key
     changed = config_parsing.changed_keys(before, after)
-    assert changed <= {key.removesuffix("+") for key in wanted}
+    assert changed <= {key.removesuffix("+") for key in expected}
 
 
 @pytest.mark.parametrize("config", config_parsing.BASES, ids=config_parsing.name_of)
@@ -171,15 +172,15 @@ PPO_BASES = [config for config in config_parsing.BASES if config_parsing.stage_o
     ids=config_parsing.name_of,
 )
 def test_ablation_fits_any_ppo_configuration(ablation: Path) -> None:
-    wanted = written(ablation)
-    names = {key.removeprefix("model.init_args.") for key in wanted}
+    expected = written(ablation)
+    names = {key.removeprefix("model.init_args.") for key in expected}
     # nothing that another configuration would have elsewhere, such as paths
     assert not [name for name in names if name.startswith(("data.", "trainer.", "model_path"))]
     settings = config_parsing.parse_configs(CONFIGS / "ppo" / "paper_7b_en.yaml", ablation)
-    assert {key: settings[key] for key in wanted} == wanted
+    assert {key: settings[key] for key in expected} == expected
     for config in PPO_BASES:
         # what parsing both makes of options, which takes longer
-        settings = {**config_parsing.parse_configs(config), **wanted}
+        settings = {**config_parsing.parse_configs(config), **expected}
         prefix = "model.init_args."
         options = nested({k.removeprefix(prefix): v for k, v in settings.items() if prefix in k})
         for group in option_groups(PPOModule):
@@ -297,7 +298,7 @@ def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("options", "meant"),
+    ("options", "suggestion"),
     [
         ({"lora_rank": 8}, "network.lora_rank"),
         ({"sampling": {"temprature": 0.7}}, "sampling.temperature"),
@@ -307,7 +308,7 @@ def test_flag_sets_one_option_of_a_group(flags: list[str], changed: dict[str, An
 )
 @pytest.mark.parametrize("how", ["overlay", "configuration", "flag", "long flag"])
 def test_wrong_option_is_refused_and_the_right_one_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, options: Any, meant: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, options: Any, suggestion: str
 ) -> None:
     ((name, value),) = config_parsing.flat(options).items()
     wrong = ["--config", str(overlay_of(tmp_path, "wrong", **options))]
@@ -321,5 +322,5 @@ def test_wrong_option_is_refused_and_the_right_one_named(
     with pytest.raises(SystemExit):
         config_parsing.cli_parser().parse_args(["fit", "--config", str(PPO_MAX), *wrong])
     file = f"{wrong[1]}: " if wrong[0] == "--config" else ""
-    advice = f"; did you mean model.{meant}?" if meant else ""
+    advice = f"; did you mean model.{suggestion}?" if suggestion else ""
     assert f"error: {file}model.{name}: no such option{advice}\n" in capsys.readouterr().err

@@ -102,10 +102,10 @@ def test_preference_batch_has_margins_and_sources(
     write_lines: Writer, tokenizer: Tokenizer
 ) -> None:
     one, two = (write_lines(*pairs(3), name=f"{name}.jsonl") for name in ("one", "two"))
-    held = [DataSource(two, name="held")]
+    held_out = [DataSource(two, name="held")]
     options = {"tokenizer": tokenizer, "chat_template": "hh", "batch_size": 6}
     sources = [DataSource(one), DataSource(two)]
-    data = started(PreferenceDataModule(sources, val_sources=held, **options))
+    data = started(PreferenceDataModule(sources, val_sources=held_out, **options))
     assert data.source_names == ["one", "two", "held"]
     (batch,) = data.train_dataloader()
     assert isinstance(batch, PreferenceBatch)
@@ -250,7 +250,7 @@ def test_a_stage_encodes_its_own_split(write_lines: Writer, tokenizer: Tokenizer
         assert set(data.examples) == parts
     data.setup()
     texts = {part: {p.text for p in data.examples[part]} for part in ("train", "val", "test")}
-    assert {part: len(held) for part, held in texts.items()} == {"train": 14, "val": 4, "test": 2}
+    assert [len(texts[part]) for part in ("train", "val", "test")] == [14, 4, 2]
     assert len(set.union(*texts.values())) == 20
     assert [len(batch.texts) for batch in data.test_dataloader()] == [2]
 

@@ -132,8 +132,8 @@ def test_splits_are_disjoint_complete_and_depend_on_the_seed_alone() -> None:
 
 def test_splits_share_no_prompt() -> None:
     parts = split_records(prompts(50) * 3, val_fraction=0.2, test_fraction=0.2, seed=0)
-    held = [{prompt_of(record) for record in part} for part in parts]
-    assert sum(map(len, held)) == len(set.union(*held)) == 50
+    part_prompts = [{prompt_of(record) for record in part} for part in parts]
+    assert sum(map(len, part_prompts)) == len(set.union(*part_prompts)) == 50
     assert len(parts.val) == 30
 
 

@@ -98,9 +98,9 @@ def test_template_that_writes_the_date_writes_the_same_one_on_every_day(
     again = DialogueEncoder(tokenizer)
     assert again.render_prompt([Message("user", "x")]) == first
     assert encoder.contract.template_date == again.contract.template_date == "2024-07-26"
-    told = [record.message for record in caplog.records if "2024-07-26" in record.message]
-    assert len(told) == 1
-    assert "writes today's date" in told[0]
+    messages = [record.message for record in caplog.records if "2024-07-26" in record.message]
+    assert len(messages) == 1
+    assert "writes today's date" in messages[0]
 
 
 def test_template_without_a_date_has_none_in_its_contract(tokenizer: Tokenizer) -> None:

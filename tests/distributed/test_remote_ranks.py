@@ -25,19 +25,19 @@ def outcome(call: Callable[[], object]) -> str:
     try:
         call()
     except Exception as error:
-        told = str(error)
+        message = str(error)
     distributed.barrier()
-    return told
+    return message
 
 
 def ask_services(rank: int, good: str, bad: str) -> list[str]:
     """Ask a service that knows no path on rank 1 alone, and one that samples for none."""
     scorer = {"rule": "http", "url": bad if rank == 1 else good}
     judge = {"rule": "judge", "model": "m", "base_url": bad, "retries": 0}
-    told = []
+    messages = []
     for options in (scorer, judge if rank == 1 else {"rule": "length", "longest": 1}):
         reward = WeightedReward({"remote": options}, ModelOptions(), tiny_tokenizer()).eval()
-        told.append(outcome(partial(reward, make_rollouts(["yes", "no"]), PROMPTS)))
+        messages.append(outcome(partial(reward, make_rollouts(["yes", "no"]), PROMPTS)))
     sampler = VLLMServerSampler(bad, "weights", timeout=5.0)
     model = tiny_causal_lm()
     ids = torch.tensor([[5, 6]])
@@ -51,8 +51,8 @@ def ask_services(rank: int, good: str, bad: str) -> list[str]:
         pad_token_id=PAD_ID,
         seed=0,
     )
-    told.append(outcome(sample))
-    return told
+    messages.append(outcome(sample))
+    return messages
 
 
 def test_what_fails_on_one_rank_fails_on_all(

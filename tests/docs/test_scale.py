@@ -132,7 +132,7 @@ def test_fsdp2_keeps_the_estimated_bytes(size: str, n_ranks: int, fake_ranks: An
     )
     expected = ppo_memory(network, sizes)
 
-    def kept(tensors: Iterable[Any]) -> int:
+    def count_sharded_bytes(tensors: Iterable[Any]) -> int:
         return sum(t.to_local().nbytes for t in tensors if isinstance(t, DTensor))
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -142,11 +142,17 @@ def test_fsdp2_keeps_the_estimated_bytes(size: str, n_ranks: int, fake_ranks: An
         optimizer = torch.optim.AdamW(policy.parameters(), foreach=False)
         for parameter in policy.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        gradients = kept(parameter.grad for parameter in policy.parameters())
+        gradients = count_sharded_bytes(parameter.grad for parameter in policy.parameters())
         optimizer.step()
-        states = kept(x for state in optimizer.state.values() for x in state.values())
-        assert 2 * (kept(policy.parameters()) + states) == pytest.approx(expected.trained, rel=1e-3)
-        assert 2 * kept(reference.parameters()) == pytest.approx(expected.frozen, rel=1e-3)
+        states = count_sharded_bytes(
+            x for state in optimizer.state.values() for x in state.values()
+        )
+        assert 2 * (count_sharded_bytes(policy.parameters()) + states) == pytest.approx(
+            expected.trained, rel=1e-3
+        )
+        assert 2 * count_sharded_bytes(reference.parameters()) == pytest.approx(
+            expected.frozen, rel=1e-3
+        )
         with gathered(policy):
             whole = sum(parameter.nbytes for parameter in policy.parameters())
         keys_and_values = 2 * 2 * network.layers * network.kv_width * 2048 * 4

@@ -29,10 +29,10 @@ def states(
 ) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
 
-    def drawn(heads: int, tokens: int) -> Tensor:
+    def draw(heads: int, tokens: int) -> Tensor:
         return torch.randn((n_rows, heads, tokens, 4), generator=generator).to(dtype)
 
-    return drawn(n_heads, n_queries), drawn(n_groups, n_keys), drawn(n_groups, n_keys)
+    return draw(n_heads, n_queries), draw(n_groups, n_keys), draw(n_groups, n_keys)
 
 
 def by_loop(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float) -> Tensor:

@@ -78,9 +78,9 @@ def test_explained_variance_by_hand(
     assert (explained.item(), explained.dtype) == (expected, torch.float32)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 3])
-def test_explained_variance_without_variance_is_0(kept: int) -> None:
-    mask = length_mask(torch.tensor([kept]), 3)
+@pytest.mark.parametrize("n_tokens", [0, 1, 3])
+def test_explained_variance_without_variance_is_0(n_tokens: int) -> None:
+    mask = length_mask(torch.tensor([n_tokens]), 3)
     assert explained_variance(torch.randn(1, 3), torch.ones(1, 3), mask).item() == 0.0
 
 

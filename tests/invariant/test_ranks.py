@@ -136,10 +136,10 @@ def test_dynamic_batches_may_differ_in_rows(root: Path, ranks: list[dict[str, An
             continue
         # the token mean over the rows of both ranks
         model, losses = load_causal_lm(root / "policy"), []
-        for ids, wanted in rows[0] + rows[1]:
+        for ids, is_target in rows[0] + rows[1]:
             logits = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1]
             nll = -logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-            losses.append(nll[wanted[1:]])
+            losses.append(nll[is_target[1:]])
         torch.cat(losses).mean().backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None

@@ -176,11 +176,11 @@ def test_scores_are_reparameterized_by_the_moments_of_the_whole_stream(
     actual = module.ppo.reparameterize(torch.tensor(seen[3:])).tolist()
     mean = sum(seen) / 5
     std = (sum((x - mean) ** 2 for x in seen) / 5) ** 0.5
-    for got, score in zip(actual, seen[3:], strict=True):
+    for shaped, score in zip(actual, seen[3:], strict=True):
         expected = (score - mean * normalization) / (std if normalization or scaling else 1.0)
         if clip is not None:
             expected = min(max(expected, -clip), clip)
-        assert got == pytest.approx(expected, rel=1e-6)
+        assert shaped == pytest.approx(expected, rel=1e-6)
     assert float(module.ppo.score_moments.count) == 5
 
 

@@ -30,8 +30,8 @@ def test_loss_is_the_mean_over_all_completion_tokens(
     assert not batch.attention_mask.all()
     assert len(set(batch.completion_mask.sum(1).tolist())) > 3
     losses = []  # of each completion token, row by row without padding, float64
-    for ids, real, wanted in zip(*batch, strict=True):
-        losses.append(token_nll(model.model, ids[real])[wanted[real][1:]])
+    for ids, real, is_target in zip(*batch, strict=True):
+        losses.append(token_nll(model.model, ids[real])[is_target[real][1:]])
     expected = torch.cat(losses).mean()
     # batches of 3, 3 and 2 sequences, of unlike numbers of tokens
     data, run = demonstrations(root, batch_size=3), trainer(tmp_path, limit_val_batches=None)
@@ -59,10 +59,10 @@ def test_token_accuracy_counts_completion_tokens_ranked_first(root: Path) -> Non
         model.model.lm_head.weight[EOS_ID] *= 1e3  # EOS or its opposite is certain: some are right
     batch = first_batch(demonstrations(root, batch_size=8), root)
     hits, tokens = 0, 0
-    for ids, real, wanted in zip(*batch, strict=True):
+    for ids, real, is_target in zip(*batch, strict=True):
         logits = model.model(input_ids=ids[real].unsqueeze(0), use_cache=False).logits[0]
         for position in range(1, int(real.sum())):
-            if wanted[position]:
+            if is_target[position]:
                 tokens += 1
                 hits += int(logits[position - 1].argmax()) == int(ids[position])
     assert 0 < hits < tokens

@@ -65,7 +65,7 @@ def test_missing_field_is_named_with_the_function(rollouts: RolloutBatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "got"),
+    ("name", "actual"),
     [
         (
             "one_too_few",
@@ -77,8 +77,10 @@ def test_missing_field_is_named_with_the_function(rollouts: RolloutBatch) -> Non
         ("beyond_any_float", r"\[1000"),
     ],
 )
-def test_invalid_result_of_a_function_is_named(rollouts: RolloutBatch, name: str, got: str) -> None:
-    message = f"{name}': expected 3 scores, one for each response, got {got}"
+def test_invalid_result_of_a_function_is_named(
+    rollouts: RolloutBatch, name: str, actual: str
+) -> None:
+    message = f"{name}': expected 3 scores, one for each response, got {actual}"
     with pytest.raises(ValueError, match=message):
         scores(name, rollouts)
 
@@ -203,11 +205,11 @@ def test_setting_that_an_import_changes_is_put_back_with_a_warning(
         "def score(prompts, responses): return [0.0] * len(responses)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    drawn = torch.get_rng_state()
+    random_state = torch.get_rng_state()
     with pytest.warns(UserWarning, match="changes_at_import:score' changes torch's default dtype"):
         CallableReward("changes_at_import:score", tiny_tokenizer())
     assert torch.get_default_dtype() == torch.float32
-    assert torch.equal(torch.get_rng_state(), drawn)
+    assert torch.equal(torch.get_rng_state(), random_state)
 
 
 @pytest.mark.parametrize("timeout", [None, 60.0])

@@ -203,4 +203,4 @@ def test_the_cache_is_freed_with_the_rollout() -> None:
     rollouts = sample_responses(model, ids, mask, options, batch_size=2)
     gc.collect()
     assert len(rollouts.response_ids) == 6
-    assert KVCache not in {type(thing) for thing in gc.get_objects()}
+    assert KVCache not in {type(instance) for instance in gc.get_objects()}

@@ -56,13 +56,13 @@ def test_selected_rows_lose_shared_padding(index: list[int], prompt: int, respon
 
 
 def test_minibatches_cover_the_buffer_once_in_an_order_of_their_generator() -> None:
-    def drawn(seed: int) -> list[list[int]]:
+    def draw_minibatches(seed: int) -> list[list[int]]:
         generator = torch.Generator().manual_seed(seed)
         return [index.tolist() for index in iterate_minibatches(12, 4, generator)]
 
-    assert [len(index) for index in drawn(0)] == [4, 4, 4]
-    assert sorted(row for index in drawn(0) for row in index) == list(range(12))
-    assert drawn(0) == drawn(0) != drawn(1)
+    assert [len(index) for index in draw_minibatches(0)] == [4, 4, 4]
+    assert sorted(row for index in draw_minibatches(0) for row in index) == list(range(12))
+    assert draw_minibatches(0) == draw_minibatches(0) != draw_minibatches(1)
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.cat(list(iterate_minibatches(12, 4, generator))) for _ in range(2))
     assert not torch.equal(first, second)

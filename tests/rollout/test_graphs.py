@@ -88,9 +88,9 @@ def test_replayed_steps_sample_the_same_tokens(
     assert len(captures.replayed) > 25
 
 
-@pytest.mark.parametrize("found", [True, False])
+@pytest.mark.parametrize("torch_notices", [True, False])
 def test_a_network_that_cannot_be_captured_decodes_without_graphs(
-    captures: Captures, caplog: pytest.LogCaptureFixture, found: bool
+    captures: Captures, caplog: pytest.LogCaptureFixture, torch_notices: bool
 ) -> None:
     model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=12)
@@ -104,7 +104,7 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
     assert captures.replayed
     captures.captured.clear()
     captures.replayed.clear()
-    if found:  # else it is as if torch did not see the wait
+    if torch_notices:  # else it is as if torch did not see the wait
         graphs._NEVER_WAITS.clear()
 
     def wait(*_: object) -> None:
@@ -115,10 +115,10 @@ def test_a_network_that_cannot_be_captured_decodes_without_graphs(
         for _ in range(2):
             rollouts = sample_responses(model, ids, mask, options, seed=3, batch_size=4)
             assert torch.equal(rollouts.response_ids, expected.response_ids)
-    assert (captures.captured, captures.replayed) == ([] if found else [4], [])
+    assert (captures.captured, captures.replayed) == ([] if torch_notices else [4], [])
     lines = [line for line in caplog.messages if "CUDA graphs" in line]
     raised = "called a synchronizing CUDA operation"
-    if not found:
+    if not torch_notices:
         raised = "operation not permitted when stream is capturing"
     assert lines == [
         "LlamaModel: decodes without CUDA graphs: a step that may not wait for the device "

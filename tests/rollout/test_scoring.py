@@ -92,8 +92,8 @@ def test_values_are_those_of_each_state_alone(family: str) -> None:
         for t in range(length + 1):
             state = torch.cat([prompt, rollouts.response_ids[row, :t]]).unsqueeze(0)
             expected = critic.score(critic.base_model(state).last_hidden_state[0, -1])[0]
-            got = values[row, t] if t < length else next_values[row]
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+            value = values[row, t] if t < length else next_values[row]
+            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
     assert not values[~rollouts.response_mask].any()
 
 

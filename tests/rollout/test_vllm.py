@@ -334,7 +334,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize(
-    ("pieces", "told"),
+    ("pieces", "message"),
     [
         (lambda: drip(HEAD + b"X: "), r"no answer within 0\.2 seconds .timeout."),
         (lambda: drip(HEAD + b"\r\n"), r"no answer within 0\.2 seconds .timeout."),
@@ -351,12 +351,12 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
     ],
 )
 def test_a_server_that_does_not_end_its_answer_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: Any, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: Any, message: str
 ) -> None:
     monkeypatch.setattr("lit_rlhf.remote.MAX_BODY", 10_000)
     monkeypatch.setenv("no_proxy", "*")
     model = policy(tmp_path / "policy")
-    with raw_service(pieces) as (url, _), pytest.raises(UserError, match=told):
+    with raw_service(pieces) as (url, _), pytest.raises(UserError, match=message):
         sample(VLLMServerSampler(url.removesuffix("/score"), str(tmp_path), timeout=0.2), model)
 
 

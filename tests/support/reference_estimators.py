@@ -207,9 +207,9 @@ def assert_follows(step: Step, expected: AdamW) -> None:
     """Gradients and weights agree up to the rounding of float32."""
     norm = pytest.approx(expected.norms[0], rel=NORM_TOLERANCE)
     assert step.logged["ppo/policy_grad_norm"] == norm
-    for actual, wanted in zip(step.gradients, expected.gradients, strict=False):
+    for actual, target in zip(step.gradients, expected.gradients, strict=False):
         named = {name.removeprefix("policy."): gradient for name, gradient in actual.items()}
-        assert distance(named, wanted) < GRADIENT_TOLERANCE * distance(wanted, {})
+        assert distance(named, target) < GRADIENT_TOLERANCE * distance(target, {})
     end = {name: parameter.detach() for name, parameter in expected.parameters.items()}
     assert distance(step.end, end) < WEIGHT_TOLERANCE * distance(step.start, end)
     assert "critic" not in step.networks

@@ -323,9 +323,9 @@ def critic_loss(critic: nn.Module, batch: list[tuple[Sample, Score]], tokens: in
             if abs(moved) <= LOSS["value_clip"]:
                 total = total + 0.5 * plain
                 continue
-            held = (old + clip(moved, LOSS["value_clip"]) - target) ** 2
-            clips += held > float(plain.detach())
-            total = total + 0.5 * (plain if float(plain.detach()) >= held else held)
+            bounded = (old + clip(moved, LOSS["value_clip"]) - target) ** 2
+            clips += bounded > float(plain.detach())
+            total = total + 0.5 * (plain if float(plain.detach()) >= bounded else bounded)
     loss = total / tokens
     return loss, {"ppo/value_loss": float(loss.detach()), "ppo/value_clip_fraction": clips / tokens}
 
@@ -342,10 +342,11 @@ def policy_loss(
         for (logprob, entropy), old, advantage in rows:
             ratio = (logprob - old).exp()
             bound = 1 + math.copysign(LOSS["ratio_clip"], advantage)
-            held = float(ratio.detach()) > bound if advantage > 0 else float(ratio.detach()) < bound
-            surrogate = surrogate - advantage * (bound if held else ratio)
-            clips += held
-            ratios += float(ratio.detach())
+            value = float(ratio.detach())
+            is_clipped = value > bound if advantage > 0 else value < bound
+            surrogate = surrogate - advantage * (bound if is_clipped else ratio)
+            clips += is_clipped
+            ratios += value
             bonus = bonus + entropy.clamp(max=LOSS["entropy_clip"])
             moved = float(logprob.detach()) - old
             kl += math.exp(moved) - 1 - moved
@@ -411,9 +412,9 @@ def assert_follows_reference(actual: Iteration, expected: Expected) -> None:
     }
     assert unlike == {}
     for network, steps in actual.gradients.items():
-        for step_gradients, wanted in zip(steps, expected.gradients[network], strict=True):
-            named = {name: step_gradients[f"{network}.{name}"] for name in wanted}
-            assert distance(named, wanted) < GRADIENT_TOLERANCE * distance(wanted, {})
+        for step_gradients, target in zip(steps, expected.gradients[network], strict=True):
+            named = {name: step_gradients[f"{network}.{name}"] for name in target}
+            assert distance(named, target) < GRADIENT_TOLERANCE * distance(target, {})
     for network, weights in expected.end.items():
         way = distance(actual.start[network], weights)
         assert distance(actual.end[network], weights) < WEIGHT_TOLERANCE * way

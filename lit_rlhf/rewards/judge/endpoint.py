@@ -142,11 +142,11 @@ class JudgeEndpoint:
             NoCompletionError: If the server does not answer as an endpoint does.
             RemoteError: If a request failed for good.
         """
-        sent = list(messages)
+        request = list(messages)
         malformed: list[str] = []
         problem = ""
         for _ in range(attempts):
-            completion = self._complete(sent, schema)
+            completion = self._complete(request, schema)
             try:
                 return ReadReply(value=parse(completion.text), malformed=malformed)
             except MalformedReplyError as error:
@@ -154,7 +154,7 @@ class JudgeEndpoint:
                 if completion.is_cut_off:
                     problem = f"it was cut off after {self.max_tokens} tokens"
                 malformed.append(completion.text)
-                sent = [*messages, *ask_again(completion.text, problem)]
+                request = [*messages, *ask_again(completion.text, problem)]
         return ReadReply(value=None, malformed=malformed, problem=problem)
 
     def _complete(

@@ -78,11 +78,11 @@ def generate(options: GenerateOptions) -> "Generation | None":
 
 def _check_options(options: GenerateOptions) -> None:
     """Refuse options that do not fit together, before torch is imported."""
-    given = [name for name in ("prompts", "prompt", "chat") if getattr(options, name)]
-    if len(given) != 1:
+    sources = [name for name in ("prompts", "prompt", "chat") if getattr(options, name)]
+    if len(sources) != 1:
         raise ValueError(
             "prompts, prompt, chat: expected exactly one of them (--prompts FILE, "
-            f"--prompt 'TEXT' or --chat), got {' and '.join(given) or 'none'}; a prompt "
+            f"--prompt 'TEXT' or --chat), got {' and '.join(sources) or 'none'}; a prompt "
             "without a flag goes first: lit_rlhf generate 'TEXT' --models FOLDER"
         )
     check_outputs({"output": options.output}, [options.prompts, *options.models])

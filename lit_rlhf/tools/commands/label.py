@@ -247,7 +247,7 @@ def _sample_responses(options: LabelOptions, policies: Sequence[str], folder: Pa
                 on_bad_record=options.on_bad_record,
             )
             continue
-        made = check_responses(file)
+        actual = check_responses(file)
         expected = {
             "models": {policy: hash_model(policy)},
             "seed": options.seed,
@@ -257,7 +257,7 @@ def _sample_responses(options: LabelOptions, policies: Sequence[str], folder: Pa
             "chat_template": options.chat_template,
             "dtype": options.dtype,
         }
-        differing = [key for key, value in expected.items() if made.get(key) != value]
+        differing = [key for key, value in expected.items() if actual.get(key) != value]
         (lines,) = read_response_lines([str(file)]).values()
         if [line.prompt for line in lines[:: options.responses_per_prompt]] != [
             prompt.prompt for prompt in prompts
@@ -265,7 +265,7 @@ def _sample_responses(options: LabelOptions, policies: Sequence[str], folder: Pa
             differing.append("prompts")
         if differing:
             details = "; ".join(
-                f"{key}: {made.get(key)} there, {expected.get(key)} now"
+                f"{key}: {actual.get(key)} there, {expected.get(key)} now"
                 for key in differing
                 if key != "prompts"
             )

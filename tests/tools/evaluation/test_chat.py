@@ -160,8 +160,8 @@ def test_control_text_in_a_response_does_not_end_the_chat(control: str) -> None:
 
 def test_ctrl_c_at_the_prompt_or_between_responses_does_not_end_the_chat() -> None:
     assert after(chat("sft"), Fed(), "^C", "one") == "\n/quit or Ctrl-D ends the chat\nsft: ok\n"
-    heard: Iterator[object] = iter([KeyboardInterrupt(), None])
-    with patch.object(Chat, "handle_line", side_effect=heard) as handle_line:
+    events: Iterator[object] = iter([KeyboardInterrupt(), None])
+    with patch.object(Chat, "handle_line", side_effect=events) as handle_line:
         shown = after(chat("sft"), Fed(), "one", "two")
     assert handle_line.call_count == 2
     assert shown == "\nstopped\n"

@@ -58,12 +58,12 @@ def _find_different_token(case: Case, tokenizer: PreTrainedTokenizerBase) -> Fin
         except ValueError:  # it has no tokenizer: its text contract is compared
             continue
         for token in ("eos_token", "bos_token"):
-            mine = _describe_token(tokenizer, token)
-            theirs = _describe_token(other, token)
-            if mine != theirs:
+            of_policy = _describe_token(tokenizer, token)
+            of_reward = _describe_token(other, token)
+            if of_policy != of_reward:
                 return failure(
-                    f"{token} is {mine} for the policy and {theirs} for the tokenizer of reward "
-                    f"model {model.path!r}.",
+                    f"{token} is {of_policy} for the policy and {of_reward} for the tokenizer of "
+                    f"reward model {model.path!r}.",
                     f"Set {token} to the same token in the tokenizers of model.model_path and of "
                     "the reward model, the one that both were trained with.",
                 )

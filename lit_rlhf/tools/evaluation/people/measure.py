@@ -248,8 +248,8 @@ def people_outcomes(labels: Sequence[Label], policy: str, seed: int = 0) -> Outc
 
     def draw(n: int) -> NDArray[np.float64]:
         """How often each of `n` is drawn in `n` draws with replacement."""
-        drawn = generator.integers(n, size=n) if n else np.zeros(0, dtype=np.int64)
-        return np.bincount(drawn, minlength=n).astype(np.float64)
+        indices = generator.integers(n, size=n) if n else np.zeros(0, dtype=np.int64)
+        return np.bincount(indices, minlength=n).astype(np.float64)
 
     resampled = np.array([rates(draw(n_prompts), draw(n_annotators)) for _ in range(_RESAMPLES)])
     tail = (1 - _CONFIDENCE) / 2

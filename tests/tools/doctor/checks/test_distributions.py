@@ -74,7 +74,7 @@ class ScoresHotter(with_experience(lambda made: {"old_logprobs": made.old_logpro
 
 
 @pytest.mark.parametrize(
-    ("kind", "check", "found", "change"),
+    ("kind", "check", "message", "change"),
     [
         (OtherLogprobs, "ratio", "The ratio is 1.1052 before the first update", ""),  # e^0.1
         (with_experience(noisy), "ratio", "", ""),
@@ -85,10 +85,10 @@ class ScoresHotter(with_experience(lambda made: {"old_logprobs": made.old_logpro
     ],
 )
 def test_fault_of_a_model_is_found_with_its_remedy(
-    root: Path, tmp_path: Path, kind: Any, check: str, found: str, change: str
+    root: Path, tmp_path: Path, kind: Any, check: str, message: str, change: str
 ) -> None:
     finding = only_finding(findings(root, tmp_path, module_of(root, kind)), check, "failure")
-    assert found in finding.found
+    assert message in finding.found
     assert change in finding.change
 
 

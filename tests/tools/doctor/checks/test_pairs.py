@@ -43,8 +43,8 @@ def test_a_reward_model_near_one_half_is_warned_of(
     finding = finding_on(root, tmp_path, write_pairs(root, tmp_path / "pairs.jsonl", n_wrong))
     assert finding.status == status
     low, high = wilson_interval(8 - n_wrong, 8)
-    told = f"on held-out pairs: accuracy {1 - n_wrong / 8:.2f} [{low:.2f}, {high:.2f}] on 8 pairs; "
-    assert told in finding.found
+    accuracy = f"accuracy {1 - n_wrong / 8:.2f} [{low:.2f}, {high:.2f}]"
+    assert f"on held-out pairs: {accuracy} on 8 pairs; " in finding.found
     assert ("near one half" in finding.change) is (status == "warning")
 
 

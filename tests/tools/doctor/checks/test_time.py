@@ -14,7 +14,7 @@ from tests.support.doctor_runs import findings, not_ok, only_finding
 
 
 @pytest.mark.parametrize(
-    ("plan", "trainer", "status", "told"),
+    ("plan", "trainer", "status", "message"),
     [
         (RunPlan(ranks=2), {}, "failure", "(2 ranks)"),  # not one iteration
         (None, {"max_epochs": -1}, "warning", "trainer.max_epochs"),
@@ -22,10 +22,10 @@ from tests.support.doctor_runs import findings, not_ok, only_finding
     ],
 )
 def test_end_of_a_run_is_judged_with_its_remedy(
-    root: Path, tmp_path: Path, plan: Any, trainer: Any, status: str, told: str
+    root: Path, tmp_path: Path, plan: Any, trainer: Any, status: str, message: str
 ) -> None:
     finding = only_finding(findings(root, tmp_path, plan=plan, **trainer), "time", status)
-    assert told in finding.found + str(finding.change)
+    assert message in finding.found + str(finding.change)
 
 
 def test_a_run_for_gpus_that_are_not_there_is_counted(root: Path, tmp_path: Path) -> None:
