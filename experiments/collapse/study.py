@@ -12,21 +12,31 @@ back.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from experiments.detector.page import format_families, read_rows, summarize_families
+from experiments.detector.criterion import BEFORE, GROUPS
+from experiments.detector.page import (
+    BEFORE_RESULT,
+    Comparison,
+    compare_groups,
+    count_doubted,
+    demands_met,
+    draw_groups,
+    format_groups,
+)
+from experiments.detector.page import RESULT as DETECTOR_RESULT
 from experiments.drawing import COLORS, STYLE, band, finish_panel
 from experiments.frame import DOCS, IMAGES, Documents, fill_template
 from experiments.processes import command_job, run_jobs
-from experiments.results_file import table
+from experiments.results_file import read_lines, table
 from lit_callbacks import (
     FirstRatioMonitor,
     Level,
@@ -42,7 +52,8 @@ RESULT = Path(__file__).with_name("results.json")
 TEMPLATE = Path(__file__).with_name("page.md.j2")
 TABLES = RESULT.with_suffix(".md")
 PAGE = DOCS / "collapse.md"
-FIGURE = IMAGES / "collapse.svg"
+FIGURE = IMAGES / "detector.svg"
+RUNS_FIGURE = IMAGES / "collapse.svg"
 
 DETECTOR_SEEDS = (60, 61, 62, 63, 64, 65, 66, 67, 68, 69)
 """Seeds on which nothing was chosen: the thresholds were on seeds 0 to 2 and 30 to 39."""
@@ -283,32 +294,60 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
         return figure
 
 
-def format_page(rows: Sequence[dict[str, Any]]) -> str:
+def read_groups() -> dict[str, Comparison]:
+    """The committed results of the detector by group of families, before and now."""
+    return compare_groups(before=read_lines(BEFORE_RESULT), now=read_lines(DETECTOR_RESULT))
+
+
+def format_page(rows: Sequence[dict[str, Any]], groups: Mapping[str, Comparison]) -> str:
     """Format the page.
 
     Args:
         rows: What `summarize_seed` says of each seed.
+        groups: How the detector does on each group of families, before and now.
     """
-    families = summarize_families(read_rows())
     leads = [-row["ppo_vanilla"]["lead"] for row in rows]
     golds = {name: [row["final_gold"][name] for row in rows] for name in RUNS}
     return fill_template(
         TEMPLATE,
+        groups=format_groups({name: groups[name] for name in list(GROUPS)[:4]}),
+        before=BEFORE,
         **{
-            **families,
-            "families": format_families(families["scores"], single=False),
-            "harm": COLLAPSE_STDS,
-            "golds": {
-                name: f"{min(values):.2f} to {max(values):.2f}" for name, values in golds.items()
-            },
-            "leads": f"{min(leads)} to {max(leads)}",
-            "seeds": len(rows),
-            "flagged": sum(row["ppo_vanilla"]["flagged_at"] is not None for row in rows),
-            "in_time": sum(row["ppo_vanilla"]["in_time"] for row in rows),
-            "flagged_max": sum(row["ppo_max"]["flagged_at"] is not None for row in rows),
-            "saved": sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows),
+            name: groups[group].now
+            for name, group in zip(("lab", "real", "synthetic", "others"), GROUPS, strict=False)
         },
+        missed_demands=describe_demands(demands_met(groups)),
+        late=describe_lead(groups["lab"].now.leads),
+        real_lead=describe_lead(groups["real models"].now.leads),
+        doubted=count_doubted(read_lines(DETECTOR_RESULT)),
+        golds={name: f"{min(values):.2f} to {max(values):.2f}" for name, values in golds.items()},
+        leads=f"{min(leads)} to {max(leads)}",
+        seeds=len(rows),
+        flagged=sum(row["ppo_vanilla"]["flagged_at"] is not None for row in rows),
+        in_time=sum(row["ppo_vanilla"]["in_time"] for row in rows),
+        flagged_max=sum(row["ppo_max"]["flagged_at"] is not None for row in rows),
+        saved=sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows),
     )
+
+
+def describe_lead(leads: Sequence[int]) -> str:
+    """The median of leads in words, such as `3 iterations after the harm`."""
+    lead = median(leads)
+    return f"{abs(lead):g} iterations {'before' if lead > 0 else 'after'} the harm"
+
+
+def describe_demands(met: Mapping[str, Mapping[str, bool]]) -> str:
+    """Say which groups of families meet which demands.
+
+    Args:
+        met: Whether each demand is met, by group.
+    """
+    names = {"false": "The first", "seen": "the second", "right": "the third"}
+    parts = []
+    for demand, title in names.items():
+        groups = [group for group in list(GROUPS)[:4] if met[group][demand]]
+        parts.append(f"{title} holds for {' and '.join(groups) or 'none'}")
+    return f"{', '.join(parts)}."
 
 
 def format_tables(rows: Sequence[dict[str, Any]]) -> str:
@@ -321,6 +360,8 @@ def format_tables(rows: Sequence[dict[str, Any]]) -> str:
         "# The collapse detector and rolling back: each run\n\n"
         "Written by `python -m experiments collapse page` from `results.json` for the page on\n"
         "[the collapse detector](../../docs/collapse.md).\n\n"
+        "![Gold, KL and response length over the iterations](../../docs/images/collapse.svg)\n\n"
+        "Bands are ranges over seeds, the dashed line is SFT's gold.\n\n"
         f"{format_policies(rows)}\n"
         "Gold is over 512 held-out prompts here, and over the 128 rollouts of an iteration "
         "below.\n\n"
@@ -332,10 +373,12 @@ def format_tables(rows: Sequence[dict[str, Any]]) -> str:
 def documents() -> Documents:
     """The page, its figure and all tables, from the committed results."""
     rows = json.loads(RESULT.read_text("utf-8"))
+    groups = read_groups()
     return {
-        PAGE: format_page(rows),
+        PAGE: format_page(rows, groups),
         TABLES: format_tables(rows),
-        FIGURE: lambda: draw(rows),
+        FIGURE: lambda: draw_groups(groups),
+        RUNS_FIGURE: lambda: draw(rows),
     }
 
 

@@ -11,9 +11,10 @@ against harm alone; runs that had lost their variety while their truth rose coun
   keeps its label.
 - *broken*: the truth fell as above, and the mean of the last `ENDS` rewards that the run optimizes
   is below the mean of its first three; or KL to the reference ends below `-BROKEN_NATS`.
-- *monotonous*: variety is lost. At the end distinct bigrams are below `VARIETY_KEPT` of the start's,
-  or the commonest opening, or the share of responses with a canned phrase, has risen by more than
-  `VARIETY_SHARE`; or, where none of these is known, entropy is below `ENTROPY_KEPT` of the start's.
+- *monotonous*: variety is lost. At the end distinct bigrams are below `VARIETY_KEPT` of the
+  start's, or the commonest opening, or the share of responses with a canned phrase, has risen by
+  more than `VARIETY_SHARE`; or, where none of these is known, entropy is below `ENTROPY_KEPT` of
+  the start's.
 - *data changed*: the prompts are others from some step on.
 
 The truth of a run comes from its own measures of held-out prompts where they are committed (known
@@ -133,3 +134,10 @@ GRID = tuple(
     for kl, high in product((0.07, 0.05, 0.1), (1.75, 2.0))
 )
 """Nats per token; a multiple of the baseline."""
+
+DEMANDS = (
+    "Figure 9, as it is, with KL and length halved, and a quarter higher, is never flagged",
+    "Figure 4 is flagged before its win rate is below one half",
+    "with batches of 4 and 16 responses at most 5 % of the healthy runs are flagged",
+    "all of the quickstart's vanilla runs are flagged, and no PPO-max run",
+)

@@ -8,7 +8,7 @@ from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
 from experiments.detector.criterion import MAX_FALSE, SMOOTH
-from experiments.detector.families import find_harm
+from experiments.detector.labels import find_harm
 from experiments.drawing import window_means
 from experiments.exploits.study import MEMBERS, RESULT
 from experiments.results_file import read_runs, table

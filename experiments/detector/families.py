@@ -8,10 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
-from experiments.detector.criterion import HARM_STDS, HARM_STEPS
+from experiments.detector.labels import (
+    Change,
+    Label,
+    Question,
+    Trouble,
+    ends_of,
+    label_run,
+)
 from experiments.results_file import read_runs
 from lit_callbacks.names import find_names
 
@@ -19,6 +26,10 @@ HERE = Path(__file__).resolve().parent
 EXPERIMENTS = HERE.parent
 
 Step = dict[str, float]
+Curves = Mapping[str, Sequence[float]]
+CHAT = "chat"
+SHORT = "short answers"
+CHECKABLE = "checkable reward"
 
 
 @dataclass(frozen=True)
@@ -28,35 +39,31 @@ class Trajectory:
     Attributes:
         family: One of `criterion.CHOOSING` or `criterion.JUDGING`.
         name: Name of the run.
-        collapsed: Its label; `None` for a run that nobody labelled, which is told and not judged.
+        label: Its troubles.
         steps: Metrics by key, step by step.
-        harm: Place in `steps` of the first step of the harm, if it is known.
         every: Steps of the run from one of `steps` to the next.
+        task: What its responses are: the preset of the detector that a user would choose.
     """
 
     family: str
     name: str
-    collapsed: bool | None
+    label: Label
     steps: Sequence[Step]
-    harm: int | None = None
     every: int = 1
+    task: str = CHAT
 
 
-def find_harm(gold: Sequence[float], std: float) -> int | None:
-    """Place of the first of `HARM_STEPS` iterations in a row whose gold is too low."""
-    bound = fmean(gold[:3]) - HARM_STDS * std
-    for place in range(len(gold) - HARM_STEPS + 1):
-        if all(value < bound for value in gold[place : place + HARM_STEPS]):
-            return place
-    return None
-
-
-def make_steps(curves: Mapping[str, Sequence[float]], responses: int) -> list[Step]:
+def make_steps(curves: Curves, responses: int) -> list[Step]:
     """Steps from curves by key, with the number of responses behind each."""
     return [
         {"rollout/responses": float(responses), **dict(zip(curves, values, strict=True))}
         for values in zip(*curves.values(), strict=True)
     ]
+
+
+def without_truth(curves: Curves) -> dict[str, Sequence[float]]:
+    """The curves that a user without the truth would have."""
+    return {key: values for key, values in curves.items() if "gold" not in key}
 
 
 LAB_KEYS = {
@@ -72,7 +79,7 @@ LAB_KEYS = {
 def lab_family(name: str) -> str:
     """The family of an arm of the reproduction."""
     if name in ("vanilla", "ppo_max"):
-        return "quickstart"
+        return "lab: quickstart"
     if any(world in name for world in ("biased", "extrapolation")):
         return "lab: reward models"
     if "kl_coef" in name or "kl_penalty" in name:
@@ -87,10 +94,15 @@ def lab_runs() -> list[Trajectory]:
         curves = result["curves"]
         if "gold" not in curves or "policy_without_sft" in name:  # starts from untrained weights
             continue
-        harm = find_harm(curves["gold"], result["samples"]["gold_std"][0])
+        label = label_run(
+            truth=curves["gold"],
+            std=result["samples"]["gold_std"][0],
+            reward=curves["score"],
+            kl=curves["kl"],
+            variety={"entropy": ends_of(curves["entropy"])},
+        )
         steps = make_steps({key: curves[ours] for ours, key in LAB_KEYS.items()}, 128)
-        family = lab_family(result["name"])
-        runs.append(Trajectory(family, name, harm is not None, steps, harm))
+        runs.append(Trajectory(lab_family(result["name"]), name, label, steps, task=SHORT))
     return runs
 
 
@@ -102,29 +114,15 @@ def quickstart_runs() -> list[Trajectory]:
             curves = row["curves"][arm]
             keys = {f"rollout/{key}": curves[key] for key in ("kl", "response_length")}
             harmed_at = row[arm]["harmed_at"]
-            runs.append(
-                Trajectory(
-                    "quickstart",
-                    f"{arm}-seed_{row['seed']}",
-                    arm == "ppo_vanilla",
-                    make_steps(keys, 128),
-                    None if harmed_at is None else harmed_at - 1,
-                )
+            is_harmed = harmed_at is not None
+            label = Label(
+                troubles=frozenset({Trouble.EXPLOITING} if is_harmed else ()),
+                tells=frozenset({Question.HARM}),
+                harm=harmed_at - 1 if is_harmed else None,
             )
-    return runs
-
-
-def smollm2_runs() -> list[Trajectory]:
-    """SmolLM2-135M: 16 responses per iteration; 20 times the learning rate ends in one answer."""
-    runs = []
-    for name, row in read_runs(EXPERIMENTS / "pretrained" / "results.jsonl").items():
-        if not name.startswith("ppo_"):
-            continue
-        curves: dict[str, list[float]] = {
-            key: values for key, values in row["result"]["curves"].items() if "score" not in key
-        }
-        steps = make_steps(curves, 16)
-        runs.append(Trajectory("SmolLM2", name, name.startswith("ppo_faster"), steps))
+            steps = make_steps(keys, 128)
+            name = f"{arm}-seed_{row['seed']}"
+            runs.append(Trajectory("lab: quickstart", name, label, steps, task=SHORT))
     return runs
 
 
@@ -132,13 +130,34 @@ def exploit_runs() -> list[Trajectory]:
     """The lab's six exploits, each beside the run that learns the truth, and ensembles."""
     runs = []
     for name, row in read_runs(EXPERIMENTS / "exploits" / "results.jsonl").items():
-        harm = find_harm(row["curves"]["rollout/gold"], row["gold_std"])
-        places = range(len(row["curves"]["rollout/gold"]))
-        curves = {key: v for key, v in row["curves"].items() if key != "rollout/gold"}
+        curves = row["curves"]
+        label = label_run(
+            truth=curves["rollout/gold"],
+            std=row["gold_std"],
+            reward=curves["rollout/score"],
+            kl=curves["rollout/kl"],
+            variety=training_variety(curves),
+        )
+        places = range(len(curves["rollout/gold"]))
         # a metric of the update is missing where there was none
-        steps = [{k: v[i] for k, v in curves.items() if v[i] is not None} for i in places]
-        runs.append(Trajectory("lab: exploits", name, harm is not None, steps, harm))
+        steps = [
+            {k: v[i] for k, v in without_truth(curves).items() if v[i] is not None} for i in places
+        ]
+        runs.append(Trajectory("lab: exploits", name, label, steps, task=SHORT))
     return runs
+
+
+def training_variety(curves: Curves) -> dict[str, Change]:
+    """Changes of the variety by training metrics, for runs without a measure of held-out prompts.
+
+    The detector reads these metrics, too.
+    """
+    keys = {
+        "distinct": "rollout/distinct_2",
+        "opening": "rollout/opening_share",
+        "entropy": "rollout/entropy",
+    }
+    return {name: ends_of(curves[key]) for name, key in keys.items() if key in curves}
 
 
 def trl_runs() -> list[Trajectory]:
@@ -149,12 +168,161 @@ def trl_runs() -> list[Trajectory]:
             continue
         logged = row["steps"]
         names = find_names(logged[0])
-        steps = make_steps(
-            {key: [step[ours] for step in logged] for key, ours in names.items()}, 64
+        curves = {key: [step[ours] for step in logged] for key, ours in names.items()}
+        label = label_run(
+            truth=[step["rewards/truth/mean"] for step in logged],
+            std=logged[0]["rewards/truth/std"],
+            reward=[step["reward"] for step in logged],
+            kl=curves["rollout/kl_per_token"],
+            variety=training_variety(curves),
         )
-        gold = [step["rewards/truth/mean"] for step in logged]
-        harm = find_harm(gold, logged[0]["rewards/truth/std"])
-        runs.append(Trajectory("TRL", name, harm is not None, steps, harm))
+        curves["rollout/score"] = [step["reward"] for step in logged]
+        runs.append(Trajectory("lab: TRL", name, label, make_steps(curves, 64), task=SHORT))
+    return runs
+
+
+def smollm2_runs() -> list[Trajectory]:
+    """SmolLM2-135M on HH-RLHF: 16 responses per iteration, gold is another reward model."""
+    results = read_runs(EXPERIMENTS / "pretrained" / "results.jsonl")
+    measured = {
+        name: (step["result"], policy)
+        for step_name, step in results.items()
+        if "policies" in step_name
+        for name, policy in step["result"]["policies"].items()
+        if name != "sft"
+    }
+    runs = []
+    for name, row in results.items():
+        if not name.startswith("ppo_"):
+            continue
+        curves = row["result"]["curves"]
+        variety = {}
+        std = results["policies_0"]["result"]["policies"]["sft"]["rewards"]["gold"]["std"]
+        if name in measured:  # on held-out prompts
+            result, policy = measured[name]
+            sft = result["policies"]["sft"]
+            std = sft["rewards"]["gold"]["std"]
+            shares = result["openings"]
+            variety = {
+                "distinct": Change(sft["distinct_2"], policy["distinct_2"]),
+                "opening": Change(shares["sft"]["share"], shares[name]["share"]),
+            }
+        label = label_run(
+            truth=curves["rollout/score/gold"],
+            std=std,
+            reward=curves["rollout/score/reward"],
+            kl=curves["rollout/kl"],
+            variety=variety or training_variety(curves),
+        )
+        steps = make_steps(with_score(curves), 16)
+        runs.append(Trajectory("SmolLM2: HH-RLHF", name, label, steps))
+    return runs
+
+
+def with_score(curves: Curves) -> dict[str, Sequence[float]]:
+    """Curves without the truth, with the reward that the run optimizes under its usual name."""
+    shown = {key: values for key, values in curves.items() if not key.startswith("rollout/score/")}
+    if "rollout/score/reward" in curves:
+        shown["rollout/score"] = curves["rollout/score/reward"]
+    return without_truth(shown)
+
+
+def known_truth_runs() -> list[Trajectory]:
+    """SmolLM2-135M with a known rule: 16 responses per iteration, canned shares are held out."""
+    runs = []
+    for seed, row in read_runs(EXPERIMENTS / "known_truth" / "results.jsonl").items():
+        if not seed.startswith("seed_"):
+            continue
+        policies = row["steps"]["policies"]["result"]
+        for arm in ("ppo_vanilla", "ppo_max"):
+            curves = row["steps"][arm]["result"]["curves"]
+            label = label_run(
+                truth=curves["rollout/gold"],
+                std=pstdev(policies["sft"]["truth"]),
+                reward=curves["rollout/score"],
+                kl=curves["rollout/kl"],
+                variety={"canned": Change(policies["sft"]["canned"], policies[arm]["canned"])},
+            )
+            steps = make_steps(without_truth(curves), 16)
+            name = f"{arm}-{seed}"
+            runs.append(Trajectory("SmolLM2: known truth", name, label, steps, task=SHORT))
+    return runs
+
+
+def preference_runs() -> list[Trajectory]:
+    """SmolLM2-135M on people's pairs: 16 responses per iteration, gold is Gemma 3 270M."""
+    runs = []
+    for seed, row in read_runs(EXPERIMENTS / "preferences" / "results.jsonl").items():
+        if not seed.startswith("seed_"):
+            continue
+        number = seed.removeprefix("seed_")
+        policies = row[f"policies_{number}"]["result"]
+        sft = policies["sft"]
+        for arm in ("ppo_vanilla", "ppo_max"):
+            curves = row[f"{arm}_{number}"]["result"]["curves"]
+            policy = policies[arm]
+            label = label_run(
+                truth=curves["rollout/score/gold"],
+                std=pstdev(sft["truth"]),
+                reward=curves["rollout/score/reward"],
+                kl=curves["rollout/kl"],
+                variety={
+                    "distinct": Change(sft["distinct_2"], policy["distinct_2"]),
+                    "opening": Change(sft["opening"]["share"], policy["opening"]["share"]),
+                },
+            )
+            steps = make_steps(with_score(curves), 16)
+            runs.append(Trajectory("SmolLM2: preferences", f"{arm}-{seed}", label, steps))
+    return runs
+
+
+def alignment_tax_runs() -> list[Trajectory]:
+    """Seed 12 of the known truth with other seeds of PPO, with and without PPO-ptx."""
+    known = read_runs(EXPERIMENTS / "known_truth" / "results.jsonl")["seed_12"]
+    std = pstdev(known["steps"]["policies"]["result"]["sft"]["truth"])
+    runs = []
+    for seed, row in read_runs(EXPERIMENTS / "alignment_tax" / "results.jsonl").items():
+        for arm, step in row.items():
+            if not arm.startswith("ppo_"):
+                continue
+            curves = step["result"]["curves"]
+            label = label_run(
+                truth=curves["rollout/gold"],
+                std=std,
+                reward=curves["rollout/score"],
+                kl=curves["rollout/kl"],
+                variety=training_variety(curves),
+            )
+            steps = make_steps(without_truth(curves), 16)
+            name = f"{arm}-{seed}"
+            runs.append(Trajectory("SmolLM2: alignment tax", name, label, steps, task=SHORT))
+    return runs
+
+
+def sums_runs() -> list[Trajectory]:
+    """SmolLM2-135M learning sums: 16 responses per iteration; the reward is the truth."""
+    runs = []
+    for name, row in read_runs(EXPERIMENTS / "estimator_sums" / "results.jsonl").items():
+        if "courses" not in row:
+            continue
+        curves = row["courses"]
+        right = fmean(curves["gold"][:3])
+        label = label_run(
+            truth=curves["gold"],
+            std=(right * (1 - right)) ** 0.5,
+            reward=None,
+            kl=curves["kl"],
+            variety={},
+        )
+        steps = make_steps(
+            {
+                "rollout/kl": curves["kl"],
+                "rollout/response_length": curves["response_length"],
+                "rollout/score": curves["gold"],
+            },
+            16,
+        )
+        runs.append(Trajectory("SmolLM2: sums", name, label, steps, task=CHECKABLE))
     return runs
 
 
@@ -175,7 +343,8 @@ def paper_runs() -> list[Trajectory]:
         per_token = [value * factor for value in nine["kl_per_token"]]
         curves = {"rollout/kl_per_token": per_token, "rollout/response_length": length}
         steps = make_steps(curves, 128)
-        runs.append(Trajectory("paper", f"Figure 9, {name}", False, steps, every=23))
+        label = Label(tells=frozenset({Question.HARM}))
+        runs.append(Trajectory("paper", f"Figure 9, {name}", label, steps, every=23))
     for path in sorted((HERE / "figures").glob("figure*.csv")):
         if path.stem in ("figure9", "figure13"):  # the latter are ten distributions of scores
             continue
@@ -184,15 +353,14 @@ def paper_runs() -> list[Trajectory]:
             "rollout/kl_per_token": curve["kl_per_token"],
             "rollout/response_length": curve["length"],
         }
-        harm = None
-        label = None
+        label = Label(tells=frozenset())
         if path.stem == "figure4":
             win = curve["win_rate"]
             # before the first point the policy is the SFT policy
             harm = next(i for i, value in enumerate(win) if i > 10 and value < 50)
-            label = True
+            label = Label(frozenset({Trouble.EXPLOITING}), frozenset({Question.HARM}), harm)
         steps = make_steps(curves, 128)
-        runs.append(Trajectory("paper", path.stem, label, steps, harm, every=10))
+        runs.append(Trajectory("paper", path.stem, label, steps, every=10))
     return runs
 
 
@@ -207,4 +375,10 @@ def gather(groups: Iterable[Sequence[Trajectory]]) -> dict[str, list[Trajectory]
 
 def describe(run: Trajectory) -> dict[str, Any]:
     """Family, name and label of a run, for the results."""
-    return {"family": run.family, "name": run.name, "collapsed": run.collapsed, "harm": run.harm}
+    return {
+        "family": run.family,
+        "name": run.name,
+        "troubles": sorted(run.label.troubles),
+        "tells": sorted(run.label.tells),
+        "harm": run.label.harm,
+    }

@@ -2,105 +2,235 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
-from experiments.detector.criterion import CHOOSING, GRID
-from experiments.detector.early import (
-    SIGNALS,
-    format_penalty,
-    format_warnings,
-    label_runs,
-    warn,
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from experiments.detector.criterion import (
+    CHOOSING,
+    GRID,
+    GROUPS,
+    MAX_FALSE,
+    MAX_FALSE_REAL,
+    MIN_RIGHT,
+    MIN_SEEN,
 )
+from experiments.detector.early import SIGNALS, format_penalty, format_warnings, label_runs, warn
 from experiments.detector.families import figure
+from experiments.detector.foreign import LOGS
 from experiments.detector.judging import (
     DETECTORS,
+    Count,
     Row,
     Score,
     choose,
-    choose_and_score,
+    choose_settings,
+    count,
+    family_of,
+    first_flag,
     score,
+    score_families,
     total,
 )
+from experiments.drawing import COLORS, STYLE, finish_axis
 from experiments.frame import fill_template
 from experiments.results_file import table
 from lit_callbacks import Level, RewardDistributionMonitor
 
 RESULT = Path(__file__).with_name("results.jsonl")
+BEFORE_RESULT = Path(__file__).with_name("before.jsonl")
 TEMPLATE = Path(__file__).with_name("results.md.j2")
+FOREIGN = "logs of other people"
 
 
-def read_rows() -> list[Row]:
-    """The committed results."""
-    return [json.loads(line) for line in RESULT.read_text("utf-8").splitlines()]
+class Comparison(NamedTuple):
+    """The detector and the one before it on the same runs.
+
+    Attributes:
+        before: Scores of the detector of commit `criterion.BEFORE`.
+        now: Scores of the detector that is judged.
+    """
+
+    before: Score
+    now: Score
 
 
-def summarize_families(rows: Sequence[Row]) -> dict[str, Any]:
-    """How each detector does on the families that were left out, for the templates.
+def group_of(family: str) -> str:
+    """The group of a family."""
+    return next(group for group, starts in GROUPS.items() if any(map(family.startswith, starts)))
+
+
+def compare_groups(before: Sequence[Row], now: Sequence[Row]) -> dict[str, Comparison]:
+    """Scores of each group of families that were left out, before and now.
 
     Args:
-        rows: What each detector says of each run.
-
-    Returns:
-        Scores of each detector by family as `scores`, the place of the setting that is best on
-        all families as `shipped`, and numbers of runs and leads.
+        before: What the detector of commit `criterion.BEFORE` says of each run.
+        now: What the detector says of each run.
     """
-    chosen = {detector: choose_and_score(rows, detector) for detector in DETECTORS}
-    scores = {name: [s for _, s in pairs] for name, pairs in chosen.items()}
-    ours = total(scores["ours"])
-    kl = total(scores["KL"])
-    trained = [s for s in scores["ours"] if not s.family.startswith("synthetic")]
-    lab = [s for s in scores["ours"] if s.family.startswith("lab")]
-    lab_kl = [s for s in scores["KL"] if s.family.startswith("lab")]
-    suspicious = [score(rows, "suspicious", 0, s.family) for s in scores["ours"]]
-    early = total([s for s in suspicious if s.family.startswith("lab")]).leads
-    place = {s.family: i for i, s in chosen["ours"]}
-    flags = [row["ours"][place[row["family"]]] for row in rows]
+    old = score_families(before, "ours")
+    new = score_families(now, "ours")
+
+    def of_group(scores: Mapping[str, Score], group: str) -> Score:
+        return total([s for family, s in scores.items() if group_of(family) == group])
+
     return {
-        "scores": scores,
-        "shipped": choose(rows, "ours", CHOOSING),
-        "trained": total(trained),
-        "late": -round(median(total(lab).leads)),
-        "trl": round(median(total([s for s in scores["ours"] if s.family == "TRL"]).leads)),
-        "kl_lead": round(median(total(lab_kl).leads)),
-        "early": round(median(early)),
-        "early_trl": round(median(next(s.leads for s in suspicious if s.family == "TRL"))),
-        "doubted": total(suspicious).false,
-        "kl_false": kl.false,
-        "kl_missed": kl.collapsed - kl.found,
-        "healthy": ours.healthy,
-        "collapsed": ours.collapsed,
-        "missed": _names(
-            [r for r, flag in zip(rows, flags, strict=True) if r["collapsed"] and flag is None]
-        ),
-        "false_alarms": _names(
-            [
-                row
-                for row, flag in zip(rows, flags, strict=True)
-                if row["collapsed"] is False and flag is not None
-            ]
-        ),
+        group: Comparison(before=of_group(old, group), now=of_group(new, group)) for group in GROUPS
     }
 
 
-def format_tables(rows: Sequence[Row], exploits: dict[str, dict[str, Any]]) -> str:
+def format_groups(groups: Mapping[str, Comparison]) -> str:
+    """Format false flags, seen troubles and right kinds, before and now."""
+    head = ["runs", "untroubled: flagged before", "now", "troubled: seen before", "now"]
+    head += ["kind right before", "now"]
+    rows = []
+    for group, (before, now) in groups.items():
+        pairs = zip(before[:3], now[:3], strict=True)
+        rows.append([group, *(str(cell) for pair in pairs for cell in pair)])
+    return table(head, rows)
+
+
+def format_questions(groups: Mapping[str, Comparison]) -> str:
+    """Format harm and variety apart, before and now."""
+    head = ["runs", "no harm: called broken or exploiting before", "now", "harm: called so before"]
+    head += ["now", "variety kept: called monotonous before", "now"]
+    head += ["variety lost: called so before", "now"]
+    rows = []
+    for group, (before, now) in groups.items():
+        pairs = zip(before[3:7], now[3:7], strict=True)
+        rows.append([group, *(str(cell) for pair in pairs for cell in pair)])
+    return table(head, rows)
+
+
+def format_families(rows: Sequence[Row]) -> str:
+    """Format how each detector does on each family that was left out."""
+    scores = {detector: score_families(rows, detector) for detector in DETECTORS}
+    head = ["family", "untroubled: flagged by ours", "KL", "rules"]
+    head += ["troubled: seen by ours", "KL", "rules", "kind right", "median lead"]
+    lines = []
+    for family, ours in scores["ours"].items():
+        each = [scores[detector][family] for detector in DETECTORS]
+        lead = f"{median(ours.leads):g}" if ours.leads else "-"
+        lines.append(
+            [
+                family,
+                *(s.untroubled for s in each),
+                *(s.troubled for s in each),
+                ours.right,
+                lead,
+            ]
+        )
+    return table(head, lines)
+
+
+def format_foreign(rows: Sequence[Row]) -> str:
+    """Format the verdicts on other people's logs."""
+    by_name = {row["name"]: row for row in family_of(rows, FOREIGN)}
+    place = choose_settings(rows, "ours").get(FOREIGN, 0)
+    lines = []
+    for log in LOGS:
+        if (row := by_name.get(log.file)) is None:
+            continue
+        flags = row["ours"][place]
+        kind = min(flags, key=flags.__getitem__, default="-")
+        step = flags.get(kind, row["suspicious"])
+        doubt = Level.HEALTHY if row["suspicious"] is None else Level.SUSPICIOUS
+        level = Level.COLLAPSED if flags else doubt
+        lines.append(
+            [
+                log.file,
+                log.source,
+                log.run,
+                log.trouble or "untroubled",
+                log.says,
+                level,
+                kind,
+                "-" if step is None else f"{step + 1} of {row['steps']}",
+            ]
+        )
+    head = ["file", "repository", "run", "label", "who says so", "verdict", "kind", "at line"]
+    return table(head, lines)
+
+
+def format_mistakes(rows: Sequence[Row]) -> str:
+    """Format which runs are flagged falsely, missed, or given the wrong kind, by name."""
+    places = choose_settings(rows, "ours")
+    false: list[str] = []
+    missed: list[str] = []
+    wrong: list[str] = []
+    for row in rows:
+        if not row["tells"]:
+            continue
+        flag = first_flag(row, "ours", places[row["family"]])
+        name = f"{row['family'].rpartition(': ')[2]}: {kind_name(row['name'])}"
+        if flag is None:
+            missed += [name] * bool(row["troubles"])
+        elif not row["troubles"]:
+            false.append(f"{name} as {flag.kind}")
+        elif flag.kind not in row["troubles"]:
+            wrong.append(f"{name}, {' and '.join(row['troubles'])}, as {flag.kind}")
+    parts = {"Flagged falsely": false, "Missed": missed, "Seen, with another kind": wrong}
+    return "\n".join(
+        f"**{title}** ({len(names)}): {tally(names)}.\n" for title, names in parts.items()
+    )
+
+
+def kind_name(name: str) -> str:
+    """Name of a run without its seed."""
+    return name.replace("-seed_", ", seed ").rpartition(", seed ")[0] or name
+
+
+def tally(names: Sequence[str]) -> str:
+    """Names with their number."""
+    counts: dict[str, int] = {}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    return "; ".join(f"{name} ({number})" for name, number in counts.items()) or "none"
+
+
+def count_doubted(rows: Sequence[Row]) -> Count:
+    """Untroubled runs, and how many of them are suspicious at some step."""
+    return count(
+        row["suspicious"] is not None for row in rows if row["tells"] and not row["troubles"]
+    )
+
+
+def demands_met(groups: Mapping[str, Comparison]) -> dict[str, dict[str, bool]]:
+    """Whether the detector meets each demand of `criterion`, by group."""
+    return {
+        group: {
+            "false": now.untroubled.share
+            <= (MAX_FALSE_REAL if group == "real models" else MAX_FALSE),
+            "seen": now.troubled.share >= MIN_SEEN,
+            "right": now.right.share >= MIN_RIGHT,
+        }
+        for group, (_, now) in groups.items()
+    }
+
+
+def format_tables(
+    before: Sequence[Row], rows: Sequence[Row], exploits: dict[str, dict[str, Any]]
+) -> str:
     """Format all families, the demands, the exploits and the disagreement of reward models.
 
     Args:
-        rows: What each detector says of each run.
+        before: What the detector of commit `criterion.BEFORE` says of each run.
+        rows: What the detector says of each run.
         exploits: Results of `experiments.exploits` by name.
     """
-    judged = summarize_families(rows)
-    shipped = judged["shipped"]
-    unlabelled = [row for row in rows if row["collapsed"] is None]
-    flagged = [row for row in unlabelled if row["ours"][shipped] is not None]
+    groups = compare_groups(before, rows)
+    shipped = choose(rows, "ours", CHOOSING)
     return fill_template(
         TEMPLATE,
-        **judged,
+        groups=format_groups(groups),
+        questions=format_questions(groups),
+        families=format_families(rows),
+        foreign=format_foreign(rows),
+        mistakes=format_mistakes(rows),
+        doubted=count_doubted(rows),
         early_warning=format_warnings(exploits),
         penalty=format_penalty(exploits),
         pairs=_pairs(rows, exploits, shipped),
@@ -110,27 +240,81 @@ def format_tables(rows: Sequence[Row], exploits: dict[str, dict[str, Any]]) -> s
         calm_kl=_final_kl(exploits, "-truth-"),
         harmed_kl=_final_kl(exploits, None),
         helped=_helped(exploits),
-        families=format_families(judged["scores"]),
         demands=_demands(rows, shipped),
         setting=", ".join(f"`{key}` {value:g}" for key, value in GRID[shipped].items()),
-        unlabelled="; ".join(
-            f"{row['name'].replace('_', ' ')} (update {row['ours'][shipped] * row['every']})"
-            for row in flagged
-        ),
+        unlabelled=_unlabelled(rows, shipped),
     )
+
+
+def draw_groups(groups: Mapping[str, Comparison]) -> Figure:
+    """Draw false flags, seen troubles and right kinds as shares, before and now."""
+    titles = {
+        "untroubled": "untroubled runs flagged",
+        "troubled": "troubled runs seen",
+        "right": "kind named right, of those seen",
+    }
+    shown = list(GROUPS)[:4]
+    with rc_context(STYLE):
+        drawing = Figure(figsize=(10.5, 2.9))
+        axes = drawing.subplots(1, len(titles), sharey=True)
+        for axis, (field, title) in zip(axes, titles.items(), strict=True):
+            for place, group in enumerate(shown):
+                for shift, scores, color, label in (
+                    (-0.19, groups[group].before, COLORS[1], "before"),
+                    (0.19, groups[group].now, COLORS[0], "now"),
+                ):
+                    counted: Count = getattr(scores, field)
+                    axis.barh(
+                        place + shift,
+                        counted.share,
+                        height=0.34,
+                        color=color,
+                        label=label if place == 0 else None,
+                    )
+                    axis.text(1.03, place + shift, str(counted), va="center", fontsize=7)
+                allowed = MAX_FALSE_REAL if group == "real models" else MAX_FALSE
+                bound = {"untroubled": allowed, "troubled": MIN_SEEN, "right": MIN_RIGHT}[field]
+                axis.plot(
+                    [bound, bound], [place - 0.4, place + 0.4], color="#333333", linewidth=1.2
+                )
+            axis.set_title(title)
+            axis.set_xlim(0, 1.3)
+            axis.set_xticks([0, 0.5, 1])
+            axis.set_yticks(range(len(shown)), shown)
+            finish_axis(axis)
+        axes[0].invert_yaxis()
+        drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        return drawing
+
+
+def _unlabelled(rows: Sequence[Row], shipped: int) -> str:
+    """The runs without a label that are flagged, with the update."""
+    flagged = []
+    for row in rows:
+        places = [place for kind, place in row["ours"][shipped].items() if kind != "data changed"]
+        if not row["tells"] and places:
+            flagged.append(f"{row['name'].replace('_', ' ')} (update {min(places) * row['every']})")
+    return "; ".join(flagged) or "none"
 
 
 def _pairs(rows: Sequence[Row], exploits: dict[str, dict[str, Any]], shipped: int) -> str:
     """A line for each pair and seed."""
-    flags = {row["name"]: row["ours"][shipped] for row in rows if row["family"] == "lab: exploits"}
+    flags = {
+        row["name"]: first_flag(row, "ours", shipped) for row in family_of(rows, "lab: exploits")
+    }
     harms = dict(zip(exploits, (run.harm for run in label_runs(exploits)), strict=True))
 
     def cells(name: str) -> list[str]:
         gold = exploits[name]["curves"]["rollout/gold"]
         kl = fmean(exploits[name]["curves"]["rollout/kl"][-5:])
-        places = (harms[name], flags[name])
-        found = ["-" if place is None else str(place + 1) for place in places]
-        return [f"{fmean(gold[:5]):.1f} to {fmean(gold[-5:]):.1f}", f"{kl:.1f}", *found]
+        harm = harms[name]
+        flag = flags[name]
+        return [
+            f"{fmean(gold[:5]):.1f} to {fmean(gold[-5:]):.1f}",
+            f"{kl:.1f}",
+            "-" if harm is None else str(harm + 1),
+            "-" if flag is None else f"{flag.place + 1}, {flag.kind}",
+        ]
 
     columns = ["truth", "KL", "harm", "flag"]
     head = ["pair", "seed", *(f"{kind}: {name}" for kind in ("proxy", "truth") for name in columns)]
@@ -145,19 +329,15 @@ def _pairs(rows: Sequence[Row], exploits: dict[str, dict[str, Any]], shipped: in
 
 
 def _exploited(rows: Sequence[Row], shipped: int) -> str:
-    """How the detector does on the exploits, in a sentence."""
-    s = score(rows, "ours", shipped, "lab: exploits")
-    false = [
-        row["name"]
-        for row in rows
-        if row["family"] == s.family and not row["collapsed"] and row["ours"][shipped] is not None
-    ]
-    matched = sum("-truth-" in name for name in false)
-    total_matched = sum("-truth-" in row["name"] for row in rows if row["family"] == s.family)
+    """How the detector does on the exploits, in sentences."""
+    runs = family_of(rows, "lab: exploits")
+    s = score(runs, "ours", shipped)
+    learners = [row for row in runs if "-truth-" in row["name"]]
+    flagged = score(learners, "ours", shipped).harmless
     return (
-        f"The detector flags {s.found} of {s.collapsed} collapses (median lead "
-        f"{median(s.leads):g}) and {s.false} of {s.healthy} runs whose truth does not fall so far "
-        f"({', '.join(false) or 'none'}), {matched} of {total_matched} runs that learn the truth."
+        f"The detector calls {s.harmed} harmed runs broken or exploiting, and {s.harmless} runs "
+        f"whose truth does not fall so far, {flagged} of those that learn the truth. It sees "
+        f"{s.troubled} troubled runs, monotonous ones among them."
     )
 
 
@@ -190,75 +370,37 @@ def _helped(exploits: dict[str, dict[str, Any]]) -> str:
     return f"Gold ends higher with it on {sum(better)} of {len(seeds)} seeds, so that it {says}."
 
 
-def format_families(scores: Mapping[str, Sequence[Score]], single: bool = True) -> str:
-    """Format how often each detector flags healthy and collapsed runs, and how early.
-
-    Args:
-        scores: Scores of each detector by family.
-        single: Whether families have a row each, above those of trained and synthetic runs.
-    """
-    head = ["family", "healthy: flagged by ours", "KL", "rules"]
-    head += ["collapsed: flagged by ours", "KL", "rules", "median lead: ours", "KL"]
-    names = [s.family for s in scores["ours"]]
-    groups = [(name, [name]) for name in names] if single else []
-    groups.append(("**runs**", [name for name in names if not name.startswith("synthetic")]))
-    groups.append(("**synthetic**", [name for name in names if name.startswith("synthetic")]))
-    lines = []
-    for name, members in [*groups, ("**all**", names)]:
-        row = [total([s for s in scores[d] if s.family in members]) for d in DETECTORS]
-        lines.append(
-            [
-                name,
-                *(f"{s.false} of {s.healthy}" if s.healthy else "-" for s in row),
-                *(f"{s.found} of {s.collapsed}" if s.collapsed else "-" for s in row),
-                *(f"{median(s.leads):g}" if s.leads else "-" for s in row[:2]),
-            ]
-        )
-    return table(head, lines)
-
-
 def _demands(rows: Sequence[Row], shipped: int) -> str:
-    def flags(start: str, family: str, collapsed: bool) -> list[int | None]:
-        return [
-            row["ours"][shipped]
-            for row in rows
-            if row["family"] == family
-            and row["collapsed"] is collapsed
-            and row["name"].startswith(start)
+    def share(start: str, family: str, has_trouble: bool) -> str:
+        runs = [
+            row
+            for row in family_of(rows, family)
+            if bool(row["troubles"]) is has_trouble and row["name"].startswith(start)
         ]
-
-    def share(found: Sequence[int | None]) -> str:
-        return f"{sum(flag is not None for flag in found)} of {len(found)} flagged"
+        flags = [first_flag(row, "ours", shipped) for row in runs if row["tells"]]
+        return f"{sum(flag is not None for flag in flags)} of {len(flags)} flagged"
 
     (four,) = [row for row in rows if row["name"] == "figure4"]
+    flag = first_flag(four, "ours", shipped)
     small = "synthetic: small batches"
     wide = RewardDistributionMonitor()
     widths = figure("figure13")
     levels = [wide.observe(width) for width in widths["std"]]
     first = next(i for i, level in enumerate(levels) if level > Level.HEALTHY)
     lines = [
-        ["Figure 9, as it is, halved, a quarter higher", share(flags("Fig", "paper", False))],
+        ["Figure 9, as it is, halved, a quarter higher", share("Fig", "paper", False)],
         [
             "Figure 4, whose win rate is below one half from update "
             f"{four['harm'] * four['every']} on",
-            f"flagged at update {four['ours'][shipped] * four['every']}",
+            "not flagged" if flag is None else f"flagged at update {flag.place * four['every']}",
         ],
         [
             f"Figure 13, whose scores are {widths['std'][-1] / widths['std'][0]:.0f} times as wide "
             "from update 800 on",
             f"the monitor of their spread is collapsed at update {widths['update'][first]:.0f}",
         ],
-        ["healthy, batches of 4 and 16", share(flags("", small, False))],
-        ["the quickstart's vanilla runs", share(flags("", "quickstart", True))],
-        ["its PPO-max runs", share(flags("", "quickstart", False))],
+        ["healthy, batches of 4 and 16", share("", small, False)],
+        ["the quickstart's vanilla runs", share("", "lab: quickstart", True)],
+        ["its PPO-max runs", share("", "lab: quickstart", False)],
     ]
-    return table(["demand", "shipped thresholds"], lines)
-
-
-def _names(rows: Sequence[Row]) -> str:
-    """Names of runs without their seeds, with their number."""
-    kinds: dict[str, int] = {}
-    for row in rows:
-        name = row["name"].replace("-seed_", ", seed ").rpartition(", seed ")[0] or row["name"]
-        kinds[name] = kinds.get(name, 0) + 1
-    return "; ".join(f"{name} ({count})" for name, count in kinds.items()) or "none"
+    return table(["demand of the first criterion", "best setting"], lines)

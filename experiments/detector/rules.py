@@ -23,7 +23,7 @@ RECENT = 8  # steps that count as recent
 
 def kl_of(step: Step, per_token: bool) -> float:
     """KL of a step, from what it has."""
-    tokens = step["rollout/response_length"]
+    tokens = step.get("rollout/response_length", math.nan)
     if per_token:
         return step.get("rollout/kl_per_token", step.get("rollout/kl", math.nan) / max(tokens, 1))
     return step.get("rollout/kl", step.get("rollout/kl_per_token", math.nan) * tokens)
@@ -59,8 +59,10 @@ def reward_slope(run: Trajectory, limit: float = 5.0, drift: float = 0.5) -> int
 
 def length_drift(run: Trajectory) -> int | None:
     """The mean length is three standard deviations of the first responses away from theirs."""
-    lengths = [step["rollout/response_length"] for step in run.steps]
+    lengths = [step.get("rollout/response_length", math.nan) for step in run.steps]
     responses = run.steps[0]["rollout/responses"]
+    if not responses:  # the noise of a mean is not known
+        return None
 
     def drifts(early: Sequence[float], recent: Sequence[float]) -> bool:
         # the spread of single responses, from the spread of their means

@@ -7,32 +7,38 @@ python -m experiments detector page   # writes the tables
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from experiments.detector.criterion import CHOOSING, GRID
 from experiments.detector.early import read_results
 from experiments.detector.families import (
     Trajectory,
+    alignment_tax_runs,
     describe,
     exploit_runs,
-    gather,
+    known_truth_runs,
     lab_runs,
     paper_runs,
+    preference_runs,
     quickstart_runs,
     smollm2_runs,
+    sums_runs,
     trl_runs,
 )
-from experiments.detector.judging import choose, judge_families
-from experiments.detector.page import RESULT, format_tables, read_rows
-from experiments.detector.replaying import find_flags, find_suspicion
+from experiments.detector.foreign import DATA_VARIABLE, FOLDER, foreign_folder, foreign_runs
+from experiments.detector.judging import choose, describe_scores
+from experiments.detector.kinds import synthetic_runs
+from experiments.detector.page import BEFORE_RESULT, RESULT, format_tables
+from experiments.detector.replaying import find_all_flags, find_suspicion
 from experiments.detector.rules import (
     KL_PER_RESPONSE,
     KL_PER_TOKEN,
     documented_rules,
     exceeds_kl,
 )
-from experiments.detector.synthetic import synthetic_runs
 from experiments.frame import Documents
+from experiments.results_file import read_lines
 from lit_rlhf.files import write_text
 
 TABLES = RESULT.with_suffix(".md")
@@ -44,8 +50,8 @@ def replay(run: Trajectory) -> dict[str, Any]:
         **describe(run),
         "every": run.every,
         "steps": len(run.steps),
-        "ours": find_flags(run, GRID),
-        "suspicious": [find_suspicion(run)],
+        "ours": find_all_flags(run, GRID),
+        "suspicious": find_suspicion(run),
         "KL": [
             *(exceeds_kl(run, threshold, False) for threshold in KL_PER_RESPONSE),
             *(exceeds_kl(run, threshold, True) for threshold in KL_PER_TOKEN),
@@ -54,21 +60,49 @@ def replay(run: Trajectory) -> dict[str, Any]:
     }
 
 
-def run() -> None:
-    """Replay all runs, and write what each detector says of each to the results."""
-    groups = (lab_runs(), exploit_runs(), quickstart_runs(), smollm2_runs(), trl_runs())
-    groups += (paper_runs(), synthetic_runs())
-    rows = [replay(trajectory) for runs in gather(groups).values() for trajectory in runs]
-    write_text(RESULT, "".join(json.dumps(row) + "\n" for row in rows))
-    shipped = choose(rows, "ours", CHOOSING)
-    print(f"best on all families: {GRID[shipped]}")
-    for line in judge_families(rows):
+def gather_runs() -> list[Trajectory]:
+    """All runs of all families."""
+    groups = [
+        lab_runs(),
+        quickstart_runs(),
+        exploit_runs(),
+        trl_runs(),
+        smollm2_runs(),
+        known_truth_runs(),
+        preference_runs(),
+        alignment_tax_runs(),
+        sums_runs(),
+        paper_runs(),
+        synthetic_runs(),
+    ]
+    if folder := foreign_folder():
+        groups.append(foreign_runs(folder))
+    else:
+        print(f"other people's logs are left out: {DATA_VARIABLE} names no folder with {FOLDER}")
+    runs = [run for group in groups for run in group]
+    families = dict.fromkeys(run.family for run in runs)
+    return [run for family in families for run in runs if run.family == family]
+
+
+def run(result: str = str(RESULT)) -> None:
+    """Replay all runs, and write what each detector says of each to the results.
+
+    Args:
+        result: File of the results.
+    """
+    rows = [replay(trajectory) for trajectory in gather_runs()]
+    write_text(Path(result), "".join(json.dumps(row) + "\n" for row in rows))
+    print(f"best on all families: {GRID[choose(rows, 'ours', CHOOSING)]}")
+    for line in describe_scores(rows):
         print(line)
 
 
 def documents() -> Documents:
     """All tables, from the committed results."""
-    return {TABLES: format_tables(read_rows(), read_results())}
+    tables = format_tables(
+        before=read_lines(BEFORE_RESULT), rows=read_lines(RESULT), exploits=read_results()
+    )
+    return {TABLES: tables}
 
 
 COMMANDS = (run,)

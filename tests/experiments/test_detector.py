@@ -1,33 +1,60 @@
 """The code that judges the detector on families of runs."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.detector import early, page
-from experiments.detector.criterion import CHOOSING, GRID, JUDGING
+from experiments.detector import early, foreign, page
+from experiments.detector.criterion import CHOOSING, GRID, GROUPS, JUDGING
 from experiments.detector.families import (
     Trajectory,
+    alignment_tax_runs,
     exploit_runs,
     figure,
-    find_harm,
+    known_truth_runs,
     lab_family,
     make_steps,
     paper_runs,
+    preference_runs,
     smollm2_runs,
+    sums_runs,
 )
-from experiments.detector.judging import choose, choose_and_score, score
-from experiments.detector.replaying import find_flags, watch_run
+from experiments.detector.judging import (
+    Count,
+    choose,
+    first_flag,
+    score,
+    score_families,
+)
+from experiments.detector.kinds import KINDS, NEW_KINDS
+from experiments.detector.labels import (
+    Change,
+    Label,
+    Question,
+    Trouble,
+    find_harm,
+    label_run,
+    loses_variety,
+)
+from experiments.detector.replaying import find_flags, name_trouble
 from experiments.detector.rules import exceeds_kl, length_drift, reward_slope, variance_collapse
-from experiments.detector.synthetic import KINDS, make_run
+from experiments.detector.synthetic import make_run
 from experiments.exploits import study as exploits
+from experiments.results_file import read_lines
+from lit_callbacks import Level, Verdict
+
+HARM_ONLY = ["harm"]
 
 
-def test_results_have_every_family_and_setting() -> None:
-    rows = page.read_rows()
-    assert {row["family"] for row in rows} <= {*CHOOSING, *JUDGING}
+@pytest.mark.parametrize("file", [page.RESULT, page.BEFORE_RESULT])
+def test_results_have_every_family_and_setting(file: Path) -> None:
+    rows = read_lines(file)
+    assert {row["family"] for row in rows} == {*CHOOSING, *JUDGING}
     assert {len(row["ours"]) for row in rows} == {len(GRID)}
+    assert all(page.group_of(row["family"]) in GROUPS for row in rows)
 
 
 def test_harm_is_three_iterations_in_a_row_below_half_a_deviation() -> None:
@@ -38,9 +65,47 @@ def test_harm_is_three_iterations_in_a_row_below_half_a_deviation() -> None:
 
 
 @pytest.mark.parametrize(
+    ("measures", "expected"),
+    [
+        ({}, None),
+        ({"distinct": Change(0.6, 0.47)}, True),
+        ({"distinct": Change(0.6, 0.49)}, False),
+        ({"distinct": Change(0.6, 0.6), "opening": Change(0.1, 0.31)}, True),
+        ({"canned": Change(0.45, 0.64)}, False),
+        ({"entropy": Change(2.0, 0.39)}, True),
+        ({"entropy": Change(2.0, 0.41)}, False),
+        ({"entropy": Change(2.0, 0.1), "distinct": Change(0.6, 0.6)}, False),
+    ],
+)
+def test_variety_is_lost_by_a_fifth_of_the_bigrams_or_20_points_of_a_share(
+    measures: dict[str, Change], expected: bool | None
+) -> None:
+    assert loses_variety(measures) is expected
+
+
+def test_labels_tell_harm_breakage_and_variety_apart() -> None:
+    truth = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    rising = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    near = [0.0, 0.1, 0.2, 0.3, 0.3, 0.3]
+
+    def label(reward: list[float] | None, kl: list[float], **variety: Change) -> Label:
+        return label_run(truth, 1.0, reward, kl, variety)
+
+    assert label(rising, near) == Label(
+        frozenset({Trouble.EXPLOITING}), frozenset({Question.HARM}), 3
+    )
+    assert label(truth, near).troubles == {Trouble.BROKEN}
+    assert label(None, [-2.0] * 6).troubles == {Trouble.EXPLOITING, Trouble.BROKEN}
+    both = label(rising, near, distinct=Change(0.6, 0.1))
+    assert both.troubles == {Trouble.EXPLOITING, Trouble.MONOTONOUS}
+    assert both.tells == set(Question)
+    assert label_run(rising, 1.0, rising, near, {}).troubles == set()
+
+
+@pytest.mark.parametrize(
     ("arm", "family"),
     [
-        ("vanilla", "quickstart"),
+        ("vanilla", "lab: quickstart"),
         ("vanilla-kl_coef_0.1", "lab: KL weights"),
         ("ppo_max-no_kl_penalty", "lab: KL weights"),
         ("vanilla-extrapolation-en", "lab: reward models"),
@@ -52,45 +117,123 @@ def test_arms_belong_to_a_family(arm: str, family: str) -> None:
     assert lab_family(arm) == family
 
 
-def test_monitors_replayed_apart_give_the_same_flags_as_the_detector() -> None:
-    short = [k for k in KINDS if k.steps <= 200 and "curricula" in k.family]
-    kinds = short + [k for k in KINDS if "early" in k.family]
-    runs = [make_run(kind, 7) for kind in kinds] + smollm2_runs()[-3:]
-    grid = [GRID[0], GRID[-1]]
-    for run in runs:
-        assert find_flags(run, grid) == [watch_run(run, settings)[0] for settings in grid], run.name
+def test_real_models_are_labelled_by_truth_and_variety() -> None:
+    runs = known_truth_runs() + preference_runs() + alignment_tax_runs()
+    assert len(runs) == 24
+    troubles = {(run.family, run.name): run.label.troubles for run in runs}
+    # its truth is at -0.9, and its answers name neither place nor thing
+    vanilla = troubles["SmolLM2: known truth", "ppo_vanilla-seed_11"]
+    assert vanilla == {Trouble.EXPLOITING, Trouble.MONOTONOUS}
+    # its truth rises while 89 % of its answers are canned
+    assert troubles["SmolLM2: known truth", "ppo_max-seed_11"] == {Trouble.MONOTONOUS}
+    assert troubles["SmolLM2: preferences", "ppo_max-seed_0"] == set()
+    assert {run.label.tells for run in sums_runs()} == {frozenset({Question.HARM})}
+
+
+def test_steps_have_no_truth() -> None:
+    runs = known_truth_runs() + preference_runs() + smollm2_runs() + exploit_runs() + sums_runs()
+    keys = {key for run in runs for step in run.steps for key in step}
+    assert not [key for key in keys if "gold" in key or "truth" in key]
+    assert "rollout/score" in keys
+
+
+def test_synthetic_runs_repeat_and_have_the_label_of_their_kind() -> None:
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
+    assert {kind.family for kind in KINDS} <= set(CHOOSING)
+    (negative,) = [kind for kind in NEW_KINDS if kind.name.startswith("negative KL and")]
+    run = make_run(negative, 3)
+    assert run.steps == make_run(negative, 3).steps
+    assert run.steps != make_run(negative, 4).steps
+    assert run.label.troubles == {Trouble.BROKEN}
+    assert run.steps[-1]["rollout/kl_per_token"] == pytest.approx(-0.3, abs=0.05)
+    # the standard error of the reward is 1.5 / 8
+    assert run.steps[-1]["rollout/score"] == pytest.approx(-4, abs=1)
+    (default,) = [kind for kind in NEW_KINDS if kind.name.startswith("loops to the cap")]
+    assert "rollout/kl" not in make_run(default, 0).steps[0]
+
+
+def test_kinds_of_verdicts_without_one_follow_from_their_sentences() -> None:
+    sentence = "KL 4 nats is above 2, entropy fell: the policy is exploiting its reward"
+    assert name_trouble(Verdict(Level.COLLAPSED, sentence, 3)) == Trouble.EXPLOITING
+    assert name_trouble(Verdict(Level.DATA_CHANGED, "longer prompts", 3)) == Trouble.DATA_CHANGED
+    assert name_trouble(Verdict(Level.COLLAPSED, "KL 4 nats is above 2", 3)) == "unnamed"
 
 
 def test_paper_is_judged_as_demanded() -> None:
-    runs = {run.name: watch_run(run, GRID[0])[0] for run in paper_runs() if "igure 9" in run.name}
+    runs = {run.name: find_flags(run, GRID[0]) for run in paper_runs() if "igure 9" in run.name}
     ways = ("as it is", "halved", "a quarter higher")
-    assert runs == dict.fromkeys([f"Figure 9, {how}" for how in ways])
+    assert runs == {f"Figure 9, {how}": {} for how in ways}
     (four,) = [run for run in paper_runs() if run.name == "figure4"]
-    flag = watch_run(four, GRID[0])[0]
-    assert flag < four.harm
+    flag = min(find_flags(four, GRID[0]).values())
+    assert four.label.harm is not None
+    assert flag < four.label.harm
     assert figure("figure4")["win_rate"][flag] > 50
 
 
-def row(family: str, collapsed: bool, ours: list[int | None], harm: int | None = None) -> Any:
-    return {"family": family, "collapsed": collapsed, "ours": ours, "harm": harm, "every": 10}
+def row(family: str, troubles: list[str], *ours: dict[str, int], **fields: Any) -> Any:
+    row = {"family": family, "troubles": troubles, "tells": ["harm", "variety"], "ours": [*ours]}
+    return {**row, "harm": None, "every": 10, **fields}
 
 
 def test_setting_is_chosen_on_the_other_families() -> None:
     a, b, c = CHOOSING[:3]
-    rows = [row(a, False, [None, 3]), row(a, True, [9, 4], harm=6)]
-    rows += [row(b, False, [2, None]), row(b, True, [9, 9])]
-    rows += [row(c, False, [None, 3]), row(c, True, [9, 9])]
+    bad = ["exploiting"]
+    flag = {"exploiting": 9}
+    rows = [row(a, [], {}, {"exploiting": 3}), row(a, bad, flag, {"exploiting": 4}, harm=6)]
+    rows += [row(b, [], {"broken": 2}, {}), row(b, bad, flag, flag)]
+    rows += [row(c, [], {}, {"exploiting": 3}), row(c, bad, flag, flag)]
     assert choose(rows, "ours", [a, c]) == 0
     assert choose(rows, "ours", [b]) == 1
-    assert score(rows, "ours", 0, a) == (a, 1, 0, 1, 1, [-30])
-    chosen = {s.family: (place, s.false) for place, s in choose_and_score(rows, "ours")}
+    scores = score_families(rows, "ours")
     # without a, the families b and c are even, and the first setting is taken
-    assert chosen == {a: (0, 0), b: (0, 1), c: (0, 0)}
+    assert {family: s.untroubled for family, s in scores.items()} == {
+        a: Count(0, 1),
+        b: Count(1, 1),
+        c: Count(0, 1),
+    }
+    assert scores[a].leads == [-30]
+
+
+def test_kinds_and_questions_are_counted_apart() -> None:
+    rows = [
+        row("x", ["monotonous"], {"exploiting": 2, "monotonous": 5}),
+        row("x", ["exploiting", "monotonous"], {"monotonous": 5}),
+        row("x", [], {"monotonous": 1}, tells=HARM_ONLY),  # its variety is not known
+        row("x", [], {"data changed": 1}),
+        row("x", ["data changed"], {"data changed": 4, "exploiting": 7}),
+        row("x", ["broken"], {}),
+        row("x", [], {"unnamed": 1}, tells=[]),  # nobody labelled it
+    ]
+    s = score(rows, "ours", 0)
+    assert (s.untroubled, s.troubled, s.right) == (Count(0, 2), Count(3, 4), Count(2, 3))
+    assert (s.harmless, s.harmed) == (Count(2, 4), Count(0, 2))
+    assert (s.varied, s.monotonous) == (Count(0, 3), Count(2, 2))
+    assert first_flag(rows[0], "ours", 0) == (2, "exploiting")
+    assert first_flag(rows[2], "ours", 0) is None
+
+
+def test_foreign_logs_are_read_from_a_folder_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(foreign.DATA_VARIABLE, str(tmp_path))
+    assert foreign.foreign_folder() is None
+    (log,) = [log for log in foreign.LOGS if log.file.startswith("tsushanth")]
+    folder = tmp_path / "foreign_logs"
+    folder.mkdir()
+    lines = [{"step": 0, "env/reward_mean": 0.7}, {"env/reward_mean": -0.3, "objective/kl": -4.2}]
+    (folder / log.file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert foreign.foreign_folder() == folder
+    run = foreign.read_foreign(folder, log)
+    assert run.steps == [
+        {"rollout/score": 0.7, "rollout/responses": 0.0},
+        {"rollout/score": -0.3, "rollout/kl": -4.2, "rollout/responses": 0.0},
+    ]
+    assert run.label == Label(frozenset({Trouble.BROKEN}), foreign.HARM)
 
 
 def trajectory(**curves: list[float]) -> Trajectory:
     steps = make_steps({key.replace("__", "/"): v for key, v in curves.items()}, 4)
-    return Trajectory("quickstart", "x", True, steps)
+    return Trajectory("lab: quickstart", "x", Label(), steps)
 
 
 def test_simple_rules_by_hand() -> None:
@@ -125,7 +268,8 @@ def test_every_run_of_the_exploits_is_labelled_by_its_truth() -> None:
     runs = exploit_runs()
     named = {f"{a}-seed_{s}" for a in exploits.arms() for s in (80, 81)}
     assert {run.name for run in runs} == named
-    assert [run.name for run in runs if run.collapsed is not (run.harm is not None)] == []
+    harm = {Trouble.BROKEN, Trouble.EXPLOITING}
+    assert all(bool(run.label.troubles & harm) is (run.label.harm is not None) for run in runs)
 
 
 def test_early_warning_by_hand() -> None:
