@@ -312,6 +312,7 @@ def format_page(rows: Sequence[dict[str, Any]], groups: Mapping[str, Comparison]
         TEMPLATE,
         groups=format_groups({name: groups[name] for name in list(GROUPS)[:4]}),
         before=BEFORE,
+        same=", and *now* does the same" * all(b == n for b, n in groups.values()),
         **{
             name: groups[group].now
             for name, group in zip(("lab", "real", "synthetic", "others"), GROUPS, strict=False)
