@@ -184,9 +184,9 @@ def check_shared_folders(
     host = socket.gethostname()
     # loggers of other ranks may have other folders, which they do not write to
     runs, models, first, expected = trainer.strategy.broadcast(
-        (runs, models, host, _folder_contents(runs, models))
+        (runs, models, host, _folder_contents(runs=runs, models=models))
     )
-    contents = _folder_contents(runs, models)
+    contents = _folder_contents(runs=runs, models=models)
     differing = [path for path in contents if contents[path] != expected[path]]
     by_rank: list[Any] = [None] * trainer.world_size
     distributed.all_gather_object(by_rank, (host, differing))
@@ -201,7 +201,7 @@ def check_shared_folders(
         )
 
 
-def _folder_contents(runs: Sequence[str], models: Sequence[str]) -> dict[str, object]:
+def _folder_contents(*, runs: Sequence[str], models: Sequence[str]) -> dict[str, object]:
     """Holders of the locks of the run's folders, and names and sizes of the models' files."""
     contents: dict[str, object] = {}
     for path in runs:
