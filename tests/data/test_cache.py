@@ -53,9 +53,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(kind: type[Any], sources: list[DataSource], **options: Any) -> Any:
-    given = {"tokenizer": tiny_tokenizer(), "chat_template": "hh", "max_length": 64}
-    given |= {"on_bad_record": "skip", "val_fraction": 0.3}
-    return kind(sources, **{**given, **options})
+    defaults = {"tokenizer": tiny_tokenizer(), "chat_template": "hh", "max_length": 64}
+    defaults |= {"on_bad_record": "skip", "val_fraction": 0.3}
+    return kind(sources, **{**defaults, **options})
 
 
 def started(kind: type[Any], sources: list[DataSource], **options: Any) -> Any:
@@ -68,7 +68,7 @@ def facts(data: Any) -> dict[str, Any]:
     """Everything that a datamodule tells about its data, and all examples."""
     return {
         "counts": data.counts,
-        "examples": {part: [plain(e) for e in own] for part, own in data.examples.items()},
+        "examples": {part: list(map(plain, examples)) for part, examples in data.examples.items()},
     }
 
 
@@ -109,7 +109,7 @@ def test_cached_start_is_the_same(
 
     first, first_log = start()
     assert entries(folder)
-    assert {type(own) for own in first.examples.values()} == {StoredExamples}
+    assert set(map(type, first.examples.values())) == {StoredExamples}
     with monkeypatch.context() as patch:
         patch.setattr(DialogueEncoder, "_tokenize", None)  # nothing is tokenized again
         patch.setattr(DialogueEncoder, "_make_contract", lambda _: first.encoder.contract)

@@ -56,14 +56,16 @@ def test_full_weights_are_no_adapters(runs: Runs, tmp_path: Path) -> None:
 def test_a_finished_folder_is_cast(runs: Runs, tmp_path: Path) -> None:
     saved = runs("ppo")
     load_folder_model(saved.finished, dtype="float16").save(tmp_path / "m")
-    full, half = weights(saved.finished), weights(tmp_path / "m")
+    full = weights(saved.finished)
+    half = weights(tmp_path / "m")
     assert {name: tensor.half() for name, tensor in full.items()}.keys() == half.keys()
     assert all(torch.equal(half[name], tensor.half()) for name, tensor in full.items())
     for name in ("README.md", "text_contract.json", "generation_config.json"):
         assert filecmp.cmp(tmp_path / "m" / name, saved.finished / name, shallow=False), name
-    was, now = read_manifest(saved.finished), read_manifest(tmp_path / "m")
-    assert now["made"] == was["made"]
-    assert now["files"] == hash_files(tmp_path / "m") != was["files"]
+    original = read_manifest(saved.finished)
+    cast = read_manifest(tmp_path / "m")
+    assert cast["made"] == original["made"]
+    assert cast["files"] == hash_files(tmp_path / "m") != original["files"]
     tokenizer = load_tokenizer(tmp_path / "m")
     assert tokenizer.chat_template == load_tokenizer(saved.finished).chat_template
 

@@ -13,17 +13,16 @@ from tests.support.tiny_models import FAMILIES, optimized_causal_lm, tiny_causal
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_states_and_gradients_are_those_of_the_padded_rectangle(family: str, left: bool) -> None:
-    model, plain = optimized_causal_lm(family), tiny_causal_lm(family)
+def test_packed_states_and_gradients_equal_the_padded_ones(family: str, left: bool) -> None:
+    model = optimized_causal_lm(family)
+    plain = tiny_causal_lm(family)
     assert forward_plan(model).packed
     model.double()
     plain.double()
     ids, mask = make_rows(left)
-    rows = mask.any(1)  # transformers has no say of a row without tokens
-    states, expected = (
-        hidden_states(model, ids, mask),
-        compute_padded_states(plain.base_model, ids, mask),
-    )
+    rows = mask.any(1)  # what transformers computes for a row without tokens has no meaning
+    states = hidden_states(model, ids, mask)
+    expected = compute_padded_states(plain.base_model, ids, mask)
     # norms still compute in float32, and may round the other way: by 2e-7 in Gemma's gradients
     torch.testing.assert_close(states[mask], expected[mask], rtol=2e-6, atol=2e-6)
     weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
@@ -47,19 +46,23 @@ def test_groups_hold_rows_of_similar_length_and_every_token_once() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])
 def test_padding_is_computed_with_up_to_a_multiple_of_compiled_matmuls(precision: str) -> None:
-    model, autocast = optimized_causal_lm(), precision == "autocast"
-    model = model.to(torch.bfloat16) if precision == "bfloat16" else model
+    model = optimized_causal_lm()
+    if precision == "bfloat16":
+        model = model.to(torch.bfloat16)
     multiple = 1 if precision == "float32" else TOKEN_MULTIPLE
     ids, mask = make_rows()
-    seen: list[torch.Size] = []
+    sizes: list[torch.Size] = []
     mlp = model.base_model.layers[0].mlp
-    mlp.register_forward_hook(lambda _, inputs, output: seen.append(output.shape[:2]))
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), torch.no_grad():
+    mlp.register_forward_hook(lambda _, inputs, output: sizes.append(output.shape[:2]))
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "autocast"),
+        torch.no_grad(),
+    ):
         expected = compute_padded_states(model.base_model, ids, mask)[mask].float()
-        del seen[:]
+        sizes.clear()
         states = hidden_states(model, ids, mask)[mask].float()
         hidden_states(model, ids[6:], mask[6:])  # a row of one token
-    assert seen == [(1, n + -n % multiple) for n in (int(mask.sum()), 1)]
+    assert sizes == [(1, n + -n % multiple) for n in (int(mask.sum()), 1)]
     assert float((states - expected).norm() / expected.norm()) < 0.03
 
 

@@ -37,7 +37,8 @@ def networks(module: LightningModule) -> list[torch.nn.Module]:
 @pytest.mark.parametrize("name", STAGES)
 def test_lora_trains_adapters_and_heads_alone(root: Path, tmp_path: Path, name: str) -> None:
     module, data = stage(name, root, network={"lora_rank": 2})
-    before, kls = stages.copy_state(module), list[float]()
+    before = stages.copy_state(module)
+    kls: list[float] = []
 
     def note(run: Trainer, *_: object) -> None:
         kls.append(float(run.callback_metrics.get("rollout/kl", 0.0)))
@@ -66,9 +67,9 @@ def test_weights_below_adapters_are_held_once(root: Path, tmp_path: Path, init: 
     for separate in (False, True):
         module, data = stage("ppo", root, network={"lora_rank": 2}, critic_init=init)
         base = module.policy if init == "policy" else module.reward
-        others = {id(p) for p in base.parameters()}
-        own = [n for n, p in module.critic.named_parameters() if id(p) not in others]
-        assert all(".lora_" in name or ".score." in name for name in own)
+        base_weights = {id(p) for p in base.parameters()}
+        new_names = [n for n, p in module.critic.named_parameters() if id(p) not in base_weights]
+        assert all(".lora_" in name or ".score." in name for name in new_names)
         if separate:
             module.critic = copy.deepcopy(module.critic)
             module.ppo.networks = module.ppo.networks._replace(critic=module.critic)

@@ -19,10 +19,13 @@ def shares(options: SamplingOptions, seen: list[int], n_new: int = 0) -> list[fl
     """How often each token comes for numbers that cover [0, 1) evenly: its probability."""
     n = 10_000
     uniforms = (torch.arange(n, dtype=torch.float64) + 0.5) / n
-    logits, before = PROBABILITIES.log().expand(n, 4), torch.tensor(seen).expand(n, len(seen))
-    counts, eos = torch.full((n,), n_new), torch.tensor([0])
     tokens, logprobs = sample_tokens(
-        logits, uniforms, options, eos_token_ids=eos, seen=before, n_new=counts
+        PROBABILITIES.log().expand(n, 4),
+        uniforms,
+        options,
+        eos_token_ids=torch.tensor([0]),
+        seen=torch.tensor(seen).expand(n, len(seen)),
+        n_new=torch.full((n,), n_new),
     )
     if logprobs is not None:  # the log-prob of each token is the log of how often it comes
         for token in tokens.unique():
@@ -102,12 +105,16 @@ def test_options_out_of_range_are_named(changes: dict[str, Any], message: str) -
 
 def draws(logits: Tensor, uniform: float, **options: Any) -> list[int]:
     """The first token of each row, where no token ends a response."""
-    before = torch.zeros(len(logits), 1, dtype=torch.long)
-    uniforms, none = torch.full((len(logits),), uniform, dtype=torch.float64), before[:0, 0]
-    own = SamplingOptions(max_new_tokens=1, **options)
-    return sample_tokens(
-        logits, uniforms, own, eos_token_ids=none, seen=before, n_new=before[:, 0]
-    )[0].tolist()
+    n_rows = len(logits)
+    sampled = sample_tokens(
+        logits,
+        torch.full((n_rows,), uniform, dtype=torch.float64),
+        SamplingOptions(max_new_tokens=1, **options),
+        eos_token_ids=torch.tensor([], dtype=torch.long),
+        seen=torch.zeros(n_rows, 1, dtype=torch.long),
+        n_new=torch.zeros(n_rows, dtype=torch.long),
+    )
+    return sampled.token_ids.tolist()
 
 
 @pytest.mark.parametrize(
