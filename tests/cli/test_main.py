@@ -225,3 +225,9 @@ def test_memory_that_is_too_small_for_imports_is_told(error: Exception, capsys: 
     with patch(module, side_effect=error), pytest.raises(SystemExit, match="2"):
         main(["generate", "--models", "a"])
     assert capsys.readouterr().err == "lit_rlhf generate: the memory is too small to start\n"
+
+
+def test_a_path_that_is_too_long_for_the_system_ends_in_a_line() -> None:
+    with pytest.raises(SystemExit, match=r"^lit_rlhf fit: error: .*File name too long") as ended:
+        main(["fit", "--model.model_path", "é" * 300])
+    assert "\n" not in str(ended.value)
