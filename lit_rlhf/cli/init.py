@@ -1,6 +1,7 @@
 """`lit_rlhf init`: a small untrained base model, with a tokenizer trained on one's own text."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,15 +21,48 @@ _BYTES = 256
 _ROLES = {"user": "\n\nHuman: ", "assistant": "\n\nAssistant: "}
 
 
+@dataclass(frozen=True)
+class BaseSizes:
+    """Sizes of a base model.
+
+    Attributes:
+        vocab: Number of tokens, enough for all bytes, EOS and padding.
+        layers: Number of layers.
+        hidden: Width of the hidden states, a multiple of `2 * heads`.
+        heads: Number of attention heads.
+        max_positions: Longest prompt and response together, in tokens.
+    """
+
+    vocab: int = 2048
+    layers: int = 3
+    hidden: int = 128
+    heads: int = 4
+    max_positions: int = 512
+
+    def __post_init__(self) -> None:
+        if self.vocab < _BYTES + 2:
+            raise ValueError(
+                f"vocab: expected at least {_BYTES + 2} tokens (all bytes, EOS, padding), got "
+                f"{self.vocab}"
+            )
+        smallest = min(self.layers, self.heads, self.max_positions)
+        if smallest < 1 or self.hidden % (2 * self.heads):
+            raise ValueError(
+                "layers, heads, max_positions, hidden: expected numbers of at least 1 and hidden "
+                f"as a multiple of 2 * heads, got {self.layers}, {self.heads}, "
+                f"{self.max_positions} and {self.hidden}"
+            )
+
+
 def init(
     data: list[str],
     output_dir: str,
     *,
-    vocab: int = 2048,
-    layers: int = 3,
-    hidden: int = 128,
-    heads: int = 4,
-    max_positions: int = 512,
+    vocab: int = BaseSizes.vocab,
+    layers: int = BaseSizes.layers,
+    hidden: int = BaseSizes.hidden,
+    heads: int = BaseSizes.heads,
+    max_positions: int = BaseSizes.max_positions,
     seed: int = 0,
 ) -> None:
     """Make a small base model and its tokenizer from your own text, for trials on a CPU.
@@ -46,15 +80,9 @@ def init(
         max_positions: Longest prompt and response together, in tokens.
         seed: Seed of the weights.
     """
-    if vocab < _BYTES + 2:
-        raise ValueError(
-            f"vocab: expected at least {_BYTES + 2} tokens (all bytes, EOS, padding), got {vocab}"
-        )
-    if min(layers, heads, max_positions) < 1 or hidden % (2 * heads):
-        raise ValueError(
-            "layers, heads, max_positions, hidden: expected numbers of at least 1 and hidden as a "
-            f"multiple of 2 * heads, got {layers}, {heads}, {max_positions} and {hidden}"
-        )
+    sizes = BaseSizes(
+        vocab=vocab, layers=layers, hidden=hidden, heads=heads, max_positions=max_positions
+    )
     if Path(output_dir).exists():
         raise ValueError(
             f"output_dir: expected a free name, got {output_dir}, which exists; delete it or "
@@ -63,28 +91,16 @@ def init(
     check_data_paths(data)
     from lit_rlhf.data import DataSource
 
-    make_base(
-        read_texts([DataSource(path) for path in data]),
-        output_dir,
-        vocab=vocab,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        max_positions=max_positions,
-        seed=seed,
-    )
+    texts = read_texts([DataSource(path) for path in data])
+    make_base(texts, output_dir, sizes, seed=seed)
 
 
 def make_base(
     texts: Iterable[str],
     output_dir: str,
+    sizes: BaseSizes,
     *,
     template: str = "hh",
-    vocab: int = 2048,
-    layers: int = 3,
-    hidden: int = 128,
-    heads: int = 4,
-    max_positions: int = 512,
     seed: int = 0,
 ) -> None:
     """Write a small untrained model, and a tokenizer that is trained on texts.
@@ -92,32 +108,30 @@ def make_base(
     Args:
         texts: What the tokenizer is trained on.
         output_dir: Folder for the model.
+        sizes: Sizes of the model. A small text may give fewer tokens.
         template: Chat template of the tokenizer, a key of `lit_rlhf.data.CHAT_TEMPLATES`.
-        vocab: Number of tokens. A small text may give fewer.
-        layers: Number of layers.
-        hidden: Size of the hidden states.
-        heads: Number of attention heads.
-        max_positions: Longest prompt and response together, in tokens.
         seed: Seed of the weights.
     """
     from lit_rlhf.models import build_untrained_llama, replace_folder
 
-    tokenizer = _train_tokenizer(texts, template=template, vocab=vocab, max_positions=max_positions)
+    tokenizer = _train_tokenizer(
+        texts, template=template, vocab=sizes.vocab, max_positions=sizes.max_positions
+    )
     model = build_untrained_llama(
         tokenizer,
         seed,
-        layers=layers,
-        heads=heads,
-        hidden=hidden,
-        intermediate=3 * hidden,
-        positions=max_positions,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        hidden=sizes.hidden,
+        intermediate=3 * sizes.hidden,
+        positions=sizes.max_positions,
     )
     with replace_folder(output_dir) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     print(
         f"Base model in {output_dir}: {model.num_parameters():,} untrained weights, "
-        f"{len(tokenizer):,} tokens, {max_positions} positions"
+        f"{len(tokenizer):,} tokens, {sizes.max_positions} positions"
     )
 
 

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from lit_rlhf.cli.configs import find_config
-from lit_rlhf.cli.init import make_base, read_texts
+from lit_rlhf.cli.init import BaseSizes, make_base, read_texts
 from lit_rlhf.cli.time_estimate import Work, describe_time
 from lit_rlhf.data import (
     DataCounts,
@@ -142,7 +142,7 @@ def start_with(
     if model is None:
         longest = max_length or _OWN_POSITIONS
         texts = read_texts([source], DataCounts())  # what it leaves out is logged above
-        make_base(texts, f"{root}/base", template=template, max_positions=longest)
+        make_base(texts, f"{root}/base", BaseSizes(max_positions=longest), template=template)
     tokenizer = load_tokenizer(model or f"{root}/base")
     if tokenizer.chat_template:
         template = "tokenizer"
