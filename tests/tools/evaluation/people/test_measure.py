@@ -169,6 +169,23 @@ def test_report_leaves_second_looks_and_skips_out_of_the_rates() -> None:
     assert [one.judge for one in people.head_to_heads] == ["people"]
 
 
+def test_report_has_each_share_of_an_annotator_and_each_agreement_at_its_place() -> None:
+    labels = [
+        label("1", "a"),
+        label("2", "a"),
+        label("3", "tie"),
+        label("1", "b", repeat=True),
+        label("1", "a", "bob"),
+    ]
+    people = measure_people(labels)
+    ann = people.annotators["ann"]
+    assert ann.left == pytest.approx(2 / 3)  # two of three choices of a side, which is a
+    assert ann.ties == pytest.approx(1 / 3)
+    assert people.between is not None
+    assert people.within is not None
+    assert (people.between.share, people.within.share) == (1.0, 0.0)
+
+
 def test_report_of_one_policy_has_no_winner() -> None:
     people = measure_people([label("1", "b", policy_b="sft")])
     assert people.outcomes == {}
