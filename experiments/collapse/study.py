@@ -338,17 +338,14 @@ def describe_lead(leads: Sequence[int]) -> str:
 
 
 def describe_demands(met: Mapping[str, Mapping[str, bool]]) -> str:
-    """Say which groups of families meet which demands.
+    """Say how many demands each group of families meets.
 
     Args:
         met: Whether each demand is met, by group.
     """
-    names = {"false": "The first", "seen": "the second", "right": "the third"}
-    parts = []
-    for demand, title in names.items():
-        groups = [group for group in list(GROUPS)[:4] if met[group][demand]]
-        parts.append(f"{title} holds for {' and '.join(groups) or 'none'}")
-    return f"{', '.join(parts)}."
+    counts = {group: sum(held.values()) for group, held in met.items()}
+    parts = [f"{group} {counts[group] or 'none'}" for group in list(GROUPS)[:4]]
+    return f"Of these three demands are met: {', '.join(parts)}."
 
 
 def format_tables(rows: Sequence[dict[str, Any]]) -> str:

@@ -71,8 +71,31 @@ def compare_groups(before: Sequence[Row], now: Sequence[Row]) -> dict[str, Compa
         before: What the detector of commit `criterion.BEFORE` says of each run.
         now: What the detector says of each run.
     """
-    old = score_families(before, "ours")
-    new = score_families(now, "ours")
+    return pair_groups(score_families(before, "ours"), score_families(now, "ours"))
+
+
+def compare_shipped(before: Sequence[Row], now: Sequence[Row]) -> dict[str, Comparison]:
+    """Scores of each group with the thresholds that ship, the first of `GRID`.
+
+    Args:
+        before: What the detector of commit `criterion.BEFORE` says of each run.
+        now: What the detector says of each run.
+    """
+
+    def of_families(rows: Sequence[Row]) -> dict[str, Score]:
+        families = dict.fromkeys(row["family"] for row in rows)
+        return {family: score(family_of(rows, family), "ours", 0) for family in families}
+
+    return pair_groups(of_families(before), of_families(now))
+
+
+def pair_groups(old: Mapping[str, Score], new: Mapping[str, Score]) -> dict[str, Comparison]:
+    """Sums over the families of each group.
+
+    Args:
+        old: Scores of the families before.
+        new: Their scores now.
+    """
 
     def of_group(scores: Mapping[str, Score], group: str) -> Score:
         return total([s for family, s in scores.items() if group_of(family) == group])
@@ -227,6 +250,7 @@ def format_tables(
         TEMPLATE,
         groups=format_groups(groups),
         questions=format_questions(groups),
+        shipped=format_groups(compare_shipped(before, rows)),
         families=format_families(rows),
         foreign=format_foreign(rows),
         mistakes=format_mistakes(rows),
