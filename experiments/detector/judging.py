@@ -96,7 +96,7 @@ def flags_of(row: Row, detector: str, place: int) -> Flags:
 
 
 def first_flag(row: Row, detector: str, place: int) -> Flag | None:
-    """The first flag of a run of a kind on which it is judged.
+    """The first flag of a run of a kind on which it is judged; the gravest kind at one place.
 
     Args:
         row: The run.
@@ -106,7 +106,7 @@ def first_flag(row: Row, detector: str, place: int) -> Flag | None:
     kinds = judged_kinds(row)
     flags = flags_of(row, detector, place)
     known = [Flag(step, kind) for kind, step in flags.items() if kind in kinds]
-    return min(known, default=None)
+    return min(known, default=None)  # the words of kinds sort from the gravest on
 
 
 def count(flags: Iterable[bool]) -> Count:

@@ -28,12 +28,24 @@ MEANINGS = {
 """Kinds of the conclusions of a detector whose verdicts name no kind."""
 
 
-def name_trouble(verdict: Verdict) -> str:
-    """The kind that a verdict names, or that its sentence concludes; otherwise `UNNAMED`."""
+ALSO = "; also "
+"""What a sentence has before each kind of trouble besides the gravest."""
+
+
+def name_troubles(verdict: Verdict) -> list[str]:
+    """The kinds that a verdict names or that its sentence concludes, the gravest first.
+
+    Args:
+        verdict: A verdict that is collapsed, or says that the data changed.
+
+    Returns:
+        The kinds; only `UNNAMED` if there is none.
+    """
     if verdict.level is Level.DATA_CHANGED:
-        return Trouble.DATA_CHANGED
+        return [Trouble.DATA_CHANGED]
+    meaning, *others = verdict.sentence.rpartition(": ")[2].split(ALSO)
     named: str | None = getattr(verdict, "trouble", None)
-    return str(named or MEANINGS.get(verdict.sentence.rpartition(": ")[2], UNNAMED))
+    return [str(named or MEANINGS.get(meaning, UNNAMED)), *others]
 
 
 def apply_settings(monitor: Monitor, settings: Settings) -> Monitor:
@@ -66,7 +78,8 @@ def find_flags(run: Trajectory, settings: Settings) -> Flags:
             continue
         verdict = watch.step(step)
         if verdict.level in (Level.COLLAPSED, Level.DATA_CHANGED):
-            flags.setdefault(name_trouble(verdict), place)
+            for trouble in name_troubles(verdict):
+                flags.setdefault(trouble, place)
     return flags
 
 

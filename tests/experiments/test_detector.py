@@ -39,7 +39,7 @@ from experiments.detector.labels import (
     label_run,
     loses_variety,
 )
-from experiments.detector.replaying import find_flags, name_trouble
+from experiments.detector.replaying import find_flags, name_troubles
 from experiments.detector.rules import exceeds_kl, length_drift, reward_slope, variance_collapse
 from experiments.detector.synthetic import make_run
 from experiments.exploits import study as exploits
@@ -152,11 +152,20 @@ def test_synthetic_runs_repeat_and_have_the_label_of_their_kind() -> None:
     assert "rollout/kl" not in make_run(default, 0).steps[0]
 
 
-def test_kinds_of_verdicts_without_one_follow_from_their_sentences() -> None:
-    sentence = "KL 4 nats is above 2, entropy fell: the policy is exploiting its reward"
-    assert name_trouble(Verdict(Level.COLLAPSED, sentence, 3)) == Trouble.EXPLOITING
-    assert name_trouble(Verdict(Level.DATA_CHANGED, "longer prompts", 3)) == Trouble.DATA_CHANGED
-    assert name_trouble(Verdict(Level.COLLAPSED, "KL 4 nats is above 2", 3)) == "unnamed"
+@pytest.mark.parametrize(
+    ("level", "sentence", "kinds"),
+    [
+        (Level.COLLAPSED, "KL 4 is above 2: the policy is exploiting its reward", ["exploiting"]),
+        (Level.COLLAPSED, "x: the policy cuts its answers short; also monotonous",
+         ["exploiting", "monotonous"]),
+        (Level.COLLAPSED, "KL 4 nats is above 2", ["unnamed"]),
+        (Level.DATA_CHANGED, "longer prompts", ["data changed"]),
+    ],
+)  # fmt: skip
+def test_kinds_of_verdicts_follow_from_their_sentences(
+    level: Level, sentence: str, kinds: list[str]
+) -> None:
+    assert name_troubles(Verdict(level, sentence, 3)) == kinds
 
 
 def test_paper_is_judged_as_demanded() -> None:
