@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import is_dataclass
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 
 def check_positive(name: str, value: float) -> None:
@@ -59,8 +61,16 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def check_fields(check: Callable[[str, Any], None], options: object, *names: str) -> None:
-    """Run a check on fields of a group of options, and pass over those that are `None`."""
+    """Run a check on fields of a group of options, and pass over those that may be `None` and are.
+
+    Args:
+        check: Gets a field's name and value.
+        options: The group. Attributes of what is no dataclass may be `None`.
+        *names: Names of the fields.
+    """
+    types = get_type_hints(type(options)) if is_dataclass(options) else {}
     for name in names:
         value = getattr(options, name)
-        if value is not None:
+        may_be_none = name not in types or NoneType in get_args(types[name])
+        if value is not None or not may_be_none:
             check(name, value)

@@ -20,6 +20,8 @@ from tests.support.stages import fit_module, ppo_options, prompts, source, train
     [
         ("policy_optimizer.learning_rate", 0.0),
         ("policy_optimizer.beta2", 1.0),
+        ("policy_optimizer.eps", None),
+        ("minibatches.minibatch_size", None),
         ("reward_shaping.clip", -1.0),
         ("reward_shaping.kl_coef", -0.1),
         ("loss.ptx_coef", -0.1),
