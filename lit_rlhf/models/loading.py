@@ -198,6 +198,7 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
         tokenizer = AutoTokenizer.from_pretrained(
             str(path), trust_remote_code=trust_remote_code, padding_side="left"
         )
+        tokenizer("a")  # some settings are used only here
     except Exception as error:  # tokenizers has no class for its own
         if trust_remote_code and not isinstance(
             error, OSError | ValueError

@@ -330,6 +330,14 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+def test_a_tokenizer_with_a_setting_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": {"a": 1}}))
+    with pytest.raises(ValueError, match=r"expected a tokenizer at .*, got none"):
+        load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("configured", "ids"), [(None, [EOS_ID]), (5, [EOS_ID, 5]), ([7, 5], [EOS_ID, 5, 7])]
 )
