@@ -33,7 +33,15 @@ from lit_rlhf.data.examples import (
     collate_prompts,
 )
 from lit_rlhf.data.formats import parse_prompts
-from lit_rlhf.data.records import NOWHERE, AnyRecord, Location, Message
+from lit_rlhf.data.records import (
+    NOWHERE,
+    AnyRecord,
+    DemonstrationRecord,
+    Location,
+    Message,
+    PreferenceRecord,
+    Record,
+)
 from lit_rlhf.data.templates import TEMPLATE_DATE, render_dialogue, resolve_template
 from lit_rlhf.rank_zero import rank_zero_only
 
@@ -528,6 +536,11 @@ def _to_tensor(ids: Sequence[int]) -> Tensor:
     return torch.tensor(ids, dtype=torch.int32)
 
 
+def _is_label(record: Record) -> bool:
+    """Whether a person labelled responses of policies, which may hold any text."""
+    return isinstance(record, DemonstrationRecord | PreferenceRecord) and record.is_label
+
+
 def encode_records(
     records: Sequence[AnyRecord],
     encode: Callable[[AnyRecord], Sequence[AnyExample]],
@@ -540,7 +553,8 @@ def encode_records(
         records: The records.
         encode: Encodes one record into its examples.
         counts: Takes the counts of what is lost.
-        on_bad_record: What to do about a record that cannot be encoded, see `DataCounts.drop`.
+        on_bad_record: What to do about a record that cannot be encoded, see `DataCounts.drop`. A
+            person's label is always left out then: what policies wrote is no fault of its file.
     """
     examples: list[AnyExample] = []
     counts.records += len(records)
@@ -550,7 +564,7 @@ def encode_records(
         except EncodingError as error:
             # a record that was not read from a file has at least a source
             location = Location(record.source) if record.location == NOWHERE else record.location
-            counts.drop(location, error, on_bad_record)
+            counts.drop(location, error, "skip" if _is_label(record) else on_bad_record)
             continue
         for example in encoded:
             counts.add(example)

@@ -251,7 +251,8 @@ def undecided_reason(row: Row, format: str) -> str | None:
     if row.get("repeat") is True:
         return "second look"
     reason = {"tie": "tie", "both_bad": "both bad", "skip": "skipped"}.get(str(row.get("choice")))
-    if reason is None and any(row.get(name) == "" for name in _LABEL_RESPONSES):
+    responses = [row.get(name) for name in _LABEL_RESPONSES]
+    if reason is None and any(isinstance(text, str) and not text.strip() for text in responses):
         return "empty response"  # what a policy wrote that ended at once, and people saw
     return reason
 
@@ -357,6 +358,7 @@ class _Parts(NamedTuple):
         rejected: The rejected response of a preference.
         rejected_prompt: The turns before the rejected response, if the row repeats them.
         margin: By how much the preferred response is better, if the format says so.
+        is_label: Whether a person labelled responses that policies sampled.
     """
 
     prompt: _Turns
@@ -366,6 +368,7 @@ class _Parts(NamedTuple):
     rejected: Any = None
     rejected_prompt: _Turns | None = None
     margin: Any = None
+    is_label: bool = False
 
 
 class _Answered(NamedTuple):
@@ -630,6 +633,7 @@ def _parse_label(row: Row, kind: RecordKind) -> Iterator[_Parts]:
         response=row.get(_LABEL_RESPONSES[preferred]),
         response_field=_LABEL_RESPONSES[preferred],
         rejected=row.get(_LABEL_RESPONSES[1 - preferred]),
+        is_label=True,
     )
 
 
@@ -731,7 +735,7 @@ def _make_record(row: Row, kind: RecordKind, parts: _Parts) -> Record:
     )
     if kind == "demonstration":
         messages = (*prompt, Message("assistant", response))
-        return DemonstrationRecord(messages, row.source, row.location)
+        return DemonstrationRecord(messages, row.source, row.location, is_label=parts.is_label)
     rejected = _check_response(row, parts.rejected, field="rejected", missing_field="rejected")
     if parts.rejected_prompt is not None and parts.rejected_prompt != prompt:
         raise row.error("chosen and rejected have different prompts", field="rejected")
@@ -744,6 +748,7 @@ def _make_record(row: Row, kind: RecordKind, parts: _Parts) -> Record:
         source=row.source,
         margin=_read_margin(row, parts.margin),
         location=row.location,
+        is_label=parts.is_label,
     )
 
 

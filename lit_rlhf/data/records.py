@@ -216,6 +216,7 @@ class DemonstrationRecord:
         source: Name of the data source.
         location: Where it was read from.
         has_untrained_turns: Whether the row says of an earlier answer that it is not trained on.
+        is_label: Whether it is of a person's label of responses that policies sampled.
         fields: All fields of its row by name, where `load_records` was asked to keep them.
     """
 
@@ -223,6 +224,7 @@ class DemonstrationRecord:
     source: str
     location: Location = field(default=NOWHERE, compare=False)
     has_untrained_turns: bool = False
+    is_label: bool = field(default=False, compare=False)
     fields: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
@@ -237,6 +239,7 @@ class PreferenceRecord:
         source: Name of the data source.
         margin: By how much the chosen response is better, in units of the reward; 0 if unknown.
         location: Where it was read from.
+        is_label: Whether it is a person's label of responses that policies sampled.
     """
 
     prompt: tuple[Message, ...]
@@ -245,6 +248,7 @@ class PreferenceRecord:
     source: str
     margin: float = 0.0
     location: Location = field(default=NOWHERE, compare=False)
+    is_label: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
