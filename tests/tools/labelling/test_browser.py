@@ -28,7 +28,10 @@ def comparisons() -> list[Comparison]:
     made = make_comparisons(24)
     lines = [f"good line {number}, with a few more words to fill it." for number in range(80)]
     made[0] = replace(
-        made[0], response_b="\n".join(lines), response_a="bad.\n\n  - indented\n" * 60
+        made[0],
+        prompt=(Message("user", "\n".join(lines)),),
+        response_b="\n".join(lines),
+        response_a="bad.\n\n  - indented\n" * 60,
     )
     made[1] = replace(
         made[1],
@@ -105,6 +108,8 @@ def test_keyboard_alone_labels_twenty_comparisons(
     page = open_page(chromium, served, "Ann")
     assert "token" not in page.url
     page.screenshot(path=tmp_path / "wide_long.png")
+    below = page.locator(".more").bounding_box()
+    assert below["y"] + below["height"] <= WIDE["height"]  # buttons and remark beside long texts
     for number in range(20):
         if number == 1:
             page.screenshot(path=tmp_path / "wide_hostile.png")
@@ -178,6 +183,11 @@ def test_phone_has_buttons_in_reach_and_no_overflow(
         button = page.locator('button[value="left"]')
         box = button.bounding_box()
         assert box["y"] + box["height"] <= PHONE["height"]  # without scrolling
+        if number == 0:  # a long response keeps its heading, and the strength follows the responses
+            page.locator(".answer").first.evaluate("answer => scrollTo(0, answer.offsetTop + 900)")
+            heading = page.locator(".answer h2").first.bounding_box()
+            assert 0 <= heading["y"] < PHONE["height"] / 2
+            page.locator('input[value="clearly"]').tap()
         with page.expect_navigation():
             button.tap()
     page.screenshot(path=tmp_path / f"phone_{scheme}_full.png", full_page=True)
