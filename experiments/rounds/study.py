@@ -67,6 +67,8 @@ ERRORS: Final = 0.1
 """Share of the annotator's choices that are wrong."""
 MARGIN: Final = 0.1
 """Gold by which the arms have to differ."""
+POLICIES: Final = ("sft", "ppo_two_first", "ppo_two", "ppo_one")
+"""Policies whose gold is measured."""
 CRITERION: Final = (
     f"Two rounds are better (worse) than one if the gold of the final policy is higher (lower) by "
     f"more than {MARGIN} with each of the seeds {', '.join(map(str, SEEDS))}; else no difference "
@@ -104,10 +106,7 @@ def run_one(output_dir: str, seed: int) -> None:
     labels = {"first": first, "second of SFT": second_of_sft, "second of PPO": second_of_ppo}
     result: dict[str, Any] = {
         "seed": seed,
-        "gold": {
-            name: measure_gold(stages, name)
-            for name in ("sft", "ppo_two_first", "ppo_two", "ppo_one")
-        },
+        "gold": {policy: measure_gold(stages, policy) for policy in POLICIES},
         "preferences": {
             name: len(load_records("preference", [DataSource(str(path))]))
             for name, path in labels.items()
@@ -264,7 +263,14 @@ def documents() -> Documents:
     """The page and all tables, from the committed results."""
     results = read_results()
     return {
-        PAGE: fill_template(PAGE_TEMPLATE, finding=format_finding(results), verdict=judge(results)),
+        PAGE: fill_template(
+            PAGE_TEMPLATE,
+            finding=format_finding(results),
+            verdict=judge(results),
+            **{policy: f"{mean_gold(results, policy):.2f}" for policy in POLICIES},
+            second_of_sft=join_preferences(results, "second of SFT"),
+            second_of_ppo=join_preferences(results, "second of PPO"),
+        ),
         TABLES: fill_template(
             TABLES_TEMPLATE,
             criterion=CRITERION,
@@ -286,22 +292,31 @@ def read_results() -> list[Result]:
 def judge(results: Sequence[Result]) -> str:
     """The verdict on two rounds, see `CRITERION`."""
     differences = [run["gold"]["ppo_two"] - run["gold"]["ppo_one"] for run in results]
-    return compare_by_seed(differences, MARGIN, len(SEEDS))
+    return str(compare_by_seed(differences, MARGIN, len(SEEDS)))
 
 
 def format_finding(results: Sequence[Result]) -> str:
     """Format gold of all policies by seed."""
-    names = ("sft", "ppo_two_first", "ppo_two", "ppo_one")
     rows: list[list[str]] = []
     for run in results:
         golds = run["gold"]
-        cells = [f"{golds[name]:.2f}" for name in names]
+        cells = [f"{golds[policy]:.2f}" for policy in POLICIES]
         rows.append([str(run["seed"]), *cells, f"{golds['ppo_two'] - golds['ppo_one']:+.2f}"])
-    means = [fmean(run["gold"][name] for run in results) for name in names]
-    difference = means[2] - means[3]
-    rows.append(["mean", *(f"{mean:.2f}" for mean in means), f"{difference:+.2f}"])
+    means = {policy: mean_gold(results, policy) for policy in POLICIES}
+    difference = means["ppo_two"] - means["ppo_one"]
+    rows.append(["mean", *(f"{mean:.2f}" for mean in means.values()), f"{difference:+.2f}"])
     head = ["seed", "SFT", "after the first round", "after the second round", "one round"]
     return table([*head, "two less one"], rows)
+
+
+def mean_gold(results: Sequence[Result], policy: str) -> float:
+    """Mean gold of a policy over the seeds."""
+    return fmean(run["gold"][policy] for run in results)
+
+
+def join_preferences(results: Sequence[Result], labels: str) -> str:
+    """How many comparisons of a file of labels became preferences, by seed."""
+    return ", ".join(str(run["preferences"][labels]) for run in results)
 
 
 def format_labels(results: Sequence[Result]) -> str:
@@ -320,12 +335,11 @@ def draw(results: Sequence[Result]) -> Figure:
             "two rounds": (("sft", "ppo_two_first", "ppo_two"), (0, LOOKS, 2 * LOOKS)),
             "one round": (("sft", "ppo_one"), (0, 2 * LOOKS)),
         }
-        for color, (arm, (names, looks)) in zip(COLORS, arms.items(), strict=False):
+        for color, (arm, (policies, looks)) in zip(COLORS, arms.items(), strict=False):
             for run in results:
-                axes.plot(
-                    looks, [run["gold"][n] for n in names], color=color, alpha=0.35, linewidth=1
-                )
-            means = [fmean(run["gold"][n] for run in results) for n in names]
+                golds = [run["gold"][policy] for policy in policies]
+                axes.plot(looks, golds, color=color, alpha=0.35, linewidth=1)
+            means = [mean_gold(results, policy) for policy in policies]
             axes.plot(looks, means, color=color, linewidth=2, marker="o", label=arm)
         axes.set_xlabel("comparisons shown to the annotator")
         axes.set_ylabel("gold")
