@@ -50,7 +50,7 @@ def shuffled_prompts(seed: int = 0) -> list[str]:
 def parts(prompt: str, response: str) -> dict[str, bool]:
     """Each part of the rule for one response."""
     names = _names(prompt)
-    words = _words(response)
+    words = split_words(response)
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return {
         "on_topic": all(any(word.startswith(name) for word in words) for name in names),
@@ -71,11 +71,23 @@ def canned_share(prompts: Sequence[str], responses: Sequence[str]) -> float:
     A phrase is four words in a row, place and thing left out; it fits any prompt if responses to
     more than a tenth of the other prompts have it, too. The truth does not ask for this.
     """
-    phrases = []
-    users = defaultdict(set)
+    texts = []
     for prompt, response in zip(prompts, responses, strict=True):
         names = _names(prompt)
-        words = [word for word in _words(response) if not word.startswith(names)]
+        texts.append([word for word in split_words(response) if not word.startswith(names)])
+    return common_phrase_share(prompts, texts)
+
+
+def common_phrase_share(prompts: Sequence[str], texts: Sequence[Sequence[str]]) -> float:
+    """Share of responses with four words in a row that fit more than a tenth of other prompts.
+
+    Args:
+        prompts: The prompt of each response.
+        texts: The words of each response.
+    """
+    phrases = []
+    users = defaultdict(set)
+    for prompt, words in zip(prompts, texts, strict=True):
         phrases.append(set(zip(words, words[1:], words[2:], words[3:], strict=False)))
         for phrase in phrases[-1]:
             users[phrase].add(prompt)
@@ -85,7 +97,7 @@ def canned_share(prompts: Sequence[str], responses: Sequence[str]) -> float:
 
 def count_words(response: str) -> int:
     """Number of words."""
-    return len(_words(response))
+    return len(split_words(response))
 
 
 def _names(prompt: str) -> tuple[str, ...]:
@@ -95,7 +107,8 @@ def _names(prompt: str) -> tuple[str, ...]:
     return found.groups()
 
 
-def _words(response: str) -> list[str]:
+def split_words(response: str) -> list[str]:
+    """The words of a response in lower case."""
     return re.findall(r"[\w']+", response.lower())
 
 
