@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -82,6 +82,9 @@ CURVES = (
     "rollout/truncation_rate",
 )
 
+JUDGED_PROXY = {"reward": 1.0, "gold": 0.0}
+"""Weights of PPO's rewards: the gold model judges, and is never trained on."""
+
 Precision = Literal["32-true", "bf16-mixed"]
 
 
@@ -122,6 +125,9 @@ class Benchmark:
         sizes: Data and iterations.
         precision: The trainer's precision.
     """
+
+    curves: ClassVar[tuple[str, ...]] = CURVES
+    """Metrics of rollouts that are kept of a PPO run."""
 
     root: Path
     base: str
@@ -253,17 +259,35 @@ class Benchmark:
         """The part of the data that a model learns from."""
         return "gold" if name == "gold" else "proxy"
 
-    def fit_ppo(self, name: str, part: int, seed: int, factor: float = 1.0) -> Step:
+    def fit_ppo(
+        self,
+        name: str,
+        part: int,
+        seed: int,
+        factor: float = 1.0,
+        *,
+        rewards: Mapping[str, float] = JUDGED_PROXY,
+        options: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Mapping[str, Any]] = (),
+    ) -> Step:
         """A step that trains a policy: PPO-max, or vanilla PPO with all tricks off.
 
-        The gold model has weight 0: its scores are logged and never trained on. Both learning rates
-        are the configuration's times `factor`.
+        Args:
+            name: Name of the step; one that begins with `ppo_max` is PPO-max.
+            part: Number of its part.
+            seed: Seed of the run and of the order of its prompts.
+            factor: Both learning rates over the configuration's.
+            rewards: Weights of reward models by the names of their runs. One of weight 0 is logged
+                and never trained on.
+            options: Further options of the module.
+            callbacks: Further callbacks of the trainer.
         """
-        options: dict[str, Any] = {
+        options = {
             "model_path": str(self.path("sft")),
-            "rewards": {str(self.path("reward")): 1.0, str(self.path("gold")): 0.0},
+            "rewards": {str(self.path(run)): weight for run, weight in rewards.items()},
             "sampling": {"max_new_tokens": self.sizes.max_new_tokens},
             "seed": seed,
+            **(options or {}),
         }
         settings = read_config("ppo")
         if not name.startswith("ppo_max"):
@@ -278,14 +302,14 @@ class Benchmark:
             "samples_per_epoch": self.sizes.iterations * batch,
             "seed": seed,
         }
-        metrics = ["rollout/score/reward", "rollout/score/gold", "rollout/kl"]
+        metrics = [*(f"rollout/score/{run}" for run in rewards), "rollout/kl"]
         bar = {
             "class_path": "lit_callbacks.StageProgressBar",
             "init_args": {"stage": "PPO", "metrics": metrics},
         }
         # The detector only watches: the whole run is to be seen.
         trainer = {
-            "callbacks": [bar, {"class_path": "lit_callbacks.CollapseDetector"}],
+            "callbacks": [bar, {"class_path": "lit_callbacks.CollapseDetector"}, *callbacks],
             "val_check_interval": self.sizes.iterations,
         }
         return self.train(
@@ -318,7 +342,7 @@ class Benchmark:
             folder=self.root,
             config=CONFIGS / "smollm2" / f"{stage}.yaml",
             model=options,
-            data={**data, "val_fraction": 0.0, "val_sources": self.sources("val")},
+            data={"val_fraction": 0.0, "val_sources": self.sources("val"), **data},
             trainer={"precision": self.precision, **trainer},
             collect=lambda: self.read_run(name),
         )
@@ -343,14 +367,7 @@ class Benchmark:
         """A step that compares policies by the proxy and the gold model, at temperature 1."""
         output = self.path("measures", f"{name}.json")
         responses = self.path("measures", f"{name}.jsonl")
-        rewards = {str(self.path("reward")): 1.0, str(self.path("gold")): 1.0}
-        command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
-        command += [str(self.path(policy)) for policy in policies]
-        command += ["--prompts", str(self.path("data", "test_prompts.jsonl"))]
-        command += ["--rewards", json.dumps(rewards), "--seed", str(seed), "--batch_size", "16"]
-        command += ["--max_new_tokens", str(self.sizes.max_new_tokens)]
-        command += ON_POLICY
-        command += ["--output", str(output), "--responses", str(responses)]
+        command = self.evaluate_command(name, policies, seed)
 
         def collect() -> dict[str, Any]:
             report = read_json(output)
@@ -367,6 +384,37 @@ class Benchmark:
             }
 
         return Step(name, part, command, collect)
+
+    def evaluate_command(
+        self,
+        name: str,
+        policies: Sequence[str],
+        seed: int,
+        *,
+        rewards: Sequence[str] = tuple(JUDGED_PROXY),
+        prompts: str = "test_prompts",
+        batch_size: int = 16,
+    ) -> list[str]:
+        """The words of `lit_rlhf evaluate`, which writes `NAME.json` and all responses.
+
+        Args:
+            name: Name of the files in `measures`.
+            policies: Names of the policies' runs.
+            seed: Seed of the samples.
+            rewards: Names of the reward models' runs.
+            prompts: Name of the file of prompts in `data`.
+            batch_size: Prompts per batch.
+        """
+        sources = {str(self.path(run)): 1.0 for run in rewards}
+        command = ["-m", "lit_rlhf.cli.main", "evaluate", "--policies"]
+        command += [str(self.path(policy)) for policy in policies]
+        command += ["--prompts", str(self.path("data", f"{prompts}.jsonl"))]
+        command += ["--rewards", json.dumps(sources), "--seed", str(seed)]
+        command += ["--batch_size", str(batch_size)]
+        command += ["--max_new_tokens", str(self.sizes.max_new_tokens)]
+        command += ON_POLICY
+        command += ["--output", str(self.path("measures", f"{name}.json"))]
+        return [*command, "--responses", str(self.path("measures", f"{name}.jsonl"))]
 
     def sources(self, part: str) -> list[dict[str, str]]:
         """The files of a part of the data, as a configuration names them."""
@@ -387,7 +435,7 @@ class Benchmark:
         last = {key: [step[key] for step in steps if key in step][-1] for key in keys}
         memory = [v for step in steps for key, v in step.items() if key.startswith("memory/")]
         result = {"validation": last, "peak_gib": max(memory, default=0.0)}
-        return result | read_watched_run(log, CURVES) if name.startswith("ppo") else result
+        return result | read_watched_run(log, self.curves) if name.startswith("ppo") else result
 
 
 def correlate_scores(rows: Sequence[dict[str, Any]], policy: str) -> float:
