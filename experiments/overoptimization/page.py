@@ -86,19 +86,21 @@ def describe_state(results: Mapping[str, Any]) -> str:
         "the labels": "labelled_train" in common,
         "SFT's 64 samples": "best_of" in common,
     }
-    lines = [f"{name} ({'done' if done else 'not done'})" for name, done in parts.items()]
     counts = {
-        "proxies": ("proxy", planned),
-        "gates": ("gate", planned),
-        "best of n by the proxies": ("best_of", planned),
-        "runs of vanilla PPO": ("course_ppo_vanilla", planned),
-        "runs of PPO-max": ("course_ppo_max", planned),
-        "comparisons at the end": ("end", planned),
+        "proxies": "proxy",
+        "gates": "gate",
+        "best of n by the proxies": "best_of",
+        "runs of vanilla PPO": "course_ppo_vanilla",
+        "runs of PPO-max": "course_ppo_max",
+        "comparisons at the end": "end",
     }
-    for name, (step, total) in counts.items():
+    finished = [name for name, is_done in parts.items() if is_done]
+    missing = [name for name, is_done in parts.items() if not is_done]
+    for name, step in counts.items():
         done = sum(step in proxy.steps for proxy in proxies)
-        lines.append(f"{name} ({done} of {total})")
-    return ", ".join(lines)
+        (finished if done else missing).append(f"{name} ({done} of {planned})")
+    done_text = ", ".join(finished) or "nothing"
+    return f"- Done: {done_text}.\n- Not done: {', '.join(missing) or 'nothing'}."
 
 
 def answer(results: Mapping[str, Any]) -> str:

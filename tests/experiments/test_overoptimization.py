@@ -328,11 +328,12 @@ def test_page_of_an_incomplete_run_claims_what_is_done() -> None:
     results = made_up_results(with_ppo=False)
     page = format_page(results)
     assert "Not known yet for PPO. 6 of 6 proxies pass the gate." in page
-    assert "runs of vanilla PPO (0 of 6)" in page
+    assert "Done: SFT, the gold model, the labels, SFT's 64 samples, proxies (6 of 6)" in page
+    assert "Not done: runs of vanilla PPO (0 of 6), runs of PPO-max (0 of 6)" in page
     assert "PPO has not run yet." in page
     empty = format_page({"settings": {}})
     assert "Not known: no proxy is trained yet." in empty
-    assert "SFT (not done)" in empty
+    assert "- Done: nothing." in empty
     format_tables({"settings": {}})
 
 
