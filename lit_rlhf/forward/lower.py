@@ -139,7 +139,7 @@ def start_above(trunk: PreTrainedModel, n_layers: int, states: Tensor) -> Iterat
                 layer.forward = own
 
 
-def share_lower_layers(model: LanguageModel, source: LanguageModel) -> None:
+def share_lower_layers(model: LanguageModel, *, source: LanguageModel) -> None:
     """Give `model` the very weights of `source` below its trained layers, where they are equal."""
     n_layers = forward_plan(source).lower_layers
     if not n_layers:

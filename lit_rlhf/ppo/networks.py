@@ -157,7 +157,7 @@ def load_reference(
     model = freeze(load_causal_lm(model_path, plain, role="reference"))
     if memory.offload_frozen or memory.shard_frozen:
         return Offloaded(model, to_cpu=memory.offload_frozen, shard=memory.shard_frozen)
-    share_lower_layers(model, policy)
+    share_lower_layers(model, source=policy)
     return model
 
 

@@ -166,6 +166,18 @@ def test_start_is_sampled_from_the_reference_by_the_override_of_rollout(
     assert not torch.equal(of_policy.response_ids, expected.response_ids)
 
 
+@pytest.mark.parametrize(
+    ("limits", "n_rows"),
+    [({"micro_batch_size": 3}, [3, 1]), ({"micro_batch_tokens": 8}, [2, 2])],
+)
+def test_micro_batches_have_the_rows_and_tokens_of_the_options(
+    ppo: PPO, limits: dict[str, int], n_rows: list[int]
+) -> None:
+    ppo.minibatches = replace(ppo.minibatches, **limits)
+    parts = ppo.micro_batches(torch.tensor([4, 4, 4, 4]))
+    assert [len(range(4)[rows]) for rows, _ in parts] == n_rows
+
+
 def test_override_of_a_phase_acts(ppo: PPO, prompts: PromptBatch) -> None:
     class Doubled(PPO):
         def score(self, *arguments: Any) -> Scores:
