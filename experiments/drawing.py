@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_callbacks.charts import FIGURE_COLORS, FIGURE_STYLE
+from lit_callbacks.charts import figure_colors as figure_colors
 
 COLORS = FIGURE_COLORS
 STYLE = FIGURE_STYLE

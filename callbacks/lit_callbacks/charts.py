@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from itertools import cycle
 from pathlib import Path
@@ -60,6 +60,13 @@ COLORS = {
 
 FIGURE_COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours of a figure, which readers with colour blindness can tell apart (Okabe and Ito)."""
+ROLE_COLORS = {
+    "vanilla_ppo": FIGURE_COLORS[0],
+    "ppo_vanilla": FIGURE_COLORS[0],
+    "ppo_max": FIGURE_COLORS[1],
+    "sft": "#555555",
+}
+"""Colours of runs that many figures show, by their names in lower case and with `_`."""
 FIGURE_STYLE: dict[Any, Any] = {  # Any: older stubs of matplotlib type the keys as str
     "figure.constrained_layout.use": True,
     "axes.titlelocation": "left",
@@ -266,10 +273,12 @@ def _draw_figure_panel(axes: Axes, panel: Panel, runs: Sequence[Run]) -> dict[st
 
     lines: dict[str, Line2D] = {}
     values: list[float] = []
-    for color, run in zip(cycle(FIGURE_COLORS), runs, strict=False):
+    colors = figure_colors(run.name for run in runs)
+    for run in runs:
         curve = run.curves.get(panel.key)
         if curve is not None:
             values += [point.value for point in curve.points]
+            color = colors[run.name]
             lines[run.name] = draw_curve(axes, curve, {"color": color}, shows_values=True)
     _fit_values(axes, panel, values)
     axes.set_title(", ".join(filter(None, (panel.title, panel.unit))))
@@ -278,6 +287,26 @@ def _draw_figure_panel(axes: Axes, panel: Panel, runs: Sequence[Run]) -> dict[st
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     return lines
+
+
+def figure_colors(names: Iterable[str]) -> dict[str, str]:
+    """Choose the colours of a figure's runs: the same run has the same colour in every figure.
+
+    Args:
+        names: Names of the runs, or paths that end with them, in the order of the legend.
+
+    Returns:
+        Colours by name. Other runs than those of `ROLE_COLORS` get the colours that are left, in
+        order.
+    """
+    names = list(names)
+    roles = {
+        name: name.rpartition("/")[2].lower().replace("-", "_").replace(" ", "_") for name in names
+    }
+    known = {name: ROLE_COLORS[role] for name, role in roles.items() if role in ROLE_COLORS}
+    left = [color for color in FIGURE_COLORS if color not in known.values()]
+    others = zip([name for name in names if name not in known], cycle(left), strict=False)
+    return known | dict(others)
 
 
 def run_style(index: int) -> dict[str, Any]:

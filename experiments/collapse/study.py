@@ -33,7 +33,7 @@ from experiments.detector.page import (
     format_groups,
 )
 from experiments.detector.page import RESULT as DETECTOR_RESULT
-from experiments.drawing import COLORS, STYLE, band, finish_panel
+from experiments.drawing import STYLE, band, figure_colors, finish_panel
 from experiments.frame import DOCS, IMAGES, Documents, fill_template
 from experiments.processes import command_job, run_jobs
 from experiments.results_file import read_lines, table
@@ -281,10 +281,11 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     with rc_context(STYLE):
         figure = Figure(figsize=(10.5, 3.2))
         axes = figure.subplots(1, len(MEASURES))
+        colors = figure_colors(LABELS)
         for axis, measure in zip(axes, MEASURES, strict=True):
-            for (run, label), color in zip(LABELS.items(), COLORS, strict=False):
+            for run, label in LABELS.items():
                 courses = [row["curves"][run][measure] for row in rows]
-                band(axis, courses, range(1, len(courses[0]) + 1), label, color)
+                band(axis, courses, range(1, len(courses[0]) + 1), label, colors[run])
             finish_panel(axis, measure)
             axis.set_xlabel("PPO iteration")
         axes[0].axhline(

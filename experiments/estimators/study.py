@@ -28,7 +28,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.drawing import COLORS, STYLE, finish_axis, window_means
+from experiments.drawing import STYLE, figure_colors, finish_axis, window_means
 from experiments.frame import DOCS, IMAGES, Documents, fill_template
 from experiments.judging import Comparison, compare_by_seed
 from experiments.processes import Job, command_job, cpu_seconds_used, run_jobs, run_missing_jobs
@@ -279,7 +279,9 @@ def draw_courses(
     places: Callable[[Mapping[str, Any]], Sequence[float]],
 ) -> None:
     """Draw the gold of each run over what `places` takes from it, and each arm's means."""
-    for color, (arm, results) in zip(COLORS, arms.items(), strict=False):
+    colors = figure_colors(arms)
+    for arm, results in arms.items():
+        color = colors[arm]
         runs = [(places(result), smooth(result["courses"]["gold"])) for result in results]
         for x, y in runs:
             axis.plot(x, y, color=color, linewidth=0.8, alpha=0.3)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from experiments.drawing import COLORS, STYLE, band, finish_axis, window_means
+from experiments.drawing import STYLE, band, figure_colors, finish_axis, window_means
 from experiments.frame import fill_template
 from experiments.known_truth.criterion import (
     BEST_OF,
@@ -177,7 +177,7 @@ def draw(results: Iterable[dict[str, Any]], panels: dict[str, str] = CURVES) -> 
         figure = Figure(figsize=(9.5 / 3 * len(panels), 2.8))
         axes = figure.subplots(1, len(panels))
         for axis, (key, title) in zip(axes, panels.items(), strict=True):
-            for policy, color in zip(("ppo_vanilla", "ppo_max"), COLORS, strict=False):
+            for policy, color in figure_colors(("ppo_vanilla", "ppo_max")).items():
                 courses = []
                 for steps in complete:
                     course = np.array(steps[policy]["result"]["curves"][key])

@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.drawing import COLORS, STYLE, band, finish_panel
+from experiments.drawing import STYLE, band, figure_colors, finish_panel
 from experiments.results_file import table
 
 PAGE_TEMPLATE = Path(__file__).with_suffix(".md.j2")
@@ -431,14 +431,15 @@ def draw(results: Mapping[str, Any]) -> Figure:
     with rc_context(STYLE):
         figure = Figure(figsize=(10.5, 5.6))
         axes = figure.subplots(2, 3).flatten()
-        for (run, label), color in zip(RUNS.items(), COLORS, strict=False):
+        colors = figure_colors(RUNS)
+        for run, label in RUNS.items():
             curves = [
                 results[name]["result"]["curves"]
                 for name in sorted(results)
                 if name.rpartition("_")[0] == run
             ]
             if curves:
-                draw_run(axes, curves, label, color)
+                draw_run(axes, curves, label, colors[run])
         for axis, title in zip(axes, [*PANELS.values(), "gold over KL"], strict=True):
             finish_panel(axis, title)
             axis.set_xlabel("PPO iteration")

@@ -34,7 +34,7 @@ from experiments.collapse.study import (
     detect_collapse,
     scale_thresholds,
 )
-from experiments.drawing import COLORS, STYLE, finish_axis
+from experiments.drawing import STYLE, figure_colors, finish_axis
 from experiments.frame import DOCS, IMAGES, ROOT, Documents, fill_template
 from experiments.processes import command_job, run_missing_jobs
 from experiments.results_file import read_runs, table, write_run
@@ -482,9 +482,10 @@ def draw(runs: Sequence[RunResult]) -> Figure:
     with rc_context(STYLE):
         figure = Figure(figsize=(7.5, 2.8))
         axis = figure.subplots()
-        for (label, field), color in zip(POLICIES.items(), ("#555555", *COLORS), strict=False):
+        colors = figure_colors(POLICIES)
+        for label, field in POLICIES.items():
             values = [getattr(run.outcome, field) for run in deciding]
-            axis.plot(range(len(deciding)), values, ".", color=color, label=label)
+            axis.plot(range(len(deciding)), values, ".", color=colors[label], label=label)
         axis.set_yscale("symlog", linthresh=1.0)
         axis.yaxis.set_major_formatter("{x:g}")
         firsts = range(0, len(deciding), 2 * len(ARITHMETICS))

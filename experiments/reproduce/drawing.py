@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.drawing import COLORS, STYLE, band, finish_panel
+from experiments.drawing import COLORS, STYLE, band, figure_colors, finish_panel
 from experiments.reproduce.judging import Runs, Value
 from experiments.reproduce.table import LANGUAGES, Arm, Experiment, Foundation
 
@@ -57,14 +57,15 @@ def shown_course(run: Mapping[str, Any], kind: str, measure: str) -> np.ndarray:
 
 def draw_course(axis: Axes, measure: str, arms: Sequence[Arm], results: Results) -> None:
     """Draw a measure of several arms over their iterations."""
-    for arm, color in zip(arms, cycle(COLORS), strict=False):
+    colors = figure_colors(arm.label for arm in arms)
+    for arm in arms:
         found = runs_of(arm, results)
         # gold is measured on the same held-out prompts in every sample, so it is less noisy there
         kind = "samples" if measure in ("gold", "win") else "curves"
         courses = [shown_course(run, kind, measure) for run in found]
         if courses:
             steps = found[0][kind]["iteration"]
-            band(axis, courses, steps, arm.label, color)
+            band(axis, courses, steps, arm.label, colors[arm.label])
     if measure == "gold":
         # the first arm of a figure starts from the SFT policy, others may not
         starts = [run["samples"]["gold"][0] for run in runs_of(arms[0], results)]
@@ -202,7 +203,9 @@ def draw_frontier(experiment: Experiment, results: Results) -> Figure:
     """Gold and score over the root of KL, as Gao et al. draw them."""
     figure = Figure(figsize=(8.0, 3.2))
     for axis, measure in zip(figure.subplots(1, 2), ("gold", "score"), strict=True):
-        for arm, color in zip(experiment.arms, COLORS, strict=False):
+        colors = figure_colors(arm.label for arm in experiment.arms)
+        for arm in experiment.arms:
+            color = colors[arm.label]
             for number, run in enumerate(runs_of(arm, results)):
                 samples = run["samples"]
                 root_kl = np.sqrt(np.maximum(0.0, np.array(samples["kl"], float)))

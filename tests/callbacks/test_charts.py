@@ -10,6 +10,7 @@ import pytest
 from lit_callbacks.charts import (
     COLORS,
     draw_metric,
+    figure_colors,
     metric_chart,
     moving_average,
     run_class,
@@ -116,3 +117,13 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
     # halves: 0 1 9 2 -5 (extremes at 2 and 4) and 0 nan nan 3 3 (at 5 and 8, gap at 6)
     assert thin(values, columns=2) == [0, 2, 4, 5, 6, 8, 9]
     assert thin(values[:4], columns=2) == [0, 1, 2, 3]
+
+
+def test_a_run_has_the_same_colour_in_every_figure() -> None:
+    pair = figure_colors(["ppo_max", "ppo_vanilla"])
+    three = figure_colors(["SFT", "vanilla PPO", "roll-back", "PPO-max", "another"])
+    assert three["vanilla PPO"] == pair["ppo_vanilla"]
+    assert (
+        three["PPO-max"] == pair["ppo_max"] == figure_colors(["runs/x/ppo_max"])["runs/x/ppo_max"]
+    )
+    assert len(set(three.values())) == 5

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_callbacks.charts import FIGURE_COLORS, FIGURE_DPI, FIGURE_STYLE
+from lit_callbacks.charts import FIGURE_COLORS, FIGURE_DPI, FIGURE_STYLE, figure_colors
 from lit_rlhf.files import replace_file
 from lit_rlhf.tools.evaluation.outcomes import HeadToHeads, Outcomes, ScoreSummary
 
@@ -71,16 +70,17 @@ def kl_figure(comparison: Comparison) -> Figure:
     from matplotlib.figure import Figure
 
     rewards = list(comparison.rewards)
+    colors = figure_colors(comparison.policies)
     with rc_context(FIGURE_STYLE):
         figure = Figure(figsize=(0.6 + 3.4 * len(rewards), 3.2), dpi=FIGURE_DPI)
         panels = figure.subplots(1, len(rewards), squeeze=False)[0]
         for axes, reward in zip(panels, rewards, strict=True):
-            for color, (name, report) in zip(cycle(FIGURE_COLORS), comparison.policies.items()):
+            for name, report in comparison.policies.items():
                 _draw_point(
                     axes,
                     kl=report.metrics["kl"],
                     score=report.scores[reward],
-                    color=color,
+                    color=colors[name],
                     label=name,
                 )
             _draw_best_of(axes, comparison, reward)
