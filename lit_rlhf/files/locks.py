@@ -35,10 +35,28 @@ class FolderLocks:
 
     def acquire(self, folders: Iterable[Path]) -> None:
         """Lock all folders or none; they need not exist. Warns of a file system without locks."""
+        new: list[Path] = []  # files of locks that were not there
+        try:
+            self._acquire(folders, new)
+        except BaseException:
+            self.interrupt()
+            for path in new:  # others are marks of interrupted work, which stay
+                path.unlink(missing_ok=True)
+            self._remove_made()
+            raise
+
+    def _acquire(self, folders: Iterable[Path], new: list[Path]) -> None:
+        """Lock folders.
+
+        Args:
+            folders: The folders.
+            new: Takes the files of the locks that this call creates.
+        """
         for path, folder in {lock_path(folder): folder for folder in folders}.items():
             missing = [parent for parent in path.parents if not parent.exists()]
             path.parent.mkdir(parents=True, exist_ok=True)
             self._made += missing
+            existed = path.exists()
             # not per thread: the lock may be released in another thread
             lock: BaseFileLock = FileLock(path, blocking=False, thread_local=False)
             try:
@@ -48,7 +66,6 @@ class FolderLocks:
                     path.read_text(encoding="utf-8", errors="replace")
                     or "one that has just started"
                 )
-                self.interrupt()
                 raise FolderInUseError(
                     f"{folder}: another run or command writes to it: {holder}. Wait for its end, "
                     "or choose another name"
@@ -58,6 +75,9 @@ class FolderLocks:
                     raise
                 warnings.warn(f"{path} cannot be locked: {error}", stacklevel=2)
                 continue
+            self._held.append(lock)
+            if not existed:
+                new.append(path)
             # where the system has no locks, filelock keeps its own notes in the file
             if not isinstance(lock, SoftFileLock):
                 since = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -66,7 +86,6 @@ class FolderLocks:
                 descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
                 with open(descriptor, "w", encoding="utf-8") as file:
                     file.write(holder)
-            self._held.append(lock)
 
     def release(self) -> None:
         """Give up all locks after finished work, and delete their files."""
@@ -74,6 +93,9 @@ class FolderLocks:
             # before the lock is given up, so that no other process has locked the file by then
             Path(lock.lock_file).unlink(missing_ok=True)
         self.interrupt()
+        self._remove_made()
+
+    def _remove_made(self) -> None:
         for folder in self._made:
             with suppress(OSError):  # it has content by now
                 folder.rmdir()

@@ -104,3 +104,15 @@ def test_only_a_file_system_without_locks_is_warned_of(tmp_path: Path) -> None:
             FolderLocks().acquire([tmp_path / "a"])
         with pytest.raises(PermissionError):
             FolderLocks().acquire([tmp_path / "a"])
+
+
+def test_a_refused_run_leaves_no_file_of_a_lock(tmp_path: Path) -> None:
+    first, second = FolderLocks(), FolderLocks()
+    first.acquire([tmp_path / "z"])
+    mark = lock_path(tmp_path / "b")
+    mark.write_text("an interrupted run")  # says that b is not finished
+    with pytest.raises(FolderInUseError):
+        second.acquire([tmp_path / "new" / "a", tmp_path / "b", tmp_path / "z"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.lock", ".z.lock"]
+    with FileLock(mark, blocking=False):  # it is free
+        pass
