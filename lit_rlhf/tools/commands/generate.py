@@ -115,26 +115,19 @@ def _prepare_chat(options: GenerateOptions) -> "Chat":
 def _sample(options: GenerateOptions) -> "Generation":
     """Sample responses to the prompts of a file or of the command line."""
     from lit_rlhf.data import parse_prompts
-    from lit_rlhf.tools.evaluation import generate_from_models, read_prompts
-    from lit_rlhf.tools.evaluation.loading import choose_device
+    from lit_rlhf.tools.evaluation import read_prompts
 
     if options.source is not None:
         records = read_prompts(options.source, options.max_prompts, options.on_bad_record)
     else:
         records = parse_prompts(options.prompt or [])
-    return generate_from_models(
+    return options.sample_responses(
         options.models,
         records,
-        sampling=options.sampling,
-        model_options=options.model_options,
-        device=choose_device(options.device),
-        batch_size=options.batch_size,
         responses_per_prompt=options.responses_per_prompt,
-        chat_template=options.chat_template,
-        max_prompt_length=options.max_prompt_length,
         seed=options.seed,
         output=None if options.output == "-" else options.output,
-        on_bad_record=options.on_bad_record,
+        max_prompt_length=options.max_prompt_length,
     )
 
 

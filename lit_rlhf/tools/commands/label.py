@@ -222,8 +222,8 @@ def _sample_responses(options: LabelOptions, policies: Sequence[str], folder: Pa
     A file that is there already is used as it is, if it was sampled with the same options.
     """
     from lit_rlhf.files import check_responses, hash_model
-    from lit_rlhf.tools.evaluation import generate_from_models, read_prompts
-    from lit_rlhf.tools.evaluation.loading import choose_device, short_names
+    from lit_rlhf.tools.evaluation import read_prompts
+    from lit_rlhf.tools.evaluation.loading import short_names
     from lit_rlhf.tools.evaluation.responses import read_response_lines
 
     assert options.source is not None  # checked
@@ -233,18 +233,12 @@ def _sample_responses(options: LabelOptions, policies: Sequence[str], folder: Pa
         file = folder / f"{name.replace('/', '_')}.jsonl"
         files.append(str(file))
         if not file.exists():
-            generate_from_models(
+            options.sample_responses(
                 [policy],
                 prompts,
-                sampling=options.sampling,
-                model_options=options.model_options,
-                device=choose_device(options.device),
-                batch_size=options.batch_size,
                 responses_per_prompt=options.responses_per_prompt,
-                chat_template=options.chat_template,
                 seed=options.seed,
                 output=file,
-                on_bad_record=options.on_bad_record,
             )
             continue
         actual = check_responses(file)

@@ -1,14 +1,17 @@
-"""The options that `lit_rlhf evaluate` and `lit_rlhf generate` share."""
+"""The options that `lit_rlhf evaluate`, `generate` and `label` share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_rlhf.choices import DType, OnBadRecord
 
 if TYPE_CHECKING:  # they import torch, for which --help does not wait
-    from lit_rlhf.data import DataSource
+    from lit_rlhf.data import DataSource, PromptRecord
     from lit_rlhf.models import ModelOptions
     from lit_rlhf.rollout import SamplingOptions
+    from lit_rlhf.tools.evaluation import Generation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +81,41 @@ class SamplingFlags:
         from lit_rlhf.data import DataSource
 
         return None if self.prompts is None else DataSource(self.prompts, split=self.split)
+
+    def sample_responses(
+        self,
+        models: Sequence[str],
+        prompts: "Sequence[PromptRecord]",
+        *,
+        responses_per_prompt: int,
+        seed: int,
+        output: str | Path | None,
+        max_prompt_length: int | None = None,
+    ) -> "Generation":
+        """Sample responses of models with these options, see `generate_from_models`.
+
+        Args:
+            models: Folders or hub ids.
+            prompts: The prompts, at least one.
+            responses_per_prompt: Number of responses of each model to each prompt.
+            seed: Seed of the sampling, the same for every model.
+            output: JSON lines file for all responses; `None` for no file.
+            max_prompt_length: Longest prompt in tokens; `None` for the model's.
+        """
+        from lit_rlhf.tools.evaluation import generate_from_models
+        from lit_rlhf.tools.evaluation.loading import choose_device
+
+        return generate_from_models(
+            models,
+            prompts,
+            sampling=self.sampling,
+            model_options=self.model_options,
+            device=choose_device(self.device),
+            batch_size=self.batch_size,
+            responses_per_prompt=responses_per_prompt,
+            chat_template=self.chat_template,
+            max_prompt_length=max_prompt_length,
+            seed=seed,
+            output=output,
+            on_bad_record=self.on_bad_record,
+        )
