@@ -50,6 +50,7 @@ from lit_callbacks.signals import SamplerMonitor as SamplerMonitor
 from lit_callbacks.signals import TruncationMonitor as TruncationMonitor
 from lit_callbacks.signals import default_monitors as default_monitors
 from lit_callbacks.trainer_callback import WatchCallback as WatchCallback
+from lit_callbacks.verdict import Trouble as Trouble
 from lit_callbacks.verdict import Verdict as Verdict
 from lit_callbacks.watch import Watch as Watch
 from lit_callbacks.words import format_number as format_number

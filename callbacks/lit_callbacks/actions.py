@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_callbacks.monitors import Level, Monitor
-from lit_callbacks.verdict import Verdict
+from lit_callbacks.verdict import Trouble, Verdict
 from lit_callbacks.words import format_number
 
 GROUP_RATES = {"lr", "initial_lr", "max_lr", "min_lr"}
@@ -29,7 +29,14 @@ class Action:
     Args:
         level: Level from which the action acts, `suspicious` or `collapsed`.
         cooldown: Number of steps from one act to the next while the level lasts, at least 1.
+        kinds: Kinds of trouble at which the action acts, among `broken`, `exploiting` and
+            `monotonous`; see `Trouble`. By default all, but only the first two for an action that
+            stops or rolls back. A verdict of no known kind, for instance of a metric of your own,
+            counts as each.
     """
+
+    default_kinds: ClassVar[tuple[Trouble, ...]] = tuple(Trouble)
+    """Kinds of trouble at which the action acts by default."""
 
     clears_monitors: ClassVar[bool] = False
     """Whether the monitors' latest readings are void after the action."""
@@ -39,13 +46,16 @@ class Action:
     unit: str = "step"
     """Unit of a verdict's step (`step`, `epoch` or `validation`); the detector sets it too."""
 
-    def __init__(self, level: str = "collapsed", cooldown: int = 10) -> None:
+    def __init__(
+        self, level: str = "collapsed", cooldown: int = 10, kinds: list[str] | None = None
+    ) -> None:
         self.level = Level.parse("level", level)
         if self.level is Level.HEALTHY:
             raise ValueError("level: expected suspicious or collapsed, got 'healthy'")
         if cooldown < 1:
             raise ValueError(f"cooldown: expected at least 1 step, got {cooldown}")
         self.cooldown = cooldown
+        self.kinds = self.default_kinds if kinds is None else Trouble.parse("kinds", kinds)
         self._last: int | None = None  # step of the last act while the level has lasted
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -71,7 +81,7 @@ class Action:
         Returns:
             What `act` returned; `None` if it was not called.
         """
-        if verdict.level < self.level:
+        if verdict.level < self.level or not verdict.is_one_of(self.kinds):
             self._last = None
             return None
         if self._last is not None and verdict.step - self._last < self.cooldown:

@@ -309,6 +309,8 @@ class CollapseEarlyStopping(CollapseDetector):
             all, if there are fewer); at least 1. Default: two, and a `Monitor` of a metric of your
             own makes a collapse alone.
         when: What makes a step: `train_batch`, `train_epoch` or `validation`.
+        kinds: Kinds of trouble at which training ends, see `Action`. Default: `broken` and
+            `exploiting`; a policy that has become monotonous is told and not stopped.
     """
 
     def __init__(
@@ -316,8 +318,9 @@ class CollapseEarlyStopping(CollapseDetector):
         monitors: list[Monitor] | None = None,
         votes: int | None = None,
         when: When = "train_batch",
+        kinds: list[str] | None = None,
     ) -> None:
-        super().__init__(monitors, actions=[StopTraining()], votes=votes, when=when)
+        super().__init__(monitors, actions=[StopTraining(kinds=kinds)], votes=votes, when=when)
 
 
 class Collapse(NamedTuple):

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import Strategy
 
 from lit_callbacks.actions import Action, scale_learning_rates
 from lit_callbacks.monitors import Level
-from lit_callbacks.verdict import Verdict
+from lit_callbacks.verdict import GRAVE, Trouble, Verdict
 
 OWN_NAME = re.compile(r"(weights_)?step=\d+\.ckpt")
 HYPER_PARAMETERS = (
@@ -68,6 +68,7 @@ class SavingAction(Action):
         **options: Options of `Action`.
     """
 
+    default_kinds: ClassVar[tuple[Trouble, ...]] = GRAVE
     N_KEPT = 3
     """Number of checkpoints on disk."""
     weights_only: ClassVar[bool] = False

@@ -9,7 +9,7 @@ from typing import Any
 
 from lit_callbacks.monitors import Level
 from lit_callbacks.names import find_names
-from lit_callbacks.verdict import Verdict
+from lit_callbacks.verdict import GRAVE, Trouble, Verdict
 from lit_callbacks.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ class WatchCallback:
         names: Names of the metrics by the monitors' keys; by default the names of the trainers in
             `lit_callbacks.names` are recognized.
         stop: Level at which training ends, `suspicious` or `collapsed`; `None` only reports.
+        kinds: Kinds of trouble at which training ends, by default `broken` and `exploiting`; see
+            `Trouble`.
     """
 
     def __init__(
@@ -37,10 +39,12 @@ class WatchCallback:
         watch: Watch | None = None,
         names: dict[str, str] | None = None,
         stop: str | None = "collapsed",
+        kinds: list[str] | None = None,
     ) -> None:
         self.watch = watch or Watch()
         self.names = names
         self.stop = None if stop is None else Level.parse("stop", stop)
+        self.kinds = GRAVE if kinds is None else Trouble.parse("kinds", kinds)
         self.stopped_by: Verdict | None = None
         """The verdict at which this callback ended training."""
 
@@ -85,7 +89,8 @@ class WatchCallback:
                 logger.warning(
                     f"{verdict.level.word} at step {state.global_step}: {verdict.sentence}"
                 )
-        if self.stop is not None and verdict.level >= self.stop and self.stopped_by is None:
+        is_time = self.stop is not None and verdict.level >= self.stop
+        if is_time and verdict.is_one_of(self.kinds) and self.stopped_by is None:
             self.stopped_by = verdict
             control.should_training_stop = True
         return control

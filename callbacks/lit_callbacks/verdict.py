@@ -1,15 +1,51 @@
-"""Combines the levels of all monitors into one verdict: a level and a sentence."""
+"""Combines the levels of all monitors into one verdict: a level, a kind of trouble, a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from enum import StrEnum
 from typing import NamedTuple
 
 from lit_callbacks.monitors import Level, Monitor, choose
 
 LONGER_AND_SURER = {("length", "high"), ("entropy", "low")}
 """Signals that move together, without harm, when training on answers that can be checked."""
+
+
+class Trouble(StrEnum):
+    """A kind of trouble, from the gravest on."""
+
+    BROKEN = "broken"
+    """The numbers cannot be trusted: not finite, or samples that are not the policy's."""
+    EXPLOITING = "exploiting"
+    """The answers become worse in the way of a policy that exploits its reward."""
+    MONOTONOUS = "monotonous"
+    """The answers lose their variety; they may be right."""
+    DATA_CHANGED = "data changed"
+    """The prompts have changed, and no other signal says more."""
+
+    @classmethod
+    def parse(cls, argument: str, words: Iterable[str]) -> tuple[Trouble, ...]:
+        """Parse the value of an argument.
+
+        Args:
+            argument: Name of the argument, for the error.
+            words: Its value: kinds, or their values such as `broken`.
+
+        Raises:
+            ValueError: If a word is no kind, or there is none.
+        """
+        known = [trouble.value for trouble in cls]
+        wanted = [str(word) for word in words]
+        if not wanted or not set(wanted) <= set(known):
+            got = ", ".join(wanted) or "none"
+            raise ValueError(f"{argument}: expected some of {', '.join(known)}, got {got}")
+        return tuple(cls(word) for word in dict.fromkeys(wanted))
+
+
+GRAVE = (Trouble.BROKEN, Trouble.EXPLOITING)
+"""Kinds at which a run is stopped or rolled back if nothing else is asked for."""
 
 
 class Verdict(NamedTuple):
@@ -19,11 +55,18 @@ class Verdict(NamedTuple):
         level: Level of the run.
         sentence: Reasons in plain words.
         step: Number of steps judged so far, this one included.
+        trouble: The gravest kind of trouble; `None` if the run is healthy, or if only signals
+            without a known meaning speak, such as a metric of your own.
     """
 
     level: Level = Level.HEALTHY
     sentence: str = "all signals are healthy"
     step: int = 0
+    trouble: Trouble | None = None
+
+    def is_one_of(self, kinds: Iterable[Trouble]) -> bool:
+        """Whether the trouble is of one of these kinds, or of no known kind."""
+        return self.trouble is None or self.trouble in kinds
 
 
 DEFAULT_VOTES = 2
@@ -71,7 +114,8 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     if decided or (len(beyond) >= needed and not is_near):
         level = Level.COLLAPSED
     elif changed:
-        return Verdict(Level.DATA_CHANGED, ", ".join(m.sentence() for m in changed), step)
+        sentence = ", ".join(m.sentence() for m in changed)
+        return Verdict(Level.DATA_CHANGED, sentence, step, Trouble.DATA_CHANGED)
     elif not named:
         return Verdict(step=step)
     elif beyond or advised or len(doubtful) >= min(2, signals):
@@ -83,10 +127,13 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
         return Verdict(level, f"not enough for a suspicion: {reasons}", step)
     # by signal and not by vote: the key of a monitor without a signal may be named like one
     signs = {"high": "+", "low": "-"}
-    meaning = conclude({f"{m.signal}{signs.get(m.side, '')}" for m in named})
-    if meaning and level is Level.SUSPICIOUS:
-        meaning = f"perhaps {meaning}"
-    return Verdict(level, f"{reasons}: {meaning}" if meaning else reasons, step)
+    conclusions = conclude({f"{m.signal}{signs.get(m.side, '')}" for m in named})
+    if not conclusions:
+        return Verdict(level, reasons, step)
+    gravest, *others = conclusions
+    meaning = gravest.meaning if level is Level.COLLAPSED else f"perhaps {gravest.meaning}"
+    meaning += "".join(f"; also {other.trouble}" for other in others)
+    return Verdict(level, f"{reasons}: {meaning}", step, gravest.trouble)
 
 
 def counts_alone(monitor: Monitor) -> bool:
@@ -98,58 +145,73 @@ class Conclusion(NamedTuple):
     """Meanings of combined signals. The side follows the signal: `kl+` is high, `length-` low.
 
     Attributes:
+        trouble: The kind of trouble that they are a sign of.
         meaning: The meaning in words.
         all_of: Signals that must all be beyond a threshold.
         one_of: Signals of which at least one must be, too; empty for none.
     """
 
+    trouble: Trouble
     meaning: str
-    all_of: frozenset[str]
+    all_of: frozenset[str] = frozenset()
     one_of: frozenset[str] = frozenset()
 
+    def follows_from(self, signals: AbstractSet[str]) -> bool:
+        """Whether the signals have this meaning."""
+        return signals >= self.all_of and (not self.one_of or bool(signals & self.one_of))
+
+
+EXPLOITING_SIGNALS = frozenset(
+    {"kl+", "length+", "truncation+", "repetition+", "reward+", "ensemble+"}
+)
+MONOTONOUS_SIGNALS = frozenset({"entropy-", "repetition-", "opening+", "reward-"})
 
 # from the most specific to the least
 _CONCLUSIONS = (
-    Conclusion("the computation is broken", frozenset({"non-finite+"})),
-    Conclusion("the policy gives one answer to everything", frozenset({"kl+", "opening+"})),
-    Conclusion("the policy cuts its answers short", frozenset({"kl+", "length-"})),
+    Conclusion(Trouble.BROKEN, "the computation is broken", frozenset({"non-finite+"})),
     Conclusion(
+        Trouble.EXPLOITING,
+        "the policy gives one answer to everything",
+        frozenset({"kl+", "opening+"}),
+    ),
+    Conclusion(Trouble.EXPLOITING, "the policy cuts its answers short", frozenset({"length-"})),
+    Conclusion(
+        Trouble.EXPLOITING,
         "the policy is exploiting its reward",
         frozenset({"kl+"}),
-        one_of=frozenset(
-            {
-                "length+",
-                "entropy-",
-                "repetition-",
-                "repetition+",
-                "reward+",
-                "reward-",
-                "ensemble+",
-            }
-        ),
+        one_of=EXPLOITING_SIGNALS - {"kl+"} | MONOTONOUS_SIGNALS,
     ),
-    Conclusion("the policy cuts its answers short", frozenset({"length-"})),
     Conclusion(
+        Trouble.EXPLOITING,
         "the policy repeats itself",
-        frozenset({"repetition-"}),
-        one_of=frozenset({"entropy-", "length+"}),
+        frozenset({"repetition-", "length+"}),
     ),
-    Conclusion("the policy loses its language", frozenset({"entropy+"})),
-    Conclusion("the policy stops exploring", frozenset({"entropy-"})),
-    Conclusion("rollouts and updates compute log-probs differently", frozenset({"ratio+"})),
-    Conclusion("rollouts and updates compute log-probs differently", frozenset({"ratio-"})),
-    Conclusion("the critic does not follow the returns", frozenset({"critic-"})),
+    Conclusion(Trouble.EXPLOITING, "the policy loses its language", frozenset({"entropy+"})),
+    Conclusion(
+        Trouble.BROKEN,
+        "rollouts and updates compute log-probs differently",
+        one_of=frozenset({"ratio+", "ratio-", "sampler+"}),
+    ),
+    Conclusion(
+        Trouble.EXPLOITING, "the policy is exploiting its reward", one_of=EXPLOITING_SIGNALS
+    ),
+    Conclusion(Trouble.MONOTONOUS, "the policy has lost its variety", one_of=MONOTONOUS_SIGNALS),
+    Conclusion(Trouble.BROKEN, "the critic does not follow the returns", frozenset({"critic-"})),
 )
 
 
-def conclude(signals: AbstractSet[str]) -> str:
-    """Meaning of signals with their sides, such as `kl+`, together; empty if not known."""
+def conclude(signals: AbstractSet[str]) -> list[Conclusion]:
+    """What signals with their sides, such as `kl+`, mean together.
+
+    Returns:
+        The first meaning that follows, and then the first of each further kind of trouble; empty
+        if none is known.
+    """
+    first: dict[Trouble, Conclusion] = {}
     for conclusion in _CONCLUSIONS:
-        if not signals >= conclusion.all_of:
-            continue
-        if not conclusion.one_of or signals & conclusion.one_of:
-            return conclusion.meaning
-    return ""
+        if conclusion.follows_from(signals):
+            first.setdefault(conclusion.trouble, conclusion)
+    return list(first.values())
 
 
 _ADVICE = {
@@ -164,8 +226,8 @@ _ADVICE = {
     "reward",
     "the policy repeats itself": "add a rule against repetition, or raise the KL coefficient",
     "the policy loses its language": "lower the learning rate, or raise the KL coefficient",
-    "the policy stops exploring": "lower the learning rate, raise the temperature, or add an "
-    "entropy bonus",
+    "the policy has lost its variety": "read whether the answers are right all the same; if they "
+    "are not, lower the learning rate, raise the temperature, or add an entropy bonus",
     "rollouts and updates compute log-probs differently": "compare dropout, padding, temperature "
     "and precision of sampling and update",
     "the critic does not follow the returns": "train the critic longer before the policy, or raise "
@@ -176,5 +238,5 @@ _ADVICE = {
 
 def advise(sentence: str) -> str:
     """What to do next about a verdict; empty if its sentence has no known meaning."""
-    meaning = sentence.rpartition(": ")[2].removeprefix("perhaps ")
+    meaning = sentence.rpartition(": ")[2].removeprefix("perhaps ").partition("; also ")[0]
     return _ADVICE.get(meaning, "")

@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics, choose
 from lit_callbacks.signals import RESPONSES_KEY, default_monitors
-from lit_callbacks.verdict import DEFAULT_VOTES, Verdict, judge
+from lit_callbacks.verdict import DEFAULT_VOTES, Trouble, Verdict, judge
 
 _NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 
@@ -122,7 +122,7 @@ class Watch:
                 monitor.relearn()
         elif self._changed and not ready and verdict.level is Level.HEALTHY:
             sentence = f"{self._changed}; new baselines are being taken"
-            verdict = Verdict(Level.DATA_CHANGED, sentence, verdict.step)
+            verdict = Verdict(Level.DATA_CHANGED, sentence, verdict.step, Trouble.DATA_CHANGED)
         elif ready and not self._announced:
             self._announced = True
             self._changed = ""
@@ -158,23 +158,44 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         """Verdict and monitors as plain values."""
         return {
-            "level": int(self.verdict.level),
-            "sentence": self.verdict.sentence,
-            "step": self.verdict.step,
+            **_pack_verdict(self.verdict),
             "announced": self._announced,
             "changed": self._changed,
             "finite": sorted(self._finite),
-            "single": None if self.single is None else [int(self.single.level), *self.single[1:]],
+            "single": None if self.single is None else _pack_verdict(self.single),
             "monitors": [monitor.state_dict() for monitor in self.monitors],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        self.verdict = Verdict(Level(state["level"]), state["sentence"], state["step"])
+        self.verdict = _unpack_verdict(state)
         self._announced = state["announced"]
         self._changed = state["changed"]
         self._finite = set(state["finite"])
-        single = state.get("single")  # states of older versions have none
-        self.single = None if single is None else Verdict(Level(single[0]), single[1], single[2])
+        single = state.get("single")  # states of older versions have none, or a list
+        if isinstance(single, list):
+            single = dict(zip(("level", "sentence", "step"), single, strict=True))
+        self.single = None if single is None else _unpack_verdict(single)
         for monitor, saved in zip(self.monitors, state["monitors"], strict=True):
             monitor.load_state_dict(saved)
+
+
+def _pack_verdict(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as plain values."""
+    return {
+        "level": int(verdict.level),
+        "sentence": verdict.sentence,
+        "step": verdict.step,
+        "trouble": None if verdict.trouble is None else verdict.trouble.value,
+    }
+
+
+def _unpack_verdict(state: Mapping[str, Any]) -> Verdict:
+    """A verdict from plain values; older versions knew no kinds of trouble."""
+    trouble = state.get("trouble")
+    return Verdict(
+        level=Level(state["level"]),
+        sentence=state["sentence"],
+        step=state["step"],
+        trouble=None if trouble is None else Trouble(trouble),
+    )

@@ -21,6 +21,7 @@ from lit_callbacks import (
     AdjustLearningRate,
     Level,
     StopTraining,
+    Trouble,
     Verdict,
     find_collapse,
 )
@@ -78,6 +79,30 @@ def test_level_and_cooldown_of_an_action(tmp_path: Path, options: Any, expected:
     levels, action = [0, 1, 1, 1, 1, 0, 1, 2, 2, 2], RecordActs(**options)
     trainer(tmp_path, watching(action)).fit(Scripted(script_of(levels)), batches(10))
     assert action.acts == expected
+
+
+@pytest.mark.parametrize(
+    ("action", "trouble", "acts"),
+    [
+        (StopTraining(), Trouble.BROKEN, True),
+        (StopTraining(), Trouble.EXPLOITING, True),
+        (StopTraining(), Trouble.MONOTONOUS, False),
+        (StopTraining(), None, True),  # of a metric of the user
+        (StopTraining(kinds=["monotonous"]), Trouble.MONOTONOUS, True),
+        (StopTraining(kinds=["monotonous"]), Trouble.EXPLOITING, False),
+        (RecordActs(), Trouble.MONOTONOUS, True),
+    ],
+)
+def test_action_chooses_by_kinds_of_trouble(
+    tmp_path: Path, action: Action, trouble: Trouble | None, acts: bool
+) -> None:
+    verdict = Verdict(Level.COLLAPSED, "KL 41 nats", 3, trouble)
+    assert (action.respond(trainer(tmp_path), Scripted([]), verdict) is not None) is acts
+
+
+def test_kinds_of_an_action_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"kinds: expected some of broken, .* got far"):
+        StopTraining(kinds=["far"])
 
 
 @pytest.mark.parametrize("done", [3, 4, 5])

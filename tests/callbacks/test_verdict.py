@@ -11,7 +11,7 @@ from lit_callbacks.signals import (
     NonFiniteMonitor,
     default_monitors,
 )
-from lit_callbacks.verdict import Verdict, advise, conclude, judge
+from lit_callbacks.verdict import Trouble, Verdict, advise, conclude, judge
 from lit_callbacks.watch import Watch
 from tests.support.monitor_levels import C, H, S
 
@@ -47,8 +47,8 @@ CALM = [Signal(name, H) for name in ("v", "w", "x", "y", "z")]
 
 
 def test_verdict_is_healthy_where_all_signals_are() -> None:
-    assert judge(CALM, 2, step=7) == (H, "all signals are healthy", 7)
-    assert Verdict() == (H, "all signals are healthy", 0)
+    assert judge(CALM, 2, step=7) == (H, "all signals are healthy", 7, None)
+    assert Verdict() == (H, "all signals are healthy", 0, None)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,8 @@ def test_prompts_that_changed_vote_for_no_collapse_and_explain_the_rest() -> Non
     prompts = Signal("prompt length", C, vote="data")
     far, long = Signal("k", C, vote="kl"), Signal("a", C)
     verdict = judge([prompts, long, Signal("k", H, vote="kl"), *CALM], 2, step=4)
-    assert verdict == (Level.DATA_CHANGED, "prompt length 20 is 20x its baseline", 4)
+    sentence = "prompt length 20 is 20x its baseline"
+    assert verdict == (Level.DATA_CHANGED, sentence, 4, Trouble.DATA_CHANGED)
     assert level_of(prompts, *CALM) is Level.DATA_CHANGED
     assert level_of(prompts, *CALM, votes=1) is Level.DATA_CHANGED
     assert level_of(prompts, far, long, *CALM) is C
@@ -145,7 +146,7 @@ def test_the_only_signal_makes_a_suspicion_alone() -> None:
 
 def test_a_single_doubt_is_told_without_an_alarm() -> None:
     verdict = judge([Signal("a", S), *CALM], 2, step=3)
-    assert verdict == (H, "not enough for a suspicion: a 8 is 8x its baseline", 3)
+    assert verdict == (H, "not enough for a suspicion: a 8 is 8x its baseline", 3, None)
 
 
 def fed(monitor: Monitor, *values: float) -> None:
@@ -166,14 +167,15 @@ def test_the_worst_come_first_and_else_the_order_given() -> None:
 
 
 def test_a_suspicion_without_a_meaning_is_its_signals() -> None:
-    verdict = judge([Signal("b", S), Signal("a", C, vote="critic"), *CALM], 2, step=1)
-    assert verdict == (S, "a 20 is 20x its baseline, b 8 is 8x its baseline", 1)
+    verdict = judge([Signal("b", S), Signal("a", C), *CALM], 2, step=1)
+    assert verdict == (S, "a 20 is 20x its baseline, b 8 is 8x its baseline", 1, None)
 
 
 def test_a_suspicion_says_what_it_perhaps_means() -> None:
     length = LengthMonitor(low_ratio=0.5, baseline_steps=4, patience=2, horizon=0)
     fed(length, *[20.0] * 4, 5.0, 5.0)
-    level, sentence, _ = judge([length, *CALM], 2, step=1)
+    level, sentence, _, trouble = judge([length, *CALM], 2, step=1)
+    assert trouble is Trouble.EXPLOITING
     assert (level, sentence.partition(": ")[2]) == (S, "perhaps the policy cuts its answers short")
 
 
@@ -181,59 +183,69 @@ def test_metrics_that_are_not_finite_are_a_broken_computation() -> None:
     broken = NonFiniteMonitor(patience=1)
     broken.observe(broken.read(StepMetrics({}, {}, ("ppo/policy_loss",))))
     verdict = judge([broken, *CALM], 2, step=4)
-    assert verdict == (C, "ppo/policy_loss not finite: the computation is broken", 4)
+    sentence = "ppo/policy_loss not finite: the computation is broken"
+    assert verdict == (C, sentence, 4, Trouble.BROKEN)
 
 
+BROKEN, EXPLOITING, MONOTONOUS = Trouble.BROKEN, Trouble.EXPLOITING, Trouble.MONOTONOUS
 EXPLOITS = "the policy is exploiting its reward"
 REPEATS = "the policy repeats itself"
 LANGUAGE = "the policy loses its language"
-EXPLORING = "the policy stops exploring"
+SHORT = "the policy cuts its answers short"
+ONE_ANSWER = "the policy gives one answer to everything"
+VARIETY = "the policy has lost its variety"
 LOGPROBS = "rollouts and updates compute log-probs differently"
+CRITIC = "the critic does not follow the returns"
 
-
-CONCLUSIONS = [
-    ("non-finite+", "the computation is broken"),
-    ("non-finite+ kl+ length+", "the computation is broken"),
-    ("kl+ length+", EXPLOITS),
-    ("kl+ entropy-", EXPLOITS),
-    ("kl+ reward-", EXPLOITS),
-    ("kl+ ensemble+", EXPLOITS),
-    ("kl+ opening+ length+", "the policy gives one answer to everything"),
-    ("kl+ repetition-", EXPLOITS),
-    ("kl+ reward+", EXPLOITS),
-    ("kl+ reward+ entropy- ratio+", EXPLOITS),
-    ("kl+ length- entropy-", "the policy cuts its answers short"),
-    ("length-", "the policy cuts its answers short"),
-    ("repetition- entropy-", REPEATS),
-    ("repetition- length+", REPEATS),
-    ("entropy+", LANGUAGE),
-    ("entropy+ kl+", LANGUAGE),
-    ("entropy-", EXPLORING),
-    ("entropy- critic-", EXPLORING),
-    ("ratio+", LOGPROBS),
-    ("ratio- critic-", LOGPROBS),
-    ("critic-", "the critic does not follow the returns"),
-    # nothing that is known
-    ("", ""),
-    ("kl+", ""),
-    ("kl+ length?", ""),
-    ("length+", ""),
-    ("repetition-", ""),
-    ("reward+ length+", ""),
-    ("critic+ kl- reward-", ""),
-    ("x+ y-", ""),
+CONCLUSIONS = [  # signals, the meaning, and the kinds of trouble from the gravest on
+    ("non-finite+", "the computation is broken", [BROKEN]),
+    ("non-finite+ kl+ length+", "the computation is broken", [BROKEN, EXPLOITING]),
+    ("kl+ length+", EXPLOITS, [EXPLOITING]),
+    ("kl+ entropy-", EXPLOITS, [EXPLOITING, MONOTONOUS]),
+    ("kl+ reward-", EXPLOITS, [EXPLOITING, MONOTONOUS]),
+    ("kl+ ensemble+", EXPLOITS, [EXPLOITING]),
+    ("kl+ opening+ length+", ONE_ANSWER, [EXPLOITING, MONOTONOUS]),
+    ("kl+ repetition-", EXPLOITS, [EXPLOITING, MONOTONOUS]),
+    ("kl+ reward+", EXPLOITS, [EXPLOITING]),
+    ("kl+ reward+ entropy- ratio+", EXPLOITS, [EXPLOITING, BROKEN, MONOTONOUS]),
+    ("kl+ length- entropy-", SHORT, [EXPLOITING, MONOTONOUS]),
+    ("length-", SHORT, [EXPLOITING]),
+    ("repetition- length+", REPEATS, [EXPLOITING, MONOTONOUS]),
+    ("entropy+", LANGUAGE, [EXPLOITING]),
+    ("entropy+ kl+", LANGUAGE, [EXPLOITING]),
+    ("kl+", EXPLOITS, [EXPLOITING]),
+    ("length+", EXPLOITS, [EXPLOITING]),
+    ("reward+ length+", EXPLOITS, [EXPLOITING]),
+    ("repetition- entropy-", VARIETY, [MONOTONOUS]),
+    ("entropy-", VARIETY, [MONOTONOUS]),
+    ("opening+", VARIETY, [MONOTONOUS]),
+    ("repetition-", VARIETY, [MONOTONOUS]),
+    ("entropy- critic-", VARIETY, [MONOTONOUS, BROKEN]),
+    ("ratio+", LOGPROBS, [BROKEN]),
+    ("ratio- critic-", LOGPROBS, [BROKEN]),
+    ("sampler+", LOGPROBS, [BROKEN]),
+    ("critic-", CRITIC, [BROKEN]),
 ]
 
 
-@pytest.mark.parametrize(("seen", "meaning"), CONCLUSIONS)
-def test_conclusion_follows_from_the_signals_seen(seen: str, meaning: str) -> None:
-    assert conclude({*seen.split()}) == meaning
+@pytest.mark.parametrize(("seen", "meaning", "troubles"), CONCLUSIONS)
+def test_conclusion_follows_from_the_signals_seen(
+    seen: str, meaning: str, troubles: list[Trouble]
+) -> None:
+    conclusions = conclude({*seen.split()})
+    assert conclusions[0].meaning == meaning
+    assert [conclusion.trouble for conclusion in conclusions] == troubles
 
 
-@pytest.mark.parametrize("meaning", sorted({meaning for _, meaning in CONCLUSIONS} - {""}))
+@pytest.mark.parametrize("seen", ["", "length?", "critic+ kl- groups+", "x+ y-"])
+def test_signals_without_a_known_meaning_have_no_conclusion(seen: str) -> None:
+    assert conclude({*seen.split()}) == []
+
+
+@pytest.mark.parametrize("meaning", sorted({meaning for _, meaning, _ in CONCLUSIONS}))
 def test_every_conclusion_says_what_to_do_next(meaning: str) -> None:
     assert advise(f"a 20 is 2x its baseline, b 8 is 2x its baseline: perhaps {meaning}")
-    assert advise(f"a: {meaning}") == advise(f"b: perhaps {meaning}")
+    assert advise(f"a: {meaning}") == advise(f"b: perhaps {meaning}; also monotonous")
     assert advise("a 20 is 2x its baseline") == ""
 
 
@@ -244,8 +256,25 @@ def test_every_conclusion_speaks_of_signals_that_the_defaults_watch() -> None:
             sides.add(f"{monitor.vote}+")
         if monitor.low is not None or monitor.low_ratio is not None:
             sides.add(f"{monitor.vote}-")
-    conclusions = {conclude({one, other}) for one in sides for other in sides}
-    assert conclusions == {meaning for _, meaning in CONCLUSIONS}
+    conclusions = {c.meaning for one in sides for other in sides for c in conclude({one, other})}
+    assert conclusions == {meaning for _, meaning, _ in CONCLUSIONS}
+
+
+def test_verdict_names_the_gravest_trouble_and_mentions_the_others() -> None:
+    far, sure = Signal("a", C, vote="kl"), Signal("b", C, vote="entropy")
+    sure.side = "low"
+    verdict = judge([far, sure, *CALM], 2, step=1)
+    assert verdict.trouble is Trouble.EXPLOITING
+    assert verdict.sentence.endswith(f": {EXPLOITS}; also monotonous")
+    alone = judge([sure, *CALM], 2, step=1)
+    assert alone.trouble is Trouble.MONOTONOUS
+    assert alone.sentence.endswith(f": perhaps {VARIETY}")
+
+
+def test_kinds_count_a_trouble_that_is_not_known_as_each() -> None:
+    assert Verdict(C, "a 20", 1, Trouble.MONOTONOUS).is_one_of([Trouble.MONOTONOUS])
+    assert not Verdict(C, "a 20", 1, Trouble.MONOTONOUS).is_one_of([Trouble.BROKEN])
+    assert Verdict(C, "a 20", 1).is_one_of([Trouble.BROKEN])
 
 
 def test_an_optional_monitor_votes_once_it_has_observed_a_step() -> None:
