@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import Parameter, getdoc, signature
+from itertools import pairwise
 from typing import Any, Literal
 
 from docstring_parser import parse
@@ -104,7 +105,7 @@ class Command:
         if self.first and words and not words[0].startswith("-"):
             words.insert(0, f"--{self.first}")
         parser = self.build_parser(prog)
-        parsed = parser.parse_args(words)
+        parsed = parser.parse_args(self._complete_switches(words))
         try:
             given = parser.instantiate(parsed).as_dict()
             del given["config"]
@@ -113,6 +114,21 @@ class Command:
                 return result if self.then is None else self.then(result)
         except Exception as error:
             end_with_message(error, prog, status=self.error_status)
+
+    def _complete_switches(self, words: Sequence[str]) -> list[str]:
+        """Write `--name` of a parameter that is a bool as `--name true`, unless a value follows."""
+        parameters = signature(self.function).parameters.values()
+        switches = {
+            f"--{parameter.name}"
+            for parameter in parameters
+            if parameter.annotation in (bool, "bool") and parameter.name not in self.flags
+        }
+        completed = []
+        for word, after in pairwise([*words, "--"]):
+            completed.append(word)
+            if word in switches and after.startswith("--"):
+                completed.append("true")
+        return completed
 
     def _lock_outputs(self, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Check and lock what the command writes."""

@@ -52,7 +52,10 @@ def load_yaml(text: str) -> Any:  # noqa: ANN401  # whatever the document holds
     Raises:
         yaml.YAMLError: If it is no YAML, or has something that this module refuses.
     """
-    _check_events(text)
+    try:
+        _check_events(text)
+    except yaml.MarkedYAMLError as error:
+        raise _explain_tab(text, error) from error
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -64,6 +67,17 @@ def load_yaml(text: str) -> Any:  # noqa: ANN401  # whatever the document holds
         raise yaml.YAMLError(str(error)) from error
     finally:
         loader.dispose()
+
+
+def _explain_tab(text: str, error: yaml.MarkedYAMLError) -> yaml.YAMLError:
+    """The error of a document, in words of its own if a tab stands where it was noticed."""
+    mark = error.problem_mark
+    line = text.splitlines()[mark.line : mark.line + 1] if mark is not None else []
+    if mark is None or not line or not line[0][: mark.column + 1].endswith("\t"):
+        return error
+    return yaml.YAMLError(
+        f"line {mark.line + 1}, column {mark.column + 1}: expected spaces before a key, got a tab"
+    )
 
 
 def _check_events(text: str) -> None:

@@ -24,6 +24,19 @@ def test_words_need_no_flag() -> None:
 
 
 @pytest.mark.parametrize(
+    ("argv", "wide"),
+    [
+        (["--wide", "--shape", "disc"], True),
+        (["--shape=disc", "--wide"], True),
+        (["--shape=disc", "--wide", "false"], False),
+        (["--shape=disc", "--wide=true"], True),
+    ],
+)
+def test_a_switch_needs_no_value(argv: list[str], wide: bool) -> None:
+    assert Command(draw).run(argv, "paint") == f"disc  {wide}"
+
+
+@pytest.mark.parametrize(
     ("argv", "expected"),
     [
         (["--shape", "disc", "--colrs", "red"], "colrs: no such option; did you mean colors?\n"),

@@ -51,6 +51,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("[" + "1," * 250_000 + "}", "expected at most 100000 values"),  # not read to its end
         ("a: " + "9" * 5000, "integer"),
         ("a: [", "while parsing a flow"),
+        ("a:\n\tb: 1", "^line 2, column 1: expected spaces before a key, got a tab$"),
     ],
 )
 def test_what_silently_means_something_else_is_refused(text: str, problem: str) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.names import find_names
-from lit_callbacks.runs import EmptyLogError, Run, read_run
+from lit_callbacks.runs import EmptyLogError, Run, find_logs, read_run
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
 from lit_callbacks.words import printable
@@ -114,6 +114,15 @@ def replay_run(
     return replay_steps(read_logged_steps(log), monitors, votes)
 
 
+def _split_folders(logs: Sequence[str]) -> list[str]:
+    """Put the logs below a folder in place of a folder that has several."""
+    split: list[str] = []
+    for log in logs:
+        below = find_logs(log) if Path(log).is_dir() else []
+        split += map(str, below) if len(below) > 1 else [log]
+    return list(dict.fromkeys(split))
+
+
 def watch_logs(
     logs: Sequence[str],
     names: Mapping[str, str] | None = None,
@@ -124,7 +133,8 @@ def watch_logs(
     """Judge logs and print every change of a verdict.
 
     Args:
-        logs: Logs, see `read_run`.
+        logs: Logs, see `read_run`, and folders of the logs of several runs. Of such a folder, runs
+            that log none of the watched metrics are left out.
         names: Names of metrics by the monitors' keys, besides those that are recognized.
         votes: Number of different signals that make a collapse, at least 1; see `Watch`.
         responses: Number of responses of a step; 0 reads it from the log.
@@ -134,11 +144,12 @@ def watch_logs(
     Returns:
         The highest level of each log.
     """
-    watches = {log: Watch(votes=votes, responses=responses) for log in logs}
-    judged = dict.fromkeys(logs, 0)  # number of steps
-    highest = dict.fromkeys(logs, Level.HEALTHY)
+    runs = _split_folders(logs)
+    watches = {log: Watch(votes=votes, responses=responses) for log in runs}
+    judged = dict.fromkeys(runs, 0)  # number of steps
+    highest = dict.fromkeys(runs, Level.HEALTHY)
     while True:
-        for log, watch in watches.items():
+        for log, watch in list(watches.items()):
             try:
                 steps = read_logged_steps(log)
             except EmptyLogError:
@@ -156,7 +167,10 @@ def watch_logs(
                 if verdict.level is not before:
                     text = f"{verdict.level.word}: {verdict.sentence}"
                     print(printable(f"{log} step {step}: {text}"), flush=True)
-            if not follow and not watch.verdict.step:
+            if not follow and not watch.verdict.step and log not in logs:
+                print(printable(f"{log}: left out, it logs nothing that is watched"))
+                del watches[log], highest[log]
+            elif not follow and not watch.verdict.step:
                 logged = sorted({key for scalars in steps.values() for key in scalars})
                 watched_keys = dict.fromkeys(key for m in watch.monitors for key in m.keys)
                 raise ValueError(

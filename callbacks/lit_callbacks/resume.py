@@ -30,10 +30,6 @@ EXIT_STATUS = 128 + signal.SIGTERM
 INTERRUPTED_STATUS = 128 + signal.SIGINT
 """Status that a shell reports for a process that Ctrl-C ended."""
 OWN_NAME = re.compile(r"batch=\d+(-v\d+)?\.ckpt")
-INTERRUPTED = (
-    "\nCtrl-C: the run ends after this batch, with a checkpoint. Press it again to end the run at "
-    "once, without one.\n"
-)
 
 
 class ResumeCheckpoint(Checkpoint):
@@ -130,12 +126,14 @@ class ResumeCheckpoint(Checkpoint):
     def _handle_signal(self, signum: int, frame: FrameType | None) -> None:
         # saving here would interrupt a batch: the next hook on which all ranks agree does it
         self._received = signal.Signals(signum)
+        note = f"\n{SIGNALS[self._received]}: the run ends after this batch, with a checkpoint."
         if signum == signal.SIGINT:
             # the second Ctrl-C raises Python's KeyboardInterrupt
             signal.signal(signal.SIGINT, self._previous_handlers.pop(signal.SIGINT))
-            # `print` fails if the signal has interrupted another `print`
-            with suppress(OSError):
-                rank_zero_only(os.write)(2, INTERRUPTED.encode())
+            note += " Press it again to end the run at once, without one."
+        # `print` fails if the signal has interrupted another `print`
+        with suppress(OSError):
+            rank_zero_only(os.write)(2, f"{note}\n".encode())
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save if it is time, or if any rank has received a signal."""

@@ -37,7 +37,7 @@ def _copy_configs(names: list[str], output_dir: str = "configs", overwrite: bool
     copies = {find_config(name): Path(output_dir) / f"{_short(name)}.yaml" for name in names}
     for copy in copies.values():
         if copy.exists() and not overwrite:
-            raise ValueError(f"{copy} exists already; --overwrite true replaces it")
+            raise ValueError(f"{copy} exists already; --overwrite replaces it")
     for config, copy in copies.items():
         print(write_text(copy, config.read_text("utf-8")))
 

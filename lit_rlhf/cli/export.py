@@ -65,7 +65,7 @@ def export(
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ValueError(
             f"output: expected a new or empty folder, got {output}, which has files; "
-            "--overwrite true replaces a model"
+            "--overwrite replaces a model"
         )
     for source in (checkpoint, *(average or [])):
         if not Path(source).exists():

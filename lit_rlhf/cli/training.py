@@ -334,7 +334,7 @@ class RLHFCLI(LightningCLI):
     def before_fit(self) -> None:
         """Resolve `--ckpt_path last`."""
         given = self.config_init["fit"]
-        if given.get("ckpt_path") == "last":
+        if given.get("ckpt_path") == "last" and not self._is_finished(self.model):
             given["ckpt_path"] = find_last_checkpoint(self.trainer)
             if given["ckpt_path"] is not None:
                 check_checkpoint_class(given["ckpt_path"], self.config["fit"].model.class_path)
@@ -350,11 +350,10 @@ class RLHFCLI(LightningCLI):
         """
         given = self._given["fit"]
         if isinstance(model, StageModule):
-            model.trainer = self.trainer  # its default folder is the Trainer's log folder
             model.command = hash_command(given)
             model.allow_changes = given.allow_changes
             model.finished = given.finished
-            if given.ckpt_path == "last" and has_finished(model.finished_dir, model.command):
+            if self._is_finished(model):
                 rank_zero_info(
                     f"The run is finished, and its model is in {model.finished_dir}: nothing is "
                     "trained or written. To train again, leave out --ckpt_path last."
@@ -367,6 +366,14 @@ class RLHFCLI(LightningCLI):
         if find_collapse(self.trainer) is not None:
             # Lightning ends all processes if one that it has launched ends with an error.
             raise SystemExit(_COLLAPSED_STATUS if self.trainer.is_global_zero else 0)
+
+    def _is_finished(self, model: LightningModule) -> bool:
+        """Whether the run is to go on from its newest checkpoint, but has nothing left to do."""
+        given = self._given["fit"]
+        if given.ckpt_path != "last" or not isinstance(model, StageModule):
+            return False
+        model.trainer = self.trainer  # its default folder is the Trainer's log folder
+        return has_finished(model.finished_dir, hash_command(given))
 
     def _begins_another_run(self, model: LightningModule) -> bool:
         """Whether the run would replace what is in its folders, instead of continuing from it."""

@@ -88,6 +88,17 @@ def test_folder_is_searched_for_a_log(tmp_path: Path) -> None:
     assert len(read_logged_steps(str(tmp_path))) == 14
 
 
+def test_folder_of_runs_is_watched_run_by_run(tmp_path: Path, capsys: Any) -> None:
+    calm = {key: [value] * 12 for key, value in CALM.items()}
+    write_run(tmp_path / "logs/ppo", calm)
+    write_run(tmp_path / "logs/sft", {"sft/loss": [1.0] * 3})
+    first, second = (str(tmp_path / "logs" / name) for name in ("ppo", "sft"))
+    assert watch_logs([str(tmp_path / "logs")]) == {first: Level.HEALTHY}
+    assert f"{second}: left out, it logs nothing that is watched\n" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="sft: expected one of"):
+        watch_logs([second])
+
+
 def test_unknown_names_are_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "log.jsonl"
     lines = [{"divergence": r["kl"], "tokens": r["completions/mean_length"]} for r in RECORDS]

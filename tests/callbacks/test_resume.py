@@ -222,6 +222,15 @@ def test_ctrl_c_saves_after_the_batch_under_way_and_ends_with_a_status_of_its_ow
     assert resumed(tmp_path, 3).seen == [3, 0, 1, 2, 3]
 
 
+def test_sigterm_is_told_before_the_batch_ends(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stop = SignalInHook("on_train_batch_start", 3)
+    ended_by_sigterm(tmp_path, stop, ResumeCheckpoint())
+    said = capfd.readouterr().err
+    assert "SIGTERM: the run ends after this batch, with a checkpoint.\n" in said
+
+
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
     twice = [SignalInHook("on_train_batch_start", 3, signal.SIGINT) for _ in range(2)]
     assert ended_by_ctrl_c(tmp_path, *twice, ResumeCheckpoint()) == 1  # Lightning's

@@ -91,7 +91,7 @@ def test_taken_name_is_refused_unless_overwriting_is_asked_for(
 ) -> None:
     shutil.copytree(root / "policy", tmp_path / "m")
     arguments = ["--checkpoint", str(runs("sft").checkpoint), "--output", str(tmp_path / "m")]
-    assert "--overwrite true replaces a model" in export_error(*arguments)
+    assert "--overwrite replaces a model" in export_error(*arguments)
     assert_same_model(tmp_path / "m", root / "policy")
     main([*arguments, "--overwrite", "true"])
     assert_same_model(tmp_path / "m", runs("sft").finished)

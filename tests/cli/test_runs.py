@@ -166,6 +166,17 @@ def test_finished_run_says_so_and_writes_none(root: Path, caplog: pytest.LogCapt
     assert Path("model/model.safetensors").is_file()
 
 
+def test_finished_run_whose_checkpoints_are_gone_says_only_that_it_is_finished(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(root, callbacks=[KEEP_EACH])
+    shutil.rmtree("run/checkpoints")
+    caplog.clear()
+    fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
+    assert "The run is finished, and its model is in model" in caplog.text
+    assert "starts from the beginning" not in caplog.text
+
+
 def test_last_spares_another_model(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rate = "--model.optimizer.learning_rate=0.5"  # another command
     fit(root)

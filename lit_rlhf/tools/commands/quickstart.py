@@ -328,7 +328,7 @@ def _read_steps(stages: Quickstart) -> Steps:
         others = f" with other {', '.join(steps.differing)}" if steps.differing else ""
         raise SystemExit(
             f"lit_rlhf quickstart: {root} holds an earlier quickstart{others}. Take another folder "
-            "(--output_dir FOLDER), or replace it (--overwrite true)"
+            "(--output_dir FOLDER), or replace it (--overwrite)"
         )
     if not steps.begun:  # a step that is interrupted at once must not resume the earlier run
         for checkpoints in root.glob("logs/*/checkpoints"):

@@ -21,10 +21,10 @@ def watch(
     their names. The exit status is 0 if no run collapsed, 1 if one did, and 2 after an error.
 
     Args:
-        logs: Folders of runs, or files (.csv, .tsv, .jsonl, .json, .log, .wandb), before all flags
-            even without --logs. A table may be the export of a panel of Weights & Biases, or of a
-            curve of TensorBoard; a .json may be a trainer_state.json; and a .log may be what verl
-            printed.
+        logs: Folders of runs, folders of such folders, or files (.csv, .tsv, .jsonl, .json, .log,
+            .wandb), before all flags even without --logs. A table may be the export of a panel of
+            Weights & Biases, or of a curve of TensorBoard; a .json may be a trainer_state.json; and
+            a .log may be what verl printed.
         map: Names of metrics in the log by the keys that are watched, for example
             {rollout/kl: my/kl}.
         follow: Seconds between two looks for new steps, until Ctrl-C; 0 reads the logs once.

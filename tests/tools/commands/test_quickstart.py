@@ -173,7 +173,7 @@ def test_steps_continue_after_an_interruption(commands: list[list[str]]) -> None
         main(["--output_dir", "q", "--seed", "1", "--pairs", "3"])
     main(["--output_dir", "q"])
     # it is finished, and its evaluation is not replaced
-    with pytest.raises(SystemExit, match=r"holds an earlier quickstart\. Take .*--overwrite true"):
+    with pytest.raises(SystemExit, match=r"holds an earlier quickstart\. Take .*--overwrite"):
         main(["--output_dir", "q"])
     order = "lab fit lab fit fit fit fit report evaluate"
     assert [words[0] for words in commands] == order.split()
