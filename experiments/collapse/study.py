@@ -313,7 +313,6 @@ def format_page(rows: Sequence[dict[str, Any]], groups: Mapping[str, Comparison]
         TEMPLATE,
         groups=format_groups({name: groups[name] for name in list(GROUPS)[:4]}),
         before=BEFORE,
-        same=", and *now* does the same" * all(b == n for b, n in groups.values()),
         **{
             name: groups[group].now
             for name, group in zip(("lab", "real", "synthetic", "others"), GROUPS, strict=False)
@@ -346,7 +345,7 @@ def describe_demands(met: Mapping[str, Mapping[str, bool]]) -> str:
     """
     counts = {group: sum(held.values()) for group, held in met.items()}
     parts = [f"{group} {counts[group] or 'none'}" for group in list(GROUPS)[:4]]
-    return f"Of these three demands are met: {', '.join(parts)}."
+    return f"Demands met: {', '.join(parts)}."
 
 
 def format_tables(rows: Sequence[dict[str, Any]]) -> str:

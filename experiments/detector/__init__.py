@@ -8,8 +8,8 @@ ABOUT = About(
         "wrong kind, on families that were left out?"
     ),
     answer=(
-        "Its demands are met in the lab; on SmolLM2, on made-up runs and on other people's logs "
-        "none is."
+        "All three demands are met in the lab and none on SmolLM2; on made-up runs and on other "
+        "people's logs only the kinds are right."
     ),
     cost="a replay of the results of others, time not recorded",
     page="docs/collapse.md",

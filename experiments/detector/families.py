@@ -11,16 +11,10 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from experiments.detector.labels import (
-    Change,
-    Label,
-    Question,
-    Trouble,
-    ends_of,
-    label_run,
-)
+from experiments.detector.labels import Change, Label, Question, ends_of, label_run
 from experiments.results_file import read_runs
 from lit_callbacks.names import find_names
+from lit_callbacks.verdict import Trouble
 
 HERE = Path(__file__).resolve().parent
 EXPERIMENTS = HERE.parent

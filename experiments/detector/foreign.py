@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.detector.families import CHAT, CHECKABLE, Trajectory
-from experiments.detector.labels import Label, Question, Trouble
+from experiments.detector.labels import Label, Question
 from lit_callbacks.names import find_names
+from lit_callbacks.verdict import Trouble
 
 DATA_VARIABLE = "LIT_RLHF_TEST_DATA"
 FOLDER = "foreign_logs"

@@ -8,8 +8,9 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from experiments.detector.criterion import CHOOSING, MAX_FALSE, MIN_SEEN
-from experiments.detector.labels import JUDGED, Question, Trouble
+from experiments.detector.labels import JUDGED, Question
 from experiments.detector.replaying import UNNAMED, Flags
+from lit_callbacks.verdict import Trouble
 
 Row = dict[str, Any]
 """What each detector says of one run, see `experiments.detector.study.replay`."""

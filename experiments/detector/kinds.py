@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 from experiments.detector.families import CHECKABLE, SHORT, Trajectory
-from experiments.detector.labels import Trouble
 from experiments.detector.synthetic import (
     Course,
     Kind,
@@ -24,6 +23,7 @@ from experiments.detector.synthetic import (
     ramp,
     swinging,
 )
+from lit_callbacks.verdict import Trouble
 
 NONE: frozenset[Trouble] = frozenset()
 BREAKS = frozenset({Trouble.BROKEN})

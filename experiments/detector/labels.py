@@ -17,15 +17,7 @@ from experiments.detector.criterion import (
     VARIETY_KEPT,
     VARIETY_SHARE,
 )
-
-
-class Trouble(StrEnum):
-    """A kind of trouble."""
-
-    BROKEN = "broken"
-    EXPLOITING = "exploiting"
-    MONOTONOUS = "monotonous"
-    DATA_CHANGED = "data changed"
+from lit_callbacks.verdict import Trouble
 
 
 class Question(StrEnum):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from experiments.detector.families import Trajectory
-from experiments.detector.labels import Trouble
 from lit_callbacks import Level, Monitor, Verdict, Watch, default_monitors
 from lit_callbacks.signals import KLPerTokenMonitor, LengthMonitor
 
@@ -15,25 +14,12 @@ Flags = dict[str, int]
 VOTES = 2
 UNNAMED = "unnamed"
 
-MEANINGS = {
-    "the computation is broken": Trouble.BROKEN,
-    "rollouts and updates compute log-probs differently": Trouble.BROKEN,
-    "the policy is exploiting its reward": Trouble.EXPLOITING,
-    "the policy cuts its answers short": Trouble.EXPLOITING,
-    "the policy loses its language": Trouble.EXPLOITING,
-    "the policy gives one answer to everything": Trouble.MONOTONOUS,
-    "the policy repeats itself": Trouble.MONOTONOUS,
-    "the policy stops exploring": Trouble.MONOTONOUS,
-}
-"""Kinds of the conclusions of a detector whose verdicts name no kind."""
-
-
 ALSO = "; also "
 """What a sentence has before each kind of trouble besides the gravest."""
 
 
 def name_troubles(verdict: Verdict) -> list[str]:
-    """The kinds that a verdict names or that its sentence concludes, the gravest first.
+    """The kinds of trouble that a verdict names, the gravest first.
 
     Args:
         verdict: A verdict that is collapsed, or says that the data changed.
@@ -41,11 +27,8 @@ def name_troubles(verdict: Verdict) -> list[str]:
     Returns:
         The kinds; only `UNNAMED` if there is none.
     """
-    if verdict.level is Level.DATA_CHANGED:
-        return [Trouble.DATA_CHANGED]
-    meaning, *others = verdict.sentence.rpartition(": ")[2].split(ALSO)
-    named: str | None = getattr(verdict, "trouble", None)
-    return [str(named or MEANINGS.get(meaning, UNNAMED)), *others]
+    others = verdict.sentence.rpartition(": ")[2].split(ALSO)[1:]
+    return [str(verdict.trouble or UNNAMED), *others]
 
 
 def apply_settings(monitor: Monitor, settings: Settings) -> Monitor:

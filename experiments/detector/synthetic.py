@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from experiments.detector.families import CHAT, Step, Trajectory
-from experiments.detector.labels import Label, Trouble
+from experiments.detector.labels import Label
+from lit_callbacks.verdict import Trouble
 
 NORMAL = {
     "length": 200.0,
