@@ -135,11 +135,12 @@ class Monitor:
     baseline. The noise is the standard error of the mean over the step's responses where their
     number is known, or the noise that successive readings show if that is more.
 
-    The level is *collapsed* after `patience` steps in a row beyond a threshold. It is *suspicious*
-    after as many steps beyond the fraction `suspicion` of the way from baseline to threshold, or
-    when a trend leads beyond the threshold within `horizon` steps. Before the baseline is known,
-    thresholds given as ratios are guessed from three readings or more, at twice the distance, and a
-    reading beyond them does not enter the baseline.
+    The level is *collapsed* once `patience` of the latest `2 * patience - 1` steps, and the last of
+    them, are beyond a threshold, so that a signal that passes it in every second step is seen. It
+    is *suspicious* after as many steps beyond the fraction `suspicion` of the way from baseline to
+    threshold, or when a trend leads beyond the threshold within `horizon` steps. Before the
+    baseline is known, thresholds given as ratios are guessed from three readings or more, at twice
+    the distance, and a reading beyond them does not enter the baseline.
 
     A subclass sets its own defaults as class attributes. An argument that is `None` takes the
     default of the class.
@@ -164,7 +165,8 @@ class Monitor:
         warmup: Number of steps at the start that are not judged, at least 0.
         smoothing: Number of latest values whose median is the reading, 1 to 100; 1 takes the value
             itself.
-        patience: Number of steps in a row that make a level, at least 1.
+        patience: Number of steps that make a level, among the latest `2 * patience - 1`; at least
+            1.
         horizon: Number of steps within which a trend must reach a threshold to be suspicious, at
             least 0; 0 turns this test off.
         trend_steps: Number of latest readings in which a trend is looked for, 3 to 100.
@@ -303,8 +305,10 @@ class Monitor:
         self.level = Level.HEALTHY
         self.side = ""
         self.crossing: float | None = None
-        self._steps_suspicious = 0  # in a row beyond the suspicious fraction
-        self._steps_beyond = 0  # in a row beyond the threshold itself
+        # of each of the latest steps, whether it is beyond the suspicious fraction, and beyond the
+        # threshold itself
+        self._suspicious: list[bool] = []
+        self._beyond: list[bool] = []
 
     @property
     def vote(self) -> str:
@@ -357,12 +361,12 @@ class Monitor:
         side = self._side_beyond(1.0)
         self.side = side or self._side_beyond(self.suspicion)
         self.crossing = None
-        # one step back in range starts a count anew
-        self._steps_suspicious = self._steps_suspicious + 1 if self.side else 0
-        self._steps_beyond = self._steps_beyond + 1 if side else 0
-        if self._steps_beyond >= self.patience:
+        window = 2 * self.patience - 1
+        self._suspicious = [*self._suspicious, bool(self.side)][-window:]
+        self._beyond = [*self._beyond, bool(side)][-window:]
+        if side and sum(self._beyond) >= self.patience:
             self.level = Level.COLLAPSED
-        elif self._steps_suspicious >= self.patience:
+        elif self.side and sum(self._suspicious) >= self.patience:
             self.level = Level.SUSPICIOUS
         elif crossing := self._forecast_crossing():
             self.side = crossing.side
@@ -396,12 +400,17 @@ class Monitor:
     @property
     def is_beyond(self) -> bool:
         """Whether the latest reading is beyond a threshold, regardless of patience."""
-        return self._steps_beyond > 0
+        return self._beyond[-1:] == [True]
 
     @property
     def decides(self) -> bool:
         """Whether this monitor makes a collapse now, without a second signal."""
         return self.decisive and self.level is Level.COLLAPSED
+
+    @property
+    def needs_distance(self) -> bool:
+        """Whether it makes a collapse only in a policy that is far from its reference."""
+        return True
 
     @property
     def sample(self) -> list[float]:
@@ -569,7 +578,7 @@ class Monitor:
             "noise": self._noise,
             "normal": list(self.normal),
             "history": list(self.history),
-            "beyond": [self._steps_suspicious, self._steps_beyond],
+            "beyond": [list(self._suspicious), list(self._beyond)],
             "side": self.side,
             "crossing": self.crossing,
             "level": int(self.level),
@@ -582,7 +591,11 @@ class Monitor:
         self._noise = state["noise"]
         self.normal = list(state["normal"])
         self.history = list(state["history"])
-        self._steps_suspicious, self._steps_beyond = state["beyond"]
+        # older versions counted steps in a row
+        self._suspicious, self._beyond = (
+            [True] * min(steps, self.patience) if isinstance(steps, int) else list(steps)
+            for steps in state["beyond"]
+        )
         self.side = state["side"]
         self.crossing = state["crossing"]
         self.level = Level(state["level"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 KL = "rollout/kl"
+SCORE = "rollout/score"
 PER_TOKEN = "rollout/kl_per_token"
 LENGTH = "rollout/response_length"
 TRUNCATED = "rollout/truncation_rate"
@@ -21,6 +22,7 @@ UNINFORMATIVE = "rollout/uninformative_share"
 EXPLAINED = "ppo/explained_variance"
 OWN_KEYS = (
     KL,
+    SCORE,
     PER_TOKEN,
     LENGTH,
     TRUNCATED,
@@ -48,6 +50,7 @@ VERL = {
 }
 NAMES: dict[str, dict[str, str]] = {
     "TRL": {  # GRPO and RLOO; without `beta` there is no KL
+        SCORE: "reward",
         PER_TOKEN: "kl",
         LENGTH: "completions/mean_length",
         TRUNCATED: "completions/clipped_ratio",
@@ -56,16 +59,19 @@ NAMES: dict[str, dict[str, str]] = {
         UNINFORMATIVE: "frac_reward_zero_std",
     },
     "TRL, GRPO before 0.17": {
+        SCORE: "reward",
         PER_TOKEN: "kl",
         LENGTH: "completion_length",
         SPREAD: "reward_std",
     },
     "TRL, PPO": {
+        SCORE: "objective/scores",
         KL: "objective/kl",
         ENTROPY: "policy/entropy_avg",
         "ppo/ratio_first": "val/ratio",
     },
     "TRL, PPO before 0.12": {  # `objective/entropy` is a sum over the response
+        SCORE: "env/reward_mean",
         KL: "objective/kl",
         LENGTH: "tokens/responses_len_mean",
         PROMPT_LENGTH: "tokens/queries_len_mean",
@@ -79,6 +85,7 @@ NAMES: dict[str, dict[str, str]] = {
         PROMPT_LENGTH: "query_len",
     },
     "OpenRLHF": {
+        SCORE: "reward",
         PER_TOKEN: "kl",
         LENGTH: "response_length",
         TRUNCATED: "response_clip_ratio",

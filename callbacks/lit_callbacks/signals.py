@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from lit_callbacks.monitors import Level, Monitor, Range, StepMetrics
 from lit_callbacks.stats import distribution
@@ -138,6 +138,138 @@ class KLPerTokenMonitor(Monitor):
         self._first = list(state["first"])
 
 
+class NegativeKLMonitor(Monitor):
+    """KL of the policy from its reference, in nats per response; watches for a value below 0.
+
+    A KL divergence is never negative, and its estimate from samples of the policy is so by chance
+    alone. An estimate that stays below -1 nat means that the samples are not the policy's: other
+    weights, a truncated distribution, or padding that is counted. It makes a collapse by itself.
+
+    Where `key` is not logged, the reading is KL per token times the length in tokens.
+    """
+
+    signal = "negative-kl"
+    title = "KL"
+    unit = "nats"
+    relative_noise = 1.0
+    decisive = True
+    optional = True
+    key = "rollout/kl"
+    low = -1.0
+    smoothing = 3
+    patience = 3
+    horizon = 0
+    per_token_key = "rollout/kl_per_token"
+    length_key = "rollout/response_length"
+
+    @property
+    def needs_distance(self) -> bool:
+        """False: it is the distance."""
+        return False
+
+    def dead_threshold(self) -> str:
+        """Empty: only a defect in the run makes an estimate cross it."""
+        return ""
+
+    def can_read(self, metrics: StepMetrics) -> bool:
+        """Whether the step has KL, or KL per token and length."""
+        both = {self.per_token_key, self.length_key}
+        return super().can_read(metrics) or both <= metrics.scalars.keys()
+
+    def read(self, metrics: StepMetrics) -> float:
+        """KL of this step."""
+        if super().can_read(metrics):
+            return super().read(metrics)
+        return metrics.scalars[self.per_token_key] * metrics.scalars[self.length_key]
+
+
+class ScoreMonitor(Monitor):
+    """Mean score of the responses; watches for a lasting fall, by which a run is broken.
+
+    Training raises the score. The threshold is one standard deviation of the scores below the
+    baseline; beyond twice that for `patience` steps, it makes a collapse by itself. Where the
+    spread of the scores is not logged, `noise_factor` times the noise of their mean stands for it.
+
+    Args:
+        key: Key of the mean score.
+        noise_factor: Standard deviation of the scores as a multiple of the noise of their mean, for
+            logs without the spread; above 0. It is the root of the number of responses of a step.
+        **options: Options of `Monitor`.
+    """
+
+    signal = "score"
+    title = "score"
+    optional = True
+    key = "rollout/score"
+    low_ratio = 0.5
+    smoothing = 5
+    patience = 5
+    horizon = 0
+    spread_key = "monitor/scores_std"
+    tensor_key = "scores"
+
+    def __init__(self, key: str | None = None, noise_factor: float = 8.0, **options: Any) -> None:
+        super().__init__(key, **options)
+        if not noise_factor > 0:
+            raise ValueError(f"noise_factor: expected a number above 0, got {noise_factor}")
+        self.noise_factor = noise_factor
+        self._spreads: list[float] = []  # of the first readings
+
+    @property
+    def needs_distance(self) -> bool:
+        """False: a score falls however near the policy is to its reference."""
+        return False
+
+    def read(self, metrics: StepMetrics) -> float:
+        """The mean score of this step."""
+        scores = metrics.tensors.get(self.tensor_key, ())
+        spread = metrics.scalars.get(self.spread_key, math.nan)
+        if scores:
+            spread = distribution(scores)["std"]
+        if len(self._spreads) < self.baseline_steps and math.isfinite(spread):
+            self._spreads.append(spread)
+        return super().read(metrics)
+
+    def threshold_of(self, sign: int, *, fixed: float | None, ratio: float | None) -> float:
+        """The effective threshold of one side: a fall by the spread of the scores.
+
+        Args:
+            sign: -1 for the low threshold, 1 for the high one.
+            fixed: `low` or `high`, in units of the score; `None` for none.
+            ratio: Anything but `None` for a threshold on this side.
+        """
+        if fixed is not None or ratio is None:
+            return super().threshold_of(sign, fixed=fixed, ratio=None)
+        if self.baseline is None or not self._spread:
+            return sign * math.inf
+        return self.baseline + sign * self._spread
+
+    def dead_threshold(self) -> str:
+        """Empty: the threshold is known once the scores have varied."""
+        return ""
+
+    @property
+    def _spread(self) -> float:
+        spread = median(self._spreads) if self._spreads else 0.0
+        return max(spread, self.noise_factor * self._noise)
+
+    @property
+    def decides(self) -> bool:
+        """Whether the score is far below its threshold, too."""
+        if self.level is not Level.COLLAPSED or self.baseline is None:
+            return False
+        return self._smoothed() < self.baseline - 2 * self._spread
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain values."""
+        return {**super().state_dict(), "spreads": list(self._spreads)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+        super().load_state_dict(state)
+        self._spreads = list(state["spreads"])
+
+
 class LengthMonitor(Monitor):
     """Length of the responses in tokens; watches for a rise and a fall.
 
@@ -167,11 +299,32 @@ class ShareMonitor(Monitor):
     """A share of the responses, whose standard error follows from their number.
 
     The threshold goes at most half of the way from the baseline to 1, so that a share that is high
-    from the start can still cross it.
+    from the start can still cross it. A share above `most` is beyond its threshold whatever the
+    baseline is, so that a run that begins in trouble has no healthy baseline; two such signals make
+    a collapse however near the policy is to its reference.
     """
 
     limits = SHARE
     high_ratio: float | None = 2.0
+    most: ClassVar[float] = 1.0
+    """Share above which the signal is too high in any run; 1 for none."""
+
+    @property
+    def needs_distance(self) -> bool:
+        """Whether the latest reading is not above `most`."""
+        return not (self.history and self._smoothed() >= self.most)
+
+    def threshold_of(self, sign: int, *, fixed: float | None, ratio: float | None) -> float:
+        """The effective threshold of one side, at most `most`.
+
+        Args:
+            sign: -1 for the low threshold, 1 for the high one.
+            fixed: `low` or `high`; `None` for none.
+            ratio: `low_ratio` or `high_ratio`, a multiple of the baseline; `None` for none.
+        """
+        threshold = super().threshold_of(sign, fixed=fixed, ratio=ratio)
+        # a reading equal to the bound is beyond it
+        return min(threshold, math.nextafter(self.most, 0)) if sign > 0 else threshold
 
     def standard_error(self, value: float) -> float:
         """Standard error of a share."""
@@ -188,10 +341,11 @@ class ShareMonitor(Monitor):
 class TruncationMonitor(ShareMonitor):
     """Share of the responses that were truncated at the length limit."""
 
-    signal = "length"
+    signal = "truncation"
     title = "truncation rate"
     key = "rollout/truncation_rate"
     high = 0.3
+    most = 0.95
 
 
 class EntropyMonitor(Monitor):
@@ -248,6 +402,7 @@ class RepeatedBigramsMonitor(ShareMonitor):
     optional = True
     key = "rollout/repeated_2"
     high = 0.15
+    most = 0.7
 
 
 class OpeningMonitor(ShareMonitor):
@@ -258,6 +413,7 @@ class OpeningMonitor(ShareMonitor):
     optional = True
     key = "rollout/opening_share"
     high = 0.3
+    most = 0.9
 
 
 class EnsembleMonitor(Monitor):
@@ -505,6 +661,8 @@ def default_monitors() -> list[Monitor]:
         ExplainedVarianceMonitor(),
         FirstRatioMonitor(),
         SamplerMonitor(),
+        NegativeKLMonitor(),
+        ScoreMonitor(),
         PromptMonitor(),
         PromptMonitor("rollout/ref_prompt_entropy", name="the reference's entropy at the prompts"),
         NonFiniteMonitor(),

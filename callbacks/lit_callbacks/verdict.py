@@ -77,7 +77,8 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     """Combine the monitors' levels.
 
     The verdict is collapsed if `votes` different signals (or all, if there are fewer) are, or if a
-    monitor decides it by itself. Without `votes`, two signals do, and so does each monitor that has
+    monitor decides it by itself. One signal alone is suspicious, unless it has a threshold of the
+    user's own or `votes` is 1. Without `votes`, two signals do, and so does each monitor that has
     no signal: whoever sets a threshold for a metric of their own means it. Where the distance to
     the reference is watched (the signal `kl`), it has to be one of the two: responses that change
     while the policy stays near its reference follow from the prompts. Where it is not watched,
@@ -104,6 +105,10 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     sides = {(m.vote, m.side) for m in voting if m.level is Level.COLLAPSED}
     is_measured = any(m.signal == "kl" for m in read)
     is_near = is_measured and "kl" not in beyond
+    anywhere = {m.vote for m in voting if m.vote in beyond and not m.needs_distance}
+    is_near = is_near and len(anywhere) < choose(votes, DEFAULT_VOTES)
+    # what one signal alone says may have other reasons, unless a person set its threshold
+    is_alone = votes != 1 and len(beyond) == 1 and all(m.signal for m in voting if m.vote in beyond)
     if not is_measured and sides >= LONGER_AND_SURER:
         beyond -= {"entropy"}
     changed = [m for m in monitors if m.signal == "data" and m.level is Level.COLLAPSED]
@@ -111,7 +116,7 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     named.sort(key=lambda m: (-m.is_beyond, -m.level))  # the worst first, otherwise as given
     needed = min(choose(votes, DEFAULT_VOTES), signals)
     decided = any(m.decides or (votes is None and counts_alone(m)) for m in voting)
-    if decided or (len(beyond) >= needed and not is_near):
+    if decided or (len(beyond) >= needed and not is_near and not is_alone):
         level = Level.COLLAPSED
     elif changed:
         sentence = ", ".join(m.sentence() for m in changed)
@@ -169,6 +174,8 @@ MONOTONOUS_SIGNALS = frozenset({"entropy-", "repetition-", "opening+", "reward-"
 # from the most specific to the least
 _CONCLUSIONS = (
     Conclusion(Trouble.BROKEN, "the computation is broken", frozenset({"non-finite+"})),
+    Conclusion(Trouble.BROKEN, "the samples are not the policy's", frozenset({"negative-kl-"})),
+    Conclusion(Trouble.BROKEN, "the run unlearns what its reward asks for", frozenset({"score-"})),
     Conclusion(
         Trouble.EXPLOITING,
         "the policy gives one answer to everything",
@@ -217,6 +224,10 @@ def conclude(signals: AbstractSet[str]) -> list[Conclusion]:
 _ADVICE = {
     "the computation is broken": "find the first metric that is not finite; lower the learning "
     "rate, or compute in float32",
+    "the samples are not the policy's": "compare weights, top-p and temperature, padding and the "
+    "masks of sampling with the ones of the log-probs",
+    "the run unlearns what its reward asks for": "lower the learning rate, and see whether the "
+    "advantages have the sign of the reward",
     "the policy gives one answer to everything": "read that answer to see what the reward likes; "
     "raise the KL coefficient or lower the learning rate",
     "the policy cuts its answers short": "see whether the reward pays for short answers; add a "

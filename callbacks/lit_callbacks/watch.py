@@ -142,6 +142,8 @@ class Watch:
         needed = min(choose(self.votes, DEFAULT_VOTES), n_signals)
         if not n_signals:
             return "each of them makes a collapse alone" if own else "no signal makes a collapse"
+        if n_signals == 1 and not own and self.votes != 1 and all(m.signal for m in voting):
+            return "one signal alone makes no collapse"
         if n_signals == 1 and not own:
             return "it makes a collapse alone (votes: 1)"
         together = (

@@ -106,18 +106,34 @@ def test_the_ways_to_two_lines_are_halved_on_their_own() -> None:
     assert seen == [(H, ""), (S, "low"), (H, ""), (S, "high")]
 
 
+def test_threshold_passed_in_every_second_step_is_seen() -> None:
+    watcher = monitor(high=20.0, patience=2)
+    assert levels(watcher, [10.0] * 4) == [H] * 4
+    assert levels(watcher, [21.0, 10.0, 21.0, 10.0, 21.0]) == [H, H, C, H, C]
+    assert levels(watcher, [10.0, 10.0, 21.0, 10.0, 10.0, 21.0]) == [H] * 6
+
+
+def test_state_of_a_version_that_counted_steps_in_a_row_is_taken() -> None:
+    watcher = monitor(high=20.0, patience=3)
+    levels(watcher, [10.0] * 4 + [21.0, 21.0])
+    other = monitor(high=20.0, patience=3)
+    other.load_state_dict({**watcher.state_dict(), "beyond": [2, 2]})
+    assert other.observe(21.0) is watcher.observe(21.0) is C
+
+
 def test_a_baseline_beyond_its_line_leaves_the_line_alone() -> None:
     watcher = monitor(low=0.0)
     assert levels(watcher, [-0.5] * 4) == [C] * 4
     assert levels(watcher, [-0.1, 0.1]) == [C, H]
 
 
-def test_patience_counts_steps_in_a_row() -> None:
+def test_patience_counts_the_steps_of_a_window() -> None:
     watcher = monitor(high=20.0, patience=3)
     assert levels(watcher, [10.0] * 4) == [H] * 4
-    assert levels(watcher, [21.0, 21.0, 10.0, 21.0, 21.0, 21.0]) == [H, H, H, H, H, C]
-    # back this side of the threshold, but past the middle: doubtful, as three in a row were past it
-    assert levels(watcher, [16.0, 21.0, 21.0, 21.0]) == [S, S, S, C]
+    # three of the latest five
+    assert levels(watcher, [21.0, 21.0, 10.0, 21.0, 21.0, 21.0]) == [H, H, H, C, C, C]
+    # back this side of the threshold, but past the middle: doubtful, as three of five were past it
+    assert levels(watcher, [16.0, 21.0, 21.0, 21.0]) == [S, C, C, C]
 
 
 def test_the_first_step_beyond_a_threshold_shows_before_patience_ends() -> None:

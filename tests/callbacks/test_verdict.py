@@ -1,5 +1,7 @@
 """Levels of monitors combined into one verdict, and what it says."""
 
+from typing import Any
+
 import pytest
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
@@ -225,6 +227,9 @@ CONCLUSIONS = [  # signals, the meaning, and the kinds of trouble from the grave
     ("ratio- critic-", LOGPROBS, [BROKEN]),
     ("sampler+", LOGPROBS, [BROKEN]),
     ("critic-", CRITIC, [BROKEN]),
+    ("negative-kl- kl+", "the samples are not the policy's", [BROKEN, EXPLOITING]),
+    ("score- entropy-", "the run unlearns what its reward asks for", [BROKEN, MONOTONOUS]),
+    ("truncation+ length+", EXPLOITS, [EXPLOITING]),
 ]
 
 
@@ -283,6 +288,78 @@ def test_an_optional_monitor_votes_once_it_has_observed_a_step() -> None:
     assert level_of(Signal("v", C), silent) is C
     silent.observe(1.0)
     assert level_of(Signal("v", C), silent) is S
+
+
+def judged(steps: list[dict[str, float]], **options: Any) -> Verdict:
+    """The verdict after the steps, by the default monitors."""
+    watch = Watch(**options)
+    for step in steps:
+        watch.step(step)
+    return watch.verdict
+
+
+def test_negative_kl_is_broken() -> None:
+    normal = {"rollout/kl": 0.1, "rollout/response_length": 50.0}
+    verdict = judged([normal] * 10 + [normal | {"rollout/kl": -20.0}] * 6)
+    assert (verdict.level, verdict.trouble) == (C, Trouble.BROKEN)
+    assert verdict.sentence.endswith("the samples are not the policy's")
+    assert judged([normal] * 10 + [normal | {"rollout/kl": -0.9}] * 6).level is H
+    per_token = {"rollout/kl_per_token": -0.03, "rollout/response_length": 50.0}  # 1.5 nats
+    assert judged([per_token] * 6).trouble is Trouble.BROKEN
+
+
+def test_score_that_falls_by_its_spread_is_broken_and_not_exploiting() -> None:
+    def run(last: float) -> Verdict:
+        normal = {"rollout/kl_per_token": 0.01, "rollout/score": 3.0, "monitor/scores_std": 1.0}
+        return judged([normal] * 10 + [normal | {"rollout/score": last}] * 10)
+
+    assert run(2.1).level is H
+    assert (run(1.9).level, run(1.9).trouble) == (S, Trouble.BROKEN)
+    assert (run(0.9).level, run(0.9).trouble) == (C, Trouble.BROKEN)  # twice its spread
+    assert run(9.0).level is H
+
+
+def test_score_without_a_logged_spread_is_compared_with_its_noise() -> None:
+    # differences of 0.1 or 0: a noise of 0.05 to 0.1, and 8 times that is at least 0.4
+    scores = [0.0, 0.1, 0.1, 0.0] * 3
+
+    def run(fall: float) -> Verdict:
+        return judged([{"rollout/score": s} for s in [*scores, *(s - fall for s in scores)]])
+
+    assert run(0.2).level is H
+    fallen = run(2.0)
+    assert (fallen.level, fallen.trouble) == (C, Trouble.BROKEN)
+
+
+def test_truncation_is_a_signal_beside_length() -> None:
+    normal = {"rollout/response_length": 100.0, "rollout/truncation_rate": 0.05}
+    normal |= {"rollout/entropy": 1.9}
+    looping = {"rollout/response_length": 240.0, "rollout/truncation_rate": 0.9}
+    looping |= {"rollout/entropy": 0.3}
+    verdict = judged([normal] * 10 + [looping] * 4)
+    assert (verdict.level, verdict.trouble) == (C, Trouble.EXPLOITING)
+    verdict = judged([normal] * 10 + [looping | {"rollout/truncation_rate": 0.05}] * 4)
+    assert verdict.level is S  # longer and surer, as in training on answers that can be checked
+
+
+def test_one_signal_of_the_defaults_alone_is_at_most_suspicious() -> None:
+    entropy = [{"rollout/entropy": 1.9}] * 10 + [{"rollout/entropy": 0.3}] * 4
+    assert judged(entropy).level is S
+    assert judged(entropy, votes=2).level is S
+    assert judged(entropy, votes=1).level is C
+    own = [{"gold": 1.0}] * 3 + [{"gold": -1.0}] * 3
+    assert judged(own, monitors=[Monitor("gold", low=0.0)], votes=2).level is C
+
+
+def test_run_that_begins_in_trouble_is_told_from_its_first_steps() -> None:
+    step = {"rollout/kl_per_token": 0.001, "rollout/response_length": 100.0}
+    shares = {"rollout/truncation_rate": 0.95, "rollout/repeated_2": 0.7}
+    shares |= {"rollout/opening_share": 0.9}
+    assert judged([step | shares] * 3).level is C
+    below = {"rollout/truncation_rate": 0.94, "rollout/repeated_2": 0.69}
+    assert judged([step | below | {"rollout/opening_share": 0.89}] * 3).level is H
+    # one of them may belong to the task, such as an opening that a template asks for
+    assert judged([step | {"rollout/opening_share": 1.0}] * 12).level is S
 
 
 def test_prompts_without_a_spread_are_told_and_are_no_collapse() -> None:
