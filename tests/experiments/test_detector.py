@@ -30,21 +30,14 @@ from experiments.detector.judging import (
     score_families,
 )
 from experiments.detector.kinds import KINDS, NEW_KINDS
-from experiments.detector.labels import (
-    Change,
-    Label,
-    Question,
-    Trouble,
-    find_harm,
-    label_run,
-    loses_variety,
-)
-from experiments.detector.replaying import find_flags, name_trouble
+from experiments.detector.labels import Change, Label, Question, find_harm, label_run, loses_variety
+from experiments.detector.replaying import find_flags, name_troubles
 from experiments.detector.rules import exceeds_kl, length_drift, reward_slope, variance_collapse
 from experiments.detector.synthetic import make_run
 from experiments.exploits import study as exploits
 from experiments.results_file import read_lines
 from lit_callbacks import Level, Verdict
+from lit_callbacks.verdict import Trouble
 
 HARM_ONLY = ["harm"]
 
@@ -152,11 +145,22 @@ def test_synthetic_runs_repeat_and_have_the_label_of_their_kind() -> None:
     assert "rollout/kl" not in make_run(default, 0).steps[0]
 
 
-def test_kinds_of_verdicts_without_one_follow_from_their_sentences() -> None:
-    sentence = "KL 4 nats is above 2, entropy fell: the policy is exploiting its reward"
-    assert name_trouble(Verdict(Level.COLLAPSED, sentence, 3)) == Trouble.EXPLOITING
-    assert name_trouble(Verdict(Level.DATA_CHANGED, "longer prompts", 3)) == Trouble.DATA_CHANGED
-    assert name_trouble(Verdict(Level.COLLAPSED, "KL 4 nats is above 2", 3)) == "unnamed"
+@pytest.mark.parametrize(
+    ("sentence", "trouble", "kinds"),
+    [
+        ("x: the policy cuts its answers short", Trouble.EXPLOITING, ["exploiting"]),
+        (
+            "x: the policy cuts its answers short; also monotonous",
+            Trouble.EXPLOITING,
+            ["exploiting", "monotonous"],
+        ),
+        ("my own metric 4 is above 2", None, ["unnamed"]),
+    ],
+)
+def test_every_kind_that_a_verdict_names_is_counted(
+    sentence: str, trouble: Trouble | None, kinds: list[str]
+) -> None:
+    assert name_troubles(Verdict(Level.COLLAPSED, sentence, 3, trouble)) == kinds
 
 
 def test_paper_is_judged_as_demanded() -> None:
