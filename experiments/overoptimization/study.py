@@ -79,6 +79,8 @@ ANSWERS = 4
 EPOCHS = 3
 BEST_OF = (1, 2, 4, 8, 16, 32, 64)
 END_SAMPLES = 8
+LONGEST_PROMPT = 128
+"""Tokens of a prompt that PPO reads, by configs/smollm2; longer ones lose their oldest turns."""
 EVERY = 20
 """Iterations of PPO between two points of a course."""
 SHOWN = 8
@@ -165,13 +167,37 @@ class Overoptimization(Preferences):
             collect: Reads the figures once the process has ended.
         """
         prompts = "test_prompts" if name == "best_of" else f"{name}_prompts"
-        # as many sequences in each batch, whatever the number of samples
-        size = max(64 // samples, 1)
+        command = self.compare_command(
+            name, ["sft"], 0, rewards=["gold"], prompts=prompts, samples=samples
+        )
+        return Step(name, 1, command, collect)
+
+    def compare_command(
+        self,
+        name: str,
+        policies: Sequence[str],
+        seed: int,
+        *,
+        rewards: Sequence[str],
+        samples: int,
+        prompts: str = "test_prompts",
+    ) -> list[str]:
+        """The words of `lit_rlhf evaluate` with prompts that are cut as in PPO.
+
+        Args:
+            name: Name of the files in `measures`.
+            policies: Names of the policies' runs.
+            seed: Seed of the samples.
+            rewards: Names of the reward models' runs.
+            samples: Responses to each prompt, at most 64.
+            prompts: Name of the file of prompts in `data`.
+        """
+        # 64 sequences in a batch, whatever the number of samples
         command = self.evaluate_command(
-            name, ["sft"], 0, rewards=["gold"], prompts=prompts, batch_size=size
+            name, policies, seed, rewards=rewards, prompts=prompts, batch_size=64 // samples
         )
         command += ["--samples_per_prompt", str(samples), "--dtype", EVALUATION_DTYPE]
-        return Step(name, 1, command, collect)
+        return [*command, "--max_prompt_length", str(LONGEST_PROMPT)]
 
     def write_labels(self) -> dict[str, Any]:
         """Fit the slope on length, and label the pairs for training and for the gate."""
@@ -369,10 +395,9 @@ class Overoptimization(Preferences):
         """A step that compares SFT and both arms on the held-out prompts."""
         name = f"end_{proxy.tag}"
         policies = {"sft": "sft", **{f"{arm}_{proxy.tag}": arm for arm in ARMS}}
-        command = self.evaluate_command(
-            name, tuple(policies), proxy.seed, rewards=[proxy.name, "gold"], batch_size=8
+        command = self.compare_command(
+            name, tuple(policies), proxy.seed, rewards=[proxy.name, "gold"], samples=END_SAMPLES
         )
-        command += ["--samples_per_prompt", str(END_SAMPLES), "--dtype", EVALUATION_DTYPE]
 
         def collect() -> dict[str, Any]:
             rows = self.read("measures", name)
@@ -454,7 +479,7 @@ def read_timeline(path: Path) -> list[dict[str, Any]]:
 def score(
     model: str, policy: str, responses: str, output: str, *, dtype: DType = "float32"
 ) -> None:
-    """Score a file of responses as PPO would, which reads at most 128 tokens of a prompt.
+    """Score a file of responses as PPO would.
 
     Args:
         model: Folder of a reward model.
@@ -464,7 +489,11 @@ def score(
         dtype: Type of the weights: float32 or bfloat16.
     """
     tokenizer = load_tokenizer(policy)
-    encoder = DialogueEncoder(tokenizer, max_length=192, max_prompt_length=128)
+    encoder = DialogueEncoder(
+        tokenizer,
+        max_length=LONGEST_PROMPT + SIZES.max_new_tokens,
+        max_prompt_length=LONGEST_PROMPT,
+    )
     reward = WeightedReward({model: 1.0}, ModelOptions(dtype=dtype), tokenizer).eval()
     reward.set_longest_sequence(encoder.max_length)
     rows = read_lines(responses)

@@ -203,6 +203,9 @@ def test_arms_learn_from_their_proxy_alone_and_are_sampled_every_20_iterations(
     assert "every_n_batches: 20" in overlay
     end = steps[-1].command
     assert end[end.index("--samples_per_prompt") + 1] == str(END_SAMPLES)
+    # PPO's prompts are cut alike
+    assert reward["max_prompt_length"] == arms[0]["max_prompt_length"]
+    assert end[end.index("--max_prompt_length") + 1] == str(arms[0]["max_prompt_length"])
 
 
 def test_timeline_becomes_rows_that_are_scored(tmp_path: Path) -> None:
