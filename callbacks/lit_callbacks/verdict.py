@@ -130,15 +130,26 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     reasons = ", ".join(m.sentence() for m in named)
     if level is Level.HEALTHY:
         return Verdict(level, f"not enough for a suspicion: {reasons}", step)
-    # by signal and not by vote: the key of a monitor without a signal may be named like one
-    signs = {"high": "+", "low": "-"}
-    conclusions = conclude({f"{m.signal}{signs.get(m.side, '')}" for m in named})
+    certain = [m for m in named if m.level is Level.COLLAPSED]
+    conclusions = conclude(find_signs(certain)) if level is Level.COLLAPSED else []
+    conclusions = conclusions or conclude(find_signs(named))
     if not conclusions:
         return Verdict(level, reasons, step)
     gravest, *others = conclusions
     meaning = gravest.meaning if level is Level.COLLAPSED else f"perhaps {gravest.meaning}"
     meaning += "".join(f"; also {other.trouble}" for other in others)
     return Verdict(level, f"{reasons}: {meaning}", step, gravest.trouble)
+
+
+def find_signs(monitors: Iterable[Monitor]) -> set[str]:
+    """The signals of monitors with their sides, such as `kl+`, or `kl++` where it decides alone."""
+    signs = {"high": "+", "low": "-"}
+    found = set()
+    for monitor in monitors:
+        # by signal and not by vote: the key of a monitor without a signal may be named like one
+        sign = f"{monitor.signal}{signs.get(monitor.side, '')}"
+        found |= {sign, f"{sign}+"} if sign == "kl+" and monitor.decides else {sign}
+    return found
 
 
 def counts_alone(monitor: Monitor) -> bool:
@@ -149,29 +160,34 @@ def counts_alone(monitor: Monitor) -> bool:
 class Conclusion(NamedTuple):
     """Meanings of combined signals. The side follows the signal: `kl+` is high, `length-` low.
 
+    A KL that decides alone is `kl++`, too.
+
     Attributes:
         trouble: The kind of trouble that they are a sign of.
         meaning: The meaning in words.
         all_of: Signals that must all be beyond a threshold.
         one_of: Signals of which at least one must be, too; empty for none.
+        none_of: Signals that must all be within their thresholds.
     """
 
     trouble: Trouble
     meaning: str
     all_of: frozenset[str] = frozenset()
     one_of: frozenset[str] = frozenset()
+    none_of: frozenset[str] = frozenset()
 
     def follows_from(self, signals: AbstractSet[str]) -> bool:
         """Whether the signals have this meaning."""
-        return signals >= self.all_of and (not self.one_of or bool(signals & self.one_of))
+        if self.one_of and not signals & self.one_of:
+            return False
+        return signals >= self.all_of and not signals & self.none_of
 
 
-EXPLOITING_SIGNALS = frozenset(
-    {"kl+", "length+", "truncation+", "repetition+", "reward+", "ensemble+"}
-)
-MONOTONOUS_SIGNALS = frozenset({"entropy-", "repetition-", "opening+", "reward-"})
+HARM = frozenset({"length+", "truncation+", "repetition+", "reward+", "ensemble+"})
+VARIETY = frozenset({"entropy-", "repetition-", "opening+"})
 
-# from the most specific to the least
+# From the most specific to the least. A policy that loses its variety leaves its reference by that:
+# a distance that does not decide alone is no sign of harm beside it.
 _CONCLUSIONS = (
     Conclusion(Trouble.BROKEN, "the computation is broken", frozenset({"non-finite+"})),
     Conclusion(Trouble.BROKEN, "the samples are not the policy's", frozenset({"negative-kl-"})),
@@ -179,14 +195,14 @@ _CONCLUSIONS = (
     Conclusion(
         Trouble.EXPLOITING,
         "the policy gives one answer to everything",
-        frozenset({"kl+", "opening+"}),
+        frozenset({"kl++", "opening+"}),
     ),
     Conclusion(Trouble.EXPLOITING, "the policy cuts its answers short", frozenset({"length-"})),
     Conclusion(
         Trouble.EXPLOITING,
         "the policy is exploiting its reward",
         frozenset({"kl+"}),
-        one_of=EXPLOITING_SIGNALS - {"kl+"} | MONOTONOUS_SIGNALS,
+        one_of=HARM | {"kl++", "reward-"},
     ),
     Conclusion(
         Trouble.EXPLOITING,
@@ -199,10 +215,14 @@ _CONCLUSIONS = (
         "rollouts and updates compute log-probs differently",
         one_of=frozenset({"ratio+", "ratio-", "sampler+"}),
     ),
+    Conclusion(Trouble.EXPLOITING, "the policy is exploiting its reward", one_of=HARM),
     Conclusion(
-        Trouble.EXPLOITING, "the policy is exploiting its reward", one_of=EXPLOITING_SIGNALS
+        Trouble.EXPLOITING,
+        "the policy is exploiting its reward",
+        frozenset({"kl+"}),
+        none_of=VARIETY,
     ),
-    Conclusion(Trouble.MONOTONOUS, "the policy has lost its variety", one_of=MONOTONOUS_SIGNALS),
+    Conclusion(Trouble.MONOTONOUS, "the policy has lost its variety", one_of=VARIETY | {"reward-"}),
     Conclusion(Trouble.BROKEN, "the critic does not follow the returns", frozenset({"critic-"})),
 )
 

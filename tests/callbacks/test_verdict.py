@@ -203,11 +203,14 @@ CONCLUSIONS = [  # signals, the meaning, and the kinds of trouble from the grave
     ("non-finite+", "the computation is broken", [BROKEN]),
     ("non-finite+ kl+ length+", "the computation is broken", [BROKEN, EXPLOITING]),
     ("kl+ length+", EXPLOITS, [EXPLOITING]),
-    ("kl+ entropy-", EXPLOITS, [EXPLOITING, MONOTONOUS]),
+    ("kl+ entropy-", VARIETY, [MONOTONOUS]),
+    ("kl+ kl++ entropy-", EXPLOITS, [EXPLOITING, MONOTONOUS]),
+    ("kl+ entropy- length+", EXPLOITS, [EXPLOITING, MONOTONOUS]),
     ("kl+ reward-", EXPLOITS, [EXPLOITING, MONOTONOUS]),
     ("kl+ ensemble+", EXPLOITS, [EXPLOITING]),
-    ("kl+ opening+ length+", ONE_ANSWER, [EXPLOITING, MONOTONOUS]),
-    ("kl+ repetition-", EXPLOITS, [EXPLOITING, MONOTONOUS]),
+    ("kl+ kl++ opening+ length+", ONE_ANSWER, [EXPLOITING, MONOTONOUS]),
+    ("kl+ opening+", VARIETY, [MONOTONOUS]),
+    ("kl+ repetition-", VARIETY, [MONOTONOUS]),
     ("kl+ reward+", EXPLOITS, [EXPLOITING]),
     ("kl+ reward+ entropy- ratio+", EXPLOITS, [EXPLOITING, BROKEN, MONOTONOUS]),
     ("kl+ length- entropy-", SHORT, [EXPLOITING, MONOTONOUS]),
@@ -261,6 +264,7 @@ def test_every_conclusion_speaks_of_signals_that_the_defaults_watch() -> None:
             sides.add(f"{monitor.vote}+")
         if monitor.low is not None or monitor.low_ratio is not None:
             sides.add(f"{monitor.vote}-")
+    sides |= {"kl++"}  # a KL that decides alone
     conclusions = {c.meaning for one in sides for other in sides for c in conclude({one, other})}
     assert conclusions == {meaning for _, meaning, _ in CONCLUSIONS}
 
@@ -269,11 +273,29 @@ def test_verdict_names_the_gravest_trouble_and_mentions_the_others() -> None:
     far, sure = Signal("a", C, vote="kl"), Signal("b", C, vote="entropy")
     sure.side = "low"
     verdict = judge([far, sure, *CALM], 2, step=1)
+    assert verdict.trouble is Trouble.MONOTONOUS
+    assert verdict.sentence.endswith(f": {VARIETY}")
+    longer = Signal("c", C, vote="length")
+    verdict = judge([far, sure, longer, *CALM], 2, step=1)
     assert verdict.trouble is Trouble.EXPLOITING
     assert verdict.sentence.endswith(f": {EXPLOITS}; also monotonous")
+    # what is only doubtful does not name a collapse
+    doubtful = Signal("c", S, vote="length")
+    assert judge([far, sure, doubtful, *CALM], 2, step=1).trouble is Trouble.MONOTONOUS
     alone = judge([sure, *CALM], 2, step=1)
     assert alone.trouble is Trouble.MONOTONOUS
     assert alone.sentence.endswith(f": perhaps {VARIETY}")
+
+
+def test_kl_that_decides_alone_is_no_mere_loss_of_variety() -> None:
+    def run(far: float) -> Verdict:
+        normal = {"rollout/kl_per_token": 0.01, "rollout/response_length": 200.0}
+        normal |= {"rollout/entropy": 2.0}
+        surer = {"rollout/kl_per_token": far, "rollout/entropy": 0.8}
+        return judged([normal] * 10 + [normal | surer] * 4)
+
+    assert (run(0.1).level, run(0.1).trouble) == (C, Trouble.MONOTONOUS)
+    assert (run(0.3).level, run(0.3).trouble) == (C, Trouble.EXPLOITING)
 
 
 def test_kinds_count_a_trouble_that_is_not_known_as_each() -> None:
