@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from experiments.detector.criterion import BEFORE, GROUPS
+from experiments.detector.criterion import BEFORE, GROUPS, REPLAYED
 from experiments.detector.page import (
     BEFORE_RESULT,
     Comparison,
@@ -313,6 +313,7 @@ def format_page(rows: Sequence[dict[str, Any]], groups: Mapping[str, Comparison]
         TEMPLATE,
         groups=format_groups({name: groups[name] for name in list(GROUPS)[:4]}),
         before=BEFORE,
+        now=REPLAYED,
         **{
             name: groups[group].now
             for name, group in zip(("lab", "real", "synthetic", "others"), GROUPS, strict=False)

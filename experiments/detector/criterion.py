@@ -85,6 +85,8 @@ VARIETY_SHARE = 0.2
 ENTROPY_KEPT = 0.2
 SMOOTH = 3
 BEFORE = "6bfaf398"
+REPLAYED = "9e4a3172"
+"""Commit of the detector that `results.jsonl` was replayed with."""
 
 CHOOSING = (
     "lab: KL weights",  # vanilla PPO with KL weights of 0.001 to 0.6

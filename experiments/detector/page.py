@@ -18,6 +18,7 @@ from experiments.detector.criterion import (
     MAX_FALSE_REAL,
     MIN_RIGHT,
     MIN_SEEN,
+    REPLAYED,
 )
 from experiments.detector.early import SIGNALS, format_penalty, format_warnings, label_runs, warn
 from experiments.detector.families import figure
@@ -249,6 +250,7 @@ def format_tables(
     return fill_template(
         TEMPLATE,
         groups=format_groups(groups),
+        replayed=REPLAYED,
         questions=format_questions(groups),
         shipped=format_groups(compare_shipped(before, rows)),
         families=format_families(rows),
