@@ -68,6 +68,13 @@ def _watch(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--responses", type=int, default=0, metavar="N", help="responses of a step, for its noise"
     )
+    parser.add_argument(
+        "--preset",
+        default="chat",
+        metavar="TASK",
+        help="task that the thresholds are meant for: chat (default), 'short answers' or "
+        "'checkable reward'",
+    )
     options = parser.parse_args(argv)
     names = dict(word.split("=", 1) for word in options.map if "=" in word)
     if len(names) < len(options.map):
@@ -79,6 +86,7 @@ def _watch(argv: Sequence[str]) -> None:
             votes=options.votes,
             responses=options.responses,
             follow=options.follow,
+            preset=options.preset,
         )
     except (ValueError, OSError, ModuleNotFoundError) as error:
         parser.error(str(error))

@@ -51,6 +51,8 @@ class CollapseDetector(Callback):
             own makes a collapse alone.
         when: What makes a step: `train_batch`, `train_epoch` or `validation`. The module must log
             the watched metrics at that time.
+        preset: Task that the default monitors are meant for: `chat`, `short answers` or `checkable
+            reward`; see `Watch`.
 
     Raises:
         ValueError: If an argument is wrong, an action cannot work with the module, or a key is
@@ -63,8 +65,10 @@ class CollapseDetector(Callback):
         actions: list[Action] | None = None,
         votes: int | None = None,
         when: When = "train_batch",
+        *,
+        preset: str = "chat",
     ) -> None:
-        self.watch = Watch(monitors, votes)
+        self.watch = Watch(monitors, votes, preset=preset)
         if when not in ("train_batch", "train_epoch", "validation"):
             raise ValueError(f"when: expected train_batch, train_epoch or validation, got {when!r}")
         self.monitors = self.watch.monitors
@@ -311,6 +315,7 @@ class CollapseEarlyStopping(CollapseDetector):
         when: What makes a step: `train_batch`, `train_epoch` or `validation`.
         kinds: Kinds of trouble at which training ends, see `Action`. Default: `broken` and
             `exploiting`; a policy that has become monotonous is told and not stopped.
+        preset: Task that the default monitors are meant for; see `CollapseDetector`.
     """
 
     def __init__(
@@ -319,8 +324,11 @@ class CollapseEarlyStopping(CollapseDetector):
         votes: int | None = None,
         when: When = "train_batch",
         kinds: list[str] | None = None,
+        *,
+        preset: str = "chat",
     ) -> None:
-        super().__init__(monitors, actions=[StopTraining(kinds=kinds)], votes=votes, when=when)
+        actions: list[Action] = [StopTraining(kinds=kinds)]
+        super().__init__(monitors, actions, votes=votes, when=when, preset=preset)
 
 
 class Collapse(NamedTuple):

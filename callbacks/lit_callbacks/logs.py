@@ -11,6 +11,7 @@ from typing import NamedTuple
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.names import find_names
 from lit_callbacks.runs import EmptyLogError, Run, find_logs, read_run
+from lit_callbacks.signals import Preset
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
 from lit_callbacks.words import printable
@@ -129,6 +130,8 @@ def watch_logs(
     votes: int = 2,
     responses: int = 0,
     follow: float = 0.0,
+    *,
+    preset: str = Preset.CHAT,
 ) -> dict[str, Level]:
     """Judge logs and print every change of a verdict.
 
@@ -140,12 +143,13 @@ def watch_logs(
         responses: Number of responses of a step; 0 reads it from the log.
         follow: Seconds between two looks for new steps, until Ctrl-C; 0 reads the logs once. The
             newest step is judged when the next one is there.
+        preset: Task that the thresholds are meant for; see `Watch`.
 
     Returns:
         The highest level of each log.
     """
     runs = _split_folders(logs)
-    watches = {log: Watch(votes=votes, responses=responses) for log in runs}
+    watches = {log: Watch(votes=votes, responses=responses, preset=preset) for log in runs}
     judged = dict.fromkeys(runs, 0)  # number of steps
     highest = dict.fromkeys(runs, Level.HEALTHY)
     while True:

@@ -8,6 +8,7 @@ the detector (docs/collapse.md) says how the thresholds were chosen, and what th
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from statistics import median
 from typing import Any, ClassVar
 
@@ -643,19 +644,64 @@ class NonFiniteMonitor(Monitor):
         return f"{', '.join(self.non_finite) or 'a metric'} not finite"
 
 
-def default_monitors() -> list[Monitor]:
-    """One monitor per metric, under the keys of `lit_rlhf`'s `PPOModule`."""
+class Preset(StrEnum):
+    """A task that thresholds are meant for."""
+
+    CHAT = "chat"
+    """Answers of some length, scored by a reward model."""
+    SHORT_ANSWERS = "short answers"
+    """Answers of about 20 tokens or fewer, in which a good policy may be far from its reference."""
+    CHECKABLE_REWARD = "checkable reward"
+    """Answers that are right or wrong: they grow or shrink, and become surer as they are right."""
+
+    @classmethod
+    def parse(cls, word: str) -> Preset:
+        """Parse the value of an argument `preset`; `ValueError` if there is no such preset."""
+        words = [preset.value for preset in cls]
+        if word not in words:
+            raise ValueError(f"preset: expected one of {', '.join(words)}, got {word!r}")
+        return cls(word)
+
+
+_PRESETS: dict[Preset, dict[str, dict[str, Any]]] = {
+    Preset.CHAT: {},
+    Preset.SHORT_ANSWERS: {
+        "kl_per_token": {"high": 1.0},
+        "length": {"high_ratio": 2.5, "low_ratio": 0.3},
+    },
+    Preset.CHECKABLE_REWARD: {
+        "kl_per_token": {"high": 1.0},
+        "length": {"high_ratio": 4.0, "low_ratio": 0.25},
+        "entropy": {"low_ratio": 0.1},
+        "width": {"low_ratio": 0.0},  # rewards that are all right have no width
+    },
+}
+"""Thresholds of a preset that differ from the monitors' own."""
+
+
+def default_monitors(preset: str = Preset.CHAT) -> list[Monitor]:
+    """One monitor per metric, under the keys of `lit_rlhf`'s `PPOModule`.
+
+    Args:
+        preset: The task that the thresholds are meant for: `chat`, `short answers` or `checkable
+            reward`; see `Preset`.
+
+    Raises:
+        ValueError: If there is no such preset.
+    """
+    changes = _PRESETS[Preset.parse(preset)]
+    entropy = changes.get("entropy", {})
     return [
         KLMonitor(),
-        KLPerTokenMonitor(),
-        LengthMonitor(),
+        KLPerTokenMonitor(**changes.get("kl_per_token", {})),
+        LengthMonitor(**changes.get("length", {})),
         TruncationMonitor(),
-        PerplexityMonitor(),
-        EntropyMonitor(),
+        PerplexityMonitor(**entropy),
+        EntropyMonitor(**entropy),
         RepetitionMonitor(),
         RepeatedBigramsMonitor(),
         OpeningMonitor(),
-        RewardDistributionMonitor(),
+        RewardDistributionMonitor(**changes.get("width", {})),
         EnsembleMonitor(),
         GroupSpreadMonitor(),
         ExplainedVarianceMonitor(),

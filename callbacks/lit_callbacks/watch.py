@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics, choose
-from lit_callbacks.signals import RESPONSES_KEY, default_monitors
+from lit_callbacks.signals import RESPONSES_KEY, Preset, default_monitors
 from lit_callbacks.verdict import DEFAULT_VOTES, Trouble, Verdict, judge
 
 _NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
@@ -31,6 +31,8 @@ class Watch:
             own makes a collapse alone.
         names: Names of the loop's metrics by the monitors' keys, see `lit_callbacks.names`.
         responses: Number of responses of a step; 0 reads it from the metrics, if they have it.
+        preset: Task that the default monitors are meant for: `chat`, `short answers` or `checkable
+            reward`; see `Preset`.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class Watch:
         votes: int | None = None,
         names: Mapping[str, str] | None = None,
         responses: int = 0,
+        preset: str = Preset.CHAT,
     ) -> None:
         if votes is not None and votes < 1:
             raise ValueError(f"votes: expected at least 1, got {votes}")
-        self.monitors = default_monitors() if monitors is None else list(monitors)
+        self.monitors = default_monitors(preset) if monitors is None else list(monitors)
         if not self.monitors:
             raise ValueError("monitors: expected at least one, got none")
+        self.preset = Preset.parse(preset)
         self.votes = votes
         self.names = dict(names or {})
         self.responses = responses
@@ -128,6 +132,8 @@ class Watch:
             self._changed = ""
             ranges = [text for m in self.monitors if m.steps and (text := m.allowed())]
             text = f"thresholds: {', '.join(ranges)}; {self.describe_votes()}"
+            if self.preset is not Preset.CHAT:
+                text += f"; preset: {self.preset}"
             self.notes = [text] if ranges else []
             self.notes += [text for m in self.monitors if m.steps and (text := m.dead_threshold())]
         self.verdict = verdict

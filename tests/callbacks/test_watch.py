@@ -171,3 +171,28 @@ def test_an_own_monitor_makes_a_collapse_alone_unless_votes_are_given() -> None:
         return [watch.step(NORMAL | {"mine": 9.0}).level for _ in range(2)][-1]
 
     assert [last(None), last(2)] == [Level.COLLAPSED, Level.SUSPICIOUS]
+
+
+@pytest.mark.parametrize(
+    ("preset", "level"),
+    [("chat", Level.COLLAPSED), ("short answers", Level.SUSPICIOUS), ("checkable reward", None)],
+)
+def test_preset_sets_the_thresholds_of_its_task_and_is_told(
+    preset: str, level: Level | None
+) -> None:
+    watch = Watch(preset=preset)
+    notes = []
+    normal = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
+    longer = {"rollout/kl_per_token": 0.1, "rollout/response_length": 300.0}
+    surer = {"rollout/entropy": 0.5}
+    for step in [normal | {"rollout/entropy": 1.9}] * 10 + [longer | surer] * 4:
+        watch.step(step)
+        notes += watch.notes
+    assert watch.verdict.level is (level or Level.HEALTHY)
+    told = [note for note in notes if note.startswith("thresholds")]
+    assert [note.endswith(f"; preset: {preset}") for note in told] == [preset != "chat"]
+
+
+def test_preset_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ValueError, match="preset: expected one of chat, short answers, checkable"):
+        Watch(preset="poems")

@@ -14,6 +14,8 @@ def watch(
     follow: float = 0.0,
     votes: int = 2,
     responses: int = 0,
+    *,
+    preset: str = "chat",
 ) -> None:
     """Judge the logs of training runs, and print each change of a verdict.
 
@@ -30,11 +32,13 @@ def watch(
         follow: Seconds between two looks for new steps, until Ctrl-C; 0 reads the logs once.
         votes: Number of different signals that make a collapse.
         responses: Number of responses of a step, from which the noise of its metrics follows.
+        preset: Task that the thresholds are meant for: chat, short answers or checkable reward.
     """
     from lit_callbacks.logs import watch_logs
     from lit_callbacks.monitors import Level
 
-    if Level.COLLAPSED in watch_logs(logs, map, votes, responses, follow).values():
+    levels = watch_logs(logs, map, votes, responses, follow, preset=preset)
+    if Level.COLLAPSED in levels.values():
         raise SystemExit(TROUBLED)
 
 
