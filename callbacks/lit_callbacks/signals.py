@@ -544,6 +544,11 @@ class FirstRatioMonitor(Monitor):
     high = 1.05
     low = 0.95
 
+    @property
+    def needs_distance(self) -> bool:
+        """False: log-probs of another network are wrong however near the policy seems."""
+        return False
+
 
 class SamplerMonitor(Monitor):
     """KL(sampler || policy), in nats per token, if something else samples; watches for a rise.
@@ -560,6 +565,11 @@ class SamplerMonitor(Monitor):
     key = "rollout/sampler_kl"
     high = 0.02
     high_ratio = 3.0
+
+    @property
+    def needs_distance(self) -> bool:
+        """False: log-probs of another network are wrong however near the policy seems."""
+        return False
 
 
 class PromptMonitor(Monitor):

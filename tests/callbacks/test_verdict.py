@@ -353,6 +353,14 @@ def test_score_without_a_logged_spread_is_compared_with_its_noise() -> None:
     assert (fallen.level, fallen.trouble) == (C, Trouble.BROKEN)
 
 
+def test_samples_of_another_policy_are_broken_near_the_reference_too() -> None:
+    step = {"rollout/kl_per_token": 0.01, "ppo/ratio_first": 1.0, "rollout/sampler_kl": 0.001}
+    other = step | {"ppo/ratio_first": 1.3, "rollout/sampler_kl": 0.2}
+    verdict = judged([step] * 10 + [other] * 3)
+    assert (verdict.level, verdict.trouble) == (C, Trouble.BROKEN)
+    assert judged([step] * 10 + [step | {"ppo/ratio_first": 1.3}] * 3).level is S
+
+
 def test_truncation_is_a_signal_beside_length() -> None:
     normal = {"rollout/response_length": 100.0, "rollout/truncation_rate": 0.05}
     normal |= {"rollout/entropy": 1.9}
