@@ -42,7 +42,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with logs and the evaluation; the detector is one monitor of KL, above 1."""
 
     def monitors() -> list[Monitor]:
-        return [KLMonitor(high=1.0, baseline_steps=3, horizon=0)]
+        monitor = KLMonitor(high=1.0, baseline_steps=3, horizon=0)
+        monitor.signal = ""  # a metric of one's own makes a collapse alone
+        return [monitor]
 
     folder = tmp_path / "seed_7"
     for name, columns in LOGS.items():
