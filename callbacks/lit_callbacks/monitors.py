@@ -184,6 +184,10 @@ class Monitor:
     """Unit of the readings in sentences."""
     decisive: ClassVar[bool] = False
     """Whether this monitor, once it is collapsed, makes a collapse without a second signal."""
+    decisive_high: ClassVar[float | None] = None
+    """Value from which it does so, if its latest `patience` readings are there."""
+    decisive_low_ratio: ClassVar[float | None] = None
+    """Multiple of the baseline below which it does so."""
     limits: ClassVar[Range] = Range(-math.inf, math.inf)
     """The smallest and the largest value that the signal can have."""
     relative_noise: ClassVar[float] = 0.0
@@ -405,7 +409,20 @@ class Monitor:
     @property
     def decides(self) -> bool:
         """Whether this monitor makes a collapse now, without a second signal."""
-        return self.decisive and self.level is Level.COLLAPSED
+        return self.level is Level.COLLAPSED and (self.decisive or self.is_extreme)
+
+    @property
+    def is_extreme(self) -> bool:
+        """Whether the latest `patience` readings are all beyond a decisive bound."""
+        latest = self._latest(self.patience)
+        if len(latest) < self.patience:
+            return False
+        if self.decisive_high is not None and min(latest) >= self.decisive_high:
+            return True
+        baseline = self.baseline
+        if self.decisive_low_ratio is None or baseline is None or baseline <= 0:
+            return False
+        return max(latest) < self.decisive_low_ratio * baseline
 
     @property
     def needs_distance(self) -> bool:

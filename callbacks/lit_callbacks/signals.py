@@ -327,6 +327,11 @@ class ShareMonitor(Monitor):
         # a reading equal to the bound is beyond it
         return min(threshold, math.nextafter(self.most, 0)) if sign > 0 else threshold
 
+    @property
+    def is_extreme(self) -> bool:
+        """Whether the share has risen beyond its decisive bound, from a start within its range."""
+        return self.baseline is not None and super().is_extreme
+
     def standard_error(self, value: float) -> float:
         """Standard error of a share."""
         if not self.responses:
@@ -360,6 +365,7 @@ class EntropyMonitor(Monitor):
     key = "rollout/entropy"
     high_ratio = 1.8
     low_ratio = 0.55
+    decisive_low_ratio: ClassVar[float | None] = 0.1
 
 
 class PerplexityMonitor(EntropyMonitor):
@@ -373,6 +379,7 @@ class PerplexityMonitor(EntropyMonitor):
     unit = ""
     limits = Range(1.0, math.inf)
     stands_in = True
+    decisive_low_ratio = None  # a ratio of the entropy is none of the perplexity
     key = "rollout/perplexity"
 
     def ratio_bound(self, baseline: float, ratio: float) -> float:
@@ -393,6 +400,7 @@ class RepetitionMonitor(Monitor):
     optional = True
     key = "rollout/distinct_2"
     low_ratio = 0.7
+    decisive_low_ratio = 0.4
 
 
 class RepeatedBigramsMonitor(ShareMonitor):
@@ -404,6 +412,7 @@ class RepeatedBigramsMonitor(ShareMonitor):
     key = "rollout/repeated_2"
     high = 0.15
     most = 0.7
+    decisive_high = 0.5
 
 
 class OpeningMonitor(ShareMonitor):
@@ -415,6 +424,7 @@ class OpeningMonitor(ShareMonitor):
     key = "rollout/opening_share"
     high = 0.3
     most = 0.9
+    decisive_high = 0.8
 
 
 class EnsembleMonitor(Monitor):
@@ -543,6 +553,7 @@ class FirstRatioMonitor(Monitor):
     key = "ppo/ratio_first"
     high = 1.05
     low = 0.95
+    decisive_high = 1.2
 
     @property
     def needs_distance(self) -> bool:
@@ -565,6 +576,7 @@ class SamplerMonitor(Monitor):
     key = "rollout/sampler_kl"
     high = 0.02
     high_ratio = 3.0
+    decisive_high = 0.1
 
     @property
     def needs_distance(self) -> bool:

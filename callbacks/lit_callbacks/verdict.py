@@ -83,8 +83,8 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     the reference is watched (the signal `kl`), it has to be one of the two: responses that change
     while the policy stays near its reference follow from the prompts. Where it is not watched,
     longer responses and lower entropy are one signal: training on answers that can be checked
-    brings both. If the prompts' own signal (`data`) has changed, the verdict is that the data
-    changed.
+    brings both. Two signals of lost variety make a collapse at any distance. If the prompts' own
+    signal (`data`) has changed, the verdict is that the data changed.
 
     The verdict is suspicious if one signal has collapsed, or if two (or all, if there are fewer)
     are suspicious. An advisory monitor has no vote for a collapse.
@@ -115,8 +115,10 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     named = [m for m in voting if m.is_beyond or m.level is not Level.HEALTHY]
     named.sort(key=lambda m: (-m.is_beyond, -m.level))  # the worst first, otherwise as given
     needed = min(choose(votes, DEFAULT_VOTES), signals)
+    variety = {m.vote for m in voting if m.level is Level.COLLAPSED and find_signs([m]) & VARIETY}
+    is_monotonous = len(variety) >= max(needed, 2) and not changed
     decided = any(m.decides or (votes is None and counts_alone(m)) for m in voting)
-    if decided or (len(beyond) >= needed and not is_near and not is_alone):
+    if decided or is_monotonous or (len(beyond) >= needed and not is_near and not is_alone):
         level = Level.COLLAPSED
     elif changed:
         sentence = ", ".join(m.sentence() for m in changed)
@@ -183,8 +185,8 @@ class Conclusion(NamedTuple):
         return signals >= self.all_of and not signals & self.none_of
 
 
-HARM = frozenset({"length+", "truncation+", "repetition+", "reward+", "ensemble+"})
-VARIETY = frozenset({"entropy-", "repetition-", "opening+"})
+HARM = frozenset({"length+", "truncation+", "reward+", "ensemble+"})
+VARIETY = frozenset({"entropy-", "repetition-", "repetition+", "opening+"})
 
 # From the most specific to the least. A policy that loses its variety leaves its reference by that:
 # a distance that does not decide alone is no sign of harm beside it.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from experiments.detector.criterion import GRID
 from experiments.detector.families import Trajectory
 from lit_callbacks import Level, Monitor, Verdict, Watch, default_monitors
-from lit_callbacks.signals import KLPerTokenMonitor, LengthMonitor
+from lit_callbacks.signals import KLPerTokenMonitor, LengthMonitor, Preset
 
 Settings = Mapping[str, float]
 Flags = dict[str, int]
@@ -39,12 +40,21 @@ def apply_settings(monitor: Monitor, settings: Settings) -> Monitor:
         settings: A setting of `criterion.GRID`.
     """
     monitor.horizon = 0
+    # relative to what ships, so that a preset's own thresholds move alike
     if isinstance(monitor, KLPerTokenMonitor):
-        monitor.decisive_factor *= (monitor.high or 1.0) / settings["kl_per_token"]
-        monitor.high = settings["kl_per_token"]
+        factor = settings["kl_per_token"] / GRID[0]["kl_per_token"]
+        monitor.decisive_factor /= factor
+        monitor.high = (monitor.high or 1.0) * factor
     elif isinstance(monitor, LengthMonitor):
-        monitor.high_ratio = settings["length_high"]
+        factor = settings["length_high"] / GRID[0]["length_high"]
+        monitor.high_ratio = (monitor.high_ratio or 1.0) * factor
     return monitor
+
+
+def monitors_of(run: Trajectory) -> list[Monitor]:
+    """The default monitors, or those of the preset for rewards that can be checked."""
+    checkable = run.task == Preset.CHECKABLE_REWARD
+    return default_monitors(Preset.CHECKABLE_REWARD if checkable else Preset.CHAT)
 
 
 def find_flags(run: Trajectory, settings: Settings) -> Flags:
@@ -54,7 +64,7 @@ def find_flags(run: Trajectory, settings: Settings) -> Flags:
         run: The run.
         settings: A setting of `criterion.GRID`.
     """
-    watch = Watch([apply_settings(monitor, settings) for monitor in default_monitors()], VOTES)
+    watch = Watch([apply_settings(monitor, settings) for monitor in monitors_of(run)], VOTES)
     flags: Flags = {}
     for place, step in enumerate(run.steps):
         if not watch.reads(step):
@@ -68,7 +78,7 @@ def find_flags(run: Trajectory, settings: Settings) -> Flags:
 
 def find_suspicion(run: Trajectory) -> int | None:
     """Place of the first step that is at least suspicious, by the shipped thresholds."""
-    watch = Watch(votes=VOTES)
+    watch = Watch(monitors_of(run), VOTES)
     levels = (watch.step(step).level for step in run.steps if watch.reads(step))
     return next((i for i, level in enumerate(levels) if level >= Level.SUSPICIOUS), None)
 

@@ -358,7 +358,7 @@ def test_samples_of_another_policy_are_broken_near_the_reference_too() -> None:
     other = step | {"ppo/ratio_first": 1.3, "rollout/sampler_kl": 0.2}
     verdict = judged([step] * 10 + [other] * 3)
     assert (verdict.level, verdict.trouble) == (C, Trouble.BROKEN)
-    assert judged([step] * 10 + [step | {"ppo/ratio_first": 1.3}] * 3).level is S
+    assert judged([step] * 10 + [step | {"ppo/ratio_first": 1.1}] * 3).level is S
 
 
 def test_truncation_is_a_signal_beside_length() -> None:
@@ -390,6 +390,35 @@ def test_run_that_begins_in_trouble_is_told_from_its_first_steps() -> None:
     assert judged([step | below | {"rollout/opening_share": 0.89}] * 3).level is H
     # one of them may belong to the task, such as an opening that a template asks for
     assert judged([step | {"rollout/opening_share": 1.0}] * 12).level is S
+
+
+def test_two_signals_of_variety_are_monotonous_at_any_distance() -> None:
+    normal = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
+    normal |= {"rollout/distinct_2": 0.8, "rollout/opening_share": 0.1}
+    moved = {"rollout/distinct_2": 0.5, "rollout/opening_share": 0.5}
+    verdict = judged([normal] * 10 + [normal | moved] * 3)
+    assert (verdict.level, verdict.trouble) == (C, Trouble.MONOTONOUS)
+    assert judged([normal] * 10 + [normal | {"rollout/distinct_2": 0.5}] * 3).level is S
+
+
+@pytest.mark.parametrize(
+    ("key", "start", "mild", "extreme", "trouble"),
+    [
+        ("rollout/repeated_2", 0.05, 0.45, 0.55, Trouble.MONOTONOUS),
+        ("rollout/opening_share", 0.1, 0.75, 0.85, Trouble.MONOTONOUS),
+        ("rollout/distinct_2", 0.5, 0.25, 0.15, Trouble.MONOTONOUS),
+        ("rollout/entropy", 2.0, 0.3, 0.1, Trouble.MONOTONOUS),
+        ("rollout/sampler_kl", 0.002, 0.05, 0.15, Trouble.BROKEN),
+        ("ppo/ratio_first", 1.0, 1.1, 1.3, Trouble.BROKEN),
+    ],
+)
+def test_extreme_signal_makes_a_collapse_alone(
+    key: str, start: float, mild: float, extreme: float, trouble: Trouble
+) -> None:
+    near = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
+    assert judged([near | {key: start}] * 10 + [near | {key: mild}] * 3).level is S
+    verdict = judged([near | {key: start}] * 10 + [near | {key: extreme}] * 3)
+    assert (verdict.level, verdict.trouble) == (C, trouble)
 
 
 def test_prompts_without_a_spread_are_told_and_are_no_collapse() -> None:
