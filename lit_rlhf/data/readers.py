@@ -158,6 +158,9 @@ def _read_csv(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | Re
     header = next(lines, "")
     separator = max(",\t;", key=header.count)
     names = next(csv.reader([header], delimiter=separator), [])
+    # spreadsheets write several columns without a name
+    if twice := _find_twice(filter(None, names)):
+        raise RecordError(Location(path, 1), "a column twice", detail=repr(twice))
     reader = csv.reader(lines, delimiter=separator, strict=True)
     first = 2  # the first line of a row, which may have several
     try:
@@ -194,8 +197,19 @@ def _read_lines(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | 
 
 
 def _parse_json(text: str, location: Location, reason: str) -> Any:  # noqa: ANN401
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Refuse a key that is given twice: the last would win."""
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            raise RecordError(
+                location, "a key twice", detail=repr(_find_twice(k for k, _ in pairs))
+            )
+        return fields
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=make_object)
+    except RecordError:
+        raise
     except json.JSONDecodeError as error:
         if not location.line:
             location = Location(location.file, error.lineno)
@@ -204,6 +218,16 @@ def _parse_json(text: str, location: Location, reason: str) -> Any:  # noqa: ANN
     # Python reads neither integers of more than 4300 digits, nor nesting beyond its stack.
     except (ValueError, RecursionError) as error:
         raise RecordError(location, reason, detail=str(error)) from error
+
+
+def _find_twice(names: Iterable[str]) -> str:
+    """The first name that is there twice; empty if there is none."""
+    earlier: set[str] = set()
+    for name in names:
+        if name in earlier:
+            return name
+        earlier.add(name)
+    return ""
 
 
 def _make_row(value: object, location: Location, source: str) -> Row | RecordError:

@@ -213,3 +213,30 @@ def test_rows_know_their_source(write_lines: Writer) -> None:
     (row,) = data.read_file(write_lines({"prompt": "q"}), "s")
     assert not isinstance(row, data.RecordError)
     assert (row.fields, row.source) == ({"prompt": "q"}, "s")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        (
+            "a.jsonl",
+            '{"prompt": "q"}\n{"prompt": "q", "prompt": "r"}',
+            r":2: a key twice .'prompt'",
+        ),
+        ("a.jsonl", '{"m": [{"role": "a", "role": "b"}]}', r":1: a key twice .'role'"),
+        ("a.json", '[{"prompt": "q", "prompt": "r"}]', r"a.json: a key twice .'prompt'"),
+        ("a.csv", "prompt,id,prompt\nq,1,r", r":1: a column twice .'prompt'"),
+        ("a.tsv", "prompt\tprompt\nq\tr", r":1: a column twice .'prompt'"),
+    ],
+)
+def test_names_that_are_given_twice_are_refused(
+    tmp_path: Path, name: str, content: str, problem: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(data.RecordError, match=problem):
+        read("prompt", str(tmp_path / name))
+
+
+def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,,\nq,,")
+    assert [record.prompt for record in read("prompt", str(tmp_path / "a.csv"))] == [(ASK,)]
