@@ -49,7 +49,7 @@ TrainOn = Literal["last", "all"]
 """The assistant turns that are trained on: the last one, or all of them."""
 
 LARGEST_DIALOGUE = 1_000_000
-"""Most bytes of the turns of a dialogue in UTF-8: 200,000 tokens and more."""
+"""Most bytes of the turns of a dialogue, or of a document, in UTF-8: 200,000 tokens and more."""
 
 _log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -234,6 +234,7 @@ class DialogueEncoder:
             text: The document.
             block: Tokens per block; default `max_length`.
         """
+        _check_size("a document", [text])
         n_escaped = len(self._control.tokens.findall(text))
         text_ids = self._tokenize(text, split_special_tokens=n_escaped > 0)
         if not n_escaped and (n_escaped := self._control.count_ids(text_ids)):  # by a normalizer
@@ -461,13 +462,7 @@ class DialogueEncoder:
         return _Span(start, closing.end() if closing else end)
 
     def _check_contents(self, messages: Sequence[Message]) -> None:
-        # before anything else: tokenizing takes hundreds of times a text's memory
-        size = sum(len(message.content.encode("utf-8", "surrogatepass")) for message in messages)
-        if size > LARGEST_DIALOGUE:
-            raise EncodingError(
-                "a dialogue is too long",
-                f"{size:,} bytes of UTF-8, expected at most {LARGEST_DIALOGUE:,}",
-            )
+        _check_size("a dialogue", [message.content for message in messages])
         for message in messages:
             match = self.control_text.search(message.content)
             if match:
@@ -525,6 +520,21 @@ def _drop_turns(messages: tuple[Message, ...]) -> list[tuple[Message, ...]]:
     if n_system:
         choices.append(messages[later_questions[-1] if later_questions else 1 :])
     return choices
+
+
+def _check_size(what: str, texts: Sequence[str]) -> None:
+    """Refuse what is too long before it is tokenized, which takes hundreds of times its memory.
+
+    Args:
+        what: What the texts are, for the error.
+        texts: Turns, or a document.
+    """
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    if size > LARGEST_DIALOGUE:
+        raise EncodingError(
+            f"{what} is too long",
+            f"{size:,} bytes of UTF-8, expected at most {LARGEST_DIALOGUE:,}",
+        )
 
 
 def _as_chat(messages: Sequence[Message]) -> list[dict[str, str]]:

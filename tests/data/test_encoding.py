@@ -480,3 +480,12 @@ def test_dialogue_that_is_too_long_is_refused_before_it_is_tokenized(
         built.encode_dialogue(turns[:2])
     with pytest.raises(EncodingError, match="a dialogue is too long"):
         built.encode_pair(turns[:1], chosen="a", rejected=letter * 1_000_000)
+
+
+def test_document_that_is_too_long_is_refused_before_it_is_tokenized(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = encoder(tokenizer, "hh")
+    monkeypatch.setattr(DialogueEncoder, "_tokenize", None)
+    with pytest.raises(EncodingError, match=r"a document is too long \(1,000,002 bytes of UTF-8"):
+        built.encode_text("\u94c1" * 333_334)
