@@ -5,9 +5,29 @@ from collections.abc import Callable, Mapping
 from statistics import NormalDist
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_callbacks import CollapseDetector, Verdict
 from lit_rlhf.functional import wilson_interval
+
+REQUIRED_METRICS = {
+    "sft": (
+        "sft/loss",
+        "sft/token_accuracy",
+        "sft/frequency_loss",
+        "sft/frequency_accuracy",
+    ),
+    "reward": ("reward/accuracy", "reward/longer_accuracy", "reward/pairs"),
+    "ppo": (
+        "rollout/score",
+        "rollout/start_score",
+        "rollout/win_rate",
+        "rollout/responses",
+        "rollout/kl",
+        "rollout/response_length",
+    ),
+}
+"""Metrics of a validation that the line of a stage needs, by stage. With none, it has none."""
 
 _Z = NormalDist().inv_cdf(0.975)  # half the width of a 95 % interval, in standard errors
 
@@ -27,12 +47,13 @@ def describe_held_out(stage: str, metrics: Mapping[str, float], trainer: Trainer
         key.removeprefix("val/"): value for key, value in metrics.items() if key.startswith("val/")
     }
     describe = _DESCRIPTIONS.get(stage)
-    if describe is None:
+    if describe is None or held_out.keys().isdisjoint(REQUIRED_METRICS[stage]):
         return None
-    try:
-        line = describe(held_out)
-    except KeyError:  # no validation, or one of an older version
+    if missing := [key for key in REQUIRED_METRICS[stage] if key not in held_out]:
+        # the model is saved all the same
+        rank_zero_warn(f"{stage}: the validation has not logged val/{', val/'.join(missing)}")
         return None
+    line = describe(held_out)
     verdict = find_verdict(trainer) if stage == "ppo" else None
     return line if verdict is None else f"{line}; verdict: {verdict.level.word}"
 

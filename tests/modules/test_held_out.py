@@ -77,6 +77,13 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
     assert described("mine", REWARD) is None
 
 
+@pytest.mark.parametrize("missing", REWARD)
+def test_a_metric_that_is_not_logged_is_named(missing: str) -> None:
+    metrics = {key: value for key, value in REWARD.items() if key != missing}
+    with pytest.warns(UserWarning, match=f"the validation has not logged {missing}"):
+        assert described("reward", metrics) is None
+
+
 @pytest.mark.filterwarnings("ignore:Experiment logs directory .* exists and is not empty")
 @pytest.mark.parametrize("logger", [TensorBoardLogger, CSVLogger])
 def test_terminal_card_and_log_have_the_line(
