@@ -176,7 +176,7 @@ class CallableReward(nn.Module):
             )
         warn_about_non_finite(self.label, scores.masked_fill(~mask, 0.0), samples)
         device = rollouts.response_ids.device
-        return Votes(scores.to(device), mask.to(device))
+        return Votes(scores.float().to(device), mask.to(device))
 
     def check_fields(self, available: Collection[str], where: str) -> None:
         """Check that the records `where` have every field that the callable needs."""
@@ -299,7 +299,8 @@ def _read_votes(returned: Any) -> Votes:  # noqa: ANN401  # whatever a callable 
         abstained = [score is None for score in returned]
     if any(abstained):
         returned = [torch.nan if score is None else score for score in returned]
-    scores = torch.as_tensor(returned, dtype=torch.float32)
+    # in float64, so that a warning shows a number beyond float32 as it was returned
+    scores = torch.as_tensor(returned, dtype=torch.float64)
     mask = torch.ones(scores.shape[:1], dtype=torch.bool)
     return Votes(scores, ~torch.tensor(abstained) if abstained else mask)
 
@@ -353,13 +354,13 @@ def warn_about_non_finite(label: str, scores: Tensor, samples: Samples) -> None:
 
     Args:
         label: Name of the reward.
-        scores: Scores `[B]`.
+        scores: Scores `[B]`, of any type; those beyond float32 are infinite in training.
         samples: What was scored.
     """
-    if rows := (~torch.isfinite(scores)).nonzero().flatten().tolist():
+    if rows := (~torch.isfinite(scores.float())).nonzero().flatten().tolist():
         warnings.warn(
             f"{label}: expected finite scores, got {scores[rows[0]]:g} for "
-            f"{samples.describe(rows[0])}; {len(rows)} of {len(scores)} are not finite",
+            f"{samples.describe(rows[0])}; {len(rows)} of {len(scores)} are not finite in float32",
             stacklevel=2,
         )
 

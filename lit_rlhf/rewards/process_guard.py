@@ -5,6 +5,7 @@ train another model without a word.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -38,6 +39,37 @@ def _flag(owner: Any, name: str) -> ProcessSetting:  # noqa: ANN401  # a module 
     )
 
 
+class _Stream(NamedTuple):
+    """A standard stream.
+
+    Attributes:
+        stream: The object that Python has for it.
+        is_closed: Whether that is closed.
+        file: Device and inode of its descriptor; `None` if the descriptor is closed. A file that is
+            opened next would get the number, and the output of everybody else.
+    """
+
+    stream: Any
+    is_closed: bool
+    file: tuple[int, int] | None
+
+
+def _stream(name: str, descriptor: int) -> ProcessSetting:
+    """A standard stream, which can be put back if it was replaced, but not opened again."""
+
+    def read() -> _Stream:
+        stream = getattr(sys, name)
+        try:
+            status = os.fstat(descriptor)
+        except OSError:
+            file = None
+        else:
+            file = (status.st_dev, status.st_ino)
+        return _Stream(stream, bool(getattr(stream, "closed", False)), file)
+
+    return ProcessSetting(read=read, restore=lambda before: setattr(sys, name, before.stream))
+
+
 _SETTINGS = {
     "torch's gradient mode": ProcessSetting(torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's default dtype": ProcessSetting(torch.get_default_dtype, torch.set_default_dtype),
@@ -64,6 +96,10 @@ _SETTINGS = {
     "cuDNN's benchmark mode": _flag(torch.backends.cudnn, "benchmark"),
     "cuDNN's deterministic mode": _flag(torch.backends.cudnn, "deterministic"),
     "oneDNN's switch": _flag(torch.backends.mkldnn, "enabled"),
+    **{
+        f"sys.{name}": _stream(name, descriptor)
+        for descriptor, name in enumerate(("stdin", "stdout", "stderr"))
+    },
     "the current folder": ProcessSetting(os.getcwd, os.chdir),
 }
 

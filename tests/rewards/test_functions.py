@@ -1,6 +1,8 @@
 """Python functions as rewards, and the errors that they raise."""
 
 import asyncio
+import io
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -172,11 +174,14 @@ def test_function_with_side_effects_is_refused(
         ("changes_the_precision", "torch's matmul precision"),
         ("changes_the_threads", "torch's number of threads"),
         ("changes_cudnn", "cuDNN's benchmark mode"),
+        ("replaces_the_output", "sys.stdout"),
+        ("closes_the_output", "sys.stdout"),
     ],
 )
 def test_setting_of_the_process_is_put_back_and_named(
-    rollouts: RolloutBatch, name: str, setting: str
+    rollouts: RolloutBatch, name: str, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sys.stdout", io.StringIO())
     before = process_settings()
     reward = CallableReward(f"{FUNCTIONS}:{name}", tiny_tokenizer())
     with pytest.raises(RewardError, match=f"that leaves {setting} as it is, got one that changes"):
@@ -194,6 +199,7 @@ def process_settings() -> tuple[Any, ...]:
         torch.get_float32_matmul_precision(),
         torch.get_num_threads(),
         torch.backends.cudnn.benchmark,
+        sys.stdout,
     )
 
 
@@ -233,3 +239,9 @@ def test_search_for_the_sample_of_an_error_ends(
     reward = CallableReward(f"{FUNCTIONS}:fails_on_no_way", tiny_tokenizer())
     with pytest.raises(RewardError, match=r"'way'. Called with 3 responses, the first: "):
         reward(rollouts, PROMPTS, None)
+
+
+def test_a_score_beyond_float32_is_shown_as_it_was_returned(rollouts: RolloutBatch) -> None:
+    reward = CallableReward(lambda prompts, responses: [0.0, 1e308, 0.0], tiny_tokenizer())
+    with pytest.warns(UserWarning, match=r"got 1e\+308 for .* 1 of 3 are not finite in float32"):
+        assert reward(rollouts, PROMPTS, None).tolist() == [0.0, float("inf"), 0.0]

@@ -1,6 +1,7 @@
 """Rewards that tests name as `tests.support.reward_functions:<name>`."""
 
 import asyncio
+import io
 import os
 import random
 import sys
@@ -75,6 +76,8 @@ becomes_deterministic = _does(lambda *_: torch.use_deterministic_algorithms(True
 changes_the_precision = _does(lambda *_: torch.set_float32_matmul_precision("medium"))
 changes_the_threads = _does(lambda *_: torch.set_num_threads(torch.get_num_threads() + 1))
 changes_cudnn = _does(lambda *_: setattr(torch.backends.cudnn, "benchmark", True))
+replaces_the_output = _does(lambda *_: setattr(sys, "stdout", io.StringIO()))
+closes_the_output = _does(lambda *_: sys.stdout.close())
 sorts_the_responses = _does(lambda prompts, responses: responses.sort())
 empties_the_prompts = _does(lambda prompts, responses: prompts.clear())
 
