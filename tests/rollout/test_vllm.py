@@ -21,6 +21,7 @@ from lit_rlhf.errors import UserError
 from lit_rlhf.forward import LanguageModel
 from lit_rlhf.models import ModelOptions, load_causal_lm, merged_state_dict, save_model_folder
 from lit_rlhf.rollout import SamplingOptions, VLLMSampler, VLLMServerSampler
+from lit_rlhf.time_limit import call_with_timeout
 from tests.support.nucleus import nucleus_logprobs
 from tests.support.raw_service import drip, raw_service
 from tests.support.tiny_models import (
@@ -358,6 +359,27 @@ def test_a_server_that_does_not_end_its_answer_ends_the_run(
     model = policy(tmp_path / "policy")
     with raw_service(pieces) as (url, _), pytest.raises(UserError, match=message):
         sample(VLLMServerSampler(url.removesuffix("/score"), str(tmp_path), timeout=0.2), model)
+
+
+@pytest.mark.parametrize("timeout", [0.1, 0.3])
+def test_the_deadline_of_a_server_is_the_option_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    limits = []
+
+    def limited(call: Any, seconds: float | None) -> Any:
+        limits.append(seconds)
+        return call_with_timeout(call, seconds)
+
+    monkeypatch.setattr("lit_rlhf.remote.call_with_timeout", limited)
+    model = policy(tmp_path / "policy")
+    with (
+        raw_service(lambda: drip(HEAD + b"X: ")) as (url, _),
+        pytest.raises(UserError, match=f"no answer within {timeout} seconds"),
+    ):
+        sample(VLLMServerSampler(url, str(tmp_path), timeout=timeout), model)
+    assert limits == [timeout]
 
 
 def test_a_token_in_the_address_of_a_server_is_refused_and_not_shown(tmp_path: Path) -> None:
