@@ -24,6 +24,16 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def printable_json(text: str) -> str:
+    r"""Make JSON printable: a control character becomes its JSON escape, so the values stay.
+
+    Examples:
+        >>> printable_json('{"a": "\x9b2J"}')
+        '{"a": "\\u009b2J"}'
+    """
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def format_duration(seconds: float) -> str:
     """A duration in seconds as `mm:ss`, or `h:mm:ss` from one hour on; fractions are cut off."""
     minutes, rest = divmod(int(seconds), 60)

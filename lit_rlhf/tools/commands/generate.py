@@ -133,13 +133,16 @@ def _sample(options: GenerateOptions) -> "Generation":
 
 def _show(generation: "Generation", output: str | None) -> None:
     """Print responses, or where they are."""
+    from lit_callbacks.words import printable_json
     from lit_rlhf.files import json_lines
     from lit_rlhf.tools.evaluation import print_generation
 
     if output is None:
         print_generation(generation)
     elif output == "-":
-        print(json_lines(generation.records()), end="")
+        lines = json_lines(generation.records())
+        # a program that reads them gets the same bytes as a file
+        print(printable_json(lines) if sys.stdout.isatty() else lines, end="")
     else:
         print(f"Responses: {output}")
 
