@@ -21,7 +21,7 @@ from transformers.utils.hub import cached_file
 
 from lit_rlhf.checks import check_choice, check_count, check_number, check_positive
 from lit_rlhf.choices import DType as DType
-from lit_rlhf.files import PARTIAL
+from lit_rlhf.files import PARTIAL, read_text
 from lit_rlhf.paths import WRONG_VALUES as WRONG_VALUES
 from lit_rlhf.paths import check_model_path as check_model_path
 from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
@@ -141,6 +141,16 @@ def check_model_folder(folder: Path) -> None:
             f"path: expected a folder with a model, got {folder} with a checkpoint of a run; "
             "`lit_rlhf export` makes such a folder from a checkpoint"
         )
+
+
+def check_text_files(folder: Path) -> None:
+    """Refuse the texts in a model's folder that are not in UTF-8; the error names the file.
+
+    transformers names no file, or goes on without it.
+    """
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".json", ".jinja", ".txt") and file.is_file():
+            read_text(file)
 
 
 def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:

@@ -34,6 +34,7 @@ from lit_rlhf.models.config import (
     check_causal,
     check_model_folder,
     check_model_path,
+    check_text_files,
     is_classifier,
     read_config,
 )
@@ -206,6 +207,7 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
             raise
         if Path(path).is_dir():
             check_model_folder(Path(path))
+            check_text_files(Path(path))
         raise ValueError(f"path: expected a tokenizer at {path}, got none: {error}") from error
     if tokenizer.eos_token is None:
         raise ValueError(f"path: expected a tokenizer with an EOS token, got none at {path}")
@@ -323,6 +325,7 @@ def _load_pretrained(
     """Load a model with all its weights; `arguments` are more arguments of `from_pretrained`."""
     if Path(path).is_dir():
         check_weights(Path(path))
+        check_text_files(Path(path))
     # transformers initializes missing weights at random, which are errors below
     with private_rng(0):
         try:

@@ -348,3 +348,13 @@ def test_generation_ends_at_each_eos(configured: int | list[int] | None, ids: li
     model.generation_config.eos_token_id = ["x"]
     with pytest.raises(ValueError, match=r"ids of tokens in eos_token_id of a model, got \['x'\]"):
         forward.stop_token_ids(model)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+def test_a_text_in_another_encoding_is_named(name: str, tmp_path: Path) -> None:
+    model = tiny_causal_lm("llama")
+    save_model_folder(model, tiny_tokenizer(), tmp_path / "m")
+    (tmp_path / "m" / name).write_bytes(b'{"a": "\xe9"}')
+    load = load_tokenizer if name.startswith("tokenizer") else load_causal_lm
+    with pytest.raises(ValueError, match=f"{name}: expected text in UTF-8, got another encoding"):
+        load(tmp_path / "m")
