@@ -133,6 +133,8 @@ KNOWN = (
         "to 0.8 are normal; below 0 for long, train the critic first.",
     ),
 )
+MOST_PANELS = 500
+"""Largest number of charts of a page; each takes time to draw."""
 _NOT_SHOWN = {"hp_metric", "epoch"}  # Lightning's placeholder and a counter
 
 
@@ -146,6 +148,11 @@ def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[Panel
         raise ValueError(f"keys: expected a list of keys, got the string {keys!r}")
     logged = {key for run in runs for key in run.curves}
     chosen_keys = _usual_keys(runs) if keys is None else list(keys)
+    if len(chosen_keys) > MOST_PANELS:
+        raise ValueError(
+            f"keys: expected at most {MOST_PANELS} metrics on a page, got {len(chosen_keys)}; name "
+            "the ones to show (--keys KEY KEY)"
+        )
     missing = [key for key in chosen_keys if key not in logged]
     if missing or not chosen_keys:
         raise ValueError(

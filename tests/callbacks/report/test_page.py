@@ -382,3 +382,17 @@ def test_page_is_written_anew(watched: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert ["<b>7.5</b>" in page for page in pages] == [False, True]
     assert all('<meta http-equiv="refresh" content="5.0">' in page for page in pages)
     assert "refresh" not in Path("report.html").read_text("utf-8")
+
+
+def test_a_log_of_too_many_metrics_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["step", *(f"c{number}" for number in range(600))]
+    rows = [",".join(names), ",".join("1" for _ in names), ",".join("2" for _ in names)]
+    (tmp_path / "wide.csv").write_text("\n".join(rows))
+    page = str(tmp_path / "page.html")
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "wide.csv"), "--output", page])
+    assert "expected at most 500 metrics on a page, got 600; name" in capsys.readouterr().err
+    main([str(tmp_path / "wide.csv"), "--output", page, "--keys", "c7"])
+    assert "c7" in Path(page).read_text("utf-8")
