@@ -18,6 +18,10 @@ _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 WRONG_VALUES = (TypeError, AttributeError, KeyError, AssertionError, RecursionError)
 """Errors of libraries for a configuration with values that they do not expect."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_OF_SHELL = re.compile(r"^~[^/]*|\$\{?[A-Za-z_]\w*\}?")
+"""What a shell replaces in a word that is not quoted: a home folder, and variables."""
+_OUTPUT_OPTION = re.compile(r"(?:.*_)?(?:dir|dirpath|directory|folder|output)")
+"""Names of options of any class that are folders or files to write."""
 _HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
 
 
@@ -53,14 +57,38 @@ def check_output_path(name: str, path: str) -> str:
     """
     if _SCHEME.match(path):
         raise ValueError(f"{name}: expected a path on this machine, got the address {path}")
-    if path.startswith("~"):
+    if part := _OF_SHELL.search(path):
         raise ValueError(
-            f"{name}: expected a path without ~, which only a shell replaces, got {path}; "
-            f"write {os.path.expanduser(path)}"
+            f"{name}: expected a path without {part[0]}, which only a shell replaces, got {path}; "
+            f"write {os.path.expandvars(os.path.expanduser(path))}"
         )
     if not path.strip() or "\0" in path:
         raise ValueError(f"{name}: expected a path, got {path!r}")
     return path
+
+
+def check_output_options(settings: object, name: str = "") -> None:
+    """Check the paths in all options of a configuration that name what is written.
+
+    The classes of other packages are among them, such as loggers, profilers and callbacks: they
+    would make a folder called `~`.
+
+    Args:
+        settings: Parsed settings, or a part of them.
+        name: Dotted name of the part.
+    """
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            check_output_options(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(settings, list):
+        for value in settings:
+            check_output_options(value, name)
+    elif (
+        isinstance(settings, str | Path)
+        and str(settings)  # an empty one is the class's own default
+        and _OUTPUT_OPTION.fullmatch(name.rpartition(".")[2])
+    ):
+        check_output_path(name.replace(".init_args", ""), str(settings))
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:

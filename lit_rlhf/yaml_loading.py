@@ -5,9 +5,12 @@ reads as 90; and aliases that contain themselves or stand for very much.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
+from jsonargparse._loaders_dumpers import get_yaml_default_loader
 
 MAX_VALUES = 100_000
 """Most values of a configuration, with each alias counted as what it stands for."""
@@ -24,11 +27,16 @@ _FLOAT = re.compile(
     re.VERBOSE,
 )
 """Numbers as YAML 1.2 and jsonargparse write them, `1e-5` too."""
+_INT = re.compile(
+    r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$",
+)
+"""Whole numbers as PyYAML writes them, without those to the base 60."""
 _BASE_60 = re.compile(
     r"[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*"
 )
+_INT_TAG = "tag:yaml.org,2002:int"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
-_TIME_TAG = "tag:yaml.org,2002:timestamp"
+_REPLACED_TAGS = (_INT_TAG, _FLOAT_TAG, "tag:yaml.org,2002:timestamp")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # C if it is built
@@ -37,10 +45,27 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 # a copy: the resolvers of the base class are for everybody
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_FLOAT_TAG, _TIME_TAG)]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED_TAGS]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver(_INT_TAG, _INT, list("-+0123456789"))
 _Loader.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+0123456789."))
+
+
+@contextmanager
+def keep_base_60_as_text() -> Iterator[None]:
+    """Have jsonargparse take `1:30` for text inside the block, in a flag that is a number, too.
+
+    The text of a flag is not read by the loader that a parser has, but by jsonargparse's own
+    (4.53), which has no public name. A number in quotes in a file is read by it, too.
+    """
+    loader = get_yaml_default_loader()  # type: ignore[no-untyped-call]
+    before = loader.yaml_implicit_resolvers
+    loader.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+    try:
+        yield
+    finally:
+        loader.yaml_implicit_resolvers = before
 
 
 def load_yaml(text: str) -> Any:  # noqa: ANN401  # whatever the document holds

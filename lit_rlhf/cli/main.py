@@ -108,7 +108,8 @@ def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
             check_output()
     except SystemExit as stopped:
         if debug and stopped.__cause__ is not None:
-            raise stopped.__cause__ from None
+            # with its own cause: `from None` would hide where the libraries raised it
+            raise stopped.__cause__ from stopped.__cause__.__cause__
         raise
     except KeyboardInterrupt as interrupt:
         if debug:

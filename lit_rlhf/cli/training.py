@@ -47,6 +47,7 @@ from lit_rlhf.modules import (
     option_groups,
 )
 from lit_rlhf.parser import CommandParser, UsageError
+from lit_rlhf.paths import check_output_options
 from lit_rlhf.strategies import find_newest_checkpoint, use_atomic_checkpoints
 from lit_rlhf.terminal import one_line
 from lit_rlhf.urls import has_password, redact_url
@@ -162,6 +163,12 @@ def _check_urls(settings: object, name: str = "") -> None:
         )
 
 
+def _check_seed(seed: object) -> None:
+    """Raise UsageError for a seed that numpy does not take; Lightning's error names no option."""
+    if isinstance(seed, int) and not 0 <= seed < 2**32:
+        raise UsageError(f"seed_everything: expected a seed from 0 to {2**32 - 1}, got {seed}")
+
+
 def _check_installation(trainer: Namespace) -> None:
     """Raise ValueError if the Trainer's settings need a GPU or a package that is not there.
 
@@ -268,6 +275,11 @@ class RLHFCLI(LightningCLI):
                 )
             given.weights_only = True  # for a checkpoint behind a URL, too
         _check_urls(given.as_dict())
+        _check_seed(given.get("seed_everything"))
+        try:
+            check_output_options(given.as_dict())
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         _check_option_ranges(given.model)
         name_run(given)
         self._given = self.config.clone()

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lit_rlhf.cli.main import main
+from lit_rlhf.cli.training import run_cli
+from lit_rlhf.errors import UserError
 from lit_rlhf.files import FolderInUseError
 from lit_rlhf.rewards import RewardError
 from tests.support.tiny_runs import QUICKSTART
@@ -309,6 +312,46 @@ def test_configuration_in_another_encoding_is_named(capsys: pytest.CaptureFixtur
 def test_debug_shows_where_an_error_was_raised(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="model_path: expected a folder with a model"):
         errors_of("--model.model_path", "runs/no/such_model", "--debug", capsys=capsys)
+
+
+@pytest.fixture
+def _inputs() -> None:
+    """What the SFT configuration reads, so far as a command looks at it before it parses."""
+    Path("runs/quickstart/world/base").mkdir(parents=True)
+    Path("runs/quickstart/world/demonstrations.jsonl").touch()
+
+
+@pytest.mark.usefixtures("_inputs")
+def test_debug_shows_where_a_library_raised_it() -> None:
+    refusal = MisconfigurationException("not like that")
+    with (
+        patch.object(run_cli, "__defaults__", (None, Mock(side_effect=refusal))),
+        pytest.raises(UserError, match="not like that") as raised,
+    ):
+        main(["fit", "--config", str(QUICKSTART / "sft.yaml"), "--debug"])
+    assert raised.value.__cause__ is refusal
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--seed_everything", "-1"], "seed_everything: expected a seed from 0 to 4294967295"),
+        (["--seed_everything", str(2**32)], "seed_everything: expected a seed from 0 to 42949"),
+        (["--data.batch_size", "1:30"], "Got value: 1:30"),
+        (["--model.output_dir", "$HOME/m"], "model.output_dir: expected a path without $HOME, "),
+        (["--trainer.default_root_dir", "~/m"], "trainer.default_root_dir: expected a path witho"),
+        (["--trainer.logger.save_dir", "~/l"], "trainer.logger.save_dir: expected a path without"),
+        (["--trainer.logger.save_dir", "s3://b/l"], "save_dir: expected a path on this machine"),
+    ],
+)
+@pytest.mark.usefixtures("_inputs")
+def test_values_that_would_silently_mean_something_else_are_refused(
+    flags: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = errors_of(*flags, capsys=capsys)
+    assert code == 2
+    assert problem in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(("package", "logger"), [("wandb", "Wandb"), ("mlflow", "MLFlow")])
