@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import yaml
+
+# private, but only this loader reads the text of a flag: see keep_base_60_as_text
 from jsonargparse._loaders_dumpers import get_yaml_default_loader
 
 MAX_VALUES = 100_000

@@ -2,9 +2,10 @@
 
 import pytest
 import yaml
+from jsonargparse import ArgumentParser
 
 from lit_rlhf import yaml_loading
-from lit_rlhf.yaml_loading import load_yaml
+from lit_rlhf.yaml_loading import keep_base_60_as_text, load_yaml
 
 
 def test_values_are_read_as_jsonargparse_reads_them() -> None:
@@ -68,3 +69,13 @@ def test_largest_number_of_values_counts_what_aliases_stand_for(
     monkeypatch.setattr(yaml_loading, "MAX_VALUES", 12)
     with pytest.raises(yaml.YAMLError, match="at most 12 values"):
         load_yaml(text)
+
+
+def test_a_flag_of_a_number_is_no_time_inside_the_block_alone() -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--size", type=int | str)
+    with keep_base_60_as_text():
+        assert parser.parse_args(["--size", "1:30"]).size == "1:30"
+        assert parser.parse_args(["--size", "12"]).size == 12
+    # what jsonargparse does by itself: once it does not, the block can go
+    assert parser.parse_args(["--size", "1:30"]).size == 90
