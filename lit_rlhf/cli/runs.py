@@ -7,6 +7,7 @@ of their own.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from jsonargparse import Namespace
@@ -21,6 +22,8 @@ from lit_rlhf.strategies import NAME_KEY, find_newest_checkpoint, read_lightning
 
 _LOGGER_NAMES = ("name", "run_name")
 """Arguments of Lightning's loggers that name a run."""
+_SEEDS = ("seed", "head_seed")
+"""Options of modules and data that are seeds."""
 _WRITTEN = ("events.out.tfevents.*", RECORDS_FILE, "samples.jsonl")
 """Files that runs add to, in the folders of their logs."""
 SETTINGS = ("config.yaml", "hparams.yaml")
@@ -59,6 +62,31 @@ def name_run(config: Namespace) -> None:
         stage.output_dir = str(path.with_name(name or "-".join([path.name, *suffixes])))
     for arguments, key in loggers:
         arguments[key] = name or "-".join([part for part in (arguments[key], *suffixes) if part])
+
+
+def seed_run(config: Namespace, given: Sequence[str]) -> None:
+    """Give all that a run draws at random the seed of `--seed`, apart from what is held out.
+
+    It is then reset: the configuration that is saved has the seeds themselves.
+
+    Args:
+        config: The settings of the run.
+        given: Words of the command line. A seed that has a flag of its own there is left alone.
+    """
+    seed = config.seed
+    config.seed = None
+    if seed is None:
+        return
+    flags = {word.partition("=")[0].replace(".init_args", "") for word in given}
+    data = config.data.init_args
+    if data.get("split_seed", 0) is None:  # as without --seed
+        data.split_seed = data.seed
+    if "--seed_everything" not in flags:
+        config.seed_everything = seed
+    for section, arguments in (("model", config.model.init_args), ("data", data)):
+        for name in _SEEDS:
+            if name in arguments and f"--{section}.{name}" not in flags:
+                arguments[name] = seed
 
 
 def occupied_folders(trainer: Trainer, module: LightningModule) -> list[Path]:
@@ -116,8 +144,6 @@ def hash_command(settings: Namespace) -> str:
     options = settings.as_dict()
     for name in ("config", "ckpt_path", "allow_changes", "overwrite"):
         options.pop(name, None)
-    if options.get("finished") == "last":  # a later option, whose default changes no hash
-        del options["finished"]
     text = json.dumps(options, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

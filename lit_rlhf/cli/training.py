@@ -34,6 +34,7 @@ from lit_rlhf.cli.runs import (
     hash_command,
     name_run,
     occupied_folders,
+    seed_run,
 )
 from lit_rlhf.errors import UserError, end_with_message
 from lit_rlhf.modules import (
@@ -61,6 +62,10 @@ _NAME_HELP = (
 )
 _SUFFIX_HELP = (
     "appended to that name unless --name is given; an overlay adds its own with `suffix+: [text]`"
+)
+_SEED_HELP = (
+    "seed of all that the run draws at random: seed_everything, data.seed, and model.seed or "
+    "model.head_seed, unless one has a flag of its own; what is held out of the data stays the same"
 )
 _MINUTES_BETWEEN_CHECKPOINTS = 15  # if a run configures no checkpoints
 _COLLAPSED_STATUS = 3  # exit status of a run that a detector ended
@@ -245,6 +250,7 @@ class RLHFCLI(LightningCLI):
         """Add the flags of a fit, to all commands as they take its configuration."""
         parser.add_argument("--name", type=str | None, help=_NAME_HELP)
         parser.add_argument("--suffix", type=list[str], default=[], help=_SUFFIX_HELP)
+        parser.add_argument("--seed", type=int | None, help=_SEED_HELP)
         parser.add_argument(
             "--overwrite",
             action="store_true",
@@ -282,6 +288,7 @@ class RLHFCLI(LightningCLI):
             raise UsageError(str(error)) from error
         _check_option_ranges(given.model)
         name_run(given)
+        seed_run(given, self._arguments if isinstance(self._arguments, list) else ())
         self._given = self.config.clone()
         if given.get("ckpt_path"):
             if Path(given.ckpt_path).exists():

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from lit_callbacks import ResumeCheckpoint
-from lit_rlhf.cli.runs import name_run
+from lit_rlhf.cli.runs import name_run, seed_run
 from lit_rlhf.cli.training import RLHFCLI, run_cli
 from lit_rlhf.data import RecordError
 from lit_rlhf.files import read_manifest
@@ -406,3 +406,35 @@ def test_a_name_wins_over_the_suffixes_of_overlays(tmp_path: Path) -> None:
 def test_a_name_that_is_no_folders_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="--name: expected the name of a folder"):
         folders(QUICKSTART / "sft.yaml", flags=("--name", name))
+
+
+def seeds(stage: str, *flags: str) -> dict[str, int | None]:
+    """The seeds of a configuration of the quickstart, after `--seed` has been applied."""
+    words = ["fit", "--config", str(QUICKSTART / f"{stage}.yaml"), *flags]
+    config = cli_parser().parse_args(words).fit
+    seed_run(config, words)
+    assert config.seed is None  # a saved configuration has the seeds
+    sections = {"model": config.model.init_args, "data": config.data.init_args}
+    seeds = {
+        f"{section}.{name}": options[name]
+        for section, options in sections.items()
+        for name in ("seed", "head_seed", "split_seed")
+        if name in options
+    }
+    return seeds | {"seed_everything": config.seed_everything}
+
+
+def test_one_seed_is_that_of_all_random_numbers_but_not_of_what_is_held_out() -> None:
+    default = {"model.seed": 0, "data.seed": 0, "data.split_seed": None, "seed_everything": 0}
+    assert seeds("ppo_max") == default
+    all_seven = {"model.seed": 7, "data.seed": 7, "data.split_seed": 0, "seed_everything": 7}
+    assert seeds("ppo_max", "--seed", "7") == all_seven
+    own = ("--model.seed", "3", "--data.init_args.seed=4", "--data.split_seed", "5")
+    mixed = {"model.seed": 3, "data.seed": 4, "data.split_seed": 5, "seed_everything": 7}
+    assert seeds("ppo_max", "--seed=7", *own) == mixed
+    assert seeds("reward", "--seed", "7", "--seed_everything", "1") == {
+        "model.head_seed": 7,
+        "data.seed": 7,
+        "data.split_seed": 0,
+        "seed_everything": 1,
+    }

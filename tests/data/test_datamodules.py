@@ -255,6 +255,21 @@ def test_a_stage_encodes_its_own_split(write_lines: Writer, tokenizer: Tokenizer
     assert [len(batch.texts) for batch in data.test_dataloader()] == [2]
 
 
+@pytest.mark.parametrize(
+    ("seeds", "same"), [({"seed": 1}, False), ({"seed": 1, "split_seed": 0}, True)]
+)
+def test_what_is_held_out_depends_on_the_seed_of_the_split(
+    write_lines: Writer, tokenizer: Tokenizer, seeds: dict[str, int], same: bool
+) -> None:
+    path = write_lines(*questions(40))
+    held_out = []
+    for options in ({}, seeds):
+        data = prompts(path, tokenizer, val_fraction=0.2, **options)
+        data.setup("validate")
+        held_out.append({prompt.text for prompt in data.examples["val"]})
+    assert (held_out[0] == held_out[1]) == same
+
+
 def test_prompts_in_both_train_and_val_files_are_pointed_out(
     write_lines: Writer, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:

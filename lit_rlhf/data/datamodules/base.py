@@ -46,6 +46,7 @@ class RecordDataModule(LightningDataModule, ABC):
         val_fraction: Share of the training prompts held out for validation.
         test_fraction: Share of the training prompts held out for test.
         seed: Seed of splits, weights and the order of the data.
+        split_seed: Seed of what is held out by a fraction; default: `seed`.
         tokenizer: Path or hub id of a tokenizer, or a tokenizer; default: the `tokenizer`
             attribute of the module that is trained.
         chat_template: `"tokenizer"` for the tokenizer's own template, `"hh"`, `"paper-en"`,
@@ -77,6 +78,7 @@ class RecordDataModule(LightningDataModule, ABC):
         val_fraction: float = 0.0,
         test_fraction: float = 0.0,
         seed: int = 0,
+        split_seed: int | None = None,
         tokenizer: str | PreTrainedTokenizerBase | None = None,
         chat_template: str = "tokenizer",
         max_length: int = 512,
@@ -106,6 +108,7 @@ class RecordDataModule(LightningDataModule, ABC):
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
         self.seed = seed
+        self.split_seed = seed if split_seed is None else split_seed
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.eos_token = eos_token
@@ -280,7 +283,7 @@ class RecordDataModule(LightningDataModule, ABC):
             return None
         settings = {
             "part": [part, self.kind, self.on_bad_record],
-            "split": [self.val_fraction, self.test_fraction, self.seed],
+            "split": [self.val_fraction, self.test_fraction, self.split_seed],
             "contents": self._content_hashes,
             "sources": {
                 name: [source.settings() for source in sources]
@@ -321,7 +324,7 @@ class RecordDataModule(LightningDataModule, ABC):
                 records["train"],
                 val_fraction=self.val_fraction,
                 test_fraction=self.test_fraction,
-                seed=self.seed,
+                seed=self.split_seed,
             )
             # a part with sources of its own has no fraction
             records.setdefault("val", splits.val)

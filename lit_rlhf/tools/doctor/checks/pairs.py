@@ -68,7 +68,7 @@ def _read_pairs(data: RecordDataModule, encoder: DialogueEncoder) -> list[Prefer
             records,
             val_fraction=data.val_fraction,
             test_fraction=data.test_fraction,
-            seed=data.seed,
+            seed=data.split_seed,
         )
         records = splits.val
     encode = partial(_encode, encoder)
