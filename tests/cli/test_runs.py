@@ -408,9 +408,9 @@ def test_a_name_that_is_no_folders_is_refused(name: str) -> None:
         folders(QUICKSTART / "sft.yaml", flags=("--name", name))
 
 
-def seeds(stage: str, *flags: str) -> dict[str, int | None]:
+def seeds(stage: str, flags: str = "") -> dict[str, int | None]:
     """The seeds of a configuration of the quickstart, after `--seed` has been applied."""
-    words = ["fit", "--config", str(QUICKSTART / f"{stage}.yaml"), *flags]
+    words = ["fit", "--config", str(QUICKSTART / f"{stage}.yaml"), *flags.split()]
     config = cli_parser().parse_args(words).fit
     seed_run(config, words)
     assert config.seed is None  # a saved configuration has the seeds
@@ -428,11 +428,11 @@ def test_one_seed_is_that_of_all_random_numbers_but_not_of_what_is_held_out() ->
     default = {"model.seed": 0, "data.seed": 0, "data.split_seed": None, "seed_everything": 0}
     assert seeds("ppo_max") == default
     all_seven = {"model.seed": 7, "data.seed": 7, "data.split_seed": 0, "seed_everything": 7}
-    assert seeds("ppo_max", "--seed", "7") == all_seven
-    own = ("--model.seed", "3", "--data.init_args.seed=4", "--data.split_seed", "5")
+    assert seeds("ppo_max", "--seed 7") == all_seven
     mixed = {"model.seed": 3, "data.seed": 4, "data.split_seed": 5, "seed_everything": 7}
-    assert seeds("ppo_max", "--seed=7", *own) == mixed
-    assert seeds("reward", "--seed", "7", "--seed_everything", "1") == {
+    own = "--model.seed 3 --data.init_args.seed=4 --data.split_seed 5"
+    assert seeds("ppo_max", f"--seed=7 {own}") == mixed
+    assert seeds("reward", "--seed 7 --seed_everything 1") == {
         "model.head_seed": 7,
         "data.seed": 7,
         "data.split_seed": 0,
