@@ -98,7 +98,7 @@ def describe_state(results: Mapping[str, Any]) -> str:
     missing = [name for name, is_done in parts.items() if not is_done]
     for name, step in counts.items():
         done = sum(step in proxy.steps for proxy in proxies)
-        (finished if done else missing).append(f"{name} ({done} of {planned})")
+        (finished if done == planned else missing).append(f"{name} ({done} of {planned} done)")
     done_text = ", ".join(finished) or "nothing"
     return f"- Done: {done_text}.\n- Not done: {', '.join(missing) or 'nothing'}."
 

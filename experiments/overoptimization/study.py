@@ -350,7 +350,11 @@ class Overoptimization(Preferences):
             proxy.seed,
             FACTOR,
             rewards={proxy.name: 1.0},
-            options={"memory": {"rollout_batch_size": 32}},
+            # less memory; the gradient does not depend on it
+            options={
+                "memory": {"rollout_batch_size": 32},
+                "minibatches": {"micro_batch_size": 2},
+            },
             callbacks=[timeline],
         )
 

@@ -323,7 +323,7 @@ def test_page_of_finished_runs_has_the_verdict() -> None:
     assert "The criterion is met: 1 falls: yes, 2 higher and later: yes" in page
     assert "| 300 | 0 | 20 | -3.00 [-3.00, -3.00] | -2.00 [-2.00, -2.00] |" in page
     assert "0.90, 0.50 (low), 0.90" in page
-    assert "comparisons at the end (6 of 6)" in page
+    assert "comparisons at the end (6 of 6 done)" in page
     assert "| SFT | Hi? | A b |" in format_tables(results)
 
 
@@ -331,8 +331,8 @@ def test_page_of_an_incomplete_run_claims_what_is_done() -> None:
     results = made_up_results(with_ppo=False)
     page = format_page(results)
     assert "Not known yet for PPO. 6 of 6 proxies pass the gate." in page
-    assert "Done: SFT, the gold model, the labels, SFT's 64 samples, proxies (6 of 6)" in page
-    assert "Not done: runs of vanilla PPO (0 of 6), runs of PPO-max (0 of 6)" in page
+    assert "Done: SFT, the gold model, the labels, SFT's 64 samples, proxies (6 of 6 done)" in page
+    assert "Not done: runs of vanilla PPO (0 of 6 done), runs of PPO-max (0 of 6 done)" in page
     assert "PPO has not run yet." in page
     empty = format_page({"settings": {}})
     assert "Not known: no proxy is trained yet." in empty
