@@ -78,13 +78,13 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
 
     The verdict is collapsed if `votes` different signals (or all, if there are fewer) are, or if a
     monitor decides it by itself. One signal alone is suspicious, unless it has a threshold of the
-    user's own or `votes` is 1. Without `votes`, two signals do, and so does each monitor that has
-    no signal: whoever sets a threshold for a metric of their own means it. Where the distance to
-    the reference is watched (the signal `kl`), it has to be one of the two: responses that change
-    while the policy stays near its reference follow from the prompts. Where it is not watched,
-    longer responses and lower entropy are one signal: training on answers that can be checked
-    brings both. Two signals of lost variety make a collapse at any distance. If the prompts' own
-    signal (`data`) has changed, the verdict is that the data changed.
+    user's own, `votes` is 1, or no other is watched. Without `votes`, two signals do, and so does
+    each monitor that has no signal: whoever sets a threshold for a metric of their own means it.
+    Where the distance to the reference is watched (the signal `kl`), it has to be one of the two:
+    responses that change while the policy stays near its reference follow from the prompts. Where
+    it is not watched, longer responses and lower entropy are one signal: training on answers that
+    can be checked brings both. Two signals of lost variety make a collapse at any distance. If the
+    prompts' own signal (`data`) has changed, the verdict is that the data changed.
 
     The verdict is suspicious if one signal has collapsed, or if two (or all, if there are fewer)
     are suspicious. An advisory monitor has no vote for a collapse.
@@ -108,7 +108,12 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     anywhere = {m.vote for m in voting if m.vote in beyond and not m.needs_distance}
     is_near = is_near and len(anywhere) < choose(votes, DEFAULT_VOTES)
     # what one signal alone says may have other reasons, unless a person set its threshold
-    is_alone = votes != 1 and len(beyond) == 1 and all(m.signal for m in voting if m.vote in beyond)
+    is_alone = (
+        votes != 1
+        and len(beyond) == 1
+        and watches_several_signals(monitors)
+        and all(m.signal for m in voting if m.vote in beyond)
+    )
     if not is_measured and sides >= LONGER_AND_SURER:
         beyond -= {"entropy"}
     changed = [m for m in monitors if m.signal == "data" and m.level is Level.COLLAPSED]
@@ -141,6 +146,12 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     meaning = gravest.meaning if level is Level.COLLAPSED else f"perhaps {gravest.meaning}"
     meaning += "".join(f"; also {other.trouble}" for other in others)
     return Verdict(level, f"{reasons}: {meaning}", step, gravest.trouble)
+
+
+def watches_several_signals(monitors: Iterable[Monitor]) -> bool:
+    """Whether the monitors could vote for more than one signal, if the run logged them all."""
+    votes = {m.vote for m in monitors if m.signal != "data" and not m.decisive and not m.advisory}
+    return len(votes) > 1
 
 
 def find_signs(monitors: Iterable[Monitor]) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_callbacks.monitors import Level, Monitor, StepMetrics, choose
 from lit_callbacks.signals import RESPONSES_KEY, Preset, default_monitors
-from lit_callbacks.verdict import DEFAULT_VOTES, Trouble, Verdict, judge
+from lit_callbacks.verdict import DEFAULT_VOTES, Trouble, Verdict, judge, watches_several_signals
 
 _NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 
@@ -148,7 +148,9 @@ class Watch:
         needed = min(choose(self.votes, DEFAULT_VOTES), n_signals)
         if not n_signals:
             return "each of them makes a collapse alone" if own else "no signal makes a collapse"
-        if n_signals == 1 and not own and self.votes != 1 and all(m.signal for m in voting):
+        has_threshold = any(not m.signal for m in voting)
+        is_all = has_threshold or not watches_several_signals(self.monitors)
+        if n_signals == 1 and not own and self.votes != 1 and not is_all:
             return "one signal alone makes no collapse"
         if n_signals == 1 and not own:
             return "it makes a collapse alone (votes: 1)"

@@ -377,6 +377,9 @@ def test_one_signal_of_the_defaults_alone_is_at_most_suspicious() -> None:
     assert judged(entropy).level is S
     assert judged(entropy, votes=2).level is S
     assert judged(entropy, votes=1).level is C
+    # whoever watches one signal alone means it
+    only = [KLMonitor(high=1.0), NonFiniteMonitor()]
+    assert judged([{"rollout/kl": 2.0}] * 3, monitors=only).level is C
     own = [{"gold": 1.0}] * 3 + [{"gold": -1.0}] * 3
     assert judged(own, monitors=[Monitor("gold", low=0.0)], votes=2).level is C
 
