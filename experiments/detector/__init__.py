@@ -8,8 +8,8 @@ ABOUT = About(
         "wrong kind, on families that were left out?"
     ),
     answer=(
-        "All three demands are met in the lab and none on SmolLM2; on made-up runs and on other "
-        "people's logs only the kinds are right."
+        "In the lab all three demands are met, elsewhere two: on SmolLM2 a quarter of the kinds "
+        "are wrong, and of made-up runs and other people's logs too few are seen."
     ),
     cost="a replay of the results of others, time not recorded",
     page="docs/collapse.md",

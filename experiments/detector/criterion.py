@@ -57,6 +57,12 @@ the first four runs: KL, which begins at 0, is taken by its value, and a second 
 judged beside the one that is logged: how far the mean scores of the models drift apart, since
 scores that are standardized within a batch cannot show what all of its responses have in common.
 
+**Changed after the first results.** Runs whose reward can be checked (`Trajectory.task`) are
+watched with the preset of that name, as their users would; before, all had the thresholds of
+`chat`.
+The rules of the detector itself changed on these families, too, so that its numbers now are those
+of runs that it was made for, and not of unseen ones.
+
 The families, the kinds of made-up runs and the signals were known when this was written, so leaving
 a family out does not make it unseen. Of the real models, known truth, preferences and the alignment
 tax had been replayed with the detector `BEFORE`, which was wrong on most of them.
@@ -85,7 +91,7 @@ VARIETY_SHARE = 0.2
 ENTROPY_KEPT = 0.2
 SMOOTH = 3
 BEFORE = "6bfaf398"
-REPLAYED = "9e4a3172"
+REPLAYED = "bc8b5efb"
 """Commit of the detector that `results.jsonl` was replayed with."""
 
 CHOOSING = (
