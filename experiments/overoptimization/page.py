@@ -286,10 +286,9 @@ def format_times(results: Mapping[str, Any]) -> str:
 
 
 def draw(results: Mapping[str, Any]) -> Figure:
-    """Draw proxy and gold against the square root of the KL, a panel for each size and score.
+    """Draw proxy and gold against the square root of the KL, a panel for each number of pairs.
 
-    Both are in SFT's standard deviations within and between prompts above SFT's mean, the proxy by
-    its own and gold by gold's; seeds have the same color.
+    Both are above SFT's mean, in their own standard deviations of SFT's responses to a prompt.
     """
     proxies = read_proxies(results)
     sizes = sorted({proxy.pairs for proxy in proxies} | set(PLANNED_PAIRS))
@@ -299,11 +298,12 @@ def draw(results: Mapping[str, Any]) -> Figure:
         for axis, size in zip(axes, sizes, strict=True):
             for proxy in proxies:
                 if proxy.pairs == size and "best_of" in proxy.steps:
-                    draw_proxy(axis, proxy)
+                    spread = results["common"]["best_of"]["result"]["spread within prompts"]
+                    draw_proxy(axis, proxy, gold_spread=spread)
             axis.set_title(f"{size:,} pairs")
             axis.set_xlabel("square root of the KL to SFT, nats")
             finish_axis(axis)
-        axes[0].set_ylabel("above SFT")
+        axes[0].set_ylabel("above SFT, deviations within a prompt")
         handles = {
             label: handle
             for axis in axes
@@ -314,15 +314,20 @@ def draw(results: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def draw_proxy(axis: Axes, proxy: ProxyResults) -> None:
-    """Draw the best of n by a proxy as lines, and PPO's courses as points."""
+def draw_proxy(axis: Axes, proxy: ProxyResults, gold_spread: float) -> None:
+    """Draw the best of n by a proxy as lines, and PPO's courses as points.
+
+    Args:
+        axis: The panel.
+        proxy: The proxy, whose best of n is done.
+        gold_spread: Standard deviation of the truth of SFT's responses to a prompt.
+    """
     row = proxy.steps["best_of"]
-    spread = row["proxy_of_sft"]["spread"]
     course = row["course"]
     roots = [point["kl"] ** 0.5 for point in course]
     start = {key: course[0][key][0] for key in ("proxy", "truth")}
-    scale = {"proxy": spread, "truth": 1.0}
-    labels = {"proxy": "proxy, SFT's deviations", "truth": "gold"}
+    scale = {"proxy": row["spread within prompts"], "truth": gold_spread}
+    labels = {"proxy": "proxy", "truth": "gold"}
     for key, color in zip(labels, COLORS, strict=False):
         values = [(point[key][0] - start[key]) / scale[key] for point in course]
         axis.plot(roots, values, color=color, label=f"{labels[key]}: best of n", linewidth=1.4)

@@ -320,6 +320,7 @@ class Overoptimization(Preferences):
         truth = self.truth().of(*read_gold(rows, n_samples))
         return {
             "proxy_of_sft": {"mean": float(scores.mean()), "spread": float(scores.std())},
+            "spread within prompts": round(float(scores.std(1).mean()), 4),
             "correlation": round(correlation_within(scores, truth), 4),
             "course": best_of_course(scores, truth),
         }

@@ -275,7 +275,7 @@ def made_up_results(*, with_ppo: bool) -> dict[str, Any]:
     labels: dict[str, Any] = {"truth": truth, "gold with length": 0.4, "truth with gold": 0.9}
     labels |= {"spread within prompts": 0.7, "pairs": {"train": {"used": 2000}}}
     labels["pairs"]["test"] = {"used": 400}
-    sft = {"samples": [["Hi?", "A\nb"]]}
+    sft = {"samples": [["Hi?", "A\nb"]], "spread within prompts": 0.5}
     common = {"sft": {}, "gold": {}, "labelled_train": labels, "best_of": sft}
     results: dict[str, Any] = {"settings": {}, "common": with_times(common)}
     for size, means in ((300, (0, 1, 0.5, 0, -1, -2)), (1000, (0, 1, 1.5, 2, 1, -1))):
@@ -285,10 +285,7 @@ def made_up_results(*, with_ppo: bool) -> dict[str, Any]:
             steps: dict[str, Any] = {
                 f"proxy_{tag}": {},
                 f"gate_{tag}": {"agreement": 0.65, "correlation": 0.3, "open": True},
-                f"best_of_{tag}": {
-                    "proxy_of_sft": {"mean": 0.0, "spread": 2.0},
-                    "course": points,
-                },
+                f"best_of_{tag}": {"spread within prompts": 2.0, "course": points},
             }
             if with_ppo:
                 course = [
@@ -348,10 +345,10 @@ def test_figure_has_best_of_n_as_lines_and_ppo_as_points() -> None:
     assert left.lines[0].get_xdata()[0] == pytest.approx(math.sqrt(0.1))
     # proxy and gold of two arms and three seeds
     assert len(left.collections) == 12
-    # the proxy over SFT's spread of 2
-    assert np.asarray(left.collections[0].get_offsets())[1].tolist() == pytest.approx(
-        [math.sqrt(20), 10.0]
-    )
+    # the proxy over its spread of 2, and gold over 0.5
+    proxy, _, gold = (np.asarray(points.get_offsets()) for points in left.collections[:3])
+    assert proxy[1].tolist() == pytest.approx([math.sqrt(20), 10.0])
+    assert gold[1].tolist() == pytest.approx([math.sqrt(20), 2.0])
     assert len(draw({"settings": {}}).axes[0].lines) == 0
 
 
