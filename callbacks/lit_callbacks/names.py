@@ -80,6 +80,7 @@ NAMES: dict[str, dict[str, str]] = {
         EXPLAINED: "ppo/val/var_explained",
     },
     "LLaMA-Factory, PPO": {  # of TRL before 0.12, by other names
+        SCORE: "reward",
         KL: "kl",
         LENGTH: "response_len",
         PROMPT_LENGTH: "query_len",

@@ -243,19 +243,21 @@ def test_log_without_metrics_is_empty_and_not_healthy(tmp_path: Path) -> None:
 TRAINERS: dict[str, tuple[dict[str, str], list[str]]] = {
     "TRL before 0.12": (
         {
+            "rollout/score": "env/reward_mean",
             "rollout/kl": "objective/kl",
             "rollout/response_length": "tokens/responses_len_mean",
             "ppo/explained_variance": "ppo/val/var_explained",
         },
-        ["env/reward_mean", "objective/entropy"],
+        ["objective/entropy"],
     ),
     "LLaMA-Factory": (
         {
+            "rollout/score": "reward",
             "rollout/kl": "kl",
             "rollout/response_length": "response_len",
             "rollout/prompt_length": "query_len",
         },
-        ["loss", "reward", "entropy"],  # a sum over the response
+        ["loss", "entropy"],  # a sum over the response
     ),
     "NeMo-RL": (
         {
@@ -323,7 +325,7 @@ def test_exit_status_tells_health_trouble_and_errors_apart(tmp_path: Path, capsy
 def test_unexpected_error_is_no_collapse(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a defect")
 
     monkeypatch.setattr("lit_callbacks.logs.watch_logs", fail)
