@@ -82,7 +82,9 @@ def load_yaml(text: str) -> Any:  # noqa: ANN401  # whatever the document holds
     try:
         _check_events(text)
     except yaml.MarkedYAMLError as error:
-        raise _explain_tab(text, error) from error
+        if explained := _explain_tab(text, error):
+            raise explained from error
+        raise
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -96,12 +98,12 @@ def load_yaml(text: str) -> Any:  # noqa: ANN401  # whatever the document holds
         loader.dispose()
 
 
-def _explain_tab(text: str, error: yaml.MarkedYAMLError) -> yaml.YAMLError:
-    """The error of a document, in words of its own if a tab stands where it was noticed."""
+def _explain_tab(text: str, error: yaml.MarkedYAMLError) -> yaml.YAMLError | None:
+    """The error of a document in words of its own, if a tab stands where it was noticed."""
     mark = error.problem_mark
     line = text.splitlines()[mark.line : mark.line + 1] if mark is not None else []
     if mark is None or not line or not line[0][: mark.column + 1].endswith("\t"):
-        return error
+        return None
     return yaml.YAMLError(
         f"line {mark.line + 1}, column {mark.column + 1}: expected spaces before a key, got a tab"
     )
