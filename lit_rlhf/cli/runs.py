@@ -7,8 +7,9 @@ of their own.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -24,6 +25,16 @@ _LOGGER_NAMES = ("name", "run_name")
 """Arguments of Lightning's loggers that name a run."""
 _SEEDS = ("seed", "head_seed")
 """Options of modules and data that are seeds."""
+_LATER_DEFAULTS = {
+    "finished": "last",
+    "kinds": None,
+    "preset": "chat",
+    "seed": None,
+    "split_seed": None,
+}
+"""Defaults of options that came after the first hashes of commands, which must stay the same: a
+run that was finished before is still finished. A new option of a command, a module, a data module
+or a callback belongs here."""
 _WRITTEN = ("events.out.tfevents.*", RECORDS_FILE, "samples.jsonl")
 """Files that runs add to, in the folders of their logs."""
 SETTINGS = ("config.yaml", "hparams.yaml")
@@ -144,8 +155,21 @@ def hash_command(settings: Namespace) -> str:
     options = settings.as_dict()
     for name in ("config", "ckpt_path", "allow_changes", "overwrite"):
         options.pop(name, None)
-    text = json.dumps(options, sort_keys=True, default=str)
+    text = json.dumps(_without_later_defaults(options), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_later_defaults(settings: Any) -> Any:  # noqa: ANN401  # whatever a configuration holds
+    """Settings without the options of `_LATER_DEFAULTS` that have their defaults."""
+    if isinstance(settings, list):
+        return [_without_later_defaults(value) for value in settings]
+    if not isinstance(settings, Mapping):
+        return settings
+    return {
+        name: _without_later_defaults(value)
+        for name, value in settings.items()
+        if name not in _LATER_DEFAULTS or value != _LATER_DEFAULTS[name]
+    }
 
 
 def has_finished(folder: Path, command: str | None = None) -> bool:
