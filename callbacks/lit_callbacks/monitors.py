@@ -194,6 +194,8 @@ class Monitor:
     """Standard deviation over single responses, as a multiple of the mean; 0 if not known."""
     stands_in: ClassVar[bool] = False
     """Whether it has a vote only where no other monitor of its signal reads."""
+    at_any_distance: ClassVar[bool] = False
+    """Whether it counts for a collapse however near the policy is to its reference."""
     advisory: ClassVar[bool] = False
     """Whether it has no vote for a collapse: beyond its threshold, a run is suspicious at most."""
     key: str = ""
@@ -427,7 +429,7 @@ class Monitor:
     @property
     def needs_distance(self) -> bool:
         """Whether it makes a collapse only in a policy that is far from its reference."""
-        return True
+        return not self.at_any_distance
 
     @property
     def sample(self) -> list[float]:

@@ -149,6 +149,7 @@ class NegativeKLMonitor(Monitor):
     Where `key` is not logged, the reading is KL per token times the length in tokens.
     """
 
+    at_any_distance = True
     signal = "negative-kl"
     title = "KL"
     unit = "nats"
@@ -162,11 +163,6 @@ class NegativeKLMonitor(Monitor):
     horizon = 0
     per_token_key = "rollout/kl_per_token"
     length_key = "rollout/response_length"
-
-    @property
-    def needs_distance(self) -> bool:
-        """False: it is the distance."""
-        return False
 
     def dead_threshold(self) -> str:
         """Empty: only a defect in the run makes an estimate cross it."""
@@ -198,6 +194,7 @@ class ScoreMonitor(Monitor):
         **options: Options of `Monitor`.
     """
 
+    at_any_distance = True  # a score falls however near the policy is to its reference
     signal = "score"
     title = "score"
     optional = True
@@ -215,11 +212,6 @@ class ScoreMonitor(Monitor):
             raise ValueError(f"noise_factor: expected a number above 0, got {noise_factor}")
         self.noise_factor = noise_factor
         self._spreads: list[float] = []  # of the first readings
-
-    @property
-    def needs_distance(self) -> bool:
-        """False: a score falls however near the policy is to its reference."""
-        return False
 
     def read(self, metrics: StepMetrics) -> float:
         """The mean score of this step."""
@@ -546,6 +538,7 @@ class FirstRatioMonitor(Monitor):
     temperature, precision). Updates that leave the policy alone do not log it.
     """
 
+    at_any_distance = True  # log-probs of another network are wrong however near the policy seems
     signal = "ratio"
     title = "first ratio"
     limits = NOT_NEGATIVE
@@ -555,11 +548,6 @@ class FirstRatioMonitor(Monitor):
     low = 0.95
     decisive_high = 1.2
 
-    @property
-    def needs_distance(self) -> bool:
-        """False: log-probs of another network are wrong however near the policy seems."""
-        return False
-
 
 class SamplerMonitor(Monitor):
     """KL(sampler || policy), in nats per token, if something else samples; watches for a rise.
@@ -568,6 +556,7 @@ class SamplerMonitor(Monitor):
     sampler is the policy itself do not log it.
     """
 
+    at_any_distance = True  # as for the first ratio
     signal = "sampler"
     title = "KL of the sampler to the policy"
     unit = "nats per token"
@@ -577,11 +566,6 @@ class SamplerMonitor(Monitor):
     high = 0.02
     high_ratio = 3.0
     decisive_high = 0.1
-
-    @property
-    def needs_distance(self) -> bool:
-        """False: log-probs of another network are wrong however near the policy seems."""
-        return False
 
 
 class PromptMonitor(Monitor):

@@ -96,49 +96,28 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     """
     known = {m.vote for m in monitors if m.steps and not m.stands_in}
     voting = [m for m in monitors if m.signal != "data" and not (m.stands_in and m.vote in known)]
-    beyond = {m.vote for m in voting if m.level is Level.COLLAPSED and not m.advisory}
-    advised = any(m.level is Level.COLLAPSED and m.advisory for m in voting)
-    doubtful = {m.vote for m in voting if m.level is not Level.HEALTHY}
-    # An optional monitor has no vote until it has observed a step.
-    read = [m for m in voting if m.steps and not m.decisive and not m.advisory]
-    signals = len({m.vote for m in read}) or 1
-    sides = {(m.vote, m.side) for m in voting if m.level is Level.COLLAPSED}
-    is_measured = any(m.signal == "kl" for m in read)
-    is_near = is_measured and "kl" not in beyond
-    anywhere = {m.vote for m in voting if m.vote in beyond and not m.needs_distance}
-    is_near = is_near and len(anywhere) < choose(votes, DEFAULT_VOTES)
-    # what one signal alone says may have other reasons, unless a person set its threshold
-    is_alone = (
-        votes != 1
-        and len(beyond) == 1
-        and watches_several_signals(monitors)
-        and all(m.signal for m in voting if m.vote in beyond)
-    )
-    if not is_measured and sides >= LONGER_AND_SURER:
-        beyond -= {"entropy"}
     changed = [m for m in monitors if m.signal == "data" and m.level is Level.COLLAPSED]
     named = [m for m in voting if m.is_beyond or m.level is not Level.HEALTHY]
     named.sort(key=lambda m: (-m.is_beyond, -m.level))  # the worst first, otherwise as given
-    needed = min(choose(votes, DEFAULT_VOTES), signals)
-    variety = {m.vote for m in voting if m.level is Level.COLLAPSED and find_signs([m]) & VARIETY}
-    is_monotonous = len(variety) >= max(needed, 2) and not changed
-    decided = any(m.decides or (votes is None and counts_alone(m)) for m in voting)
-    if decided or is_monotonous or (len(beyond) >= needed and not is_near and not is_alone):
+    collapsed = [m for m in named if m.level is Level.COLLAPSED]
+    doubtful = {m.vote for m in voting if m.level is not Level.HEALTHY}
+    if _is_collapse(voting, votes, may_be_alone=not watches_several_signals(monitors)) or (
+        not changed and _is_monotonous(collapsed, _count_needed(voting, votes))
+    ):
         level = Level.COLLAPSED
     elif changed:
         sentence = ", ".join(m.sentence() for m in changed)
         return Verdict(Level.DATA_CHANGED, sentence, step, Trouble.DATA_CHANGED)
     elif not named:
         return Verdict(step=step)
-    elif beyond or advised or len(doubtful) >= min(2, signals):
+    elif collapsed or len(doubtful) >= min(2, _count_signals(voting)):
         level = Level.SUSPICIOUS
     else:
         level = Level.HEALTHY
     reasons = ", ".join(m.sentence() for m in named)
     if level is Level.HEALTHY:
         return Verdict(level, f"not enough for a suspicion: {reasons}", step)
-    certain = [m for m in named if m.level is Level.COLLAPSED]
-    conclusions = conclude(find_signs(certain)) if level is Level.COLLAPSED else []
+    conclusions = conclude(find_signs(collapsed)) if level is Level.COLLAPSED else []
     conclusions = conclusions or conclude(find_signs(named))
     if not conclusions:
         return Verdict(level, reasons, step)
@@ -146,6 +125,60 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
     meaning = gravest.meaning if level is Level.COLLAPSED else f"perhaps {gravest.meaning}"
     meaning += "".join(f"; also {other.trouble}" for other in others)
     return Verdict(level, f"{reasons}: {meaning}", step, gravest.trouble)
+
+
+def _counted(voting: Sequence[Monitor]) -> list[Monitor]:
+    """The monitors that can make a collapse together."""
+    # an optional monitor has no vote until it has observed a step
+    return [m for m in voting if m.steps and not m.decisive and not m.advisory]
+
+
+def _count_signals(voting: Sequence[Monitor]) -> int:
+    """Number of different signals that can make a collapse together, at least 1."""
+    return len({m.vote for m in _counted(voting)}) or 1
+
+
+def _count_needed(voting: Sequence[Monitor], votes: int | None) -> int:
+    """Number of different signals that make a collapse."""
+    return min(choose(votes, DEFAULT_VOTES), _count_signals(voting))
+
+
+def _is_collapse(voting: Sequence[Monitor], votes: int | None, *, may_be_alone: bool) -> bool:
+    """Whether enough signals are beyond their thresholds, or one of them decides alone.
+
+    Args:
+        voting: The monitors that have a vote.
+        votes: Number of different signals that make a collapse, see `judge`.
+        may_be_alone: Whether one signal may be enough, because no other is watched.
+    """
+    if any(m.decides or (votes is None and counts_alone(m)) for m in voting):
+        return True
+    collapsed = [m for m in voting if m.level is Level.COLLAPSED and not m.advisory]
+    beyond = {m.vote for m in collapsed}
+    # what one signal alone says may have other reasons, unless a person set its threshold
+    is_alone = len(beyond) == 1 and all(m.signal for m in voting if m.vote in beyond)
+    if is_alone and votes != 1 and not may_be_alone:
+        return False
+    is_measured = any(m.signal == "kl" for m in _counted(voting))
+    anywhere = {m.vote for m in collapsed if not m.needs_distance}
+    is_near = is_measured and "kl" not in beyond
+    if is_near and len(anywhere) < choose(votes, DEFAULT_VOTES):
+        return False
+    sides = {(m.vote, m.side) for m in voting if m.level is Level.COLLAPSED}
+    if not is_measured and sides >= LONGER_AND_SURER:
+        beyond -= {"entropy"}
+    return len(beyond) >= _count_needed(voting, votes)
+
+
+def _is_monotonous(collapsed: Sequence[Monitor], needed: int) -> bool:
+    """Whether at least two signals say that variety is lost.
+
+    Args:
+        collapsed: The monitors beyond their thresholds.
+        needed: Number of different signals that make a collapse.
+    """
+    variety = {m.vote for m in collapsed if find_signs([m]) & VARIETY}
+    return len(variety) >= max(needed, 2)
 
 
 def watches_several_signals(monitors: Iterable[Monitor]) -> bool:
