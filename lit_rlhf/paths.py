@@ -3,9 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 JSON_SUFFIXES = (*LINE_SUFFIXES, ".json", ".json.gz")
@@ -67,28 +67,52 @@ def check_output_path(name: str, path: str) -> str:
     return path
 
 
-def check_output_options(settings: object, name: str = "") -> None:
+class Option(NamedTuple):
+    """An option of a configuration.
+
+    Attributes:
+        name: Its dotted name, as a flag has it; all items of a list have the name of the list.
+        value: Its value.
+    """
+
+    name: str
+    value: Any
+
+
+def walk_options(settings: object, name: str = "") -> Iterator[Option]:
+    """Go through all options of a configuration, down to what is neither a mapping nor a list.
+
+    Args:
+        settings: Parsed settings, or a part of them.
+        name: Dotted name of the part.
+
+    Yields:
+        Each option.
+    """
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            yield from walk_options(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from walk_options(value, name)
+    else:
+        yield Option(name.replace(".init_args", ""), settings)
+
+
+def check_output_options(settings: object) -> None:
     """Check the paths in all options of a configuration that name what is written.
 
     The classes of other packages are among them, such as loggers, profilers and callbacks: they
     would make a folder called `~`.
 
     Args:
-        settings: Parsed settings, or a part of them.
-        name: Dotted name of the part.
+        settings: Parsed settings.
     """
-    if isinstance(settings, Mapping):
-        for key, value in settings.items():
-            check_output_options(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(settings, list):
-        for value in settings:
-            check_output_options(value, name)
-    elif (
-        isinstance(settings, str | Path)
-        and str(settings)  # an empty one is the class's own default
-        and _OUTPUT_OPTION.fullmatch(name.rpartition(".")[2])
-    ):
-        check_output_path(name.replace(".init_args", ""), str(settings))
+    for name, value in walk_options(settings):
+        is_output = _OUTPUT_OPTION.fullmatch(name.rpartition(".")[2])
+        # an empty one is the class's own default
+        if is_output and isinstance(value, str | Path) and str(value):
+            check_output_path(name, str(value))
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:

@@ -12,7 +12,7 @@ import yaml
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.cli.preparations import find_preparation
 from lit_rlhf.errors import end_with_message
-from lit_rlhf.paths import check_inputs
+from lit_rlhf.paths import Option, check_inputs
 from lit_rlhf.yaml_loading import load_yaml
 
 _SECTIONS = ("model", "data")
@@ -77,8 +77,8 @@ def check_configured_paths(arguments: Sequence[str]) -> None:
         )
 
 
-def _read_options(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Options of models and data in the order in which they are given, and their values.
+def _read_options(arguments: Sequence[str]) -> Iterator[Option]:
+    """Options of models and data in the order in which they are given.
 
     What cannot be read is left out: the parser tells.
     """
@@ -93,18 +93,22 @@ def _read_options(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
                 for part in _SECTIONS if isinstance(content, Mapping) else ():
                     yield from _flatten(part, content.get(part))
             elif name == "--ckpt_path":
-                yield name, text
+                yield Option(name, text)
             elif name.startswith("--") and section in _SECTIONS:
                 content = load_yaml(text)
-                yield from [(f"{section}.{option}", content)] if dot else _flatten(section, content)
+                if dot:
+                    yield Option(f"{section}.{option}", content)
+                else:
+                    yield from _flatten(section, content)
 
 
-def _flatten(section: str, content: object) -> Iterator[tuple[str, Any]]:
+def _flatten(section: str, content: object) -> Iterator[Option]:
     """Options of a section, with or without the class that takes them."""
     if isinstance(content, Mapping):
         arguments = content.get("init_args")
         own = arguments if isinstance(arguments, Mapping) else content
-        yield from ((f"{section}.{name}", value) for name, value in own.items())
+        for name, value in own.items():
+            yield Option(f"{section}.{name}", value)
 
 
 def _source_paths(sources: object) -> Iterator[str]:

@@ -48,7 +48,7 @@ from lit_rlhf.modules import (
     option_groups,
 )
 from lit_rlhf.parser import CommandParser, UsageError
-from lit_rlhf.paths import check_output_options
+from lit_rlhf.paths import check_output_options, walk_options
 from lit_rlhf.strategies import find_newest_checkpoint, use_atomic_checkpoints
 from lit_rlhf.terminal import one_line
 from lit_rlhf.urls import has_password, redact_url
@@ -144,28 +144,21 @@ def _check_callbacks(trainer: Namespace) -> None:
             )
 
 
-def _check_urls(settings: object, name: str = "") -> None:
+def _check_urls(settings: object) -> None:
     """Raise UsageError for a URL with a password: configuration and log would show it.
 
     Our own services name a variable in its place, see `ServiceUrl`, and others have variables of
     their own, such as MLflow's `MLFLOW_TRACKING_PASSWORD`.
 
     Args:
-        settings: Parsed settings, or a part of them.
-        name: Dotted name of the part.
+        settings: Parsed settings.
     """
-    if isinstance(settings, Mapping):
-        for key, value in settings.items():
-            _check_urls(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(settings, list):
-        for value in settings:
-            _check_urls(value, name)
-    elif isinstance(settings, str) and has_password(settings):
-        option = name.replace(".init_args", "")
-        raise UsageError(
-            f"{option}: expected a URL without a password, which the configuration and logs would "
-            f"show, got {redact_url(settings)!r}; give it in an environment variable"
-        )
+    for name, value in walk_options(settings):
+        if isinstance(value, str) and has_password(value):
+            raise UsageError(
+                f"{name}: expected a URL without a password, which the configuration and logs "
+                f"would show, got {redact_url(value)!r}; give it in an environment variable"
+            )
 
 
 def _check_seed(seed: object) -> None:
