@@ -103,9 +103,8 @@ class Answer(NamedTuple):
         for secret in self.secrets:
             for spelling in (secret, quote(secret, safe="")):
                 body = body.replace(spelling.encode(), b"***")
-        text = body[: 4 * MAX_SHOWN].decode(
-            "utf-8", errors="replace"
-        )  # a character has 4 bytes at most
+        # a character has 4 bytes at most
+        text = body[: 4 * MAX_SHOWN].decode("utf-8", errors="replace")
         return f"the body {shorten(text)}" if text else "no body"
 
     def parse(self) -> Any:  # noqa: ANN401  # whatever the service has sent

@@ -37,7 +37,14 @@ def watch(
     from lit_callbacks.logs import watch_logs
     from lit_callbacks.monitors import Level
 
-    levels = watch_logs(logs, map, votes, responses, follow, preset=preset)
+    levels = watch_logs(
+        logs,
+        names=map,
+        votes=votes,
+        responses=responses,
+        follow=follow,
+        preset=preset,
+    )
     if Level.COLLAPSED in levels.values():
         raise SystemExit(TROUBLED)
 
