@@ -30,11 +30,11 @@ class CollapseDetector(Callback):
     """Watches the signals of a collapse, combines them into one verdict and acts on it.
 
     The verdict's level (0, 1, 2) is logged as `monitor/level`, together with the metrics of the
-    step that it judges. When the level changes, or an action did something, a line says so in the
-    terminal, with as many reasons as 25 words hold, and the text `monitor/verdict` in every logger,
-    with all reasons. At the end of the fit a line names the monitors that had too few steps to
-    judge, and another says where one signal alone would have been a collapse. Metrics are averaged
-    over ranks, so that all reach the same verdict.
+    step that it judges. When the level changes, the trouble becomes graver, or an action did
+    something, a line says so in the terminal, with as many reasons as 25 words hold, and the text
+    `monitor/verdict` in every logger, with all reasons. At the end of the fit a line names the
+    monitors that had too few steps to judge, and another says where one signal alone would have
+    been a collapse. Metrics are averaged over ranks, so that all reach the same verdict.
 
     A second detector of a trainer logs under `monitor/2/` instead of `monitor/`, and so on.
 
@@ -157,7 +157,6 @@ class CollapseDetector(Callback):
 
     def _run_step(self, trainer: Trainer, pl_module: LightningModule, outputs: object) -> None:
         read = self.observe(trainer, outputs)
-        before = self.verdict.level
         self.watch.judge()
         # All actions see the step before any of them acts: RollBack must save before another
         # action changes what it saves.
@@ -170,7 +169,6 @@ class CollapseDetector(Callback):
         self._report(
             trainer,
             pl_module,
-            before=before,
             read=read,
             done=[text for text in done if text],
         )
@@ -214,7 +212,6 @@ class CollapseDetector(Callback):
         trainer: Trainer,
         pl_module: LightningModule,
         *,
-        before: Level,
         read: Sequence[Monitor],
         done: Sequence[str],
     ) -> None:
@@ -242,11 +239,12 @@ class CollapseDetector(Callback):
             is_warning = not text.startswith("thresholds")
             say(trainer, self._prefixed(text), logging.WARNING if is_warning else logging.INFO)
             log_note(trainer, f"{self._prefix}/note", text, step)
-        if level is before and not done:
+        is_news = self.watch.is_news
+        if not is_news and not done:
             return
         # the x axis counts batches, but epochs and validations are counted when they are judged
         place = f"{self._unit} {step if self.when == 'train_batch' else self.verdict.step}"
-        lines = [f"{level.word} at {place}: {sentence}"] if level is not before else []
+        lines = [f"{level.word} at {place}: {sentence}"] if is_news else []
         lines += [f"at {place}: {text}" for text in done]
         for line in lines:
             self._say(trainer, line, logging.WARNING if level is Level.COLLAPSED else logging.INFO)

@@ -133,7 +133,7 @@ def watch_logs(
     *,
     preset: str = Preset.CHAT,
 ) -> dict[str, Level]:
-    """Judge logs and print every change of a verdict.
+    """Judge logs and print every change of a verdict's level, and each graver kind of trouble.
 
     Args:
         logs: Logs, see `read_run`, and folders of the logs of several runs. Of such a folder, runs
@@ -163,12 +163,11 @@ def watch_logs(
                 judged[log] += 1
                 if not watch.reads(scalars):
                     continue
-                before = watch.verdict.level
                 verdict = watch.step(scalars)
                 highest[log] = max(highest[log], verdict.level)
                 for note in watch.notes:
                     print(printable(f"{log} step {step}: {note}"), flush=True)
-                if verdict.level is not before:
+                if watch.is_news:
                     text = f"{verdict.level.word}: {verdict.sentence}"
                     print(printable(f"{log} step {step}: {text}"), flush=True)
             if not follow and not watch.verdict.step and log not in logs:

@@ -75,7 +75,6 @@ class WatchCallback:
         """
         metrics = {key: float(v) for key, v in (logs or {}).items() if isinstance(v, Real)}
         names = find_names(metrics) if self.names is None else self.names
-        before = self.watch.verdict.level
         self.watch.names = names
         if not self.watch.reads(metrics):
             return control  # the metrics of an evaluation, or the summary at the end
@@ -85,7 +84,7 @@ class WatchCallback:
         if state.is_world_process_zero:
             for note in self.watch.notes:
                 logger.warning(note)
-            if verdict.level is not before:
+            if self.watch.is_news:
                 logger.warning(
                     f"{verdict.level.word} at step {state.global_step}: {verdict.sentence}"
                 )

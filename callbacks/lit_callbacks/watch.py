@@ -57,6 +57,10 @@ class Watch:
         """Texts about the last step besides the verdict: thresholds and warnings."""
         self.single: Verdict | None = None
         """The first verdict that would have been a collapse with `votes=1`, and was none."""
+        self.is_news = False
+        """Whether the last verdict says what none before it said: another level, or at this level a
+        graver kind of trouble."""
+        self._told: Trouble | None = None  # the gravest kind since the level changed
         self._announced = False
         self._changed = ""
         self._finite: set[str] = set()  # keys that have been finite
@@ -136,8 +140,21 @@ class Watch:
                 text += f"; preset: {self.preset}"
             self.notes = [text] if ranges else []
             self.notes += [text for m in self.monitors if m.steps and (text := m.dead_threshold())]
+        self._compare(verdict)
         self.verdict = verdict
         return verdict
+
+    def _compare(self, verdict: Verdict) -> None:
+        """Note whether a verdict is news after the last one."""
+        if self.verdict.level is not verdict.level:
+            self.is_news = True
+            self._told = verdict.trouble
+            return
+        order = list(Trouble)
+        known = [trouble for trouble in (verdict.trouble, self._told) if trouble is not None]
+        gravest = min(known, key=order.index, default=None)
+        self.is_news = gravest is not self._told
+        self._told = gravest
 
     def describe_votes(self) -> str:
         """How many of the signals that were read make a collapse, in words."""
@@ -171,6 +188,7 @@ class Watch:
             **_pack_verdict(self.verdict),
             "announced": self._announced,
             "changed": self._changed,
+            "told": None if self._told is None else self._told.value,
             "finite": sorted(self._finite),
             "single": None if self.single is None else _pack_verdict(self.single),
             "monitors": [monitor.state_dict() for monitor in self.monitors],
@@ -181,6 +199,8 @@ class Watch:
         self.verdict = _unpack_verdict(state)
         self._announced = state["announced"]
         self._changed = state["changed"]
+        told = state.get("told")  # states of older versions have none
+        self._told = None if told is None else Trouble(told)
         self._finite = set(state["finite"])
         single = state.get("single")  # states of older versions have none, or a list
         if isinstance(single, list):

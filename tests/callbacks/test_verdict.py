@@ -424,6 +424,27 @@ def test_extreme_signal_makes_a_collapse_alone(
     assert (verdict.level, verdict.trouble) == (C, trouble)
 
 
+def test_graver_trouble_at_the_same_level_is_news_and_a_lesser_one_is_not() -> None:
+    normal = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
+    normal |= {"rollout/distinct_2": 0.8, "rollout/opening_share": 0.1}
+    monotonous = normal | {"rollout/distinct_2": 0.5, "rollout/opening_share": 0.5}
+    exploiting = monotonous | {"rollout/kl_per_token": 0.1, "rollout/response_length": 300.0}
+    steps = (
+        [normal] * 10 + [monotonous] * 4 + [exploiting] * 4 + [monotonous] * 4 + [exploiting] * 4
+    )
+    watch = Watch()
+    news = []
+    for step in steps:
+        # as a run that is resumed at each step
+        resumed = Watch()
+        resumed.load_state_dict(watch.state_dict())
+        watch = resumed
+        verdict = watch.step(step)
+        if watch.is_news:
+            news.append((verdict.level, verdict.trouble))
+    assert news == [(C, Trouble.MONOTONOUS), (C, Trouble.EXPLOITING)]
+
+
 def test_prompts_without_a_spread_are_told_and_are_no_collapse() -> None:
     normal = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
     watch = Watch()

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from lit_callbacks.formats import read_samples
 from lit_callbacks.gain import Gain, explain_gain
 from lit_callbacks.logs import logged_steps
-from lit_callbacks.monitors import Level
 from lit_callbacks.names import find_names
 from lit_callbacks.runs import LoggedVerdict, Point, Run, build_spans, read_run
 from lit_callbacks.watch import Watch
@@ -40,7 +39,7 @@ def read_any_run(name: str, folder: str) -> Run:
     for step, scalars in logged_steps(run).items():
         if watch.reads(scalars):
             verdict = watch.step(scalars)
-            if verdict.level is not (Level(int(levels[-1].value)) if levels else Level.HEALTHY):
+            if watch.is_news:
                 verdicts.append(
                     LoggedVerdict(
                         time=step,
