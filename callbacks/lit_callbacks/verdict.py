@@ -248,7 +248,8 @@ _CONCLUSIONS = (
         Trouble.EXPLOITING,
         "the policy is exploiting its reward",
         frozenset({"kl+"}),
-        one_of=HARM | {"kl++", "reward-"},
+        # a policy that loops within its responses has not only lost variety between them
+        one_of=HARM | {"kl++", "reward-", "repetition+"},
     ),
     Conclusion(
         Trouble.EXPLOITING,

@@ -424,6 +424,17 @@ def test_extreme_signal_makes_a_collapse_alone(
     assert (verdict.level, verdict.trouble) == (C, trouble)
 
 
+def test_loops_within_responses_are_harm_where_the_policy_has_left_its_reference() -> None:
+    normal = {"rollout/kl_per_token": 0.01, "rollout/response_length": 14.0}
+    normal |= {"rollout/distinct_2": 0.3, "rollout/repeated_2": 0.01}
+    alike = normal | {"rollout/kl_per_token": 0.2, "rollout/distinct_2": 0.15}  # 2.8 nats
+    assert judged([normal] * 10 + [alike] * 3).trouble is Trouble.MONOTONOUS
+    looping = alike | {"rollout/repeated_2": 0.25}
+    assert judged([normal] * 10 + [looping] * 3).trouble is Trouble.EXPLOITING
+    near = looping | {"rollout/kl_per_token": 0.01, "rollout/repeated_2": 0.6}
+    assert judged([normal] * 10 + [near] * 3).trouble is Trouble.MONOTONOUS
+
+
 def test_graver_trouble_at_the_same_level_is_news_and_a_lesser_one_is_not() -> None:
     normal = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
     normal |= {"rollout/distinct_2": 0.8, "rollout/opening_share": 0.1}
