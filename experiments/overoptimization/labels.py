@@ -5,11 +5,36 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.overoptimization.criterion import Scores
+
+
+class GradedResponses(NamedTuple):
+    """What the truth of responses follows from, each by prompt, `[N, S]`.
+
+    Attributes:
+        gold: The gold model's scores.
+        lengths: Lengths in tokens, EOS included.
+    """
+
+    gold: Scores
+    lengths: Scores
+
+
+def read_gold(rows: Sequence[dict[str, Any]], *, samples: int) -> GradedResponses:
+    """Read gold scores and lengths of responses.
+
+    Args:
+        rows: Responses with `scores` and `length`; those to the same prompt are adjacent.
+        samples: Number of responses to each prompt.
+    """
+    return GradedResponses(
+        gold=as_matrix([row["scores"]["gold"] for row in rows], samples),
+        lengths=as_matrix([row["length"] for row in rows], samples),
+    )
 
 
 @dataclass(frozen=True)
@@ -32,6 +57,11 @@ class Truth:
             lengths: Lengths in tokens, EOS included, of the same shape.
         """
         return gold - self.slope * (lengths - self.typical_length)
+
+    def of_rows(self, rows: Sequence[dict[str, Any]], *, samples: int) -> Scores:
+        """The truth of responses by prompt, `[N, samples]`, see `read_gold`."""
+        graded = read_gold(rows, samples=samples)
+        return self.of(gold=graded.gold, lengths=graded.lengths)
 
 
 def fit_truth(gold: Scores, lengths: Scores) -> Truth:

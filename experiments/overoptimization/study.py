@@ -49,6 +49,7 @@ from experiments.overoptimization.labels import (
     draw_pairs,
     fit_truth,
     label_pairs,
+    read_gold,
 )
 from experiments.overoptimization.page import draw, format_page, format_tables
 from experiments.preferences.study import FACTOR, SIZES, Preferences
@@ -202,30 +203,30 @@ class Overoptimization(Preferences):
     def write_labels(self) -> dict[str, Any]:
         """Fit the slope on length, and label the pairs for training and for the gate."""
         train = self.read("measures", "labelled_train")
-        gold, lengths = read_gold(train, ANSWERS)
-        truth = fit_truth(gold, lengths)
+        graded = read_gold(train, samples=ANSWERS)
+        truth = fit_truth(gold=graded.gold, lengths=graded.lengths)
         write_text(self.path("data", "truth.json"), json.dumps(asdict(truth)) + "\n")
         counts = {}
         for part, most in (("train", POOL), ("test", TEST_PAIRS)):
             rows = self.read("measures", f"labelled_{part}")
-            truths = truth.of(*read_gold(rows, ANSWERS)).ravel().tolist()
+            truths = truth.of_rows(rows, samples=ANSWERS).ravel().tolist()
             pairs = label_pairs(rows, truths)
             random.Random(0).shuffle(pairs)
             counts[part] = {"possible": len(pairs), "used": min(most, len(pairs))}
             write_json_lines(self.path("data", f"{part}_pairs.jsonl"), pairs[:most])
-        taken_out = truth.of(gold, lengths)
+        taken_out = truth.of(gold=graded.gold, lengths=graded.lengths)
         return {
             "truth": asdict(truth),
             "pairs": counts,
             "spread within prompts": round(float(taken_out.std(1).mean()), 4),
-            "gold with length": round(correlation_within(gold, lengths), 4),
-            "truth with gold": round(correlation_within(taken_out, gold), 4),
+            "gold with length": round(correlation_within(graded.gold, graded.lengths), 4),
+            "truth with gold": round(correlation_within(taken_out, graded.gold), 4),
         }
 
     def describe_sft(self) -> dict[str, Any]:
         """The truth, variety and some samples of SFT on the held-out prompts."""
         rows = self.read("measures", "best_of")
-        truth = self.truth().of(*read_gold(rows, BEST_OF[-1]))
+        truth = self.truth().of_rows(rows, samples=BEST_OF[-1])
         firsts = rows[:: BEST_OF[-1]]
         metrics = read_json(self.path("measures", "best_of.json"))["policies"]["sft"]
         return {
@@ -304,7 +305,7 @@ class Overoptimization(Preferences):
         """How well the proxy knows the truth on the test prompts."""
         scores = np.array(read_json(self.scores_of(f"gate_{proxy.tag}")))
         rows = self.read("measures", "labelled_test")
-        truth = self.truth().of(*read_gold(rows, ANSWERS))
+        truth = self.truth().of_rows(rows, samples=ANSWERS)
         places = np.array([pair["places"] for pair in self.read("data", "test_pairs")])
         gate = Gate(
             agreement=agreement(scores[places[:, 0]], scores[places[:, 1]]),
@@ -317,7 +318,7 @@ class Overoptimization(Preferences):
         n_samples = BEST_OF[-1]
         scores = as_matrix(read_json(self.scores_of(f"best_of_{proxy.tag}")), n_samples)
         rows = self.read("measures", "best_of")
-        truth = self.truth().of(*read_gold(rows, n_samples))
+        truth = self.truth().of_rows(rows, samples=n_samples)
         return {
             "proxy_of_sft": {"mean": float(scores.mean()), "spread": float(scores.std())},
             "spread within prompts": round(float(scores.std(1).mean()), 4),
@@ -377,7 +378,7 @@ class Overoptimization(Preferences):
             rows = self.read("measures", name)
             gold = np.array(read_json(self.scores_of(name)))
             lengths = np.array([row["length"] for row in rows], float)
-            truths = self.truth().of(gold, lengths)
+            truths = self.truth().of(gold=gold, lengths=lengths)
             points = []
             for iteration in sorted({row["iteration"] for row in rows}):
                 places = [n for n, row in enumerate(rows) if row["iteration"] == iteration]
@@ -410,7 +411,7 @@ class Overoptimization(Preferences):
             result = {}
             for policy, arm in policies.items():
                 own = [row for row in rows if Path(row["policy"]).name == policy]
-                truth = self.truth().of(*read_gold(own, END_SAMPLES))
+                truth = self.truth().of_rows(own, samples=END_SAMPLES)
                 firsts = own[::END_SAMPLES]
                 shown = random.Random(proxy.seed).sample(range(len(firsts)), SHOWN)
                 result[arm] = {
@@ -429,12 +430,6 @@ class Overoptimization(Preferences):
             return result
 
         return Step(name, 3, command, collect)
-
-
-def read_gold(rows: Sequence[dict[str, Any]], samples: int) -> tuple[Scores, Scores]:
-    """Gold scores and lengths of responses by prompt, `[N, samples]` each."""
-    gold = as_matrix([row["scores"]["gold"] for row in rows], samples)
-    return gold, as_matrix([row["length"] for row in rows], samples)
 
 
 def canned_share(rows: Sequence[dict[str, Any]]) -> float:
