@@ -42,6 +42,7 @@ from torchmetrics.functional.classification import binary_auroc
 from experiments.drawing import COLORS, STYLE, band, finish_axis
 from experiments.frame import DOCS, IMAGES, Documents, fill_template
 from experiments.judging import compare_by_seed
+from experiments.lab_gold import measure_gold
 from experiments.processes import command_job, cpu_seconds_used, run_missing_jobs
 from experiments.reproduce.running import versions
 from experiments.results_file import (
@@ -52,8 +53,7 @@ from experiments.results_file import (
 )
 from lit_rlhf.data import DataSource
 from lit_rlhf.files import write_json_lines, write_text
-from lit_rlhf.tools.commands.evaluate import EvaluateOptions, evaluate
-from lit_rlhf.tools.commands.quickstart import GOLD, Quickstart
+from lit_rlhf.tools.commands.quickstart import Quickstart
 from lit_rlhf.tools.commands.reward import fit_reward_model, measure_strength, relabel
 from lit_rlhf.tools.evaluation.reward_report import score_pairs
 from lit_rlhf.tools.lab import gold_reward
@@ -161,22 +161,6 @@ def train_policy(stages: Quickstart, reward: str, name: str) -> None:
     overlay = write_text(stages.root / "configs" / f"own_{name}.yaml", json.dumps(own) + "\n")
     folder = f"--model.output_dir={stages.root / name}"
     stages.fit_ppo(("ppo_max.yaml", overlay), "--name", name, folder)
-
-
-def measure_gold(stages: Quickstart, name: str) -> float:
-    """Mean gold of a policy's responses to the held-out prompts."""
-    options = EvaluateOptions(
-        policies=[str(stages.root / name)],
-        prompts=str(stages.root / "world" / "prompts_heldout.jsonl"),
-        rewards={f"{GOLD}:gold_reward": 1.0},
-        max_new_tokens=48,
-        temperature=1.0,
-        top_p=1.0,
-        repetition_penalty=1.0,
-        seed=stages.seed,
-    )
-    (policy,) = evaluate(options)["policies"].values()
-    return round(float(policy["rewards"]["gold_reward"]["mean"]), 4)
 
 
 def run_name(seed: int, rate: float) -> str:

@@ -31,14 +31,14 @@ from matplotlib.figure import Figure
 from experiments.drawing import COLORS, STYLE, finish_axis
 from experiments.frame import DOCS, IMAGES, Documents, fill_template
 from experiments.judging import compare_by_seed
+from experiments.lab_gold import measure_gold
 from experiments.processes import command_job, cpu_seconds_used, run_missing_jobs
 from experiments.reproduce.running import versions
 from experiments.results_file import read_runs, table, write_run
 from lit_rlhf.data import DataSource, Message, load_records
 from lit_rlhf.files import write_text
 from lit_rlhf.rollout import SamplingOptions
-from lit_rlhf.tools.commands.evaluate import EvaluateOptions, evaluate
-from lit_rlhf.tools.commands.quickstart import GOLD, Quickstart
+from lit_rlhf.tools.commands.quickstart import Quickstart
 from lit_rlhf.tools.evaluation import generate_from_models
 from lit_rlhf.tools.evaluation.responses import read_response_lines
 from lit_rlhf.tools.lab import gold_reward
@@ -217,22 +217,6 @@ def train_round(
     }
     overlay = write_text(root / "configs" / f"own_ppo_{name}.yaml", json.dumps(ppo))
     stages.fit_ppo(("ppo_max.yaml", overlay), "--name", f"ppo_{name}")
-
-
-def measure_gold(stages: Quickstart, name: str) -> float:
-    """Mean gold of a policy's responses to the held-out prompts."""
-    options = EvaluateOptions(
-        policies=[str(stages.root / name)],
-        prompts=str(stages.root / "world" / "prompts_heldout.jsonl"),
-        rewards={f"{GOLD}:gold_reward": 1.0},
-        max_new_tokens=48,
-        temperature=1.0,
-        top_p=1.0,
-        repetition_penalty=1.0,
-        seed=stages.seed,
-    )
-    (policy,) = evaluate(options)["policies"].values()
-    return round(float(policy["rewards"]["gold_reward"]["mean"]), 4)
 
 
 def run_name(seed: int) -> str:
