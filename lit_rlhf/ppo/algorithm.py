@@ -15,7 +15,6 @@ Notation: `B` responses, `P` tokens of the longest prompt, `T` tokens of the lon
 import math
 import warnings
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -372,11 +371,14 @@ class PPO(FixedDtypeBuffers):
         networks = self.networks
         # another sampler would take the weights with the adapters that are off here
         sampler = generate_responses if networks.reference is None else networks.sampler
-        # a copy with other networks, so that an override of `rollout` samples here as in training
-        start = copy(self)
         with reference_model(networks.policy, networks.reference, batch.input_ids.device) as model:
-            start.networks = networks._replace(policy=model, sampler=sampler)
-            rollouts = start.rollout(batch, seed)
+            # of this object and not of a copy, so that an override of `rollout` samples here as in
+            # training, and keeps what it writes down
+            self.networks = networks._replace(policy=model, sampler=sampler)
+            try:
+                rollouts = self.rollout(batch, seed)
+            finally:
+                self.networks = networks
         return self.score(rollouts, batch).total
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
