@@ -63,7 +63,14 @@ def measure_strength(
     check_outputs({"output": output}, [source.place for source in sources])
     records: list[PreferenceRecord] = load_records("preference", sources, on_bad_record)
     rows: list[dict[str, Any]] = [
-        {**asdict(pair), "prompt": [*map(asdict, pair.prompt)], "location": str(pair.location)}
+        {
+            "prompt": [*map(asdict, pair.prompt)],
+            "chosen": pair.chosen,
+            "rejected": pair.rejected,
+            "source": pair.source,
+            "margin": pair.margin,
+            "location": str(pair.location),
+        }
         for pair in records
     ]
     configs = resolve_configs([word for name in fit_config for word in ("--config", name)])
