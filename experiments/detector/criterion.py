@@ -91,7 +91,7 @@ VARIETY_SHARE = 0.2
 ENTROPY_KEPT = 0.2
 SMOOTH = 3
 BEFORE = "6bfaf398"
-REPLAYED = "bc8b5efb"
+REPLAYED = "b58cd8c2"
 """Commit of the detector that `results.jsonl` was replayed with."""
 
 CHOOSING = (
