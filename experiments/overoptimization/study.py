@@ -556,7 +556,7 @@ def run(
     threads: int = 1,
     results: str = str(RESULTS),
 ) -> None:
-    """Do the steps that are missing: what is common, then seed by seed.
+    """Do the steps that are missing: what is common, then all proxies, then PPO seed by seed.
 
     Args:
         base: Folder of SmolLM2-135M-Instruct.
@@ -604,17 +604,16 @@ def run(
         return done
 
     run_missing(runs.common_steps(), "common")
-    for seed in seeds:
-        proxies = [Proxy(size, seed) for size in pairs]
-        gates = {}
-        for proxy in proxies:
-            done = run_missing(runs.proxy_steps(proxy), proxy.tag)
-            gates[proxy] = done[f"gate_{proxy.tag}"]["result"]
-        for proxy, gate in gates.items():
-            if gate["open"]:
-                run_missing(runs.ppo_steps(proxy), proxy.tag)
-            else:
-                say(f"{proxy.name}: the gate is shut, {gate}; PPO is not run with it")
+    proxies = [Proxy(size, seed) for seed in seeds for size in pairs]
+    gates = {}
+    for proxy in proxies:
+        done = run_missing(runs.proxy_steps(proxy), proxy.tag)
+        gates[proxy] = done[f"gate_{proxy.tag}"]["result"]
+    for proxy, gate in gates.items():
+        if gate["open"]:
+            run_missing(runs.ppo_steps(proxy), proxy.tag)
+        else:
+            say(f"{proxy.name}: the gate is shut, {gate}; PPO is not run with it")
 
 
 def documents() -> Documents:
