@@ -107,10 +107,10 @@ class Command:
         parser = self.build_parser(prog)
         parsed = parser.parse_args(self._complete_switches(words))
         try:
-            given = parser.instantiate(parsed).as_dict()
-            del given["config"]
-            with self._lock_outputs(given):
-                result = self.function(**given)
+            arguments = parser.instantiate(parsed).as_dict()
+            del arguments["config"]
+            with self._lock_outputs(arguments):
+                result = self.function(**arguments)
                 return result if self.then is None else self.then(result)
         except Exception as error:
             end_with_message(error, prog, status=self.error_status)
@@ -124,9 +124,9 @@ class Command:
             if parameter.annotation in (bool, "bool") and parameter.name not in self.flags
         }
         completed = []
-        for word, after in pairwise([*words, "--"]):
+        for word, next_word in pairwise([*words, "--"]):
             completed.append(word)
-            if word in switches and after.startswith("--"):
+            if word in switches and next_word.startswith("--"):
                 completed.append("true")
         return completed
 

@@ -82,8 +82,8 @@ def import_function(path: str, argument: str) -> Callable[..., Any]:
     try:
         function = getattr(import_configured_module(module_name), name)
     except (Exception, SystemExit) as error:
-        known = isinstance(error, ImportError | AttributeError | ValueError)
-        message = str(error) if known else f"importing it ends with {error!r}"
+        explains_itself = isinstance(error, ImportError | AttributeError | ValueError)
+        message = str(error) if explains_itself else f"importing it ends with {error!r}"
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
             message += (
                 ": a module of your own must be in the current folder or in one of PYTHONPATH"

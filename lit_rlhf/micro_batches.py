@@ -120,8 +120,8 @@ def split_rows(lengths: Tensor, max_rows: int | None, max_tokens: int | None) ->
         >>> [(part.start, part.stop) for part in split_rows(torch.tensor([3, 3, 3, 9]), None, 6)]
         [(0, 2), (2, 3), (3, 4)]
     """
-    whole = slice(0, len(lengths))
-    parts = [whole] if max_tokens is None else split_by_tokens(lengths.tolist(), max_tokens)
+    all_rows = slice(0, len(lengths))
+    parts = [all_rows] if max_tokens is None else split_by_tokens(lengths.tolist(), max_tokens)
     for part in parts:
         size = max_rows or part.stop - part.start
         for start in range(part.start, part.stop, size):

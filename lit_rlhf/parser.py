@@ -129,11 +129,11 @@ class CommandParser(ArgumentParser):
 
     def check_known(self, keys: Iterable[str]) -> None:
         """Raise `UsageError` for a key of a configuration that is neither an option nor of one."""
-        known = {*self.known_options(), "config"}
+        options = {*self.known_options(), "config"}
         for key in keys:
             path = key.split(".")
-            if known.isdisjoint(".".join(path[:length]) for length in range(1, len(path) + 1)):
-                raise UsageError(f"{key}: no such option{did_you_mean(key, known)}")
+            if options.isdisjoint(".".join(path[:length]) for length in range(1, len(path) + 1)):
+                raise UsageError(f"{key}: no such option{did_you_mean(key, options)}")
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise an error of one line.

@@ -146,8 +146,8 @@ def _read_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     while not read.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or len(read) > _LARGEST_ANSWER or not poll.poll(left * 1000):
+        seconds_left = deadline - time.monotonic()
+        if seconds_left <= 0 or len(read) > _LARGEST_ANSWER or not poll.poll(seconds_left * 1000):
             raise TimeoutError
         if not (data := os.read(process.stdout.fileno(), 2**16)):
             break

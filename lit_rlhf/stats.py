@@ -239,9 +239,11 @@ class FixedDtypeBuffers(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # The method is private to torch, but all moves and casts go through it, and there is no
         # public hook. The tests that cast and move a module fail if it is ever renamed.
-        before = [(module, dict(module.named_buffers(recurse=False))) for module in self.modules()]
+        original_buffers = [
+            (module, dict(module.named_buffers(recurse=False))) for module in self.modules()
+        ]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for module, buffers in before:
+        for module, buffers in original_buffers:
             for name, buffer in buffers.items():
                 now = getattr(module, name)
                 if now.dtype != buffer.dtype:

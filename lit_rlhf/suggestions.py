@@ -13,8 +13,8 @@ def find_nearest(name: str, known: Iterable[str]) -> str | None:
     The last parts of dotted names are compared too, for an option that was given without its group.
     """
 
-    def similarity(other: str) -> float:
-        pairs = ((name, other), (name.rpartition(".")[2], other.rpartition(".")[2]))
+    def similarity(candidate: str) -> float:
+        pairs = ((name, candidate), (name.rpartition(".")[2], candidate.rpartition(".")[2]))
         return max(SequenceMatcher(None, a, b).ratio() for a, b in pairs)
 
     if len(name) > _LONGEST:

@@ -181,7 +181,7 @@ def _redact_path(path: str) -> str:
     return "".join(
         "***"
         if not _VARIABLE.fullmatch(part)
-        and (_SECRET_PART.search(part) or (part and _SECRET_NAME.fullmatch(before)))
+        and (_SECRET_PART.search(part) or (part and _SECRET_NAME.fullmatch(previous)))
         else part
-        for before, part in zip(["", "", *parts], parts, strict=False)
+        for previous, part in zip(["", "", *parts], parts, strict=False)
     )

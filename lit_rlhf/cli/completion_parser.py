@@ -32,8 +32,8 @@ class CompletionParser(RLHFArgumentParser):
         self.commands = super().add_subcommands(*others, **options)
         for name in COMMANDS:
             module = importlib.import_module(module_of(name))
-            if own := getattr(module, "COMMAND", None):
-                self.commands.add_subcommand(name, own.build_parser(name, type(self)))
+            if command_of_module := getattr(module, "COMMAND", None):
+                self.commands.add_subcommand(name, command_of_module.build_parser(name, type(self)))
             elif group := getattr(module, "COMMANDS", None):
                 parser = CompletionParser(prog=name)
                 self.commands.add_subcommand(name, parser)

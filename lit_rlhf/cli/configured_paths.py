@@ -57,19 +57,19 @@ def check_configured_paths(arguments: Sequence[str]) -> None:
     """
     with suppress(ValueError):  # a configuration that is not there: the parser tells
         arguments = resolve_configs(arguments)
-    given: dict[str, list[Any]] = {}
+    values_by_option: dict[str, list[Any]] = {}
     for option, value in _read_options(arguments):
-        given.setdefault(option, []).append(value)
-    models = given.get("model.model_path", [None])[-1]
-    rewards = given.get("model.rewards", [])
+        values_by_option.setdefault(option, []).append(value)
+    models = values_by_option.get("model.model_path", [None])[-1]
+    rewards = values_by_option.get("model.rewards", [])
     # a mapping may be merged with an earlier one
     certain = rewards[0] if len(rewards) == 1 else None
-    sources = [given[name][-1] for name in given if name.endswith("_sources")]
+    sources = [values_by_option[name][-1] for name in values_by_option if name.endswith("_sources")]
     check_inputs(
         {"model.model_path": models, "model.rewards": certain},
         [path for listed in sources for path in _source_paths(listed)],
     )
-    checkpoint = given.get("--ckpt_path", [None])[-1]
+    checkpoint = values_by_option.get("--ckpt_path", [None])[-1]
     if isinstance(checkpoint, str) and not _may_be_checkpoint(checkpoint):
         raise ValueError(
             f"--ckpt_path: expected a checkpoint, or last for the newest, got {checkpoint}, which "
@@ -83,9 +83,9 @@ def _read_options(arguments: Sequence[str]) -> Iterator[Option]:
     What cannot be read is left out: the parser tells.
     """
     words = [*arguments, ""]
-    for word, after in pairwise(words):
+    for word, next_word in pairwise(words):
         name, equals, value = word.partition("=")
-        text = value if equals else after
+        text = value if equals else next_word
         section, dot, option = name.removeprefix("--").replace(".init_args", "").partition(".")
         with suppress(OSError, ValueError, yaml.YAMLError):
             if name in ("--config", "-c"):
@@ -106,8 +106,8 @@ def _flatten(section: str, content: object) -> Iterator[Option]:
     """Options of a section, with or without the class that takes them."""
     if isinstance(content, Mapping):
         arguments = content.get("init_args")
-        own = arguments if isinstance(arguments, Mapping) else content
-        for name, value in own.items():
+        options = arguments if isinstance(arguments, Mapping) else content
+        for name, value in options.items():
             yield Option(f"{section}.{name}", value)
 
 

@@ -64,8 +64,8 @@ def find_stage(arguments: Sequence[str]) -> str | None:
 
 def _advise(name: str) -> str:
     """What to do instead, for the end of an error about a command that does not exist."""
-    if (known := name.lstrip("-")) in _HINTS:
-        return f"; {_HINTS[known]}"
+    if (hint_name := name.lstrip("-")) in _HINTS:
+        return f"; {_HINTS[hint_name]}"
     names = [*STAGES, *COMMANDS, "--help", "--version"]
     return f"{did_you_mean(name, names)} (lit_rlhf --help lists all)"
 

@@ -146,26 +146,26 @@ def start_with(
     tokenizer = load_tokenizer(model or f"{root}/base")
     if tokenizer.chat_template:
         template = "tokenizer"
-    own = _OwnData(
+    data = _OwnData(
         source=source, kind=kind, records=records, model=model, root=root, template=template
     )
     encoder = DialogueEncoder(tokenizer, template, max_length=1_000_000)
     examples = encode_records(records[:_MEASURED], partial(_encode, encoder), counts, "skip")
     if not examples:
         raise ValueError(f"{source.place}: no record can be encoded: {counts.dropped_examples[0]}")
-    _show_examples(own, examples, encoder)
-    lengths = _measure(own, examples, positions=positions, max_length=max_length)
-    print(_describe_fit(own, lengths, positions))
+    _show_examples(data, examples, encoder)
+    lengths = _measure(data, examples, positions=positions, max_length=max_length)
+    print(_describe_fit(data, lengths, positions))
     has_pairs = _write_held_out(
-        own, DialogueEncoder(tokenizer, template, max_length=lengths.max_length)
+        data, DialogueEncoder(tokenizer, template, max_length=lengths.max_length)
     )
-    configs = {stage: _configure(stage, own, lengths) for stage in own.stages}
+    configs = {stage: _configure(stage, data, lengths) for stage in data.stages}
     for stage, config in configs.items():
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         comment = f"# {stage} on {source.place}, by `lit_rlhf start`.\n"
         write_text(root / f"{stage}.yaml", f"{comment}{text}")
-    print(describe_time(own.base, _count_work(configs, lengths, len(records))))
-    _tell_next(own, lengths, has_pairs)
+    print(describe_time(data.base, _count_work(configs, lengths, len(records))))
+    _tell_next(data, lengths, has_pairs)
 
 
 def _find_positions(model: str | None, max_length: int | None) -> int | None:
@@ -244,8 +244,8 @@ def _describe_columns(source: DataSource, kind: RecordKind) -> str:
             if name not in used and isinstance(value, str) and value.strip()
         ]
         named = [f"{name} ({own_names[name]})" if name in own_names else name for name in used]
-        rest = f"; not read: {', '.join(unused)}" if unused else ""
-        return f"Columns that are read: {', '.join(named)}{rest}"
+        unused_note = f"; not read: {', '.join(unused)}" if unused else ""
+        return f"Columns that are read: {', '.join(named)}{unused_note}"
     return "Columns: no row could be read"
 
 
@@ -257,11 +257,11 @@ def _is_chinese(records: Sequence[Any]) -> bool:
 
 
 def _show_examples(
-    own: _OwnData, examples: Sequence[TokenExample], encoder: DialogueEncoder
+    data: _OwnData, examples: Sequence[TokenExample], encoder: DialogueEncoder
 ) -> None:
     """Print the first examples, with marks around what is trained on."""
     print("Examples; what is trained on is between [[ and ]]:")
-    labels = ["chosen", "rejected"] if own.kind == "preference" else ["response"]
+    labels = ["chosen", "rejected"] if data.kind == "preference" else ["response"]
     for number, example in enumerate(examples[: _SHOWN * len(labels)]):
         text = printable("".join(_mark(example, encoder)).strip())
         print(f"\n{labels[number % len(labels)]}:", *_shorten(text), sep="\n  | ")
@@ -297,7 +297,7 @@ def _leave_out(lines: Sequence[str]) -> Sequence[str]:
 
 
 def _measure(
-    own: _OwnData,
+    data: _OwnData,
     examples: Sequence[TokenExample],
     *,
     positions: int | None,
@@ -306,21 +306,21 @@ def _measure(
     """Choose sizes by the lengths of some examples.
 
     Args:
-        own: The data.
+        data: The data.
         examples: Examples of the first records, whole; of a pair two in a row.
         positions: The most tokens of a dialogue in the model; `None` for no limit.
         max_length: Longest dialogue that the user wants, in tokens, if any.
     """
     tokens = [example.n_tokens for example in examples]
-    step = 2 if own.kind == "preference" else 1
+    step = 2 if data.kind == "preference" else 1
     by_record = [max(tokens[place : place + step]) for place in range(0, len(tokens), step)]
     longest = sorted(by_record)[int(0.99 * (len(by_record) - 1))]
     chosen = max_length or max(_round_up(longest), _SHORTEST)
     if positions is not None:
         chosen = min(chosen, positions)
     new_tokens = _NEW_TOKENS
-    if "ppo" in own.stages:
-        ppo = _read_packaged("ppo", own)["model"]["init_args"]
+    if "ppo" in data.stages:
+        ppo = _read_packaged("ppo", data)["model"]["init_args"]
         new_tokens = ppo["sampling"]["max_new_tokens"]
     return _Lengths(
         by_record=by_record,
@@ -336,34 +336,34 @@ def _round_up(tokens: int) -> int:
     return -(-tokens // 64) * 64
 
 
-def _describe_fit(own: _OwnData, lengths: _Lengths, positions: int | None) -> str:
+def _describe_fit(data: _OwnData, lengths: _Lengths, positions: int | None) -> str:
     """How many records fit the stages' lengths, and what takes the others."""
     n_fit = sum(tokens <= lengths.max_length for tokens in lengths.by_record)
     n_measured = len(lengths.by_record)
-    whole = "" if n_measured == len(own.records) else "the first "
-    line = f"fits {lengths.max_length:,} tokens: {n_fit} of {whole}{n_measured}"
+    qualifier = "" if n_measured == len(data.records) else "the first "
+    line = f"fits {lengths.max_length:,} tokens: {n_fit} of {qualifier}{n_measured}"
     line += f" ({round(100 * n_fit / n_measured)} %)"
     if n_fit == n_measured:
         return line
     needed = _round_up(max(lengths.by_record))
     line += "; the others lose their oldest turns, or are left out"
-    if own.model is not None and positions is not None and needed > positions:
+    if data.model is not None and positions is not None and needed > positions:
         room = f"the {positions:,} positions of the model are too few"
         return f"{line}; {needed:,} would take all, for which {room}"
     return f"{line}; {needed:,} would take all: --max_length {needed}"
 
 
-def _write_held_out(own: _OwnData, encoder: DialogueEncoder) -> bool:
+def _write_held_out(data: _OwnData, encoder: DialogueEncoder) -> bool:
     """Write prompts and pairs that no stage trains on; return whether there are pairs.
 
     Args:
-        own: The data. With too few prompts, the ones that are trained on are written.
+        data: The data. With too few prompts, the ones that are trained on are written.
         encoder: The stages' encoder; what it refuses is left out.
     """
-    share = own.held_out_share
-    test = own.records
+    share = data.held_out_share
+    test = data.records
     if share:
-        test = split_records(own.records, val_fraction=share, test_fraction=share, seed=0).test
+        test = split_records(data.records, val_fraction=share, test_fraction=share, seed=0).test
     else:
         print("Too few prompts to hold some out: the evaluation uses those that are trained on")
     good: list[Any] = []
@@ -376,14 +376,14 @@ def _write_held_out(own: _OwnData, encoder: DialogueEncoder) -> bool:
     encode_records(test, keep, DataCounts(), "skip")
     prompts = dict.fromkeys(map(prompt_of, good or test))
     rows = [{"prompt": _as_rows(prompt)} for prompt in prompts]
-    write_json_lines(own.root / "heldout.jsonl", rows)
+    write_json_lines(data.root / "heldout.jsonl", rows)
     pairs = [
         {"prompt": _as_rows(r.prompt), "chosen": r.chosen, "rejected": r.rejected}
         for r in good
         if isinstance(r, PreferenceRecord)
     ]
     if pairs:
-        write_json_lines(own.root / "heldout_pairs.jsonl", pairs)
+        write_json_lines(data.root / "heldout_pairs.jsonl", pairs)
     return bool(pairs)
 
 
@@ -391,44 +391,44 @@ def _as_rows(turns: Sequence[Message]) -> list[dict[str, str]]:
     return [{"role": turn.role, "content": turn.content} for turn in turns]
 
 
-def _read_packaged(stage: str, own: _OwnData) -> dict[str, Any]:
+def _read_packaged(stage: str, data: _OwnData) -> dict[str, Any]:
     """Read the packaged configuration of a stage for such a model."""
     family = "{}/hh_single_gpu" if torch.cuda.is_available() else "smollm2/{}"
-    name = ("{}/hh_cpu" if own.model is None else family).format(stage)
+    name = ("{}/hh_cpu" if data.model is None else family).format(stage)
     config: dict[str, Any] = yaml.safe_load(find_config(name).read_text("utf-8"))
     return config
 
 
-def _configure(stage: str, own: _OwnData, lengths: _Lengths) -> dict[str, Any]:
+def _configure(stage: str, data: _OwnData, lengths: _Lengths) -> dict[str, Any]:
     """The configuration of a stage: the packaged one for such a model, on these data.
 
     Args:
         stage: sft, reward or ppo.
-        own: The data, and where everything goes.
+        data: The data, and where everything goes.
         lengths: Sizes that fit the data.
     """
-    root = own.root
-    share = own.held_out_share
-    config = _read_packaged(stage, own)
+    root = data.root
+    share = data.held_out_share
+    config = _read_packaged(stage, data)
     trainer = config["trainer"]
     options = config["model"]["init_args"]
     read = config["data"]["init_args"]
     trainer["logger"]["init_args"]["save_dir"] = f"{root}/logs"
-    options["model_path"] = own.base if stage == "sft" else f"{root}/sft"
+    options["model_path"] = data.base if stage == "sft" else f"{root}/sft"
     options["output_dir"] = f"{root}/{stage}"
-    read |= {"train_sources": [_describe_source(own.source)], "max_length": lengths.max_length}
+    read |= {"train_sources": [_describe_source(data.source)], "max_length": lengths.max_length}
     read |= {"val_fraction": share, "test_fraction": share}
     read.pop("max_prompt_length", None)
     if "tokens_per_batch" in read:
-        tokens = int(lengths.dialogue * len(own.records) / _UPDATES)
+        tokens = int(lengths.dialogue * len(data.records) / _UPDATES)
         read["tokens_per_batch"] = min(read["tokens_per_batch"], max(tokens, lengths.max_length))
     if stage == "sft":
-        read["chat_template"] = own.template
+        read["chat_template"] = data.template
     if stage == "ppo":
         options["rewards"] = {f"{root}/reward": 1.0}
         options["sampling"]["max_new_tokens"] = lengths.max_new_tokens
         read["max_prompt_length"] = lengths.max_prompt_length
-        if own.model is None:
+        if data.model is None:
             options["critic_pretraining"]["iterations"] = 2
             read["samples_per_epoch"] = 10 * read["batch_size"]  # ten iterations
     if not share:  # no validation by which the best could be chosen
@@ -436,8 +436,8 @@ def _configure(stage: str, own: _OwnData, lengths: _Lengths) -> dict[str, Any]:
             c for c in trainer["callbacks"] if "HealthyCheckpoint" not in c["class_path"]
         ]
     for callback in trainer["callbacks"]:
-        if "prompts" in (given := callback.get("init_args", {})):
-            given["prompts"] = _choose_shown_prompts(own)
+        if "prompts" in (init_args := callback.get("init_args", {})):
+            init_args["prompts"] = _choose_shown_prompts(data)
     return config
 
 
@@ -451,18 +451,18 @@ def _describe_source(source: DataSource) -> dict[str, Any]:
     return settings
 
 
-def _choose_shown_prompts(own: _OwnData) -> list[str]:
+def _choose_shown_prompts(data: _OwnData) -> list[str]:
     """Held-out prompts whose responses the report shows during the run, of one turn if there are.
 
     The configuration has them as text, so that of a dialogue only the last turn is taken.
     """
-    prompts = [record.prompt for record in load_records("prompt", [_held_out_prompts(own)])]
+    prompts = [record.prompt for record in load_records("prompt", [_held_out_prompts(data)])]
     single = [prompt for prompt in prompts if len(prompt) == 1]
     return [prompt[-1].content for prompt in single or prompts][:4]
 
 
-def _held_out_prompts(own: _OwnData) -> DataSource:
-    return DataSource(str(own.root / "heldout.jsonl"))
+def _held_out_prompts(data: _OwnData) -> DataSource:
+    return DataSource(str(data.root / "heldout.jsonl"))
 
 
 def _count_work(
@@ -494,23 +494,23 @@ def _count_work(
     return work
 
 
-def _tell_next(own: _OwnData, lengths: _Lengths, has_pairs: bool) -> None:
+def _tell_next(data: _OwnData, lengths: _Lengths, has_pairs: bool) -> None:
     """Print what was written, and the commands that use it.
 
     Args:
-        own: The data, and where everything is.
+        data: The data, and where everything is.
         lengths: The sizes in the configurations.
         has_pairs: Whether there are pairs on which the reward model is judged.
     """
-    root = own.root
-    is_preference = own.kind == "preference"
-    files = [*(f"{stage}.yaml" for stage in own.stages), "heldout.jsonl"]
+    root = data.root
+    is_preference = data.kind == "preference"
+    files = [*(f"{stage}.yaml" for stage in data.stages), "heldout.jsonl"]
     if has_pairs:
         files.append("heldout_pairs.jsonl")
     print(f"Written to {root}: {', '.join(files[:-1])} and {files[-1]}")
     if not is_preference:
         print("Missing: a reward model needs preferences, the fields prompt, chosen and rejected")
-    commands = [["fit", "--config", f"{root}/{stage}.yaml"] for stage in own.stages]
+    commands = [["fit", "--config", f"{root}/{stage}.yaml"] for stage in data.stages]
     if has_pairs:
         report = ["report", "reward", "--model", f"{root}/reward"]
         report += ["--preferences", f"{root}/heldout_pairs.jsonl"]

@@ -27,8 +27,10 @@ def find_preparation(arguments: Sequence[str], message: str) -> str:
     if not any(_find_missing(message, writers)):
         return ""
     texts = [_read_small(file) for file in files]
-    own = {output for text in texts for output in _OUTPUT.findall(text)}
-    commands = [command for text in (message, *texts) for command in _prepare(text, writers, own)]
+    outputs = {output for text in texts for output in _OUTPUT.findall(text)}
+    commands = [
+        command for text in (message, *texts) for command in _prepare(text, writers, outputs)
+    ]
     return " && ".join(dict.fromkeys(commands))
 
 

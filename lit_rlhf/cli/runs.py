@@ -75,20 +75,20 @@ def name_run(config: Namespace) -> None:
         arguments[key] = name or "-".join([part for part in (arguments[key], *suffixes) if part])
 
 
-def seed_run(config: Namespace, given: Sequence[str]) -> None:
+def seed_run(config: Namespace, words: Sequence[str]) -> None:
     """Give all that a run draws at random the seed of `--seed`, apart from what is held out.
 
     It is then reset: the configuration that is saved has the seeds themselves.
 
     Args:
         config: The settings of the run.
-        given: Words of the command line. A seed that has a flag of its own there is left alone.
+        words: Words of the command line. A seed that has a flag of its own there is left alone.
     """
     seed = config.seed
     config.seed = None
     if seed is None:
         return
-    flags = {word.partition("=")[0].replace(".init_args", "") for word in given}
+    flags = {word.partition("=")[0].replace(".init_args", "") for word in words}
     data = config.data.init_args
     if data.get("split_seed", 0) is None:  # as without --seed
         data.split_seed = data.seed

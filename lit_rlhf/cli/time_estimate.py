@@ -47,8 +47,8 @@ def describe_time(model: str, work: Mapping[str, Work]) -> str:
         )
     speed = _measure_speed() * _EFFICIENCY
     times = {
-        name: _round_time(one.operations(network.num_parameters()) / speed)
-        for name, one in work.items()
+        name: _round_time(stage_work.operations(network.num_parameters()) / speed)
+        for name, stage_work in work.items()
     }
     return f"Time here, roughly: {', '.join(f'{name} {time}' for name, time in times.items())}"
 

@@ -83,12 +83,12 @@ class RLHFArgumentParser(CommandParser, LightningArgumentParser):
         self, args: Sequence[str] | None = None, *others: Any, **options: Any
     ) -> Namespace:
         """Parse arguments, after `_group_null_flags` and `resolve_configs`."""
-        given = _group_null_flags(sys.argv[1:] if args is None else args)
+        words = _group_null_flags(sys.argv[1:] if args is None else args)
         try:
-            given = resolve_configs(given)
+            words = resolve_configs(words)
         except ValueError as error:
             self.refuse(f"--config: {error}")
-        return super().parse_args(given, *others, **options)
+        return super().parse_args(words, *others, **options)
 
     def known_options(self) -> Iterable[str]:
         """Dotted names of all options, including options of the commands."""
@@ -126,9 +126,11 @@ def _check_option_ranges(model: Namespace) -> None:
     if not (isinstance(module, type) and issubclass(module, StageModule)):
         return
     for name in option_groups(module):
-        given = model.init_args[name]
+        options = model.init_args[name]
         try:
-            merge_options(module, name, given.as_dict() if isinstance(given, Namespace) else given)
+            merge_options(
+                module, name, options.as_dict() if isinstance(options, Namespace) else options
+            )
         except ValueError as error:
             raise UsageError(f"model.{error}") from error
 
@@ -265,30 +267,30 @@ class RLHFCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse arguments, and check options and checkpoint before anything is built."""
         super().parse_arguments(parser, args)
-        given = self._settings()
+        settings = self._settings()
         if self.config.get("subcommand"):
-            if given.weights_only is False:
+            if settings.weights_only is False:
                 raise UsageError(
                     "--weights_only false would run code from the checkpoint. If you trust it, "
                     "load it in Python: Trainer.fit(..., weights_only=False)"
                 )
-            given.weights_only = True  # for a checkpoint behind a URL, too
-        _check_urls(given.as_dict())
-        _check_seed(given.get("seed_everything"))
+            settings.weights_only = True  # for a checkpoint behind a URL, too
+        _check_urls(settings.as_dict())
+        _check_seed(settings.get("seed_everything"))
         try:
-            check_output_options(given.as_dict())
+            check_output_options(settings.as_dict())
         except ValueError as error:
             raise UsageError(str(error)) from error
-        _check_option_ranges(given.model)
-        name_run(given)
-        seed_run(given, self._arguments if isinstance(self._arguments, list) else ())
+        _check_option_ranges(settings.model)
+        name_run(settings)
+        seed_run(settings, self._arguments if isinstance(self._arguments, list) else ())
         self._given = self.config.clone()
-        if given.get("ckpt_path"):
-            if Path(given.ckpt_path).exists():
-                check_checkpoint_class(given.ckpt_path, given.model.class_path)
+        if settings.get("ckpt_path"):
+            if Path(settings.ckpt_path).exists():
+                check_checkpoint_class(settings.ckpt_path, settings.model.class_path)
             # LightningCLI would next parse the checkpoint's hyper-parameters over the
             # configuration, and the parser would import every class and function named there.
-            given.ckpt_path = None
+            settings.ckpt_path = None
 
     def _settings(self) -> Namespace:
         """Settings of the command."""
@@ -313,30 +315,30 @@ class RLHFCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer, with atomic checkpoints and the callbacks that every run has."""
         if self.subcommand:
-            given = self.config_init[self.subcommand].trainer
-            given.callbacks = self._run_callbacks(given)
+            trainer_settings = self.config_init[self.subcommand].trainer
+            trainer_settings.callbacks = self._run_callbacks(trainer_settings)
         trainer = super().instantiate_trainer(**kwargs)
         use_atomic_checkpoints(trainer)
         return trainer
 
-    def _run_callbacks(self, given: Namespace) -> list[Callback]:
+    def _run_callbacks(self, trainer: Namespace) -> list[Callback]:
         """The configured callbacks, a phase summary, the stage's bar and one `ResumeCheckpoint`.
 
         It saves at SIGTERM. A run that configures no checkpoints gets some to resume from, in place
         of Lightning's.
         """
-        chosen = given.callbacks if isinstance(given.callbacks, list) else [given.callbacks]
+        chosen = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
         # The last one wins, as with all settings: a configuration and an overlay may have one.
         earlier = [c for c in chosen if isinstance(c, ResumeCheckpoint)][:-1]
         chosen = [c for c in chosen if c and c not in earlier]
         has_bar = any(isinstance(callback, ProgressBar) for callback in chosen)
-        shows_bar = given.enable_progress_bar is not False and not given.barebones
+        shows_bar = trainer.enable_progress_bar is not False and not trainer.barebones
         # Lightning's bar counts epochs, which PPO has none of, and shows no metrics of ours.
         if isinstance(self.model, StageModule) and shows_bar and not has_bar:
             chosen.insert(0, StageProgressBar(self.model.stage, list(self.model.progress_metrics)))
         if not any(isinstance(callback, PhaseSummary) for callback in chosen):
             chosen.insert(0, PhaseSummary())
-        saves = given.enable_checkpointing is not False and not given.barebones
+        saves = trainer.enable_checkpointing is not False and not trainer.barebones
         if saves and not any(isinstance(callback, ResumeCheckpoint) for callback in chosen):
             is_own = any(isinstance(callback, Checkpoint) for callback in chosen)
             minutes = None if is_own else _MINUTES_BETWEEN_CHECKPOINTS
@@ -345,11 +347,11 @@ class RLHFCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Resolve `--ckpt_path last`."""
-        given = self.config_init["fit"]
-        if given.get("ckpt_path") == "last" and not self._is_finished(self.model):
-            given["ckpt_path"] = find_last_checkpoint(self.trainer)
-            if given["ckpt_path"] is not None:
-                check_checkpoint_class(given["ckpt_path"], self.config["fit"].model.class_path)
+        settings = self.config_init["fit"]
+        if settings.get("ckpt_path") == "last" and not self._is_finished(self.model):
+            settings["ckpt_path"] = find_last_checkpoint(self.trainer)
+            if settings["ckpt_path"] is not None:
+                check_checkpoint_class(settings["ckpt_path"], self.config["fit"].model.class_path)
 
     def fit(self, model: LightningModule, **arguments: Any) -> None:
         """Train, unless the run is finished; at an interruption, print the command that resumes.
@@ -360,11 +362,11 @@ class RLHFCLI(LightningCLI):
             model: The module.
             **arguments: Further arguments of `Trainer.fit`.
         """
-        given = self._given["fit"]
+        settings = self._given["fit"]
         if isinstance(model, StageModule):
-            model.command = hash_command(given)
-            model.allow_changes = given.allow_changes
-            model.finished = given.finished
+            model.command = hash_command(settings)
+            model.allow_changes = settings.allow_changes
+            model.finished = settings.finished
             if self._is_finished(model):
                 rank_zero_info(
                     f"The run is finished, and its model is in {model.finished_dir}: nothing is "
@@ -373,7 +375,7 @@ class RLHFCLI(LightningCLI):
                 return
         writes = self.trainer.is_global_zero and not is_dry_run(self.trainer)
         if writes and self._begins_another_run(model):
-            self._make_room(model, given.overwrite)
+            self._make_room(model, settings.overwrite)
         self._train(model, arguments)
         if find_collapse(self.trainer) is not None:
             # Lightning ends all processes if one that it has launched ends with an error.
@@ -381,11 +383,11 @@ class RLHFCLI(LightningCLI):
 
     def _is_finished(self, model: LightningModule) -> bool:
         """Whether the run is to go on from its newest checkpoint, but has nothing left to do."""
-        given = self._given["fit"]
-        if given.ckpt_path != "last" or not isinstance(model, StageModule):
+        settings = self._given["fit"]
+        if settings.ckpt_path != "last" or not isinstance(model, StageModule):
             return False
         model.trainer = self.trainer  # its default folder is the Trainer's log folder
-        return has_finished(model.finished_dir, hash_command(given))
+        return has_finished(model.finished_dir, hash_command(settings))
 
     def _begins_another_run(self, model: LightningModule) -> bool:
         """Whether the run would replace what is in its folders, instead of continuing from it."""

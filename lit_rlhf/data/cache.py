@@ -301,7 +301,7 @@ def _write_entry(
         _check_any_left(part, _map_files(hidden), counts)
         report = {
             "counts": vars(counts),
-            "read": {name: vars(own) for name, own in source.read_counts.items()},
+            "read": {name: vars(part_counts) for name, part_counts in source.read_counts.items()},
         }
         write_text(hidden / _REPORT_FILE, json.dumps(report))
         origin = {"stage": "data", "part": part, "records": len(source.records)}
@@ -477,6 +477,6 @@ def _are_storable(records: Sequence[Record]) -> bool:
     """
     fields = (record.fields for record in records if isinstance(record, PromptRecord))
     try:
-        return all(json.loads(json.dumps(own)) == own for own in fields)
+        return all(json.loads(json.dumps(row)) == row for row in fields)
     except (TypeError, ValueError, RecursionError):
         return False

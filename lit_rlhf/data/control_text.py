@@ -77,11 +77,11 @@ def find_control_text(
 def _find_written_text(rendered: str) -> list[str]:
     """What a template writes before, between and after `PROBE_TURNS`."""
     written = []
-    rest = rendered
+    remaining = rendered
     for turn in PROBE_TURNS:
-        before, _, rest = rest.partition(turn.content)
-        written.append(before)
-    return [*written, rest]
+        text_before, _, remaining = remaining.partition(turn.content)
+        written.append(text_before)
+    return [*written, remaining]
 
 
 def match_any(texts: set[str]) -> re.Pattern[str]:

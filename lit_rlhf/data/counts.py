@@ -105,13 +105,13 @@ class DataCounts:
     def update(self, other: "DataCounts") -> None:
         """Add the counts of records that come later."""
         for name, value in vars(other).items():
-            own = getattr(self, name)
+            count = getattr(self, name)
             if isinstance(value, Counter):
-                own.update(value)
+                count.update(value)
             elif isinstance(value, list):
-                setattr(self, name, [*own, *value][:MAX_SHOWN])
+                setattr(self, name, [*count, *value][:MAX_SHOWN])
             else:
-                setattr(self, name, own + value)
+                setattr(self, name, count + value)
 
     def log_read(self) -> None:
         """Log what reading left out, and why."""

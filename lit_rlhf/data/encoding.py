@@ -293,13 +293,13 @@ class DialogueEncoder:
         return match[0] if match else str(self.tokenizer.eos_token)
 
     def _set_eos_token(self, token: str) -> None:
-        before = str(self.tokenizer.eos_token)
-        if token == before:
+        previous_token = str(self.tokenizer.eos_token)
+        if token == previous_token:
             return
         if token not in self.tokenizer.get_vocab():
             raise ValueError(f"eos_token: expected a token of the tokenizer, got {token!r}")
         self.tokenizer.add_special_tokens({"eos_token": token})
-        _log_info(f"responses end with {token!r}; the tokenizer's EOS token was {before!r}")
+        _log_info(f"responses end with {token!r}; the tokenizer's EOS token was {previous_token!r}")
 
     def _tokenize(self, text: str, split_special_tokens: bool = False) -> list[int]:
         # The template has written the BOS token where it belongs; the tokenizer must not add one.
@@ -335,16 +335,16 @@ class DialogueEncoder:
         turns = (*history, Message("assistant", content))
         dialogue = self._render(turns, add_generation_prompt=False)
         reasoning = _REASONING_START.search(prompt)
-        before = prompt
+        prompt_in_dialogue = prompt
         if reasoning and not dialogue.startswith(prompt):
-            before = prompt[: reasoning.start()]
-        if not dialogue.startswith(before):
+            prompt_in_dialogue = prompt[: reasoning.start()]
+        if not dialogue.startswith(prompt_in_dialogue):
             raise ValueError(
                 "chat_template: expected the rendered dialogue to start with the rendered prompt, "
                 f"got\n  prompt:   {prompt!r}\n  dialogue: {dialogue!r}"
             )
         # Some templates write a newline behind EOS; a rollout ends at EOS, and so does a dialogue.
-        text, _, _ = dialogue[len(before) :].partition(self.eos_token)
+        text, _, _ = dialogue[len(prompt_in_dialogue) :].partition(self.eos_token)
         if reasoning and "</think>" not in text:
             # Records have answers without reasoning. The target closes at once what the prompt has
             # opened, so that the model is trained on text that its rollouts start with.
@@ -363,11 +363,11 @@ class DialogueEncoder:
 
     def _fit_prompt(self, messages: tuple[Message, ...], text: str, limit: int) -> PromptExample:
         """Drop turns, then cut tokens, until a rendered prompt has at most `limit` tokens."""
-        whole = PromptExample(
+        uncut = PromptExample(
             input_ids=_to_tensor(self._tokenize_rendered(text)), text=text, turns=_as_chat(messages)
         )
-        if len(whole.input_ids) <= limit:
-            return whole
+        if len(uncut.input_ids) <= limit:
+            return uncut
         choices = _drop_turns(messages)
 
         def encode(choice: int) -> PromptExample:
@@ -388,7 +388,7 @@ class DialogueEncoder:
         )
         if choice < len(choices):
             return encode(choice)
-        shortest = encode(len(choices) - 1) if choices else whole
+        shortest = encode(len(choices) - 1) if choices else uncut
         return self._cut_prompt(shortest, limit)
 
     def _cut_prompt(self, prompt: PromptExample, limit: int) -> PromptExample:
@@ -446,14 +446,14 @@ class DialogueEncoder:
         history = messages[:-1]
         content = messages[-1].content.strip()
         rendered = self.render_prompt(history)
-        before = _REASONING_START.sub("", rendered)
-        start = len(before)
+        prompt = _REASONING_START.sub("", rendered)
+        start = len(prompt)
         # what a response starts with, such as the channel of gpt-oss; templates of reasoning
         # models leave it out of earlier turns
         head = self._response_text(history, rendered, content).partition(content)[0]
         answer = re.match(f"(?:{re.escape(head)})?{_BEFORE_ANSWER}", text[start:])
         end = start + (answer.end() if answer else 0) + len(content)
-        if text[:start] != before or text[end - len(content) : end] != content:
+        if text[:start] != prompt or text[end - len(content) : end] != content:
             raise ValueError(
                 "train_on: 'all' needs a template that repeats earlier turns unchanged, "
                 f"got {text[start:end]!r} instead of {content!r}; use 'last'"

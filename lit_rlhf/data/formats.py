@@ -142,9 +142,9 @@ def detect_format(row: Row, kind: RecordKind, columns: Collection[str] = ()) -> 
         return "question" if keys & set(_ANSWER_FIELDS) else "prompt"
     if "text" in keys:
         return "text"
-    known = "".join(f"\n  {name}: {fields}" for name, fields in FORMATS.items())
+    format_lines = "".join(f"\n  {name}: {fields}" for name, fields in FORMATS.items())
     raise row.error(
-        "no known format has these fields", detail=f"{sorted(keys)}; known formats:{known}"
+        "no known format has these fields", detail=f"{sorted(keys)}; known formats:{format_lines}"
     )
 
 
@@ -226,9 +226,9 @@ def find_used_fields(row: Row, format: str, kind: RecordKind) -> list[str]:
     records = parse_row(row, format, kind)
     used = []
     for name in row.fields:
-        others = {other: value for other, value in row.fields.items() if other != name}
+        other_fields = {key: value for key, value in row.fields.items() if key != name}
         try:
-            changed = parse_row(replace(row, fields=others), format, kind) != records
+            changed = parse_row(replace(row, fields=other_fields), format, kind) != records
         except RecordError:
             changed = True
         if changed:
@@ -624,8 +624,8 @@ def _parse_label(row: Row, kind: RecordKind) -> Iterator[_Parts]:
         return
     choice = row.get("choice")
     if choice not in ("a", "b"):
-        known = ", ".join(_LABEL_CHOICES)
-        raise row.error(f"not one of {known}", field="choice", detail=repr(choice))
+        choices = ", ".join(_LABEL_CHOICES)
+        raise row.error(f"not one of {choices}", field="choice", detail=repr(choice))
     preferred = 0 if choice == "a" else 1
     yield _Parts(
         prompt=prompt,
@@ -768,11 +768,11 @@ def _check_prompt(row: Row, prompt: _Turns, field: str, answered: bool) -> None:
     for turn, message in enumerate(turns):
         if message.role == "system":
             raise row.error("a system turn after the first turn", field=field)
-        before = turns[turn - 1].role if turn else "assistant"
-        if message.role == before:
+        previous_role = turns[turn - 1].role if turn else "assistant"
+        if message.role == previous_role:
             if turn == 0:
                 raise row.error("the dialogue starts with an assistant turn", field=field)
-            raise row.error(f"two {_speaker(before)} turns in a row", field=field)
+            raise row.error(f"two {_speaker(previous_role)} turns in a row", field=field)
     if not turns:
         raise row.error("no human turn", field=field)
     if turns[-1].role == "assistant":

@@ -164,7 +164,7 @@ class DataSource:
             if isinstance(row, RecordError):
                 yield row
                 continue
-            missing = [own for own in columns.values() if own not in row.fields]
+            missing = [column for column in columns.values() if column not in row.fields]
             if missing and unchecked:
                 # raised and not counted: a misspelt name would make every record a bad one
                 reason = "the first record does not have this field, which `columns` names"
@@ -172,7 +172,7 @@ class DataSource:
             unchecked = False
             own_names = set(columns.values())
             fields = {name: value for name, value in row.fields.items() if name not in own_names}
-            fields |= {name: row.get(own) for name, own in columns.items()}
+            fields |= {name: row.get(column) for name, column in columns.items()}
             yield replace(row, fields=fields)
 
     def _map_rows(

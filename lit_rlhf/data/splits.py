@@ -33,11 +33,13 @@ def repeat_by_weight(
     repeated: list[AnyRecord] = []
     for number, source in enumerate(sources):
         # Each source has a separate random stream, which the other sources do not shift.
-        own = [record for record in records if record.source == source.label]
+        source_records = [record for record in records if record.source == source.label]
         copies, fraction = divmod(source.weight, 1)
-        repeated += own * int(copies)
-        order = np.random.default_rng([seed, number]).permutation(len(own))
-        repeated += [own[i] for i in sorted(order[: round(fraction * len(own))])]
+        repeated += source_records * int(copies)
+        order = np.random.default_rng([seed, number]).permutation(len(source_records))
+        repeated += [
+            source_records[i] for i in sorted(order[: round(fraction * len(source_records))])
+        ]
     return repeated
 
 

@@ -79,25 +79,25 @@ def resolve_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
     A built-in template starts with the BOS token if the tokenizer adds one by default.
     """
-    known = ", ".join(repr(key) for key in CHAT_TEMPLATES)
+    built_in_names = ", ".join(repr(key) for key in CHAT_TEMPLATES)
     if name in CHAT_TEMPLATES:
         return (_BOS if adds_bos(tokenizer) else "") + CHAT_TEMPLATES[name]
     if Path(name).is_file():
         return read_text(name)
     if name != "tokenizer":
         raise ValueError(
-            f"chat_template: expected 'tokenizer', one of {known} or the path of a Jinja file, got "
-            f"{name!r}"
+            f"chat_template: expected 'tokenizer', one of {built_in_names} or the path of a Jinja "
+            f"file, got {name!r}"
         )
-    own = tokenizer.chat_template
-    if isinstance(own, dict):  # several templates by name, for instance one for tools
-        own = own.get("default")
-    if not own:
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # several templates by name, for instance one for tools
+        template = template.get("default")
+    if not template:
         raise ValueError(
             "chat_template: expected a tokenizer with a chat template of its own for 'tokenizer', "
-            f"got one without; choose one of the built-in ones: {known}"
+            f"got one without; choose one of the built-in ones: {built_in_names}"
         )
-    return str(own)
+    return str(template)
 
 
 def render_dialogue(

@@ -127,8 +127,8 @@ def _add_delta_weights(
 ) -> LanguageModel:
     """Load a folder of delta weights, and add the weights of the model that they differ from."""
     model = _load_weights(path, options, network, delta_weights=True)
-    whole = load_causal_lm(base, options, pickled_weights=True)
-    add_base_weights(unwrap_model(model), unwrap_model(whole))
+    base_model = load_causal_lm(base, options, pickled_weights=True)
+    add_base_weights(unwrap_model(model), unwrap_model(base_model))
     return model
 
 

@@ -97,8 +97,8 @@ def try_replacement(path: Path, option: str) -> None:
     partial = partial_path(path)
     inner = partial_path(partial)  # the networks of a run are saved like this, each by itself
     try:
-        for left in (partial, inner):  # by a command that was killed
-            delete(left)
+        for leftover in (partial, inner):  # by a command that was killed
+            delete(leftover)
         inner.mkdir(parents=True)
         move_into_place(partial)
         if os.path.lexists(path):

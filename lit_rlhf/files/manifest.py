@@ -77,7 +77,7 @@ def listed_files(path: Path, strict: bool = False) -> dict[str, list[Any]]:
     `strict` refuses a damaged manifest, see `read_manifest`.
     """
     listed = read_manifest(path, strict).get("files", {}).items()
-    return {name: known for name, known in listed if isinstance(known, list)}
+    return {name: entry for name, entry in listed if isinstance(entry, list)}
 
 
 def hash_files(folder: Path) -> dict[str, list[Any]]:

@@ -318,10 +318,10 @@ def varlen_attention(
     query, key, value, scale, _, window = inputs
     kernel = _find_kernel()
     assert kernel is not None
-    before = -1 if window is None else window - 1
+    n_keys_before = -1 if window is None else window - 1
     # one query per row attends to all of its keys: without a window there is nothing to mask, and
     # flash attention then takes the heads that share a key together
-    after = -1 if window is None and queries.longest == 1 else 0
+    n_keys_after = -1 if window is None and queries.longest == 1 else 0
     output: Tensor = kernel(
         query=query.to(value.dtype),  # under autocast, rotary embeddings leave float32
         key=key.to(value.dtype),
@@ -331,7 +331,7 @@ def varlen_attention(
         max_q=queries.longest,
         max_k=keys.longest,
         scale=scale,
-        window_size=(before, after),
+        window_size=(n_keys_before, n_keys_after),
         enable_gqa=True,
         seqused_k=n_keys,
     )
@@ -348,8 +348,8 @@ def _find_kernel() -> Callable[..., Any] | None:
     with suppress(ImportError):
         from torch.nn.attention.varlen import varlen_attn
 
-        known = inspect.signature(varlen_attn).parameters.keys()
-        if {"window_size", "enable_gqa", "seqused_k"} <= known:
+        parameters = inspect.signature(varlen_attn).parameters.keys()
+        if {"window_size", "enable_gqa", "seqused_k"} <= parameters:
             return varlen_attn
     # private to torch, in its operators and in their schemas; a test calls the installed one
     operator = getattr(torch.ops.aten, "_flash_attention_forward", None)
@@ -387,7 +387,7 @@ def flash_attention_rows(
         enable_gqa: Ignored: the operator shares keys among heads by itself.
         seqused_k: Keys that each row has in its room, `[n]` int32; `None` if they fill it.
     """
-    before, after = window_size
+    n_keys_before, n_keys_after = window_size
     output: Tensor = torch.ops.aten._flash_attention_forward(
         query=query,
         key=key,
@@ -400,8 +400,8 @@ def flash_attention_rows(
         is_causal=window_size == (-1, 0),
         return_debug_mask=False,
         scale=scale,
-        window_size_left=before,
-        window_size_right=after,
+        window_size_left=n_keys_before,
+        window_size_right=n_keys_after,
         seqused_k=seqused_k,
     )[0]
     return output

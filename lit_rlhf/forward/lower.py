@@ -126,17 +126,17 @@ def start_above(trunk: PreTrainedModel, n_layers: int, states: Tensor) -> Iterat
         states: What they give, in the shape of the forward, `[..., H]`.
     """
     lower = list(decoder_layers(trunk)[:n_layers])
-    before = [vars(layer).get("forward") for layer in lower]
+    forwards = [vars(layer).get("forward") for layer in lower]
     for layer in lower:
         layer.forward = lambda *_, **__: states
     try:
         yield
     finally:
-        for layer, own in zip(lower, before, strict=True):
-            if own is None:
+        for layer, forward in zip(lower, forwards, strict=True):
+            if forward is None:
                 del layer.forward
             else:
-                layer.forward = own
+                layer.forward = forward
 
 
 def share_lower_layers(model: LanguageModel, *, source: LanguageModel) -> None:
@@ -144,12 +144,12 @@ def share_lower_layers(model: LanguageModel, *, source: LanguageModel) -> None:
     n_layers = forward_plan(source).lower_layers
     if not n_layers:
         return
-    own, theirs = (_lower_modules(network, n_layers) for network in (model, source))
-    shared = dict(theirs.named_parameters())
-    for name, weight in list(own.named_parameters()):
+    model_layers, source_layers = (_lower_modules(network, n_layers) for network in (model, source))
+    shared = dict(source_layers.named_parameters())
+    for name, weight in list(model_layers.named_parameters()):
         if weight.dtype == shared[name].dtype and torch.equal(weight, shared[name]):
             parent, _, attribute = name.rpartition(".")
-            setattr(own.get_submodule(parent), attribute, shared[name])
+            setattr(model_layers.get_submodule(parent), attribute, shared[name])
     unwrap_model(model).tie_weights()
 
 
@@ -158,9 +158,9 @@ def has_lower_layers_of(model: LanguageModel | Offloaded, source: LanguageModel)
     if isinstance(model, Offloaded):
         return False
     n_layers = forward_plan(source).lower_layers
-    own, theirs = (_lower_modules(network, n_layers) for network in (model, source))
-    pairs = zip(own.parameters(), theirs.parameters(), strict=True)
-    return all(one is other for one, other in pairs)
+    model_layers, source_layers = (_lower_modules(network, n_layers) for network in (model, source))
+    pairs = zip(model_layers.parameters(), source_layers.parameters(), strict=True)
+    return all(weight is source_weight for weight, source_weight in pairs)
 
 
 def _lower_modules(model: LanguageModel, n_layers: int) -> nn.ModuleList:

@@ -191,14 +191,14 @@ def replace_parameters(
         layers: The layers, whose submodules stay as they are.
         make: Makes the other parameter from a layer's own.
     """
-    own = {layer: dict(layer.named_parameters(recurse=False)) for layer in layers}
+    originals = {layer: dict(layer.named_parameters(recurse=False)) for layer in layers}
     try:
-        for layer, parameters in own.items():
+        for layer, parameters in originals.items():
             for name, parameter in parameters.items():
                 setattr(layer, name, make(parameter))
         yield
     finally:
-        for layer, parameters in own.items():
+        for layer, parameters in originals.items():
             for name, parameter in parameters.items():
                 setattr(layer, name, parameter)
 
@@ -320,17 +320,17 @@ class Offloaded:
         """The shares of all ranks in one buffer."""
         if self._n_ranks == 1:
             return share
-        whole = share.new_empty(self._n_ranks * len(share))
-        distributed.all_gather_into_tensor(whole, share)
-        return whole
+        buffer = share.new_empty(self._n_ranks * len(share))
+        distributed.all_gather_into_tensor(buffer, share)
+        return buffer
 
-    def _point_to(self, whole: Tensor | None) -> None:
+    def _point_to(self, buffer: Tensor | None) -> None:
         """Let the tensors be views of the network's buffer, or empty without one."""
         for tensor, shape, start in self._places:
-            if whole is None:
+            if buffer is None:
                 tensor.data = tensor.data.new_empty(0)
             else:
-                part = whole[start : start + shape.numel() * tensor.itemsize]
+                part = buffer[start : start + shape.numel() * tensor.itemsize]
                 tensor.data = part.view(tensor.dtype).view(shape)
 
 

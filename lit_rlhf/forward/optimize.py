@@ -115,8 +115,8 @@ def head_matches_logits(model: LanguageModel, lm_head: nn.Module) -> bool:
     with _probe_mode(inner, inner.device), _without_flash_attention(inner):
         expected = token_logits(inner, ids, mask)
         actual = logits_from_hidden(inner, lm_head, hidden_states(inner, ids, mask))
-        known = expected > -torch.inf  # the network may rule out ids
-        return _outputs_agree(actual[known], expected[known])
+        is_possible = expected > -torch.inf  # the network may rule out ids
+        return _outputs_agree(actual[is_possible], expected[is_possible])
 
 
 def _fix_positions(model: PreTrainedModel) -> bool:
@@ -176,8 +176,8 @@ def _install_packing(model: PreTrainedModel) -> str:
         return "its trunk is not separate from its head"
     implementation = attention_implementation(trunk)
     # The trunk of an optimized model has the attention already, for instance under a new head.
-    known = implementation in (BASE_ATTENTION, ATTENTION_NAME)
-    if implementation is None or not (known or is_flash_attention_requested(trunk.config)):
+    is_supported = implementation in (BASE_ATTENTION, ATTENTION_NAME)
+    if implementation is None or not (is_supported or is_flash_attention_requested(trunk.config)):
         return (
             f"its attention implementation is {implementation!r} and packing needs "
             f"{BASE_ATTENTION!r} or flash attention"
@@ -273,12 +273,12 @@ def _exact_float32_matmul() -> Iterator[None]:
     on a CPU with bfloat16 instructions it makes every product a bfloat16 one.
     """
     if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.8
-        before = torch.get_float32_matmul_precision()
+        precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision(before)
+            torch.set_float32_matmul_precision(precision)
         return
     # torch.get_float32_matmul_precision raises where a user has set these instead
     onednn = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch makes it at import

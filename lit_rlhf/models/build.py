@@ -52,9 +52,9 @@ def build_for_saving(
         # a state dict has no 4-bit weights: they are loaded from the folder
         scalar_loader = partial(load_scalar_model, head_seed=0, heads=heads)
         load: Callable[..., LanguageModel] = scalar_loader if scalar else load_causal_lm
-        whole = load(path, options)
-        whole.load_state_dict(weights)
-        return whole
+        model = load(path, options)
+        model.load_state_dict(weights)
+        return model
     config = read_config(path, options)
     auto: Any = AutoModelForCausalLM
     if scalar:

@@ -107,8 +107,8 @@ def render_model_card(manifest: Mapping[str, Any], *, scalar: bool, chat: bool =
         "versions": manifest["versions"],
     }
     # manifests of older versions lack these
-    known = {"best": None, "held_out": None, **origin, **values}
-    return _load_template().render(known, scalar=scalar, chat=chat)
+    variables = {"best": None, "held_out": None, **origin, **values}
+    return _load_template().render(variables, scalar=scalar, chat=chat)
 
 
 @cache

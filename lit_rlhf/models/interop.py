@@ -89,18 +89,18 @@ def find_stored_head(
         The head; `None` if there is none.
     """
     first = getattr(config, "value_head_prefix", None) or _HEAD_NAMES[0]
-    known = (first, *(name for name in _HEAD_NAMES if name != first))
+    head_names = (first, *(name for name in _HEAD_NAMES if name != first))
     tensors = _read_single_output_tensors(path, pickled_weights)
     layers = [name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dim() == 2]
     # classifiers of other architectures have a name of their own, which transformers knows
-    named_by_transformers = is_classifier(config) and set(layers).isdisjoint(known)
+    named_by_transformers = is_classifier(config) and set(layers).isdisjoint(head_names)
     if not layers or named_by_transformers:
         return None
-    if len(layers) > 1 or layers[0] not in known:
+    if len(layers) > 1 or layers[0] not in head_names:
         raise ValueError(
             f"path: expected in {path} at most one layer with a single output, called "
-            f"{', '.join(known)}, got {', '.join(sorted(layers))}; remove what is not the scalar "
-            "head, and if it has another name, set value_head_prefix in config.json to it"
+            f"{', '.join(head_names)}, got {', '.join(sorted(layers))}; remove what is not the "
+            "scalar head, and if it has another name, set value_head_prefix in config.json to it"
         )
     (name,) = layers
     bias = tensors.get(f"{name}.bias")
@@ -142,13 +142,13 @@ def _find_files_outside_layers(path: str | Path, pickled_weights: bool) -> list[
     kinds = [(SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME), (WEIGHTS_INDEX_NAME, WEIGHTS_NAME)]
     for index_name, whole_name in kinds if pickled_weights else kinds[:1]:
         index = _find_file(path, index_name)
-        whole = _find_file(path, whole_name)
+        single_file = _find_file(path, whole_name)
         if index is not None:
             shards = json.loads(index.read_text("utf-8"))["weight_map"]
             names = sorted({shard for name, shard in shards.items() if _is_outside_layers(name)})
             return [file for name in names if (file := _find_file(path, name)) is not None]
-        if whole is not None:
-            return [whole]
+        if single_file is not None:
+            return [single_file]
     return []
 
 

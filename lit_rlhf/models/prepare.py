@@ -174,14 +174,16 @@ def use_fused_kernels(model: ModuleT) -> ModuleT:
     accepted = inspect.signature(apply).parameters
     # the global names of the architecture's file in transformers
     names = vars(sys.modules[type(inner).__module__])
-    before = dict(names)
+    original_names = dict(names)
     apply(model=inner, **{name: False for name in _LIGER_LOSSES if name in accepted})
     # Liger (0.8.5) binds its forwards to the layers of the model, but it also replaces classes and
     # functions of the file, for every network of the process.
-    fused = {name: value for name, value in names.items() if before.get(name) is not value}
-    names |= before
+    fused = {name: value for name, value in names.items() if original_names.get(name) is not value}
+    names |= original_names
     functions = {
-        name: _on_cuda(value, before[name]) for name, value in fused.items() if isroutine(value)
+        name: _on_cuda(value, original_names[name])
+        for name, value in fused.items()
+        if isroutine(value)
     }
     for layer in inner.modules():
         # transformers wraps some forwards to warn of deprecated arguments

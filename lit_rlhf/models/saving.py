@@ -253,13 +253,13 @@ def _save_companions(
     scalar: bool,
 ) -> None:
     """Save tokenizer, text contract and model card next to the weights."""
-    before = tokenizer.padding_side
+    padding_side = tokenizer.padding_side
     # plain transformers continues the last column, and counts a classifier's from the first
     tokenizer.padding_side = "right" if scalar else "left"
     try:
         tokenizer.save_pretrained(folder)
     finally:
-        tokenizer.padding_side = before
+        tokenizer.padding_side = padding_side
     if contract is not None:
         contract.save(folder)
     if card is not None:
@@ -283,8 +283,8 @@ def make_generation_config(
         stop_ids: Ids of other tokens that end a response.
     """
     settings = {key: value for key, value in (settings or {}).items() if value is not None}
-    known = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
-    if unknown := sorted(set(settings) - set(known)):
+    known_settings = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
+    if unknown := sorted(set(settings) - set(known_settings)):
         raise ValueError(
             "generation: expected settings of transformers' GenerationConfig, "
             f"got {', '.join(unknown)}"

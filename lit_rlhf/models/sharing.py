@@ -50,5 +50,5 @@ def separate_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         for name in others:
             if not torch.equal(state[name].to(state[first].device), state[first]):
                 parent, _, attribute = name.rpartition(".")
-                own = nn.Parameter(module.get_parameter(name).clone(), requires_grad=False)
-                setattr(module.get_submodule(parent), attribute, own)
+                untied = nn.Parameter(module.get_parameter(name).clone(), requires_grad=False)
+                setattr(module.get_submodule(parent), attribute, untied)

@@ -92,7 +92,7 @@ def meta_weights(
     if world_size() > 1:
         average_gradients(weights)
     weights = [p for p in weights if p.grad is not None]  # the output layer has none
-    before = [p.detach().clone() for p in weights]
+    original_weights = [p.detach().clone() for p in weights]
     try:
         with torch.no_grad():
             for weight in weights:
@@ -101,5 +101,5 @@ def meta_weights(
         yield metrics
     finally:
         with torch.no_grad():
-            for weight, unmoved in zip(weights, before, strict=True):
+            for weight, unmoved in zip(weights, original_weights, strict=True):
                 weight.copy_(unmoved)

@@ -15,9 +15,9 @@ def check_names(cls: type, names: Iterable[str]) -> None:
     parameters = list(_parameters(cls))
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
-    known = {p.name for p in parameters}
+    parameter_names = {p.name for p in parameters}
     for name in names:
-        if name not in known:
+        if name not in parameter_names:
             suggestion = did_you_mean(name, option_names(cls))
             raise ValueError(f"{cls.__name__}: {name}: no such option{suggestion}")
 
@@ -44,24 +44,24 @@ def option_groups(cls: type) -> dict[str, Any]:
     return groups
 
 
-def merge_options(cls: type, name: str, given: OptionsT | Mapping[str, Any]) -> OptionsT:
+def merge_options(cls: type, name: str, options: OptionsT | Mapping[str, Any]) -> OptionsT:
     """Convert a group of options to its dataclass.
 
     A mapping of some of its fields, as in checkpoints and YAML, takes the others from the default
     of the parameter.
     """
     default = option_groups(cls)[name]
-    if not isinstance(given, Mapping) and isinstance(given, type(default)):
-        return given
-    if not isinstance(given, Mapping):
+    if not isinstance(options, Mapping) and isinstance(options, type(default)):
+        return options
+    if not isinstance(options, Mapping):
         raise ValueError(
-            f"{name}: expected {type(default).__name__} or a mapping of its fields, got {given!r}"
+            f"{name}: expected {type(default).__name__} or a mapping of its fields, got {options!r}"
         )
-    for key in given.keys() - {field.name for field in fields(default)}:
+    for key in options.keys() - {field.name for field in fields(default)}:
         suggestion = did_you_mean(f"{name}.{key}", option_names(cls))
         raise ValueError(f"{name}.{key}: no such option{suggestion}")
     try:
-        return cast(OptionsT, replace(default, **given))
+        return cast(OptionsT, replace(default, **options))
     except ValueError as error:  # names the field only, which several groups may have
         raise ValueError(f"{name}.{error}") from error
 

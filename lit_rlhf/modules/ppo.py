@@ -559,12 +559,12 @@ class PPOModule(StageModule):
             # not the last known values: a checkpoint might be judged by them
             nan = torch.tensor(torch.nan, device=self.device)
             return dict.fromkeys((*RolloutMetrics.KEYS, "rollout/score"), nan)
-        own, start = all_gather_rows(torch.cat(self._compared)).double().unbind(1)
+        scores, start_scores = all_gather_rows(torch.cat(self._compared)).double().unbind(1)
         return {
             **self._evaluation.compute(),
-            "rollout/start_score": start.mean(),
+            "rollout/start_score": start_scores.mean(),
             # a tie is half a win
-            "rollout/win_rate": ((own - start).sign() / 2 + 0.5).mean(),
+            "rollout/win_rate": ((scores - start_scores).sign() / 2 + 0.5).mean(),
         }
 
     def sample(self, prompts: list[str]) -> list[dict[str, Any]]:

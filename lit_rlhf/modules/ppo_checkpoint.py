@@ -38,9 +38,11 @@ def complete_state(
         own_prefixes = (*own_prefixes, "reward.moments.")
     if "reward_shaping.kl_coef" in changed:
         own_prefixes = (*own_prefixes, "kl_coef")
-    own = {key: value for key, value in module.state_dict().items() if key.startswith(own_prefixes)}
+    own_state = {
+        key: value for key, value in module.state_dict().items() if key.startswith(own_prefixes)
+    }
     loaded = {key: value for key, value in saved.items() if not key.startswith(own_prefixes)}
-    return own | fill_buffers(module, loaded)
+    return own_state | fill_buffers(module, loaded)
 
 
 def name_state_as_saved(module: nn.Module) -> None:

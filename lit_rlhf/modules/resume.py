@@ -434,12 +434,12 @@ def random_state(device: torch.device) -> dict[str, Any]:
     Dropout draws from torch's; a reward function may draw from any of them.
     """
     legacy: Any = np.random.get_state()  # noqa: NPY002
-    name, keys, *rest = legacy
+    name, keys, *position_and_gaussian = legacy
     state = {
         "cpu": torch.get_rng_state(),
         "python": random.getstate(),
         # a plain tensor: `weights_only` does not allow arrays
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *position_and_gaussian),
     }
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -453,7 +453,7 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
     if "python" in state:
         random.setstate(state["python"])
     if "numpy" in state:
-        name, keys, *rest = state["numpy"]
-        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+        name, keys, *position_and_gaussian = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), *position_and_gaussian))  # noqa: NPY002
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)

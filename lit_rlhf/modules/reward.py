@@ -258,13 +258,13 @@ class RewardModule(StageModule):
 
     def validation_step(self, batch: PreferenceBatch, batch_idx: int) -> None:
         """Add a batch to the sums over the pairs of the set."""
-        one = torch.ones((), device=self.device)
+        unit_share = torch.ones((), device=self.device)
         tokens = batch.chosen.completion_mask.sum()
         with gathered(self.networks):
-            compared: ComparedPairs = self(batch, one, one)
+            compared: ComparedPairs = self(batch, unit_share, unit_share)
         sums = compared.metrics
         # There is no language-model loss without the output layer.
-        lm_loss = sums.get("reward/lm_loss", torch.zeros_like(one))
+        lm_loss = sums.get("reward/lm_loss", torch.zeros_like(unit_share))
         # float64, also in a module of bfloat16 weights: the sums of a set lose no batch
         values = [sums["reward/pairwise_loss"], lm_loss, tokens]
         self._sums.append(torch.stack([value.detach().double() for value in values]))

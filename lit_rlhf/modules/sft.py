@@ -139,8 +139,8 @@ class SFTModule(StageModule):
         tokens = mask.sum()
         with gathered(self.model):
             targets = self.score_tokens(batch)
-        one = torch.ones_like(tokens, dtype=torch.float32)
-        loss = language_model_loss(targets.logprobs, mask, one)
+        unit_share = torch.ones_like(tokens, dtype=torch.float32)
+        loss = language_model_loss(targets.logprobs, mask, unit_share)
         # float64, even in a module of bfloat16 weights: the sums of a set lose no batch
         values = [loss, masked_sum(targets.hits, mask), tokens]
         self._evaluation.append(torch.stack([value.detach().double() for value in values]))

@@ -395,16 +395,16 @@ class StageModule(FixedDtypeBuffers, RunState):
 
 def gather_state(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
     """Gather a state dict with whole weights on rank 0; the other ranks get only part of it."""
-    whole: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, tensor in state.items():
         full = full_tensor(tensor)
         if not isinstance(tensor, DTensor) or distributed.get_rank() == 0:
-            whole[name] = full
+            weights[name] = full
     for name, source in getattr(network, "all_tied_weights_keys", {}).items():
         # one tensor, so that saving sees the tie, unless adapters have made them differ
-        if name in whole and source in whole and torch.equal(whole[name], whole[source]):
-            whole[name] = whole[source]
-    return whole
+        if name in weights and source in weights and torch.equal(weights[name], weights[source]):
+            weights[name] = weights[source]
+    return weights
 
 
 def evaluation_prefix(trainer: Trainer) -> str:

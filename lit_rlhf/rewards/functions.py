@@ -257,9 +257,9 @@ class CallableReward(nn.Module):
         deadline = monotonic() + _SEARCH_SECONDS
         for row in range(len(samples.prompts)):
             sample = Samples(*([column[row]] for column in samples))  # type: ignore[arg-type]
-            if (left := deadline - monotonic()) <= 0:
+            if (seconds_left := deadline - monotonic()) <= 0:
                 return ""
-            timeout = left if self.timeout is None else min(self.timeout, left)
+            timeout = seconds_left if self.timeout is None else min(self.timeout, seconds_left)
             attempt = call_with_timeout(partial(self._call_guarded, sample), timeout)
             if not attempt.done() or attempt.exception() is not None:
                 return samples.describe(row)

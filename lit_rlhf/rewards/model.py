@@ -136,8 +136,8 @@ class ModelReward(nn.Module):
         Text for a model with another tokenizer may be as long as its positions.
         """
         network = self.model.network if isinstance(self.model, Offloaded) else self.model
-        own = 0 if self.own_text is None else self._positions or 0
-        set_longest_sequence(network, max(own, n_tokens))
+        longest_own = 0 if self.own_text is None else self._positions or 0
+        set_longest_sequence(network, max(longest_own, n_tokens))
 
     def find_base(self, options: ModelOptions) -> LanguageModel | None:
         """The model, if a network that is loaded with `options` can share its frozen weights.
@@ -147,8 +147,8 @@ class ModelReward(nn.Module):
         """
         if self._is_object or isinstance(self.model, Offloaded):
             return None
-        own = (unwrap_model(self.model).dtype, self._in_4bit)
-        return self.model if own == (options.torch_dtype, options.load_in_4bit) else None
+        own_options = (unwrap_model(self.model).dtype, self._in_4bit)
+        return self.model if own_options == (options.torch_dtype, options.load_in_4bit) else None
 
     @torch.no_grad()
     def forward(
@@ -187,12 +187,14 @@ class ModelReward(nn.Module):
         if saved is not None and saved.tokenizer_hash == tokenizer_hash(tokenizer):
             return
         try:
-            own = load_tokenizer(self.path, self.trust_remote_code)
-            if own.chat_template is None or tokenizer_hash(own) == tokenizer_hash(tokenizer):
-                return
+            own_tokenizer = load_tokenizer(self.path, self.trust_remote_code)
         except ValueError:  # no tokenizer
             return
-        self.own_text = ResponseEncoder(own, self._positions)
+        if own_tokenizer.chat_template is None:
+            return
+        if tokenizer_hash(own_tokenizer) == tokenizer_hash(tokenizer):
+            return
+        self.own_text = ResponseEncoder(own_tokenizer, self._positions)
         rank_zero_info(
             f"reward model {self.path!r} has another tokenizer than the policy: responses are "
             "decoded, rendered by its own chat template, and scored"

@@ -67,7 +67,7 @@ def _stream(name: str, descriptor: int) -> ProcessSetting:
             file = (status.st_dev, status.st_ino)
         return _Stream(stream, bool(getattr(stream, "closed", False)), file)
 
-    return ProcessSetting(read=read, restore=lambda before: setattr(sys, name, before.stream))
+    return ProcessSetting(read=read, restore=lambda saved: setattr(sys, name, saved.stream))
 
 
 _SETTINGS = {
@@ -114,14 +114,16 @@ def guard_process(restore: bool = True) -> Iterator[list[str]]:
     Yields:
         Names of the settings that the block has changed; empty up to its end.
     """
-    before = {name: setting.read() for name, setting in _SETTINGS.items()}
+    values_before = {name: setting.read() for name, setting in _SETTINGS.items()}
     changed: list[str] = []
     try:
         yield changed
     finally:
-        changed += [name for name, setting in _SETTINGS.items() if setting.read() != before[name]]
+        changed += [
+            name for name, setting in _SETTINGS.items() if setting.read() != values_before[name]
+        ]
         for name in changed if restore else ():
-            _SETTINGS[name].restore(before[name])
+            _SETTINGS[name].restore(values_before[name])
 
 
 @contextmanager

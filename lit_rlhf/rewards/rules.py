@@ -175,8 +175,8 @@ class EqualsRule:
             if search is not None:
                 answer = search.extract(response)
                 answers = [a if (part := search.extract(a)) is None else part for a in answers]
-            known = {_normalize(answer, self.ignore_case) for answer in answers}
-            is_right = answer is not None and _normalize(answer, self.ignore_case) in known
+            right_answers = {_normalize(answer, self.ignore_case) for answer in answers}
+            is_right = answer is not None and _normalize(answer, self.ignore_case) in right_answers
             scores.append(float(is_right))
         return scores
 

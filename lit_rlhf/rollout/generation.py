@@ -200,7 +200,7 @@ def generate_with_transformers(
         | {"eos_token_id": list(eos_token_ids) or None, "pad_token_id": pad_token_id}
         | {"num_beams": 1, "use_cache": True, **settings}
     )
-    before = model.generation_config
+    original_config = model.generation_config
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     try:
         with eval_mode(model):
@@ -211,7 +211,7 @@ def generate_with_transformers(
                 streamer=streamer,
             )
     finally:
-        model.generation_config = before
+        model.generation_config = original_config
 
 
 def adapters_merged(model: LanguageModel) -> AbstractContextManager[None]:

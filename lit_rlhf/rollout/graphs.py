@@ -129,7 +129,7 @@ class RowGraphs:
 @contextmanager
 def refuse_waits() -> Iterator[None]:
     """Let operations that wait for the device raise a RuntimeError. torch knows most of them."""
-    before = torch.cuda.get_sync_debug_mode()
+    original_mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         # torch (2.13) calls the mode a prototype that does not find all operations
         warnings.filterwarnings("ignore", "Synchronization debug mode")
@@ -137,7 +137,7 @@ def refuse_waits() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.set_sync_debug_mode(original_mode)
 
 
 def log_once(network: nn.Module, how: str) -> None:

@@ -106,8 +106,8 @@ class RolloutMetrics:
         for name, value in batch.items():
             value = value.detach().double()
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-        known = bigrams if self._bigrams is None else torch.cat([self._bigrams, bigrams])
-        self._bigrams = torch.unique(known, dim=0)
+        all_bigrams = bigrams if self._bigrams is None else torch.cat([self._bigrams, bigrams])
+        self._bigrams = torch.unique(all_bigrams, dim=0)
         opening = response_ids.masked_fill(~response_mask, -1)[:, :OPENING]
         # -1 behind the end of a response
         padding = (0, OPENING - opening.shape[1])

@@ -96,13 +96,14 @@ class _VLLM(Sampler, ABC):
         completions = self._complete(model, prompts, [settings | {"seed": s} for s in seeds])
         with fail_together("sample whole responses with vLLM"):
             terminated = [
-                _check_whole(one, eos_token_ids, options.max_new_tokens) for one in completions
+                _check_whole(completion, eos_token_ids, options.max_new_tokens)
+                for completion in completions
             ]
         device = prompt_ids.device
-        tokens = [torch.tensor(one.token_ids, device=device) for one in completions]
+        tokens = [torch.tensor(completion.token_ids, device=device) for completion in completions]
         sampler_logprobs = None
         if options.do_sample:
-            rows = [torch.tensor(one.logprobs, device=device) for one in completions]
+            rows = [torch.tensor(completion.logprobs, device=device) for completion in completions]
             sampler_logprobs = pad_sequence(rows, batch_first=True)
         lengths = torch.tensor([len(ids) for ids in tokens], device=device)
         return RolloutBatch(

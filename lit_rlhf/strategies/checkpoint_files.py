@@ -381,8 +381,10 @@ def _order_checkpoints(folders: Iterable[str | Path]) -> list[_Position]:
 
 def damaged_checkpoint_error(path: Path, problem: str) -> ValueError:
     """The error for a checkpoint with a problem, with the newest intact one as an alternative."""
-    others = (other for other in list_checkpoints(path.parent) if other != path)
-    intact = next((other for other in others if checkpoint_problem(other) is None), None)
+    candidates = (candidate for candidate in list_checkpoints(path.parent) if candidate != path)
+    intact = next(
+        (candidate for candidate in candidates if checkpoint_problem(candidate) is None), None
+    )
     advice = (
         f"there is no other intact checkpoint in {path.parent}"
         if intact is None

@@ -388,9 +388,9 @@ class FileReader(ShardReader):
             self.flat[f"{index}.{MASTER_WEIGHTS}"] = [
                 weights[spec.name].flatten() for spec in specs
             ]
-            known = first_state(states)
-            counts = {k: v for k, v in known.items() if not is_moment(v)}
-            for key in known.keys() - counts.keys():
+            state_of_one = first_state(states)
+            counts = {k: v for k, v in state_of_one.items() if not is_moment(v)}
+            for key in state_of_one.keys() - counts.keys():
                 self.flat[f"{index}.{key}"] = [
                     entry[key].flatten() if entry else torch.zeros(spec.numel)
                     for entry, spec in zip(states, specs, strict=True)

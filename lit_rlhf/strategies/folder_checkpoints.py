@@ -111,10 +111,10 @@ class FolderCheckpoints(DDPStrategy):
             checksums = {name: crc32 for part in parts for name, crc32 in part.items()}
             in_shards = keys_in_shards(self.layouts)
             state = checkpoint["state_dict"]
-            rest = {k: full_tensor(v) for k, v in state.items() if k not in in_shards}
+            unsharded = {k: full_tensor(v) for k, v in state.items() if k not in in_shards}
             with fail_together(f"complete checkpoint {path}"):
                 if self.is_global_zero:
-                    content = {**checkpoint, "state_dict": rest, NAME_KEY: path.name}
+                    content = {**checkpoint, "state_dict": unsharded, NAME_KEY: path.name}
                     save_durably(content, partial / LIGHTNING_FILE)
                     provenance = {key: checkpoint.get(key) for key in PROVENANCE}
                     finish_folder(path, self.layouts, checksums, provenance)
@@ -167,8 +167,10 @@ class FolderCheckpoints(DDPStrategy):
         """
         assert self.lightning_module is not None
         folder = checkpoint.get(FOLDER_KEY)
-        own = self.lightning_module.state_dict()
-        state = {k: shard_like(v, own.get(k, v)) for k, v in checkpoint["state_dict"].items()}
+        module_state = self.lightning_module.state_dict()
+        state = {
+            k: shard_like(v, module_state.get(k, v)) for k, v in checkpoint["state_dict"].items()
+        }
         if folder is None:  # a single file of another strategy
             self.lightning_module.load_state_dict(state, strict=strict)
             return
@@ -202,8 +204,8 @@ class FolderCheckpoints(DDPStrategy):
                     for key, value in checkpoint["state_dict"].items()
                     if key.startswith(f"{name}.")
                 }
-                reader: ShardReader = (whole := FileReader(self.layouts[name], weights, saved))
-                saved = whole.saved
+                reader: ShardReader = (file := FileReader(self.layouts[name], weights, saved))
+                saved = file.saved
             else:
                 reader = ShardReader(Path(folder) / name, layouts[name])
             with reader:
@@ -235,7 +237,7 @@ def optimized_networks(module: nn.Module, optimizers: Sequence[Optimizer]) -> li
         networks = set[str]().union(*parameter_owners)
         if len(networks) != 1 or not all(parameter_owners):
             where = ", ".join(sorted(networks)) or "no child"
-            outside = sum(not known for known in parameter_owners)
+            outside = sum(not owner_names for owner_names in parameter_owners)
             raise ValueError(
                 f"optimizer {index}: expected the parameters of exactly one direct child module of "
                 f"{type(module).__name__}, got those of: {where}"

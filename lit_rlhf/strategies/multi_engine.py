@@ -310,11 +310,11 @@ def check_shared_weights(module: nn.Module, fp32_networks: Collection[str]) -> N
     owners: dict[int, str] = {}
     for name, child in module.named_children():
         for parameter in child.parameters():
-            other = owners.setdefault(id(parameter), name)
-            if (name in fp32_networks) != (other in fp32_networks):
+            first_owner = owners.setdefault(id(parameter), name)
+            if (name in fp32_networks) != (first_owner in fp32_networks):
                 raise ValueError(
-                    f"fp32_networks: expected both of {other} and {name}, which share weights "
-                    f"below their LoRA adapters, or neither, got {sorted(fp32_networks)}"
+                    f"fp32_networks: expected both of {first_owner} and {name}, which share "
+                    f"weights below their LoRA adapters, or neither, got {sorted(fp32_networks)}"
                 )
 
 

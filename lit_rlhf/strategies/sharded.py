@@ -152,13 +152,13 @@ class ShardedStrategy(FolderCheckpoints):
             moments = {}
             for key in (MASTER_WEIGHTS, *reader.moments(place.group)):
                 target = parameter if key == MASTER_WEIGHTS else torch.zeros_like(parameter)
-                own = local_part(target)
+                local = local_part(target)
                 elements = reader.read_range(
                     f"{place.group}.{key}",
                     start=place.start + rows.start * width,
                     stop=place.start + rows.stop * width,
                 )
-                own.copy_(elements.view(own.shape))
+                local.copy_(elements.view(local.shape))
                 if key != MASTER_WEIGHTS:
                     moments[key] = target
             if moments:

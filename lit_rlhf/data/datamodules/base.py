@@ -88,11 +88,11 @@ class RecordDataModule(LightningDataModule, ABC):
         eos_token: str | None = None,
     ) -> None:
         super().__init__()
-        for name, own, fraction in (
+        for name, part_sources, fraction in (
             ("val", val_sources, val_fraction),
             ("test", test_sources, test_fraction),
         ):
-            if own and fraction:
+            if part_sources and fraction:
                 raise ValueError(
                     f"{name}_fraction: expected 0 where {name}_sources are given, got {fraction}"
                 )
@@ -334,4 +334,7 @@ class RecordDataModule(LightningDataModule, ABC):
         counts["train"].shared_prompts = sum(prompt_of(r) in held_out for r in records["train"])
         # After the split, so that no held-out record is repeated.
         records["train"] = repeat_by_weight(records["train"], self.sources["train"], self.seed)
-        return {part: PartRecords(records=own, read_counts=counts) for part, own in records.items()}
+        return {
+            part: PartRecords(records=part_records, read_counts=counts)
+            for part, part_records in records.items()
+        }

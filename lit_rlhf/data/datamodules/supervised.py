@@ -146,8 +146,10 @@ class PreferenceDataModule(DynamicBatchDataModule):
         pairs = self.examples["meta"]
         rows = generator.integers(len(pairs), size=size * options["num_replicas"])
         first = size * options["rank"]
-        own = rows[first : first + size]
-        return self.collate([pairs[int(row)] for row in own], self.require_encoder().pad_token_id)
+        rank_rows = rows[first : first + size]
+        return self.collate(
+            [pairs[int(row)] for row in rank_rows], self.require_encoder().pad_token_id
+        )
 
     def make_record_encoder(self) -> RecordEncoder:
         """Make the function that encodes a preference."""
