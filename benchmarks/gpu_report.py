@@ -240,10 +240,10 @@ def render_report(machine: Sequence[str], results: Sequence[Result]) -> str:
     ]
     for result in results:
         command = " ".join(("python", *result.part.arguments))
-        shown = result.output.splitlines()[-SHOWN_LINES:]
+        last_lines = result.output.splitlines()[-SHOWN_LINES:]
         lines += ["", f"## {result.part.name}: {result.outcome}", "", f"`{command}`", ""]
         lines += [f"Expected: {result.part.expected}.", ""]
-        lines += ["~~~text", *shown, "~~~"]
+        lines += ["~~~text", *last_lines, "~~~"]
     return "\n".join(lines) + "\n"
 
 

@@ -186,10 +186,10 @@ def format_report(results: dict[str, dict[str, Any]]) -> str:
         f"monitor noticed {'the stale samplers, and no other' if right else 'something else'}.\n"
     )
     for model, (last, n) in LAST.items():
-        own = [r for r in results.values() if r.get("model", QUICKSTART) == model]
-        if own:
+        model_results = [r for r in results.values() if r.get("model", QUICKSTART) == model]
+        if model_results:
             text += f"\n## {model}\n\nMeans over the last {last} of {n} iterations.\n\n"
-            text += _compare(own)
+            text += _compare(model_results)
     return text
 
 

@@ -105,12 +105,12 @@ def sweep_result(
 def draw_sweeps(sweeps: Sequence[dict[str, Any]], output: Path) -> None:
     """Draw the points and the line of each sweep."""
     drawing = Figure(figsize=(9, 6.5), layout="constrained")
-    for axes, one in zip(drawing.subplots(2, 2).flat, sweeps, strict=True):
-        x = [point[one["against"]] for point in one["points"]]
-        axes.plot(x, [point["seconds"] for point in one["points"]], "o", color="#0072B2")
+    for axes, sweep in zip(drawing.subplots(2, 2).flat, sweeps, strict=True):
+        x = [point[sweep["against"]] for point in sweep["points"]]
+        axes.plot(x, [point["seconds"] for point in sweep["points"]], "o", color="#0072B2")
         ends = np.array([0.0, max(x)])
-        axes.plot(ends, one["fixed"] + one["slope"] * ends, color="#0072B2", alpha=0.5)
-        for point, at in zip(one["points"], x, strict=True):
+        axes.plot(ends, sweep["fixed"] + sweep["slope"] * ends, color="#0072B2", alpha=0.5)
+        for point, at in zip(sweep["points"], x, strict=True):
             axes.annotate(
                 f"{point['value']}",
                 (at, point["seconds"]),
@@ -118,9 +118,9 @@ def draw_sweeps(sweeps: Sequence[dict[str, Any]], output: Path) -> None:
                 textcoords="offset points",
                 ha="right",
             )
-        axes.set_title(f"{one['size']}, R² = {one['r_squared']:.3f}", loc="left", fontsize=10)
-        unit = "real tokens" if one["against"] == "real_tokens" else "useful GFLOP"
-        top = 1.2 * max(point["seconds"] for point in one["points"])  # room for the last label
+        axes.set_title(f"{sweep['size']}, R² = {sweep['r_squared']:.3f}", loc="left", fontsize=10)
+        unit = "real tokens" if sweep["against"] == "real_tokens" else "useful GFLOP"
+        top = 1.2 * max(point["seconds"] for point in sweep["points"])  # room for the last label
         axes.set(xlabel=unit, ylabel="seconds per iteration", xlim=(0, None), ylim=(0, top))
         axes.grid(alpha=0.3)
     drawing.savefig(output, dpi=120)
@@ -168,12 +168,15 @@ def scaling(
         for number, work in enumerate(dict.fromkeys(works.values()))
     }
     sides = our_sides("benchmarks.speed.ours")
-    with keep_turns(output, cases, sides) as kept, TemporaryDirectory(prefix="speed_") as folder:
+    with (
+        keep_turns(output, cases, sides) as progress,
+        TemporaryDirectory(prefix="speed_") as folder,
+    ):
         jobs = {labels: job.in_folder(Path(folder) / labels[0]) for labels, job in cases.items()}
         for job in jobs.values():
             save_networks(job.work, Path(job.folder), precision)
         ceilings, turns = run_in_turns(
-            jobs, sides, rounds=rounds, wait=wait, cores=quiet_cores, kept=kept
+            jobs, sides, rounds=rounds, wait=wait, cores=quiet_cores, progress=progress
         )
         of_work: dict[Workload, dict[str, Any]] = {}
         for labels, runs in turns.items():

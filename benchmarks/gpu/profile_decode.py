@@ -171,11 +171,11 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
     seconds = _time(lambda: sample(long), device) - _time(lambda: sample(short), device)
     counts = {n: _count(lambda n=n: sample(n), device) for n in (short, long)}  # type: ignore[misc]
     kernels: dict[str, KernelTime] = {}
-    for name, whole in counts[long].kernels.items():
-        before = counts[short].kernels.get(name, KernelTime(0, 0.0))
+    for name, kernel_time in counts[long].kernels.items():
+        short_time = counts[short].kernels.get(name, KernelTime(0, 0.0))
         kernels[name] = KernelTime(
-            count=(whole.count - before.count) / steps,
-            microseconds=(whole.microseconds - before.microseconds) / steps,
+            count=(kernel_time.count - short_time.count) / steps,
+            microseconds=(kernel_time.microseconds - short_time.microseconds) / steps,
         )
     by_time = sorted(kernels.items(), key=lambda item: -item[1].microseconds)
     return StepProfile(

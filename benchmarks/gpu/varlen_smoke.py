@@ -56,8 +56,9 @@ def varlen_smoke(device: Literal["cpu", "cuda"] = "cuda") -> None:
         device: `cpu` only tries the script; there is no kernel for it.
     """
     place = torch.device(device)
-    known = device == "cpu" or torch.cuda.is_available()
-    if not known or varlen_obstacle(torch.zeros(HEAD_SIZE, dtype=torch.bfloat16, device=place)):
+    is_supported = device == "cpu" or torch.cuda.is_available()
+    query = torch.zeros(HEAD_SIZE, dtype=torch.bfloat16, device=place) if is_supported else None
+    if query is None or varlen_obstacle(query):
         sys.exit("varlen_attn: needs a CUDA device from Ampere on")
     passed = True
     for check in run_checks(place):
@@ -106,15 +107,15 @@ def compare_decode(device: torch.device, window: int | None) -> float:
     settings = {"scale": None, "dropout": 0.0, "window": window}
     with torch.no_grad():
         flat = AttentionInputs(query, keys.flatten(0, 1), values.flatten(0, 1), **settings)  # type: ignore[arg-type]
-        one = varlen_attention(flat, query_rows, key_rows, lengths.int())
+        varlen_output = varlen_attention(flat, query_rows, key_rows, lengths.int())
         columns = torch.arange(CAPACITY, device=device)
         mask = columns < lengths[:, None]
         if window is not None:
             mask &= columns >= lengths[:, None] - window
         by_head = [states.float().transpose(1, 2) for states in (keys, values)]
         masked = AttentionInputs(query.float()[:, :, None], *by_head, **settings)  # type: ignore[arg-type]
-        other = cached_attention(masked, mask[:, None, None])
-    return _error(one, other[:, :, 0])
+        cached_output = cached_attention(masked, mask[:, None, None])
+    return _error(varlen_output, cached_output[:, :, 0])
 
 
 def compare_replay(device: torch.device) -> float:

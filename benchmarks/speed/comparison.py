@@ -195,7 +195,7 @@ def run_in_turns(
     rounds: int,
     wait: float,
     cores: float,
-    kept: ProgressFile,
+    progress: ProgressFile,
 ) -> tuple[dict[str, Any], dict[Labels, list[dict[str, Any]]]]:
     """Run every case on every side, one after the other, and all of it again in each round.
 
@@ -207,7 +207,7 @@ def run_in_turns(
         rounds: Number of turns of every case and side.
         wait: Seconds to wait for quiet before a turn, at most.
         cores: Foreign load that an update is used with.
-        kept: The finished turns, including those before an interruption.
+        progress: The finished turns, including those before an interruption.
 
     Returns:
         The machine's ceilings, the best of all rounds; and the turns' results by case, precision
@@ -217,20 +217,20 @@ def run_in_turns(
     runs: dict[Labels, list[dict[str, Any]]] = {}
     with progress_bar("turns", rounds * len(cases) * len(sides)) as advance:
         for turn in range(rounds):
-            if turn < len(kept.batches(CEILINGS.name)):
-                measured = kept.batches(CEILINGS.name)[turn]
+            if turn < len(progress.batches(CEILINGS.name)):
+                measured = progress.batches(CEILINGS.name)[turn]
             else:
                 wait_until_quiet(wait)
                 measured = run_job(CEILINGS, next(iter(cases.values())))
-                kept.add(CEILINGS.name, measured)
+                progress.add(CEILINGS.name, measured)
             ceilings = best_ceilings(ceilings, measured)
             for (labels, job), side in product(cases.items(), sides):
                 name = " ".join((*labels, side.name))
-                if turn < len(kept.batches(name)):
-                    result = kept.batches(name)[turn]
+                if turn < len(progress.batches(name)):
+                    result = progress.batches(name)[turn]
                 else:
                     result = take_turn(side, job, wait, cores)
-                    kept.add(name, result)
+                    progress.add(name, result)
                 runs.setdefault((*labels, side.name), []).append(result)
                 advance(1)
                 if not sys.stderr.isatty():
@@ -283,14 +283,14 @@ def compare_sides(
         size: Name of the size of networks and batches, for the results.
     """
     disable_progress_bar()  # saving the networks would show one
-    with keep_turns(output, jobs, sides) as kept, TemporaryDirectory(prefix="speed_") as folder:
+    with keep_turns(output, jobs, sides) as progress, TemporaryDirectory(prefix="speed_") as folder:
         placed = {
             labels: job.in_folder(Path(folder) / job.precision) for labels, job in jobs.items()
         }
         for job in {job.precision: job for job in placed.values()}.values():
             save_networks(job.work, Path(job.folder), job.precision, job.device)
         ceilings, turns = run_in_turns(
-            placed, sides, rounds=rounds, wait=wait, cores=quiet_cores, kept=kept
+            placed, sides, rounds=rounds, wait=wait, cores=quiet_cores, progress=progress
         )
         runs = [
             [label_run(run, labels, jobs[labels[:2]]) for run in of_side]

@@ -64,8 +64,9 @@ def read_clocks() -> Clocks:
 
 def foreign_cores(start: Clocks, end: Clocks) -> float:
     """Cores that other processes used between two moments, on average."""
-    own, machine = end.own - start.own, end.machine - start.machine
-    return (machine - own) / (end.wall - start.wall)
+    used_here = end.own - start.own
+    used = end.machine - start.machine
+    return (used - used_here) / (end.wall - start.wall)
 
 
 def wait_until_quiet(limit: float, window: float = 4.0, cores: float = 0.1) -> float:
@@ -152,12 +153,12 @@ def matmul_ceiling(dtype: torch.dtype, device: str, onednn: bool = False) -> flo
     """
     rates = []
     for rows, inner, columns in GPU_SHAPES if device == "cuda" else CPU_SHAPES:
-        left = torch.randn(rows, inner, device=device).to(dtype)
+        matrix = torch.randn(rows, inner, device=device).to(dtype)
         weight = torch.randn(columns, inner, device=device).to(dtype)
-        left = left.to_mkldnn() if onednn else left
+        matrix = matrix.to_mkldnn() if onednn else matrix
 
-        def multiply(left: torch.Tensor = left, weight: torch.Tensor = weight) -> torch.Tensor:
-            return torch.nn.functional.linear(left, weight)
+        def multiply(matrix: torch.Tensor = matrix, weight: torch.Tensor = weight) -> torch.Tensor:
+            return torch.nn.functional.linear(matrix, weight)
 
         rates.append(2 * rows * inner * columns / median_seconds(multiply))
     return max(rates)

@@ -38,6 +38,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if module.rpartition(".")[2] not in _CORE:
         # Lightning is needed anyway: a LightningCLI finds all callbacks by their short names
-        for other in set(_MODULES.values()):
-            import_module(other)
+        for callback_module in set(_MODULES.values()):
+            import_module(callback_module)
     return getattr(import_module(module), name)

@@ -335,9 +335,9 @@ def _find_coefficient(module: LightningModule, name: str) -> _Place:
     hparams: MutableMapping[str, Any] = module.hparams
     if name in hparams:
         return _Place(hparams, name)
-    known = {key: v for key, v in attributes.items() if not key.startswith("_")} | dict(hparams)
-    known |= {f"{k}.{f.name}": getattr(v, f.name) for k, v in options.items() for f in fields(v)}
-    numbers = {key for key, value in known.items() if isinstance(value, float)}
+    values = {key: v for key, v in attributes.items() if not key.startswith("_")} | dict(hparams)
+    values |= {f"{k}.{f.name}": getattr(v, f.name) for k, v in options.items() for f in fields(v)}
+    numbers = {key for key, value in values.items() if isinstance(value, float)}
     tensors = {**attributes, **dict(module.named_buffers(recurse=False))}.items()
     numbers |= {k for k, v in tensors if isinstance(v, torch.Tensor) and v.numel() == 1}
     raise ValueError(

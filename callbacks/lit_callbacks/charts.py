@@ -303,10 +303,12 @@ def figure_colors(names: Iterable[str]) -> dict[str, str]:
     roles = {
         name: name.rpartition("/")[2].lower().replace("-", "_").replace(" ", "_") for name in names
     }
-    known = {name: ROLE_COLORS[role] for name, role in roles.items() if role in ROLE_COLORS}
-    left = [color for color in FIGURE_COLORS if color not in known.values()]
-    others = zip([name for name in names if name not in known], cycle(left), strict=False)
-    return known | dict(others)
+    fixed_colors = {name: ROLE_COLORS[role] for name, role in roles.items() if role in ROLE_COLORS}
+    free_colors = [color for color in FIGURE_COLORS if color not in fixed_colors.values()]
+    others = zip(
+        [name for name in names if name not in fixed_colors], cycle(free_colors), strict=False
+    )
+    return fixed_colors | dict(others)
 
 
 def run_style(index: int) -> dict[str, Any]:

@@ -251,8 +251,8 @@ class CollapseDetector(Callback):
         # `lit_callbacks.runs.parse_verdict` reads this form back
         head = f"**{level.word}** at {place}"
         short = shorten_sentence(sentence, MAX_WORDS - len(head.split()))
-        rest = [] if short == sentence else [f"> {sentence}"]
-        note = [head, short, *rest, *(f"- {text}" for text in done)]
+        quote = [] if short == sentence else [f"> {sentence}"]
+        note = [head, short, *quote, *(f"- {text}" for text in done)]
         log_note(trainer, f"{self._prefix}/verdict", "\n\n".join(note), step)
 
     def _say(self, trainer: Trainer, line: str, severity: int = logging.INFO) -> None:
@@ -290,12 +290,13 @@ class CollapseDetector(Callback):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state. If the actions have changed since, they start anew, with a warning."""
         self.watch.load_state_dict(state_dict)
-        before = [name for name, _ in state_dict["actions"]]
-        now = [type(action).__qualname__ for action in self.actions]
-        if now != before:
+        saved_names = [name for name, _ in state_dict["actions"]]
+        names = [type(action).__qualname__ for action in self.actions]
+        if names != saved_names:
             rank_zero_warn(
-                f"CollapseDetector: the checkpoint has the actions {', '.join(before) or 'none'}, "
-                f"the run has {', '.join(now) or 'none'}: these start anew"
+                "CollapseDetector: the checkpoint has the actions "
+                f"{', '.join(saved_names) or 'none'}, the run has {', '.join(names) or 'none'}: "
+                "these start anew"
             )
             return
         for action, (_, saved) in zip(self.actions, state_dict["actions"], strict=True):

@@ -45,9 +45,9 @@ def replace_file(path: str | Path) -> Iterator[IO[bytes]]:
         with name_file(target), target.open("wb") as stream:
             yield stream
         return
-    for left in target.parent.glob(f".{escape(target.name)}.*.partial"):
+    for leftover in target.parent.glob(f".{escape(target.name)}.*.partial"):
         with suppress(OSError):  # of another account
-            left.unlink()
+            leftover.unlink()
     partial = target.with_name(f".{target.name}.{token_hex(4)}.partial")
     try:
         with name_file(target), partial.open("xb") as file:  # "x" never opens what is there
@@ -143,12 +143,12 @@ def split_lines(text: str) -> Iterator[Line]:
     `str.splitlines` would also split at characters that JSON has inside its strings, such as U+2028
     and U+0085. Blank lines are skipped.
     """
-    *lines, rest = text.split("\n")
+    *lines, last_line = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield Line(number=number, text=line, is_complete=True)
-    if rest.strip():
-        yield Line(number=len(lines) + 1, text=rest, is_complete=False)
+    if last_line.strip():
+        yield Line(number=len(lines) + 1, text=last_line, is_complete=False)
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  # JSON types

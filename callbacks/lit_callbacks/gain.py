@@ -76,11 +76,11 @@ class Gain(NamedTuple):
                 words = PARTS[name][self.changes[name].last > self.changes[name].first]
                 words += f" ({self.opening!r})" if name == "opening" else ""
                 explained.append(f"{share:.0%} is {words}")
-        known = (
+        explanation = (
             ", ".join(explained).replace("%", " %") or "nothing of it is length, form or opening"
         )
-        rest = f"{self.rest / self.total:.0%}".replace("%", " %")
-        return f"of the gain of {format_number(self.total)}, {known}; {rest} remains"
+        unexplained = f"{self.rest / self.total:.0%}".replace("%", " %")
+        return f"of the gain of {format_number(self.total)}, {explanation}; {unexplained} remains"
 
     def table(self) -> str:
         """The parts as lines of text."""

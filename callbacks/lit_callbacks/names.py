@@ -144,18 +144,19 @@ def find_names(logged: Iterable[str]) -> dict[str, str]:
     Returns:
         Names by the monitors' keys; empty if no trainer's names match.
     """
-    known: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for name in logged:
-        known.setdefault(name.replace("/", "_"), name)
-        known[name] = name
-    logged_keys = known.keys() & OWN_KEYS
+        spellings.setdefault(name.replace("/", "_"), name)
+        spellings[name] = name
+    logged_keys = spellings.keys() & OWN_KEYS
     if logged_keys & {KL, PER_TOKEN}:  # one of them is enough
         logged_keys |= {KL, PER_TOKEN}
     candidates = [
         {
-            key: known[prefix + name] if prefix + name in known else known[spelled]
+            key: spellings[prefix + name] if prefix + name in spellings else spellings[spelled]
             for key, name in table.items()
-            if (spelled := (prefix + name).replace("/", "_")) in known and key not in logged_keys
+            if (spelled := (prefix + name).replace("/", "_")) in spellings
+            and key not in logged_keys
         }
         for table in (*NAMES.values(), dict(zip(OWN_KEYS, OWN_KEYS, strict=True)))
         for prefix in ("", "train/")

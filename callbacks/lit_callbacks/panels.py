@@ -159,8 +159,8 @@ def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[Panel
             f"keys: expected metrics that a run logged ({', '.join(sorted(logged))}), "
             f"got {', '.join(missing) or 'none'}"
         )
-    known = {panel.key: panel for panel in KNOWN}
-    return [known.get(key) or _plain(key) for key in dict.fromkeys(chosen_keys)]
+    panels = {panel.key: panel for panel in KNOWN}
+    return [panels.get(key) or _plain(key) for key in dict.fromkeys(chosen_keys)]
 
 
 def _usual_keys(runs: Sequence[Run]) -> list[str]:

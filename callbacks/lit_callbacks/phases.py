@@ -128,8 +128,8 @@ class PhaseSummary(Callback):
                 phase.peak = max(phase.peak or 0.0, value)
             elif key.startswith(self.throughput) and seconds > 0:
                 name = key.removeprefix(self.throughput)
-                before = self._work.get(name, Work(0.0, 0.0))
-                self._work[name] = Work(before.amount + value * seconds, before.seconds + seconds)
+                work = self._work.get(name, Work(0.0, 0.0))
+                self._work[name] = Work(work.amount + value * seconds, work.seconds + seconds)
 
     @property
     def rates(self) -> dict[str, float]:
@@ -144,8 +144,8 @@ class PhaseSummary(Callback):
         self._started = None
         if self._validation.steps:
             self.phases["validation"] = self._validation
-        known = sum(phase.seconds for phase in self.phases.values())
-        self.phases["other"] = Phase(max(0.0, self.seconds - known))
+        measured_seconds = sum(phase.seconds for phase in self.phases.values())
+        self.phases["other"] = Phase(max(0.0, self.seconds - measured_seconds))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the table below everything else that is printed at the end of fit."""

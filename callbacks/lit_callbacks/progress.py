@@ -174,8 +174,8 @@ class StageProgressBar(ProgressBar):
     def _start_evaluation(self, loop: str, batches: float | Sequence[float]) -> None:
         total = sum(batches) if isinstance(batches, Sequence) else batches
         label = f"{self.stage} {loop}" if self._fit is None else loop
-        known = int(total) if math.isfinite(total) else None
-        self._evaluation = Progress(label, started=monotonic(), total=known)
+        n_batches = int(total) if math.isfinite(total) else None
+        self._evaluation = Progress(label, started=monotonic(), total=n_batches)
 
     def _count_evaluation(self, *_: object) -> None:
         if self._evaluation is not None:
@@ -290,12 +290,12 @@ def _total_batches(trainer: Trainer, pl_module: LightningModule) -> float:
         return math.inf  # a batch may make any number of optimizer steps
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         # count from this epoch's start: epochs of dynamic batches differ in length
-        before = trainer.fit_loop.total_batch_idx - trainer.fit_loop.batch_idx
-        total = before + (trainer.max_epochs - trainer.current_epoch) * per_epoch
+        n_before_epoch = trainer.fit_loop.total_batch_idx - trainer.fit_loop.batch_idx
+        total = n_before_epoch + (trainer.max_epochs - trainer.current_epoch) * per_epoch
     if trainer.max_steps >= 0:
         # an epoch's last step may have fewer batches
         steps = math.ceil(min(per_epoch, 1e12) / trainer.accumulate_grad_batches)
-        epochs, rest = divmod(trainer.max_steps, max(1, steps))
+        epochs, steps_of_last_epoch = divmod(trainer.max_steps, max(1, steps))
         batches = epochs * per_epoch if epochs else 0
-        total = min(total, batches + rest * trainer.accumulate_grad_batches)
+        total = min(total, batches + steps_of_last_epoch * trainer.accumulate_grad_batches)
     return total

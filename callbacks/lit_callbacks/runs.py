@@ -244,11 +244,11 @@ def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     head = _HEAD.fullmatch(lines[0]) if lines else None
     level = _LEVELS.get(head[1]) if head else None
-    rest = lines if level is None else lines[1:]
-    actions = tuple(line.removeprefix("- ") for line in rest if line.startswith("- "))
-    words = [line for line in rest if not line.startswith("- ")]
-    whole = [line.removeprefix("> ") for line in words if line.startswith("> ")]
-    sentence = " ".join(whole or words)
+    body = lines if level is None else lines[1:]
+    actions = tuple(line.removeprefix("- ") for line in body if line.startswith("- "))
+    words = [line for line in body if not line.startswith("- ")]
+    quoted = [line.removeprefix("> ") for line in words if line.startswith("> ")]
+    sentence = " ".join(quoted or words)
     return LoggedVerdict(time, step, level, sentence, actions)
 
 
@@ -439,9 +439,9 @@ def build_spans(
         raise ValueError(f"{LEVEL_KEY}: expected -1, 0, 1 or 2, got {unknown[0]} in {folder}")
     # loggers may skip steps, so a verdict may be newer than the last level
     judged = [Point(v.time, v.step, v.level) for v in verdicts if v.level is not None]
-    known = _build_curve(sorted([*levels, *judged], key=lambda point: point.time)).points
+    points = _build_curve(sorted([*levels, *judged], key=lambda point: point.time)).points
     spans: list[Span] = []
-    for value, group in groupby(known, key=lambda point: point.value):
+    for value, group in groupby(points, key=lambda point: point.value):
         steps = [point.step for point in group]
         if spans:
             spans.append(spans.pop()._replace(end=steps[0]))

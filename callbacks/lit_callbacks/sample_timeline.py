@@ -109,8 +109,8 @@ class SampleTimeline(Callback):
         """Sample every `every_n_batches` batches, and at each new level of a detector."""
         self._has_trained = True
         level = trainer.callback_metrics.get(LEVEL_KEY)
-        before, self._level = self._level, None if level is None else float(level)
-        is_new = None not in (before, self._level) and before != self._level
+        previous_level, self._level = self._level, None if level is None else float(level)
+        is_new = None not in (previous_level, self._level) and previous_level != self._level
         if is_new or (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0:
             self._sample(trainer, pl_module, logger_step(trainer))
 
@@ -220,9 +220,9 @@ def _table(prompt: str, sample: Sample) -> str:
     rows = {"prompt": prompt, "response": sample["response"], **sample}
     lines = []
     for key, value in rows.items():
-        shown = format_number(value) if isinstance(value, float) else str(value)
-        shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else shown
-        lines.append(f"| {escape_markdown(key)} | {escape_markdown(shown)} |")
+        cell = format_number(value) if isinstance(value, float) else str(value)
+        cell = {True: "yes", False: "no"}[value] if isinstance(value, bool) else cell
+        lines.append(f"| {escape_markdown(key)} | {escape_markdown(cell)} |")
     return "\n".join([lines[0], "|---|---|", *lines[1:]])
 
 

@@ -170,8 +170,8 @@ class NegativeKLMonitor(Monitor):
 
     def can_read(self, metrics: StepMetrics) -> bool:
         """Whether the step has KL, or KL per token and length."""
-        both = {self.per_token_key, self.length_key}
-        return super().can_read(metrics) or both <= metrics.scalars.keys()
+        factors = {self.per_token_key, self.length_key}
+        return super().can_read(metrics) or factors <= metrics.scalars.keys()
 
     def read(self, metrics: StepMetrics) -> float:
         """KL of this step."""

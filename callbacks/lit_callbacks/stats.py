@@ -44,7 +44,7 @@ def noise_of(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 4:
         return 0.0
-    steps = [after - before for before, after in pairwise(finite)]
+    steps = [next_value - value for value, next_value in pairwise(finite)]
     middle = median(steps)
     return MAD_TO_STD * median(abs(step - middle) for step in steps) / math.sqrt(2)
 

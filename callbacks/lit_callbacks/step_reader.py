@@ -44,11 +44,13 @@ class StepReader:
         items = outputs.items() if isinstance(outputs, Mapping) else ()
         returned = {name: value for name, value in items if isinstance(value, Tensor)}
         names = (tensors & returned.keys()) - self._last.keys()
-        own = StepMetrics(scalars, {name: returned[name].flatten().tolist() for name in names})
-        parts: list[Any] = [own]
+        rank_metrics = StepMetrics(
+            scalars, {name: returned[name].flatten().tolist() for name in names}
+        )
+        parts: list[Any] = [rank_metrics]
         if trainer.world_size > 1:
             parts = [None] * trainer.world_size
-            torch.distributed.all_gather_object(parts, own)
+            torch.distributed.all_gather_object(parts, rank_metrics)
         metrics = merge_ranks(parts)
         self.seen |= metrics.scalars.keys() | metrics.tensors.keys() | returned.keys()
         return metrics

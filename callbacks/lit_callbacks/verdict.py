@@ -36,12 +36,12 @@ class Trouble(StrEnum):
         Raises:
             ValueError: If a word is no kind, or there is none.
         """
-        known = [trouble.value for trouble in cls]
-        wanted = [str(word) for word in words]
-        if not wanted or not set(wanted) <= set(known):
-            got = ", ".join(wanted) or "none"
-            raise ValueError(f"{argument}: expected some of {', '.join(known)}, got {got}")
-        return tuple(cls(word) for word in dict.fromkeys(wanted))
+        values = [trouble.value for trouble in cls]
+        names = [str(word) for word in words]
+        if not names or not set(names) <= set(values):
+            got = ", ".join(names) or "none"
+            raise ValueError(f"{argument}: expected some of {', '.join(values)}, got {got}")
+        return tuple(cls(word) for word in dict.fromkeys(names))
 
 
 GRAVE = (Trouble.BROKEN, Trouble.EXPLOITING)
@@ -94,8 +94,10 @@ def judge(monitors: Sequence[Monitor], votes: int | None, step: int) -> Verdict:
         votes: Number of different signals that make a collapse, at least 1; `None`: see above.
         step: Number of steps judged so far, this one included.
     """
-    known = {m.vote for m in monitors if m.steps and not m.stands_in}
-    voting = [m for m in monitors if m.signal != "data" and not (m.stands_in and m.vote in known)]
+    observed_votes = {m.vote for m in monitors if m.steps and not m.stands_in}
+    voting = [
+        m for m in monitors if m.signal != "data" and not (m.stands_in and m.vote in observed_votes)
+    ]
     changed = [m for m in monitors if m.signal == "data" and m.level is Level.COLLAPSED]
     named = [m for m in voting if m.is_beyond or m.level is not Level.HEALTHY]
     named.sort(key=lambda m: (-m.is_beyond, -m.level))  # the worst first, otherwise as given
@@ -190,12 +192,12 @@ def watches_several_signals(monitors: Iterable[Monitor]) -> bool:
 def find_signs(monitors: Iterable[Monitor]) -> set[str]:
     """The signals of monitors with their sides, such as `kl+`, or `kl++` where it decides alone."""
     signs = {"high": "+", "low": "-"}
-    found = set()
+    found_signs = set()
     for monitor in monitors:
         # by signal and not by vote: the key of a monitor without a signal may be named like one
         sign = f"{monitor.signal}{signs.get(monitor.side, '')}"
-        found |= {sign, f"{sign}+"} if sign == "kl+" and monitor.decides else {sign}
-    return found
+        found_signs |= {sign, f"{sign}+"} if sign == "kl+" and monitor.decides else {sign}
+    return found_signs
 
 
 def counts_alone(monitor: Monitor) -> bool:

@@ -151,8 +151,8 @@ class Watch:
             self._told = verdict.trouble
             return
         order = list(Trouble)
-        known = [trouble for trouble in (verdict.trouble, self._told) if trouble is not None]
-        gravest = min(known, key=order.index, default=None)
+        troubles = [trouble for trouble in (verdict.trouble, self._told) if trouble is not None]
+        gravest = min(troubles, key=order.index, default=None)
         self.is_news = gravest is not self._told
         self._told = gravest
 
@@ -160,22 +160,24 @@ class Watch:
         """How many of the signals that were read make a collapse, in words."""
         voting = [m for m in self.monitors if m.steps and m.signal != "data"]
         voting = [m for m in voting if not m.decisive and not m.advisory]
-        own = [m.name for m in voting if not m.signal and self.votes is None]
+        own_names = [m.name for m in voting if not m.signal and self.votes is None]
         n_signals = len({m.vote for m in voting if m.signal or self.votes is not None})
         needed = min(choose(self.votes, DEFAULT_VOTES), n_signals)
         if not n_signals:
-            return "each of them makes a collapse alone" if own else "no signal makes a collapse"
+            return (
+                "each of them makes a collapse alone" if own_names else "no signal makes a collapse"
+            )
         has_threshold = any(not m.signal for m in voting)
         is_all = has_threshold or not watches_several_signals(self.monitors)
-        if n_signals == 1 and not own and self.votes != 1 and not is_all:
+        if n_signals == 1 and not own_names and self.votes != 1 and not is_all:
             return "one signal alone makes no collapse"
-        if n_signals == 1 and not own:
+        if n_signals == 1 and not own_names:
             return "it makes a collapse alone (votes: 1)"
         together = (
             f"{_NUMBERS.get(needed, needed)} of these {n_signals} signals "
             f"{'makes' if needed == 1 else 'make'} a collapse (votes: {needed})"
         )
-        return f"{together}, and {', '.join(own)} alone" if own else together
+        return f"{together}, and {', '.join(own_names)} alone" if own_names else together
 
     def clear(self) -> None:
         """Forget the latest readings, but not the baselines, for instance after a roll-back."""
@@ -199,8 +201,8 @@ class Watch:
         self.verdict = _unpack_verdict(state)
         self._announced = state["announced"]
         self._changed = state["changed"]
-        told = state.get("told")  # states of older versions have none
-        self._told = None if told is None else Trouble(told)
+        told_trouble = state.get("told")  # states of older versions have none
+        self._told = None if told_trouble is None else Trouble(told_trouble)
         self._finite = set(state["finite"])
         single = state.get("single")  # states of older versions have none, or a list
         if isinstance(single, list):

@@ -36,9 +36,9 @@ def printable_json(text: str) -> str:
 
 def format_duration(seconds: float) -> str:
     """A duration in seconds as `mm:ss`, or `h:mm:ss` from one hour on; fractions are cut off."""
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, remainder = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes:02d}:{remainder:02d}"
 
 
 def format_number(value: float) -> str:
@@ -63,7 +63,7 @@ def align_columns(rows: Sequence[Sequence[str]], width: int = 0) -> str:
     ]
     blocks = [[0]]
     for place in range(1, len(widths)):
-        used = sum(widths[other] + 2 for other in blocks[-1])
+        used = sum(widths[column] + 2 for column in blocks[-1])
         if width and len(blocks[-1]) > 1 and used + widths[place] > width:
             blocks.append([0])
         blocks[-1].append(place)
@@ -107,6 +107,6 @@ def shorten_sentence(sentence: str, words: int) -> str:
     n_kept = 0
     while n_kept < len(others) and (room := room - len(others[n_kept].split())) >= 0:
         n_kept += 1
-    rest = len(others) - n_kept
-    text = ", ".join([first, *others[:n_kept]]) + (f" and {rest} more" if rest else "")
+    n_unnamed = len(others) - n_kept
+    text = ", ".join([first, *others[:n_kept]]) + (f" and {n_unnamed} more" if n_unnamed else "")
     return f"{text}: {conclusion}" if conclusion else text

@@ -53,9 +53,9 @@ class JudgeOptions:
         check_positive("judge.timeout", self.timeout)
         if self.temperature is not None:
             check_not_negative("judge.temperature", self.temperature)
-        known = get_args(Criterion)
-        unknown = set(self.criteria) - set(known)
+        criteria = get_args(Criterion)
+        unknown = set(self.criteria) - set(criteria)
         if unknown or len(set(self.criteria)) < len(self.criteria):
             raise ValueError(
-                f"judge.criteria: expected some of {known}, each once, got {self.criteria}"
+                f"judge.criteria: expected some of {criteria}, each once, got {self.criteria}"
             )

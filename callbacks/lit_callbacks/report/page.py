@@ -204,10 +204,10 @@ def _parse_runs(words: list[str]) -> ParsedRuns:
     runs: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
     for name, folders in folders_of.items():
-        own = {f"{name} {number}": folder for number, folder in enumerate(folders, 1)}
+        named_folders = {f"{name} {number}": folder for number, folder in enumerate(folders, 1)}
         if len(folders) == 1:
-            own = {name: folders[0]}
+            named_folders = {name: folders[0]}
         else:
-            groups[name] = [*own]
-        runs |= own
+            groups[name] = [*named_folders]
+        runs |= named_folders
     return ParsedRuns(runs, groups)

@@ -72,10 +72,10 @@ def read_responses(run: Run) -> dict[str, Any] | None:
         by_prompt.setdefault(sample["prompt"], {})[sample["step"]] = sample
     around = [(_around(verdict.step, steps), verdict) for verdict in run.verdicts]
     moments = [
-        ([verdict for _, verdict in group], shown)
-        for shown, group in groupby(around, key=itemgetter(0))
+        ([verdict for _, verdict in group], shown_steps)
+        for shown_steps, group in groupby(around, key=itemgetter(0))
     ]
-    whole = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
+    overview_steps = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
     scored = {
         (s["prompt"], s["response"]): s for s in samples if math.isfinite(s.get("score", math.nan))
     }
@@ -90,7 +90,7 @@ def read_responses(run: Run) -> dict[str, Any] | None:
     return {
         "total": len(samples),
         "by_prompt": by_prompt,
-        "moments": moments or [([], whole)],
+        "moments": moments or [([], overview_steps)],
         "ranked": ranked,
         "gain": gain,
     }

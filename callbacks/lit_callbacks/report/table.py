@@ -49,9 +49,9 @@ def runs_table(
     names = [panel.key for panel in choose_panels(runs, keys)]
     columns = _group_runs(runs, groups or {})
     rows = [["mean of the last tenth", *columns]]
-    rows += [[key, *(_endings(own, key) for own in columns.values())] for key in names]
+    rows += [[key, *(_endings(column, key) for column in columns.values())] for key in names]
     rows.append(["highest level", *map(_worst_levels, columns.values())])
-    settings = [_common_settings(own) for own in columns.values()]
+    settings = [_common_settings(column) for column in columns.values()]
     differing = [
         [name, *(str(values.get(name, NONE)) for values in settings)]
         for name in dict.fromkeys(name for values in settings for name in values)

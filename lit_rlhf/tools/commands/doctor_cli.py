@@ -43,9 +43,9 @@ class DoctorCLI(RLHFCLI):
                 f"the doctor checks PPO runs, this configuration trains {class_path}. Pass the "
                 "configuration of the PPO stage, for instance configs/ppo/hh_cpu.yaml"
             )
-        given = vars(self.config.trainer)
-        self.plan = plan_run(given)
-        for name, value in examination_settings(given).items():
+        settings = vars(self.config.trainer)
+        self.plan = plan_run(settings)
+        for name, value in examination_settings(settings).items():
             self.config.trainer[name] = value
 
     def instantiate_classes(self) -> None:

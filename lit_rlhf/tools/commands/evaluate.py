@@ -368,9 +368,9 @@ def _check_outputs(options: EvaluateOptions) -> None:
         if file is not None:
             from matplotlib.figure import Figure
 
-            known = sorted(Figure().canvas.get_supported_filetypes())
-            if Path(file).suffix.removeprefix(".") not in known:
-                raise ValueError(f"{name}: expected one of the suffixes {known}, got {file}")
+            suffixes = sorted(Figure().canvas.get_supported_filetypes())
+            if Path(file).suffix.removeprefix(".") not in suffixes:
+                raise ValueError(f"{name}: expected one of the suffixes {suffixes}, got {file}")
 
 
 LISTS = ("policies", "labels", "benchmarks", "best_of", "choices")

@@ -121,10 +121,10 @@ def label(options: LabelOptions) -> None:
             policies=_hash_policies(options, lines),
         )
         page = _page_options(options, port)
-        equal = sum(one.is_equal for one in order)
-        if equal:
-            print(f"{equal} pairs of equal responses are ties, which nobody is shown.")
-        print(f"{len(order) - equal} comparisons, {len(store.labels)} labels in {options.output}")
+        n_equal = sum(comparison.is_equal for comparison in order)
+        if n_equal:
+            print(f"{n_equal} pairs of equal responses are ties, which nobody is shown.")
+        print(f"{len(order) - n_equal} comparisons, {len(store.labels)} labels in {options.output}")
         print(f"Open http://{_shown_host(options.host)}:{port}/?token={page.token}", flush=True)
         print("Ctrl-C ends the page; the same command goes on.", flush=True)
         server = uvicorn.Server(

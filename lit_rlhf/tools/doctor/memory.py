@@ -361,8 +361,8 @@ def trained_states(network: LanguageModel, case: Case, counted: set[int]) -> Mod
         )
     if case.plan.sharded:  # float32, whatever type they were loaded in
         share = 4 * sum(p.numel() for p in trained) // case.plan.ranks
-        rest = 4 * sum(p.numel() for p in fixed) // case.plan.ranks
-        return ModelStates(states=3 * share + rest, gradients=share, cpu=0)
+        frozen_share = 4 * sum(p.numel() for p in fixed) // case.plan.ranks
+        return ModelStates(states=3 * share + frozen_share, gradients=share, cpu=0)
     learned = sum(p.nbytes for p in trained)
     return ModelStates(states=3 * learned + frozen_bytes(fixed), gradients=learned, cpu=0)
 

@@ -29,28 +29,28 @@ class Finding:
 
     Attributes:
         status: How the check ended.
-        found: What it found, in sentences.
+        observation: What the check saw, in sentences.
         change: What to change, with the option's name; empty for nothing.
     """
 
     status: Status
-    found: str
+    observation: str
     change: str = ""
 
 
-def ok(found: str) -> Finding:
+def ok(observation: str) -> Finding:
     """Report that a check found nothing wrong."""
-    return Finding(Status.OK, found)
+    return Finding(Status.OK, observation)
 
 
-def warning(found: str, change: str) -> Finding:
+def warning(observation: str, change: str) -> Finding:
     """Report a risk that does not keep the run from working."""
-    return Finding(Status.WARNING, found, change)
+    return Finding(Status.WARNING, observation, change)
 
 
-def failure(found: str, change: str) -> Finding:
+def failure(observation: str, change: str) -> Finding:
     """Report a mistake that makes the run fail, or its result worthless."""
-    return Finding(Status.FAILURE, found, change)
+    return Finding(Status.FAILURE, observation, change)
 
 
 def failure_of(error: Exception) -> Finding:
@@ -134,7 +134,7 @@ class Display:
         row.add_row(
             Text(f"{look.word:4}", style=look.style),
             Text(f"{name:15}"),
-            Text(printable(finding.found)),
+            Text(printable(finding.observation)),
         )
         if finding.change:
             row.add_row("", "", Text.assemble(("Change: ", "bold"), printable(finding.change)))

@@ -367,8 +367,8 @@ def compare_policies(
     # the baseline stays loaded: it is every policy's reference
     reference = load_policy(policies[0], model_options, device, encoder.tokenizer)
     samples: dict[str, PolicySamples] = {}
-    with ExitStack() as own:
-        unfinished = (keep_until or own).enter_context(ProgressFile(responses, settings))
+    with ExitStack() as run_files:
+        unfinished = (keep_until or run_files).enter_context(ProgressFile(responses, settings))
         for name, path in paths.items():
             policy = reference
             if samples:
@@ -457,7 +457,7 @@ def measure_policy(
         texts = decode_responses(rollouts, encoder.tokenizer)
         by_prompt = describe_responses(batch, rollouts, texts)
         return {
-            "responses": [one for rows in by_prompt for one in rows],
+            "responses": [response for rows in by_prompt for response in rows],
             **_measure_batch(
                 policy=policy,
                 reference=reference,

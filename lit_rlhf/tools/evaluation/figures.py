@@ -133,20 +133,20 @@ def _draw_judge(axes: Axes, judge: str, outcomes: Mapping[str, Outcomes | None])
 
 def _draw_bar(axes: Axes, place: int, outcomes: Outcomes) -> None:
     """Draw the shares of one policy side by side, with the intervals of win and lose."""
-    left = 0.0
+    start = 0.0
     for name, color in _OUTCOME_COLORS.items():
         share = getattr(outcomes, name)
-        axes.barh(place, share, left=left, height=0.56, color=color)
+        axes.barh(place, share, left=start, height=0.56, color=color)
         if share >= _NARROW:
             axes.text(
-                left + share / 2,
+                start + share / 2,
                 place,
                 f"{100 * share:.0f}",
                 ha="center",
                 va="center",
                 color=_OUTCOME_TEXT_COLORS[name],
             )
-        left += share
+        start += share
     win = outcomes.win_interval
     lose = outcomes.lose_interval
     axes.plot([win.low, win.high], [place - 0.35] * 2, color=_OUTCOME_COLORS["win"])

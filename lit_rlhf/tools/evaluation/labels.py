@@ -155,7 +155,7 @@ def parse_label(row: Row | RecordError) -> Label:
     for name in _TEXT_FIELDS:
         if not isinstance(values.get(name, ""), str):
             raise row.error("not a string", field=name, detail=type(values[name]).__name__)
-    for name, known in (
+    for name, allowed in (
         ("choice", _CHOICES),
         ("strength", _STRENGTHS),
         ("selection", _SELECTIONS),
@@ -164,7 +164,7 @@ def parse_label(row: Row | RecordError) -> Label:
         ("ended_a", (None, False, True)),
         ("ended_b", (None, False, True)),
     ):
-        if name in values and values[name] not in known:
+        if name in values and values[name] not in allowed:
             raise row.error("unknown value", field=name, detail=repr(values[name]))
     annotator = values.setdefault("annotator", None)
     if annotator is not None and not isinstance(annotator, str):

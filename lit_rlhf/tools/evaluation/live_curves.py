@@ -107,10 +107,10 @@ def _render_png(figure: Figure) -> Image:
     from IPython.display import Image
     from matplotlib.image import imread, imsave
 
-    whole = BytesIO()
-    figure.savefig(whole, format="png", dpi=_NOTEBOOK_DPI)
-    whole.seek(0)
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=_NOTEBOOK_DPI)
+    image.seek(0)
     top = _COLOR_LEVELS - 1
     small = BytesIO()
-    imsave(small, np.round(imread(whole) * top) / top, format="png")
+    imsave(small, np.round(imread(image) * top) / top, format="png")
     return Image(data=small.getvalue())  # type: ignore[no-untyped-call]

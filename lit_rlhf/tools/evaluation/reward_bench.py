@@ -110,8 +110,8 @@ def summarize(bench: BenchQuestions, wins: Mapping[int, bool]) -> dict[str, Any]
         by_question[pair["question"]].append(wins.get(place))
     rows: dict[str, dict[str, Any]] = {}
     for subset in dict.fromkeys(bench.subsets):
-        outcomes = [own for n, own in by_question.items() if bench.subsets[n] == subset]
-        right = [all(own) for own in outcomes if None not in own]
+        outcomes = [is_win for n, is_win in by_question.items() if bench.subsets[n] == subset]
+        right = [all(is_win) for is_win in outcomes if None not in is_win]
         rows[subset] = {"questions": len(right), "left_out": len(outcomes) - len(right)}
         if right:
             interval = wilson_interval(sum(right), len(right))

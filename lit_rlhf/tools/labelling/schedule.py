@@ -263,5 +263,5 @@ class Schedule:
             for name, since in self._taken[comparison].items()
             if name != annotator and now - since < ABANDONED_AFTER
         }
-        taken = len(self._labelled[comparison] | busy)
-        return taken < self.options.annotators_per_comparison
+        n_taken = len(self._labelled[comparison] | busy)
+        return n_taken < self.options.annotators_per_comparison

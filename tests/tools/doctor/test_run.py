@@ -59,7 +59,7 @@ def test_an_exception_inside_a_check_is_its_finding(root: Path, tmp_path: Path) 
 
     with patch("lit_rlhf.tools.doctor.memory.ppo_memory", broken):
         finding = only_finding(findings(root, tmp_path), "memory", "failure")
-    assert finding.found == "RuntimeError: something odd"
+    assert finding.observation == "RuntimeError: something odd"
 
 
 def nothing(prompts: list[str], responses: list[str]) -> list[float]:
@@ -72,7 +72,7 @@ def test_scores_that_are_not_finite_are_a_failure(root: Path, tmp_path: Path) ->
     with pytest.warns(UserWarning, match="expected finite scores"):
         report = findings(root, tmp_path, module_of(root, **options))
     assert report.findings["iteration"].status is Status.FAILURE
-    assert "rewards" in report.findings["iteration"].found
+    assert "rewards" in report.findings["iteration"].observation
     for name in ("ratio", "clipping", "time"):
         assert report.findings[name].status is Status.NOT_CHECKED
     for name in ("reference", "padding", "sampling", "EOS"):
@@ -81,9 +81,12 @@ def test_scores_that_are_not_finite_are_a_failure(root: Path, tmp_path: Path) ->
 
 def test_data_that_cannot_be_read_are_a_failure(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, module_of(root, minibatches={"minibatch_size": 3}))
-    assert "minibatch_size: expected a divisor of the 8 rollouts" in report.findings["start"].found
+    assert (
+        "minibatch_size: expected a divisor of the 8 rollouts"
+        in report.findings["start"].observation
+    )
     report = findings(root, tmp_path, data={"batch_size": 9})
     assert report.findings["start"].status is Status.FAILURE
-    assert "batch" in report.findings["start"].found
+    assert "batch" in report.findings["start"].observation
     assert report.findings["time"].status is Status.NOT_CHECKED
     assert report.failed

@@ -74,8 +74,8 @@ def check_padding(case: Case) -> Finding:
     for row, text in enumerate(texts):
         prompt = int(few.prompt_mask[row].sum())
         response = int(few.lengths[row])
-        one = few.select(slice(row, row + 1), slice(-prompt, None), slice(response))
-        alone.append(_outputs_by_network(case, one, [text]))
+        single_row = few.select(slice(row, row + 1), slice(-prompt, None), slice(response))
+        alone.append(_outputs_by_network(case, single_row, [text]))
     longest = _longest_sequence(case)
     beside = few if longest is None else _add_row(few, longest)
     wide = _add_padding(beside, int(case.tokenizer.pad_token_id))
@@ -86,7 +86,9 @@ def check_padding(case: Case) -> Finding:
             together = _outputs_by_network(case, wide, [*texts, texts[0]])
     limit = case.tolerance(full=1e-3, low=5e-2)
     largest = {
-        name: max(_mean_difference(one[name][0], values[row]) for row, one in enumerate(alone))
+        name: max(
+            _mean_difference(outputs[name][0], values[row]) for row, outputs in enumerate(alone)
+        )
         for name, values in together.items()
     }
     too_large = {name: value for name, value in largest.items() if not value <= limit}
@@ -126,11 +128,11 @@ def check_sampling(case: Case) -> Finding:
             "model.sampling.temperature, over all tokens, as estimate() scores.",
         )
     mask = case.rollouts.response_mask
-    known = case.rollouts.statistics_at(case.module.sampling.temperature)
+    sampled = case.rollouts.statistics_at(case.module.sampling.temperature)
     difference = (
         _generation_difference(case)
-        if known is None
-        else _mean_difference(known.logprobs[mask], scored.logprobs[mask])
+        if sampled is None
+        else _mean_difference(sampled.logprobs[mask], scored.logprobs[mask])
     )
     limit = case.tolerance(full=1e-3, low=5e-2)
     if not difference <= limit:
@@ -203,13 +205,13 @@ def _generation_difference(case: Case) -> float:
 
 def _add_padding(rollouts: RolloutBatch, pad_token_id: int) -> RolloutBatch:
     """The same rollouts with more columns of padding on either side."""
-    left = (_N_PADDING, 0)
-    right = (0, _N_PADDING)
+    padding_left = (_N_PADDING, 0)
+    padding_right = (0, _N_PADDING)
     return RolloutBatch(
-        prompt_ids=functional.pad(rollouts.prompt_ids, left, value=pad_token_id),
-        prompt_mask=functional.pad(rollouts.prompt_mask, left),
-        response_ids=functional.pad(rollouts.response_ids, right, value=pad_token_id),
-        response_mask=functional.pad(rollouts.response_mask, right),
+        prompt_ids=functional.pad(rollouts.prompt_ids, padding_left, value=pad_token_id),
+        prompt_mask=functional.pad(rollouts.prompt_mask, padding_left),
+        response_ids=functional.pad(rollouts.response_ids, padding_right, value=pad_token_id),
+        response_mask=functional.pad(rollouts.response_mask, padding_right),
         terminated=rollouts.terminated,
     )
 
@@ -240,12 +242,12 @@ def _add_row(rollouts: RolloutBatch, n_tokens: int) -> RolloutBatch:
 @contextmanager
 def _in_one_forward(ppo: PPO, n_tokens: int) -> Iterator[None]:
     """Let scoring compute as many tokens in a forward inside the context."""
-    before = ppo.memory
-    ppo.memory = replace(before, max_tokens_per_forward=n_tokens)
+    original_memory = ppo.memory
+    ppo.memory = replace(original_memory, max_tokens_per_forward=n_tokens)
     try:
         yield
     finally:
-        ppo.memory = before
+        ppo.memory = original_memory
 
 
 def _outputs_by_network(

@@ -54,12 +54,12 @@ def _find_different_token(case: Case, tokenizer: PreTrainedTokenizerBase) -> Fin
         if model.own_text is not None:
             continue
         try:
-            other = load_tokenizer(model.path, model.trust_remote_code)
+            reward_tokenizer = load_tokenizer(model.path, model.trust_remote_code)
         except ValueError:  # it has no tokenizer: its text contract is compared
             continue
         for token in ("eos_token", "bos_token"):
             of_policy = _describe_token(tokenizer, token)
-            of_reward = _describe_token(other, token)
+            of_reward = _describe_token(reward_tokenizer, token)
             if of_policy != of_reward:
                 return failure(
                     f"{token} is {of_policy} for the policy and {of_reward} for the tokenizer of "
@@ -102,8 +102,8 @@ def check_text_contract(case: Case) -> Finding:
             unknown[0], "Train the reward model with lit_rlhf, or compare the templates yourself."
         )
     folder = Path(module.model_path)
-    known = (folder / CONTRACT_FILE).is_file()
-    if known and (mismatch := TextContract.load(folder).mismatch(contract)):
+    has_contract = (folder / CONTRACT_FILE).is_file()
+    if has_contract and (mismatch := TextContract.load(folder).mismatch(contract)):
         return warning(
             f"The policy in {str(folder)!r} was trained on other text than this run's: {mismatch}",
             "Set data.chat_template to the template of SFT.",

@@ -74,26 +74,26 @@ def check_time(case: Case) -> Finding:
         return warning(
             f"{pace}. The run has no end.", "Set model.max_iterations or trainer.max_epochs."
         )
-    whole = (
+    summary = (
         f"{pace}: {count:,.0f} iterations take about {format_seconds(total * count)}. {_ESTIMATE}"
     )
     if case.plan.on_gpu and not torch.cuda.is_available():
-        counted = ppo_seconds(
+        phases_on_gpu = ppo_seconds(
             network_shape(case.module.policy),
             ppo_sizes(case),
             rollouts=case.n_rollouts,
             ppo_epochs=case.module.minibatches.ppo_epochs,
         )
-        whole += (
+        summary += (
             " Counted for an A100 and the longest responses, an iteration takes "
-            f"{format_seconds(sum(phase.total for phase in counted.values()))} "
-            f"({format_estimates(counted)})."
+            f"{format_seconds(sum(phase.total for phase in phases_on_gpu.values()))} "
+            f"({format_estimates(phases_on_gpu)})."
         )
     if case.plan.max_time is not None:
         allowed = Timer(duration=case.plan.max_time).time_remaining()
         if allowed is not None and allowed < total * count:
             return warning(
-                f"{whole} trainer.max_time ends the run after {format_seconds(allowed)}, "
+                f"{summary} trainer.max_time ends the run after {format_seconds(allowed)}, "
                 f"around iteration {allowed / total:,.0f}.",
                 "Raise trainer.max_time, or lower model.max_iterations or trainer.max_epochs so "
                 "that the learning-rate schedules fit.",
@@ -101,15 +101,15 @@ def check_time(case: Case) -> Finding:
     interval = case.plan.log_every_n_steps
     if not case.plan.logs:
         return warning(
-            f"{whole} Without a logger, its course cannot be seen afterwards.",
+            f"{summary} Without a logger, its course cannot be seen afterwards.",
             "Set trainer.logger to true or to a logger.",
         )
     if interval > count:
         return warning(
-            f"{whole} None is logged: trainer.log_every_n_steps is {interval}.",
+            f"{summary} None is logged: trainer.log_every_n_steps is {interval}.",
             "Set trainer.log_every_n_steps: 1, so that each iteration is logged.",
         )
-    return ok(whole)
+    return ok(summary)
 
 
 def iteration_seconds(case: Case) -> dict[str, float]:

@@ -166,22 +166,22 @@ def compare_results(
 
 
 def _score(result: TaskResult, baseline: TaskResult | None, metric: str) -> BenchmarkScore:
-    own = result.values[metric]
+    score = result.values[metric]
     if baseline is None:
-        return BenchmarkScore(value=own.value, stderr=own.stderr)
-    base = baseline.values[metric]
-    ours = result.by_question.get(metric)
-    theirs = baseline.by_question.get(metric)
-    if ours is not None and theirs is not None:
-        error = mean_stderr([a - b for a, b in zip(ours, theirs, strict=True)])
-    elif own.stderr is not None and base.stderr is not None:
-        error = math.hypot(own.stderr, base.stderr)
+        return BenchmarkScore(value=score.value, stderr=score.stderr)
+    baseline_score = baseline.values[metric]
+    policy_scores = result.by_question.get(metric)
+    baseline_scores = baseline.by_question.get(metric)
+    if policy_scores is not None and baseline_scores is not None:
+        error = mean_stderr([a - b for a, b in zip(policy_scores, baseline_scores, strict=True)])
+    elif score.stderr is not None and baseline_score.stderr is not None:
+        error = math.hypot(score.stderr, baseline_score.stderr)
     else:
         error = None
     return BenchmarkScore(
-        value=own.value,
-        stderr=own.stderr,
-        difference=own.value - base.value,
+        value=score.value,
+        stderr=score.stderr,
+        difference=score.value - baseline_score.value,
         difference_stderr=error,
     )
 

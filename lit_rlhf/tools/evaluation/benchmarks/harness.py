@@ -160,8 +160,8 @@ def run_choice_tasks(
         parts = [
             _subject_result(model, subject, samples) for subject, samples in by_subject.items()
         ]
-        whole = _read_result(model, results, name, part="")
-        results_by_file[name] = [whole, *(parts if len(parts) > 1 else ())]
+        all_subjects = _read_result(model, results, name, part="")
+        results_by_file[name] = [all_subjects, *(parts if len(parts) > 1 else ())]
     return results_by_file
 
 
@@ -226,13 +226,13 @@ def _read_result(model: HFLM, results: Mapping[str, Any], name: str, part: str) 
     for key, score in values.items():
         metric, _, filtered = key.partition(",")
         scores = [_to_number(s.get(metric)) for s in samples if s["filter"] == filtered]
-        known = [number for number in scores if number is not None]
+        numbers = [number for number in scores if number is not None]
         # Only a score that is the plain mean over all questions can be compared question by
         # question. A group may weigh its tasks equally, and perplexity is not a mean.
-        if len(known) == len(scores) > 0 and math.isclose(
-            math.fsum(known) / len(known), score.value, rel_tol=1e-9, abs_tol=1e-9
+        if len(numbers) == len(scores) > 0 and math.isclose(
+            math.fsum(numbers) / len(numbers), score.value, rel_tol=1e-9, abs_tol=1e-9
         ):
-            by_question[key] = known
+            by_question[key] = numbers
     # a question has one sample for each filter
     unique = {(sample["doc_hash"], sample["prompt_hash"]): sample for sample in samples}
     return TaskResult(
@@ -275,7 +275,7 @@ def _is_cut(model: HFLM, sample: Mapping[str, Any]) -> bool:
 def _quiet_harness() -> Iterator[None]:
     """Silence the harness's warnings about being called from Python; its errors stay."""
     logger = logging.getLogger("lm_eval")
-    before = logger.level
+    original_level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         yield
@@ -284,7 +284,7 @@ def _quiet_harness() -> Iterator[None]:
             raise ModuleNotFoundError(_NO_HARNESS, name=error.name) from error
         raise
     finally:
-        logger.setLevel(before)
+        logger.setLevel(original_level)
 
 
 def _to_number(value: object) -> float | None:

@@ -36,12 +36,12 @@ def check_labelled_policies(labels: Sequence[Label], policies: Sequence[str]) ->
                 (label.policy_a, label.response_a),
                 (label.policy_b, label.response_b),
             ):
-                known = responses.get(name, {}).get(label.prompt)
-                if known is not None and response not in known:
+                response_texts = responses.get(name, {}).get(label.prompt)
+                if response_texts is not None and response not in response_texts:
                     raise ValueError(
                         f"labels: expected labels of the responses of {name!r}, got one of a "
                         f"response with the SHA-256 {_hash(response)}; the response to its prompt "
-                        f"has {_hash(known[0])}. The responses have changed since"
+                        f"has {_hash(response_texts[0])}. The responses have changed since"
                     )
     else:
         names = short_names(policies, "policies")

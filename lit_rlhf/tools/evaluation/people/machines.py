@@ -82,8 +82,8 @@ class PairScorer:
         prompts: list[PromptExample] = []
         responses: list[Response] = []
         for text, ended in (
-            *((one.response_a, one.ended_a) for one in comparisons),
-            *((one.response_b, one.ended_b) for one in comparisons),
+            *((comparison.response_a, comparison.ended_a) for comparison in comparisons),
+            *((comparison.response_b, comparison.ended_b) for comparison in comparisons),
         ):
             prompt = self._prompts.encode_prompt(
                 comparisons[len(prompts) % len(comparisons)].prompt
@@ -150,9 +150,9 @@ def score_label_pairs(
         (voted,) = (votes.tolist() for votes in scores.votes.values())
         verdicts[name] = {}
         for row, label in enumerate(compared):
-            other = row + len(compared)
-            if voted[row] and voted[other]:
-                difference = totals[other] - totals[row]
+            row_of_b = row + len(compared)
+            if voted[row] and voted[row_of_b]:
+                difference = totals[row_of_b] - totals[row]
                 verdicts[name][label.comparison] = (
                     "b" if difference > tie_margin else "a" if difference < -tie_margin else "tie"
                 )

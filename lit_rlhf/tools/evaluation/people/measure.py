@@ -132,18 +132,21 @@ def measure_people(
         raise ValueError("labels: expected at least one label, got none")
     baseline = labels[0].policy_a if baseline is None else baseline
     by_people = [label for label in labels if label.annotator is not None]
-    firsts = [one for one in labels if not one.repeat and one.choice != "skip"]
+    firsts = [label for label in labels if not label.repeat and label.choice != "skip"]
     majority = majority_verdicts(firsts)
-    longer = {one.comparison: _longer(one) for one in firsts}
-    n_bad = Counter(one.comparison for one in firsts if one.choice == "both_bad")
-    n_by_comparison = Counter(one.comparison for one in firsts)
-    others = sorted({name for one in labels for name in (one.policy_a, one.policy_b)} - {baseline})
+    longer = {label.comparison: _longer(label) for label in firsts}
+    n_bad = Counter(label.comparison for label in firsts if label.choice == "both_bad")
+    n_by_comparison = Counter(label.comparison for label in firsts)
+    others = sorted(
+        {name for label in labels for name in (label.policy_a, label.policy_b)} - {baseline}
+    )
     outcomes = {}
     for policy in others:
         of_pair = [
-            one
-            for one in firsts
-            if {one.policy_a, one.policy_b} == {baseline, policy} and one.selection == "random"
+            label
+            for label in firsts
+            if {label.policy_a, label.policy_b} == {baseline, policy}
+            and label.selection == "random"
         ]
         if of_pair:
             outcomes[policy] = people_outcomes(of_pair, policy, seed)
@@ -159,18 +162,18 @@ def measure_people(
         within=within_annotators(by_people),
         annotators={
             name: _describe_annotator(name, by_people)
-            for name in sorted({str(one.annotator) for one in by_people})
+            for name in sorted({str(label.annotator) for label in by_people})
         },
         machines={
             name: machine_agreement(majority, verdicts)
             for name, verdicts in {**(machines or {}), "longer is better": longer}.items()
         },
         counts={
-            "skipped": sum(one.choice == "skip" for one in by_people),
-            "second looks": sum(one.repeat for one in by_people),
+            "skipped": sum(label.choice == "skip" for label in by_people),
+            "second looks": sum(label.repeat for label in by_people),
             "equal responses, shown to nobody": len(labels) - len(by_people),
         },
-        from_spread=len({one.comparison for one in firsts if one.selection == "spread"}),
+        from_spread=len({label.comparison for label in firsts if label.selection == "spread"}),
     )
 
 
@@ -190,8 +193,8 @@ def majority_verdicts(labels: Iterable[Label]) -> dict[str, Verdict]:
         by_comparison[label.comparison][verdict_of(label)] += 1
     majority: dict[str, Verdict] = {}
     for key, counts in by_comparison.items():
-        (best, n), *rest = counts.most_common()
-        majority[key] = "tie" if rest and rest[0][1] == n else best
+        (best, n), *runners_up = counts.most_common()
+        majority[key] = "tie" if runners_up and runners_up[0][1] == n else best
     return majority
 
 
@@ -330,7 +333,7 @@ def _pairs_by_annotators(labels: Iterable[Label]) -> dict[tuple[str, str], list[
             by_comparison[label.comparison].append(label)
     pairs: dict[tuple[str, str], list[_VerdictPair]] = defaultdict(list)
     for of_comparison in by_comparison.values():
-        ordered = sorted(of_comparison, key=lambda one: str(one.annotator))
+        ordered = sorted(of_comparison, key=lambda label: str(label.annotator))
         for first, second in combinations(ordered, 2):
             names = (str(first.annotator), str(second.annotator))
             pairs[names].append(_VerdictPair(verdict_of(first), verdict_of(second)))
@@ -379,10 +382,10 @@ def _kappa(pairs: Sequence[_VerdictPair]) -> float | None:
 
 
 def _describe_annotator(name: str, labels: Sequence[Label]) -> AnnotatorRow:
-    own = [label for label in labels if label.annotator == name]
-    firsts = [label for label in own if not label.repeat and label.choice != "skip"]
-    sided = [label for label in own if label.choice in ("a", "b") and label.left is not None]
-    seconds = [label.seconds for label in own if label.seconds is not None]
+    own_labels = [label for label in labels if label.annotator == name]
+    firsts = [label for label in own_labels if not label.repeat and label.choice != "skip"]
+    sided = [label for label in own_labels if label.choice in ("a", "b") and label.left is not None]
+    seconds = [label.seconds for label in own_labels if label.seconds is not None]
     all_firsts = [label for label in labels if not label.repeat and label.choice != "skip"]
     shared = [
         pair
@@ -391,12 +394,12 @@ def _describe_annotator(name: str, labels: Sequence[Label]) -> AnnotatorRow:
         for pair in pairs
     ]
     return AnnotatorRow(
-        labels=len(own),
-        skips=sum(label.choice == "skip" for label in own),
+        labels=len(own_labels),
+        skips=sum(label.choice == "skip" for label in own_labels),
         left=fmean(label.choice == label.left for label in sided) if sided else None,
         ties=fmean(verdict_of(label) == "tie" for label in firsts) if firsts else None,
         seconds=median(seconds) if seconds else None,
-        consistency=_agreement_of(_pairs_of_looks(own)),
+        consistency=_agreement_of(_pairs_of_looks(own_labels)),
         others=fmean(pair.first == pair.second for pair in shared) if shared else None,
     )
 

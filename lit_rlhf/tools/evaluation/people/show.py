@@ -66,7 +66,7 @@ def people_html(people: People) -> str:
         agreement_heads=_AGREEMENT_HEADS,
         agreements=_agreement_rows(people),
         annotator_heads=_ANNOTATOR_HEADS,
-        annotators=[_Row(name, _annotator_cells(one)) for name, one in people.annotators.items()],
+        annotators=[_Row(name, _annotator_cells(row)) for name, row in people.annotators.items()],
         note=_note(people),
     )
 

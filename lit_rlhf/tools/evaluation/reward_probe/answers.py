@@ -87,8 +87,8 @@ class AnswerEncoder:
 
     def room(self, prompt: PromptExample) -> int:
         """The longest response to a prompt in tokens."""
-        left = max(self.positions - len(prompt.input_ids), 1)
-        return left if self.max_new_tokens is None else min(left, self.max_new_tokens)
+        room = max(self.positions - len(prompt.input_ids), 1)
+        return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
 
     def _encode_text(self, prompt: PromptExample, text: str) -> list[int]:
         """Token ids of a response without EOS."""

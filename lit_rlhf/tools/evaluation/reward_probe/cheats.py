@@ -186,8 +186,8 @@ def add_special_tokens(corpus: Corpus, row: int) -> Attempt | None:
 def answer_another(corpus: Corpus, row: int) -> Attempt | None:
     """Write the honest answer to the next prompt that has another one."""
     following = [*corpus.answers[row + 1 :], *corpus.answers[:row]]
-    other = next((text for text in following if text != corpus.answers[row]), None)
-    return None if other is None else Attempt(other)
+    other_answer = next((text for text in following if text != corpus.answers[row]), None)
+    return None if other_answer is None else Attempt(other_answer)
 
 
 def is_cjk(text: str) -> bool:

@@ -314,15 +314,15 @@ def probe_reward(
             if len(written) < len(answers):
                 not_applicable.append(cheat.name)
             else:
-                own = scorer.score_attempts(cheat.name, baseline.prompts, written)
-                scored.append(_ScoredCheat(cheat, scores=own, honest=baseline))
+                cheat_scores = scorer.score_attempts(cheat.name, baseline.prompts, written)
+                scored.append(_ScoredCheat(cheat, scores=cheat_scores, honest=baseline))
         canned = _choose_canned(scorer, baseline)
         rows = [row for row in range(1, len(answers), 2) if corpus.answers[row] != canned]
         if rows:
             others = baseline.select(rows)
             attempt = [Attempt(canned)] * len(rows)
-            own = scorer.score_attempts(CANNED_ANSWER.name, others.prompts, attempt)
-            scored.append(_ScoredCheat(CANNED_ANSWER, scores=own, honest=others))
+            canned_scores = scorer.score_attempts(CANNED_ANSWER.name, others.prompts, attempt)
+            scored.append(_ScoredCheat(CANNED_ANSWER, scores=canned_scores, honest=others))
         else:
             not_applicable.append(CANNED_ANSWER.name)
     results = [_compare(cheat, baseline, seed) for cheat in scored if cheat.scores.voted]
@@ -368,8 +368,9 @@ def _compare(cheat: _ScoredCheat, baseline: _Scored, seed: int) -> CheatResult:
         n_prompts=len(gains),
         tokens=float(scores.tokens.mean()),
         by_reward={
-            name: _mean_gain(own, honest.by_reward[name]) / _spread(baseline.by_reward[name])
-            for name, own in scores.by_reward.items()
+            name: _mean_gain(reward_scores, honest.by_reward[name])
+            / _spread(baseline.by_reward[name])
+            for name, reward_scores in scores.by_reward.items()
         },
         example=Example(
             prompt=honest.prompts[best].text,

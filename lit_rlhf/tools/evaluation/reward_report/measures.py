@@ -255,11 +255,11 @@ def strength_by_source(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
     """
     by_source = {}
     for source in dict.fromkeys(row["source"] for row in rows):
-        own = np.array([row["strength"] for row in rows if row["source"] == source])
+        strengths = np.array([row["strength"] for row in rows if row["source"] == source])
         by_source[source] = {
-            "pairs": len(own),
-            "mean": float(own.mean()),
-            "negative": float((own < 0).mean()),
+            "pairs": len(strengths),
+            "mean": float(strengths.mean()),
+            "negative": float((strengths < 0).mean()),
         }
     return by_source
 
@@ -373,16 +373,16 @@ def measure_reward_model(
     lengths = pairs.chosen_lengths - pairs.rejected_lengths
     names = [record.source for record in pairs.records]
     by_name = np.array(names)
-    whole = accuracy(differences, lengths)
+    overall = accuracy(differences, lengths)
     longer = longer_is_right(lengths)
     # The model must beat the better of the two length rules to have learned more than length.
-    shorter_wins = whole.longer < 0.5
+    shorter_wins = overall.longer < 0.5
     rule = 1.0 - longer if shorter_wins else longer
     loss = pairwise_reward_loss(torch.from_numpy(pairs.chosen), torch.from_numpy(pairs.rejected))
     return RewardReport(
         model=model,
         sources=sources,
-        accuracy=whole,
+        accuracy=overall,
         by_source={
             name: accuracy(differences[by_name == name], lengths[by_name == name])
             for name in dict.fromkeys(names)

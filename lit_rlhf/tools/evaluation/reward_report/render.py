@@ -161,9 +161,9 @@ def print_strengths(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _facts(report: RewardReport) -> Iterator[Fact]:
     """Yield the main numbers, each with its description."""
-    whole = report.accuracy
-    baseline = max(whole.longer, 1.0 - whole.longer)
-    yield Fact(f"{whole.accuracy:.1%}", f"right [{whole.low:.1%}, {whole.high:.1%}]")
+    overall = report.accuracy
+    baseline = max(overall.longer, 1.0 - overall.longer)
+    yield Fact(f"{overall.accuracy:.1%}", f"right [{overall.low:.1%}, {overall.high:.1%}]")
     yield Fact(f"{baseline:.1%}", f"would be right by preferring the {report.length_baseline}")
     yield Fact(f"{report.calibration_error:.3f}", "expected calibration error")
     yield Fact(

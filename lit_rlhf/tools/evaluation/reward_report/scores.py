@@ -253,14 +253,14 @@ def _load_heads(
 ) -> LoadedHeads:
     """Load the output layers of the scorer's trunk and of the language model."""
     heads: dict[str, LanguageHead] = {}
-    own = read_lm_head(model)
-    if own is not None:
-        own = own.to(device=device, dtype=options.torch_dtype)
-        heads[_TRUNK] = LanguageHead(trunk=scorer, lm_head=own.requires_grad_(False))
+    lm_head = read_lm_head(model)
+    if lm_head is not None:
+        lm_head = lm_head.to(device=device, dtype=options.torch_dtype)
+        heads[_TRUNK] = LanguageHead(trunk=scorer, lm_head=lm_head.requires_grad_(False))
     if language_model is None:
-        return LoadedHeads(by_name=heads, folder=model if own is not None else "")
+        return LoadedHeads(by_name=heads, folder=model if lm_head is not None else "")
     head = load_lm_head(language_model, options).to(device).requires_grad_(False)
-    if own is None:
+    if lm_head is None:
         # Reward modelling keeps the trunk a language model (Eq. 2), which reads with any output
         # layer of the model that it started from.
         width = unwrap_model(scorer).config.hidden_size
@@ -273,7 +273,7 @@ def _load_heads(
     heads[LANGUAGE_MODEL] = LanguageHead(
         trunk=load_policy(language_model, options, device), lm_head=head
     )
-    return LoadedHeads(by_name=heads, folder=model if own is not None else language_model)
+    return LoadedHeads(by_name=heads, folder=model if lm_head is not None else language_model)
 
 
 @torch.no_grad()
@@ -290,7 +290,7 @@ def _score(
     chosen_scores = np.zeros(len(examples))
     rejected_scores = np.zeros(len(examples))
     logprobs = {name: np.zeros(len(examples)) for name in heads}
-    longest = max(len(one.input_ids) for e in examples for one in (e.chosen, e.rejected))
+    longest = max(len(dialogue.input_ids) for e in examples for dialogue in (e.chosen, e.rejected))
     for network in (scorer, *(head.trunk for head in heads.values())):
         set_longest_sequence(network, longest)
     lengths = [len(e.chosen.input_ids) + len(e.rejected.input_ids) for e in examples]

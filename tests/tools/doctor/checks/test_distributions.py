@@ -22,7 +22,7 @@ def test_reference_that_is_another_model_is_a_failure(root: Path, tmp_path: Path
         for parameter in module.reference.parameters():
             parameter.mul_(1.01)
     finding = only_finding(findings(root, tmp_path, module), "reference", "failure")
-    assert "nats per token before the first update, expected 0" in finding.found
+    assert "nats per token before the first update, expected 0" in finding.observation
     assert "model.model_path" in finding.change
 
 
@@ -88,7 +88,7 @@ def test_fault_of_a_model_is_found_with_its_remedy(
     root: Path, tmp_path: Path, kind: Any, check: str, message: str, change: str
 ) -> None:
     finding = only_finding(findings(root, tmp_path, module_of(root, kind)), check, "failure")
-    assert message in finding.found
+    assert message in finding.observation
     assert change in finding.change
 
 
@@ -100,7 +100,7 @@ def test_off_policy_sampling_warns(root: Path, tmp_path: Path, option: str, valu
         module = module_of(root, **{f"sampling.{option}": value})
     report = findings(root, tmp_path, module)
     assert not_ok(report) == {"sampling": "warning"}
-    assert option in report.findings["sampling"].found
+    assert option in report.findings["sampling"].observation
     assert not report.failed
 
 

@@ -63,7 +63,7 @@ def test_without_a_critic_there_are_no_states_of_one(root: Path, tmp_path: Path)
     assert needs.gradients == 4 * size(case.module.policy)
     report = findings(root, tmp_path, module_of(root, **RLOO))
     assert set(not_ok(report).values()) <= {"warning"}
-    assert "(policy 0" in report.findings["memory"].found
+    assert "(policy 0" in report.findings["memory"].observation
 
 
 @pytest.mark.parametrize("init", ["policy", "reward"])

@@ -44,14 +44,14 @@ def test_a_reward_model_near_one_half_is_warned_of(
     assert finding.status == status
     low, high = wilson_interval(8 - n_wrong, 8)
     accuracy = f"accuracy {1 - n_wrong / 8:.2f} [{low:.2f}, {high:.2f}]"
-    assert f"on held-out pairs: {accuracy} on 8 pairs; " in finding.found
+    assert f"on held-out pairs: {accuracy} on 8 pairs; " in finding.observation
     assert ("near one half" in finding.change) is (status == "warning")
 
 
 def test_prompts_are_not_checked(root: Path, tmp_path: Path) -> None:
     finding = finding_on(root, tmp_path, source(root, "prompts"))
     assert finding.status == "not checked"
-    assert "report reward` takes pairs" in finding.found
+    assert "report reward` takes pairs" in finding.observation
 
 
 def test_rewards_without_a_model_are_not_checked(root: Path, tmp_path: Path) -> None:

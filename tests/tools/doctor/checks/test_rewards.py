@@ -24,11 +24,11 @@ def test_probe_warns_of_a_reward_that_pays_for_cheats(
     report = findings(root, tmp_path, module_of(root, rewards=[reward], critic_init="policy"))
     finding = report.findings["reward probe"]
     assert finding.status == status
-    assert finding.found.startswith("On 8 prompts: ")
+    assert finding.observation.startswith("On 8 prompts: ")
     if status == "warning":
         assert (
             "cheats score higher than the policy's own responses: flattery (+1.0). PPO"
-            in finding.found
+            in finding.observation
         )
         assert finding.change.startswith("Teach the reward to refuse it, by preferences")
     assert not report.failed
@@ -38,7 +38,7 @@ def test_probe_needs_some_prompts(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, module_of(root), data={"batch_size": 4})
     finding = report.findings["reward probe"]
     assert finding.status == "not checked"
-    assert finding.found == "An iteration has 4 prompts; the probe needs 8."
+    assert finding.observation == "An iteration has 4 prompts; the probe needs 8."
 
 
 def test_probe_needs_an_encoder() -> None:

@@ -32,7 +32,7 @@ def test_policy_that_cannot_end_is_a_failure(tmp_path: Path) -> None:
     save_file(weights, path, {"format": "pt"})
     path.with_name("lit_rlhf.json").unlink()  # it lists other weights
     finding = only_finding(findings(root, tmp_path / "run"), "EOS", "failure")
-    assert "None of 8 responses ended within 24 tokens" in finding.found
+    assert "None of 8 responses ended within 24 tokens" in finding.observation
     assert "'</s>'" in finding.change
 
 
@@ -49,7 +49,7 @@ def test_eos_that_the_models_folder_does_not_know_is_a_failure(
     path = own_root / "policy" / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [7]}))
     finding = only_finding(findings(own_root, tmp_path / "run"), "EOS", "failure")
-    assert "Rollouts end at '</s>' (id 2)" in finding.found
+    assert "Rollouts end at '</s>' (id 2)" in finding.observation
     assert "tokenizer_config.json" in finding.change
 
 
@@ -58,7 +58,7 @@ def test_responses_end_at_every_eos_of_the_models_folder(own_root: Path, tmp_pat
     every = [i for i in range(288) if i != PAD_ID]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": every}))
     report = findings(own_root, tmp_path / "run")
-    assert report.findings["EOS"].found.startswith("0% of")
+    assert report.findings["EOS"].observation.startswith("0% of")
 
 
 class MasksByPadding(PPO):
@@ -79,7 +79,9 @@ def test_padding_with_eos_is_judged_by_how_masks_are_built(
     report = findings(pad_is_eos_root, tmp_path, module_of(pad_is_eos_root, kind))
     assert not_ok(report) == expected
     if expected:
-        assert "masks must be built from lengths, not from ids" in report.findings["EOS"].found
+        assert (
+            "masks must be built from lengths, not from ids" in report.findings["EOS"].observation
+        )
 
 
 def test_reward_model_of_another_template_is_a_failure(own_root: Path, tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_reward_model_of_another_template_is_a_failure(own_root: Path, tmp_path:
     contract["chat_template"] = contract["chat_template"].replace("Human", "Person")
     path.write_text(json.dumps(contract))
     finding = only_finding(findings(own_root, tmp_path / "run"), "text contract", "failure")
-    assert "Person: first question" in finding.found
+    assert "Person: first question" in finding.observation
     assert "data.chat_template" in finding.change
 
 
@@ -111,15 +113,15 @@ def test_reward_model_with_a_smaller_vocabulary_is_a_failure(
     config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 287}))
     report = findings(own_root, tmp_path / "run", module_of(own_root, critic_init="policy"))
     assert not_ok(report) == {"vocabulary": "failure"}
-    assert "ids up to 287, but the reward model" in report.findings["vocabulary"].found
-    assert "embeds only 287 tokens" in report.findings["vocabulary"].found
+    assert "ids up to 287, but the reward model" in report.findings["vocabulary"].observation
+    assert "embeds only 287 tokens" in report.findings["vocabulary"].observation
 
 
 def test_reward_model_with_another_eos_token_is_a_failure(own_root: Path, tmp_path: Path) -> None:
     path = own_root / "reward" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<s>"}))
     finding = only_finding(findings(own_root, tmp_path / "run"), "vocabulary", "failure")
-    assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in finding.found
+    assert "eos_token is '</s>' (id 2) for the policy and '<s>' (id 1)" in finding.observation
 
 
 def unclipped(optimizer: Any, max_norm: float | None) -> tuple[torch.Tensor, bool]:
@@ -129,13 +131,13 @@ def unclipped(optimizer: Any, max_norm: float | None) -> tuple[torch.Tensor, boo
 def test_clip_norm_that_does_not_act_is_a_failure(root: Path, tmp_path: Path) -> None:
     with patch.object(updates, "clipped_step", unclipped):
         finding = only_finding(findings(root, tmp_path), "clipping", "failure")
-    assert "clipping does not act under SingleDeviceStrategy" in finding.found
+    assert "clipping does not act under SingleDeviceStrategy" in finding.observation
 
 
 def test_no_clip_norm_is_a_warning(root: Path, tmp_path: Path) -> None:
     report = findings(root, tmp_path, module_of(root, critic_optimizer={"grad_clip": None}))
     assert not_ok(report) == {"clipping": "warning"}
-    assert "model.critic_optimizer.grad_clip is null" in report.findings["clipping"].found
+    assert "model.critic_optimizer.grad_clip is null" in report.findings["clipping"].observation
 
 
 def test_optimizer_that_does_not_tell_its_gradient_is_a_warning(root: Path, tmp_path: Path) -> None:

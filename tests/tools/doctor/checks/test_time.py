@@ -25,7 +25,7 @@ def test_end_of_a_run_is_judged_with_its_remedy(
     root: Path, tmp_path: Path, plan: Any, trainer: Any, status: str, message: str
 ) -> None:
     finding = only_finding(findings(root, tmp_path, plan=plan, **trainer), "time", status)
-    assert message in finding.found + str(finding.change)
+    assert message in finding.observation + str(finding.change)
 
 
 def test_a_run_for_gpus_that_are_not_there_is_counted(root: Path, tmp_path: Path) -> None:
@@ -35,7 +35,9 @@ def test_a_run_for_gpus_that_are_not_there_is_counted(root: Path, tmp_path: Path
     ):
         report = findings(root, tmp_path, plan=RunPlan(on_gpu=True))
     assert count_seconds.call_args.kwargs == {"rollouts": 8, "ppo_epochs": 2}
-    counted = re.search(r"for an A100 .* takes .* s \((.*)\)\.", report.findings["time"].found)
+    counted = re.search(
+        r"for an A100 .* takes .* s \((.*)\)\.", report.findings["time"].observation
+    )
     assert counted is not None
     assert sum(map(int, re.findall(r"(\d+)%", counted[1]))) == pytest.approx(100, abs=2)
     bounds = counted[1].partition("; bound: ")[2]
@@ -55,7 +57,7 @@ def test_no_curve_is_a_warning(root: Path, tmp_path: Path, trainer: Any, expecte
     plan = plan_run({"accelerator": "cpu", "devices": 1, **trainer})
     report = findings(root, tmp_path, plan=plan)  # 4 iterations
     assert not_ok(report) == ({} if expected is None else {"time": "warning"})
-    assert expected is None or expected in report.findings["time"].found
+    assert expected is None or expected in report.findings["time"].observation
 
 
 @pytest.mark.parametrize(
