@@ -18,6 +18,7 @@ _MODULES = {
     for alias in statement.names
 }
 _CORE = {
+    "calibration",
     "files",
     "logs",
     "monitors",

@@ -75,6 +75,13 @@ def _watch(argv: Sequence[str]) -> None:
         help="task that the thresholds are meant for: chat (default), 'short answers' or "
         "'checkable reward'",
     )
+    parser.add_argument(
+        "--healthy",
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="logs of runs that you call healthy: thresholds are loosened so that none is flagged",
+    )
     options = parser.parse_args(argv)
     names = dict(word.split("=", 1) for word in options.map if "=" in word)
     if len(names) < len(options.map):
@@ -87,6 +94,7 @@ def _watch(argv: Sequence[str]) -> None:
             responses=options.responses,
             follow=options.follow,
             preset=options.preset,
+            healthy=options.healthy,
         )
     except (ValueError, OSError, ModuleNotFoundError) as error:
         parser.error(str(error))

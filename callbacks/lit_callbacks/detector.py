@@ -53,6 +53,9 @@ class CollapseDetector(Callback):
             the watched metrics at that time.
         preset: Task that the default monitors are meant for: `chat`, `short answers` or `checkable
             reward`; see `Watch`.
+        thresholds: Thresholds that differ from the monitors' own, for example of runs that a person
+            calls healthy (`Watch.calibrate`), by the key of the monitor and the name of its
+            argument: `{rollout/kl_per_token: {high: 0.3}}`.
 
     Raises:
         ValueError: If an argument is wrong, an action cannot work with the module, or a key is
@@ -67,8 +70,9 @@ class CollapseDetector(Callback):
         when: When = "train_batch",
         *,
         preset: str = "chat",
+        thresholds: dict[str, dict[str, float]] | None = None,
     ) -> None:
-        self.watch = Watch(monitors, votes, preset=preset)
+        self.watch = Watch(monitors, votes, preset=preset, thresholds=thresholds)
         if when not in ("train_batch", "train_epoch", "validation"):
             raise ValueError(f"when: expected train_batch, train_epoch or validation, got {when!r}")
         self.monitors = self.watch.monitors
@@ -236,7 +240,7 @@ class CollapseDetector(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(scalars, step=step)
         for text in self.watch.notes:
-            is_warning = not text.startswith("thresholds")
+            is_warning = not text.startswith(("preset", "thresholds"))
             say(trainer, self._prefixed(text), logging.WARNING if is_warning else logging.INFO)
             log_note(trainer, f"{self._prefix}/note", text, step)
         is_news = self.watch.is_news
@@ -315,6 +319,7 @@ class CollapseEarlyStopping(CollapseDetector):
         kinds: Kinds of trouble at which training ends, see `Action`. Default: `broken` and
             `exploiting`; a policy that has become monotonous is told and not stopped.
         preset: Task that the default monitors are meant for; see `CollapseDetector`.
+        thresholds: Thresholds that differ from the monitors' own; see `CollapseDetector`.
     """
 
     def __init__(
@@ -325,9 +330,12 @@ class CollapseEarlyStopping(CollapseDetector):
         kinds: list[str] | None = None,
         *,
         preset: str = "chat",
+        thresholds: dict[str, dict[str, float]] | None = None,
     ) -> None:
         actions: list[Action] = [StopTraining(kinds=kinds)]
-        super().__init__(monitors, actions, votes=votes, when=when, preset=preset)
+        super().__init__(
+            monitors, actions, votes=votes, when=when, preset=preset, thresholds=thresholds
+        )
 
 
 class Collapse(NamedTuple):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lit_callbacks.calibration import describe_changes, is_calibrated, thresholds_of
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
 from lit_callbacks.names import find_names
 from lit_callbacks.runs import EmptyLogError, Run, find_logs, read_run
@@ -124,6 +125,27 @@ def _split_folders(logs: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(split))
 
 
+def _read_renamed(log: str, names: Mapping[str, str] | None) -> list[dict[str, float]]:
+    """The steps of a log, with the watched metrics under the monitors' keys.
+
+    Args:
+        log: A log, see `read_run`.
+        names: Names of its metrics by the monitors' keys, besides those that are recognized.
+    """
+    steps = list(read_logged_steps(log).values())
+    known = find_names(key for step in steps for key in step) | dict(names or {})
+    return [
+        step | {key: step[name] for key, name in known.items() if name in step} for step in steps
+    ]
+
+
+def _calibrated_signals(watch: Watch, runs: Iterable[Sequence[Mapping[str, float]]]) -> set[str]:
+    """The signals of some runs whose thresholds can be calibrated."""
+    steps = [StepMetrics(step, {}) for run in runs for step in run]
+    monitors = [monitor for monitor in watch.monitors if is_calibrated(monitor)]
+    return {monitor.vote for monitor in monitors if any(map(monitor.can_read, steps))}
+
+
 def watch_logs(
     logs: Sequence[str],
     names: Mapping[str, str] | None = None,
@@ -132,6 +154,7 @@ def watch_logs(
     follow: float = 0.0,
     *,
     preset: str = Preset.CHAT,
+    healthy: Sequence[str] = (),
 ) -> dict[str, Level]:
     """Judge logs and print every change of a verdict's level, and each graver kind of trouble.
 
@@ -144,12 +167,29 @@ def watch_logs(
         follow: Seconds between two looks for new steps, until Ctrl-C; 0 reads the logs once. The
             newest step is judged when the next one is there.
         preset: Task that the thresholds are meant for; see `Watch`.
+        healthy: Logs of runs that a person calls healthy, by which thresholds are loosened; see
+            `Watch.calibrate`.
 
     Returns:
         The highest level of each log.
     """
     runs = _split_folders(logs)
-    watches = {log: Watch(votes=votes, responses=responses, preset=preset) for log in runs}
+    thresholds: dict[str, dict[str, float]] = {}
+    calm: dict[str, list[dict[str, float]]] = {}
+    if healthy:
+        calm = {log: _read_renamed(log, names) for log in _split_folders(healthy)}
+        template = Watch(votes=votes, responses=responses, preset=preset)
+        try:
+            changes = template.calibrate(list(calm.values()))
+        except ValueError as error:
+            raise ValueError(f"--healthy {', '.join(calm)}: {error}") from error
+        for line in describe_changes(changes, len(calm)):
+            print(printable(line))
+        thresholds = thresholds_of(changes)
+    watches = {
+        log: Watch(votes=votes, responses=responses, preset=preset, thresholds=thresholds)
+        for log in runs
+    }
     judged = dict.fromkeys(runs, 0)  # number of steps
     highest = dict.fromkeys(runs, Level.HEALTHY)
     while True:
@@ -159,6 +199,13 @@ def watch_logs(
             except EmptyLogError:
                 steps = {}
             watch.names = find_names(k for s in steps.values() for k in s) | dict(names or {})
+            if healthy and steps and not judged[log]:
+                shared = _calibrated_signals(watch, [_read_renamed(log, names)])
+                if not shared & (known := _calibrated_signals(watch, calm.values())):
+                    raise ValueError(
+                        f"--healthy: expected runs with a signal that {log} has, too (it has "
+                        f"{', '.join(sorted(shared)) or 'none'}), got {', '.join(sorted(known))}"
+                    )
             for step, scalars in list(steps.items())[judged[log] : -1 if follow else None]:
                 judged[log] += 1
                 if not watch.reads(scalars):

@@ -385,6 +385,11 @@ class Monitor:
         """The latest readings, at most `count` and none of the warm-up."""
         return self.history[-max(1, min(count, self.steps - self.warmup)) :]
 
+    @property
+    def reading(self) -> float:
+        """The reading that is judged: the median of the latest values (`smoothing`)."""
+        return self._smoothed()
+
     def _smoothed(self) -> float:
         """The median of the latest readings; the latest one itself if it is not finite."""
         value = self.history[-1]
@@ -461,6 +466,20 @@ class Monitor:
     def ratio_bound(self, baseline: float, ratio: float) -> float:
         """The value that a ratio stands for."""
         return baseline * ratio
+
+    def ratio_of(self, baseline: float, value: float) -> float:
+        """The ratio that stands for a value; NaN if there is none."""
+        return value / baseline if baseline > 0 else math.nan
+
+    def set_threshold(self, argument: str, value: float) -> None:
+        """Change a threshold.
+
+        Args:
+            argument: `high`, `high_ratio`, `low` or `low_ratio`.
+            value: Its value, see the class.
+        """
+        setattr(self, argument, value)
+        self._check_thresholds()
 
     def threshold_of(self, sign: int, *, fixed: float | None, ratio: float | None) -> float:
         """The effective threshold of one side.

@@ -129,6 +129,17 @@ class KLPerTokenMonitor(Monitor):
         """
         return super().threshold_of(sign, fixed=fixed, ratio=ratio) + self.start
 
+    def set_threshold(self, argument: str, value: float) -> None:
+        """Change a threshold; the distance beyond which the monitor decides alone moves no nearer.
+
+        Args:
+            argument: `high`, `high_ratio`, `low` or `low_ratio`.
+            value: Its value, see `Monitor`.
+        """
+        if argument == "high" and self.high is not None:
+            self.decisive_factor = max(1.0, self.decisive_factor * self.high / value)
+        super().set_threshold(argument, value)
+
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
         return {**super().state_dict(), "first": list(self._first)}
@@ -276,7 +287,7 @@ class LengthMonitor(Monitor):
     limits = NOT_NEGATIVE
     relative_noise = 0.6
     key = "rollout/response_length"
-    high_ratio = 1.75
+    high_ratio = 2.0
     low_ratio = 0.6
     reference_key = "rollout/ref_response_length"
 
@@ -377,6 +388,10 @@ class PerplexityMonitor(EntropyMonitor):
     def ratio_bound(self, baseline: float, ratio: float) -> float:
         """The baseline to the power of the ratio."""
         return float(max(baseline, 1.0) ** ratio)
+
+    def ratio_of(self, baseline: float, value: float) -> float:
+        """The ratio of the logarithms; NaN for a baseline of at most 1."""
+        return math.log(max(value, 1.0)) / math.log(baseline) if baseline > 1 else math.nan
 
 
 class RepetitionMonitor(Monitor):

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
+from lit_callbacks.calibration import Thresholds
 from lit_callbacks.monitors import Level
 from lit_callbacks.names import find_names
+from lit_callbacks.signals import Preset
 from lit_callbacks.verdict import GRAVE, Trouble, Verdict
 from lit_callbacks.watch import Watch
 
@@ -26,12 +28,15 @@ class WatchCallback:
     is an interval of the log. The level is kept as `monitor/level` in the Trainer's `log_history`.
 
     Args:
-        watch: Monitors and verdict; by default `Watch()`.
+        watch: Monitors and verdict; by default the ones of `preset` and `thresholds`.
         names: Names of the metrics by the monitors' keys; by default the names of the trainers in
             `lit_callbacks.names` are recognized.
         stop: Level at which training ends, `suspicious` or `collapsed`; `None` only reports.
         kinds: Kinds of trouble at which training ends, by default `broken` and `exploiting`; see
             `Trouble`.
+        preset: Task that the thresholds are meant for: `chat`, `short answers` or `checkable
+            reward`; see `Preset`. Not beside `watch`.
+        thresholds: Thresholds that differ from the preset's, see `Watch`. Not beside `watch`.
     """
 
     def __init__(
@@ -40,8 +45,13 @@ class WatchCallback:
         names: dict[str, str] | None = None,
         stop: str | None = "collapsed",
         kinds: list[str] | None = None,
+        *,
+        preset: str = Preset.CHAT,
+        thresholds: Thresholds | None = None,
     ) -> None:
-        self.watch = watch or Watch()
+        if watch is not None and (preset != Preset.CHAT or thresholds):
+            raise ValueError("watch: expected either a watch, or preset and thresholds, got both")
+        self.watch = watch or Watch(preset=preset, thresholds=thresholds)
         self.names = names
         self.stop = None if stop is None else Level.parse("stop", stop)
         self.kinds = GRAVE if kinds is None else Trouble.parse("kinds", kinds)

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
+from lit_callbacks.calibration import (
+    HealthyReading,
+    ThresholdChange,
+    Thresholds,
+    apply_thresholds,
+    is_calibrated,
+    loosen,
+    thresholds_of,
+)
 from lit_callbacks.monitors import Level, Monitor, StepMetrics, choose
 from lit_callbacks.signals import RESPONSES_KEY, Preset, default_monitors
 from lit_callbacks.verdict import DEFAULT_VOTES, Trouble, Verdict, judge, watches_several_signals
@@ -24,6 +34,10 @@ class Watch:
     When the prompts have changed, the monitors take new baselines, and until these are known a
     verdict that would be healthy is `data changed`.
 
+    A level is left once all steps of a window are below it: of the latest `2 * patience - 1`, with
+    the least patience of the monitors that spoke when it was last reached. So a signal at the edge
+    of a threshold does not change the level at every step.
+
     Args:
         monitors: The monitors; by default one per signal, under `lit_rlhf`'s keys.
         votes: Number of different signals that must be beyond their thresholds for a collapse (or
@@ -33,6 +47,9 @@ class Watch:
         responses: Number of responses of a step; 0 reads it from the metrics, if they have it.
         preset: Task that the default monitors are meant for: `chat`, `short answers` or `checkable
             reward`; see `Preset`.
+        thresholds: Thresholds that differ from the monitors' own, by the key of the monitor and the
+            name of its argument, such as `{"rollout/kl_per_token": {"high": 0.3}}`; see
+            `calibrate`.
     """
 
     def __init__(
@@ -42,6 +59,8 @@ class Watch:
         names: Mapping[str, str] | None = None,
         responses: int = 0,
         preset: str = Preset.CHAT,
+        *,
+        thresholds: Thresholds | None = None,
     ) -> None:
         if votes is not None and votes < 1:
             raise ValueError(f"votes: expected at least 1, got {votes}")
@@ -49,6 +68,8 @@ class Watch:
         if not self.monitors:
             raise ValueError("monitors: expected at least one, got none")
         self.preset = Preset.parse(preset)
+        apply_thresholds(self.monitors, thresholds or {})
+        self._has_preset = monitors is None
         self.votes = votes
         self.names = dict(names or {})
         self.responses = responses
@@ -61,6 +82,8 @@ class Watch:
         """Whether the last verdict says what none before it said: another level, or at this level a
         graver kind of trouble."""
         self._told: Trouble | None = None  # the gravest kind since the level changed
+        self._window = 1  # steps below the level after which it is left
+        self._quiet = 0  # steps in a row below the level
         self._announced = False
         self._changed = ""
         self._finite: set[str] = set()  # keys that have been finite
@@ -121,6 +144,9 @@ class Watch:
             alone = judge(self.monitors, 1, verdict.step)
             self.single = alone if alone.level is Level.COLLAPSED else None
         self.notes = []
+        if verdict.step == 1 and self._has_preset:
+            others = ", ".join(preset for preset in Preset if preset is not self.preset)
+            self.notes = [f"preset: {self.preset} (others: {others})"]
         # thresholds that need no baseline are ready at once
         ready = all(m.has_baseline is not False for m in self.monitors if m.steps)
         if verdict.level is Level.DATA_CHANGED:
@@ -136,12 +162,22 @@ class Watch:
             self._changed = ""
             ranges = [text for m in self.monitors if m.steps and (text := m.allowed())]
             text = f"thresholds: {', '.join(ranges)}; {self.describe_votes()}"
-            if self.preset is not Preset.CHAT:
-                text += f"; preset: {self.preset}"
-            self.notes = [text] if ranges else []
+            self.notes += [text] if ranges else []
             self.notes += [text for m in self.monitors if m.steps and (text := m.dead_threshold())]
+        verdict = self._hold(verdict)
         self._compare(verdict)
         self.verdict = verdict
+        return verdict
+
+    def _hold(self, verdict: Verdict) -> Verdict:
+        """The last verdict as long as its level lasts, or else the new one."""
+        is_below = Level.HEALTHY <= verdict.level < self.verdict.level
+        self._quiet = self._quiet + 1 if is_below else 0
+        if 0 < self._quiet < self._window:
+            return self.verdict._replace(step=verdict.step)
+        self._quiet = 0
+        speaking = [m.patience for m in self.monitors if m.level is not Level.HEALTHY]
+        self._window = 2 * min(speaking, default=1) - 1
         return verdict
 
     def _compare(self, verdict: Verdict) -> None:
@@ -179,8 +215,89 @@ class Watch:
         )
         return f"{together}, and {', '.join(own_names)} alone" if own_names else together
 
+    def calibrate(
+        self, healthy_runs: Sequence[Sequence[Mapping[str, float]]]
+    ) -> list[ThresholdChange]:
+        """Loosen thresholds by runs that a person calls healthy, so that none of them is flagged.
+
+        A threshold that depends on the task (a multiple of the baseline, or KL) is moved to 1.25
+        times what a healthy run reached in `patience` of `2 * patience - 1` steps, if it is nearer.
+        No threshold becomes narrower. Bounds that mean the same in any run stay: the ones of
+        shares, of metrics that are not finite, and of the signals of a broken run.
+
+        Args:
+            healthy_runs: Metrics by key of each step, for each run.
+
+        Returns:
+            The changes; `lit_callbacks.calibration.thresholds_of` makes the argument `thresholds`
+            of them.
+
+        Raises:
+            ValueError: If there is no run, a run has no or too few steps with a watched metric, a
+                run is collapsed by bounds that stay, or this watch has judged a step already.
+        """
+        if self.verdict.step:
+            raise ValueError("calibrate: expected a watch that has judged no step yet")
+        if not healthy_runs:
+            raise ValueError("healthy_runs: expected at least one run, got none")
+        monitors = deepcopy(self.monitors)
+        runs = [self._read_healthy(number, run) for number, run in enumerate(healthy_runs, 1)]
+        changes = loosen(monitors, runs)
+        for number, run in enumerate(healthy_runs, 1):
+            watch = self._with_monitors(deepcopy(monitors))
+            for step in run:
+                if watch.reads(step) and watch.step(step).level is Level.COLLAPSED:
+                    raise ValueError(
+                        f"healthy run {number}: expected a healthy run, got one that is collapsed "
+                        f"at its step {watch.verdict.step} by bounds that calibration does not "
+                        f"move: {watch.verdict.sentence}"
+                    )
+        apply_thresholds(self.monitors, thresholds_of(changes))
+        return changes
+
+    def _with_monitors(self, monitors: Sequence[Monitor]) -> Watch:
+        """A watch with the same options and other monitors."""
+        return Watch(monitors, self.votes, self.names, self.responses)
+
+    def _read_healthy(
+        self, number: int, run: Sequence[Mapping[str, float]]
+    ) -> list[list[HealthyReading]]:
+        """What each monitor reads in a healthy run.
+
+        Args:
+            number: Number of the run, for the error.
+            run: Metrics by key, step by step.
+        """
+        watch = self._with_monitors(deepcopy(self.monitors))
+        readings: list[list[HealthyReading]] = [[] for _ in watch.monitors]
+        for step in run:
+            if not watch.reads(step):
+                continue
+            before = [monitor.steps for monitor in watch.monitors]
+            watch.step(step)
+            for monitor, steps, read in zip(watch.monitors, before, readings, strict=True):
+                if monitor.steps > steps and monitor.history:
+                    reading = monitor.reading
+                    read.append(HealthyReading(reading, monitor.baseline, monitor.thresholds()))
+        needed = 1 + max(monitor.baseline_steps for monitor in watch.monitors)
+        if not any(map(is_calibrated, (m for m in watch.monitors if m.steps))):
+            keys = dict.fromkeys(m.key for m in watch.monitors if is_calibrated(m))
+            logged = sorted({key for step in run for key in step})
+            raise ValueError(
+                f"healthy run {number}: expected one of {', '.join(keys)}, "
+                f"got {', '.join(logged) or 'no steps'}"
+            )
+        if watch.verdict.step < needed:
+            raise ValueError(
+                f"healthy run {number}: expected at least {needed} steps with a watched metric, "
+                f"got {watch.verdict.step}"
+            )
+        return readings
+
     def clear(self) -> None:
         """Forget the latest readings, but not the baselines, for instance after a roll-back."""
+        self._window = 1
+        self._quiet = 0
         for monitor in self.monitors:
             monitor.clear()
 
@@ -191,6 +308,8 @@ class Watch:
             "announced": self._announced,
             "changed": self._changed,
             "told": None if self._told is None else self._told.value,
+            "window": self._window,
+            "quiet": self._quiet,
             "finite": sorted(self._finite),
             "single": None if self.single is None else _pack_verdict(self.single),
             "monitors": [monitor.state_dict() for monitor in self.monitors],
@@ -203,6 +322,8 @@ class Watch:
         self._changed = state["changed"]
         told_trouble = state.get("told")  # states of older versions have none
         self._told = None if told_trouble is None else Trouble(told_trouble)
+        self._window = state.get("window", 1)
+        self._quiet = state.get("quiet", 0)
         self._finite = set(state["finite"])
         single = state.get("single")  # states of older versions have none, or a list
         if isinstance(single, list):

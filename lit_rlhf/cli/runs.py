@@ -31,6 +31,7 @@ _LATER_DEFAULTS = {
     "preset": "chat",
     "seed": None,
     "split_seed": None,
+    "thresholds": None,
 }
 """Defaults of options that came after the first hashes of commands, which must stay the same: a
 run that was finished before is still finished. A new option of a command, a module, a data module

@@ -112,7 +112,7 @@ PROMPTS = {"high_ratio": 1.2, "low_ratio": 0.83, "optional": True}
 MONITORS: list[tuple[str, dict[str, Any]]] = [  # the rest of each is as in `Monitor`
     ("KLMonitor", {"high": 30.0}),
     ("KLPerTokenMonitor", {"high": 0.07, "decisive_factor": 3.0, "decisive_nats": 15.0}),
-    ("LengthMonitor", {"high_ratio": 1.75, "low_ratio": 0.6}),
+    ("LengthMonitor", {"high_ratio": 2.0, "low_ratio": 0.6}),
     ("TruncationMonitor", {"high": 0.3, "high_ratio": 2.0, "most": 0.95}),
     ("PerplexityMonitor", {"high_ratio": 1.8, "low_ratio": 0.55}),
     ("EntropyMonitor", {"high_ratio": 1.8, "low_ratio": 0.55}),

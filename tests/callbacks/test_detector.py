@@ -45,11 +45,12 @@ from tests.support.scripted import (
 
 NAN = math.nan
 COLLAPSE = {
-    "drift": [1.0, 1.0, 2.0, 12.0, 13.0, 14.0, 15.0, 1.0, 1.0],
-    "size": [5.0, 5.0, 5.0, 5.0, 5.0, 50.0, 50.0, 5.0, 5.0],
+    "drift": [1.0, 1.0, 2.0, 12.0, 13.0, 14.0, 15.0, 1.0, 1.0, 1.0, 1.0],
+    "size": [5.0, 5.0, 5.0, 5.0, 5.0, 50.0, 50.0, 5.0, 5.0, 5.0, 5.0],
 }
-# `drift` is above 10 for the second time in a row at step 5, `size` above 40 at step 7
-LEVELS = [0, 0, 0, 0, 1, 1, 2, 0, 0]
+# `drift` is above 10 for the second time in a row at step 5, `size` above 40 at step 7, and the
+# third quiet step leaves the level
+LEVELS = [0, 0, 0, 0, 1, 1, 2, 2, 2, 0, 0]
 
 
 def two_monitors() -> list[Monitor]:
@@ -80,9 +81,9 @@ def test_a_collapse_is_logged_step_by_step(tmp_path: Path, manual: bool) -> None
 
 
 def test_nan_in_any_metric_is_a_collapse_at_once(tmp_path: Path) -> None:
-    script = {"other": [1.0, NAN, 1.0, NAN, math.inf, 1.0]}
+    script = {"other": [1.0, NAN, 1.0, NAN, math.inf, 1.0, 1.0, 1.0]}
     # two in a row: steps 4 and 5
-    assert watched(tmp_path, script, [NonFiniteMonitor(patience=2)]) == [0, 0, 0, 2, 2, 0]
+    assert watched(tmp_path, script, [NonFiniteMonitor(patience=2)]) == [0, 0, 0, 2, 2, 2, 2, 0]
 
 
 def test_all_actions_see_a_step_before_one_acts(tmp_path: Path, monkeypatch: Any) -> None:
@@ -137,7 +138,7 @@ def test_levels_and_actions_are_said_once(tmp_path: Path, caplog: pytest.LogCapt
     with patch.object(RecordActs, "act", return_value="raised " + "one and another " * 20):
         trainer(tmp_path, detector, logger=[board, table]).fit(Scripted(LONG), batches(11))
     ranges, verdict, action = lines(caplog)
-    assert ranges.startswith("thresholds: KL at most 30 nats, length 1.82 to 5.31 tokens, ")
+    assert ranges.startswith("thresholds: KL at most 30 nats, length 1.82 to 6.07 tokens, ")
     assert ranges.endswith("; two of these 3 signals make a collapse (votes: 2)")
     assert verdict == (
         "collapsed at step 10: KL 40 nats is 13.2x its baseline and rising and 2 more: the policy "
@@ -165,30 +166,33 @@ def test_levels_are_logged_as_often_as_metrics_and_at_their_step(tmp_path: Path)
     """A module without a `step` of its own: Lightning counts batches from 0."""
     logger = TensorBoardLogger(tmp_path, name="", version="")
     monitors: list[Monitor] = [*two_monitors(), RewardDistributionMonitor()]
-    module = {"logs_step": False, "outputs": {"scores": [[1.0, 2.0]] * 9}}
+    module = {"logs_step": False, "outputs": {"scores": [[1.0, 2.0]] * 11}}
     watched(tmp_path, COLLAPSE, monitors, module, logger=logger, log_every_n_steps=3)
     events = read_events(tmp_path)
     for key in ("drift", "monitor/level", "monitor/scores_mean"):
         assert [event.step for event in events.Scalars(key)] == [2, 5, 8], key
     assert [event.step for event in events.Histograms("monitor/scores")] == [2, 5, 8]
-    assert [event.value for event in events.Scalars("monitor/level")] == [0.0, 1.0, 0.0]
+    assert [event.value for event in events.Scalars("monitor/level")] == [0.0, 1.0, 2.0]
     # words come when the level changes
-    assert [step for step, _ in read_texts(tmp_path)] == [4, 6, 7]
+    assert [step for step, _ in read_texts(tmp_path)] == [4, 6, 9]
 
 
 def test_two_detectors_have_own_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
     watched = ([above(10.0, "drift")], [above(40.0, "size"), NonFiniteMonitor()])
     detectors = [CollapseDetector(monitors) for monitors in watched]
-    trainer(tmp_path, *detectors, logger=logger).fit(Scripted(COLLAPSE), batches(9))
+    trainer(tmp_path, *detectors, logger=logger).fit(Scripted(COLLAPSE), batches(11))
     events = read_events(tmp_path)
-    levels = {"monitor": [0, 0, 0, 0, 2, 2, 2, 0, 0], "monitor/2": [0, 0, 0, 0, 0, 0, 2, 0, 0]}
-    for prefix, steps in (("monitor", [5, 8]), ("monitor/2", [7, 8])):
+    levels = {
+        "monitor": [0, 0, 0, 0, 2, 2, 2, 2, 2, 0, 0],
+        "monitor/2": [0, 0, 0, 0, 0, 0, 2, 2, 2, 0, 0],
+    }
+    for prefix, steps in (("monitor", [5, 10]), ("monitor/2", [7, 10])):
         assert [event.value for event in events.Scalars(f"{prefix}/level")] == levels[prefix]
         assert [step for step, _ in read_texts(tmp_path, f"{prefix}/verdict")] == steps
     said = lines(caplog)
     heads = ["thresholds", "monitor/2", "collapsed at step 5", "monitor/2"]
-    heads += ["healthy at step 8", "monitor/2"]
+    heads += ["healthy at step 10", "monitor/2"]
     assert [line.partition(": ")[0] for line in said] == heads
     levels_of_second = [line.split()[1] for line in said if "monitor/2" in line]
     assert levels_of_second == ["thresholds:", "collapsed", "healthy"]
@@ -242,8 +246,8 @@ def test_a_monitor_of_an_own_metric_stops_the_run_alone(tmp_path: Path, caplog: 
 
 
 def test_the_end_says_what_one_vote_would_have_done(tmp_path: Path, caplog: Any) -> None:
-    script = {"drift": COLLAPSE["drift"], "size": [5.0] * 9}
-    assert watched(tmp_path, script, two_monitors()) == [0, 0, 0, 0, 1, 1, 1, 0, 0]
+    script = {"drift": COLLAPSE["drift"], "size": [5.0] * 11}
+    assert watched(tmp_path, script, two_monitors()) == [0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0]
     *_, last = lines(caplog)
     assert last.startswith("votes: 1 would have called it collapsed at step 5: drift 13 is ")
     watched(tmp_path, script, two_monitors(), {"logs_step": False})  # the first batch is step 0
@@ -417,7 +421,7 @@ def test_verdicts_of_a_resumed_run_are_those_of_a_whole_run(
     uninterrupted: tuple[Path, list[Verdict]], done: int
 ) -> None:
     folder, verdicts = uninterrupted
-    assert [v.step for v in verdicts if v.level is Level.COLLAPSED] == [8, 9]
+    assert [v.step for v in verdicts if v.level is Level.COLLAPSED] == [8, 9, 10]
     watch = Watch()
     detector = CollapseDetector(patient_monitors(), [watch])
     fit_batches(folder, Scripted(LATE), len(LATE["kl"]), detector, done=done)

@@ -74,8 +74,9 @@ def test_a_line_without_metrics_is_named(line: str, tmp_path: Path) -> None:
 def test_log_of_each_kind_has_its_verdict(kind: str, tmp_path: Path, capsys: Any) -> None:
     log = str(write(kind, tmp_path))
     assert watch_logs([log]) == {log: Level.COLLAPSED}
-    thresholds, verdict, last = capsys.readouterr().out.splitlines()
+    preset, thresholds, verdict, last = capsys.readouterr().out.splitlines()
     each = 1 if kind == "events" else 10  # the steps of event files are counted anew
+    assert preset.endswith(f"step {each}: preset: chat (others: short answers, checkable reward)")
     assert f"step {8 * each}: thresholds: KL per token at most 0.07 nats, length" in thresholds
     assert (
         f"step {12 * each}: collapsed: KL per token 0.4 nats is 5.7x its limit of 0.07" in verdict

@@ -173,9 +173,9 @@ def test_length_is_a_multiple_of_the_references_where_that_is_logged() -> None:
 
 
 def test_standard_error_of_the_responses_moves_a_threshold() -> None:
-    lengths = [fed(LengthMonitor(**SETTINGS), *[100.0] * 4, responses=b) for b in (0, 64, 9, 4)]
-    # 4 deviations of 0.6 x 100 / sqrt(B), at least the ratio's 75 and at most twice that
-    expected = pytest.approx([175.0, 175.0, 180.0, 220.0])
+    lengths = [fed(LengthMonitor(**SETTINGS), *[100.0] * 4, responses=b) for b in (0, 64, 4, 1)]
+    # 4 deviations of 0.6 x 100 / sqrt(B), at least the ratio's 100 and at most twice that
+    expected = pytest.approx([200.0, 200.0, 220.0, 300.0])
     assert [watcher.thresholds()[1] for watcher in lengths] == expected
     share = OpeningMonitor(high=math.inf, high_ratio=1.5, **SETTINGS)
     fed(share, *[0.2] * 4, responses=100)

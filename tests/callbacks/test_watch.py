@@ -59,7 +59,7 @@ def test_thresholds_are_said_once_when_the_baseline_is_known() -> None:
         watch.step(NORMAL)
         said.append(watch.notes)
     expected = (
-        "thresholds: KL per token at most 0.07 nats, length 60 to 175 tokens; two of these 2 "
+        "thresholds: KL per token at most 0.07 nats, length 60 to 200 tokens; two of these 2 "
         "signals make a collapse (votes: 2)"
     )
     assert said == [[]] * 7 + [[expected]] + [[]] * 12
@@ -131,7 +131,7 @@ def test_number_of_responses_is_taken_from_the_metrics_or_the_argument(responses
         given.step(NORMAL)
     ranges = [[m.thresholds() for m in watch.monitors] for watch in (from_metrics, given)]
     assert ranges[0] == ranges[1]
-    assert from_metrics.monitors[2].thresholds()[1] == {4: 220.0, 16: 175.0}[responses]
+    assert from_metrics.monitors[2].thresholds()[1] == {4: 220.0, 16: 200.0}[responses]
 
 
 def test_state_continues_in_the_middle() -> None:
@@ -181,16 +181,40 @@ def test_preset_sets_the_thresholds_of_its_task_and_is_told(
     preset: str, level: Level | None
 ) -> None:
     watch = Watch(preset=preset)
-    notes = []
+    first_notes = []
     normal = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
     longer = {"rollout/kl_per_token": 0.1, "rollout/response_length": 300.0}
     surer = {"rollout/entropy": 0.5}
     for step in [normal | {"rollout/entropy": 1.9}] * 10 + [longer | surer] * 4:
         watch.step(step)
-        notes += watch.notes
+        first_notes += watch.notes[:1] if watch.verdict.step == 1 else []
     assert watch.verdict.level is (level or Level.HEALTHY)
-    told = [note for note in notes if note.startswith("thresholds")]
-    assert [note.endswith(f"; preset: {preset}") for note in told] == [preset != "chat"]
+    others = ", ".join(p for p in ("chat", "short answers", "checkable reward") if p != preset)
+    assert first_notes == [f"preset: {preset} (others: {others})"]
+
+
+def test_level_is_left_once_a_whole_window_is_below_it() -> None:
+    def judged(values: str, patience: int) -> str:
+        watch = Watch([Monitor("x", high=1.0, patience=patience, suspicion=1.0)])
+        return "".join(str(int(watch.step({"x": float(v)}).level)) for v in values)
+
+    assert judged("0022020200022", patience=2) == "0002222222002"
+    assert judged("00220", patience=1) == "00220"
+    # with a patience of 3, five steps
+    assert judged("22200000222", patience=3) == "00222220002"
+
+
+def test_lower_level_is_told_after_a_window_and_clearing_ends_it() -> None:
+    watch = Watch([Monitor("x", high=4.0, low_ratio=0.0, patience=2, suspicion=0.5)])
+    news = []
+    for value in (0.0, 5.0, 5.0, 0.0, 0.0, 0.0):
+        level = watch.step({"x": value}).level
+        news.append((level, watch.is_news))
+    assert news == [(H, False), (H, False), (C, True), (C, False), (C, False), (H, True)]
+    for value in (5.0, 5.0):
+        watch.step({"x": value})
+    watch.clear()
+    assert watch.step({"x": 0.0}).level is H
 
 
 def test_preset_that_is_not_known_is_refused() -> None:

@@ -65,6 +65,7 @@ PRINTED = {
         BAR,
         *LIGHTNING,
         *PHASES,
+        r"preset: chat \(others: short answers, checkable reward\)",
         r"thresholds: .*; two of these \d+ signals make a collapse \(votes: 2\)",
         r"(?:healthy|suspicious) at step \d+: .*",
         r"votes: 1 would have called it collapsed at step \d+: .*",

@@ -16,6 +16,7 @@ def watch(
     responses: int = 0,
     *,
     preset: str = "chat",
+    healthy: list[str] | None = None,
 ) -> None:
     """Judge the logs of training runs, and print each change of a verdict.
 
@@ -33,6 +34,8 @@ def watch(
         votes: Number of different signals that make a collapse.
         responses: Number of responses of a step, from which the noise of its metrics follows.
         preset: Task that the thresholds are meant for: chat, short answers or checkable reward.
+        healthy: Logs of runs that you call healthy. Thresholds are loosened so that none of these
+            runs is flagged, and what changed is printed.
     """
     from lit_callbacks.logs import watch_logs
     from lit_callbacks.monitors import Level
@@ -44,9 +47,10 @@ def watch(
         responses=responses,
         follow=follow,
         preset=preset,
+        healthy=healthy or (),
     )
     if Level.COLLAPSED in levels.values():
         raise SystemExit(TROUBLED)
 
 
-COMMAND = Command(watch, lists=("logs",), first="logs", error_status=ERROR)
+COMMAND = Command(watch, lists=("logs", "healthy"), first="logs", error_status=ERROR)
