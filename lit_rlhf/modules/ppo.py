@@ -41,7 +41,7 @@ from lit_rlhf.modules.ppo_checks import (
     refuse_untrusted_rewards,
     warn_about_options,
 )
-from lit_rlhf.modules.resume import weights_checksum
+from lit_rlhf.modules.resume import end_with_validation, weights_checksum
 from lit_rlhf.modules.schedules import build_schedule, training_batch_size
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule, evaluation_prefix
 from lit_rlhf.modules.updates import GuardedStepper
@@ -358,18 +358,28 @@ class PPOModule(StageModule):
                 check_batch_size(self.ppo, self.datamodule.batch_size)
 
     def on_train_start(self) -> None:
-        """Tell of a missing ptx loss; stop at once if a checkpoint is at the end of the run."""
+        """Tell of a missing ptx loss; stop at once at the end of a resumed run."""
         if self.loss.ptx_coef > 0 and getattr(self.datamodule, "ptx_sources", None) == []:
             rank_zero_info(
                 "ppo: no data.ptx_sources, so there is no language-model loss (Eq. 17); "
                 f"loss.ptx_coef = {self.loss.ptx_coef} has no effect"
             )
-        self.stop_after_last_iteration()
+        if not (self.is_complete and end_with_validation(self.trainer)):
+            self.stop_after_last_iteration()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `max_iterations` are done."""
+        return self.max_iterations is not None and int(self.ppo.iteration) >= self.max_iterations
 
     def stop_after_last_iteration(self) -> None:
         """Ask the trainer to stop once `max_iterations` are done."""
-        if self.max_iterations is not None and int(self.ppo.iteration) >= self.max_iterations:
+        if self.is_complete:
             self.trainer.should_stop = True
+
+    def on_validation_start(self) -> None:
+        """Stop behind this validation if a resumed run has made it after its last iteration."""
+        self.stop_after_last_iteration()
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
         """One PPO iteration; returns the scores and lengths of the responses for callbacks."""

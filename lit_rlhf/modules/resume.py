@@ -6,6 +6,7 @@ compares its own with them. `CHANGES` says of each setting what a change means.
 """
 
 import json
+import math
 import random
 import zlib
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_callbacks import count_resumed_epoch
+from lit_callbacks.output import metrics_step
 from lit_rlhf.data import DataSource, RecordDataModule
 from lit_rlhf.files import code_versions
 from lit_rlhf.forward import LanguageModel, Offloaded
@@ -37,6 +39,7 @@ from lit_rlhf.modules.updates import TrainedNetwork
 SETTINGS_KEY = "resume_settings"
 CONTRACT_KEY = "text_contract"
 METRICS_KEY = "last_metrics"
+LOGGED_KEY = "logged_batch"
 VERSIONS_KEY = "versions"
 RUN_KEY = "run"
 VALUES_PER_TENSOR = 64
@@ -230,6 +233,7 @@ class Resume(Callback):
         self._configured: list[ConfiguredOptimizer] = []
         self._random_state: dict[str, Any] = {}
         self._loader_states: list[dict[str, Any]] = []
+        self._logged_batch: dict[str, Any] = {}
 
     def changed_names(self) -> set[str]:
         """Dotted names of the settings that differ from the checkpoint's."""
@@ -242,10 +246,19 @@ class Resume(Callback):
             "random_state": random_state(module.device),
             SETTINGS_KEY: self._run_settings(module),
             METRICS_KEY: last_metrics(module.trainer, self.saved_metrics),
+            LOGGED_KEY: logged_batch(module.trainer),
             VERSIONS_KEY: code_versions(),
             RUN_KEY: run_id(module),
             **({} if contract is None else {CONTRACT_KEY: contract}),
         }
+
+    def save(self, module: RunState, checkpoint: dict[str, Any]) -> None:
+        """Add to a checkpoint what an exact resume needs, a validation that is due among it."""
+        checkpoint |= self.state(module)
+        trainer = module.trainer
+        loops = checkpoint.get("loops")
+        if loops and trainer.training and is_validation_due(trainer, is_last=module.is_complete):
+            announce_validation(loops["fit_loop"])
 
     def load(self, module: RunState, checkpoint: Mapping[str, Any]) -> None:
         """Keep the random state and the position in the data until training starts.
@@ -267,6 +280,7 @@ class Resume(Callback):
             check_changes(self._changes, module.allow_changes, f"lit_rlhf {version}")
         self.saved_metrics = checkpoint.get(METRICS_KEY, {})
         self._random_state = checkpoint.get("random_state", {})
+        self._logged_batch = checkpoint.get(LOGGED_KEY, {})
         fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
         self._loader_states = fit_loop.get("state_dict", {}).get("combined_loader", [])
 
@@ -315,6 +329,9 @@ class Resume(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore random state and position in the data from a checkpoint, and apply changes.
 
+        The metrics of the checkpoint's batch are logged again: a run that was killed as soon as the
+        checkpoint was saved has not logged them.
+
         Lightning (2.6.6) restores the position when it sets up the loader. But a schedule that asks
         for `trainer.estimated_stepping_batches` has it set up before the checkpoint is read.
         """
@@ -325,13 +342,20 @@ class Resume(Callback):
         module = cast(RunState, pl_module)
         self._apply_changes(module)
         restore_random_state(self._random_state, pl_module.device)
+        if self._logged_batch:
+            for logger in trainer.loggers:
+                logger.log_metrics(**self._logged_batch)
         self._loader_states = []
         self._random_state = {}
+        self._logged_batch = {}
         module.has_trained = True
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the random state: rewards may draw from it, and a resumed run may not validate."""
         self._training_state = random_state(pl_module.device)
+        # Lightning (2.6.6) counts the batch twice in which a validation was interrupted; each later
+        # checkpoint would seem to be from within a validation.
+        trainer.fit_loop.epoch_loop.val_loop.batch_progress.total.reset_on_restart()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the random state of training, before a checkpoint is saved."""
@@ -374,6 +398,89 @@ class Resume(Callback):
             fields = {name.removeprefix(f"{group}.") for name in names if name.startswith(group)}
             if fields:
                 apply_optimizer_settings(network, configured, fields)
+
+
+def logged_batch(trainer: Trainer) -> dict[str, Any]:
+    """What Lightning logs of a batch as soon as its callbacks have seen its end.
+
+    Returns:
+        The arguments of `Logger.log_metrics`; empty if Lightning logs nothing there.
+    """
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set, but not declared
+    # 0: Lightning logs no batch
+    if not trainer.training or every == 0 or (trainer.fit_loop.total_batch_idx + 1) % every:
+        return {}
+    logged = {
+        key: float(value)
+        for key, value in trainer.logged_metrics.items()
+        if not key.startswith("val/")
+    }
+    step = metrics_step(trainer)
+    if logged.pop("step", None) is None:
+        logged["epoch"] = trainer.current_epoch
+    return {"metrics": logged, "step": step}
+
+
+def is_validation_due(trainer: Trainer, is_last: bool) -> bool:
+    """Whether Lightning validates after the current batch, by the number of batches.
+
+    Args:
+        trainer: The trainer of the run.
+        is_last: Whether the module ends the run after this batch, at which Lightning validates.
+    """
+    fit_loop = trainer.fit_loop
+    every_n_epochs = trainer.check_val_every_n_epoch
+    n_batches = fit_loop.batch_idx + 1
+    if every_n_epochs is None:  # the interval is over all epochs
+        n_batches = fit_loop.total_batch_idx + 1
+    elif (trainer.current_epoch + 1) % every_n_epochs:
+        return False
+    # `None`: by time; infinite: at the end of data without a length
+    interval = trainer.val_check_batch
+    is_at_interval = interval is not None and n_batches % interval == 0
+    is_at_end = interval == math.inf and fit_loop.epoch_loop.batch_progress.is_last_batch
+    return trainer.enable_validation and (is_at_interval or is_at_end or is_last)
+
+
+def announce_validation(fit_loop: dict[str, Any]) -> None:
+    """Have a run that resumes from a checkpoint begin with the validation after its last batch.
+
+    Lightning (2.6.6) saves at the end of a batch a state from which it goes on behind the
+    validation, at the end of an epoch even behind the hooks of that end. From a state within the
+    first batch of a validation it validates, and then ends the epoch.
+
+    Args:
+        fit_loop: State of the fit loop in the checkpoint; is changed.
+    """
+    batches = fit_loop["epoch_loop.batch_progress"]
+    if batches["total"]["completed"] != batches["total"]["processed"] - 1:
+        return  # not saved at the end of a batch
+    for count in (batches["total"], batches["current"]):
+        count["completed"] = count["processed"]
+    validated = fit_loop["epoch_loop.val_loop.batch_progress"]
+    n_before = validated["total"]["completed"]
+    for name, completed in (("total", n_before), ("current", 0)):
+        validated[name] = {
+            "ready": completed + 1,
+            "started": completed + 1,
+            "processed": completed,
+            "completed": completed,
+        }
+
+
+def end_with_validation(trainer: Trainer) -> bool:
+    """Have a resumed run that has no batch left to train make the validation that is due.
+
+    Returns:
+        Whether one is due.
+    """
+    epoch_loop = trainer.fit_loop.epoch_loop
+    is_due: bool = epoch_loop.val_loop.restarted_mid_evaluation
+    if is_due:
+        # To Lightning (2.6.6) it then is the one at the end of data without a length.
+        trainer.val_check_batch = math.inf
+        epoch_loop.batch_progress.is_last_batch = True
+    return is_due
 
 
 def run_id(module: RunState) -> str:

@@ -75,6 +75,11 @@ class RunState(LightningModule):
         return getattr(self.datamodule, "encoder", None)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the module's own limit has ended the run, besides the Trainer's limits."""
+        return False
+
+    @property
     def finished_dir(self) -> Path:
         """Folder of the finished model."""
         raise NotImplementedError

@@ -293,7 +293,7 @@ class StageModule(FixedDtypeBuffers, RunState):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what an exact resume needs."""
-        checkpoint |= self.resume.state(self)
+        self.resume.save(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint is of this run, and keep its state until training starts."""

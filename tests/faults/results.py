@@ -67,31 +67,6 @@ def logged(folder: Path) -> dict[str, Any]:
     return {"scalars": scalars, "samples": samples.read_bytes() if samples.exists() else b""}
 
 
-def without_lost_step(expected: Scalars, made: Scalars) -> Scalars:
-    """What was expected, less what is missing, if all that is missing is of one step.
-
-    Lightning logs the values of a step after its callbacks have saved a checkpoint of it, and
-    validates later still. A run that was interrupted in between resumes behind that step.
-
-    Args:
-        expected: Scalars of a run without a fault.
-        made: Scalars of the run that was interrupted, and resumed.
-    """
-    missing = {
-        (key, point)
-        for key, points in expected.items()
-        for point in points
-        if point not in made.get(key, [])
-    }
-    if len({step for _, (step, _) in missing}) > 1:
-        return expected
-    left = {
-        key: [point for point in points if (key, point) not in missing]
-        for key, points in expected.items()
-    }
-    return {key: points for key, points in left.items() if points}
-
-
 def without_cost(report: dict[str, Any]) -> dict[str, Any]:
     """A part of a report without requests and tokens, of which a second run needs fewer."""
     cost = ("from_cache", "requests", "prompt_tokens", "completion_tokens")

@@ -245,17 +245,13 @@ class Soak:
 
 
 def find_differences(soak: Soak) -> list[str]:
-    """What is wrong with the interrupted run's results, in words.
-
-    Lightning logs the values of a step after its callbacks have saved a checkpoint of it, so a
-    killed run may lack values. It may not have others.
-    """
+    """What is wrong with the interrupted run's results, in words."""
     expected, made = (
         results_of_fit(soak.folder / name, soak.iterations) for name in ("undisturbed", "run")
     )
     scalars, points = expected.pop("scalars"), made.pop("scalars")
     wrong = [name for name in {**expected, **made} if expected.get(name) != made.get(name)]
-    others = [key for key in points if not set(points[key]) <= set(scalars.get(key, ()))]
+    others = [key for key in {**scalars, **points} if points.get(key) != scalars.get(key)]
     wrong += [f"other values of {key}" for key in others]
     wrong += [f"left behind: {path.name}" for path in soak.folder.rglob("*.partial")]
     return wrong

@@ -5,7 +5,7 @@ A run that resumes with other settings applies them, or is refused.
 
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,8 @@ from lightning.pytorch import (
     Trainer,
     seed_everything,
 )
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from lit_callbacks import AdjustLearningRate, ResumeCheckpoint, Verdict
 from lit_rlhf.data import DemonstrationDataModule, PreferenceDataModule, PromptDataModule
@@ -28,6 +29,7 @@ from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule, option_names
 from lit_rlhf.modules.resume import CHANGES, REMARKS, Change, change_of
 from lit_rlhf.strategies import find_newest_checkpoint
+from tests.faults.results import files_of, logged
 from tests.support.saved_runs import STOPPED_AT, SaveOnce
 from tests.support.stages import (
     MOVING,
@@ -272,6 +274,112 @@ def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path,
     whole = go(0)
     go(5)  # the last batch of an epoch, before its validation or after it
     assert_equal_states(copy_state(go(0, tmp_path / "stopped.ckpt")), copy_state(whole))
+
+
+class EpochEnds(Callback):
+    """Keeps the numbers of batches after which epochs have ended."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, *_: object) -> None:
+        self.batches.append(trainer.fit_loop.total_batch_idx + 1)
+
+
+class Leavings(NamedTuple):
+    """What a run leaves.
+
+    Attributes:
+        scalars: Steps and values by key of all that it has logged, without measurements of time.
+        files: Files of the finished model, with its card and manifest.
+        epoch_ends: Numbers of batches after which epochs have ended.
+        best_score: The best value of a metric of its validations.
+        best_path: Name of the checkpoint of that value.
+    """
+
+    scalars: dict[str, list[tuple[int, str]]]
+    files: dict[str, bytes]
+    epoch_ends: list[int]
+    best_score: float
+    best_path: str
+
+
+VALIDATED_RUNS: dict[str, dict[str, Any]] = {
+    # 8 batches, with a validation after every second one
+    "sft": {"metric": "val/sft/loss", "max_epochs": 2, "val_check_interval": 2},
+    # 8 batches, with a validation after each epoch
+    "reward": {"metric": "val/reward/accuracy", "max_epochs": 2},
+    # 8 iterations in epochs of 5, with a validation after each epoch
+    "ppo": {"metric": "val/rollout/score", "max_epochs": -1},
+}
+
+
+def run_validated(stage: str, root: Path, folder: Path, killed_after: Sequence[int]) -> Leavings:
+    """Run a stage that is killed as soon as a checkpoint is saved, and resumed.
+
+    Args:
+        stage: A key of `VALIDATED_RUNS`.
+        root: Folder of models and data.
+        folder: Where the run leaves its files.
+        killed_after: Numbers of batches after which it is killed.
+    """
+    options = dict(VALIDATED_RUNS[stage])
+    metric = options.pop("metric")
+    checkpoint = None
+    epoch_ends: list[int] = []
+    for batches in (*killed_after, 0):
+        seed_everything(1 if checkpoint is None else 2, verbose=False)
+        own = {"max_iterations": 8} if stage == "ppo" else {}
+        module, data = STAGES[stage](root, **own, output_dir=str(folder / "model"))
+        ends = EpochEnds()
+        kill = SaveAndDie(Stop("on_train_batch_end", batches), folder / f"{batches}.ckpt")
+        best = ModelCheckpoint(folder / "best", monitor=metric)
+        with suppress(Killed):
+            fit_module(
+                module,
+                data,
+                folder,
+                callbacks=[ends, best, kill],
+                ckpt_path=checkpoint,
+                limit_val_batches=1,
+                enable_checkpointing=True,
+                log_every_n_steps=1,
+                logger=TensorBoardLogger(folder, name="logs", version="run"),
+                **options,
+            )
+        epoch_ends += ends.batches
+        checkpoint = kill.path
+    return Leavings(
+        scalars=logged(folder / "logs/run")["scalars"],
+        files=files_of(folder / "model"),
+        epoch_ends=epoch_ends,
+        best_score=float(best.best_model_score or 0),
+        best_path=Path(best.best_model_path).name,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")  # Lightning's, when a run resumes
+@pytest.mark.parametrize(
+    ("stage", "killed_after"),
+    [
+        ("sft", [1]),  # no validation is due
+        ("sft", [2, 4, 6, 8]),
+        ("reward", [4, 8]),
+        ("ppo", [5]),
+        ("ppo", [8]),
+    ],
+)
+def test_run_that_is_killed_before_a_validation_leaves_what_the_whole_run_leaves(
+    root: Path, tmp_path: Path, stage: str, killed_after: list[int]
+) -> None:
+    whole = run_validated(stage, root, tmp_path / "whole", [])
+    assert VALIDATED_RUNS[stage]["metric"] in whole.scalars
+    resumed = run_validated(stage, root, tmp_path / "resumed", killed_after)
+    # the paths of the two runs
+    files = {
+        name: content.replace(b"/resumed/", b"/whole/") for name, content in resumed.files.items()
+    }
+    assert resumed._replace(files=files) == whole
 
 
 def test_checkpoint_holds_state_and_no_frozen_weights(
