@@ -91,7 +91,11 @@ def report() -> None:
 
 
 def format_table(results: dict[str, dict[str, Any]]) -> str:
-    """Format the peaks of both arms, and RLOO's share of PPO's."""
+    """Format the peaks of both arms, and RLOO's share of PPO's peak.
+
+    Args:
+        results: Results of `run` by arm, rewards and micro-batches. `peak_gib` is in GiB.
+    """
     rows = []
     for rewards, micro_batches in itertools.product(REWARDS, MICRO_BATCHES):
         peaks = [results[f"{arm}, {rewards}, {micro_batches}"]["peak_gib"] for arm in ARMS]

@@ -192,7 +192,12 @@ parts reach theirs, and what comes last matters least."""
 
 
 def run_part(part: Part, n_gpus: int) -> Result:
-    """Run a part to its end or its limit; a part that needs more GPUs is skipped."""
+    """Run a part of the report, and stop it at its limit.
+
+    Args:
+        part: The part. It is skipped if it needs more GPUs.
+        n_gpus: Number of GPUs of this machine.
+    """
     if part.gpus > n_gpus:
         return Result(part, f"skipped: needs {part.gpus} GPUs, there are {n_gpus}", 0.0, "")
     start = time.monotonic()
@@ -229,7 +234,12 @@ def describe_machine() -> list[str]:
 
 
 def render_report(machine: Sequence[str], results: Sequence[Result]) -> str:
-    """The report as Markdown."""
+    """Render the report as Markdown.
+
+    Args:
+        machine: Lines about the machine, as from `describe_machine`.
+        results: Results of the parts so far.
+    """
     now = datetime.now(UTC).isoformat(timespec="minutes")
     lines = [f"# GPU report, {now}", "", *(f"- {line}" for line in machine), ""]
     lines += ["| part | outcome | seconds | limit | expected |", "|---|---|---|---|---|"]
@@ -248,7 +258,13 @@ def render_report(machine: Sequence[str], results: Sequence[Result]) -> str:
 
 
 def write_report(parts: Sequence[Part], path: Path, n_gpus: int) -> list[Result]:
-    """Run parts in turn, and write the report after each of them."""
+    """Run parts in turn, and write the report after each of them.
+
+    Args:
+        parts: The parts.
+        path: The report. The whole output of each part goes into a `.log` file beside it.
+        n_gpus: Number of GPUs of this machine.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     machine = describe_machine()
     results = list[Result]()

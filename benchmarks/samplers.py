@@ -149,13 +149,22 @@ def run_pretrained(
 
 
 def logged_curves(log: Path) -> dict[str, list[float]]:
-    """What a run logged, by key."""
+    """Read what a run logged: values in the order of steps, by key."""
     curves = read_run(log.name, log).curves
     return {key: [point.value for point in curve.points] for key, curve in curves.items()}
 
 
 def measure(curves: Mapping[str, Sequence[float]], last: int) -> dict[str, Any]:
-    """Means over the last iterations, median seconds of sampling, and when the monitor spoke."""
+    """Summarize a run by its last iterations, its sampling time and what the monitor said.
+
+    Args:
+        curves: A value for each iteration, by key.
+        last: Number of last iterations that the means are taken over.
+
+    Returns:
+        Means by key; `rollout_seconds`, a median; `largest_sampler_kl` in nats; and `noticed`, the
+        first iteration at which the sampler's monitor collapsed, or `None`.
+    """
     measured: dict[str, Any] = {
         key: round(statistics.fmean(curves[key][-last:]), 4) for key in SHOWN
     }
@@ -176,7 +185,7 @@ def report() -> None:
 
 
 def format_report(results: dict[str, dict[str, Any]]) -> str:
-    """The runs, and the verdicts of the rule."""
+    """Format the runs, and what the rule at the top of this file says of them."""
     right = all(
         (r["noticed"] is not None) == r["arm"].startswith("stale") for r in results.values()
     )

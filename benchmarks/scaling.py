@@ -51,6 +51,10 @@ class Line(NamedTuple):
 def fit_line(x: Sequence[float], seconds: Sequence[float]) -> Line:
     """Fit a line by least squares.
 
+    Args:
+        x: At least three values of the changed size.
+        seconds: Seconds of an update at each value.
+
     Raises:
         ValueError: If there are fewer than three points, through which a line may fit by chance.
     """
@@ -64,7 +68,13 @@ def fit_line(x: Sequence[float], seconds: Sequence[float]) -> Line:
 
 
 def resize(work: Workload, size: str, value: int) -> Workload:
-    """The workload with one size changed, and others with it where they have to."""
+    """Change one size of a workload, and the sizes that depend on it.
+
+    Args:
+        work: The workload.
+        size: Field of `Workload`.
+        value: The field's new value.
+    """
     if size == "response":
         return replace(work, response=value, eos_probability=2 / value)
     if size == "hidden":
@@ -103,7 +113,12 @@ def sweep_result(
 
 
 def draw_sweeps(sweeps: Sequence[dict[str, Any]], output: Path) -> None:
-    """Draw the points and the line of each sweep."""
+    """Draw the points and the line of each sweep.
+
+    Args:
+        sweeps: Four results of `sweep_result`.
+        output: The picture; its suffix is its format.
+    """
     drawing = Figure(figsize=(9, 6.5), layout="constrained")
     for axes, sweep in zip(drawing.subplots(2, 2).flat, sweeps, strict=True):
         x = [point[sweep["against"]] for point in sweep["points"]]

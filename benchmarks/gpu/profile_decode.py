@@ -123,7 +123,14 @@ def profile_decode(
 def build_network(
     work: Workload, kernels: Kernels, *, device: str, lora_rank: int = 0
 ) -> LanguageModel:
-    """A bfloat16 language model with random weights, set up as a stage's."""
+    """Build a bfloat16 language model with random weights, set up as a stage sets up its policy.
+
+    Args:
+        work: The network's shape and the seed of its weights.
+        kernels: What runs in the network.
+        device: `cpu` or `cuda`.
+        lora_rank: Rank of LoRA adapters on all linear layers; 0: none.
+    """
     job = Job(work, precision="bf16-true", device=device, kernels=kernels, lora_rank=lora_rank)
     with torch.device(device):
         network = policy_network(work, torch.bfloat16)
@@ -140,13 +147,26 @@ def free_memory() -> None:
 
 
 def cache_values(work: Workload, rows: int, steps: int) -> int:
-    """Number of keys and values of the longest rollout."""
+    """Count the keys and values in the cache of the longest rollout.
+
+    Args:
+        work: The network's shape, and the length of its prompts.
+        rows: Number of sequences in progress.
+        steps: Number of measured decoding steps.
+    """
     capacity = work.prompt_max + N_SHORT + steps + GPU_RELEASE_INTERVAL
     return rows * capacity * 2 * work.layers * work.kv_heads * (work.hidden // work.heads)
 
 
 def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -> StepProfile:
-    """Time and profile decoding steps, as the difference of a long and a short rollout."""
+    """Time and profile decoding steps, as the difference of a long and a short rollout.
+
+    Args:
+        model: The policy.
+        work: The length of the prompts.
+        rows: Number of sequences in progress.
+        steps: Number of decoding steps that the long rollout has and the short one has not.
+    """
     device = model.device
     prompt_ids = torch.full((rows, work.prompt_max), 5, device=device)
 
@@ -253,7 +273,11 @@ def _count(function: Callable[[], None], device: torch.device) -> _Counts:
 
 
 def cuda_kernels(averages: list[Any]) -> dict[str, KernelTime]:
-    """The time of each kernel by its name, from the averages of a profile."""
+    """Sum the time of each CUDA kernel by its name.
+
+    Args:
+        averages: `key_averages()` of a profile.
+    """
     return {
         event.key: KernelTime(count=event.count, microseconds=event.self_device_time_total)
         for event in averages

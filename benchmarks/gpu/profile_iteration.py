@@ -87,7 +87,7 @@ class LastIteration(Callback):
         batch: PromptBatch,
         batch_idx: int,
     ) -> None:
-        """Keep what the iteration before the last logged, and count its work."""
+        """Keep what the last iteration but one logged, and count its work."""
         if batch_idx != self.job.steps - 2:
             return
         self.metrics = {name: float(v) for name, v in trainer.callback_metrics.items()}

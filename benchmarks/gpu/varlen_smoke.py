@@ -68,7 +68,7 @@ def varlen_smoke(device: Literal["cpu", "cuda"] = "cuda") -> None:
 
 
 def run_checks(device: torch.device) -> list[Check]:
-    """All comparisons on a device."""
+    """Run all comparisons on a device."""
     checks = []
     for window in (None, 50):
         suffix = "" if window is None else f", window of {window}"
@@ -78,7 +78,13 @@ def run_checks(device: torch.device) -> list[Check]:
 
 
 def compare_packed(device: torch.device, window: int | None, suffix: str) -> list[Check]:
-    """Output and gradients of packed rows, by one kernel and by groups in float32."""
+    """Compare packed rows in one kernel with groups of rows in float32: output and gradients.
+
+    Args:
+        device: Where to compute.
+        window: Length of the attention window in tokens; `None`: all earlier tokens.
+        suffix: End of the checks' names.
+    """
     shapes = [(1, heads, sum(LENGTHS), HEAD_SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     leaves = [_random(shape, device).requires_grad_() for shape in shapes]
     results = []
@@ -96,7 +102,15 @@ def compare_packed(device: torch.device, window: int | None, suffix: str) -> lis
 
 
 def compare_decode(device: torch.device, window: int | None) -> float:
-    """Attention to a cache, by the kernel and by a mask in float32."""
+    """Compare attention to a cache by the kernel with attention under a mask in float32.
+
+    Args:
+        device: Where to compute.
+        window: Length of the attention window in tokens; `None`: all earlier tokens.
+
+    Returns:
+        The largest error.
+    """
     n = len(LENGTHS)
     query = _random((n, HEADS, HEAD_SIZE), device)
     keys, values = (_random((n, CAPACITY, KEY_HEADS, HEAD_SIZE), device) for _ in range(2))
@@ -119,7 +133,14 @@ def compare_decode(device: torch.device, window: int | None) -> float:
 
 
 def compare_replay(device: torch.device) -> float:
-    """Share of tokens that differ between replayed steps and steps that are not."""
+    """Compare decoding steps that are replayed from a CUDA graph with steps that are not.
+
+    Args:
+        device: Where to compute.
+
+    Returns:
+        Share of tokens that differ, in [0, 1].
+    """
     work = Workload(**SIZES["tiny"])
     torch.manual_seed(0)
     network = policy_network(work, torch.bfloat16).to(device).requires_grad_(False)  # type: ignore[arg-type]

@@ -29,12 +29,17 @@ NOT_NEEDED = re.compile(r"pip|setuptools|wheel|torch|triton|nvidia-.*|cuda-.*")
 
 
 def normalized(name: str) -> str:
-    """A package's name as indexes compare it."""
+    """Normalize a package's name as package indexes do."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def missing_packages(installed: dict[str, str], there: str) -> dict[str, str]:
-    """The packages of `installed`, versions by name, whose names are in no line of `there`."""
+    """Find the packages that another machine lacks.
+
+    Args:
+        installed: Versions by name of the packages here.
+        there: What `pip freeze` or `pip list` prints on the other machine.
+    """
     lines = (line.strip() for line in there.splitlines())
     names = {normalized(re.split(r"[=<>!~ @;\[]", line, maxsplit=1)[0]) for line in lines if line}
     return {

@@ -126,7 +126,11 @@ def peer_side(module: str, python: str | None) -> Side:
 
 
 def run_job(side: Side, job: Job) -> dict[str, Any]:
-    """Run a job in the side's process and return what the process writes.
+    """Run a job in a process of its side, and return what the process writes.
+
+    Args:
+        side: Who runs the job.
+        job: What to run.
 
     Raises:
         RuntimeError: If the process fails, with the end of its output.
@@ -161,7 +165,7 @@ def run_job(side: Side, job: Job) -> dict[str, Any]:
 
 
 def commit_of(tree: Path) -> str:
-    """Abbreviated commit of a source tree, with `-dirty` for uncommitted changes."""
+    """Read the abbreviated commit of a source tree, with `-dirty` for uncommitted changes."""
     command = ["git", "-C", str(tree), "describe", "--always", "--dirty", "--exclude", "*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
@@ -254,7 +258,12 @@ def keep_turns(output: str, cases: Mapping[Labels, Job], sides: Sequence[Side]) 
 
 
 def best_ceilings(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """The higher of two measurements of each ceiling. Other entries are the same in both."""
+    """Take the higher of two measurements of each ceiling.
+
+    Args:
+        first: An earlier measurement; empty for none.
+        second: A later one, whose entries that are no floats are kept.
+    """
     return {
         key: max(value, first.get(key, value)) if isinstance(value, float) else value
         for key, value in second.items()
@@ -310,7 +319,12 @@ def compare_sides(
 
 
 def write_comparison(result: dict[str, Any], output: str) -> None:
-    """Write a comparison to `<output>.json` and `<output>.md`, and print its tables."""
+    """Write a comparison to files, and print its tables.
+
+    Args:
+        result: Summaries, ratios and runs, as `compare_sides` makes them.
+        output: Path of the files, without `.json` and `.md`.
+    """
     write_text(f"{output}.json", json.dumps(result, indent=1) + "\n")
     write_text(f"{output}.md", comparison_tables(result))
     Console().print(Markdown(comparison_tables(result)))

@@ -34,14 +34,19 @@ class Flops(NamedTuple):
 
 
 def layer_weights(work: Workload) -> int:
-    """Number of weights in the layers' matrices: one multiplication and addition each per token."""
+    """Count the weights of the layers: one multiplication and addition each per token."""
     kv_width = work.hidden // work.heads * work.kv_heads
     attention = 2 * work.hidden * work.hidden + 2 * work.hidden * kv_width
     return work.layers * (attention + 3 * work.hidden * work.intermediate)
 
 
 def trunk_flops(work: Workload, tokens: int) -> float:
-    """Operations of the layers' forward pass over one sequence."""
+    """Count the operations of the layers' forward pass over one sequence.
+
+    Args:
+        work: The network's shape.
+        tokens: Length of the sequence.
+    """
     pairs = tokens * (tokens + 1) / 2  # a query and a key that it sees
     return 2 * layer_weights(work) * tokens + 4 * work.hidden * work.layers * pairs
 

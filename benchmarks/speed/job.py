@@ -59,7 +59,7 @@ class Job:
         return self.warmup + self.updates
 
     def in_folder(self, folder: Path) -> Job:
-        """The same job with the networks of another folder."""
+        """Return the same job with the networks of another folder."""
         return replace(self, folder=str(folder))
 
     def save(self, path: Path) -> None:
@@ -77,7 +77,11 @@ class Job:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Environment variables of a measured process: its threads, and no use of the network."""
+    """Make the environment variables of a measured process, which does not use the network.
+
+    Args:
+        threads: Threads of torch and MKL in the process.
+    """
     return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),

@@ -63,7 +63,12 @@ def read_clocks() -> Clocks:
 
 
 def foreign_cores(start: Clocks, end: Clocks) -> float:
-    """Cores that other processes used between two moments, on average."""
+    """Count the cores that other processes used between two moments, on average.
+
+    Args:
+        start: The clocks at the first moment.
+        end: The clocks at the second.
+    """
     used_here = end.own - start.own
     used = end.machine - start.machine
     return (used - used_here) / (end.wall - start.wall)
@@ -90,14 +95,22 @@ def wait_until_quiet(limit: float, window: float = 4.0, cores: float = 0.1) -> f
 
 
 def peak_memory_mib(device: str) -> float:
-    """Largest resident set of this process so far; on a GPU, the largest allocation there."""
+    """Read the peak memory of this process so far, in MiB.
+
+    Args:
+        device: `cpu` for its largest resident set, `cuda` for its largest allocation on the GPU.
+    """
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     return status_kib(Path("/proc/self/status").read_text("ascii"), "VmHWM") / 1024
 
 
 def status_kib(status: str, field: str) -> int:
-    """A field of `/proc/<pid>/status`, in KiB.
+    """Read a field of `/proc/<pid>/status`, in KiB.
+
+    Args:
+        status: Text of the file.
+        field: Name of the field, such as `VmHWM`.
 
     Raises:
         ValueError: If the field is missing.
@@ -110,7 +123,16 @@ def status_kib(status: str, field: str) -> int:
 
 
 def median_seconds(work: Callable[[], Any], blocks: int = 7, block: float = 0.2) -> float:
-    """Median seconds of a call over blocks of calls, after a warm-up."""
+    """Time a function, after a warm-up.
+
+    Args:
+        work: The function.
+        blocks: Number of blocks of calls. The result is the median over them.
+        block: Seconds that a block takes, roughly.
+
+    Returns:
+        Seconds of a call.
+    """
     for _ in range(3):
         work()
     synchronize()
@@ -123,7 +145,15 @@ def median_seconds(work: Callable[[], Any], blocks: int = 7, block: float = 0.2)
 
 
 def time_calls(work: Callable[[], Any], calls: int) -> float:
-    """Seconds that `calls` calls take; CPU seconds with one thread and no GPU."""
+    """Time several calls of a function.
+
+    Args:
+        work: The function.
+        calls: How often it is called.
+
+    Returns:
+        Seconds of all calls: CPU seconds with one thread and no GPU, else of the wall clock.
+    """
     if torch.get_num_threads() == 1 and not torch.cuda.is_available():
         start = time.process_time()
         for _ in range(calls):
@@ -166,13 +196,24 @@ def matmul_ceiling(dtype: torch.dtype, device: str, onednn: bool = False) -> flo
 
 @torch.no_grad()
 def memory_bandwidth(device: str) -> float:
-    """Bytes per second at which a large tensor is read."""
+    """Measure the bytes per second at which a large tensor is read.
+
+    Args:
+        device: `cpu` or `cuda`.
+    """
     values = torch.ones(2**28 if device == "cuda" else 2**27, device=device)
     return values.numel() * values.element_size() / median_seconds(values.sum)
 
 
 def bf16_peak(device_name: str) -> float | None:
-    """A GPU's peak in dense bf16 operations per second; `None` if it is not in `BF16_PEAKS`."""
+    """Look up a GPU's peak rate in dense bfloat16, in operations per second.
+
+    Args:
+        device_name: Name of the GPU, as torch knows it.
+
+    Returns:
+        The rate; `None` if `BF16_PEAKS` does not have the GPU.
+    """
     peaks = (peak for part, peak in BF16_PEAKS.items() if part in device_name)
     return next(peaks, None)
 

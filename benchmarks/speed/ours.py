@@ -50,7 +50,12 @@ PRECISIONS: dict[Precision, dict[str, Any]] = {
 
 
 def build_loader(work: Workload, iterations: int) -> DataLoader[PromptBatch]:
-    """Build a loader of the iterations' prompts."""
+    """Build a loader that gives a batch of prompts for each iteration.
+
+    Args:
+        work: Number and length of the prompts.
+        iterations: Number of batches.
+    """
     batches = [
         collate_prompts(
             [PromptExample(row, text="", index=index) for index, row in enumerate(rows)], PAD
@@ -144,7 +149,12 @@ class LeftOnDevice(SingleDeviceStrategy):
 
 
 def build_trainer(job: Job, callback: Callback) -> Trainer:
-    """Build a Trainer for one pass over the data that logs, shows and saves nothing."""
+    """Build a Trainer for one pass over the data that logs, shows and saves nothing.
+
+    Args:
+        job: Its device, strategy and precision.
+        callback: Records the updates.
+    """
     one_device = LeftOnDevice("cuda:0" if job.device == "cuda" else "cpu")
     return Trainer(
         max_epochs=1,

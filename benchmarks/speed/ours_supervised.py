@@ -30,7 +30,12 @@ MODULE_ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 def collate_dialogues(rows: Sequence[torch.Tensor], answers: Sequence[torch.Tensor]) -> TokenBatch:
-    """Collate prompts with a response each."""
+    """Collate prompts with one response each.
+
+    Args:
+        rows: Ids of each prompt, `[P]`.
+        answers: Ids of each response, `[T]`.
+    """
     examples = [
         TokenExample(
             torch.cat([row, answer]),
@@ -61,7 +66,11 @@ def build_batches(job: Job) -> list[TokenBatch] | list[PreferenceBatch]:
 
 
 def lengths(batch: TokenBatch | PreferenceBatch) -> tuple[list[int], list[int]]:
-    """Number of tokens of each sequence's prompt and response; of both sequences of each pair."""
+    """Count the tokens of each sequence's prompt and response.
+
+    Args:
+        batch: A batch. Of pairs, the chosen sequences come first, then the rejected ones.
+    """
     if isinstance(batch, PreferenceBatch):
         (prompts_a, a), (prompts_b, b) = lengths(batch.chosen), lengths(batch.rejected)
         return prompts_a + prompts_b, a + b

@@ -57,7 +57,7 @@ class LapCallback(TrainerCallback):
 
 
 def arguments(job: Job) -> dict[str, Any]:
-    """Arguments of both trainers."""
+    """Arguments that both of TRL's trainers take."""
     return {
         "output_dir": str(Path(job.folder) / "peer"),
         "use_cpu": job.device == "cpu",
@@ -79,7 +79,12 @@ def arguments(job: Job) -> dict[str, Any]:
 
 
 def sft(job: Job, laps: Laps) -> SFTTrainer:
-    """TRL's SFT trainer on prompts with a response each."""
+    """Build TRL's SFT trainer on prompts with one response each.
+
+    Args:
+        job: What to train on.
+        laps: Records the steps.
+    """
     rows, lengths = [], []
     data = zip(prompts(job.work, job.steps), completions(job.work, job.steps, 1), strict=True)
     for questions, answers in data:
@@ -102,7 +107,12 @@ def sft(job: Job, laps: Laps) -> SFTTrainer:
 
 
 def reward(job: Job, laps: Laps) -> RewardTrainer:
-    """TRL's reward trainer on pairs of responses."""
+    """Build TRL's reward trainer on pairs of responses.
+
+    Args:
+        job: What to train on.
+        laps: Records the steps.
+    """
     rows, lengths = [], []
     data = zip(prompts(job.work, job.steps), completions(job.work, job.steps, 2), strict=True)
     for questions, pairs in data:

@@ -61,7 +61,13 @@ class LapCallback(TrainerCallback):
         self.generate = ppo.batch_generation
 
     def batch_generation(self, model: Any, queries: torch.Tensor, *rest: Any) -> Any:  # noqa: ANN401
-        """TRL's function of that name, timed."""
+        """Time TRL's function of this name, and count the tokens of its prompts and responses.
+
+        Args:
+            model: The policy.
+            queries: Ids of the prompts, `[B, P]`, padded on the left.
+            *rest: Its other arguments.
+        """
         self.moments = {"generation": synchronize()}
         sequences, scores = self.generate(model, queries, *rest)
         self.moments["scoring"] = synchronize()

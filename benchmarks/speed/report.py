@@ -48,7 +48,16 @@ def default_output(name: str, device: str, size: Size) -> str:
 
 
 def count_work(update: dict[str, Any], job: Job) -> dict[str, Any]:
-    """An update with its useful work in place of the lengths of its prompts and responses."""
+    """Count the useful work of an update.
+
+    Args:
+        update: Seconds, foreign load and phases, with the lengths of the prompts and responses in
+            tokens.
+        job: What was run.
+
+    Returns:
+        The update, with tokens and operations in place of the lengths.
+    """
     prompts, responses = update["prompts"], update["responses"]
     result = {
         **{key: update[key] for key in ("seconds", "cpu_seconds", "foreign_cores", "phases")},
@@ -63,10 +72,15 @@ def count_work(update: dict[str, Any], job: Job) -> dict[str, Any]:
 
 
 def label_run(run: dict[str, Any], labels: Labels, job: Job) -> dict[str, Any]:
-    """A turn's result with its case and side, and with the work of its updates counted.
+    """Label a turn's result with its case and side, and count the work of its updates.
 
     With one thread on a CPU, seconds are CPU seconds, which other processes change little. Phases
     are timed by the clock on the wall, and so they are left out.
+
+    Args:
+        run: What the turn's process wrote.
+        labels: Case, precision and side.
+        job: What was run.
     """
     case, _, side = labels
     updates = [count_work(update, job) for update in run["updates"]]
@@ -76,7 +90,12 @@ def label_run(run: dict[str, Any], labels: Labels, job: Job) -> dict[str, Any]:
 
 
 def is_quiet(update: dict[str, Any], cores: float = QUIET_CORES) -> bool:
-    """Whether other processes used at most that many cores during an update."""
+    """Whether other processes left the machine alone during an update.
+
+    Args:
+        update: A timed update.
+        cores: Cores that they may use on average.
+    """
     return bool(update["foreign_cores"] <= cores)
 
 
@@ -150,7 +169,16 @@ def summarize(
 
 
 def gpu_figures(used: list[dict[str, Any]], ceilings: dict[str, Any]) -> dict[str, float]:
-    """Model FLOP utilization of training, and generation against the memory's bandwidth."""
+    """Compute figures of a GPU: utilization in training, and generation against its bandwidth.
+
+    Args:
+        used: Quiet updates with their work counted.
+        ceilings: What the machine can reach.
+
+    Returns:
+        `training_mfu` in [0, 1]; with generation also its tokens per second, and its speed as a
+        fraction of what the memory's bandwidth allows.
+    """
     update_seconds = [u["phases"].get("update", u["seconds"]) for u in used]
     row = {
         "training_mfu": median(
@@ -170,12 +198,15 @@ def gpu_figures(used: list[dict[str, Any]], ceilings: dict[str, Any]) -> dict[st
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Speed-up of a side over another, and its peak memory relative to the other's.
+    """Compare the speed and the peak memory of the sides.
 
     Each of our sides is compared with TRL, in all combinations of precisions, and each source tree
     after the first with the first, in the same precision. `speed_at_equal_work` divides useful
     operations per second instead of seconds: where responses end at random the sides may have
     sampled others, and one had more to do.
+
+    Args:
+        rows: Results of `summarize`.
     """
     first = rows[0]["side"]
     return [
@@ -286,7 +317,7 @@ def comparison_tables(result: dict[str, Any]) -> str:
 
 
 def generation_cells(row: dict[str, Any]) -> tuple[str, str]:
-    """A row's cells on generation; stages without it have none."""
+    """Format a row's cells on generation, which are dashes for a stage without it."""
     if "generation_tokens_per_second" not in row:
         return "-", "-"
     tokens, share = row["generation_tokens_per_second"], row["generation_bound_fraction"]

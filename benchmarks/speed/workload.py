@@ -126,7 +126,12 @@ longer prompts and with responses of about 246 tokens, 512 at most."""
 
 
 def llama_config(work: Workload, **changes: Any) -> LlamaConfig:
-    """The networks' config."""
+    """Make the config of the networks.
+
+    Args:
+        work: Their shape.
+        **changes: Further arguments of `LlamaConfig`.
+    """
     return LlamaConfig(
         vocab_size=work.vocab,
         hidden_size=work.hidden,
@@ -144,7 +149,7 @@ def llama_config(work: Workload, **changes: Any) -> LlamaConfig:
 
 
 def tokenizer(work: Workload) -> PreTrainedTokenizerFast:
-    """A tokenizer with the words `w0`, `w1` and so on, one for each id."""
+    """Build a tokenizer with the words `w0`, `w1` and so on, one for each id."""
     words = {f"w{index}": index for index in range(work.vocab)}
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer(WordLevel(words, unk_token=f"w{work.vocab - 1}")),
@@ -156,13 +161,23 @@ def tokenizer(work: Workload) -> PreTrainedTokenizerFast:
 
 
 def policy_network(work: Workload, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A language model with random weights."""
+    """Build a language model with random weights.
+
+    Args:
+        work: Its shape.
+        dtype: Type of its weights.
+    """
     model = LlamaForCausalLM(llama_config(work))
     return cast(PreTrainedModel, nn.Module.to(model, dtype=dtype))
 
 
 def scalar_network(work: Workload, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A reward model or critic with random weights."""
+    """Build a reward model or critic with random weights.
+
+    Args:
+        work: Its shape.
+        dtype: Type of its weights.
+    """
     config = llama_config(work, num_labels=1)
     model: nn.Module = LlamaForSequenceClassification(config)  # type: ignore[no-untyped-call]
     return cast(PreTrainedModel, model.to(dtype=dtype))
@@ -171,9 +186,13 @@ def scalar_network(work: Workload, dtype: torch.dtype = torch.float32) -> PreTra
 def save_networks(
     work: Workload, folder: Path, precision: Precision = "fp32", device: str = "cpu"
 ) -> None:
-    """Write policy and reward model with random weights to `policy` and `reward` in `folder`.
+    """Write a policy and a reward model with random weights.
 
-    Large ones are made much faster on a GPU, with other numbers.
+    Args:
+        work: Their shape and seed.
+        folder: They go to `policy` and `reward` in this folder, each with a tokenizer.
+        precision: Precision of the run, which decides the type of the weights.
+        device: Where they are made. On a GPU large ones take much less time, and get other numbers.
     """
     dtype = DTYPES[precision]
     with torch.random.fork_rng(), torch.device(device):
@@ -198,9 +217,13 @@ def eos_bias(work: Workload) -> float:
 
 
 def bias_lm_head(model: nn.Module, work: Workload) -> None:
-    """Give a Llama's output layer a bias that excludes PAD and BOS and sets EOS's probability.
+    """Give a Llama's output layer a bias that rules out PAD and BOS and sets EOS's probability.
 
     With random weights alone a response would end once in `vocab` tokens.
+
+    Args:
+        model: The language model.
+        work: The probability of EOS.
     """
     head: Any = model.lm_head
     bias = head.weight.new_zeros(head.out_features)
@@ -209,7 +232,15 @@ def bias_lm_head(model: nn.Module, work: Workload) -> None:
 
 
 def prompts(work: Workload, iterations: int) -> list[list[torch.Tensor]]:
-    """The prompts of each iteration: random ids of words, by the workload's seed."""
+    """Draw the prompts of each iteration: random words, by the workload's seed.
+
+    Args:
+        work: Number and length of the prompts, and the seed.
+        iterations: Number of iterations.
+
+    Returns:
+        Ids by iteration and prompt.
+    """
     generator = torch.Generator().manual_seed(work.seed + 1)
     lengths = torch.randint(
         work.prompt_min, work.prompt_max + 1, (iterations, work.batch), generator=generator
@@ -252,14 +283,19 @@ def completions(work: Workload, steps: int, per_prompt: int) -> list[list[list[t
 
 
 def left_padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Rows of ids as one matrix with PAD on the left."""
+    """Stack rows of ids, `[P]` each, with PAD on the left."""
     return nn.utils.rnn.pad_sequence(
         list(rows), batch_first=True, padding_value=PAD, padding_side="left"
     )
 
 
 def response_lengths(responses: torch.Tensor, ends: bool) -> list[int]:
-    """Number of tokens of each response `[B, T]`, EOS included; without `ends`, EOS ends none."""
+    """Count the tokens of each response, EOS included.
+
+    Args:
+        responses: Ids, `[B, T]`.
+        ends: Whether a response ends at its first EOS; if not, all are `T` tokens long.
+    """
     is_eos = responses.eq(EOS) & ends
     first = torch.where(is_eos.any(1), is_eos.int().argmax(1) + 1, responses.shape[1])
     return [int(length) for length in first]

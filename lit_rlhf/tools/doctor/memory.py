@@ -171,8 +171,11 @@ class ModelStates(NamedTuple):
 def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
     """Estimate the memory of PPO on four networks of one shape, under ZeRO-2 or FSDP2.
 
-    `shape` is the one of each network, and `sizes` are the run's. Trained networks are in bfloat16
-    with masters in float32.
+    Trained networks are in bfloat16 with masters in float32.
+
+    Args:
+        shape: Shape of each network.
+        sizes: Sizes and settings of the run.
     """
     itemsize = sizes.itemsize
     weights = itemsize * shape.parameters
@@ -244,24 +247,42 @@ def zero2_model_states(parameters: int, *, gpus: int, offload: bool, nodes: int 
 
 
 def pinned_bytes(size: int) -> int:
-    """Bytes of CPU memory that a pinned buffer takes: torch rounds up to a power of two."""
+    """Count the bytes that a pinned buffer takes: torch rounds up to a power of two.
+
+    Args:
+        size: Bytes of the buffer's content, at least 1.
+    """
     return 1 << (size - 1).bit_length()
 
 
 def bucket_bytes(parameters: int) -> int:
-    """Bytes of gradients in reduction, of one engine at a time."""
+    """Count the bytes of gradients in reduction, of one engine at a time.
+
+    Args:
+        parameters: Number of trained weights.
+    """
     return 2 * WEIGHT_BYTES * min(parameters, BUCKET_WEIGHTS)
 
 
 def kept_states(shape: NetworkShape, sizes: PPOSizes) -> int:
-    """Bytes of the kept outputs of a network's layers below the trained ones."""
+    """Count the bytes of the kept outputs of a network's layers below the trained ones.
+
+    Args:
+        shape: Shape of the network.
+        sizes: Sizes and settings of the run.
+    """
     tokens = sizes.rollouts * (sizes.prompt_tokens + sizes.response_tokens)
     size = sizes.itemsize * shape.hidden * tokens
     return size if sizes.trained_layers is not None and size <= MAX_LOWER_BYTES else 0
 
 
 def layer_activations(shape: NetworkShape, sizes: PPOSizes) -> int:
-    """Bytes per token that the trained layers keep for the backward."""
+    """Count the bytes per token that the trained layers keep for the backward pass.
+
+    Args:
+        shape: Shape of the network.
+        sizes: Settings of the run.
+    """
     n_layers = sizes.trained_layers or shape.layers
     widths = MatmulWidths(
         layers=n_layers, hidden=shape.hidden, matmuls=n_layers * shape.matmul_width
@@ -317,14 +338,24 @@ def estimate_memory(case: Case) -> PPOMemory:
 
 
 def take_uncounted(network: nn.Module, counted: set[int]) -> list[nn.Parameter]:
-    """Take the parameters of a network whose ids are not in `counted`, and add these ids."""
+    """Take the parameters of a network that no other network has counted.
+
+    Args:
+        network: The network.
+        counted: Ids of counted parameters. The network's are added.
+    """
     parameters = [p for p in network.parameters() if id(p) not in counted]
     counted.update(map(id, parameters))
     return parameters
 
 
 def frozen_bytes(parameters: Iterable[nn.Parameter], engines: bool = False) -> int:
-    """Bytes of frozen weights, which `engines` cast to bfloat16 unless they are in 4 bits."""
+    """Count the bytes of frozen weights.
+
+    Args:
+        parameters: The weights.
+        engines: Whether an engine holds them. It casts them to bfloat16 unless they are in 4 bits.
+    """
     total = 0
     for parameter in parameters:
         floating = engines and parameter.is_floating_point()

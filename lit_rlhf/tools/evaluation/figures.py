@@ -24,7 +24,12 @@ _BEST_OF_COLOR = "0.45"  # a gray
 
 
 def save_figure(figure: Figure, output: str | Path) -> Path:
-    """Write a figure into the file `output`, whose suffix is the format, such as `.png`."""
+    """Write a figure into a file.
+
+    Args:
+        figure: The figure.
+        output: The file; its suffix is the format, such as `.png`.
+    """
     path = Path(output)
     with replace_file(path) as file:
         figure.savefig(file, format=path.suffix.removeprefix("."))
@@ -35,7 +40,11 @@ def outcome_figure(judged: Sequence[HeadToHeads], baseline: str) -> Figure:
     """Draw win, tie and lose shares as one stacked bar per policy, with one panel per judge.
 
     As in Figure 10 of arXiv 2307.04964. The lines above and below a bar are the 95 % intervals of
-    win and of lose. `baseline` is the name of the policy that all others are compared with.
+    win and of lose.
+
+    Args:
+        judged: Who judged, and how often each policy won.
+        baseline: Name of the policy that all others are compared with.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure

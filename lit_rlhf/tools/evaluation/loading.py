@@ -184,7 +184,9 @@ def choose_device(name: str) -> torch.device:
 def short_names(sources: Sequence[str], argument: str) -> list[str]:
     """Shorten paths and function names to their last part, where that tells them apart.
 
-    Errors name the `argument` that the `sources` come from.
+    Args:
+        sources: The paths and names.
+        argument: Where they come from, for errors.
     """
     if not sources or len(set(sources)) < len(sources):
         raise ValueError(f"{argument}: expected one or more, each once, got {list(sources)}")

@@ -109,8 +109,10 @@ def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -
 def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
     """Average scores over prompts, with a 95 % percentile bootstrap interval.
 
-    Equal values of `seed` resample the same prompts, so the intervals of policies on the same
-    prompts are comparable. NumPy's global generator is not used. `scores` has shape `[N]`.
+    Args:
+        scores: One score for each prompt, `[N]`.
+        seed: Decides which prompts are drawn again. With the same seed the intervals of policies
+            on the same prompts are comparable. NumPy's global generator is not used.
     """
     values = _check_scores(scores, "scores")
     generator = np.random.default_rng(seed)
@@ -126,7 +128,9 @@ def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
 def outcomes_table(judged: Sequence[HeadToHeads], baseline: str) -> Table:
     """Build a terminal table with a row per policy and criterion, with cells like `50 [44, 56]`.
 
-    `baseline` is the name of the policy that all others are compared with.
+    Args:
+        judged: Who judged, and how often each policy won.
+        baseline: Name of the policy that all others are compared with.
     """
     table = make_table(
         f"against {baseline}, % of prompts [95 % interval]",

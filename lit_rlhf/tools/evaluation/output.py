@@ -101,8 +101,12 @@ def print_text(console: Console, text: str, *, style: str = "", end: str = "\n")
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on standard error; a log file gets its final state as one line.
 
-    The bar is named `label` and is full after `total` steps. The function that it yields takes the
-    number of steps just completed.
+    Args:
+        label: Name of the bar.
+        total: Number of steps at which the bar is full.
+
+    Yields:
+        A function that takes the number of steps just completed.
     """
     console = Console(stderr=True)  # in a notebook rich would leave an empty output
     progress = Progress(console=console, disable=console.is_jupyter)

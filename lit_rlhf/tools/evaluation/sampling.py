@@ -131,10 +131,16 @@ def count_shortened(examples: Sequence[PromptExample]) -> int:
 
 
 def batch_by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Divide the positions of sequences into batches of similar length.
+    """Divide sequences into batches of similar length.
 
-    The longest sequences come first: if memory does not suffice, the first batch fails. `lengths`
-    are in tokens, and each batch but the last has `batch_size` sequences.
+    The longest sequences come first: if memory does not suffice, the first batch fails.
+
+    Args:
+        lengths: Length of each sequence in tokens.
+        batch_size: Number of sequences in each batch but the last; at least 1.
+
+    Returns:
+        Positions in `lengths`, by batch.
     """
     check_count("batch_size", batch_size)
     order = sorted(range(len(lengths)), key=lambda position: -lengths[position])

@@ -8,7 +8,12 @@ from lit_rlhf.tools.evaluation.labels import Comparison
 
 
 def seeded_rank(seed: int, *parts: str) -> int:
-    """A random number of 256 bits that depends on the seed and the parts alone."""
+    """Draw a number of 256 bits that depends on the seed and the parts alone.
+
+    Args:
+        seed: The seed.
+        *parts: What the number is for.
+    """
     return int(hashlib.sha256("\n".join([str(seed), *parts]).encode()).hexdigest(), 16)
 
 

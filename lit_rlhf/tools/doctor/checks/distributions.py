@@ -163,7 +163,12 @@ class EntropyGap(NamedTuple):
 
 
 def measure_entropy_gap(rollouts: RolloutBatch, estimates: TokenStatistics) -> EntropyGap:
-    """Compare the log-probs `estimates` of the sampled tokens with their entropy."""
+    """Compare the log-probs of sampled tokens with the entropy of their distribution.
+
+    Args:
+        rollouts: The samples.
+        estimates: Log-probs and entropy of their tokens under the policy, in nats.
+    """
     excess = (estimates.logprobs + estimates.entropy)[rollouts.response_mask].double()
     mean = float(excess.mean())
     error = float(excess.std(correction=0)) / len(excess) ** 0.5

@@ -58,7 +58,12 @@ def format_gib(count: int) -> str:
 
 
 def suggest_settings(case: Case, estimate: PPOMemory) -> str:
-    """Suggest settings that lower the largest part of the `estimate`, as a sentence."""
+    """Suggest settings that lower the largest part of an estimate, as a sentence.
+
+    Args:
+        case: The run.
+        estimate: Its memory.
+    """
     states = estimate.trained + estimate.frozen
     names: tuple[str, ...]
     more: list[str] = []

@@ -35,7 +35,12 @@ def read_questions(path: str) -> list[dict[str, Any]]:
 
 
 def choice_task(path: str, questions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Build the task of lm-evaluation-harness that asks these questions, named after their file."""
+    """Build the task of lm-evaluation-harness that asks multiple-choice questions.
+
+    Args:
+        path: File of the questions. The task has its name.
+        questions: The questions, as from `read_questions`.
+    """
     import datasets
 
     def load_dataset(**_: object) -> Mapping[str, datasets.Dataset]:

@@ -166,7 +166,11 @@ def run_choice_tasks(
 
 
 def mean_stderr(values: Sequence[float]) -> float | None:
-    """Compute the standard error of a mean of `values`; `None` for a single one."""
+    """Compute the standard error of a mean; `None` for a single value.
+
+    Args:
+        values: The values that the mean is taken over, at least one.
+    """
     return math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
 
 

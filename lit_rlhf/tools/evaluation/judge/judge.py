@@ -72,13 +72,20 @@ def _combine_orders(policy_as_a: JudgeReply, policy_as_b: JudgeReply) -> PairVer
 
 
 def verdict_rates(verdicts: Sequence[PairVerdict]) -> Outcomes | None:
-    """Compute win, tie and lose rates over the valid verdicts; `None` if there is none."""
+    """Compute win, tie and lose rates over the valid verdicts; `None` if there is none.
+
+    Args:
+        verdicts: A verdict for each prompt.
+    """
     points = [_POINTS[verdict.result] for verdict in verdicts if verdict.result != "invalid"]
     return outcome_rates(points, [0.0] * len(points)) if points else None
 
 
 def position_bias(verdicts: Sequence[PairVerdict]) -> dict[str, float] | None:
-    """Compute the shares of pairs in which the judge preferred the same place in both orders.
+    """Compute how often the judge preferred the same place in both orders.
+
+    Args:
+        verdicts: A verdict for each prompt.
 
     Returns:
         Shares in [0, 1] of the `first` and of the `second` place; `None` without a pair that has
@@ -189,7 +196,14 @@ class Judge(AbstractContextManager["Judge"]):
         """Judge pairs, each in both orders. Pairs of equal answers tie without a question.
 
         The policy's answer is A and the baseline's B. If the endpoint does not reply, the replies
-        received so far stay in the file. `label` names the progress bar.
+        received so far stay in the file.
+
+        Args:
+            pairs: A question for each pair.
+            label: Name of the progress bar.
+
+        Returns:
+            A verdict for each pair, in their order.
         """
         different = [pair for pair in pairs if pair.answer_a != pair.answer_b]
         questions = [question for pair in different for question in (pair, pair.swapped)]

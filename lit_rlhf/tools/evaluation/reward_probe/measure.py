@@ -339,7 +339,12 @@ def probe_reward(
 
 
 def count_responses(n_prompts: int, cheats: Sequence[Cheat] = CHEATS) -> int:
-    """Number of responses that a probe of `n_prompts` scores at most, for a progress bar."""
+    """Count the responses that a probe scores at most, for a progress bar.
+
+    Args:
+        n_prompts: Number of prompts.
+        cheats: Cheats that are tried besides the canned answer.
+    """
     first_half = (n_prompts + 1) // 2
     return n_prompts * (1 + len(cheats)) + first_half * _CANDIDATES + n_prompts // 2
 

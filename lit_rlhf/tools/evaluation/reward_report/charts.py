@@ -68,7 +68,12 @@ def draw_accuracy_by_length(buckets: Sequence[LengthBucket]) -> Axes:
 
 
 def draw_scatter(lengths: NDArray[np.int64], differences: NDArray[np.float64]) -> Axes:
-    """Draw score differences `[N]` against length differences `[N]` in tokens."""
+    """Draw score differences against length differences.
+
+    Args:
+        lengths: Chosen less rejected, in tokens, `[N]`.
+        differences: Chosen less rejected, in scores, `[N]`.
+    """
     axes = new_axes(x_title="chosen - rejected length, tokens", y_title="score")
     # one image in the vector graphic: a page of 100,000 dots would not open
     axes.scatter(

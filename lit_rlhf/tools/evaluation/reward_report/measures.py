@@ -93,7 +93,9 @@ class ReliabilityBin(NamedTuple):
 def accuracy(differences: Floats, length_differences: Integers) -> Accuracy:
     """Compute the accuracy of the scores with its interval, and of preferring longer responses.
 
-    `differences` of the scores and `length_differences` in tokens have shape `[N]`.
+    Args:
+        differences: Score of the chosen response less the score of the rejected one, `[N]`.
+        length_differences: The same difference of the lengths in tokens, `[N]`.
     """
     right = int((differences > 0).sum())
     interval = wilson_interval(right, len(differences))
@@ -108,15 +110,23 @@ def accuracy(differences: Floats, length_differences: Integers) -> Accuracy:
 
 
 def longer_is_right(length_differences: Integers) -> Floats:
-    """1 where the chosen response is longer, 0 where it is shorter, 0.5 for equal lengths."""
+    """Say where a rule that prefers the longer response is right: 1 there, else 0.
+
+    Args:
+        length_differences: Chosen less rejected, in tokens, `[N]`. Equal lengths count 0.5.
+    """
     return np.sign(length_differences) / 2 + 0.5
 
 
 def length_buckets(differences: Floats, length_differences: Integers) -> list[LengthBucket]:
     """Compute accuracy by length difference: terciles of its size on either side of 0, and 0.
 
-    `differences` of the scores and `length_differences` in tokens have shape `[N]`. Empty buckets
-    are left out; the others go from the shortest to the longest chosen response.
+    Args:
+        differences: Score of the chosen response less the score of the rejected one, `[N]`.
+        length_differences: The same difference of the lengths in tokens, `[N]`.
+
+    Returns:
+        The buckets with pairs, from the shortest to the longest chosen response.
     """
     sizes = np.abs(length_differences[length_differences != 0])
     near, far = np.quantile(sizes, [1 / 3, 2 / 3]).astype(int) if len(sizes) else (1, 1)
@@ -144,7 +154,11 @@ def length_buckets(differences: Floats, length_differences: Integers) -> list[Le
 
 
 def reliability(differences: Floats) -> list[ReliabilityBin]:
-    """Compute accuracy by confidence, in bins of equal width; empty bins are left out."""
+    """Compute accuracy by confidence, in bins of equal width; empty bins are left out.
+
+    Args:
+        differences: Score differences of the pairs, `[N]`.
+    """
     confidence = _confidence(differences)
     right = differences > 0
     # A confidence of 1 belongs to the last bin.
@@ -168,7 +182,11 @@ def reliability(differences: Floats) -> list[ReliabilityBin]:
 
 
 def calibration_error(differences: Floats) -> float:
-    """Compute the mean distance of confidence and accuracy over the same bins (ECE)."""
+    """Compute the expected calibration error: the mean distance of confidence and accuracy.
+
+    Args:
+        differences: Score differences of the pairs, `[N]`. They are binned as in `reliability`.
+    """
     error = binary_calibration_error(
         torch.from_numpy(_confidence(differences)),
         torch.from_numpy((differences > 0).astype(np.int64)),
@@ -180,8 +198,10 @@ def calibration_error(differences: Floats) -> float:
 def histogram(differences: Floats, sources: Sequence[str]) -> dict[str, Any]:
     """Count pairs by difference, in about 40 bars of a round width.
 
-    `differences` `[N]` are of pairs from the `sources` `[N]`. The first and the last bar include
-    the pairs beyond them.
+    Args:
+        differences: Score differences of the pairs, `[N]`. The first and the last bar include the
+            pairs beyond them.
+        sources: Where each pair comes from, `[N]`.
 
     Returns:
         `counts` of bars `[K]` by source, between `edges` `[K + 1]`.
@@ -203,7 +223,15 @@ def histogram(differences: Floats, sources: Sequence[str]) -> dict[str, Any]:
 
 
 def correlation(a: NDArray[np.generic], b: NDArray[np.generic]) -> dict[str, float | None]:
-    """Compute the Pearson and Spearman correlation of `a` and `b`; `None` if one does not vary."""
+    """Compute the Pearson and the Spearman correlation of two series.
+
+    Args:
+        a: One series, `[N]`.
+        b: The other, `[N]`.
+
+    Returns:
+        `pearson` and `spearman` in [-1, 1]; `None` if one series does not vary.
+    """
     x, y = (torch.from_numpy(np.asarray(values, dtype=np.float64)) for values in (a, b))
     # torchmetrics warns of constant input and returns NaN.
     if len(x) < 2 or bool((x == x[0]).all()) or bool((y == y[0]).all()):
@@ -267,8 +295,9 @@ def strength_by_source(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
 def describe_strengths(rows: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
     """Summarize rows of `read_strengths`: by source, as a histogram, and the pairs below 0.
 
-    A strength below 0 says that the models contradict the label. At most `limit` of these pairs
-    are listed, the weakest first.
+    Args:
+        rows: The rows. A strength below 0 says that the models contradict the label.
+        limit: Number of contradicted pairs that are listed at most, the weakest first.
     """
     doubtful = [row for row in rows if row["strength"] < 0]
     return {
