@@ -90,6 +90,18 @@ def test_early_stopping_with_one_monitor_is_built_from_yaml(tmp_path: Path) -> N
     assert [monitor.high for monitor in stopping.monitors] == [2.0]
 
 
+@pytest.mark.parametrize("name", ["CollapseDetector", "CollapseEarlyStopping"])
+def test_preset_and_thresholds_are_chosen_in_yaml(tmp_path: Path, name: str) -> None:
+    thresholds = {"rollout/kl_per_token": {"high": 0.3}, "scores": {"high_ratio": 4}}
+    init_args = {"preset": "short answers", "thresholds": thresholds}
+    (detector,) = callbacks(tmp_path, {"callbacks": [{"class_path": name, "init_args": init_args}]})
+    by_key = {monitor.key: monitor for monitor in detector.monitors}
+    assert detector.watch.preset == "short answers"
+    assert by_key["rollout/kl_per_token"].high == 0.3
+    assert by_key["rollout/response_length"].high_ratio == 2.5
+    assert by_key["scores"].high_ratio == 4.0
+
+
 def test_every_monitor_and_action_can_be_named(tmp_path: Path) -> None:
     needed: dict[str, dict[str, Any]] = {
         "Monitor": {"key": "loss", "high": 1.0},

@@ -146,6 +146,20 @@ def test_state_continues_in_the_middle() -> None:
         assert second.state_dict() == whole.state_dict()
 
 
+def test_state_continues_while_a_level_is_left() -> None:
+    def watch() -> Watch:
+        return Watch([Monitor("x", high=1.0, patience=2)])
+
+    steps = [{"x": value} for value in (0.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0)]
+    expected = [H, H, C, C, C, H, H]
+    assert fed(watch(), steps) == expected
+    for cut in (3, 4, 5):
+        first, second = watch(), watch()
+        fed(first, steps[:cut])
+        second.load_state_dict(first.state_dict())
+        assert fed(second, steps[cut:]) == expected[cut:]
+
+
 @pytest.mark.parametrize(
     ("votes", "text"),
     [
