@@ -119,6 +119,7 @@ def label(options: LabelOptions) -> None:
                 seed=options.seed,
             ),
             policies=_hash_policies(options, lines),
+            open_tasks=_hidden_file(options.output, "open"),
         )
         page = _page_options(options, port)
         n_equal = sum(comparison.is_equal for comparison in order)
@@ -309,7 +310,7 @@ def _page_options(options: LabelOptions, port: int) -> "PageOptions":
     """What the page shows and who gets in; a restarted page keeps its token and its secret."""
     from lit_rlhf.tools.labelling import PageOptions
 
-    session = _load_session(Path(options.output))
+    session = _load_session(options.output)
     names = ("127.0.0.1", "localhost", "[::1]")
     return PageOptions(
         token=session["token"],
@@ -320,9 +321,20 @@ def _page_options(options: LabelOptions, port: int) -> "PageOptions":
     )
 
 
-def _load_session(output: Path) -> dict[str, str]:
+def _hidden_file(output: str | Path, content: str) -> Path:
+    """The file beside the labels in which the page keeps something for a restart.
+
+    Args:
+        output: The file of labels.
+        content: What is kept, a part of the name.
+    """
+    path = Path(output)
+    return path.with_name(f".{path.name}.{content}.json")
+
+
+def _load_session(output: str | Path) -> dict[str, str]:
     """Read the token and the secret of the page, or make them: a file for the user alone."""
-    path = output.with_name(f".{output.name}.session.json")
+    path = _hidden_file(output, "session")
     if path.exists():
         session: dict[str, str] = json.loads(path.read_text("utf-8"))
         return session

@@ -5,14 +5,17 @@ one twice, but for a share that is asked again later with the sides swapped. Wha
 did not label comes back to the others after a while.
 """
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from threading import RLock
 from typing import Any, Literal, NamedTuple
 
+from lit_rlhf.files import write_text
 from lit_rlhf.tools.evaluation.labels import Choice, Comparison, Label
 from lit_rlhf.tools.labelling.selection import seeded_rank
 from lit_rlhf.tools.labelling.store import LabelStore, Task
@@ -57,13 +60,17 @@ class Schedule:
     """Gives out comparisons.
 
     A page that was given out by a process that was killed meanwhile is still valid: sides and
-    repeats depend on the seed, and not on the process. Threads may share a schedule.
+    repeats depend on the seed, and not on the process. With a file of open tasks the next process
+    also knows what each annotator was looking at: they see it again, and nobody else gets it.
+    Threads may share a schedule.
 
     Args:
         order: Comparisons in the order in which they are given out.
         store: The labels so far.
         options: Who labels what.
         policies: SHA-256 of each policy, or of its file of responses, by name, for the labels.
+        open_tasks: JSON file of what each annotator is looking at, written whenever that changes;
+            it need not exist. `None`: a restart forgets it.
         clock: Monotonic time in seconds.
     """
 
@@ -74,12 +81,14 @@ class Schedule:
         options: ScheduleOptions,
         *,
         policies: Mapping[str, str | None] | None = None,
+        open_tasks: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.order = order
         self.store = store
         self.options = options
         self.policies = dict(policies or {})
+        self._open_tasks = open_tasks
         self._clock = clock
         self._mutex = RLock()
         self._taken: dict[str, dict[str, float]] = {one.key: {} for one in order}
@@ -94,6 +103,7 @@ class Schedule:
         }
         for label in store.labels:
             self._count(label)
+        self._restore_open_tasks()
 
     def next_task(self, annotator: str) -> Task | None:
         """Choose what an annotator sees next: the same until it is labelled; `None` for nothing.
@@ -113,8 +123,8 @@ class Schedule:
             if task is None:
                 task = self._due_repeat(annotator, gap=0)
             if task is not None:
-                self._current[annotator] = task
                 self._take(task, now)
+                self._set_current(task)
             return task
 
     def left_side(self, task: Task) -> Literal["a", "b"]:
@@ -158,7 +168,7 @@ class Schedule:
             done.pop()
             if not task.repeat:
                 self._labelled[task.comparison].discard(annotator)
-            self._current[annotator] = task
+            self._set_current(task)
             return task
 
     def progress(self, annotator: str) -> Progress:
@@ -229,6 +239,23 @@ class Schedule:
     def _take(self, task: Task, now: float) -> None:
         if not task.repeat:
             self._taken[task.comparison][task.annotator] = now
+
+    def _set_current(self, task: Task) -> None:
+        """Note what an annotator is looking at, for a restart too."""
+        self._current[task.annotator] = task
+        if self._open_tasks is not None:
+            tasks = [one for one in self._current.values() if self.store.find(one) is None]
+            write_text(self._open_tasks, json.dumps([one._asdict() for one in tasks]))
+
+    def _restore_open_tasks(self) -> None:
+        """Give annotators what they were looking at before a restart, unless it was labelled."""
+        if self._open_tasks is None or not self._open_tasks.exists():
+            return
+        for fields in json.loads(self._open_tasks.read_text("utf-8")):
+            task = Task(**fields)
+            if self.is_known(task) and self.store.find(task) is None:
+                self._current[task.annotator] = task
+                self._take(task, self._clock())
 
     def _is_repeated(self, comparison: str) -> bool:
         return comparison in self._repeated

@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +179,70 @@ def test_schedule_goes_on_after_a_restart(stores: list[LabelStore], tmp_path: Pa
     stores.append(store)
     again = Schedule(comparisons, store, ScheduleOptions(repeat_share=0.3))
     assert [*done, *work(again, "ann")] == expected
+
+
+@pytest.fixture
+def restart(
+    stores: list[LabelStore], tmp_path: Path
+) -> Callable[[list[Comparison], Clock], Schedule]:
+    """Makes a schedule with the files of the one before, as a server does that was killed."""
+
+    def make(comparisons: list[Comparison], clock: Clock) -> Schedule:
+        if stores:
+            stores.pop().close()
+        stores.append(LabelStore(tmp_path / "labels.jsonl", comparisons))
+        options = ScheduleOptions(repeat_share=0.0)
+        open_tasks = tmp_path / "open.json"
+        return Schedule(comparisons, stores[-1], options, open_tasks=open_tasks, clock=clock)
+
+    return make
+
+
+def test_everybody_sees_the_same_page_after_a_restart(
+    restart: Callable[[list[Comparison], Clock], Schedule],
+) -> None:
+    comparisons = make_comparisons(4)
+    clock = Clock()
+    before = restart(comparisons, clock)
+    work(before, "ann", 1)
+    ann = before.next_task("ann")
+    bob = before.next_task("bob")
+    after = restart(comparisons, clock)
+    assert after.next_task("cem") == Task("cem", comparisons[3].key)  # neither Ann's nor Bob's
+    assert after.next_task("bob") == bob
+    assert after.next_task("ann") == ann
+
+
+def test_comparison_that_is_undone_is_shown_again_after_a_restart(
+    restart: Callable[[list[Comparison], Clock], Schedule],
+) -> None:
+    comparisons = make_comparisons(3)
+    before = restart(comparisons, Clock())
+    work(before, "ann", 2)
+    before.next_task("ann")
+    undone = before.undo("ann")
+    assert restart(comparisons, Clock()).next_task("ann") == undone
+
+
+def test_page_that_nobody_comes_back_to_goes_to_others_after_a_restart(
+    restart: Callable[[list[Comparison], Clock], Schedule],
+) -> None:
+    comparisons = make_comparisons(1)
+    clock = Clock()
+    restart(comparisons, clock).next_task("ann")
+    after = restart(comparisons, clock)
+    assert after.next_task("bob") is None
+    clock.now = ABANDONED_AFTER
+    assert after.next_task("bob") == Task("bob", comparisons[0].key)
+
+
+def test_open_comparison_that_is_no_longer_in_the_order_is_forgotten(
+    restart: Callable[[list[Comparison], Clock], Schedule],
+) -> None:
+    comparisons = make_comparisons(2)
+    restart(comparisons[:1], Clock()).next_task("ann")
+    after = restart(comparisons[1:], Clock())
+    assert after.next_task("ann") == Task("ann", comparisons[1].key)
 
 
 def test_progress_counts_what_is_left(stores: list[LabelStore], tmp_path: Path) -> None:
