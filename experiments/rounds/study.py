@@ -194,8 +194,7 @@ def train_round(
     sources = [{"path": str(path), "name": path.stem} for path in labels]
     own_reward = {
         "model": {"init_args": {"output_dir": reward}},
-        # a sample may have the text of a control token, such as the marker of a turn
-        "data": {"init_args": {"train_sources": sources, "on_bad_record": "skip"}},
+        "data": {"init_args": {"train_sources": sources}},
     }
     overlay = write_text(root / "configs" / f"own_reward_{name}.yaml", json.dumps(own_reward))
     stages.fit(
