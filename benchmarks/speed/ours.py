@@ -100,7 +100,10 @@ def build_module(job: Job) -> PPOModule:
         seed=work.seed,
         **MODULE_ARGUMENTS,
     )
-    for network in (module.policy, module.reference):
+    networks = [module.policy]
+    if module.reference is not None:  # with LoRA the reference is the policy without its adapters
+        networks.append(module.reference)
+    for network in networks:
         bias_lm_head(cast(nn.Module, network), work)
     return module
 
