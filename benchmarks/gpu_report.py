@@ -9,14 +9,16 @@ TRL and runs the tests.
 
 The parts run one after the other, the most telling first, each in its own process with a time
 limit. One that fails or takes too long does not stop the others. The report names the machine and
-the versions, has a table of the parts, and the end of what each of them printed; all of it is in a
-file of its own beside the report. It is written again after every part, so that an interrupted run
-leaves what it has.
+the versions, has a table of the parts with what each was expected to show and what it measured, and
+the end of what each of them printed; all of it is in a file of its own beside the report, and so
+are the results of the comparisons with TRL. The report is written again after every part, so that
+an interrupted run leaves what it has. Without liger-kernel, fused kernels are left out.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,13 +26,25 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from jsonargparse import auto_cli
 
-PACKAGES = ("torch", "triton", "lightning", "transformers", "peft", "deepspeed", "lit-rlhf")
+PACKAGES = (
+    "torch",
+    "triton",
+    "lightning",
+    "transformers",
+    "peft",
+    "deepspeed",
+    "liger-kernel",
+    "pytest-xdist",
+    "lit-rlhf",
+)
+"""Packages that parts of the report need; it has their versions."""
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "DS_ACCELERATOR": "cuda"}
 """Set for all parts unless the caller's environment has other values."""
 SHOWN_LINES = 100
@@ -44,7 +58,8 @@ class Part(NamedTuple):
         name: Its name in the report and for `--only`.
         arguments: Arguments of the Python interpreter.
         limit: Seconds that it may take.
-        expected: What it should show on an H100, computed or measured before; printed beside it.
+        expected: What it should show, computed or measured before; printed beside it.
+        measured: Pattern of what it prints that is compared with `expected`; empty: nothing.
         call: The half of the report that it is part of, 1 or 2.
         gpus: Number of GPUs that it needs.
     """
@@ -53,6 +68,7 @@ class Part(NamedTuple):
     arguments: tuple[str, ...]
     limit: float
     expected: str = "no error"
+    measured: str = ""
     call: int = 1
     gpus: int = 1
 
@@ -72,6 +88,13 @@ class Result(NamedTuple):
     seconds: float
     output: str
 
+    @property
+    def measured(self) -> list[str]:
+        """What the part printed that is compared with what was expected."""
+        if not self.part.measured:
+            return []
+        return re.findall(self.part.measured, self.output, re.MULTILINE)
+
 
 def _tests(
     name: str,
@@ -79,22 +102,36 @@ def _tests(
     arguments: tuple[str, ...],
     *,
     expected: str = "no test fails",
+    measured: str = r"\d+ (?:passed|failed|errors?|skipped)\b(?=.* in [\d.]+s)",
     gpus: int = 1,
 ) -> Part:
     # warnings do not fail tests here, because other plugins of pytest may warn
     options = ("-m", "gpu", "-v", "--tb", "short", "-W", "default", "-p", "no:benchmark")
-    return Part(name, ("-m", "pytest", *options, *arguments), limit, expected, call=2, gpus=gpus)
+    return Part(
+        name,
+        ("-m", "pytest", *options, *arguments),
+        limit,
+        expected=expected,
+        measured=measured,
+        call=2,
+        gpus=gpus,
+    )
+
+
+KERNELS = "[plain,fused,compiled]" if find_spec("liger_kernel") else "[plain,compiled]"
+"""The kinds of kernels that can run here."""
 
 
 def _decode(name: str, limit: float, expected: str, *options: str) -> Part:
-    kernels = ("--kernels", "[plain,fused,compiled]")
-    arguments = ("-m", "benchmarks.gpu.profile_decode", *kernels, *options)
-    return Part(name, arguments, limit, expected)
+    arguments = ("-m", "benchmarks.gpu.profile_decode", "--kernels", KERNELS, *options)
+    return Part(name, arguments, limit, expected, measured=r"^\w+, \d+ rows: [\d.]+ ms a step")
 
 
 def _iteration(name: str, limit: float, expected: str, *options: str, call: int = 1) -> Part:
     arguments = ("-m", "benchmarks.gpu.profile_iteration", *options)
-    return Part(name, arguments, limit, expected, call=call)
+    return Part(
+        name, arguments, limit, expected, measured=r"^\w+: [\d.]+ s an iteration, .*", call=call
+    )
 
 
 PEER_SETTINGS = ("--device", "cuda", "--rounds", "1", "--wait", "0", "--quiet_cores", "99")
@@ -118,34 +155,34 @@ PARTS = (
     Part("varlen", ("-m", "benchmarks.gpu.varlen_smoke"), 30),
     _iteration(
         "iteration",
-        200,
-        "update at 37 % of torch.mm plain, 47 % fused, 51 to 53 % compiled; idle 10 % or less",
-        *("--size", "1b-long", "--iterations", "3", "--kernels", "[plain,fused,compiled]"),
+        280,
+        "update at 48 % of torch.mm plain, 53 % fused, 63 % compiled, idle 10 to 15 % (H200)",
+        *("--size", "1b-long", "--iterations", "3", "--kernels", KERNELS),
     ),
     _decode(
         "decode",
         100,
-        "at 16 rows 2.9 ms plain, 1.9 fused, 1.7 compiled",
+        "at 16 rows 2.9 ms plain (H100), 1.8 fused and compiled (H200)",
         *("--rows", "[16,128]", "--without_graphs", "false"),
     ),
     _decode(
         "decode 7b",
-        80,
-        "at 16 rows 9.5 ms plain, 7.3 fused, 6.9 compiled",
+        90,
+        "at 16 rows 9.5 ms plain (H100), 6.6 fused, 8.9 compiled (H200)",
         *("--size", "7b", "--rows", "[16,64]", "--steps", "16", "--without_graphs", "false"),
     ),
-    _iteration("short iteration", 60, "update 0.98 s before, about 0.5 s now", "--size", "1b"),
+    _iteration("short iteration", 90, "update 0.98 s before, about 0.5 s now", "--size", "1b"),
     _iteration(
         "zero 1",
-        60,
+        120,
         "update faster than in bf16-mixed, as no weight is cast",
         *("--size", "1b-long", "--precision", "bf16-true", "--iterations", "3"),
         *("--strategy", "multi_deepspeed_stage_1"),
     ),
     _decode(
         "decode 7b LoRA",
-        60,
-        "at most 8.8 ms",
+        90,
+        "13.7 ms plain, 11.0 fused (H200); the goal is 8.8",
         *("--size", "7b", "--rows", "[16]", "--steps", "16", "--without_graphs", "false"),
         *("--lora_rank", "16"),
     ),
@@ -155,7 +192,7 @@ PARTS = (
         "supervised",
         (
             *("-m", "benchmarks.sft_reward", *PEER_SETTINGS, "--size", "1b", "--updates", "4"),
-            *("--precisions", "[bf16-mixed]", "--output", "runs/gpu_report/sft_reward"),
+            *("--precisions", "[bf16-mixed]"),
         ),
         120,
         "at least as fast as TRL",
@@ -166,7 +203,6 @@ PARTS = (
         (
             *("-m", "benchmarks.ppo_iteration", *PEER_SETTINGS, "--size", "1b", "--updates", "3"),
             *("--precisions", "[bf16-mixed]", "--modes", "[ragged]"),
-            *("--output", "runs/gpu_report/ppo_iteration"),
         ),
         200,
         "at least 5 times as fast as TRL",
@@ -184,6 +220,7 @@ PARTS = (
         190,
         ("-s", "-n", "0", "tests/gpu/test_scale_out.py", "-k", BILLION),
         expected="peak within a tenth of the estimate",
+        measured=r"[\d.]+ GB, estimate [\d.]+ GB",
     ),
     _tests("two gpus", 120, ("-s", "-n", "0", "tests/gpu/test_two_gpus.py"), gpus=2),
 )
@@ -242,10 +279,10 @@ def render_report(machine: Sequence[str], results: Sequence[Result]) -> str:
     """
     now = datetime.now(UTC).isoformat(timespec="minutes")
     lines = [f"# GPU report, {now}", "", *(f"- {line}" for line in machine), ""]
-    lines += ["| part | outcome | seconds | limit | expected |", "|---|---|---|---|---|"]
+    lines += ["| part | outcome | seconds | limit | expected | measured |", "|---|" + "---|" * 5]
     lines += [
         f"| {r.part.name} | {r.outcome} | {r.seconds:.0f} | {r.part.limit:.0f} "
-        f"| {r.part.expected} |"
+        f"| {r.part.expected} | {'; '.join(r.measured) or 'see below'} |"
         for r in results
     ]
     for result in results:
@@ -274,8 +311,25 @@ def write_report(parts: Sequence[Part], path: Path, n_gpus: int) -> list[Result]
         log = path.with_name(f"{path.stem}_{part.name.replace(' ', '_')}.log")
         log.write_text(results[-1].output, "utf-8")
         print(f"{part.name}: {results[-1].outcome} after {results[-1].seconds:.0f} s", flush=True)
+        for line in results[-1].measured:
+            print(f"  {line}", flush=True)
         path.write_text(render_report(machine, results), "utf-8")
     return results
+
+
+def compare_beside(part: Part, folder: Path, peer_python: str | None) -> Part:
+    """A part; if it is a comparison, with its results in `folder`, and with TRL if it is there.
+
+    Args:
+        part: The part.
+        folder: The report's folder.
+        peer_python: Interpreter of an environment with TRL; `None`: without TRL.
+    """
+    if part.name not in COMPARED:
+        return part
+    peer = ("--peer", "false") if peer_python is None else ("--peer_python", peer_python)
+    results = ("--output", str(folder / part.name))
+    return part._replace(arguments=(*part.arguments, *results, *peer))
 
 
 def gpu_report(
@@ -304,13 +358,9 @@ def gpu_report(
     if not torch.cuda.is_available():
         sys.exit("no CUDA GPU: run this on a machine with one")
     parts = [p for p in PARTS if (not only or p.name in only) and call in (None, p.call)]
-    peer = ("--peer", "false") if peer_python is None else ("--peer_python", peer_python)
-    parts = [
-        part._replace(arguments=(*part.arguments, *peer)) if part.name in COMPARED else part
-        for part in parts
-    ]
     name = "report.md" if call is None else f"report_{call}.md"
     path = Path(output or Path(os.environ.get("OUT", "runs/gpu_report")) / name)
+    parts = [compare_beside(part, path.parent.resolve(), peer_python) for part in parts]
     results = write_report(parts, path, torch.cuda.device_count())
     print(f"report: {path}")
     if any(not r.outcome.startswith(("ok", "skipped")) for r in results):

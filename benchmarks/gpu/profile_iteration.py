@@ -59,6 +59,11 @@ class PhaseProfile(NamedTuple):
     rate: float
     peak: float
 
+    @property
+    def idle(self) -> float:
+        """Share of its time in which no kernel ran."""
+        return max(1 - self.busy / self.seconds, 0.0)
+
 
 class LastIteration(Callback):
     """Profiles the phases of the last iteration.
@@ -183,6 +188,7 @@ def profile_iteration(
             last = profile_last_iteration(job)
             print(f"\n# {kind}: {iterations} iterations in {time.perf_counter() - start:.0f} s")
             print_phases(last, ceiling)
+            print(describe_update(kind, last, ceiling), flush=True)
             del last
             free_memory()
 
@@ -194,6 +200,22 @@ def profile_last_iteration(job: Job) -> LastIteration:
         batches = build_loader(job.work, job.steps)
         build_trainer(job, last).fit(build_module(job), train_dataloaders=batches)
     return last
+
+
+def describe_update(kind: Kernels, last: LastIteration, ceiling: float) -> str:
+    """The figures that the GPU report compares with what it expects, in one line.
+
+    Args:
+        kind: What ran in the networks.
+        last: The profile.
+        ceiling: Operations per second of the fastest `torch.mm`.
+    """
+    phases = last.phases()
+    update = phases["update"]
+    return (
+        f"{kind}: {sum(phase.seconds for phase in phases.values()):.2f} s an iteration, update "
+        f"{update.seconds:.2f} s at {update.rate / ceiling:.0%} of torch.mm, idle {update.idle:.0%}"
+    )
 
 
 def print_phases(last: LastIteration, ceiling: float) -> None:
@@ -208,10 +230,9 @@ def print_phases(last: LastIteration, ceiling: float) -> None:
         f"{'of mm':>6} {'GiB':>6}"
     )
     for phase, totals in last.phases().items():
-        idle = max(1 - totals.busy / totals.seconds, 0)
         print(
-            f"{phase:10} {totals.seconds:8.3f} {totals.busy:13.3f} {idle:6.0%} {totals.kernels:8} "
-            f"{totals.rate / ceiling:6.0%} {totals.peak:6.1f}"
+            f"{phase:10} {totals.seconds:8.3f} {totals.busy:13.3f} {totals.idle:6.0%} "
+            f"{totals.kernels:8} {totals.rate / ceiling:6.0%} {totals.peak:6.1f}"
         )
     seconds = sum(totals.seconds for totals in last.phases().values())
     rate = sum(last.operations.values()) / seconds

@@ -5,9 +5,9 @@
     python -m pip install --no-index --no-deps runs/wheels/*.whl   # there
 
 Run it in an environment with the machine's version of Python in which the report's parts can be
-imported: what is installed here and not there is built or downloaded, in the version of here.
-Packages that are there are left alone, whatever their version. The project's own wheels are built
-from this tree.
+imported, with the extra `liger` for fused kernels: what is installed here and not there is built or
+downloaded, in the version of here. Packages that are there are left alone, whatever their version.
+The project's own wheels are built from this tree.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def wheels(there: str, output: str = "runs/wheels") -> None:
         FileExistsError: If the folder exists.
         subprocess.CalledProcessError: If pip finds or builds a wheel of none; it says why.
     """
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=False)
     installed = {normalized(d.name): d.version for d in distributions()}
     missing = missing_packages(installed, Path(there).read_text("utf-8"))
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=False)
     pins = [str(OWN.get(name, f"{name}=={version}")) for name, version in missing.items()]
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", output, *pins]
     # DeepSpeed's operators are built at their first use, on the machine

@@ -1,16 +1,21 @@
 """The report of a GPU's first run, with parts that stand in for those that need one.
 
-One part is tried on the CPU; its numbers need a GPU.
+The scripts of its parts are tried on the CPU; their numbers need a GPU.
 """
 
+import importlib
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from jsonargparse import auto_cli, capture_parser
 
+from benchmarks import gpu_report
 from benchmarks.gpu import profile_decode, profile_iteration, varlen_smoke
 from benchmarks.gpu.wheels import missing_packages
-from benchmarks.gpu_report import PARTS, Part, write_report
+from benchmarks.gpu_report import BILLION, COMPARED, PARTS, Part, Result, run_part, write_report
 from lit_rlhf.forward import attention
 from lit_rlhf.rollout import decoder, graphs
 from tests.support import recorded_graph
@@ -20,8 +25,29 @@ STUBS = (
     Part("fails", ("-c", "print('before'); raise SystemExit(3)"), 30),
     Part("hangs", ("-c", "import time; print('started'); time.sleep(60)"), 0.5),
     Part("two", ("-c", "print('never')"), 30, gpus=2),
-    Part("works", ("-c", "import os; print(os.environ['DS_ACCELERATOR'], 7 * 6)"), 30),
+    Part(
+        "works",
+        ("-c", "import os; print(os.environ['DS_ACCELERATOR'], 7 * 6)"),
+        30,
+        expected="cuda 41",
+        measured=r"^cuda \d+",
+    ),
 )
+SCRIPTS = [part for part in PARTS if "benchmarks." in part.arguments[1]]
+PROFILES = [part for part in SCRIPTS if "profile" in part.arguments[1]]
+TESTS = [part for part in PARTS if part.arguments[1] == "pytest"]
+SMALLER = {
+    "benchmarks.gpu.profile_decode": ("--rows", "[2]", "--steps", "1"),
+    "benchmarks.gpu.profile_iteration": ("--iterations", "2"),
+    "benchmarks.sft_reward": ("--updates", "1", "--wait", "0"),
+    "benchmarks.ppo_iteration": ("--updates", "1", "--wait", "0"),
+}
+"""Arguments with which a part's script takes seconds on a CPU."""
+
+
+def named(parts: list[Part]) -> Any:
+    """Parameters of a test: the parts, with their names as ids."""
+    return pytest.mark.parametrize("part", parts, ids=[part.name for part in parts])
 
 
 def test_every_part_is_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +60,8 @@ def test_every_part_is_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "before" in report
     assert "cuda 42" in report
     assert "\nnever\n" not in report
+    assert "| 30 | cuda 41 | cuda 42 |" in report
+    assert "| 30 | no error | see below |" in report
     assert "- torch 2." in report
     assert (path.parent / "report_fails.log").read_text("utf-8") == "before\n"
 
@@ -44,6 +72,86 @@ def test_parts_are_files_of_the_project_and_say_what_is_expected() -> None:
     assert [file for file in files if not (ROOT / file).is_file()] == []
     assert {part.call for part in PARTS} == {1, 2}
     assert all(part.expected for part in PARTS)
+
+
+@named(list(PARTS))
+def test_each_name_runs_its_part(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Part] = []
+
+    def record(parts: list[Part], path: Path, n_gpus: int) -> list[Result]:
+        assert (path, n_gpus) == (tmp_path / "report.md", 1)
+        started.extend(parts)
+        return [Result(part, outcome="ok", seconds=1.0, output="") for part in parts]
+
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(gpu_report, "write_report", record)
+    options = ["--only", f"[{part.name}]", "--peer_python", sys.executable]
+    auto_cli(gpu_report.gpu_report, as_positional=False, args=options)
+    [one] = started
+    assert one.name == part.name
+    arguments = list(one.arguments[2:])
+    if part.name in COMPARED:  # only the report's folder comes back from a machine
+        assert arguments[arguments.index("--output") + 1] == str(tmp_path / part.name)
+        assert arguments[arguments.index("--peer_python") + 1] == sys.executable
+    if part in SCRIPTS:
+        name = one.arguments[1]
+        function = getattr(importlib.import_module(name), name.rpartition(".")[2])
+        parser = capture_parser(lambda: auto_cli(function))
+        parser.parse_args(arguments)
+
+
+def test_figures_that_are_compared_are_found_in_what_parts_print() -> None:
+    totals = profile_iteration.PhaseProfile(seconds=2.0, busy=1.5, kernels=9, rate=3e9, peak=1.0)
+    last = type("Profiled", (), {"phases": lambda _: {"rollout": totals, "update": totals}})()
+    lines = {
+        "iteration": profile_iteration.describe_update("fused", last, 6e9),
+        "decode": "fused, 16 rows: 1.79 ms a step, 3.5 x the weights; 1.0 CUDA graphs",
+        "tests": "==== 1 failed, 31 passed, 2 skipped in 88.00s (0:01:28) ====",
+        "billion": "PASSED multi_deepspeed_stage_2, offload=False: 40.2 GB, estimate 40.6 GB",
+    }
+    expected = {
+        "iteration": ["fused: 4.00 s an iteration, update 2.00 s at 50% of torch.mm, idle 25%"],
+        "decode": ["fused, 16 rows: 1.79 ms a step"],
+        "tests": ["1 failed", "31 passed", "2 skipped"],
+        "billion": ["40.2 GB, estimate 40.6 GB"],
+    }
+    parts = {part.name: part for part in PARTS}
+    for name, line in lines.items():
+        output = f"before\n{line}\nafter\n"
+        result = Result(parts[name], outcome="ok", seconds=1.0, output=output)
+        assert result.measured == expected[name]
+
+
+@pytest.mark.slow
+@named([part for part in SCRIPTS if part.arguments[1] in SMALLER])
+def test_script_of_a_part_runs_on_a_cpu(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # the benchmarks are no package
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    small = ("--device", "cpu", "--size", "tiny", *SMALLER[part.arguments[1]])
+    if part in PROFILES:
+        small = (*small, "--kernels", "[plain]")
+    else:
+        small = (*small, "--peer", "false", "--output", str(tmp_path / "results"))
+    result = run_part(part._replace(arguments=(*part.arguments, *small), limit=300), n_gpus=1)
+    assert result.outcome == "ok", result.output[-2000:]
+    assert len(result.measured) == (part in PROFILES)
+
+
+@pytest.mark.slow
+@named(TESTS)
+def test_part_that_runs_tests_selects_some(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    collect = ("--collect-only", "-q", "-n", "0")
+    result = run_part(part._replace(arguments=(*part.arguments, *collect), gpus=0), n_gpus=0)
+    assert result.outcome == "ok", result.output[-2000:]
+    if BILLION in part.arguments:
+        assert "1/" in result.output
 
 
 def test_wheels_that_a_machine_lacks_are_named() -> None:
