@@ -10,10 +10,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
-from itertools import cycle
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_callbacks.monitors import Level
 from lit_callbacks.panels import Panel, choose_panels
@@ -35,38 +34,36 @@ COLUMNS = 400  # a longer curve is drawn by the extremes of this many columns
 AVERAGED_PARTS = 25  # the bold line averages over a 25th of the run
 MAX_DOTS = 12  # curves of up to this many values are drawn with dots
 FEW_RUNS = 6  # with more runs only the means are drawn
-RUN_COLORS = 6
-DASHES = ("-", "--", ":")  # for the first six runs, the next six, and so on
+DASHES = ("-", "--", ":")  # for the first runs, one of each colour, the next ones, and so on
 DECADES = 1.5  # a metric that spans more of them may get a logarithmic axis
 LEVEL_COLORS = {Level.SUSPICIOUS: "suspicious-band", Level.COLLAPSED: "collapsed-band"}
 LEVEL_MARKERS = {Level.SUSPICIOUS: "^", Level.COLLAPSED: "s"}
 RASTER_DPI = 160  # resolution of the parts of an SVG that are images
 
+BLUE = "#0072b2"
+VERMILION = "#d55e00"
+GRAY = "#555555"
+FIGURE_COLORS = (BLUE, VERMILION, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Colours of runs, which readers with colour blindness can tell apart (Okabe and Ito)."""
+
 # Variables of `page.css`, which change with the reader's light or dark mode. matplotlib draws in
 # these colours, and `to_svg` replaces each by its variable.
 COLORS = {
-    "c0": "#0067b1",
-    "c1": "#2b2f36",
-    "c2": "#12805c",
-    "c3": "#b0489b",
-    "c4": "#3da5d9",
-    "c5": "#8a6d3b",
+    **{f"c{place}": color for place, color in enumerate(FIGURE_COLORS)},
+    "gray": GRAY,
     "faint": "#5c6670",
     "grid": "#e8ebef",
     "zero": "#b9c0c8",
     "suspicious-band": "#f5a300",
     "collapsed-band": "#d4202a",
 }
-
-FIGURE_COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Colours of a figure, which readers with colour blindness can tell apart (Okabe and Ito)."""
 ROLE_COLORS = {
-    "vanilla_ppo": FIGURE_COLORS[0],
-    "ppo_vanilla": FIGURE_COLORS[0],
-    "ppo_max": FIGURE_COLORS[1],
-    "sft": "#555555",
+    "vanilla_ppo": VERMILION,
+    "ppo_vanilla": VERMILION,
+    "ppo_max": BLUE,
+    "sft": GRAY,
 }
-"""Colours of runs that many figures show, by their names in lower case and with `_`."""
+"""Colours of runs that many pictures show, by their names in lower case and with `_`."""
 FIGURE_STYLE: dict[Any, Any] = {  # Any: older stubs of matplotlib type the keys as str
     "figure.constrained_layout.use": True,
     "axes.titlelocation": "left",
@@ -204,14 +201,16 @@ def draw_metric(
     room = 0.015 * (steps[1] - steps[0]) or 0.5
     axes.set_xlim(steps[0] - room, steps[1] + room)
     values: list[float] = []
-    for index, run in enumerate(runs):
+    looks = choose_looks(run.name for run in runs)
+    for run in runs:
         curve = run.curves.get(panel.key)
         if curve is None:
             continue
+        look = looks[run.name]
         values += [p.value for piece in (curve.points, *curve.undone) for p in piece]
-        draw_curve(axes, curve, run_style(index), shows_values=len(runs) <= FEW_RUNS)
+        draw_curve(axes, curve, look.style, shows_values=len(runs) <= FEW_RUNS)
         if len(runs) > 1:
-            _mark_levels(axes, run, curve, COLORS[f"c{index % RUN_COLORS}"])
+            _mark_levels(axes, run, curve, COLORS[look.color])
     _fit_values(axes, panel, values)
     if len(runs) == 1:
         _draw_levels(axes, runs[0])
@@ -289,37 +288,70 @@ def _draw_figure_panel(axes: Axes, panel: Panel, runs: Sequence[Run]) -> dict[st
     return lines
 
 
-def figure_colors(names: Iterable[str]) -> dict[str, str]:
-    """Choose the colours of a figure's runs: the same run has the same colour in every figure.
+class RunLook(NamedTuple):
+    """How a run is drawn, on every page and in every figure.
+
+    Attributes:
+        color: Name of its colour in `COLORS`.
+        dashes: Its line, an index of `DASHES`.
+    """
+
+    color: str
+    dashes: int = 0
+
+    @property
+    def style(self) -> dict[str, Any]:
+        """The look as arguments of matplotlib."""
+        return {"color": COLORS[self.color], "linestyle": DASHES[self.dashes]}
+
+    @property
+    def css(self) -> str:
+        """The look as CSS classes of `page.css`."""
+        return f"run-{self.color} dash-{self.dashes}"
+
+
+def choose_looks(names: Iterable[str]) -> dict[str, RunLook]:
+    """Choose how runs look: a run of `ROLE_COLORS` has the same colour in every picture.
+
+    The other runs take the colours that are left, in order, and then the same with other dashes.
 
     Args:
         names: Names of the runs, or paths that end with them, in the order of the legend.
 
     Returns:
-        Colours by name. Other runs than those of `ROLE_COLORS` get the colours that are left, in
-        order.
+        Looks by name, in the order of the names.
     """
     names = list(names)
-    roles = {
-        name: name.rpartition("/")[2].lower().replace("-", "_").replace(" ", "_") for name in names
-    }
-    fixed_colors = {name: ROLE_COLORS[role] for name, role in roles.items() if role in ROLE_COLORS}
-    free_colors = [color for color in FIGURE_COLORS if color not in fixed_colors.values()]
-    others = zip(
-        [name for name in names if name not in fixed_colors], cycle(free_colors), strict=False
-    )
-    return fixed_colors | dict(others)
+    name_of = {color: name for name, color in COLORS.items()}
+    by_role: dict[str, str] = {}
+    for name in names:
+        role = name.rpartition("/")[2].lower().replace("-", "_").replace(" ", "_")
+        color = ROLE_COLORS.get(role)
+        if color is not None and name_of[color] not in by_role.values():
+            by_role[name] = name_of[color]
+    free_colors = [name_of[color] for color in FIGURE_COLORS if name_of[color] not in by_role.values()]
+    looks: dict[str, RunLook] = {}
+    n_others = 0
+    for name in names:
+        if name in by_role:
+            looks[name] = RunLook(by_role[name])
+        else:
+            dashes = n_others // len(free_colors) % len(DASHES)
+            looks[name] = RunLook(free_colors[n_others % len(free_colors)], dashes)
+            n_others += 1
+    return looks
 
 
-def run_style(index: int) -> dict[str, Any]:
-    """Colour and dashes of a run, as arguments of matplotlib."""
-    dashes = DASHES[index // RUN_COLORS % len(DASHES)]
-    return {"color": COLORS[f"c{index % RUN_COLORS}"], "linestyle": dashes}
+def figure_colors(names: Iterable[str]) -> dict[str, str]:
+    """Choose the colours of a figure's runs, see `choose_looks`.
 
+    Args:
+        names: Names of the runs, or paths that end with them, in the order of the legend.
 
-def run_class(index: int) -> str:
-    """Colour and dashes of a run, as CSS classes."""
-    return f"run-{index % RUN_COLORS} dash-{index // RUN_COLORS % len(DASHES)}"
+    Returns:
+        Colours by name.
+    """
+    return {name: COLORS[look.color] for name, look in choose_looks(names).items()}
 
 
 def moving_average(values: Sequence[float], half_width: int) -> list[float]:

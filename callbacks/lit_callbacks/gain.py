@@ -22,6 +22,10 @@ OPENING_WORDS = 2
 """Number of words that make an opening."""
 COMPARED_SHARE = 0.25
 """Share of the steps, at the start and at the end, that are compared."""
+SMALLEST_SHARE = 0.05
+"""Smallest share of the gain that is named."""
+SHARE_ERROR = 0.1
+"""How far shares may lie outside 0 to 1, by the error of their estimates, and still be told."""
 PARTS = {
     "truncated": ("fewer cut-off responses", "more cut-off responses"),
     "length": ("shorter responses", "longer responses"),
@@ -63,16 +67,27 @@ class Gain(NamedTuple):
         """The part that the properties do not explain, in units of the score."""
         return self.total - sum(self.parts.values())
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether the parts are shares of a rise: none is clearly below 0 or above all of it."""
+        if self.total <= 0:
+            return False
+        shares = [part / self.total for part in (*self.parts.values(), self.rest)]
+        return all(-SHARE_ERROR < share < 1 + SHARE_ERROR for share in shares)
+
     def sentence(self) -> str:
         """In a line, for example `81 % of the gain of 0.25 is fewer cut-off responses`."""
         if self.total <= 0:
             return f"the score did not rise: {format_number(self.total)}"
+        if not self.adds_up:
+            gain = format_number(self.total)
+            return f"the gain of {gain} has no shares: length, form and openings work against it"
         shares = sorted(
             ((part / self.total, name) for name, part in self.parts.items()), reverse=True
         )
         explained = []
         for share, name in shares:
-            if share >= 0.05:
+            if share >= SMALLEST_SHARE:
                 words = PARTS[name][self.changes[name].last > self.changes[name].first]
                 words += f" ({self.opening!r})" if name == "opening" else ""
                 explained.append(f"{share:.0%} is {words}")

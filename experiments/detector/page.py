@@ -286,8 +286,8 @@ def draw_groups(groups: Mapping[str, Comparison]) -> Figure:
         for axis, (field, title) in zip(axes, titles.items(), strict=True):
             for place, group in enumerate(shown):
                 for shift, scores, color, label in (
-                    (-0.19, groups[group].before, COLORS[1], "before"),
-                    (0.19, groups[group].now, COLORS[0], "now"),
+                    (-0.19, groups[group].before, COLORS[0], "before"),
+                    (0.19, groups[group].now, COLORS[1], "now"),
                 ):
                     counted: Count = getattr(scores, field)
                     axis.barh(

@@ -9,11 +9,11 @@ import pytest
 
 from lit_callbacks.charts import (
     COLORS,
+    choose_looks,
     draw_metric,
     figure_colors,
     metric_chart,
     moving_average,
-    run_class,
     thin,
 )
 from lit_callbacks.panels import Panel
@@ -70,11 +70,12 @@ def test_close_verdicts_share_a_number(tmp_path: Path) -> None:
     assert len(axes.lines) == 2 + 4  # the curve, its mean and the verdicts
 
 
-def test_eighteen_runs_look_different(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / str(i), {"toy/a": [1.0, float(i)]}) for i in range(18)]
-    looks = {(line.get_color(), line.get_linestyle()) for line in drawn(*folders).lines}
-    assert len(looks) == len({run_class(i) for i in range(18)}) == 18
-    assert run_class(18) == run_class(0)
+def test_twenty_one_runs_look_different(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / str(i), {"toy/a": [1.0, float(i)]}) for i in range(21)]
+    drawn_looks = {(line.get_color(), line.get_linestyle()) for line in drawn(*folders).lines}
+    looks = choose_looks(str(i) for i in range(22))
+    assert len(drawn_looks) == len({looks[str(i)].css for i in range(21)}) == 21
+    assert looks["21"] == looks["0"]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
     assert thin(values[:4], columns=2) == [0, 1, 2, 3]
 
 
-def test_a_run_has_the_same_colour_in_every_figure() -> None:
+def test_a_run_has_the_same_colour_on_the_page_and_in_every_figure(tmp_path: Path) -> None:
     pair = figure_colors(["ppo_max", "ppo_vanilla"])
     three = figure_colors(["SFT", "vanilla PPO", "roll-back", "PPO-max", "another"])
     assert three["vanilla PPO"] == pair["ppo_vanilla"]
@@ -127,3 +128,13 @@ def test_a_run_has_the_same_colour_in_every_figure() -> None:
         three["PPO-max"] == pair["ppo_max"] == figure_colors(["runs/x/ppo_max"])["runs/x/ppo_max"]
     )
     assert len(set(three.values())) == 5
+    folders = [write_run(tmp_path / name, {"toy/a": [1.0, 2.0]}) for name in ("ppo_vanilla", "b")]
+    assert drawn(*folders).lines[0].get_color() == pair["ppo_vanilla"]
+    css = (TEMPLATES / "page.css").read_text("utf-8")
+    looks = choose_looks(["ppo_max", "ppo_vanilla", "sft"]).values()
+    assert [look.css for look in looks] == ["run-c0 dash-0", "run-c1 dash-0", "run-gray dash-0"]
+    assert all(f".run-{look.color} {{ --c: var(--{look.color}); }}" in css for look in looks)
+
+
+def test_two_runs_of_one_role_have_two_colours() -> None:
+    assert len(set(figure_colors(["a/ppo_max", "b/ppo_max"]).values())) == 2

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_callbacks.charts import FIGURE_COLORS, run_figure
+from lit_callbacks.charts import BLUE, VERMILION, run_figure
 from tests.support.report_pages import write_run
 
 
@@ -41,7 +41,7 @@ def test_run_figure_has_a_panel_for_each_metric_with_the_runs_that_logged_it(
         title: [(line.get_color(), np.asarray(line.get_ydata()).tolist()) for line in axes.lines]
         for title, axes in axes_by_title(figure).items()
     }
-    first, second = FIGURE_COLORS[:2]
+    first, second = VERMILION, BLUE  # PPO-max is blue in every picture
     assert curves == {
         "Score of the reward model, reward": [(first, [0.0, 1.0, 2.0]), (second, [0.0, 0.5])],
         "Gold reward, never trained on": [(second, [0.5, 1.0])],

@@ -17,23 +17,31 @@ from typing import NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from lit_callbacks.charts import FEW_RUNS, metric_chart, run_class
+from lit_callbacks.charts import FEW_RUNS, choose_looks, metric_chart
 from lit_callbacks.files import write_text
 from lit_callbacks.monitors import Level
 from lit_callbacks.panels import Panel, choose_panels
-from lit_callbacks.report.reading import read_any_run, read_phases, read_responses
-from lit_callbacks.report.table import runs_table
+from lit_callbacks.report.reading import (
+    read_any_run,
+    read_phases,
+    read_responses,
+    split_verdict,
+)
+from lit_callbacks.report.table import ending, ending_rows, runs_table
 from lit_callbacks.runs import Run, name_runs
 from lit_callbacks.verdict import advise
 from lit_callbacks.words import format_number, printable
 
 _SIGNS = {Level.DATA_CHANGED: "◆", Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
 
+_SHOWN_SIGNS = 2  # in the terminal; the page has them all
+
 
 def write_report(
     runs: Sequence[str] | Mapping[str, str],
     output: str | os.PathLike[str],
     keys: Sequence[str] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Path:
     """Write one HTML page about one or several runs: verdicts, curves, levels, actions.
 
@@ -41,23 +49,36 @@ def write_report(
         runs: Logs, see `read_any_run`, or logs by the name that each run gets.
         output: Path of the page. An existing file is replaced once the new page is complete.
         keys: Metrics to show, see `choose_panels`.
+        groups: Names of runs that differ in their seeds alone, by the name of the group. The page
+            then has a table with the mean and the range over each.
     """
     loaded = [read_any_run(name, folder) for name, folder in name_runs(runs).items()]
-    return _write_page(loaded, Path(output), keys)
+    return _write_page(loaded, Path(output), keys=keys, groups=groups)
 
 
 def _write_page(
-    runs: Sequence[Run], path: Path, keys: Sequence[str] | None, refresh: float = 0
+    runs: Sequence[Run],
+    path: Path,
+    *,
+    keys: Sequence[str] | None,
+    groups: Mapping[str, Sequence[str]] | None,
+    refresh: float = 0,
 ) -> Path:
     if path.is_dir():
         raise ValueError(f"output: expected a file, got the folder {path}")
-    return write_text(path, _render_runs(runs, keys, refresh))
+    return write_text(path, _render_runs(runs, keys=keys, groups=groups, refresh=refresh))
 
 
-def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float) -> str:
+def _render_runs(
+    runs: Sequence[Run],
+    *,
+    keys: Sequence[str] | None,
+    groups: Mapping[str, Sequence[str]] | None,
+    refresh: float,
+) -> str:
     panels = choose_panels(runs, keys)
     steps = _step_range(runs, panels)
-    verdicts = [(index, verdict) for index, run in enumerate(runs) for verdict in run.verdicts]
+    verdicts = [(run, verdict) for run in runs for verdict in run.verdicts]
     verdicts.sort(key=lambda item: (item[1].step, item[1].time))
     phases = [read_phases(run) for run in runs]
     newest = max(curve.points[-1].time for run in runs for curve in run.curves.values())
@@ -72,6 +93,7 @@ def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float
         phase_names=list(dict.fromkeys(name for row in phases for name in row)),
         groups=[(name, list(group)) for name, group in groupby(panels, key=attrgetter("group"))],
         verdicts=verdicts,
+        has_actions=any(verdict.actions for _, verdict in verdicts),
         unhealthy=any(span.level > Level.HEALTHY for run in runs for span in run.spans),
         has_undone=any(curve.undone for run in runs for curve in run.curves.values()),
         first=steps.first,
@@ -80,7 +102,10 @@ def _render_runs(runs: Sequence[Run], keys: Sequence[str] | None, refresh: float
         chart=partial(metric_chart, runs=runs, verdicts=[v for _, v in verdicts], steps=steps),
         percent=lambda step: 100 * (step - steps.first) / max(1, steps.last - steps.first),
         signs=_SIGNS,
-        run_class=run_class,
+        over_seeds=ending_rows(runs, keys, groups) if groups else [],
+        looks=choose_looks(run.name for run in runs),
+        split_verdict=split_verdict,
+        ending=ending,
         advise=advise,
         format_number=format_number,
     )
@@ -157,7 +182,13 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
             parsed = _parse_runs(options.runs)
             named = name_runs(parsed.runs)
             runs = [read_any_run(name, folder) for name, folder in named.items()]
-            _write_page(runs, path, options.keys, 0 if is_over else options.watch)
+            _write_page(
+                runs,
+                path,
+                keys=options.keys,
+                groups=parsed.groups,
+                refresh=0 if is_over else options.watch,
+            )
             if is_over:
                 break
             try:
@@ -167,10 +198,23 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
                 is_over = True
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         table = runs_table(runs, options.keys, width, parsed.groups)
+        troubles = [line for run in runs for line in _describe_trouble(run)]
         held_out = [f"{run.name}, held out: {run.held_out}" for run in runs if run.held_out]
     except (ValueError, OSError, ModuleNotFoundError) as error:
         parser.error(printable(str(error)))
-    print(printable("\n".join([table, "", *held_out, f"Report: {path}"])))
+    print(printable("\n".join([table, "", *troubles, *held_out, f"Report: {path}"])))
+
+
+def _describe_trouble(run: Run) -> list[str]:
+    """Lines about a run that ended in trouble: what it is, its gravest signs, what to do next."""
+    reason = run.reason
+    if reason is None or reason.level is None or reason.level is Level.HEALTHY:
+        return []
+    said = split_verdict(reason.sentence)
+    lines = [f"{run.name}: {reason.level.word} at step {reason.step}: {said.meaning}"]
+    lines += [f"  {sign}" for sign in said.reasons[:_SHOWN_SIGNS]]
+    advice = advise(reason.sentence)
+    return [*lines, f"  what to do next: {advice}"] if advice else lines
 
 
 class ParsedRuns(NamedTuple):

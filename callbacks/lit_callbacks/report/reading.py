@@ -102,6 +102,36 @@ def _around(step: int, sampled: list[int]) -> list[int]:
     return [*[s for s in sampled if s < step][-1:], *later]
 
 
+class SaidVerdict(NamedTuple):
+    """The sentence of a verdict, in parts.
+
+    Attributes:
+        meaning: What the signs mean together, for example `the policy is exploiting its reward`;
+            the whole sentence if it has no meaning but is a single sign.
+        reasons: The signs, the gravest first.
+    """
+
+    meaning: str
+    reasons: tuple[str, ...] = ()
+
+
+def split_verdict(sentence: str) -> SaidVerdict:
+    """Split the sentence of a verdict: its meaning is behind the last colon, its signs before.
+
+    Examples:
+        >>> split_verdict("KL 41 nats, length 40: the policy exploits")
+        SaidVerdict(meaning='the policy exploits', reasons=('KL 41 nats', 'length 40'))
+    """
+    signs, _, meaning = sentence.rpartition(": ")
+    if not signs or ", " in meaning:  # no conclusion: signs alone, or "not enough for ...: signs"
+        signs = sentence
+        meaning = ""
+    reasons = tuple(signs.split(", "))
+    if meaning:
+        return SaidVerdict(meaning, reasons)
+    return SaidVerdict(sentence) if len(reasons) == 1 else SaidVerdict("several signs", reasons)
+
+
 class PhaseMeans(NamedTuple):
     """Time and memory of a phase of a step.
 

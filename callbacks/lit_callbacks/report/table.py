@@ -21,6 +21,8 @@ CONFIG_FILE = "config.yaml"
 """File that LightningCLI saves in the log folder of a run."""
 PLACES = ("trainer.logger", "trainer.callbacks", "model.init_args.output_dir", "ckpt_path")
 """Prefixes of settings that the table leaves out: outputs, lists of objects, and what resumes."""
+CLASS = "model.class_path"
+"""Setting that says which stage a run is of."""
 NONE = "-"
 """Cell of a metric, level or setting that a run does not have."""
 
@@ -46,17 +48,9 @@ def runs_table(
     Returns:
         The table as lines of text.
     """
-    names = [panel.key for panel in choose_panels(runs, keys)]
     columns = _group_runs(runs, groups or {})
-    rows = [["mean of the last tenth", *columns]]
-    rows += [[key, *(_endings(column, key) for column in columns.values())] for key in names]
-    rows.append(["highest level", *map(_worst_levels, columns.values())])
-    settings = [_common_settings(column) for column in columns.values()]
-    differing = [
-        [name, *(str(values.get(name, NONE)) for values in settings)]
-        for name in dict.fromkeys(name for values in settings for name in values)
-        if all(settings) and len({str(values.get(name, NONE)) for values in settings}) > 1
-    ]
+    rows = ending_rows(runs, keys, groups)
+    differing = _differing_settings([_common_settings(column) for column in columns.values()])
     if len(columns) > FEW_RUNS:
         rows += [[name.replace(".", "/"), *map(_cut, cells)] for name, *cells in differing]
         headings = shorten_keys([name for name, *_ in rows])
@@ -65,6 +59,29 @@ def runs_table(
     if differing:
         rows += [[], ["settings that differ"], *differing]
     return align_columns(rows, width)
+
+
+def ending_rows(
+    runs: Sequence[Run],
+    keys: Sequence[str] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> list[list[str]]:
+    """Rows of a table: names of the columns, each metric's mean over the last tenth, levels.
+
+    Args:
+        runs: The runs.
+        keys: Metrics to show, see `choose_panels`.
+        groups: Names of runs that differ in their seeds alone, see `runs_table`.
+    """
+    columns = _group_runs(runs, groups or {})
+    return [
+        ["mean of the last tenth", *columns],
+        *(
+            [panel.key, *(_endings(column, panel.key) for column in columns.values())]
+            for panel in choose_panels(runs, keys)
+        ),
+        ["highest level", *map(_worst_levels, columns.values())],
+    ]
 
 
 def _group_runs(
@@ -89,13 +106,30 @@ def _worst_levels(runs: Sequence[Run]) -> str:
 
 def _endings(runs: Sequence[Run], key: str) -> str:
     """The end of a metric: of one run its value, of several the mean and the range."""
-    values = [end for run in runs if (end := _ending(run.curves.get(key))) is not None]
+    values = [ending(run.curves[key]) for run in runs if key in run.curves]
     if not values:
         return NONE
     mean = format_number(sum(values) / len(values))
     if len(runs) == 1:
         return mean
     return f"{mean} [{format_number(min(values))}, {format_number(max(values))}]"
+
+
+def _differing_settings(settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Rows of the settings that differ: the name, and the value in each column.
+
+    Runs of different stages have many settings that the others do not: these are left out.
+
+    Args:
+        settings: The settings of each column; if one has none, nothing is compared.
+    """
+    if not all(settings):
+        return []
+    names = dict.fromkeys(name for values in settings for name in values)
+    if len({str(values.get(CLASS)) for values in settings}) > 1:
+        names = dict.fromkeys(name for name in names if all(name in values for values in settings))
+    rows = [[name, *(str(values.get(name, NONE)) for values in settings)] for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]
 
 
 def _common_settings(runs: Sequence[Run]) -> dict[str, Any]:
@@ -112,10 +146,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_SETTING else f"...{text[3 - LONGEST_SETTING :]}"
 
 
-def _ending(curve: Curve | None) -> float | None:
-    """The mean of a metric over the last part of a run; `None` without the metric."""
-    if curve is None:
-        return None
+def ending(curve: Curve) -> float:
+    """The mean of a metric over the last part of a run."""
     last = [point.value for point in curve.points[-max(1, len(curve.points) // LAST_PART) :]]
     return sum(last) / len(last)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_callbacks.charts import FIGURE_COLORS, FIGURE_DPI, FIGURE_STYLE, figure_colors
+from lit_callbacks.charts import BLUE, FIGURE_DPI, FIGURE_STYLE, VERMILION, figure_colors
 from lit_rlhf.files import replace_file
 from lit_rlhf.tools.evaluation.outcomes import HeadToHeads, Outcomes, ScoreSummary
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from lit_rlhf.tools.evaluation.compare import Comparison
 
-_OUTCOME_COLORS = {"win": FIGURE_COLORS[1], "tie": "#D9D9D9", "lose": FIGURE_COLORS[0]}
+_OUTCOME_COLORS = {"win": BLUE, "tie": "#D9D9D9", "lose": VERMILION}
 _OUTCOME_TEXT_COLORS = {"win": "white", "tie": "black", "lose": "white"}
 _NARROW = 0.035  # a share below this has no room for its number
 _BEST_OF_COLOR = "0.45"  # a gray

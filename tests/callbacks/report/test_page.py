@@ -16,6 +16,7 @@ from lit_callbacks.panels import KNOWN
 from lit_callbacks.report import main, write_report
 from lit_callbacks.report.table import runs_table
 from lit_callbacks.runs import read_run
+from lit_callbacks.verdict import advise
 from tests.support.report_pages import Page, report, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,9 +63,9 @@ def test_page_needs_nothing_else(tmp_path: Path, watched: str) -> None:
 def test_page_shows_last_verdict_levels_actions_and_values(tmp_path: Path, watched: str) -> None:
     page = report(tmp_path, watched)
     card = page.root.one(css="run")
-    reason = "KL 41 nats is 12x its baseline: the policy is exploiting its reward"
     assert "collapsed at step 5" in card.one("h2").text
-    assert card.one(css="sentence").text == f"{reason} (step 4)"
+    assert card.one(css="sentence").text == "the policy is exploiting its reward (step 4)"
+    assert [sign.text for sign in card.all("li")] == ["KL 41 nats is 12x its baseline"]
     assert [(s.text, s.attributes["style"]) for s in card.all(css="segment")] == [
         ("healthy", "left:0.00%;width:50.00%"),
         ("suspicious", "left:50.00%;width:25.00%"),
@@ -72,11 +73,19 @@ def test_page_shows_last_verdict_levels_actions_and_values(tmp_path: Path, watch
     ]
     first, second = ([c.text for c in r.children] for r in page.root.one("tbody").all("tr"))
     assert first[1:] == ["step 3", "▲ suspicious", "KL is <b>rising</b>", ""]
-    assert second[1:4] == ["step 4", "■ collapsed", reason]
+    trouble = "the policy is exploiting its reward KL 41 nats is 12x its baseline"
+    assert second[1:4] == ["step 4", "■ collapsed", trouble]
     assert "raised kl_coef from 0 to 0.2" in second[4]
     headings = [section.one("h2").text for section in page.root.all("section")[1:]]
     assert headings == ["Reward", "Policy", "Verdicts"]
     assert page.panel("rollout/kl").one(css="values").one("b").text == "4"
+
+
+def test_number_above_a_chart_is_the_one_of_the_terminal(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"toy/a": [*[0.0] * 18, 1.0, 2.0]})
+    value = report(tmp_path, run).panel("toy/a").one(css="values").one("b").text
+    assert value == "1.5"  # the mean of the last two of twenty
+    assert "1.5" in runs_table([read_run("run", run)]).splitlines()[1]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +127,20 @@ def test_texts_are_escaped(tmp_path: Path) -> None:
     assert page.title == nasty
     assert page.root.one(css="panel").one("code").text == f"toy/{nasty}"
     assert page.root.one(css="why").text == nasty
-    assert page.root.one("tbody").one("li").text == nasty
+    assert page.root.one("tbody").one("li").text == nasty  # the action
+
+
+def test_table_of_verdicts_without_actions_has_no_column_for_them(tmp_path: Path) -> None:
+    texts = {1: "**suspicious** at step 1\n\nKL 3 is above 2, length 9 is above 8"}
+    run = write_run(tmp_path / "run", {"toy/a": [1.0], "monitor/level": [1]}, texts)
+    page = report(tmp_path, run)
+    heads = [head.text for head in page.root.one(css="verdicts").one("thead").all("th")]
+    assert heads == ["", "Step", "Level", "Trouble and its signs"]
+    assert [sign.text for sign in page.root.one(css="why").all("li")] == [
+        "KL 3 is above 2",
+        "length 9 is above 8",
+    ]
+    assert page.root.one(css="sentence").text == "several signs (step 1)"
 
 
 def test_new_page_replaces_old(tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +189,17 @@ def test_table_shows_settings_only_if_every_run_has_them(tmp_path: Path) -> None
     assert last == [["settings", "that", "differ"], ["lr", "0.1", "0.2"]]
 
 
+def test_table_of_different_stages_leaves_out_settings_of_one_stage(tmp_path: Path) -> None:
+    stages = {"sft": "class_path: SFT\n  pack: true", "ppo": "class_path: PPO\n  kl_coef: 0.1"}
+    runs = []
+    for name, model in stages.items():
+        folder = write_run(tmp_path / name, {"toy/a": [1.0]})
+        Path(folder, "config.yaml").write_text(f"steps: {len(runs)}\nmodel:\n  {model}\n")
+        runs.append(read_run(name, folder))
+    last = [line.split() for line in runs_table(runs).splitlines()[-2:]]
+    assert last == [["steps", "0", "1"], ["model.class_path", "SFT", "PPO"]]
+
+
 @pytest.mark.parametrize(
     "settings", [b"lr: \x7f", b"lr: [", b"lr: \xff", b"lr: 2026-99-99", b"a: &a {b: *a}"]
 )
@@ -199,8 +232,14 @@ def test_runs_of_several_seeds_are_one_column(
     place = lines.index(["settings", "that", "differ"])
     assert lines[place + 1] == ["lr", "0.1", "0.2"]
     assert lines[place + 2] == ["seed", "-", "3"]
-    # the page has a curve for each
+    # the page has a curve for each, and the same table
     assert all(f"base {number}" in page.read_text("utf-8") for number in (1, 2, 3))
+    rows = Page(page).root.one(css="over-seeds").all("tr")
+    assert [[cell.text for cell in row.children] for row in rows] == [
+        ["mean of the last tenth", "base", "other"],
+        ["toy/a", "3 [1, 6]", "5"],
+        ["highest level", "-", "-"],
+    ]
 
 
 def test_many_runs_are_rows_in_blocks_within_the_width(tmp_path: Path) -> None:
@@ -266,7 +305,12 @@ def test_command_writes_the_page_and_prints_the_verdict(
     main([*words, "--keys", "rollout/kl"])
     printed = capsys.readouterr().out
     assert printed.split("\n")[1].split() == ["rollout/kl", "4", "0.1"]
-    assert printed.endswith(f"\n\nReport: {output}\n")
+    assert printed.splitlines()[-4:-1] == [
+        "vanilla: collapsed at step 4: the policy is exploiting its reward",
+        "  KL 41 nats is 12x its baseline",
+        f"  what to do next: {advise(': the policy is exploiting its reward')}",
+    ]
+    assert printed.endswith(f"\nReport: {output}\n")
     assert [c.text for c in Page(output).root.all("code")] == ["rollout/kl"]
     assert Page(output).title == "vanilla, ppo max"
 

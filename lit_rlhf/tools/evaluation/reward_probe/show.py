@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from lit_callbacks.charts import FIGURE_COLORS, FIGURE_DPI, FIGURE_STYLE
+from lit_callbacks.charts import BLUE, FIGURE_DPI, FIGURE_STYLE, VERMILION
 from lit_rlhf.tools.evaluation.output import NAME_STYLE, make_table, print_table, print_text
 from lit_rlhf.tools.evaluation.reward_probe.measure import CheatResult, RewardProbe, Verdict
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLORS = {
-    Verdict.GAINS: FIGURE_COLORS[0],
+    Verdict.GAINS: VERMILION,
     Verdict.NO_DIFFERENCE: "#8a8a8a",
-    Verdict.COSTS: FIGURE_COLORS[1],
+    Verdict.COSTS: BLUE,
 }
 _MAX_SHOWN = 160  # characters of a text
 

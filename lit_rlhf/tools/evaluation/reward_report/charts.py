@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # The colours of a chosen and of a rejected response on the page.
 _RIGHT_COLOR = COLORS["c0"]
 _WRONG_COLOR = COLORS["collapsed-band"]
-_DOT_COLOR = COLORS["c4"]  # an image keeps it in dark mode too, so it has to show on both grounds
+_DOT_COLOR = COLORS["c5"]  # an image keeps it in dark mode too, so it has to show on both grounds
 
 
 def draw_histogram(edges: Sequence[float], counts: Sequence[int], x_title: str) -> Axes:
