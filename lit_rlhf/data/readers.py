@@ -19,6 +19,7 @@ import datasets
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # in its docs
 
 from lit_rlhf.data.records import Location, RecordError, Row
+from lit_rlhf.hub import find_hub_problem
 from lit_rlhf.paths import (
     CSV_SUFFIXES,
     FILE_SUFFIXES,
@@ -96,6 +97,8 @@ def load_dataset(
     except (ValueError, KeyError) as error:
         reason = "no such split" if Path(path).is_dir() else "no such file or folder"
         raise RecordError(Location(path), reason, detail=str(error).partition(":")[0]) from error
+    if not Path(path).is_dir() and (problem := find_hub_problem(path, "README.md", "dataset")):
+        raise RecordError(Location(path), "no such file or folder", detail=problem)
     try:
         return datasets.load_dataset(path, name=subset, data_dir=data_dir, split=split)
     except Exception as error:  # hub, network and builder errors have no common class

@@ -22,6 +22,7 @@ from transformers.utils.hub import cached_file
 from lit_rlhf.checks import check_choice, check_count, check_number, check_positive
 from lit_rlhf.choices import DType as DType
 from lit_rlhf.files import PARTIAL, read_text
+from lit_rlhf.hub import find_hub_problem
 from lit_rlhf.paths import WRONG_VALUES as WRONG_VALUES
 from lit_rlhf.paths import check_model_path as check_model_path
 from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
@@ -153,11 +154,26 @@ def check_text_files(folder: Path) -> None:
             read_text(file)
 
 
+def check_hub(model: str) -> None:
+    """Refuse a model of the hub that is not in the cache if the hub cannot be reached.
+
+    Args:
+        model: Id of the model on the hub.
+    """
+    if problem := find_hub_problem(model, "config.json", "model"):
+        raise ValueError(
+            f"path: expected the folder of a model, or a model of the hub, got {model}: there is "
+            f"no such folder, and {problem}"
+        )
+
+
 def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
     """Read the config of the model at `path`."""
     check_model_path(path)
     if path != "" and Path(path).is_dir():
         check_model_folder(Path(path))
+    else:
+        check_hub(str(path))
     if not options.trust_remote_code:
         file = cached_file(str(path), "config.json", _raise_exceptions_for_missing_entries=False)
         if file is not None:

@@ -32,6 +32,7 @@ from lit_rlhf.models.config import (
     WRONG_VALUES,
     ModelOptions,
     check_causal,
+    check_hub,
     check_model_folder,
     check_model_path,
     check_text_files,
@@ -194,6 +195,8 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
     to be resized.
     """
     check_model_path(path)
+    if not Path(path).is_dir():
+        check_hub(str(path))
     check_tokenizer_file(str(path))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
