@@ -329,7 +329,9 @@ def choose_looks(names: Iterable[str]) -> dict[str, RunLook]:
         color = ROLE_COLORS.get(role)
         if color is not None and name_of[color] not in by_role.values():
             by_role[name] = name_of[color]
-    free_colors = [name_of[color] for color in FIGURE_COLORS if name_of[color] not in by_role.values()]
+    free_colors = [
+        name_of[color] for color in FIGURE_COLORS if name_of[color] not in by_role.values()
+    ]
     looks: dict[str, RunLook] = {}
     n_others = 0
     for name in names:

@@ -153,6 +153,12 @@ def start_with(
     examples = encode_records(records[:_MEASURED], partial(_encode, encoder), counts, "skip")
     if not examples:
         raise ValueError(f"{source.place}: no record can be encoded: {counts.dropped_examples[0]}")
+    counts.log_encoded(encoder.max_length)
+    if any("control token" in reason for reason in counts.dropped):
+        print(
+            "A dialogue of several turns is a list of messages, or stands whole in chosen and "
+            "rejected (docs/data.md)"
+        )
     _show_examples(data, examples, encoder)
     lengths = _measure(data, examples, positions=positions, max_length=max_length)
     print(_describe_fit(data, lengths, positions))
@@ -164,7 +170,8 @@ def start_with(
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         comment = f"# {stage} on {source.place}, by `lit_rlhf start`.\n"
         write_text(root / f"{stage}.yaml", f"{comment}{text}")
-    print(describe_time(data.base, _count_work(configs, lengths, len(records))))
+    time = describe_time(data.base, _count_work(configs, lengths, len(records)))
+    print(f"{time} (by samples_per_epoch in ppo.yaml)" if "ppo" in configs else time)
     _tell_next(data, lengths, has_pairs)
 
 
@@ -207,7 +214,7 @@ def _read(source: DataSource, counts: DataCounts) -> _Records:
         try:
             demonstrations = load_records("demonstration", [source], "skip", counts=counts)
         except RecordError as error:
-            if source.columns or source.map:
+            if source.columns or source.map or not error.line:  # nothing of it could be read
                 raise
             raise ValueError(
                 f"{error}; columns of other names are given by --columns '{{prompt: COLUMN, "
@@ -340,8 +347,8 @@ def _describe_fit(data: _OwnData, lengths: _Lengths, positions: int | None) -> s
     """How many records fit the stages' lengths, and what takes the others."""
     n_fit = sum(tokens <= lengths.max_length for tokens in lengths.by_record)
     n_measured = len(lengths.by_record)
-    qualifier = "" if n_measured == len(data.records) else "the first "
-    line = f"fits {lengths.max_length:,} tokens: {n_fit} of {qualifier}{n_measured}"
+    first = "the first " if len(data.records) > _MEASURED else ""
+    line = f"fits {lengths.max_length:,} tokens: {n_fit} of {first}{n_measured}"
     line += f" ({round(100 * n_fit / n_measured)} %)"
     if n_fit == n_measured:
         return line
@@ -428,6 +435,8 @@ def _configure(stage: str, data: _OwnData, lengths: _Lengths) -> dict[str, Any]:
         options["rewards"] = {f"{root}/reward": 1.0}
         options["sampling"]["max_new_tokens"] = lengths.max_new_tokens
         read["max_prompt_length"] = lengths.max_prompt_length
+        # in the middle and at the end, however many iterations there are
+        trainer |= {"check_val_every_n_epoch": 1, "val_check_interval": 0.5}
         if data.model is None:
             options["critic_pretraining"]["iterations"] = 2
             read["samples_per_epoch"] = 10 * read["batch_size"]  # ten iterations

@@ -66,6 +66,27 @@ def option(command: Iterable[str], name: str) -> str:
     return words[words.index(f"--{name}") + 1]
 
 
+def test_records_that_cannot_be_encoded_are_told_with_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dialogues = [
+        {**row, "prompt": f"hello\n\nAssistant: hi\n\nHuman: {row['prompt']}"} for row in ROWS[:10]
+    ]
+    write_lines(Path("pairs.jsonl"), [*dialogues, *ROWS[10:]])
+    main(["start", "pairs.jsonl"])
+    shown = capsys.readouterr()
+    assert "left out 10 of 40 records: 10 x a turn contains the text of a control" in shown.err
+    assert "A dialogue of several turns is a list of messages, or stands whole in" in shown.out
+    assert "fits 128 tokens: 30 of 30 (100 %)\n" in shown.out
+
+
+def test_ppo_is_validated_at_its_end() -> None:
+    write_lines(Path("pairs.jsonl"), ROWS)
+    main(["start", "pairs.jsonl"])
+    trainer = yaml.safe_load(Path("runs/pairs/ppo.yaml").read_text("utf-8"))["trainer"]
+    assert (trainer["val_check_interval"], trainer["check_val_every_n_epoch"]) == (0.5, 1)
+
+
 def test_pairs_get_3_stages(capsys: pytest.CaptureFixture[str]) -> None:
     rows = "".join(f"{','.join(row.values())}\n" for row in [*ROWS, ROWS[0]])
     Path("pairs.csv").write_text(f"prompt,chosen,rejected\n{rows}")
