@@ -214,7 +214,7 @@ def _read(source: DataSource, counts: DataCounts) -> _Records:
         try:
             demonstrations = load_records("demonstration", [source], "skip", counts=counts)
         except RecordError as error:
-            if source.columns or source.map or not error.line:  # nothing of it could be read
+            if source.columns or source.map:
                 raise
             raise ValueError(
                 f"{error}; columns of other names are given by --columns '{{prompt: COLUMN, "

@@ -67,17 +67,17 @@ def option(command: Iterable[str], name: str) -> str:
 
 
 def test_records_that_cannot_be_encoded_are_told_with_what_to_do(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     dialogues = [
         {**row, "prompt": f"hello\n\nAssistant: hi\n\nHuman: {row['prompt']}"} for row in ROWS[:10]
     ]
     write_lines(Path("pairs.jsonl"), [*dialogues, *ROWS[10:]])
     main(["start", "pairs.jsonl"])
-    shown = capsys.readouterr()
-    assert "left out 10 of 40 records: 10 x a turn contains the text of a control" in shown.err
-    assert "A dialogue of several turns is a list of messages, or stands whole in" in shown.out
-    assert "fits 128 tokens: 30 of 30 (100 %)\n" in shown.out
+    assert "left out 10 of 40 records: 10 x a turn contains the text of a control" in caplog.text
+    shown = capsys.readouterr().out
+    assert "A dialogue of several turns is a list of messages, or stands whole in" in shown
+    assert "fits 128 tokens: 30 of 30 (100 %)\n" in shown
 
 
 def test_ppo_is_validated_at_its_end() -> None:
