@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lit_callbacks.files import check_output_path as check_output_path
+
 LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 JSON_SUFFIXES = (*LINE_SUFFIXES, ".json", ".json.gz")
 TEXT_SUFFIXES = (".txt", ".txt.gz")
@@ -17,9 +19,6 @@ FILE_SUFFIXES = (*JSON_SUFFIXES, *CSV_SUFFIXES, *TEXT_SUFFIXES, *TABLE_SUFFIXES)
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 WRONG_VALUES = (TypeError, AttributeError, KeyError, AssertionError, RecursionError)
 """Errors of libraries for a configuration with values that they do not expect."""
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-_OF_SHELL = re.compile(r"^~[^/]*|\$\{?[A-Za-z_]\w*\}?")
-"""What a shell replaces in a word that is not quoted: a home folder, and variables."""
 _OUTPUT_OPTION = re.compile(r"(?:.*_)?(?:dir|dirpath|directory|folder|output)")
 """Names of options of any class that are folders or files to write."""
 _HUB_ID = re.compile(r"(\w([\w.-]*\w)?/)?\w([\w.-]*\w)?", re.ASCII)
@@ -46,25 +45,6 @@ def check_data_paths(paths: Iterable[str]) -> None:
                 f"{path}: expected a file with one of the suffixes {', '.join(FILE_SUFFIXES)}; a "
                 "spreadsheet can be saved as .csv"
             )
-
-
-def check_output_path(name: str, path: str) -> str:
-    """Refuse what is no path of this machine, and return the path.
-
-    Args:
-        name: Option that names it.
-        path: Path of a file or folder to write.
-    """
-    if _SCHEME.match(path):
-        raise ValueError(f"{name}: expected a path on this machine, got the address {path}")
-    if part := _OF_SHELL.search(path):
-        raise ValueError(
-            f"{name}: expected a path without {part[0]}, which only a shell replaces, got {path}; "
-            f"write {os.path.expandvars(os.path.expanduser(path))}"
-        )
-    if not path.strip() or "\0" in path:
-        raise ValueError(f"{name}: expected a path, got {path!r}")
-    return path
 
 
 class Option(NamedTuple):

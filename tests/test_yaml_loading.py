@@ -1,11 +1,16 @@
 """Configurations mean what they say: no key twice, no number to the base 60, no endless alias."""
 
+import os
+from pathlib import Path
+
 import pytest
 import yaml
 from jsonargparse import ArgumentParser
 
-from lit_rlhf import yaml_loading
-from lit_rlhf.yaml_loading import keep_base_60_as_text, load_yaml
+from lit_callbacks import yaml_reading
+from lit_callbacks.yaml_reading import MAX_BYTES, load_yaml, read_yaml
+from lit_rlhf.yaml_loading import keep_base_60_as_text
+from tests.support.hostile_yaml import BOMB
 
 
 def test_values_are_read_as_jsonargparse_reads_them() -> None:
@@ -28,11 +33,6 @@ def test_values_are_read_as_jsonargparse_reads_them() -> None:
         "e": {"b": 1},
     }
     assert load_yaml("{time: '1:30', port: 'a:80'}") == {"time": "1:30", "port": "a:80"}
-
-
-BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
-)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_largest_number_of_values_counts_what_aliases_stand_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "a: &a [1, 2]\nb: *a\nc: *a"  # three keys, three lists of three values, and the whole
-    monkeypatch.setattr(yaml_loading, "MAX_VALUES", 13)
+    monkeypatch.setattr(yaml_reading, "MAX_VALUES", 13)
     assert load_yaml(text) == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
-    monkeypatch.setattr(yaml_loading, "MAX_VALUES", 12)
+    monkeypatch.setattr(yaml_reading, "MAX_VALUES", 12)
     with pytest.raises(yaml.YAMLError, match="at most 12 values"):
         load_yaml(text)
 
@@ -79,3 +79,22 @@ def test_a_flag_of_a_number_is_no_time_inside_the_block_alone() -> None:
         assert parser.parse_args(["--size", "12"]).size == 12
     # what jsonargparse does by itself: once it does not, the block can go
     assert parser.parse_args(["--size", "1:30"]).size == 90
+
+
+def test_file_of_anybody_is_read_as_far_as_the_limits_allow(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_bytes("\ufeffa: é".encode())
+    assert read_yaml(file) == {"a": "é"}
+    file.write_bytes(b"a: \xe9")
+    with pytest.raises(ValueError, match=r"a\.yaml: expected YAML in UTF-8, got .*0xe9"):
+        read_yaml(file)
+    file.write_text(BOMB)
+    with pytest.raises(ValueError, match=r"a\.yaml: .* at most 100000 values"):
+        read_yaml(file)
+    file.write_text("a" * (MAX_BYTES + 1))
+    with pytest.raises(ValueError, match=r"a\.yaml: expected YAML of at most 4194304 bytes"):
+        read_yaml(file)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match=r"a\.yaml: expected a file"):
+        read_yaml(file)

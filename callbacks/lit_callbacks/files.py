@@ -1,16 +1,43 @@
-"""Writing files so that they stay whole, and reading lines of JSON."""
+"""Writing files so that they stay whole, and reading lines of JSON.
+
+Outputs are paths on this machine, without what only a shell replaces.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from typing import IO, Any, NamedTuple
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_OF_SHELL = re.compile(r"^~[^/]*|\$\{?[A-Za-z_]\w*\}?")
+"""What a shell replaces in a word that is not quoted: a home folder, and variables."""
+
+
+def check_output_path(name: str, path: str) -> str:
+    """Refuse what is no path of this machine, and return the path.
+
+    Args:
+        name: Option that names it.
+        path: Path of a file or folder to write.
+    """
+    if _SCHEME.match(path):
+        raise ValueError(f"{name}: expected a path on this machine, got the address {path}")
+    if part := _OF_SHELL.search(path):
+        raise ValueError(
+            f"{name}: expected a path without {part[0]}, which only a shell replaces, got {path}; "
+            f"write {os.path.expandvars(os.path.expanduser(path))}"
+        )
+    if not path.strip() or "\0" in path:
+        raise ValueError(f"{name}: expected a path, got {path!r}")
+    return path
 
 
 @contextmanager

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub import ModelCardData, try_to_load_from_cache
 from jinja2 import StrictUndefined, Template
 
 from lit_rlhf.files import code_versions
 from lit_rlhf.rank_zero import rank_zero_warn
+from lit_rlhf.yaml_loading import load_yaml
 
 TITLES = {
     "sft": "Supervised fine-tuning",
@@ -20,6 +21,9 @@ TITLES = {
     "ppo": "PPO policy",
     "critic": "PPO critic",
 }
+MAX_CARD = 2**20  # bytes of a card that are read
+_METADATA = re.compile(r"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
+_INHERITED = ("base_model", "license", "datasets")
 OWNED_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -135,18 +139,18 @@ def read_card_data(model: str) -> ModelCardData:
     if on_hub and not local:
         cached = try_to_load_from_cache(model, "README.md")
         file = Path(cached) if isinstance(cached, str) else None
-    data: Any = ModelCardData()
+    metadata: dict[str, Any] = {}
     if file is not None and file.is_file():
         try:
-            data = ModelCard(file.read_text("utf-8"), ignore_metadata_errors=True).data
+            metadata = _read_metadata(file)
         except (ValueError, yaml.YAMLError) as error:
             rank_zero_warn(f"the metadata of the model card {file} cannot be read: {error}")
     return ModelCardData(
         # The hub refuses base models that are not on it, so a local folder stays out.
-        base_model=data.base_model if local else model if on_hub else None,
-        license=data.license,
+        base_model=metadata.get("base_model") if local else model if on_hub else None,
+        license=metadata.get("license"),
         # The card of a model on the hub names what its authors trained it on.
-        datasets=data.datasets if local else None,
+        datasets=metadata.get("datasets") if local else None,
     )
 
 
@@ -170,3 +174,26 @@ def shorten_paths(value: object) -> object:
         and (path[0] in "/.~" or path.count("/") > 1 or Path(path).exists())
     )
     return f"{option}{sign}{Path(path).name}" if is_path else value
+
+
+def _read_metadata(file: Path) -> dict[str, Any]:
+    """Read what a card of anybody says of base model, licence and datasets.
+
+    Args:
+        file: The card.
+
+    Raises:
+        yaml.YAMLError: If its metadata are no YAML, or take long to read.
+        ValueError: If they are not what the hub has there.
+    """
+    with file.open("rb") as card:
+        block = _METADATA.match(card.read(MAX_CARD).decode("utf-8"))
+    metadata = load_yaml(block[1]) if block else {}
+    if not isinstance(metadata, dict):
+        raise ValueError(f"expected names and values, got {type(metadata).__name__}")
+    inherited = {name: metadata.get(name) for name in _INHERITED}
+    for name, value in inherited.items():
+        texts = value if isinstance(value, list) else [value]
+        if value is not None and not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{name}: expected text or a list of texts")
+    return inherited

@@ -12,6 +12,7 @@ from lit_rlhf import models
 from lit_rlhf.models import ModelCardInfo, save_model_folder
 from lit_rlhf.models.card import render_model_card
 from lit_rlhf.models.heads import build_scalar_model
+from tests.support.hostile_yaml import BOMB
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 SETTINGS, METRICS = {"learning_rate": 1e-5, "pipe": "a|b"}, {"reward/accuracy": 0.71}
@@ -79,7 +80,19 @@ def test_hub_models_data_is_not_claimed(tmp_path: Path, monkeypatch: pytest.Monk
     assert entries == LIBRARY | TEXT | theirs
 
 
-@pytest.mark.parametrize("text", ["", "# Only words\n", "---\nlicense: [\n---\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# Only words\n",
+        "---\nlicense: [\n---\n",
+        f"---\n{BOMB}license: *a11\n---\n",
+        f"---\nlicense: {'[' * 100_000}{']' * 100_000}\n---\n",
+        "---\nlicense: {a: [b]}\n---\n",
+        "---\n- [license, mit]\n---\n",
+    ],
+    ids=["empty", "words", "broken", "bomb", "deep", "mapping", "list"],
+)
 def test_a_card_without_metadata_passes_nothing_on(tmp_path: Path, text: str) -> None:
     start = folder_with_card(tmp_path / "sft", text)
     with pytest.warns(UserWarning, match="cannot be read") if "[" in text else nullcontext():

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from lit_callbacks.charts import FEW_RUNS, choose_looks, metric_chart
-from lit_callbacks.files import write_text
+from lit_callbacks.files import check_output_path, write_text
 from lit_callbacks.monitors import Level
 from lit_callbacks.panels import Panel, choose_panels
 from lit_callbacks.report.reading import (
@@ -175,9 +175,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
         help="write the page anew every SECONDS (default 30), until Ctrl-C; browsers reload it",
     )
     options = parser.parse_args(argv)
-    path = Path(options.output)
     is_over = not options.watch
     try:
+        path = Path(check_output_path("output", options.output))
         while True:
             parsed = _parse_runs(options.runs)
             named = name_runs(parsed.runs)

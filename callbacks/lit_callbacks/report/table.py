@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_callbacks.charts import FEW_RUNS
 from lit_callbacks.panels import choose_panels
 from lit_callbacks.runs import Curve, Run
 from lit_callbacks.words import align_columns, format_number, shorten_keys
+from lit_callbacks.yaml_reading import read_yaml
 
 LAST_PART = 10
 """The last of this many equal parts of a run counts as its end."""
@@ -157,12 +156,8 @@ def _settings(folder: Path) -> dict[str, Any]:
     files = sorted(folder.rglob(CONFIG_FILE))
     if len(files) != 1:
         return {}
-    try:
-        settings = yaml.safe_load(files[0].read_text("utf-8"))
-        return dict(_leaves(settings)) if isinstance(settings, Mapping) else {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # `safe_load` has errors of these kinds for values too, such as the date 2026-99-99
-        raise ValueError(f"{files[0]}: expected settings in YAML, got {error}") from error
+    settings = read_yaml(files[0])
+    return dict(_leaves(settings)) if isinstance(settings, Mapping) else {}
 
 
 def _leaves(settings: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

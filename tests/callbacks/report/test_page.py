@@ -17,6 +17,7 @@ from lit_callbacks.report import main, write_report
 from lit_callbacks.report.table import runs_table
 from lit_callbacks.runs import read_run
 from lit_callbacks.verdict import advise
+from tests.support.hostile_yaml import BOMB
 from tests.support.report_pages import Page, report, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -201,7 +202,7 @@ def test_table_of_different_stages_leaves_out_settings_of_one_stage(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "settings", [b"lr: \x7f", b"lr: [", b"lr: \xff", b"lr: 2026-99-99", b"a: &a {b: *a}"]
+    "settings", [b"lr: \x7f", b"lr: [", b"lr: \xff", b"lr: 1:30", b"a: &a {b: *a}", BOMB.encode()]
 )
 def test_table_names_the_file_whose_settings_cannot_be_read(
     tmp_path: Path, settings: bytes
@@ -210,8 +211,23 @@ def test_table_names_the_file_whose_settings_cannot_be_read(
     for folder in folders:
         Path(folder, "config.yaml").write_bytes(settings)
     runs = [read_run(Path(folder).name, folder) for folder in folders]
-    with pytest.raises(ValueError, match=r"config\.yaml: expected settings in YAML, got "):
+    with pytest.raises(ValueError, match=r"config\.yaml: expected YAML in UTF-8, got "):
         runs_table(runs)
+
+
+@pytest.mark.parametrize("part", ["~", "$HOME", "${HOME}"])
+def test_output_with_what_only_a_shell_replaces_is_refused(
+    tmp_path: Path, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_run(tmp_path / "run", {"toy/a": [1.0]})
+    with pytest.raises(SystemExit) as ended:
+        main([log, f"--output={part}/page.html"])
+    assert ended.value.code == 2
+    expected = f"error: output: expected a path without {part}, which only a shell replaces"
+    assert expected in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([log, "--output", "s3://bucket/page.html"])
+    assert "on this machine, got the address s3://bucket" in capsys.readouterr().err
 
 
 def test_runs_of_several_seeds_are_one_column(

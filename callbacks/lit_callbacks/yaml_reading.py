@@ -1,0 +1,181 @@
+"""Reads YAML, without what silently means something else and what takes very long.
+
+A key that is given twice is refused, of which the last would win; a plain `1:30`, which YAML 1.1
+reads as 90; and aliases that contain themselves or stand for very much.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 2**22
+"""Largest size of a file."""
+
+MAX_VALUES = 100_000
+"""Most values of a document, with each alias counted as what it stands for."""
+
+MAX_DEPTH = 50
+"""Most levels of lists and mappings inside each other."""
+
+_FLOAT = re.compile(
+    r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+    |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
+    |\.[0-9_]+(?:[eE][-+][0-9]+)?
+    |[-+]?\.(?:inf|Inf|INF)
+    |\.(?:nan|NaN|NAN))$""",
+    re.VERBOSE,
+)
+"""Numbers as YAML 1.2 and jsonargparse write them, `1e-5` too."""
+_INT = re.compile(
+    r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$",
+)
+"""Whole numbers as PyYAML writes them, without those to the base 60."""
+_BASE_60 = re.compile(
+    r"[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*"
+)
+_INT_TAG = "tag:yaml.org,2002:int"
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_REPLACED_TAGS = (_INT_TAG, _FLOAT_TAG, "tag:yaml.org,2002:timestamp")
+
+
+class StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # C if it is built
+    """PyYAML's safe loader with the numbers of YAML 1.2, and dates as text."""
+
+
+# a copy: the resolvers of the base class are for everybody
+StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED_TAGS]
+    for first, resolvers in StrictLoader.yaml_implicit_resolvers.items()
+}
+StrictLoader.add_implicit_resolver(_INT_TAG, _INT, list("-+0123456789"))
+StrictLoader.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+0123456789."))
+
+
+def read_yaml(path: str | Path) -> Any:  # noqa: ANN401  # whatever the file holds
+    """Read a file that may be anybody's.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: If it is no file, or not YAML in UTF-8, or has something that this module
+            refuses. The message begins with the path.
+    """
+    if not Path(path).is_file():  # reading a pipe or a device may not end
+        raise ValueError(f"{path}: expected a file")
+    with Path(path).open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{path}: expected YAML of at most {MAX_BYTES} bytes")
+    try:
+        return load_yaml(content.decode("utf-8-sig"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected YAML in UTF-8, got {error}") from error
+
+
+def load_yaml(text: str) -> Any:  # noqa: ANN401  # whatever the document holds
+    """Load a document.
+
+    Args:
+        text: The document.
+
+    Raises:
+        yaml.YAMLError: If it is no YAML, or has something that this module refuses.
+    """
+    try:
+        _check_events(text)
+    except yaml.MarkedYAMLError as error:
+        if explained := _explain_tab(text, error):
+            raise explained from error
+        raise
+    loader = StrictLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check(node, {}, set())
+        return loader.construct_document(node)
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise yaml.YAMLError(str(error)) from error
+    finally:
+        loader.dispose()
+
+
+def _explain_tab(text: str, error: yaml.MarkedYAMLError) -> yaml.YAMLError | None:
+    """The error of a document in words of its own, if a tab stands where it was noticed."""
+    mark = error.problem_mark
+    line = text.splitlines()[mark.line : mark.line + 1] if mark is not None else []
+    if mark is None or not line or not line[0][: mark.column + 1].endswith("\t"):
+        return None
+    return yaml.YAMLError(
+        f"line {mark.line + 1}, column {mark.column + 1}: expected spaces before a key, got a tab"
+    )
+
+
+def _check_events(text: str) -> None:
+    """Refuse what PyYAML would read for long, or with recursion that would end the process."""
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=StrictLoader)):
+        if number > 2 * MAX_VALUES + 4:  # a start and an end each, of stream and document too
+            raise yaml.YAMLError(f"expected at most {MAX_VALUES} values")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"expected at most {MAX_DEPTH} levels of nesting")
+
+
+def _check(node: yaml.Node, sizes: dict[int, int], above: set[int]) -> int:
+    """Count the values of a node; raise `YAMLError` for what is refused.
+
+    Args:
+        node: The node.
+        sizes: Counts of the nodes that have been checked, by identity.
+        above: Identities of the nodes that contain this one.
+    """
+    if (known := sizes.get(id(node))) is not None:
+        return known
+    if id(node) in above:
+        raise _refusal(node, "expected a value, got an alias of what contains it")
+    if isinstance(node, yaml.ScalarNode):
+        if not node.style and _BASE_60.fullmatch(node.value):  # plain, without quotes
+            raise _refusal(
+                node,
+                f"expected a number or text in quotes, got {node.value:.40}, which YAML reads to "
+                "the base 60",
+            )
+        children: list[yaml.Node] = []
+    elif isinstance(node, yaml.MappingNode):
+        _check_keys(node)
+        children = [part for pair in node.value for part in pair]
+    else:
+        children = list(node.value)
+    inside = above | {id(node)} if children else above
+    size = 1
+    for child in children:
+        size += _check(child, sizes, inside)
+        if size > MAX_VALUES:
+            raise _refusal(node, f"expected at most {MAX_VALUES} values, aliases resolved")
+    sizes[id(node)] = size
+    return size
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Refuse a mapping that gives a key twice; `<<` may be there several times."""
+    keys = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            continue
+        if key.value in keys:
+            raise _refusal(key, f"expected each key once, got {key.value!r:.60} twice")
+        keys.add(key.value)
+
+
+def _refusal(node: yaml.Node, problem: str) -> yaml.YAMLError:
+    mark = node.start_mark
+    return yaml.YAMLError(f"line {mark.line + 1}, column {mark.column + 1}: {problem}")
