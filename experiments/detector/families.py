@@ -60,6 +60,32 @@ def without_truth(curves: Curves) -> dict[str, Sequence[float]]:
     return {key: values for key, values in curves.items() if "gold" not in key}
 
 
+def label_curves(
+    curves: Curves,
+    *,
+    std: float,
+    variety: Mapping[str, Change],
+    truth: str = "rollout/gold",
+    reward: str = "rollout/score",
+) -> Label:
+    """Label a run of this package by its curves.
+
+    Args:
+        curves: Values by key, a value for each step.
+        std: Standard deviation of the truth of single responses at the start.
+        variety: How measures of variety changed, by their names.
+        truth: Key of the mean truth of the responses.
+        reward: Key of the mean reward that the run optimizes.
+    """
+    return label_run(
+        truth=curves[truth],
+        std=std,
+        reward=curves[reward],
+        kl=curves["rollout/kl"],
+        variety=variety,
+    )
+
+
 LAB_KEYS = {
     "score": "rollout/score",
     "kl": "rollout/kl",
@@ -125,13 +151,7 @@ def exploit_runs() -> list[Trajectory]:
     runs = []
     for name, row in read_runs(EXPERIMENTS / "exploits" / "results.jsonl").items():
         curves = row["curves"]
-        label = label_run(
-            truth=curves["rollout/gold"],
-            std=row["gold_std"],
-            reward=curves["rollout/score"],
-            kl=curves["rollout/kl"],
-            variety=training_variety(curves),
-        )
+        label = label_curves(curves, std=row["gold_std"], variety=training_variety(curves))
         places = range(len(curves["rollout/gold"]))
         # a metric of the update is missing where there was none
         steps = [
@@ -201,12 +221,12 @@ def smollm2_runs() -> list[Trajectory]:
                 "distinct": Change(sft["distinct_2"], policy["distinct_2"]),
                 "opening": Change(shares["sft"]["share"], shares[name]["share"]),
             }
-        label = label_run(
-            truth=curves["rollout/score/gold"],
+        label = label_curves(
+            curves,
             std=std,
-            reward=curves["rollout/score/reward"],
-            kl=curves["rollout/kl"],
             variety=variety or training_variety(curves),
+            truth="rollout/score/gold",
+            reward="rollout/score/reward",
         )
         steps = make_steps(with_score(curves), 16)
         runs.append(Trajectory("SmolLM2: HH-RLHF", name, label, steps))
@@ -230,11 +250,9 @@ def known_truth_runs() -> list[Trajectory]:
         policies = row["steps"]["policies"]["result"]
         for arm in ("ppo_vanilla", "ppo_max"):
             curves = row["steps"][arm]["result"]["curves"]
-            label = label_run(
-                truth=curves["rollout/gold"],
+            label = label_curves(
+                curves,
                 std=pstdev(policies["sft"]["truth"]),
-                reward=curves["rollout/score"],
-                kl=curves["rollout/kl"],
                 variety={"canned": Change(policies["sft"]["canned"], policies[arm]["canned"])},
             )
             steps = make_steps(without_truth(curves), 16)
@@ -255,15 +273,15 @@ def preference_runs() -> list[Trajectory]:
         for arm in ("ppo_vanilla", "ppo_max"):
             curves = row[f"{arm}_{number}"]["result"]["curves"]
             policy = policies[arm]
-            label = label_run(
-                truth=curves["rollout/score/gold"],
+            label = label_curves(
+                curves,
                 std=pstdev(sft["truth"]),
-                reward=curves["rollout/score/reward"],
-                kl=curves["rollout/kl"],
                 variety={
                     "distinct": Change(sft["distinct_2"], policy["distinct_2"]),
                     "opening": Change(sft["opening"]["share"], policy["opening"]["share"]),
                 },
+                truth="rollout/score/gold",
+                reward="rollout/score/reward",
             )
             steps = make_steps(with_score(curves), 16)
             runs.append(Trajectory("SmolLM2: preferences", f"{arm}-{seed}", label, steps))
@@ -280,13 +298,7 @@ def alignment_tax_runs() -> list[Trajectory]:
             if not arm.startswith("ppo_"):
                 continue
             curves = step["result"]["curves"]
-            label = label_run(
-                truth=curves["rollout/gold"],
-                std=std,
-                reward=curves["rollout/score"],
-                kl=curves["rollout/kl"],
-                variety=training_variety(curves),
-            )
+            label = label_curves(curves, std=std, variety=training_variety(curves))
             steps = make_steps(without_truth(curves), 16)
             name = f"{arm}-{seed}"
             runs.append(Trajectory("SmolLM2: alignment tax", name, label, steps, task=SHORT))

@@ -168,12 +168,12 @@ class Overoptimization(Preferences):
             collect: Reads the figures once the process has ended.
         """
         prompts = "test_prompts" if name == "best_of" else f"{name}_prompts"
-        command = self.compare_command(
+        command = self._compare_command(
             name, ["sft"], 0, rewards=["gold"], prompts=prompts, samples=samples
         )
         return Step(name, 1, command, collect)
 
-    def compare_command(
+    def _compare_command(
         self,
         name: str,
         policies: Sequence[str],
@@ -183,15 +183,9 @@ class Overoptimization(Preferences):
         samples: int,
         prompts: str = "test_prompts",
     ) -> list[str]:
-        """The words of `lit_rlhf evaluate` with prompts that are cut as in PPO.
+        """Words as from `evaluate_command`, with prompts that are cut as in PPO.
 
-        Args:
-            name: Name of the files in `measures`.
-            policies: Names of the policies' runs.
-            seed: Seed of the samples.
-            rewards: Names of the reward models' runs.
-            samples: Responses to each prompt, at most 64.
-            prompts: Name of the file of prompts in `data`.
+        `samples` responses are sampled for each prompt, at most 64.
         """
         # 64 sequences in a batch, whatever the number of samples
         command = self.evaluate_command(
@@ -401,7 +395,7 @@ class Overoptimization(Preferences):
         """A step that compares SFT and both arms on the held-out prompts."""
         name = f"end_{proxy.tag}"
         policies = {"sft": "sft", **{f"{arm}_{proxy.tag}": arm for arm in ARMS}}
-        command = self.compare_command(
+        command = self._compare_command(
             name, tuple(policies), proxy.seed, rewards=[proxy.name, "gold"], samples=END_SAMPLES
         )
 

@@ -268,7 +268,7 @@ class Offloaded:
     LightningModule that holds one neither moves, casts, wraps nor saves its weights.
     """
 
-    def __init__(self, network: LanguageModel, to_cpu: bool = True, shard: bool = False) -> None:
+    def __init__(self, network: LanguageModel, *, to_cpu: bool = True, shard: bool = False) -> None:
         self.network = freeze(network).cpu()
         self._to_cpu = to_cpu
         self._shard = shard

@@ -172,7 +172,6 @@ class UpdateGuard:
             rank_zero_warn(
                 f"{skipped}. Weights and moments are as before; {row} in a row, and training stops "
                 f"after {self.max_in_a_row} (max_skipped_in_a_row)",
-                category=UserWarning,
             )
             return
         raise TooManySkippedUpdates(

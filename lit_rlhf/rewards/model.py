@@ -127,7 +127,9 @@ class ModelReward(nn.Module):
         config = unwrap_model(model).config
         self.n_heads = count_heads(config)
         self._positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-        self.model = Offloaded(model, offload, shard) if offload or shard else model
+        self.model: LanguageModel | Offloaded = model
+        if offload or shard:
+            self.model = Offloaded(model, to_cpu=offload, shard=shard)
         self.trust_remote_code = options.trust_remote_code
 
     def set_longest_sequence(self, n_tokens: int) -> None:
@@ -246,7 +248,6 @@ class ModelReward(nn.Module):
             rank_zero_warn(
                 f"reward model {self.path} was not loaded from a folder: whether it reads what the "
                 "policy writes cannot be checked",
-                category=UserWarning,
             )
             return
         if self.own_text is not None:
@@ -262,7 +263,6 @@ class ModelReward(nn.Module):
                 f"reward model {self.path!r} has no {CONTRACT_FILE}: its tokenizer is the "
                 "policy's, but whether it was trained with the policy's chat template cannot be "
                 f"checked. The policy writes {policy.render()!r}",
-                category=UserWarning,
             )
 
     def _compare_tokenizer(self, policy: TextContract) -> str | None:

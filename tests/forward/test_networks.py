@@ -148,7 +148,9 @@ def test_shares_are_gathered_once_per_use(to_cpu: bool, monkeypatch: pytest.Monk
     networks_of_ranks = [tiny_causal_lm("llama").to(torch.bfloat16) for _ in ranks]  # type: ignore[arg-type]
     expected = networks_of_ranks[0](ids).logits
     n_bytes = sum(map(n_bytes_of, networks_of_ranks)) // 2
-    offloaded = [forward.Offloaded(network, to_cpu, shard=True) for network in networks_of_ranks]
+    offloaded = [
+        forward.Offloaded(network, to_cpu=to_cpu, shard=True) for network in networks_of_ranks
+    ]
     gathered: list[int] = []
 
     def gather(whole: Tensor, share: Tensor) -> None:

@@ -5,17 +5,26 @@ import os
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from torch.optim.lr_scheduler import LambdaLR
 
 from lit_callbacks import CollapseDetector, Level, ResumeCheckpoint
 from lit_rlhf.finite import join_names, require_finite
 from lit_rlhf.modules import PPOModule, SFTModule
-from lit_rlhf.modules.updates import TooManySkippedUpdates, UpdateGuard, find_last_saved
+from lit_rlhf.modules.updates import (
+    GuardedStepper,
+    TooManySkippedUpdates,
+    TrainedNetwork,
+    UpdateGuard,
+    find_last_saved,
+    trained_networks,
+)
 from tests.support.faulty_stages import KINDS, Course, FaultyEstimates, FaultyPPO, faulty_stage
 from tests.support.stages import (
     ADAM_EPS,
@@ -345,3 +354,37 @@ def test_the_newest_checkpoint_that_is_still_there_is_named(tmp_path: Path) -> N
     for callback, name in zip(callbacks, ("older", "new", "deleted"), strict=True):
         callback.best_model_path = str(tmp_path / f"{name}.ckpt")
     assert find_last_saved([resume, *callbacks]) == str(tmp_path / "new.ckpt")
+
+
+def trained_network() -> Any:
+    """A network's optimizer with a schedule that counts its steps in `last_epoch`."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    return TrainedNetwork(optimizer, LambdaLR(optimizer, lambda n: 1.0))  # type: ignore[arg-type]
+
+
+def test_networks_are_named_in_the_order_of_their_optimizers() -> None:
+    first, second = trained_network(), trained_network()
+    both: Any = SimpleNamespace(
+        optimizers=lambda: [first.optimizer, second.optimizer],
+        lr_schedulers=lambda: [first.schedule, second.schedule],
+    )
+    assert trained_networks(both, ("policy", "critic")) == {"policy": first, "critic": second}
+    # an estimator without a critic leaves the last name without a network
+    assert list(trained_networks(both, ("policy", "critic", "other"))) == ["policy", "critic"]
+    single: Any = SimpleNamespace(
+        optimizers=lambda: first.optimizer, lr_schedulers=lambda: first.schedule
+    )
+    assert trained_networks(single, ("policy", "critic")) == {"policy": first}
+
+
+def test_policy_keeps_its_learning_rate_where_it_is_not_trained() -> None:
+    networks = {"policy": trained_network(), "critic": trained_network()}
+    guard = UpdateGuard(max_in_a_row=3)
+    assert not guard.skipped
+    module: Any = None
+    stepper = GuardedStepper(networks, module=module, guard=guard, grad_clips={}, place="here")
+    stepper.end_minibatch(trains_policy=False)
+    assert [network.schedule.last_epoch for network in networks.values()] == [0, 1]
+    stepper.end_minibatch(trains_policy=True)
+    assert [network.schedule.last_epoch for network in networks.values()] == [1, 2]
+    assert stepper.n_minibatches == 2
