@@ -57,7 +57,7 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
 
 def best_of(n: int, proxy: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Expected value of the best of `n` by the proxy, `[N]`, from `[N, samples]`."""
-    return best_of_n(torch.from_numpy(proxy), torch.from_numpy(values), n).numpy()
+    return best_of_n(proxies=torch.from_numpy(proxy), values=torch.from_numpy(values), n=n).numpy()
 
 
 def read_arms(steps: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:

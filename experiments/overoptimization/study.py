@@ -448,7 +448,9 @@ def best_of_course(proxies: Scores, truths: Scores) -> list[dict[str, Any]]:
     course = []
     for n in BEST_OF:
         chosen = {
-            name: best_of_n(torch.from_numpy(proxies), torch.from_numpy(values), n).numpy()
+            name: best_of_n(
+                proxies=torch.from_numpy(proxies), values=torch.from_numpy(values), n=n
+            ).numpy()
             for name, values in {"proxy": proxies, "truth": truths}.items()
         }
         means = {name: summarize(values) for name, values in chosen.items()}

@@ -184,7 +184,7 @@ def unseen_texts(root: Path, seed: int) -> list[str]:
     rng = random.Random(f"unseen {seed}")
     return [
         f"{render_prompt(prompt)} {world.sample_demonstration(prompt, rng)}"
-        for prompt in world.sample_prompts(TEXTS, seed + 1, held_out=True)
+        for prompt in world.sample_prompts(TEXTS, seed=seed + 1, held_out=True)
     ]
 
 

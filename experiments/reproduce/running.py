@@ -378,7 +378,9 @@ def pretrain(root: Path, seed: int, trial: bool = False) -> None:
     model = AutoModelForCausalLM.from_pretrained(root / "world" / "base")
     text = "".join(
         f"{render_prompt(prompt)} {world.sample_demonstration(prompt, rng)}"
-        for prompt in world.sample_prompts(100 if trial else PRETRAINING["documents"], seed + 2)
+        for prompt in world.sample_prompts(
+            100 if trial else PRETRAINING["documents"], seed=seed + 2
+        )
     )
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[0]
     blocks = ids[: len(ids) // PRETRAINING["block"] * PRETRAINING["block"]]

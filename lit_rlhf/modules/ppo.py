@@ -327,11 +327,11 @@ class PPOModule(StageModule):
 
     @classmethod
     def trusted_arguments(
-        cls, saved: Mapping[str, Any], given: Mapping[str, Any]
+        cls, *, saved: Mapping[str, Any], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Merge arguments as the base class does, and refuse reward functions of the checkpoint."""
-        refuse_untrusted_rewards(saved, given)
-        return super().trusted_arguments(saved, given)
+        refuse_untrusted_rewards(saved=saved, given=given)
+        return super().trusted_arguments(saved=saved, given=given)
 
     def setup(self, stage: str) -> None:
         """Check reward models' text, fields that reward functions need, and the run's length."""

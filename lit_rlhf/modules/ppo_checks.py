@@ -83,10 +83,10 @@ def check_batch_size(ppo: PPO, n_prompts: int) -> None:
             f"got {n_learned}"
         )
     n_rollouts = ppo.count_learned(n_prompts * ppo.responses_per_prompt)
-    check_minibatch_size(n_rollouts, ppo.minibatches.minibatch_size)
+    check_minibatch_size(n_rollouts, size=ppo.minibatches.minibatch_size)
 
 
-def refuse_untrusted_rewards(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def refuse_untrusted_rewards(*, saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse reward functions that only a checkpoint names: they would be imported and run.
 
     Args:

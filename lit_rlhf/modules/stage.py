@@ -184,7 +184,7 @@ class StageModule(FixedDtypeBuffers, RunState):
             if not name.startswith("_")
         }
         check_names(cls, saved)
-        module = cls(**cls.trusted_arguments(saved, options))
+        module = cls(**cls.trusted_arguments(saved=saved, given=options))
         module.on_load_checkpoint(content)
         module.load_state_dict(
             content["state_dict"], strict=module.strict_loading if strict is None else strict
@@ -194,7 +194,7 @@ class StageModule(FixedDtypeBuffers, RunState):
 
     @classmethod
     def trusted_arguments(
-        cls, saved: Mapping[str, Any], given: Mapping[str, Any]
+        cls, *, saved: Mapping[str, Any], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Merge a checkpoint's arguments with those given now, which win.
 

@@ -289,7 +289,7 @@ class PPO(FixedDtypeBuffers):
         history: list[dict[str, Tensor]] = []
         for _ in range(self.minibatches.ppo_epochs):
             size = self.minibatches.minibatch_size
-            for rows in iterate_minibatches(len(experience), size, generator):
+            for rows in iterate_minibatches(len(experience), size=size, generator=generator):
                 # once: each field would copy the rows to the device, and wait
                 index = rows.to(experience.loss_mask.device)
                 minibatch = experience.select(index)
@@ -1048,7 +1048,7 @@ def critic_free_advantages(
     return advantages.unsqueeze(1) * loss_mask
 
 
-def iteration_draws(seed: int, iteration: int, rank: int) -> Draws:
+def iteration_draws(*, seed: int, iteration: int, rank: int) -> Draws:
     """Derive the random numbers of an iteration on a rank.
 
     They depend on these arguments alone, so a run that resumes draws the same numbers.

@@ -170,7 +170,7 @@ class EqualsRule:
             if value is None:
                 scores.append(None)
                 continue
-            answers = _read_answers(self.field, value, prompt)
+            answers = _read_answers(value, field=self.field, prompt=prompt)
             answer: str | None = response
             if search is not None:
                 answer = search.extract(response)
@@ -211,7 +211,7 @@ class ContainsRule:
                 scores.append(None)
                 continue
             text = _normalize(response, self.ignore_case)
-            answers = _read_answers(self.field, value, prompt)
+            answers = _read_answers(value, field=self.field, prompt=prompt)
             scores.append(float(any(_normalize(a, self.ignore_case) in text for a in answers)))
         return scores
 
@@ -237,7 +237,7 @@ class SentimentRule:
         return [float(self.analyzer.polarity_scores(text)["compound"]) for text in responses]
 
 
-def _read_answers(field: str, value: Any, prompt: str) -> list[str]:  # noqa: ANN401  # as in the data
+def _read_answers(value: Any, *, field: str, prompt: str) -> list[str]:  # noqa: ANN401  # as in the data
     """Read the answers in a field as text; refuse empty ones, which every response contains."""
     values = value if isinstance(value, list | tuple) else [value]
     answers = [str(answer) for answer in values if answer is not None]

@@ -207,7 +207,7 @@ class Experience:
         return replace(self, rollouts=rollouts, weights=weights, **parts)
 
 
-def check_minibatch_size(n_samples: int, size: int) -> None:
+def check_minibatch_size(n_samples: int, *, size: int) -> None:
     """Raise ValueError unless `n_samples` can be split into minibatches of `size` samples.
 
     Samples of a smaller last minibatch would weigh more than the others.
@@ -219,7 +219,9 @@ def check_minibatch_size(n_samples: int, size: int) -> None:
         )
 
 
-def iterate_minibatches(n_samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def iterate_minibatches(
+    n_samples: int, *, size: int, generator: torch.Generator
+) -> Iterator[Tensor]:
     """Iterate over the samples of a rank once, in random minibatches of indices `[size]`.
 
     Args:
@@ -227,7 +229,7 @@ def iterate_minibatches(n_samples: int, size: int, generator: torch.Generator) -
         size: Samples of a minibatch; a divisor of `n_samples`.
         generator: Draws the order.
     """
-    check_minibatch_size(n_samples, size)
+    check_minibatch_size(n_samples, size=size)
     order = torch.randperm(n_samples, generator=generator)
     for start in range(0, n_samples, size):
         yield order[start : start + size]

@@ -135,7 +135,7 @@ class Decoder:
         self.row_padding = forward_plan(model).row_padding
         self.matmul_dtype = matmul_dtype(next(self.model.parameters()))
         n_rows = self._pad_rows(self.n_slots)
-        self.cache = KVCache(n_rows, capacity, device)
+        self.cache = KVCache(n_slots=n_rows, capacity=capacity, device=device)
         self.graphs: RowGraphs | None = None
         self.waiting = list(range(n_samples))
         self.n_steps = 0
@@ -233,7 +233,7 @@ class Decoder:
             # a graph for each power of two: slots that are free cost less than more graphs
             self.graphs.run(min(1 << (n - 1).bit_length(), self.n_slots))
         else:
-            self._decode(n, max(self.host_lengths) + 1)
+            self._decode(n, width=max(self.host_lengths) + 1)
         self.host_lengths = [length + 1 for length in self.host_lengths]
         self.n_steps += 1
 

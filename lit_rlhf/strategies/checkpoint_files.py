@@ -178,7 +178,7 @@ def folder_problem(path: Path) -> str | None:
     return None
 
 
-def content_problem(path: Path, share: int = 0, n_shares: int = 1) -> str | None:
+def content_problem(path: Path, *, share: int = 0, n_shares: int = 1) -> str | None:
     """Say what is wrong with a checkpoint folder, by the CRC-32 of its files.
 
     Call `folder_problem` first. Ranks can divide the reading among them.

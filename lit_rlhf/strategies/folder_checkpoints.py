@@ -150,7 +150,7 @@ class FolderCheckpoints(DDPStrategy):
             return DDPStrategy.load_checkpoint(self, path, weights_only)
         read_engine_layouts(path)  # restores an interrupted replacement, checks names and sizes
         with fail_together(f"verify its share of checkpoint {path}"):
-            if problem := content_problem(path, self.global_rank, self.world_size):
+            if problem := content_problem(path, share=self.global_rank, n_shares=self.world_size):
                 raise damaged_checkpoint_error(path, problem)
         checkpoint: dict[str, Any] = torch.load(
             path / LIGHTNING_FILE, map_location="cpu", weights_only=weights_only is not False

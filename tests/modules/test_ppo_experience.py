@@ -116,9 +116,11 @@ def test_an_update_learns_from_prompts_with_unlike_scores(root: Path, tmp_path: 
 
 def test_draws_depend_on_seed_iteration_and_rank() -> None:
     places = [(s, i, r) for s in range(3) for i in range(20) for r in range(8)]
-    draws = {place: iteration_draws(*place).rollout_seed for place in places}
+    draws = {
+        (s, i, r): iteration_draws(seed=s, iteration=i, rank=r).rollout_seed for s, i, r in places
+    }
     assert len(set(draws.values())) == len(places)
-    assert iteration_draws(1, 2, 3).rollout_seed == draws[1, 2, 3]
+    assert iteration_draws(seed=1, iteration=2, rank=3).rollout_seed == draws[1, 2, 3]
 
 
 def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rewards import RewardError, WeightedReward, untrusted_rewards
-from lit_rlhf.rewards.judge import JudgeRule, grading
+from lit_rlhf.rewards.judge import JudgeEndpoint, JudgeRule, grading
 from tests.support.judge_server import Failure, JudgeRequest, judge_server
 from tests.support.reward_inputs import make_rollouts
 from tests.support.tiny_models import tiny_tokenizer
@@ -48,6 +48,30 @@ def test_each_pair_is_graded_once(caplog: pytest.LogCaptureFixture) -> None:
         assert server.most_at_once <= 2
     sent = sum(len(m["content"].split()) for a in server.asked for m in a.body["messages"])
     assert reward.tokens.used == sent + 4  # each reply is a word
+
+
+def test_endpoint_hands_its_limits_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "lit_rlhf.rewards.judge.endpoint.RemoteClient", lambda url, **given: limits.update(given)
+    )
+    JudgeEndpoint(
+        model="grader",
+        base_url=None,
+        key=" key ",
+        temperature=0.0,
+        max_tokens=5,
+        timeout=7.0,
+        retries=3,
+        concurrency=2,
+    )
+    assert limits == {
+        "timeout": 7.0,
+        "retries": 3,
+        "backoff": 0.5,
+        "key": "key",
+        "max_connections": 2,
+    }
 
 
 def test_longest_reply_is_the_rules_own() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lit_rlhf.data import DialogueEncoder, TextContract
 from lit_rlhf.models import ModelOptions, load_scalar_model, save_model_folder
-from lit_rlhf.rewards import ModelReward
+from lit_rlhf.rewards import ModelReward, WeightedReward
 from lit_rlhf.rollout import RolloutBatch
 from tests.support.reward_inputs import PROMPTS
 from tests.support.tiny_models import tiny_tokenizer
@@ -40,6 +40,19 @@ def test_base_is_shared_only_with_networks_of_the_same_type(folder: Path) -> Non
     assert ModelReward(path, options, offload=True).find_base(options) is None
     loaded = load_scalar_model(folder / "reward_1")
     assert ModelReward(path, options, loaded=loaded).find_base(options) is None
+
+
+@pytest.mark.parametrize("place", ["offload", "shard"])
+def test_reward_model_rests_where_it_is_told_to(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    places: dict[str, bool] = {}
+    monkeypatch.setattr(
+        "lit_rlhf.rewards.model.Offloaded", lambda network, **given: places.update(given)
+    )
+    rewards = {str(folder / "reward_1"): 1.0}
+    WeightedReward(rewards, ModelOptions(), tiny_tokenizer(), **{place: True})  # type: ignore[arg-type]
+    assert places == {"to_cpu": place == "offload", "shard": place == "shard"}
 
 
 def contract(template: str = "hh", tokenizer: object = None) -> TextContract:

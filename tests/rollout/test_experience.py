@@ -58,17 +58,19 @@ def test_selected_rows_lose_shared_padding(index: list[int], prompt: int, respon
 def test_minibatches_cover_the_buffer_once_in_an_order_of_their_generator() -> None:
     def draw_minibatches(seed: int) -> list[list[int]]:
         generator = torch.Generator().manual_seed(seed)
-        return [index.tolist() for index in iterate_minibatches(12, 4, generator)]
+        return [index.tolist() for index in iterate_minibatches(12, size=4, generator=generator)]
 
     assert [len(index) for index in draw_minibatches(0)] == [4, 4, 4]
     assert sorted(row for index in draw_minibatches(0) for row in index) == list(range(12))
     assert draw_minibatches(0) == draw_minibatches(0) != draw_minibatches(1)
     generator = torch.Generator().manual_seed(0)
-    first, second = (torch.cat(list(iterate_minibatches(12, 4, generator))) for _ in range(2))
+    first, second = (
+        torch.cat(list(iterate_minibatches(12, size=4, generator=generator))) for _ in range(2)
+    )
     assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("size", [0, 5, 24])
 def test_minibatch_size_must_divide_the_buffer(size: int) -> None:
     with pytest.raises(ValueError, match=f"minibatch_size: expected a divisor of the 12.*{size}"):
-        list(iterate_minibatches(12, size, torch.Generator()))
+        list(iterate_minibatches(12, size=size, generator=torch.Generator()))

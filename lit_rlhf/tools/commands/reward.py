@@ -84,7 +84,9 @@ def measure_strength(
     with ProgressFile(output, settings) as unfinished:
         for number in range(folds * repeats):
             repeat, fold = divmod(number, folds)
-            fold_of = assign_folds([record.prompt for record in records], folds, seed + repeat)
+            fold_of = assign_folds(
+                [record.prompt for record in records], folds=folds, seed=seed + repeat
+            )
             held_out = [place for place, of in enumerate(fold_of) if of == fold]
             others = [
                 row for row, of in zip(rows, fold_of, strict=True) if of != fold or folds == 1
@@ -115,7 +117,7 @@ def measure_strength(
     return rows
 
 
-def assign_folds(prompts: Sequence[Any], folds: int, seed: int) -> list[int]:
+def assign_folds(prompts: Sequence[Any], *, folds: int, seed: int) -> list[int]:
     """Draw the fold of each pair; pairs with equal prompts are in one fold.
 
     Args:

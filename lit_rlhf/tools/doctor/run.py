@@ -83,7 +83,7 @@ def run_iteration(case: Case) -> Finding:
     module = case.module
     batch = case.batch
     # the draws of the run's first iteration, as in PPOModule.training_step
-    draws = iteration_draws(module.seed, 0, module.global_rank)
+    draws = iteration_draws(seed=module.seed, iteration=0, rank=module.global_rank)
     collected = module.ppo.collect(batch, draws.rollout_seed, module.timer)
     rollouts = collected.rollouts
     scores = collected.scores.total
@@ -137,7 +137,7 @@ def _run_two_updates(
     experience = case.experience
     batch = case.batch
     size = module.minibatches.minibatch_size
-    minibatches = iterate_minibatches(len(experience), size, generator)
+    minibatches = iterate_minibatches(len(experience), size=size, generator=generator)
     has_tokens = experience.loss_mask.any(1).cpu()
     index = next(rows for rows in minibatches if bool(has_tokens[rows].any())).to(module.device)
     minibatch = experience.select(index)

@@ -406,7 +406,7 @@ def compare_policies(
             n_prompts=len(examples),
             shortened=count_shortened(examples),
             inputs=inputs,
-            best_of=[_best_of(samples, n, seed) for n in best_of],
+            best_of=[_best_of(samples, n=n, seed=seed) for n in best_of],
         )
         unfinished.finish(comparison.records())
     return comparison
@@ -657,7 +657,7 @@ def _summarize(
     )
 
 
-def _best_of(samples: Mapping[str, PolicySamples], n: int, seed: int) -> BestOf:
+def _best_of(samples: Mapping[str, PolicySamples], *, n: int, seed: int) -> BestOf:
     baseline, *others = samples
     theirs = samples[baseline]
     proxy = next(iter(theirs.scores))
@@ -666,7 +666,7 @@ def _best_of(samples: Mapping[str, PolicySamples], n: int, seed: int) -> BestOf:
         voted = theirs.voted(proxy, name)
         best[name] = torch.full(voted.shape, torch.nan, dtype=torch.float64)
         best[name][voted] = best_of_n(
-            theirs.by_prompt(proxy)[voted], theirs.by_prompt(name)[voted], n
+            proxies=theirs.by_prompt(proxy)[voted], values=theirs.by_prompt(name)[voted], n=n
         )
     return BestOf(
         n=n,

@@ -71,7 +71,7 @@ class World:
         """The lexicons of this world's languages."""
         return tuple(LEXICONS.values()) if self.language == "both" else (LEXICONS[self.language],)
 
-    def sample_prompts(self, n: int, seed: int, held_out: bool = False) -> list[ChatMessages]:
+    def sample_prompts(self, n: int, *, seed: int, held_out: bool = False) -> list[ChatMessages]:
         """Sample prompts for training, or held-out prompts.
 
         A checksum of its text assigns every possible prompt to the training side or, for about one

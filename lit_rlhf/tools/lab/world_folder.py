@@ -60,16 +60,18 @@ def write_world(
     rng = random.Random(f"demonstrations {seed}")
     dialogues = [
         (prompt, world.sample_demonstration(prompt, rng))
-        for prompt in world.sample_prompts(n_demonstrations + n_texts, seed)
+        for prompt in world.sample_prompts(n_demonstrations + n_texts, seed=seed)
     ]
     records: dict[str, Iterable[dict[str, Any]]] = {
         "demonstrations": (
             {"messages": [*prompt, {"role": "assistant", "content": answer}]}
             for prompt, answer in dialogues[:n_demonstrations]
         ),
-        "prompts_train": ({"prompt": p} for p in world.sample_prompts(n_train_prompts, seed + 1)),
+        "prompts_train": (
+            {"prompt": p} for p in world.sample_prompts(n_train_prompts, seed=seed + 1)
+        ),
         "prompts_heldout": (
-            {"prompt": p} for p in world.sample_prompts(n_heldout_prompts, seed, held_out=True)
+            {"prompt": p} for p in world.sample_prompts(n_heldout_prompts, seed=seed, held_out=True)
         ),
         "text": (
             {"text": f"{render_prompt(prompt)} {answer}"}

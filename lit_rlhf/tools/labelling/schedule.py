@@ -180,7 +180,9 @@ class Schedule:
             to_come = [
                 one.key
                 for one in self.order
-                if one.key not in seen and not one.is_equal and self._is_open(one.key, "", now)
+                if one.key not in seen
+                and not one.is_equal
+                and self._is_open(one.key, annotator="", now=now)
             ]
             current = self._current.get(annotator)
             if current and current.comparison not in seen and current.comparison not in to_come:
@@ -278,12 +280,12 @@ class Schedule:
                     self._store(self._make_label(comparison.key, choice="tie", annotator=None))
                     self._noted.add(comparison.key)
             elif annotator not in self._labelled[comparison.key] and self._is_open(
-                comparison.key, annotator, now
+                comparison.key, annotator=annotator, now=now
             ):
                 return Task(annotator, comparison.key)
         return None
 
-    def _is_open(self, comparison: str, annotator: str, now: float) -> bool:
+    def _is_open(self, comparison: str, *, annotator: str, now: float) -> bool:
         """Whether somebody may take a comparison: too few have labelled it or look at it."""
         busy = {
             name

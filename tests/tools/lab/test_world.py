@@ -47,27 +47,31 @@ def test_prompt_must_end_with_the_user(messages: tuple[dict[str, str], ...]) -> 
 
 def test_prompts_depend_on_the_seed_and_a_larger_number_appends() -> None:
     state = random.getstate()
-    assert World().sample_prompts(50, 0) != World().sample_prompts(50, 1)
+    assert World().sample_prompts(50, seed=0) != World().sample_prompts(50, seed=1)
     assert random.getstate() == state
     world = World(language="both")
     for side in (False, True):
-        assert world.sample_prompts(200, 3, side)[:50] == world.sample_prompts(50, 3, side)
+        assert world.sample_prompts(200, seed=3, held_out=side)[:50] == world.sample_prompts(
+            50, seed=3, held_out=side
+        )
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_held_out_prompts_are_never_training_prompts(language: Any) -> None:
-    trained = {render_prompt(p) for p in World(language=language).sample_prompts(3000, 0)}
+    trained = {render_prompt(p) for p in World(language=language).sample_prompts(3000, seed=0)}
     other = World(language=language, multi_turn=0.0, harmful=0.5)
     worlds = (World(language=language), other)
-    held_out = {render_prompt(p) for w in worlds for p in w.sample_prompts(1000, 0, held_out=True)}
+    held_out = {
+        render_prompt(p) for w in worlds for p in w.sample_prompts(1000, seed=0, held_out=True)
+    }
     assert not trained & held_out
     assert len(held_out) > 100
-    assert not any(is_held_out(prompt) for prompt in World().sample_prompts(200, 0))
-    assert all(is_held_out(prompt) for prompt in World().sample_prompts(200, 0, held_out=True))
+    assert not any(is_held_out(prompt) for prompt in World().sample_prompts(200, seed=0))
+    assert all(is_held_out(prompt) for prompt in World().sample_prompts(200, seed=0, held_out=True))
 
 
 def test_both_sides_cover_every_topic_and_number() -> None:
-    for prompts in (World().sample_prompts(1500, 0, side) for side in (False, True)):
+    for prompts in (World().sample_prompts(1500, seed=0, held_out=side) for side in (False, True)):
         requests = [parse_request(render_prompt(prompt)) for prompt in prompts]
         expected = set(product(LEXICONS["en"].topics, LEXICONS["en"].numbers.values()))
         assert {(r.category, r.n_items) for r in requests if not r.harmful} == expected
@@ -75,10 +79,10 @@ def test_both_sides_cover_every_topic_and_number() -> None:
 
 def test_shares_are_met_on_average() -> None:
     for share in (0.0, 1.0):
-        prompts = World(multi_turn=share, harmful=share).sample_prompts(100, 0)
+        prompts = World(multi_turn=share, harmful=share).sample_prompts(100, seed=0)
         assert {len(prompt) for prompt in prompts} == {3 if share else 1}
         assert {parse_request(render_prompt(p)).harmful for p in prompts} == {bool(share)}
-    prompts = World(multi_turn=0.25, harmful=0.4).sample_prompts(4000, 0)
+    prompts = World(multi_turn=0.25, harmful=0.4).sample_prompts(4000, seed=0)
     multi = sum(len(prompt) > 1 for prompt in prompts) / 4000
     harmful = sum(parse_request(render_prompt(prompt)).harmful for prompt in prompts) / 4000
     # the split by checksum takes more of some kinds than of others, hence the tolerance
@@ -88,7 +92,7 @@ def test_shares_are_met_on_average() -> None:
 
 def test_languages_and_follow_ups_occur() -> None:
     world = World(language="both", multi_turn=1.0)
-    requests = [parse_request(render_prompt(p)) for p in world.sample_prompts(400, 0)]
+    requests = [parse_request(render_prompt(p)) for p in world.sample_prompts(400, seed=0)]
     counts = Counter(request.language for request in requests)
     assert min(counts["en"], counts["zh"]) > 140
     assert sum(bool(request.used_items) for request in requests) > 60
@@ -98,7 +102,7 @@ def test_languages_and_follow_ups_occur() -> None:
 def test_perfect_demonstrator_always_gets_the_best_gold(language: Any) -> None:
     world = World(language=language, skill=1.0, politeness=0.0, multi_turn=0.5)
     rng = random.Random(0)
-    prompts = world.sample_prompts(1000, 0)
+    prompts = world.sample_prompts(1000, seed=0)
     rewards = {gold(p, world.sample_demonstration(p, rng)).total for p in prompts}
     assert rewards == {2.0}
 
@@ -107,7 +111,7 @@ def test_perfect_demonstrator_always_gets_the_best_gold(language: Any) -> None:
 def test_default_demonstrator_is_imperfect_in_every_way(language: Any) -> None:
     world = World(language=language)
     rng = random.Random(0)
-    prompts = world.sample_prompts(3000, 0)
+    prompts = world.sample_prompts(3000, seed=0)
     terms = [gold(prompt, world.sample_demonstration(prompt, rng)) for prompt in prompts]
     flawless = sum(t.correct_share == 1 and t.total > 1.5 for t in terms) / len(terms)
     assert 0.35 < flawless < 0.55
@@ -135,7 +139,9 @@ def test_demonstrator_may_run_out_of_items() -> None:
 def test_demonstrations_vary_in_length_and_politeness() -> None:
     world = World(politeness=0.4)
     rng = random.Random(0)
-    answers = [world.sample_demonstration(prompt, rng) for prompt in world.sample_prompts(2000, 0)]
+    answers = [
+        world.sample_demonstration(prompt, rng) for prompt in world.sample_prompts(2000, seed=0)
+    ]
     phrases = Counter(answer.count("glad to help") for answer in answers)
     assert phrases[1] / 2000 == pytest.approx(0.4 * 0.9, abs=0.03)
     assert phrases[2] / 2000 == pytest.approx(0.4 * 0.1, abs=0.02)
@@ -145,7 +151,7 @@ def test_demonstrations_vary_in_length_and_politeness() -> None:
 def test_every_chinese_text_consists_of_listed_words() -> None:
     world, rng = World(language="zh", multi_turn=1.0), random.Random(0)
     known = {*chinese_words(), *"，。！？：、"}
-    for prompt in world.sample_prompts(500, 0):
+    for prompt in world.sample_prompts(500, seed=0):
         texts = [turn["content"] for turn in prompt]
         for text in (*texts, world.sample_demonstration(prompt, rng)):
             assert set(split_words(text)) <= known
@@ -166,7 +172,7 @@ def test_settings_out_of_range_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name}: expected .*, got {value!r}"):
         World(**{name: value})
     with pytest.raises(ValueError, match="n: expected at least 0"):
-        World().sample_prompts(-1, 0)
+        World().sample_prompts(-1, seed=0)
 
 
 PROMPT = "\n\nHuman: name two metals.\n\nAssistant:"

@@ -79,7 +79,7 @@ def test_one_token_for_each_word(language: Any, largest: int) -> None:
     tokenizer = build_tokenizer(world, CHAT_TEMPLATES["hh"])
     assert 300 < len(tokenizer) < largest  # bytes and words
     rng = random.Random(0)
-    for prompt in world.sample_prompts(200, 0):
+    for prompt in world.sample_prompts(200, seed=0):
         said = world.sample_demonstration(prompt, rng)
         dialogue = [*prompt, {"role": "assistant", "content": said}]
         expected = 0
