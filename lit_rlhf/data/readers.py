@@ -199,20 +199,28 @@ def _read_lines(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | 
             yield error
 
 
-def _parse_json(text: str, location: Location, reason: str) -> Any:  # noqa: ANN401
-    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Refuse a key that is given twice: the last would win."""
-        fields = dict(pairs)
-        if len(fields) < len(pairs):
-            raise RecordError(
-                location, "a key twice", detail=repr(_find_twice(k for k, _ in pairs))
-            )
-        return fields
+class _KeyTwiceError(ValueError):
+    """An object of JSON has a key twice; its argument is the key."""
 
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that is given twice: the last would win."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise _KeyTwiceError(_find_twice(key for key, _ in pairs))
+    return fields
+
+
+# `json.loads` would build a decoder for each line, which takes as long as reading the line
+_DECODER = json.JSONDecoder(object_pairs_hook=_make_object)
+
+
+def _parse_json(text: str, location: Location, reason: str) -> Any:  # noqa: ANN401
     try:
-        return json.loads(text, object_pairs_hook=make_object)
-    except RecordError:
-        raise
+        return _DECODER.decode(text)
+    except _KeyTwiceError as error:
+        (key,) = error.args
+        raise RecordError(location, "a key twice", detail=repr(key)) from None
     except json.JSONDecodeError as error:
         if not location.line:
             location = Location(location.file, error.lineno)
