@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_callbacks import CollapseDetector, Verdict
-from lit_rlhf.functional import wilson_interval
+from lit_rlhf.functional import Interval, wilson_interval
 
 REQUIRED_METRICS = {
     "sft": (
@@ -27,7 +27,7 @@ REQUIRED_METRICS = {
         "rollout/response_length",
     ),
 }
-"""Metrics of a validation that the line of a stage needs, by stage. With none, it has none."""
+"""Metrics of a validation that a stage's line needs. Without any of them there is no line."""
 
 _Z = NormalDist().inv_cdf(0.975)  # half the width of a 95 % interval, in standard errors
 
@@ -70,32 +70,30 @@ def _describe_sft(metrics: Mapping[str, float]) -> str:
     loss = metrics["sft/loss"]
     baseline = metrics["sft/frequency_loss"]
     error = metrics.get("sft/loss_error")  # none of a single dialogue
-    interval = ""
+    bounds = ""
     verdict = ""
     if error is not None:
-        low = math.exp(loss - _Z * error)
-        high = math.exp(loss + _Z * error)
-        interval = f" [{low:.3g}, {high:.3g}]"
-        verdict = f": {_compare(math.exp(baseline), low, high, lower_is_better=True)}"
+        interval = Interval(math.exp(loss - _Z * error), math.exp(loss + _Z * error))
+        bounds = f" [{interval.low:.3g}, {interval.high:.3g}]"
+        verdict = f": {_compare(interval, math.exp(baseline), lower_is_better=True)}"
     return (
-        f"perplexity {math.exp(loss):.3g}{interval}, token accuracy "
+        f"perplexity {math.exp(loss):.3g}{bounds}, token accuracy "
         f"{metrics['sft/token_accuracy']:.2f}; by the frequency of tokens alone "
         f"{math.exp(baseline):.3g} and {metrics['sft/frequency_accuracy']:.2f}{verdict}"
     )
 
 
-def _compare(baseline: float, low: float, high: float, *, lower_is_better: bool = False) -> str:
+def _compare(interval: Interval, baseline: float, *, lower_is_better: bool = False) -> str:
     """Say whether a number is better than a baseline.
 
     Args:
+        interval: The interval of the number.
         baseline: The baseline.
-        low: Lower end of the number's interval.
-        high: Upper end of the interval.
         lower_is_better: Whether a lower number is better.
     """
-    if low <= baseline <= high:
+    if interval.low <= baseline <= interval.high:
         return "no better"
-    return "better" if (low > baseline) != lower_is_better else "worse"
+    return "better" if (interval.low > baseline) != lower_is_better else "worse"
 
 
 def describe_pairs(metrics: Mapping[str, float]) -> str:
@@ -107,23 +105,23 @@ def describe_pairs(metrics: Mapping[str, float]) -> str:
     n_pairs = round(metrics["reward/pairs"])
     accuracy = metrics["reward/accuracy"]
     longer = metrics["reward/longer_accuracy"]
-    low, high = wilson_interval(accuracy * n_pairs, n_pairs)
+    interval = wilson_interval(accuracy * n_pairs, n_pairs)
     rule = "longer" if longer >= 0.5 else "shorter"
     baseline = max(longer, 1 - longer)
     return (
-        f"accuracy {accuracy:.2f} [{low:.2f}, {high:.2f}] on {n_pairs} pairs; "
-        f'"{rule} is better" {baseline:.2f}: {_compare(baseline, low, high)}'
+        f"accuracy {accuracy:.2f} [{interval.low:.2f}, {interval.high:.2f}] on {n_pairs} pairs; "
+        f'"{rule} is better" {baseline:.2f}: {_compare(interval, baseline)}'
     )
 
 
 def _describe_ppo(metrics: Mapping[str, float]) -> str:
     n_responses = round(metrics["rollout/responses"])
     win_rate = metrics["rollout/win_rate"]
-    low, high = wilson_interval(win_rate * n_responses, n_responses)
+    interval = wilson_interval(win_rate * n_responses, n_responses)
     return (
         f"score {metrics['rollout/score']:.3g} (start {metrics['rollout/start_score']:.3g}), wins "
-        f"{win_rate:.2f} [{low:.2f}, {high:.2f}] of {n_responses} against the start by its own "
-        f"reward; KL {metrics['rollout/kl']:.3g} nats, length "
+        f"{win_rate:.2f} [{interval.low:.2f}, {interval.high:.2f}] of {n_responses} against the "
+        f"start by its own reward; KL {metrics['rollout/kl']:.3g} nats, length "
         f"{metrics['rollout/response_length']:.3g} tokens"
     )
 

@@ -23,6 +23,13 @@ class PhaseTimer:
     """Seconds and peak memory of each phase since the last call of `pop_metrics`.
 
     On a GPU, memory is what tensors take; elsewhere it is the resident memory of the process.
+
+    Args:
+        module: The module whose phases are timed, on its device.
+
+    Attributes:
+        seconds: Seconds by phase.
+        peaks: Peak memory by phase, in bytes.
     """
 
     def __init__(self, module: LightningModule) -> None:
@@ -58,13 +65,15 @@ class PhaseTimer:
         self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(device))
 
     def pop_metrics(self, tokens: int, kind: str = "response_tokens") -> dict[str, Tensor]:
-        """Metrics since the last call, 0-dim.
+        """Return the metrics since the last call, and start anew.
 
         Args:
             tokens: Tokens that were worked on since then, for the throughput.
             kind: What kind of tokens they are.
 
-        `time/<phase>` and `time/iteration` are in seconds, `memory/<phase>` in GiB.
+        Returns:
+            `time/<phase>` and `time/iteration` in seconds, `memory/<phase>` in GiB, and
+            `throughput/<kind>_per_second`, 0-dim each; empty if no phase has run.
         """
         if not self.seconds:
             return {}

@@ -497,7 +497,7 @@ class PPOModule(StageModule):
         # critic pre-training replaces the critic's warm-up (Section 5.3.3)
         warmup_ratio = 0.0 if self.critic_pretraining.iterations else None
         critic_schedule = build_schedule(
-            critic, self.critic_optimizer, critic_updates, warmup_ratio
+            critic, self.critic_optimizer, critic_updates, warmup_ratio=warmup_ratio
         )
         return [policy, critic], [schedule, critic_schedule]
 

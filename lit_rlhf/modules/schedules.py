@@ -25,7 +25,9 @@ NO_BATCHES = (
 """Message of the error that ends a run without training."""
 
 
-def learning_rate_factor(options: OptimizerOptions, update: int, total: int, warmup: int) -> float:
+def learning_rate_factor(
+    options: OptimizerOptions, *, update: int, total: int, warmup: int
+) -> float:
     """Learning rate of an update, as a share of the peak.
 
     Args:
@@ -37,13 +39,14 @@ def learning_rate_factor(options: OptimizerOptions, update: int, total: int, war
     update = min(update, total - 1)  # later ones have the rate of the last
     if update < warmup:
         return (update + 1) / warmup
-    return _transformers_factor(options, total, warmup)(update)
+    return _transformers_factor(options, total=total, warmup=warmup)(update)
 
 
 def build_schedule(
     optimizer: Optimizer,
     options: OptimizerOptions,
-    total: Callable[[], float],
+    count_updates: Callable[[], float],
+    *,
     warmup_ratio: float | None = None,
 ) -> LambdaLR:
     """The learning-rate schedule of an optimizer.
@@ -51,14 +54,14 @@ def build_schedule(
     Args:
         optimizer: The optimizer.
         options: The schedule.
-        total: Gives the number of planned updates. The length of the warm-up follows from its first
-            result, and the rest of the schedule follows later results, too.
+        count_updates: Returns the number of planned updates. The length of the warm-up follows
+            from its first result, and the rest of the schedule follows later results, too.
         warmup_ratio: Share of the updates in the warm-up; `None`: as in the options.
     """
     name = options.lr_scheduler
     if name == "constant":
         return LambdaLR(optimizer, lambda update: 1.0)
-    planned = total()
+    planned = count_updates()
     if math.isinf(planned):
         raise ValueError(
             f"lr_scheduler: {name!r} needs the length of the run; set trainer.max_epochs, or "
@@ -71,7 +74,10 @@ def build_schedule(
     warmup = math.ceil(ratio * planned)
     # A plain function: LambdaLR saves the attributes of other callables in checkpoints.
     return LambdaLR(
-        optimizer, lambda update: learning_rate_factor(options, update, int(total()), warmup)
+        optimizer,
+        lambda update: learning_rate_factor(
+            options, update=update, total=int(count_updates()), warmup=warmup
+        ),
     )
 
 
@@ -93,7 +99,7 @@ def training_batch_size(trainer: Trainer) -> int:
 
 @lru_cache
 def _transformers_factor(
-    options: OptimizerOptions, total: int, warmup: int
+    options: OptimizerOptions, *, total: int, warmup: int
 ) -> Callable[[int], float]:
     """The function of a transformers schedule, which get_scheduler hides in a LambdaLR."""
     optimizer = torch.optim.SGD([torch.zeros(())], lr=options.learning_rate)

@@ -94,7 +94,10 @@ def test_the_rates_are_those_of_the_table(root: Path, tmp_path: Path, name: str)
 def test_no_rate_is_0_and_none_climbs_after_warmup(name: str, warmup_ratio: float) -> None:
     options = OptimizerOptions(1e-3, lr_scheduler=name, warmup_ratio=warmup_ratio)
     warmup = round(40 * warmup_ratio)
-    factors = [learning_rate_factor(options, update, 40, warmup) for update in range(100)]
+    factors = [
+        learning_rate_factor(options, update=update, total=40, warmup=warmup)
+        for update in range(100)
+    ]
     assert factors[:warmup] == pytest.approx([(k + 1) / warmup for k in range(warmup)])
     assert min(factors) > 0
     assert max(factors) <= 1
